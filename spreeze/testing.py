@@ -8,6 +8,7 @@ r"""Environments for tests and measurements: of a given cost (``spreeze/Syntheti
     from spreeze.testing import FaultWrapper
     env = FaultWrapper(MyRobot(), p_crash=1e-4, p_crash_reset=1e-3, p_stall=5e-4, stall_s=3.0)
 
+``spreeze/Numbered-v0`` gives rows that can be told apart, so that none is torn, lost or there twice unseen.
 ``spreeze/Faulty-v0`` is any task with faults, ``spreeze/Fault-v0`` a small task of its own. Each fault is a keyword
 argument or an environment variable ``SPREEZE_FAULT_<NAME>``; ``SPREEZE_FAULT_WORKERS`` lists the workers affected::
 
@@ -21,6 +22,7 @@ import ctypes
 import dataclasses
 import math
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -32,9 +34,12 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
+from spreeze.types import RowLayout
+
 FAULT_ID = "spreeze/Fault-v0"
 FAULTY_ID = "spreeze/Faulty-v0"
 SYNTHETIC_ID = "spreeze/Synthetic-v0"
+NUMBERED_ID = "spreeze/Numbered-v0"
 _PREFIX = "SPREEZE_FAULT_"
 _WORKER = "SPREEZE_WORKER"
 _INNER_ID = "Pendulum-v1"
@@ -341,6 +346,53 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
         return np.ascontiguousarray(np.broadcast_to(columns, (48, columns.shape[1], 3)))
 
 
+NUMBER_UNIT = 2.0**-20
+"""Of what ``NumberedEnv`` observes; sums and differences of its multiples below 16 are exact in float32."""
+
+
+class NumberedEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Every transition tells which instance and which step it is of, so that rows can be checked one by one.
+
+    It observes a random number of the instance, its steps so far and their difference, in ``NUMBER_UNIT``, then zeros.
+    """
+
+    def __init__(
+        self, render_mode: str | None = None, *, sleep_s: float = 0.0, obs_dim: int = 3, action_dim: int = 1
+    ) -> None:
+        self.render_mode, self._sleep_s = render_mode, sleep_s
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (max(obs_dim, 3),), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (action_dim,), np.float32)
+        self._number, self._steps = secrets.randbits(20), 0
+
+    def _obs(self) -> np.ndarray:
+        obs = np.zeros(self.observation_space.shape or (), np.float32)
+        obs[:3] = np.float32(NUMBER_UNIT) * np.array([self._number, self._steps, self._number - self._steps])
+        return obs
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Goes on counting, so that no two transitions of an instance are equal."""
+        super().reset(seed=seed)
+        self._steps += 1
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self._sleep_s:
+            time.sleep(self._sleep_s)
+        self._steps += 1
+        return self._obs(), 1.0, False, self._steps % 50 == 0, {}
+
+
+def count_numbered(rows: np.ndarray, layout: RowLayout) -> tuple[int, int]:
+    """Rows [n, W] of ``NumberedEnv`` that are there again, and rows that it cannot have given: torn or made up."""
+    obs, next_obs = rows[:, layout.obs], rows[:, layout.next_obs]
+    good = (obs[:, 0] - obs[:, 1] == obs[:, 2]) & (next_obs[:, 0] - next_obs[:, 1] == next_obs[:, 2])
+    good &= (obs[:, 0] == next_obs[:, 0]) & (obs[:, 1] + np.float32(NUMBER_UNIT) == next_obs[:, 1])
+    good &= rows[:, layout.reward] == 1.0
+    return len(rows) - len(np.unique(obs[:, :2], axis=0)), int(len(rows) - good.sum())
+
+
 class _StepTimes:
     """Step times in seconds, drawn ahead: one at a time would cost more than a short step."""
 
@@ -379,6 +431,7 @@ def register() -> None:
     """Makes the ids known to Gymnasium; harmless when they already are."""
     entries: dict[str, tuple[Any, int | None]] = {
         FAULT_ID: (FaultEnv, 50), FAULTY_ID: (make_faulty, None), SYNTHETIC_ID: (SyntheticEnv, None),
+        NUMBERED_ID: (NumberedEnv, None),
     }
     for env_id, (entry_point, limit) in entries.items():
         if env_id not in gymnasium.registry:

@@ -3,10 +3,10 @@
 import contextlib
 import dataclasses
 import itertools
+import os
 import socket
 import threading
 
-import numbered_env
 import numpy as np
 import psutil
 import pytest
@@ -19,7 +19,8 @@ from spreeze.runtime.cluster.bridge import Bridge, BridgeJob
 from spreeze.runtime.cluster.gateway import GatewayActor
 from spreeze.runtime.cluster.host import HostJob, together
 from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, check_installed, knock, parse_address
-from spreeze.transport.chunks import seal_json, unseal_chunk, unseal_json
+from spreeze.testing import count_numbered
+from spreeze.transport.chunks import Taken, seal_chunk, seal_json, unseal_chunk, unseal_json
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.transport.status_table import StatusTable
@@ -30,19 +31,18 @@ from spreeze.workers.roles import Address
 
 SECRET = bytes(32)
 FREE = RateLimiter(0.0, 512.0, 10, 64, 8)
-MODULE = "numbered_env"
+MODULE = "spreeze.testing"
 
 
 @pytest.fixture(scope="module")
 def spec():
-    task = make_task("tests/Numbered-v0", MODULE)
+    task = make_task("spreeze/Numbered-v0", MODULE)
     task.close()
     return dataclasses.replace(task.spec, import_module=MODULE)
 
 
 @pytest.fixture
-def job(spec, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "tests")
+def job(spec):
     return HostJob(spec=spec, layout=RowLayout.of(spec, 1), n_step=1, gamma=0.99, nan_policy="drop", seed=3,
                    envs_per_sampler=2, samplers=2)  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_a_gateway_gives_each_row_of_its_samplers_once_while_they_are_killed(job
             poll(lambda name=name: (stream.pull(), any(name in event for event in stream.events))[1])
             before = len(stream.rows)
             rows = stream.until(before + 300)
-        numbered_env.check(rows, job.layout)
+        assert count_numbered(rows, job.layout) == (0, 0)
         facts = stream.pull().facts
         assert (facts["samplers"], facts["envs"]) == (2, 2)
         assert facts["slots"]["env_steps"] >= len(rows) - 8, "steps and rows are counted at different moments"
@@ -141,8 +141,7 @@ def test_a_host_that_cannot_make_the_environment_says_why(job, spec):
         assert stream.rows == []
 
 
-def test_a_look_at_a_host_tells_what_it_has(spec, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "tests")
+def test_a_look_at_a_host_tells_what_it_has(spec):
     with gateway(None) as there:
         task = {"env_id": spec.env_id, "import_module": MODULE}
         found = told(there.check(seal_json(SECRET, b"check", task)))
@@ -220,8 +219,6 @@ class GatewayDouble:
         return next(self.nodes._numbers), self, self._chunk
 
     def _chunk(self):
-        from spreeze.transport.chunks import Taken, seal_chunk
-
         layout = RowLayout(obs_dim=3, action_dim=1)
         count = min(self.rate, max(2 if self.first == 0 else 0, self.allowed - self.first))
         rows = np.zeros((count, layout.width), np.float32)
@@ -258,8 +255,6 @@ class Scene:
         self.bridge = self.open()
 
     def open(self):
-        import os
-
         self.fd = os.dup(self.ring.block.fd)  # the bridge owns its descriptor
         return Bridge(self.context, dataclasses.replace(self.job, ring_fd=self.fd), self.nodes)
 

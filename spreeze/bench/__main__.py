@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spreeze.bench import Row, line
+from spreeze.bench.cluster import add_cluster_flags, cluster_rows
 from spreeze.bench.gala import add_gala_flags, gala_rows
 from spreeze.bench.hts import add_hts_flags, hts_rows
 from spreeze.bench.impact import add_impact_flags, impact_rows
@@ -204,6 +205,8 @@ BENCHES = {
     "impact": Bench("IMPACT against PPO, APPO and IMPALA, and its ablations", add_impact_flags, impact_rows),
     "tianji": Bench("TianJi: number of samplers, balance, groups, QMIX", add_tianji_flags, tianji_rows),
     "curve": Bench("what finished runs reached and kept, and a picture of their curves", _add_curve, _curve),
+    "cluster": Bench("samplers on simulated hosts through Ray: rows, cost, weights, deaths", add_cluster_flags,
+                     cluster_rows),
 }
 
 

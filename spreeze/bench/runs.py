@@ -92,12 +92,13 @@ def time_to_target_rows(
     """
     cases = {mode: ["--mode", mode] for mode in ("spreeze", "serial")}
     extra = [*extra, "--set", f"stop.target_evaluations={HELD}"] if held else extra
-    found = in_turn(cases, seeds, _until_target(env_id, target, runs_dir, limit_s, extra), say)
+    found = in_turn(cases, seeds, until_target(env_id, target, runs_dir, limit_s, extra), say)
     goals = {"spreeze": "<= 20 s"} if env_id == "Pendulum-v1" else {}
     return target_rows(found, env_id, {} if held else goals, "<= 0.6", "time_to_target_held_s" if held else _FIRST)
 
 
-def _until_target(env_id: str, target: float, runs_dir: str, limit_s: float, extra: list[str]) -> Train:
+def until_target(env_id: str, target: float, runs_dir: str, limit_s: float, extra: list[str]) -> Train:
+    """A run that ends at the target, or is given up; takes further flags."""
     return lambda flags: train(["--env", env_id, "--target-return", str(target), "--seconds", str(limit_s),
                                 "--runs-dir", runs_dir, *flags, *extra], limit_s + 120.0)
 

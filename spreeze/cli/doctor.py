@@ -176,9 +176,9 @@ def _host_checks(name: str, host: dict[str, Any], own: dict[str, Any]) -> list[C
                       "install the same Spreeze there, in the Python that runs ray start")]
     theirs = host["versions"]
     packages = ", ".join(f"{package} {theirs.get(package)}" for package in ("spreeze", "torch", "gymnasium"))
-    text = (f"{where}: {host['cores']:g} usable cores, {size(host['memory_free_bytes'])} free; python {host['python']}, "
-            f"{packages}; round trip {1e3 * host['round_trip_s']:.1f} ms, {size(host['bandwidth_bytes_per_s'])}/s, clock "
-            f"{1e3 * host['clock_difference_s']:+.1f} ms")
+    text = (f"{where}: {host['cores']:g} usable cores, {size(host['memory_free_bytes'])} free; python "
+            f"{host['python']}, {packages}; round trip {1e3 * host['round_trip_s']:.1f} ms, "
+            f"{size(host['bandwidth_bytes_per_s'])}/s, clock {1e3 * host['clock_difference_s']:+.1f} ms")
     checks = [Check(name, "ok", text)]
     differ = [f"{package} {theirs.get(package)}, here {own.get(package)}"
               for package in ("spreeze", "gymnasium", "numpy") if theirs.get(package) != own.get(package)]

@@ -75,7 +75,7 @@ def _object(data: memoryview) -> dict[str, Any]:
     raise TransportError(f"a message of {len(data)} bytes is no JSON object")
 
 
-class Chunk(NamedTuple):
+class RowChunk(NamedTuple):
     """Rows of one host, in the order in which they were taken, and what the host tells with them."""
 
     epoch: int
@@ -95,7 +95,7 @@ def seal_chunk(secret: bytes, epoch: int, first: int, taken: Taken, facts: dict[
     return seal(secret, b"chunk", head, told, *taken.data)
 
 
-def unseal_chunk(secret: bytes, layout: RowLayout, message: bytes) -> Chunk:
+def unseal_chunk(secret: bytes, layout: RowLayout, message: bytes) -> RowChunk:
     """Inverse of ``seal_chunk``, without a copy of the rows; a TransportError if it does not fit the layout."""
     body = unseal(secret, b"chunk", message)
     if len(body) < _HEAD.size:
@@ -113,7 +113,7 @@ def unseal_chunk(secret: bytes, layout: RowLayout, message: bytes) -> Chunk:
     if min((count for count, _ in segments), default=1) < 1 or sum(count for count, _ in segments) != rows:
         raise TransportError(f"segments of {sum(count for count, _ in segments)} rows in a chunk of {rows}")
     data = np.frombuffer(body[begins:], np.float32).reshape(rows, layout.width)
-    return Chunk(epoch, first, data, segments, facts)
+    return RowChunk(epoch, first, data, segments, facts)
 
 
 class Taken(NamedTuple):
@@ -205,7 +205,7 @@ class Ledger:
         """Rows that came again, or after their epoch was over."""
         self._closed: set[int] = set()
 
-    def admit(self, chunk: Chunk) -> int:
+    def admit(self, chunk: RowChunk) -> int:
         """Notes a chunk; returns the number of its first rows that must not be stored: all of them if it is stale."""
         count = len(chunk.rows)
         if chunk.epoch in self._closed:

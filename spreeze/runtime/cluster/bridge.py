@@ -13,11 +13,11 @@ from spreeze.errors import TransportError
 from spreeze.formatting import clean
 from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.runtime.cluster.host import HostJob
-from spreeze.runtime.cluster.ray_nodes import Gateway, GatewayDied, Node, Nodes, connected, parse_address
+from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, Nodes, RemoteGateway, connected, parse_address
 from spreeze.transport.chunks import (
     MOST_CHUNK_BYTES,
-    Chunk,
     Ledger,
+    RowChunk,
     seal,
     seal_json,
     shares,
@@ -81,7 +81,7 @@ class Host:
     def __init__(self, index: int, slots: Any) -> None:
         self.index, self.slots = index, slots
         self.node: Node | None = None
-        self.gateway: Gateway | None = None
+        self.gateway: RemoteGateway | None = None
         self.ledger = Ledger()
         self.pulls: deque[tuple[Any, float]] = deque()
         """(reference, when it was asked), oldest first; answers are taken in this order."""
@@ -286,7 +286,7 @@ class Bridge:
             host.count(chunk.facts)
         self._store(chunk, known)
 
-    def _store(self, chunk: Chunk, known: int) -> None:
+    def _store(self, chunk: RowChunk, known: int) -> None:
         start = 0
         for count, version in chunk.segments:
             rows = chunk.rows[max(start, known) : start + count]

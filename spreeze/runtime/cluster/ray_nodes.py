@@ -94,7 +94,7 @@ class GatewayDied(TransportError):
     """A gateway that ended for good."""
 
 
-class Gateway:
+class RemoteGateway:
     """The bridge's end of one host's actor; calls return references at once."""
 
     def __init__(self, actor: Any) -> None:
@@ -127,7 +127,7 @@ class Nodes:
         return [Node(str(node["NodeID"]), str(node["NodeManagerAddress"]), clean(node.get("NodeManagerHostname"), 60))
                 for node in self._ray.nodes() if node["Alive"] and str(node["NodeID"]) != self._own]
 
-    def place(self, node: Node, secret: bytes, job: bytes) -> Gateway:
+    def place(self, node: Node, secret: bytes, job: bytes) -> RemoteGateway:
         """Starts a gateway on that node; if its process dies, Ray starts it again there."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -135,9 +135,9 @@ class Nodes:
             num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups=GROUPS,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
         )(GatewayActor)
-        return Gateway(actor.remote(secret, job))
+        return RemoteGateway(actor.remote(secret, job))
 
-    def drop(self, gateway: Gateway) -> None:
+    def drop(self, gateway: RemoteGateway) -> None:
         """Ends a gateway for good."""
         with contextlib.suppress(Exception):  # it may be dead already, of which Ray has many errors
             self._ray.kill(gateway._actor, no_restart=True)
@@ -186,11 +186,12 @@ def connected(address: Address) -> Iterator[Nodes]:
         if address.local:
             local = stack.enter_context(contextlib.closing(LocalCluster(address.local)))
             text = local.address
-        yield stack.enter_context(_joined(text))
+        yield stack.enter_context(joined(text))
 
 
 @contextlib.contextmanager
-def _joined(text: str) -> Iterator[Nodes]:
+def joined(text: str) -> Iterator[Nodes]:
+    """Joins the cluster at a Ray address; a ConfigError if it does not take us in."""
     import ray
 
     handlers = {number: signal.getsignal(number) for number in ENDING}

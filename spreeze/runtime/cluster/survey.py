@@ -17,7 +17,7 @@ from typing import Any
 from spreeze.errors import ConfigError, SpreezeError, TransportError
 from spreeze.formatting import clean
 from spreeze.machine.processes import MARK, end_orphans, end_with_parent, held_back, kill_and_wait, leave_to_supervisor
-from spreeze.runtime.cluster.ray_nodes import Address, Gateway, Nodes, check_installed, connected, knock
+from spreeze.runtime.cluster.ray_nodes import Address, Nodes, RemoteGateway, check_installed, connected, knock
 from spreeze.runtime.launcher import child_environment
 from spreeze.transport.chunks import seal_json, unseal_json
 
@@ -78,7 +78,7 @@ def _look(nodes: Nodes, task: dict[str, Any] | None) -> dict[str, Any]:
     return {"hosts": hosts, "ray": nodes.version, "authenticated": nodes.is_authenticated}
 
 
-def _examine(nodes: Nodes, gateway: Gateway, secret: bytes, task: dict[str, Any]) -> dict[str, Any]:
+def _examine(nodes: Nodes, gateway: RemoteGateway, secret: bytes, task: dict[str, Any]) -> dict[str, Any]:
     """All about one host; a TransportError if its gateway does not work."""
     def asked(method: str, facts: dict[str, Any], within_s: float) -> bytes:
         return nodes.answer(gateway.call(method, seal_json(secret, method.encode(), facts)), within_s)

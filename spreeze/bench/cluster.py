@@ -1,0 +1,329 @@
+"""``bench cluster``: rows of simulated hosts through Ray into replay, and what they cost the driver.
+
+The hosts are Ray nodes on this machine, their environments sleep, and the bridge runs in this process, with a ring of
+its own and no learner. So a figure is about the way from the hosts into replay alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from spreeze.bench import Row, row
+from spreeze.bench.runs import Say, in_turn, times_to_target, until_target
+from spreeze.envs.task import make_task
+from spreeze.runtime.cluster.bridge import Bridge, BridgeJob
+from spreeze.runtime.cluster.host import HostJob
+from spreeze.runtime.cluster.ray_nodes import LocalCluster, Nodes, check_installed, joined
+from spreeze.testing import NUMBERED_ID, count_numbered
+from spreeze.transport.rate_limiter import RateLimiter
+from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.status_table import StatusTable
+from spreeze.transport.weights import WeightsStore
+from spreeze.types import EnvSpec, RowLayout
+from spreeze.workers.context import WorkerContext
+from spreeze.workers.roles import Address as WorkerAddress
+
+PARTS = ("scale", "cost", "weights", "kill", "target")
+_OBS, _ACTION = 22, 6
+"""Sizes of Walker2D, whose rows have 52 floats."""
+_STEP_S = 0.004
+_ENVS = 4
+"""A host's one sampler gives at most ``1 / _STEP_S`` rows a second: it steps its environments one after the other."""
+_RING_ROWS = 400_000
+_START_S = 120.0
+_WEIGHT_FLOATS, _VERSIONS_PER_S = 75_000, 10.0
+"""0.3 MB at a time."""
+
+
+def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default: all)")
+    add("--hosts", type=int, nargs="+", default=[1, 2, 4, 8], help="simulated hosts of part scale (default: 1 2 4 8)")
+    add("--seconds", type=float, default=10.0, help="length of one measurement [s] (default: 10)")
+    add("--kill-every", type=float, default=30.0, help="part kill: time between two deaths [s] (default: 30)")
+    add("--kill-seconds", type=float, default=600.0, help="part kill: length [s] (default: 600)")
+    add("--limit", type=float, default=120.0, help="part target: a run is given up after that [s] (default: 120)")
+    add("--runs-dir", default="runs", help="where runs go (default: runs)")
+
+
+def cluster_rows(args: argparse.Namespace, say: Say) -> list[Row]:
+    """The figures of the chosen parts; a ConfigError without Ray."""
+    check_installed()
+    found: list[Row] = []
+    if {"scale", "cost", "weights", "kill"} & set(args.parts):
+        with contextlib.closing(LocalCluster(1)) as cluster, joined(cluster.address) as nodes:
+            if "cost" in args.parts:
+                found += _cost(nodes, args, say)
+            if "weights" in args.parts:
+                found += _weights(nodes, args, say)
+            if "scale" in args.parts:
+                found += _scale(cluster, nodes, args, say)
+            if "kill" in args.parts:
+                while len(cluster.hosts) != 2:
+                    if len(cluster.hosts) < 2:
+                        cluster.add()
+                    else:
+                        cluster.remove(0)
+                found += _kill(cluster, nodes, args, say)
+    if "target" in args.parts:
+        found += _target(args, say)
+    return found
+
+
+def _spec(sleep_s: float) -> EnvSpec:
+    args = (f"sleep_s={sleep_s}", f"obs_dim={_OBS}", f"action_dim={_ACTION}")
+    task = make_task(NUMBERED_ID, "spreeze.testing", args=args)
+    task.close()
+    return dataclasses.replace(task.spec, import_module="spreeze.testing")
+
+
+class _Driver:
+    """A bridge in this process, with a ring and weights of its own."""
+
+    def __init__(self, nodes: Nodes, hosts: int, folder: Path, sleep_s: float, envs: int) -> None:
+        spec = _spec(sleep_s)
+        layout = RowLayout.of(spec, 1)
+        self.ring = ReplayRing.create(RingSpec(layout, 1 + hosts, -(-_RING_ROWS // (1 + hosts))))
+        self.status = StatusTable.create(hosts + 1)
+        self.folder, self.events = folder, [""]
+        context = WorkerContext(WorkerAddress("bridge"), self.status, hosts, None)
+        context.send = self._note  # type: ignore[method-assign]
+        host = HostJob(spec=spec, layout=layout, n_step=1, gamma=0.99, nan_policy="drop", seed=1, samplers=1,
+                       envs_per_sampler=envs)
+        job = BridgeJob(address="", run_dir=str(folder), ring=self.ring.spec, ring_fd=os.dup(self.ring.block.fd),
+                        first_shard=1, host=host, limiter=RateLimiter(0.0, 1e9, 1, 1, 1),
+                        host_rows=tuple(range(hosts)))
+        self.context, self.hosts, self.bridge = context, hosts, Bridge(context, job, nodes)
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        self.events.append(str(fields.get("text", "")))
+
+    def number(self, name: str, host: int) -> float:
+        return self.status.named_slots(host, "host")[name]
+
+    def total(self, name: str) -> float:
+        return sum(self.number(name, host) for host in range(self.hosts))
+
+    def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> float:
+        """Turns for that long; returns how long it was."""
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < seconds:
+            self.bridge.turn()
+            each()
+        return time.monotonic() - began_s
+
+    def until_all_work(self) -> None:
+        """Turns until every host gives rows; a TimeoutError if one does not."""
+        began_s = time.monotonic()
+        while min(self.number("chunks", host) for host in range(self.hosts)) < 2:
+            self.bridge.turn()
+            if time.monotonic() - began_s > _START_S:
+                raise TimeoutError(f"not all of {self.hosts} hosts began within {_START_S:.0f} s: {self.events[-3:]}")
+
+    def close(self) -> None:
+        self.bridge.close()
+        del self.bridge
+        self.ring.close()
+        self.context.close()
+
+
+@contextlib.contextmanager
+def _driver(nodes: Nodes, hosts: int, *, sleep_s: float = _STEP_S, envs: int = _ENVS) -> Iterator[_Driver]:
+    with tempfile.TemporaryDirectory(prefix="spreeze-bench-") as folder:
+        made = _Driver(nodes, hosts, Path(folder), sleep_s, envs)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def _scale(cluster: LocalCluster, nodes: Nodes, args: argparse.Namespace, say: Say) -> list[Row]:
+    rates: dict[int, list[float]] = {}
+    for count in sorted(args.hosts):
+        while len(cluster.hosts) < count:
+            cluster.add()
+        with _driver(nodes, count) as driver:
+            driver.until_all_work()
+            for _ in range(args.repeats):
+                before = driver.total("rows_arrived")
+                took_s = driver.run(args.seconds)
+                rates.setdefault(count, []).append((driver.total("rows_arrived") - before) / took_s)
+        say(f"{count} hosts: {statistics.median(rates[count]):.0f} rows/s at the learner")
+    first = min(rates)
+    one = statistics.median(rates[first]) / first
+    return [row("rows at the learner", "1/s", rates[count], hosts=count) for count in rates] + [
+        row("of linear", "ratio", [rate / (count * one) for rate in rates[count]], hosts=count, target=">= 0.9")
+        for count in rates if count > first]
+
+
+def _cost(nodes: Nodes, args: argparse.Namespace, say: Say) -> list[Row]:
+    """Processor time of the bridge and of this machine's own raylet, at what one host gives without sleeping."""
+    per_million, shares, rates, ray = [], [], [], []
+    with _driver(nodes, 1, sleep_s=0.0, envs=32) as driver:
+        driver.until_all_work()
+        raylet = _own_raylet()
+        for _ in range(args.repeats):
+            rows, cpu_s, ray_s = driver.total("rows_arrived"), time.process_time(), _cpu_s(raylet)
+            took_s = driver.run(args.seconds)
+            arrived = driver.total("rows_arrived") - rows
+            per_million.append((time.process_time() - cpu_s) / arrived * 1e6)
+            ray.append((_cpu_s(raylet) - ray_s) / arrived * 1e6)
+            rates.append(arrived / took_s)
+            shares.append(per_million[-1] * 20_000 / 1e6)
+    say(f"{statistics.median(rates):.0f} rows/s cost {statistics.median(per_million):.2f} s a million")
+    return [
+        row("rows at the learner, environments that do not sleep", "1/s", rates, hosts=1),
+        row("driver's processor time per million rows of 52 floats", "s", per_million),
+        row("driver's processor time at 20,000 rows/s, by that", "core", shares, target="<= 0.05"),
+        row("that of its own raylet besides, per million rows", "s", ray),
+    ]
+
+
+def _own_raylet() -> psutil.Process:
+    """The raylet of the head, the first that was started."""
+    found = [child for child in psutil.Process().children() if child.name() == "raylet"]
+    return min(found, key=lambda child: child.create_time())
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _weights(nodes: Nodes, args: argparse.Namespace, say: Say) -> list[Row]:
+    """Age of the weights on a host, from their publication, sampled evenly over time."""
+    store_s, delays, ages = 0.0, [], []
+    with _driver(nodes, 1) as driver:
+        driver.until_all_work()
+        store = WeightsStore(driver.folder / "weights")
+        arrays = {"w": np.random.default_rng(0).standard_normal(_WEIGHT_FLOATS).astype(np.float32)}
+        version, next_s, last, applied_s = 0, time.monotonic(), 0.0, 0.0
+
+        def publish_and_look() -> None:
+            nonlocal version, next_s, last, applied_s, store_s
+            now = time.monotonic()
+            if now >= next_s:
+                next_s, version = max(now, next_s + 1.0 / _VERSIONS_PER_S), version + 1
+                store.publish(arrays, {}, 1, version)
+                store_s += time.monotonic() - now
+                driver.context.weights_published()
+            delay = driver.number("weights_delay_s", 0)
+            if delay != last:
+                last, applied_s = delay, now
+                delays.append(delay)
+            if applied_s:
+                ages.append(now - applied_s + last)
+
+        driver.run(args.seconds * args.repeats, publish_and_look)
+    say(f"weights: {version} versions published, {len(delays)} arrived")
+    half = len(delays) // 10  # the first ones meet samplers that start
+    return [
+        row("age of the weights on a host, 10 versions of 0.3 MB a second, median", "s", [statistics.median(ages)],
+            target="<= 0.2", n=len(ages)),
+        row("from publication to the host, median", "s", [statistics.median(delays[half:])], n=len(delays),
+            p95=float(np.quantile(delays[half:], 0.95))),
+    ]
+
+
+class _Deaths:
+    """Kills the raylet of the oldest host every so often and starts another one at once, in a thread of its own."""
+
+    def __init__(self, cluster: LocalCluster, every_s: float) -> None:
+        self._cluster, self._every_s, self._next_s = cluster, every_s, time.monotonic() + every_s / 2
+        self._thread: threading.Thread | None = None
+        self.count = 0
+        self.returned_s: float | None = None
+        """When the last one that died was there again; None before, and once that was noted."""
+
+    @property
+    def missing(self) -> int:
+        """Hosts that are dead now."""
+        return int(self._thread is not None and self._thread.is_alive())
+
+    def turn(self) -> None:
+        if time.monotonic() >= self._next_s and not self.missing and self.returned_s is None:
+            self._next_s, self.count = self._next_s + self._every_s, self.count + 1
+            os.kill(self._cluster.pid(0), signal.SIGKILL)
+            self._thread = threading.Thread(target=self._come_back)
+            self._thread.start()
+
+    def _come_back(self) -> None:
+        self._cluster.remove(0)
+        self._cluster.add()
+        self.returned_s = time.monotonic()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _kill(cluster: LocalCluster, nodes: Nodes, args: argparse.Namespace, say: Say) -> list[Row]:
+    """Rows while hosts die and come back, over what those give that live, from the start of a node to its end."""
+    hosts, returns, longest_s, living_s = len(cluster.hosts), [], 0.0, 0.0
+    with _driver(nodes, hosts) as driver:
+        driver.until_all_work()
+        before, took_s = driver.total("rows_arrived"), driver.run(args.seconds)
+        each = (driver.total("rows_arrived") - before) / took_s / hosts
+        deaths, first = _Deaths(cluster, args.kill_every), driver.total("rows_arrived")
+        began_s = seen_s = came_s = time.monotonic()
+        newest = first
+        while seen_s - began_s < args.kill_seconds:
+            driver.bridge.turn()
+            deaths.turn()
+            now = time.monotonic()
+            living_s, seen_s = living_s + (now - seen_s) * (hosts - deaths.missing), now
+            if (arrived := driver.total("rows_arrived")) > newest:
+                newest, longest_s, came_s = arrived, max(longest_s, now - came_s), now
+            if deaths.returned_s is not None and driver.total("alive") == hosts:
+                returns.append(now - deaths.returned_s)
+                deaths.returned_s = None
+        deaths.close()
+        share = (newest - first) / (living_s * each)
+        again, torn, checked = _checked(driver.ring)
+        say(f"{deaths.count} hosts killed: {newest - first:.0f} rows, {100 * share:.0f} % of what the living give")
+        return [
+            row("hosts killed", "hosts", [deaths.count], every_s=args.kill_every, seconds=args.kill_seconds),
+            row("rows there twice", "rows", [again], target="0", checked=checked),
+            row("rows torn or made up", "rows", [torn], target="0"),
+            row("rows that came again and were not stored", "rows", [driver.total("rows_again")]),
+            row("chunks lost", "chunks", [driver.total("chunks_lost")]),
+            row("of what the living hosts give", "ratio", [share], target=">= 0.9"),
+            row("from a node's return to its rows", "s", returns, target="<= 10"),
+            row("longest time without any row", "s", [longest_s]),
+        ]
+
+
+def _checked(ring: ReplayRing) -> tuple[int, int, int]:
+    """Rows in a ring that are there twice, that are torn or made up, and that there are."""
+    spec = ring.spec
+    kept = [ring.rows[shard * spec.stride_rows :][: min(committed, spec.rows_per_shard)]
+            for shard, (_, committed) in enumerate(ring.counters())]
+    rows = np.concatenate(kept)
+    return (*count_numbered(rows, spec.layout), len(rows))
+
+
+def _target(args: argparse.Namespace, say: Say) -> list[Row]:
+    """Time to -200 on Pendulum, alone and with another host of a cluster that is there already, in turn."""
+    with contextlib.closing(LocalCluster(1)) as cluster:
+        cases = {"alone": [], "another host": ["--cluster", cluster.address, "--host-samplers", "1"]}
+        found = in_turn(cases, args.repeats, until_target("Pendulum-v1", -200.0, args.runs_dir, args.limit, []), say)
+    alone, remote = (times_to_target(documents)[0] for documents in found.values())
+    return [
+        row("time to -200 on Pendulum", "s", alone), row("the same with another host", "s", remote),
+        row("with another host over alone", "ratio", [b / a for a, b in zip(alone, remote, strict=True)],
+            target="<= 1.3"),
+    ]
