@@ -35,7 +35,7 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.roles import Address as WorkerAddress
+from spreeze.workers.roles import Address
 
 PARTS = ("scale", "cost", "weights", "kill", "target")
 _OBS, _ACTION = 22, 6
@@ -100,7 +100,7 @@ class _Driver:
         self.ring = ReplayRing.create(RingSpec(layout, 1 + hosts, -(-_RING_ROWS // (1 + hosts))))
         self.status = StatusTable.create(hosts + 1)
         self.folder, self.events = folder, [""]
-        context = WorkerContext(WorkerAddress("bridge"), self.status, hosts, None)
+        context = WorkerContext(Address("bridge"), self.status, hosts, None)
         context.send = self._note  # type: ignore[method-assign]
         host = HostJob(spec=spec, layout=layout, n_step=1, gamma=0.99, nan_policy="drop", seed=1, samplers=1,
                        envs_per_sampler=envs)

@@ -34,7 +34,7 @@ _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0",
           "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 
 
-class Address(NamedTuple):
+class ClusterAddress(NamedTuple):
     """Where the other hosts are."""
 
     text: str
@@ -43,20 +43,20 @@ class Address(NamedTuple):
     """Hosts to simulate on this machine; 0: a real cluster."""
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> ClusterAddress:
     """``HOST:PORT``, ``auto``, ``local`` (two simulated hosts) or ``local:N``; a ConfigError for anything else."""
     kind, colon, count = text.partition(":")
     if kind == LOCAL:
         if (colon and not count.isdecimal()) or not 1 <= int(count or 2) <= _MOST_LOCAL:
             raise ConfigError(f"--cluster {clean(text, 80)}: expected local:N with N from 1 to {_MOST_LOCAL}")
-        return Address("", int(count or 2))
+        return ClusterAddress("", int(count or 2))
     if text == "auto":
-        return Address(text)
+        return ClusterAddress(text)
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "://" in text:
         raise ConfigError(f"--cluster {clean(text, 80)}: expected HOST:PORT of a Ray cluster's head, auto, local or "
                           "local:N")
-    return Address(text)
+    return ClusterAddress(text)
 
 
 def check_installed() -> None:
@@ -66,7 +66,7 @@ def check_installed() -> None:
                           "--cluster out: one machine needs no Ray")
 
 
-def knock(address: Address) -> None:
+def knock(address: ClusterAddress) -> None:
     """A ConfigError at once if no Ray head listens at the address, for which Ray itself would take a minute."""
     if address.local or address.text == "auto":
         return
@@ -172,7 +172,7 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def connected(address: Address) -> Iterator[Nodes]:
+def connected(address: ClusterAddress) -> Iterator[Nodes]:
     """Joins a cluster, or makes one on this machine, which ends with the block.
 
     Raises:

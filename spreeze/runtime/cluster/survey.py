@@ -17,7 +17,7 @@ from typing import Any
 from spreeze.errors import ConfigError, SpreezeError, TransportError
 from spreeze.formatting import clean
 from spreeze.machine.processes import MARK, end_orphans, end_with_parent, held_back, kill_and_wait, leave_to_supervisor
-from spreeze.runtime.cluster.ray_nodes import Address, Nodes, RemoteGateway, check_installed, connected, knock
+from spreeze.runtime.cluster.ray_nodes import ClusterAddress, Nodes, RemoteGateway, check_installed, connected, knock
 from spreeze.runtime.launcher import child_environment
 from spreeze.transport.chunks import seal_json, unseal_json
 
@@ -28,7 +28,7 @@ _PINGS = 20
 _BANDWIDTH_BYTES = 1 << 24
 
 
-def survey(address: Address, task: dict[str, Any] | None = None) -> dict[str, Any]:
+def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[str, Any]:
     """The hosts of a cluster (``address``, ``name``), Ray's version, whether a token is asked for.
 
     With a ``task``, the arguments of ``envs.probe.probe_env`` or none of them, each host's gateway is asked as well
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> None:
     leave_to_supervisor()
     request = json.loads(argv[0])
     try:
-        with connected(Address(*request["address"])) as nodes:
+        with connected(ClusterAddress(*request["address"])) as nodes:
             found = _look(nodes, request["task"])
     except SpreezeError as error:
         found = {"error": str(error)}
