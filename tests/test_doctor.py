@@ -157,3 +157,45 @@ def test_none_of_these_modules_loads_torch_or_gymnasium():
     imports = "\n".join(f"import spreeze.{name}" for name in modules.split())
     code = f"import sys\n{imports}\nassert not {{'torch', 'gymnasium'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _host(**fields):
+    return {"name": "beta", "address": "10.0.0.2", "cores": 16.0, "memory_free_bytes": 2**34, "python": "3.11.7",
+            "versions": doctor.versions(), "env": {"step_us": 30.0}, "env_error": None, "round_trip_s": 0.001,
+            "clock_difference_s": 0.0002, "bandwidth_bytes_per_s": 1e8, **fields}  # fmt: skip
+
+
+@pytest.mark.parametrize(("host", "named", "status", "remedy"), [
+    (_host(), "host 0 environment", "ok", None),
+    ({"name": "beta", "address": "10.0.0.2", "failure": "ActorDiedError: no module spreeze"}, "host 0", "fail",
+     "install the same Spreeze there"),
+    (_host(versions=doctor.versions() | {"spreeze": "0.0.1"}), "host 0 versions", "fail", "same versions"),
+    (_host(versions=doctor.versions() | {"gymnasium": "1.1"}), "host 0 versions", "warn", "same versions"),
+    (_host(env=None, env_error="no module my_robot"), "host 0 environment", "fail", "on that host too"),
+    (_host(clock_difference_s=-7.0), "host 0 network", "warn", "NTP"),
+    (_host(round_trip_s=0.5), "host 0 network", "warn", "lag"),
+    (_host(bandwidth_bytes_per_s=1e6), "host 0 network", "warn", "no faster"),
+])  # fmt: skip
+def test_each_host_of_a_cluster_is_told_with_what_it_lacks(monkeypatch, host, named, status, remedy):
+    asked = []
+
+    def survey(address, task):
+        asked.append((address, task["env_id"]))
+        return {"hosts": [host], "ray": "2.60.0", "authenticated": True}
+
+    monkeypatch.setattr(doctor, "survey", survey)
+    checks, found = doctor.check_cluster("head:6379", "Pendulum-v1", None, ())
+    assert asked == [(("head:6379", 0), "Pendulum-v1")]
+    check = next(check for check in checks if check.name == named)
+    assert check.status == status
+    assert remedy is None or remedy in check.remedy
+    assert found["hosts"] == [host]
+
+
+def test_a_cluster_without_a_token_or_that_cannot_be_joined_is_told(monkeypatch):
+    monkeypatch.setattr(doctor, "survey", lambda address, task: {"hosts": [], "ray": "2.60.0", "authenticated": False})
+    checks, _ = doctor.check_cluster("auto", None, None, ())
+    assert [(check.name, check.status) for check in checks] == [("cluster", "warn"), ("cluster token", "warn")]
+    assert "RAY_AUTH_MODE=token" in checks[1].remedy
+    (check,), _ = doctor.check_cluster("nonsense", None, None, ())
+    assert (check.status, "expected HOST:PORT" in check.text) == ("fail", True)

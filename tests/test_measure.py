@@ -14,12 +14,13 @@ from harness import PATIENCE_S, poll
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
 from spreeze.modes import spreeze
+from spreeze.run_directory import remove_leftovers
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner import measure, trials
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
-from spreeze.tuner.trials import Pace, RolloutTrial, Trial, remove_leftovers
+from spreeze.tuner.trials import Pace, RolloutTrial, Trial
 
 
 def _learner(batch_size=32, threads=1, device="cpu", precision="float32"):
@@ -270,12 +271,12 @@ def test_a_wish_to_stop_ends_a_window_that_waits_for_a_rollout_s_end():
 
 
 def test_what_a_killed_tuner_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(trials.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     gone = next(pid for pid in range(400_000, 500_000) if not psutil.pid_exists(pid))
     for pid in (gone, os.getpid()):
         (tmp_path / f"spreeze-tune-{pid}-abc" / "weights").mkdir(parents=True)
     (tmp_path / "spreeze-tune-mine").mkdir()
-    remove_leftovers()
+    remove_leftovers("spreeze-tune-")
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"spreeze-tune-{os.getpid()}-abc", "spreeze-tune-mine"]
 
 
@@ -344,3 +345,15 @@ def test_the_time_limit_holds_where_every_candidate_is_done_in_one_turn(pendulum
     with _measuring(pendulum) as measuring:
         rates = measuring.learner(settings, within_s=1e-3, on_result=_deaf)
     assert [rate.setting for rate in rates] == settings[:1], "one is always measured; no time is left for others"
+
+
+def test_samplers_of_a_host_are_measured_without_a_learner_and_nothing_is_left(pendulum, short):
+    asked = [Setting({SAMPLERS: count, ENVS: 2}) for count in (1, 2)]
+    with Measurer(pendulum, usable_cores=2.0, memory_cap_bytes=4 * 10**9, group_bytes=10**8,
+                  ends_s=time.monotonic() + 150.0, interrupts=Interrupts(), samplers_only=True) as measurer:
+        found = measurer.joint(asked, within_s=30.0, on_result=_deaf)
+    assert [one.setting for one in found] == asked
+    for one in found:
+        assert (one.ran, one.failure, one.updates) == (True, None, 0.0)
+        assert one.env_steps > 0
+    assert _descendants() == []
