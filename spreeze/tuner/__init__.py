@@ -8,7 +8,7 @@ what they need of memory and cores, the trial that measures it, how it reads in 
 
 ========  ==================================================================================================
 return    (default) ``U * B / (B + B0) * E / (E + U / R)``: an update's worth grows with its batch, and falls where
-          more than R updates are made from one env step; B0 = 16, R = 2
+          more than R updates are made from one env step; B0 = 96, R = 2
 paper     the smallest power of two with ``b B / (a + b B) >= gpu_target``, where an update takes ``a + b B`` seconds;
           then E, while the run keeps at most ``cpu_target`` of the cores busy
 sampling  E, with the configured batch
@@ -17,9 +17,10 @@ rollout   E: modes with rollouts. A rollout keeps about its rows and exactly its
           change what is learned; more environments mean fewer steps of each
 ========  ==================================================================================================
 
-The constants of ``return`` describe early returns of easy tasks. They do not say which batch reaches a later return
-first: on Walker2D batches below 128 learned less in the same time (``assets/figures.md``). So ``return`` takes no batch
-below ``knobs.LEAST_BATCH`` unless the user or the profile sets a smaller one.
+R describes early returns of easy tasks. B0 differs from task to task; it is the one that loses least where it is wrong
+(``model.BATCH_HALF_WORTH``). Below a batch of 128 even the form fails: on Walker2D batch 32 needed ten times the
+updates of 256, where no B0 gives more than eight (``assets/figures.md``). So ``return`` takes no batch below
+``knobs.LEAST_BATCH`` unless the user or the profile sets a smaller one.
 
 *Search* (``search``; it knows no clock, ``measure`` does the measuring).
 

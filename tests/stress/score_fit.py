@@ -203,13 +203,36 @@ def residuals(found: Sequence[Point], b0: float, r0: float) -> list[float]:
     return result
 
 
-def fit(found: Sequence[Point]) -> Fit:
-    """Least squares of the logarithms over a grid of a quarter of an octave."""
+def fit(found: Sequence[Point], ratio_constant: float | None = None) -> Fit:
+    """Least squares of the logarithms over a grid of a quarter of an octave; R is given where the ratio hardly varies."""
     def error(b0: float, r0: float) -> float:
         return sum(value * value for value in residuals(found, b0, r0))
 
-    b0, r0 = min(((b, r) for b in _BATCHES for r in _RATIOS), key=lambda pair: error(*pair))
+    ratios = _RATIOS if ratio_constant is None else [ratio_constant]
+    b0, r0 = min(((b, r) for b in _BATCHES for r in ratios), key=lambda pair: error(*pair))
     return Fit(b0, r0, math.exp(math.sqrt(error(b0, r0) / len(found))))
+
+
+BATCHES = tuple(2**power for power in range(7, 15))
+"""Batch sizes to pick from: from the tuner's least one on."""
+
+
+def worst_loss(b0: float, truths: Iterable[float], fixed_rows: Iterable[float]) -> float:
+    """Time that the batch picked with ``b0`` needs over that of the best one, at worst.
+
+    ``truths`` are the batch constants that may be true; ``fixed_rows`` those of learners, a / b of an update that takes
+    ``a + b B``. A score within 3 % of the best is picked where its batch is smaller, as the tuner does.
+    """
+    def worth(batch: int, constant: float, fixed: float) -> float:
+        return batch / (batch + constant) / (fixed + batch)
+
+    worst = 1.0
+    for fixed in fixed_rows:
+        best = max(worth(batch, b0, fixed) for batch in BATCHES)
+        picked = min(batch for batch in BATCHES if worth(batch, b0, fixed) >= 0.97 * best)
+        worst = max([worst, *(max(worth(batch, truth, fixed) for batch in BATCHES) / worth(picked, truth, fixed)
+                              for truth in truths)])
+    return worst
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:

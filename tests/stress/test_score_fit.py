@@ -3,7 +3,8 @@
 By hand: ``SPREEZE_LONG_TESTS=1 SPREEZE_STRESS_ENV=Pendulum-v1 SPREEZE_STRESS_TARGET_RETURN=-200
 SPREEZE_STRESS_SEEDS=3 SPREEZE_STRESS_OUT=score.jsonl pytest tests/stress/test_score_fit.py`` counts the runs of a task
 (given up after ``SPREEZE_STRESS_MAX_UPDATES``, 12,000), adds them to that file, and fits the constants to all in it.
-The 72 runs that the constants rest on are ``score_runs.jsonl``.
+The runs that the constants rest on are ``score_runs.jsonl`` (72, to early returns) and ``late_runs.jsonl`` (to later
+ones of Walker2D and Hopper: counts from the tables of ``assets/figures.md``, or times and the rate they were made of).
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ from score_fit import (
     residuals,
     run_all,
     shape,
+    worst_loss,
 )
 
 from spreeze.bench.sampling import task_plan
@@ -76,12 +78,39 @@ def test_rank_correlation_of_a_hand_worked_case_with_a_tie():
     assert rank_correlation([1, 2, 2], [3, 1, 1]) == pytest.approx(-1.0)
 
 
-def test_the_tuner_s_constants_predict_the_kept_runs_as_well_as_their_own_fit():
-    found = points(read_records(KEPT))
-    errors = residuals(found, BATCH_HALF_WORTH, UPDATES_PER_STEP)
+EARLY, LATE = points(read_records(KEPT)), points(read_records(KEPT.with_name("late_runs.jsonl")))
+PROCESSORS, GPUS = (20.0, 40.0, 80.0), [20.0 * 2.0 ** (k / 2) for k in range(17)]
+
+
+def test_how_soon_a_late_return_comes_depends_far_more_on_the_batch_than_an_early_one_does():
+    assert (len(EARLY), len(LATE)) == (24, 8)
+    assert fit(EARLY).batch_constant < 10.0
+    late = {task: fit([point for point in LATE if point.task == task], UPDATES_PER_STEP).batch_constant
+            for task in {point.task for point in LATE}}
+    assert 20.0 < min(late.values()) < 40.0, "Hopper's"
+    assert 100.0 < max(late.values()) <= 256.0, "Walker2D's"
+    assert fit(LATE, UPDATES_PER_STEP).batch_constant == pytest.approx(BATCH_HALF_WORTH, rel=0.2)
+
+
+def test_the_ratio_constant_predicts_the_kept_runs_as_well_as_their_own_fit():
+    own = fit(EARLY)
+    errors = residuals(EARLY, own.batch_constant, UPDATES_PER_STEP)
     typical_factor = math.exp(math.sqrt(statistics.mean(error * error for error in errors)))
-    assert len(found) == 24
-    assert fit(found).typical_factor <= typical_factor < 1.03 * fit(found).typical_factor
+    assert own.typical_factor <= typical_factor < 1.03 * own.typical_factor
+
+
+def test_the_tuner_s_batch_constant_loses_least_where_it_is_wrong():
+    truths = [7.0, 16.0, 31.0, 64.0, 128.0, 250.0]
+    least = min(worst_loss(2.0 ** (k / 4), truths, GPUS) for k in range(8, 36))
+    assert worst_loss(BATCH_HALF_WORTH, truths, GPUS) == pytest.approx(least, rel=0.01)
+    assert least < 1.2
+    assert worst_loss(BATCH_HALF_WORTH, truths, PROCESSORS) == 1.0, "the least batch is best whatever is true"
+    assert worst_loss(16.0, truths, GPUS) > 1.8
+    assert worst_loss(250.0, truths, GPUS) > 1.4
+
+
+def test_a_pick_that_is_right_loses_no_more_than_a_tie():
+    assert worst_loss(64.0, [64.0], GPUS) < 1.0 / 0.97 + 1e-9
 
 
 def test_runs_hold_the_ratio_and_are_kept_so_that_none_is_repeated(tmp_path):
