@@ -204,7 +204,7 @@ def residuals(found: Sequence[Point], b0: float, r0: float) -> list[float]:
 
 
 def fit(found: Sequence[Point], ratio_constant: float | None = None) -> Fit:
-    """Least squares of the logarithms over a grid of a quarter of an octave; R is given where the ratio hardly varies."""
+    """Least squares of the logarithms over a grid of a quarter of an octave; R may be given, where u hardly varies."""
     def error(b0: float, r0: float) -> float:
         return sum(value * value for value in residuals(found, b0, r0))
 
