@@ -14,7 +14,7 @@ from spreeze.config.layers import (
     to_toml,
     with_algorithm,
 )
-from spreeze.config.profiles import profile_names, read_profile, task_profile
+from spreeze.config.profiles import profile_names, reached_with, read_profile, task_profile
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec
 
@@ -152,6 +152,16 @@ def test_the_profiles_that_come_along_are_valid_and_found_by_their_task(name):
     assert "envs" in about or "machine_id" in about, "found by its task, or an example of a machine"
     for env_id in about.get("envs", []):
         assert task_profile(env_id) is not None
+    for env_id in [*about.get("envs", []), *([about["tuned_for"]] if "tuned_for" in about else [])]:
+        reached = reached_with(layer, env_id)
+        assert reached is not None, f"{env_id}: what it reached, or that it was not measured"
+        assert "seed" in reached or reached.startswith("not measured"), "over how many seeds"
+
+
+def test_what_a_profile_reached_is_told_by_task_or_pattern_and_as_plain_text(tmp_path):
+    layer = read_profile(_profile(tmp_path, '[about]\nreached."A-v0" = "a\\u001bb"\nreached."A*" = "c"'))
+    assert [reached_with(layer, env_id) for env_id in ("A-v0", "A-v1", "B-v0")] == ["a b", "c", None]
+    assert reached_with(read_profile(_profile(tmp_path, "[about]\nreached = 3")), "A-v0") is None
 
 
 def test_a_run_of_before_a_setting_was_dropped_is_read_where_the_setting_changed_nothing():

@@ -35,7 +35,7 @@ from spreeze.config.layers import (
     with_algorithm,
 )
 from spreeze.config.modes import recorded
-from spreeze.config.profiles import applicable, read_profile, task_profile
+from spreeze.config.profiles import applicable, reached_with, read_profile, task_profile
 from spreeze.config.schema import Config
 from spreeze.envs.make import bullet_engine, default_env_id, refuse_foreign
 from spreeze.envs.probe import Probe, probe_env
@@ -227,6 +227,8 @@ def _layers(
     profile = read_profile(args.profile) if args.profile else task_profile(env_id)
     if profile is not None:
         notes.append(f"settings from {profile.source}")
+        if (reached := reached_with(profile, env_id)) is not None:
+            notes.append(f"  what it reached: {reached}")
         profile, unfit = applicable(profile, machine.identity())
         layers.append(profile)
         notes += unfit

@@ -11,6 +11,7 @@ from typing import Any
 from spreeze.config.layers import Layer, Settings, Values, iterate, renewed, toml_value
 from spreeze.config.schema import check_name, field_of
 from spreeze.errors import ConfigError, ResourceError, did_you_mean
+from spreeze.formatting import clean
 
 PROFILE_DIR = Path(__file__).resolve().parents[2] / "profiles"
 MAX_PROFILE_BYTES = 1_000_000
@@ -64,6 +65,16 @@ def task_profile(env_id: str) -> Layer | None:
 def profile_names() -> list[str]:
     """Names of the profiles that come with Spreeze."""
     return sorted(path.stem for path in PROFILE_DIR.glob("*.toml"))
+
+
+def reached_with(layer: Layer, env_id: str) -> str | None:
+    """What runs with a profile reached on a task, in how long, over how many seeds: its ``about.reached``.
+
+    As in ``about.envs`` a name may be a pattern; the first that fits counts.
+    """
+    told = layer.about.get("reached")
+    fitting = [text for name, text in told.items() if fnmatchcase(env_id, name)] if isinstance(told, dict) else []
+    return clean(fitting[0], 300) if fitting else None
 
 
 def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
