@@ -45,7 +45,7 @@ _RATES = {
 
 _FIRST = "time_to_target_s"
 _TAKEN = {"updates": "updates", "updates_per_s": "1/s", "env_steps": "env steps", "eval_return_final": "return",
-          "eval_return_best": "return"}
+          "eval_return_best": "return", "eval_return_worst_of_20": "return"}
 
 
 def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> Document:
