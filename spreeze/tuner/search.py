@@ -186,7 +186,8 @@ class Search:
         seen = sorted({one.setting[BATCH] for other, rates in self.rates.items() if other[0] == kind[0]
                        for one in rates if one.updates > 0}) or self.ladder
         known = {one.setting[BATCH] for one in self.rates.get(kind, ())}
-        wanted = sorted({seen[0], seen[len(seen) // 2], seen[-1]} - known)
+        best = max((self._best(other) for other in self.rates if other[0] == kind[0]), default=(0.0, 0))[1]
+        wanted = sorted({seen[0], best if best in seen else seen[len(seen) // 2], seen[-1]} - known)
         self._measure_alone([learner_setting(kind, batch) for batch in wanted], left_s)
 
     def _measure_alone(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
@@ -207,14 +208,23 @@ class Search:
 
     def _best(self, kind: Kind) -> tuple[float, int]:
         """(score, batch) of the best rate of a kind; zeros for a kind that was not measured or did not run."""
-        objective = self.problem.objective
-        return max(((model.learner_score(objective, one.setting[BATCH], one.updates), one.setting[BATCH])
-                    for one in self.rates.get(kind, ()) if one.updates > 0), default=(0.0, 0))
+        return max(((score, batch) for batch, score in self._scores(kind).items()), default=(0.0, 0))
+
+    def _scores(self, kind: Kind) -> dict[int, float]:
+        """Batch -> score of the rates of a kind that ran."""
+        return {one.setting[BATCH]: model.learner_score(self.problem.objective, one.setting[BATCH], one.updates)
+                for one in self.rates.get(kind, ()) if one.updates > 0}
 
     def _threads_pay(self, kind: Kind) -> bool:
-        """Whether half of these threads were better than a quarter of them; half that was skipped was not."""
-        half, quarter = (self._best((*kind[:2], count))[0] for count in (kind[2] // 2, kind[2] // 4))
-        return quarter == 0.0 or half >= quarter * (1.0 + THREAD_GAIN)
+        """Whether half of these threads were better than a quarter of them; half that was skipped was not.
+
+        Only batches that ran with both are compared: they lie far apart, so the best one may have run with one alone.
+        """
+        half, quarter = (self._scores((*kind[:2], count)) for count in (kind[2] // 2, kind[2] // 4))
+        both = half.keys() & quarter.keys()
+        if not quarter:
+            return True
+        return bool(both) and max(half[one] for one in both) >= max(quarter[one] for one in both) * (1.0 + THREAD_GAIN)
 
     def _allowed(self, kind: Kind) -> list[int]:
         """Batch sizes below the first that failed and within the device's memory."""
