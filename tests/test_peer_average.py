@@ -11,6 +11,7 @@ from spreeze.algorithms import create
 from spreeze.config.modes import modes
 from spreeze.config.schema import SACConfig
 from spreeze.run_directory import TIMELINE, ask, group_folder
+from spreeze.transport.gossip import SharedGossip
 from spreeze.transport.weights import VersionedParameters, WeightsStore
 from spreeze.workers.replay_trainer import PeerAverage
 
@@ -26,6 +27,10 @@ def sac(scale):
     return made
 
 
+def gossip(shared, index, epoch=1):
+    return SharedGossip(index, shared, topology="full", max_staleness=None, epoch=epoch)
+
+
 @pytest.fixture
 def shared():
     with contextlib.ExitStack() as stack:
@@ -35,7 +40,7 @@ def shared():
 def test_a_learner_takes_the_mean_of_its_parameters_and_of_those_that_still_publish(shared):
     learners = [sac(scale) for scale in (1.0, 2.0, 6.0)]
     unit = learners[0].state_arrays()
-    averages = [PeerAverage(learner, shared, index, 1, 10) for index, learner in enumerate(learners)]
+    averages = [PeerAverage(learner, gossip(shared, index), 10) for index, learner in enumerate(learners)]
     assert [average.advance(1) for average in averages] == [None, None, None]
     assert averages[0].advance(10) is None, "ten updates after the first"
     assert averages[0].advance(11) == "update 11: takes the mean of its parameters and those of 0 other learners"
@@ -59,7 +64,7 @@ def test_a_learner_takes_the_mean_of_its_parameters_and_of_those_that_still_publ
 
 
 def test_a_learner_that_began_again_is_newer_than_before(shared):
-    first, again, other = (PeerAverage(sac(scale), shared, index, epoch, 1)
+    first, again, other = (PeerAverage(sac(scale), gossip(shared, index, epoch), 1)
                            for scale, index, epoch in ((1.0, 0, 1), (1.0, 0, 2), (2.0, 1, 1)))  # fmt: skip
     for updates in range(5):
         first.advance(updates)

@@ -23,6 +23,7 @@ from spreeze.types import EnvSpec
 
 SINKS = ("tensorboard", "wandb", "mlflow")
 """Each is the name of a sink (``runtime.metric_sinks``), of its package and of the extra that installs it."""
+TRANSPORTS = ("shared", "gloo")
 MIXINGS = ("gossip", "all_reduce", "hogwild", "none")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -493,6 +494,10 @@ class LearnerConfig(Part):
                                       "kernel by itself", unit="updates", low=0, high=64)
     average_interval: int = setting(100, "mode tianji: updates of a learner between two averagings of its parameters "
                                     "with those of the others", unit="updates", low=1, high=10**9)
+    transport: str = setting("shared", "how the parameters of several learners reach each other (modes gala, tianji): "
+                             "shared memory; gloo, the connections of torch.distributed", choices=TRANSPORTS)
+    listen: str = setting("127.0.0.1", "address at which learners take the connections of gloo; the default is seen "
+                          "by this machine alone")
     publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
     checkpoint_interval_s: float = setting(30.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
 
@@ -691,6 +696,7 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     other += () if config.wiring.inference_workers else ("rollout.inference_workers",)
     own += ("gala",) if config.wiring.mixes else ()
     other += () if config.wiring.averages else ("learner.average_interval",)
+    other += () if config.wiring.averages or config.wiring.mixes else ("learner.transport", "learner.listen")
     keys = [f"{name}.{item.name}" for name, part in config.parts().items() for item in dataclasses.fields(part)]
     named = (knob.replace("algorithm.", f"{algo}.") for knob in config.wiring.knobs)
     knobs = tuple(knob for knob in named if knob in keys)

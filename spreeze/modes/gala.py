@@ -33,7 +33,8 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import CounterSample, GroupSample, Outcome, Recorder, View
-from spreeze.runtime.supervisor import Wired, run_workers, watcher_specs
+from spreeze.runtime.supervisor import Wired, open_place, run_workers, watcher_specs
+from spreeze.transport.gossip import GlooPlace
 from spreeze.transport.mixing import NORMS, MixMemory, MixSpec
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.topology import (
@@ -96,10 +97,11 @@ def _wired(plan: RunPlan, run_dir: Path, teams: list[Team], recorder: Recorder) 
     with (
         contextlib.closing(StatusTable.create(plan.samplers + plan.learners + 2)) as status,
         contextlib.closing(MixMemory.create(plan.learners, lockstep=_in_lockstep(plan))) as memory,
+        open_place(plan, run_dir) as place,
     ):
         for group, team in enumerate(teams):
             memory.board["env_steps"][group] = team.memory.rollouts.current * team.memory.rollouts.spec.rows
-        specs = worker_specs(plan, run_dir, teams, memory, recorder.started_s)
+        specs = worker_specs(plan, run_dir, teams, memory, recorder.started_s, place)
         readers = [hts.reader(team.plan, team.memory, status, specs, group) for group, team in enumerate(teams)]
         ball = Ball(plan, run_dir, memory, recorder)
 
@@ -111,7 +113,8 @@ def _wired(plan: RunPlan, run_dir: Path, teams: list[Team], recorder: Recorder) 
 
 
 def worker_specs(
-    plan: RunPlan, run_dir: Path, teams: Sequence[Team], memory: MixMemory, run_started_s: float
+    plan: RunPlan, run_dir: Path, teams: Sequence[Team], memory: MixMemory, run_started_s: float,
+    place: GlooPlace | None = None,
 ) -> dict[str, WorkerSpec]:
     """Worker specifications in starting order: the learners, slowest to import, all samplers, the watchers."""
     learners, samplers = [], []
@@ -121,7 +124,7 @@ def worker_specs(
             address = Address(spec.address.role, group, spec.address.index)
             if spec.role.learns:
                 learners.append(_with_mix(dataclasses.replace(spec, address=address, row=plan.samplers + group), plan,
-                                          teams, memory))
+                                          teams, memory, place))
             else:
                 row = group * team.plan.samplers + spec.address.index
                 samplers.append(dataclasses.replace(spec, address=address, row=row))
@@ -129,7 +132,9 @@ def worker_specs(
     return {spec.name: spec for spec in (*learners, *samplers)} | watchers
 
 
-def _with_mix(spec: WorkerSpec, plan: RunPlan, teams: Sequence[Team], memory: MixMemory) -> WorkerSpec:
+def _with_mix(
+    spec: WorkerSpec, plan: RunPlan, teams: Sequence[Team], memory: MixMemory, place: GlooPlace | None
+) -> WorkerSpec:
     """A learner's specification with its part in the mixing; one alone has none, so it learns as in mode serial."""
     if plan.learners == 1:
         return spec
@@ -144,7 +149,7 @@ def _with_mix(spec: WorkerSpec, plan: RunPlan, teams: Sequence[Team], memory: Mi
         rows=tuple(plan.samplers + group for group in range(plan.learners)), board_fd=memory.board.block.fd,
         shared_fd=memory.shared_fd, message_fds=tuple(one.fds for one in memory.messages),
         mixed_fds=tuple(one.fds for one in memory.mixed), gradient_fds=tuple(one.fds for one in memory.gradients),
-        policy_fds=policies,
+        policy_fds=policies, gloo=place,
     )
     fds = {*spec.inherited_fds, *memory.fds(), *(fd for each in policies for fd in each)}
     job = spec.job | {"mix": mix.to_json(), "seed": plan.config.run.seed}  # the same parameters to begin with

@@ -3,7 +3,7 @@
 Each learner has samplers, replay, weights and checkpoints of its own (a group). In mode spreeze it learns like a
 separate run with the seed ``run.seed`` + its number, and groups exchange nothing. In mode tianji all learners begin
 with the same parameters, and each takes the mean of its own and the others' now and then, through memory of this
-process, so that the death of a learner stops no other (``replay_trainer.PeerAverage``).
+process or by gloo, so that the death of a learner stops no other (``replay_trainer.PeerAverage``).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan, split_evenly
 from spreeze.runtime.recorder import CounterSample, Outcome, Recorder, View
-from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
+from spreeze.runtime.supervisor import Wired, memory_limit_bytes, open_place, read_group, run_workers, watcher_specs
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
+from spreeze.transport.gossip import GlooPlace
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.shared_memory import Wakeup
@@ -48,8 +49,9 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 @contextlib.contextmanager
 def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
     rows = status_rows(plan.samplers, plan.learners, plan.hosts)
-    with open_memory(plan, run_dir, len(rows)) as (status, rings), open_links(plan) as links:
-        specs = worker_specs(plan, run_dir, rings, recorder.started_s, links)
+    with (open_memory(plan, run_dir, len(rows)) as (status, rings), open_links(plan) as links,
+          open_place(plan, run_dir) as place):
+        specs = worker_specs(plan, run_dir, rings, recorder.started_s, links, place)
 
         def read() -> CounterSample:
             groups = (read_group(status, specs, group, ring.total_committed(), ring.baseline_inserted, ring.sampled,
@@ -120,7 +122,8 @@ def open_links(plan: RunPlan) -> Iterator[Links]:
 
     with contextlib.ExitStack() as stack:
         try:
-            averages = tuple(fd for _ in groups if wiring.averages and plan.learners > 1
+            shares = wiring.averages and plan.learners > 1 and plan.config.learner.transport == "shared"
+            averages = tuple(fd for _ in groups if shares
                              for fd in stack.enter_context(contextlib.closing(VersionedParameters.create())).fds)
             links = Links(averages, tuple(wakeups(1) for _ in groups),
                           tuple(wakeups(plan.samplers_of(group)) for group in groups))
@@ -130,7 +133,8 @@ def open_links(plan: RunPlan) -> Iterator[Links]:
 
 
 def worker_specs(
-    plan: RunPlan, run_dir: Path, rings: Sequence[ReplayRing], run_started_s: float, links: Links | None = None
+    plan: RunPlan, run_dir: Path, rings: Sequence[ReplayRing], run_started_s: float, links: Links | None = None,
+    place: GlooPlace | None = None,
 ) -> dict[str, WorkerSpec]:
     """Worker specifications in starting order: slowest imports first."""
     config, rows = plan.config, status_rows(plan.samplers, plan.learners, plan.hosts)
@@ -139,7 +143,7 @@ def worker_specs(
     specs = [
         WorkerSpec(address=Address("learner", group), row=rows[Address("learner", group).name],
                    job=dataclasses.replace(_learner_job(plan, run_dir, ring, run_started_s, group),
-                                           shared_fds=averages, wakeup_fds=learners[group],
+                                           shared_fds=averages, gloo=place, wakeup_fds=learners[group],
                                            sampler_wakeup_fds=samplers[group]).to_json(),
                    threads=config.learner.threads,
                    inherited_fds=(ring.block.fd, *averages, *learners[group], *samplers[group]))
@@ -207,5 +211,5 @@ def _learner_job(
         # Of the whole run, other hosts included, whose env steps go into weights and checkpoints.
         num_samplers=plan.samplers + plan.hosts,
         run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
-        stop=config.stop,
+        stop=config.stop, learners=plan.learners,
     )

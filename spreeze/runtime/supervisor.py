@@ -32,6 +32,7 @@ from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outco
 from spreeze.runtime.timeline import FIRST_S, Timeline
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.gossip import GlooPlace
 from spreeze.transport.shared_memory import available_bytes, readable
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.evaluator import EvaluatorJob
@@ -600,6 +601,14 @@ class Restarts:
 
     def restarted(self) -> None:
         self.total, self.due_s, self.quarantined = self.total + 1, None, False
+
+
+def open_place(plan: RunPlan, run_dir: Path) -> AbstractContextManager[GlooPlace | None]:
+    """Where the learners of a run meet whose parameters go by gloo; None where they share memory."""
+    learner, wiring = plan.config.learner, plan.config.wiring
+    if learner.transport == "gloo" and plan.learners > 1 and (wiring.mixes or wiring.averages):
+        return GlooPlace.opened(run_dir, learner.listen)
+    return contextlib.nullcontext()
 
 
 def memory_limit_bytes(plan: RunPlan) -> int:

@@ -1,42 +1,89 @@
-"""Gossip between learners through shared memory of the supervisor.
+"""Gossip between learners: whose messages a learner takes, in whatever way they travel, and how in shared memory.
 
-Each learner has the newest few of its messages in slots of its own (``VersionedParameters``). So a message is there
-whole or not at all, whichever process is killed, a newer one replaces an older one, and nobody waits for a reader.
+In memory of the supervisor each learner has the newest few of its messages in slots of its own
+(``VersionedParameters``). So a message is there whole or not at all, whichever process is killed, a newer one replaces
+an older one, and nobody waits for a reader. Between hosts they travel by ``gloo_gossip``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from spreeze.transport.protocols import GossipMessage
+from spreeze.transport.socket_sink import create_secret
 from spreeze.transport.topology import in_neighbours, out_neighbours
-from spreeze.transport.weights import VersionedParameters
+from spreeze.transport.weights import VersionedParameters, Weights
+from spreeze.types import Jsonable
 
 _PARAMETERS = "parameters"
 _MOST_SLOTS = 9
 """Each is a descriptor in every learner."""
 
 
-class SharedGossip:
-    """A ``Gossip`` in memory files; ``slots[i]`` are those of learner i."""
+def messages_kept(learners: int) -> int:
+    """Messages kept of each learner: in lockstep, one of a small ring gets almost that far ahead of its reader."""
+    return min(learners + 1, _MOST_SLOTS)
 
-    def __init__(
-        self, learner: int, slots: Sequence[VersionedParameters], *, topology: str, max_staleness: int | None
-    ) -> None:
-        self._learner, self._slots = learner, list(slots)
-        self._topology, self._max_staleness = topology, max_staleness
+
+@dataclass(frozen=True, kw_only=True)
+class GlooPlace(Jsonable):
+    """Where learners meet that exchange messages by gloo."""
+
+    store: str
+    """host:port of the run's ``MemberStore``."""
+    secret_file: str
+    """What holds the run's secret."""
+    listen: str
+    """Address of this machine at which the learner takes connections."""
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, folder: Path, listen: str) -> Iterator[GlooPlace]:
+        """A place for the learners of a run, whose secret is in ``folder`` meanwhile; this loads torch.
+
+        Raises:
+            TransportError: no port of the address ``listen`` can be opened.
+            OSError: the secret cannot be written.
+        """
+        from spreeze.transport.gloo_gossip import MemberStore
+
+        secret_file = folder / "secret"
+        secret_file.unlink(missing_ok=True)  # of a session that was killed
+        create_secret(secret_file)
+        try:
+            with contextlib.closing(MemberStore(listen)) as store:
+                yield cls(store=store.address, secret_file=str(secret_file), listen=listen)
+        finally:
+            secret_file.unlink(missing_ok=True)
+
+
+class NeighbourGossip:
+    """A ``Gossip`` but for how messages travel: neighbours, staleness, and which message is received."""
+
+    def __init__(self, learner: int, learners: int, *, topology: str, max_staleness: int | None) -> None:
+        self._learner, self._topology, self._max_staleness = learner, topology, max_staleness
         self._number = -1
-        self._held = [-1] * len(self._slots)
+        self._held = [(-1, -1)] * learners
         self._in_neighbours: tuple[int, ...] = ()
         self.staleness: dict[int, int] = {}
-        self.close_over(range(len(self._slots)))
+        self.close_over(range(learners))
 
-    @staticmethod
-    def slots_of(learners: int) -> int:
-        """Messages kept of each: in lockstep, a learner of a small ring gets almost that far ahead of its reader."""
-        return min(learners + 1, _MOST_SLOTS)
+    def _put(self, parameters: np.ndarray, number: int) -> None:
+        """Makes a message visible to the out-neighbours."""
+        raise NotImplementedError
+
+    def _numbered(self, peer: int, number: int) -> GossipMessage | None:
+        """A peer's message of that number, if it is there."""
+        raise NotImplementedError
+
+    def _newest(self, peer: int, newer_than: tuple[int, int] | None = None) -> GossipMessage | None:
+        """A peer's newest message; None if there is none, or none newer than (epoch, number)."""
+        raise NotImplementedError
 
     @property
     def in_neighbours(self) -> tuple[int, ...]:
@@ -52,27 +99,25 @@ class SharedGossip:
         self.staleness = {peer: self.staleness.get(peer, 0) for peer in self._in_neighbours}
 
     def send(self, parameters: np.ndarray, number: int) -> None:
-        self._slots[self._learner].publish({_PARAMETERS: parameters}, {}, 0, number)
+        self._put(parameters, number)
         self._number = number
         self.staleness = {peer: updates + 1 for peer, updates in self.staleness.items()}
 
     def receive(self) -> list[GossipMessage]:
-        found = [message for peer in self._in_neighbours if (message := self._newest(peer)) is not None]
+        found = [message for peer in self._in_neighbours if (message := self._due(peer)) is not None]
         for message in found:
-            self._held[message.sender] = message.number
+            self._held[message.sender] = message.epoch, message.number
             self.staleness[message.sender] = 0
         return found
 
-    def _newest(self, peer: int) -> GossipMessage | None:
+    def _due(self, peer: int) -> GossipMessage | None:
         """The peer's newest message not received yet; in lockstep the one of the same number, if it is there."""
-        slots, message = self._slots[peer], None
+        held, message = self._held[peer], None
         if self._max_staleness == 0:
-            if self._held[peer] >= self._number:
+            if held[1] >= self._number:
                 return None  # a peer that is one ahead has to wait for the next mix
-            message = slots.read(self._number)
-        if message is None:
-            message = slots.read_latest((0, self._held[peer]))
-        return None if message is None else GossipMessage(peer, message.version, message.arrays[_PARAMETERS])
+            message = self._numbered(peer, self._number)
+        return self._newest(peer, held) if message is None else message
 
     def overdue(self) -> tuple[int, ...]:
         if self._max_staleness is None:
@@ -80,10 +125,40 @@ class SharedGossip:
         return tuple(peer for peer, updates in self.staleness.items() if updates > self._max_staleness)
 
     def latest(self, peer: int) -> GossipMessage | None:
-        message = self._slots[peer].read_latest()
-        return None if message is None else GossipMessage(peer, message.version, message.arrays[_PARAMETERS])
+        return self._newest(peer)
 
     def at(self, peer: int, number: int) -> GossipMessage | None:
-        """A peer's message of that number, or a newer one where it is gone; None while there is neither."""
-        message = self._slots[peer].read(number) or self._slots[peer].read_latest((0, number))
-        return None if message is None else GossipMessage(peer, message.version, message.arrays[_PARAMETERS])
+        message = self._numbered(peer, number)
+        if message is None:
+            newest = self._newest(peer)
+            message = newest if newest is not None and newest.number > number else None
+        return message
+
+
+class SharedGossip(NeighbourGossip):
+    """A ``Gossip`` in memory files; ``slots[i]`` are those of learner i."""
+
+    def __init__(
+        self, learner: int, slots: Sequence[VersionedParameters], *, topology: str, max_staleness: int | None,
+        epoch: int = 0,
+    ) -> None:
+        """Numbers rise within an ``epoch``: one learner's start, or the whole run if they go on after a restart."""
+        self._slots, self._epoch = list(slots), epoch
+        super().__init__(learner, len(self._slots), topology=topology, max_staleness=max_staleness)
+
+    def _put(self, parameters: np.ndarray, number: int) -> None:
+        self._slots[self._learner].publish({_PARAMETERS: parameters}, {}, self._epoch, number)
+
+    def _numbered(self, peer: int, number: int) -> GossipMessage | None:
+        return _message(peer, self._slots[peer].read(number))
+
+    def _newest(self, peer: int, newer_than: tuple[int, int] | None = None) -> GossipMessage | None:
+        return _message(peer, self._slots[peer].read_latest(newer_than))
+
+    def close(self) -> None:
+        """Does nothing: the slots are their owner's."""
+
+
+def _message(sender: int, weights: Weights | None) -> GossipMessage | None:
+    return None if weights is None else GossipMessage(sender, weights.version, weights.arrays[_PARAMETERS],
+                                                      weights.epoch)

@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.transport.gossip import SharedGossip
-from spreeze.transport.protocols import Arrays
+from spreeze.transport.gossip import GlooPlace, SharedGossip, messages_kept
+from spreeze.transport.protocols import Arrays, Gossip
 from spreeze.transport.shared_memory import ArraySpec, SharedArrays, nameless_file
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import Jsonable
@@ -63,6 +63,8 @@ class MixSpec(Jsonable):
     gradient_fds: tuple[tuple[int, ...], ...]
     policy_fds: tuple[tuple[int, ...], ...]
     """Of each learner's policy; empty where this learner does not publish their mean."""
+    gloo: GlooPlace | None = None
+    """Where messages go by gloo; None: through ``message_fds``."""
 
 
 def board_fields(learners: int) -> tuple[ArraySpec, ...]:
@@ -92,7 +94,7 @@ class MixMemory(NamedTuple):
         def each(slots: int) -> tuple[VersionedParameters, ...]:
             return tuple(VersionedParameters.create(slots) for _ in range(learners))
 
-        messages = SharedGossip.slots_of(learners)
+        messages = messages_kept(learners)
         return cls(SharedArrays.create("spreeze-board", board_fields(learners)), nameless_file("spreeze-shared"),
                    each(messages), each(messages if lockstep else 2), each(1))
 
@@ -127,15 +129,31 @@ class Mixer:
         """``wait`` is a short sleep; False: the run is being stopped, so nobody is waited for any more."""
         self.spec, self._living, self._wait = spec, living, wait
         self.board = SharedArrays.attach(spec.board_fd, board_fields(spec.learners))
-        topology = "full" if spec.mixing in ("all_reduce", "average") else spec.topology
-        self._gossip = SharedGossip(spec.learner, [VersionedParameters(fds) for fds in spec.message_fds],
-                                    topology=topology, max_staleness=spec.max_staleness)
+        self._gossip = self._open_gossip()
         self._mixed = [VersionedParameters(fds) for fds in spec.mixed_fds]
         self._gradients = VersionedParameters(spec.gradient_fds[spec.learner])
         self._policies = [VersionedParameters(fds) for fds in spec.policy_fds]
         self._shared: np.ndarray | None = None
         self._returned, self._ahead, self._compared = False, 0, -1
         self.waited_s = self.messages = 0.0
+
+    def _open_gossip(self) -> Gossip:
+        spec = self.spec
+        topology = "full" if spec.mixing in ("all_reduce", "average") else spec.topology
+        if spec.gloo is None:
+            return SharedGossip(spec.learner, [VersionedParameters(fds) for fds in spec.message_fds],
+                                topology=topology, max_staleness=spec.max_staleness)
+        from spreeze.transport.gloo_gossip import GlooGossip  # loads torch.distributed
+
+        gossip = GlooGossip(spec.learner, spec.learners, spec.gloo, topology=topology,
+                            max_staleness=spec.max_staleness, every=spec.mixing == "all_reduce")
+        self._living = gossip.living
+        return gossip
+
+    def _are_all_there(self) -> bool:
+        """Whether every learner has parameters, and can be reached unless this one comes back to a run."""
+        reached = self._returned or len(self._living()) == self.spec.learners
+        return reached and all(mixed.read_latest() is not None for mixed in self._mixed)
 
     def begin(self, parameters: np.ndarray, number: int) -> None:
         """Tells the others that this learner is there; at the start of a run, waits until all are."""
@@ -149,7 +167,7 @@ class Mixer:
         if self.spec.mixing == "hogwild":
             self._share(parameters)
         end_s = time.monotonic() + _BARRIER_S
-        while time.monotonic() < end_s and any(mixed.read_latest() is None for mixed in self._mixed):
+        while time.monotonic() < end_s and not self._are_all_there():
             if not self._wait():
                 return
 
@@ -258,6 +276,7 @@ class Mixer:
     def leave(self) -> None:
         """Tells the others that no more messages follow."""
         self.board["left"][self.spec.learner] = 1
+        self._gossip.close()
 
 
 def _mean(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -203,6 +203,7 @@ class GossipMessage(NamedTuple):
     sender: int
     number: int  # of the sender's update after which it was sent
     parameters: np.ndarray  # [d]
+    epoch: int = 0  # of the sender's start; numbers rise within it
 
 
 class Gossip(Protocol):
@@ -225,7 +226,7 @@ class Gossip(Protocol):
         ...
 
     def send(self, parameters: np.ndarray, number: int) -> None:
-        """Makes parameters [d] visible to the out-neighbours; never waits. Numbers rise."""
+        """Makes parameters [d] visible to the out-neighbours; never waits. Numbers rise; the array may be reused."""
         ...
 
     def receive(self) -> list[GossipMessage]:
@@ -237,9 +238,11 @@ class Gossip(Protocol):
         ...
 
     def latest(self, peer: int) -> GossipMessage | None:
-        """The newest message of any learner, received or not; None before its first one."""
+        """The newest message of an in-neighbour that is here, received or not; None before the first one."""
         ...
 
     def at(self, peer: int, number: int) -> GossipMessage | None:
-        """A learner's message of that number, or a newer one where it is gone; None while there is neither."""
+        """An in-neighbour's message of that number, or a newer one where it is gone; None while there is neither."""
         ...
+
+    def close(self) -> None: ...

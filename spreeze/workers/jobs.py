@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spreeze.config.schema import LearnerConfig, StopConfig, VisualizerConfig
+from spreeze.transport.gossip import GlooPlace
 from spreeze.transport.mixing import MixSpec
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import RingSpec
@@ -41,7 +42,11 @@ class LearnerJob(AnyLearnerJob):
     stop: StopConfig = field(default_factory=StopConfig)
     """When the run ends, for schedules."""
     shared_fds: tuple[int, ...] = ()
-    """Of the ``VersionedParameters`` of each group in turn, two files each; empty: this learner averages with none."""
+    """Of the ``VersionedParameters`` of each group in turn, two files each; empty: this learner averages with none, or
+    by gloo."""
+    gloo: GlooPlace | None = None
+    """Where it meets the others of ``learners``, to average with them; None: they share memory, or are none."""
+    learners: int = 1
     wakeup_fds: tuple[int, ...] = ()
     """Of the wakeup by which samplers tell it of rows; empty: it polls."""
     sampler_wakeup_fds: tuple[int, ...] = ()

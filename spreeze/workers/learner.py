@@ -25,8 +25,9 @@ from spreeze.errors import ResourceError, WeightsError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
+from spreeze.transport.gossip import SharedGossip
 from spreeze.transport.mixing import Mixer, MixSpec, board_fields
-from spreeze.transport.protocols import Arrays, ParameterPublisher
+from spreeze.transport.protocols import Arrays, Gossip, ParameterPublisher
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.transport.rollouts import Handover, Rollouts
 from spreeze.transport.shared_memory import WAIT_S, SharedArrays, wakeups_of
@@ -270,16 +271,29 @@ class _ReplayLearner(_Learner):
         self.began = False
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
-        if fds := self._job.shared_fds:
-            shared = [VersionedParameters(fds[index : index + 2]) for index in range(0, len(fds), 2)]
-            self._peers = PeerAverage(self._trainer.algorithm, shared, self._context.address.group, self._files.epoch,
-                                      self._job.learner.average_interval)
+        if (gossip := self._open_gossip()) is not None:
+            self._peers = PeerAverage(self._trainer.algorithm, gossip, self._job.learner.average_interval)
         if checkpoint is None:
             return
         self._trainer.load_state(checkpoint.tensors, checkpoint.state)
         self._updates_before = self._trainer.updates
         self._skipped_before = self._trainer.algorithm.updates_skipped()
         self._report(f"learner continues from update {self._trainer.updates}")
+
+    def _open_gossip(self) -> Gossip | None:
+        """The exchange with the learners to average with; None where there are none."""
+        fds, own = self._job.shared_fds, self._context.address.group
+        if self._job.gloo is not None:
+            from spreeze.transport.gloo_gossip import GlooGossip  # loads torch.distributed
+
+            return GlooGossip(own, self._job.learners, self._job.gloo, topology="full", max_staleness=None)
+        shared = [VersionedParameters(fds[index : index + 2]) for index in range(0, len(fds), 2)]
+        return SharedGossip(own, shared, topology="full", max_staleness=None, epoch=self._files.epoch) if fds else None
+
+    def _finish(self, reason: str | None) -> None:
+        if self._peers is not None:
+            self._peers.close()
+        super()._finish(reason)
 
     def advance(self) -> bool:
         ring = self._replay

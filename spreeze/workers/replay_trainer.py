@@ -9,7 +9,7 @@ copied to the device as far as memory allows, and whole updates are CUDA graphs 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -23,9 +23,8 @@ from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
 from spreeze.config.schema import AlgorithmConfig
 from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
 from spreeze.metrics.table import blank_learner
-from spreeze.transport.protocols import BatchSource
+from spreeze.transport.protocols import BatchSource, Gossip
 from spreeze.transport.replay_ring import ReplayReader
-from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
 from spreeze.workers.gpu_replay import (
     CudaGraph,
@@ -415,20 +414,18 @@ class PolicyAverage:
 class PeerAverage:
     """The mean of the parameters of learners side by side, as in federated averaging (McMahan et al. 2017).
 
-    Every ``interval`` updates a learner publishes its networks, targets and temperature. It then takes the mean of
-    these and of the newest of each other learner. Moments of the optimiser stay its own. Nobody waits: a learner of
-    which nothing new has come for ``_LIVING`` of these steps, since it is dead, done or far slower, is left out until
-    it publishes again.
+    Every ``interval`` updates a learner sends its networks, targets and temperature. It then takes the mean of these
+    and of the newest of each other learner. Moments of the optimiser stay its own. Nobody waits: a learner of which
+    nothing new has come for ``_LIVING`` of these steps, since it is dead, done or far slower, is left out until it
+    sends again.
     """
 
-    def __init__(
-        self, algorithm: OffPolicyAlgorithm, shared: Sequence[VersionedParameters], own: int, epoch: int, interval: int
-    ) -> None:
-        """``shared`` has one entry a learner, ``own`` is the number of this one; ``epoch`` rises with its starts."""
-        self._algorithm, self._shared, self._own, self._epoch = algorithm, shared, own, epoch
+    def __init__(self, algorithm: OffPolicyAlgorithm, gossip: Gossip, interval: int) -> None:
+        """``gossip`` is that of all learners, each a neighbour of each."""
+        self._algorithm, self._gossip = algorithm, gossip
         self._interval, self._due, self._version = interval, -1, 0
-        self._newest: dict[int, tuple[Weights, int]] = {}
-        """Number of another learner -> what it published last, and the own version at which that was new."""
+        self._newest: dict[int, tuple[np.ndarray, int]] = {}
+        """Number of another learner -> what it sent last, and the own version at which that was new."""
         self._others = -1
 
     def advance(self, updates: int) -> str | None:
@@ -440,12 +437,13 @@ class PeerAverage:
         self._due = updates + self._interval
         arrays = self._algorithm.state_arrays()
         names = [name for name, array in arrays.items() if array.dtype == np.float32 and "adam" not in name]
+        own = np.concatenate([arrays[name].reshape(-1) for name in names])
         self._version += 1
-        self._shared[self._own].publish({name: arrays[name] for name in names}, {}, self._epoch, self._version)
+        self._gossip.send(own, self._version)
         others = self._living()
         if others:
-            means = {name: np.asarray(np.mean([arrays[name], *(other.arrays[name] for other in others)], 0))
-                     for name in names}
+            parts = np.split(np.mean([own, *others], 0), np.cumsum([arrays[name].size for name in names])[:-1])
+            means = {name: part.reshape(arrays[name].shape) for name, part in zip(names, parts, strict=True)}
             self._algorithm.load_state_arrays(arrays | means)
         if len(others) == self._others:
             return None
@@ -453,14 +451,14 @@ class PeerAverage:
         with_whom = "1 other learner" if self._others == 1 else f"{self._others} other learners"
         return f"update {updates}: takes the mean of its parameters and those of {with_whom}"
 
-    def _living(self) -> list[Weights]:
-        """The newest of each other learner that still publishes."""
-        for index, parameters in enumerate(self._shared):
-            before = self._newest.get(index)
-            found = None if index == self._own else parameters.read_latest(before and before[0].order)
-            if found is not None:
-                self._newest[index] = found, self._version
+    def _living(self) -> list[np.ndarray]:
+        """The newest of each other learner that still sends."""
+        for message in self._gossip.receive():
+            self._newest[message.sender] = message.parameters, self._version
         return [found for found, since in self._newest.values() if self._version - since < _LIVING]
+
+    def close(self) -> None:
+        self._gossip.close()
 
 
 class DeviceNormalizer:
