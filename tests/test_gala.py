@@ -39,10 +39,15 @@ def test_a_learner_alone_is_plain_a2c_bit_for_bit(tmp_path):
     assert found[0]["updates"] == found[1]["updates"] == 50
 
 
-@pytest.mark.parametrize(("mixing", "equal"), [("all_reduce", True), ("none", False)])
-def test_gradients_of_all_keep_learners_equal_and_learners_that_share_nothing_differ(tmp_path, mixing, equal):
+@pytest.mark.parametrize(("mixing", "transport", "equal"), [
+    ("all_reduce", "shared", True), ("all_reduce", "gloo", True), ("none", "shared", False),
+])  # fmt: skip
+def test_gradients_of_all_keep_learners_equal_and_learners_that_share_nothing_differ(
+    tmp_path, mixing, transport, equal
+):
     run, code, document = train(tmp_path, *_CART, *_TWO, "--set", f"gala.mixing={mixing}", "--env-steps", "1600",
-                                "--set", "rollout.fingerprint=true", tiny=_SMALL)  # fmt: skip
+                                "--set", "rollout.fingerprint=true", "--set", f"learner.transport={transport}",
+                                tiny=_SMALL)  # fmt: skip
     assert code == 0, document
     first, second = _prints(run, 0), _prints(run, 1)
     both = min(len(first), len(second))
@@ -67,8 +72,9 @@ def test_a_learner_that_is_ten_times_slower_is_named_at_most_once_a_minute(tmp_p
     assert [text.partition(";")[0] for text in told] == ["learner-g3 is slow: 10 updates/s, the others 100"] * 2
 
 
-def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back(tmp_path):
-    with Run(tmp_path, *_CART, *_TWO, tiny=_SMALL) as run:
+@pytest.mark.parametrize("transport", ["shared", "gloo"])
+def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back(tmp_path, transport):
+    with Run(tmp_path, *_CART, *_TWO, "--set", f"learner.transport={transport}", tiny=_SMALL) as run:
         run.wait_for(lambda: all(run.numbers().get(f"updates/{group}", 0) >= 50 for group in (0, 1)), what="updates")
         for name in ("learner-g1", "learner"):
             victim, other = run.children()[name], 1 if name == "learner" else 0
@@ -96,6 +102,13 @@ def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back
                for before, after in zip(document["learners"], second["learners"], strict=True))
 
 
+def test_learners_without_locks_cannot_learn_over_connections(tmp_path):
+    run, code, _ = train(tmp_path, *_CART, *_TWO, "--set", "gala.mixing=hogwild", "--set", "learner.transport=gloo",
+                         tiny=_SMALL)
+    assert code == 2
+    assert "gala.mixing = hogwild) share memory; leave one of them out" in run.stdout + run.stderr
+
+
 def asked(*argv):
     settings = resolve([Layer("user", user_values(build_parser().parse_args([*argv])))])
     check_algorithm(settings.config.run.algo, SPEC, settings.config.mode)
@@ -107,6 +120,7 @@ def asked(*argv):
     (("--mode", "gala", "--algo", "a2c", "--learners", "0"), "run.learners = 0: allowed is 1 to 16"),
     (("--mode", "gala", "--set", "gala.topology=star"), "topology = .star.: allowed is ring, exponential, full"),
     (("--mode", "gala", "--algo", "a2c", "--max-staleness", "-1"), "max_staleness = -1: allowed is 0 to"),
+    (("--set", "learner.transport=carrier"), "transport = .carrier.: allowed is shared, gloo"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused(argv, words):
     with pytest.raises(ConfigError, match=words):

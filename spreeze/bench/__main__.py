@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from spreeze.bench import Row, line
 from spreeze.bench.cluster import add_cluster_flags, cluster_rows
+from spreeze.bench.cluster_plan import add_cluster_plan_flags, cluster_plan_rows
 from spreeze.bench.gala import add_gala_flags, gala_rows
 from spreeze.bench.hts import add_hts_flags, hts_rows
 from spreeze.bench.impact import add_impact_flags, impact_rows
@@ -204,6 +205,8 @@ BENCHES = {
     "gala": Bench("GALA against A2C and other ways to share", add_gala_flags, gala_rows),
     "impact": Bench("IMPACT against PPO, APPO and IMPALA, and its ablations", add_impact_flags, impact_rows),
     "tianji": Bench("TianJi: number of samplers, balance, groups, QMIX", add_tianji_flags, tianji_rows),
+    "cluster-plan": Bench("up to 64 hosts and internet distance, simulated from costs measured here",
+                          add_cluster_plan_flags, cluster_plan_rows),
     "curve": Bench("what finished runs reached and kept, and a picture of their curves", _add_curve, _curve),
     "cluster": Bench("samplers on simulated hosts through Ray: rows, cost, weights, deaths", add_cluster_flags,
                      cluster_rows),

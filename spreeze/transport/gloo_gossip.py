@@ -110,7 +110,7 @@ class SignedStore(Store):
         return hmac.digest(self._secret, f"{self._prefix}{key}".encode() + b"\0" + value, "sha256")
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        self._store.set(self._prefix + key, self._proof(key, bytes(value)) + bytes(value))
+        self._store.set(self._prefix + key, self._proof(key, bytes(value)) + bytes(value))  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes:
         """The value, waited for; ``_Forged`` if it was not written by one who knows the secret."""
@@ -315,8 +315,9 @@ class GlooGossip(NeighbourGossip):
     def _connected(self) -> TCPStore:
         host, _, port = self._place.store.rpartition(":")
         try:
+            socket.create_connection((host, int(port)), _CONNECT_S).close()  # TCPStore would retry, with much to say
             return TCPStore(host, int(port), None, False, timedelta(seconds=_CONNECT_S), False)
-        except (RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, OverflowError) as error:
             raise TransportError(f"no store of learners at {self._place.store}: {str(error).splitlines()[0]}"
                                  ) from None
 
@@ -371,6 +372,8 @@ class GlooGossip(NeighbourGossip):
 
     def close(self) -> None:
         """Leaves, and ends all threads; gives up on one that the network holds."""
+        if self._closing.is_set():
+            return
         self._left = True
         self._closing.set()
         self._change.set()
@@ -402,6 +405,8 @@ class GlooGossip(NeighbourGossip):
         reachable = True
         while True:
             closing = self._closing.is_set()
+            if closing and not reachable:
+                return
             try:
                 if not reachable:
                     self._store = self._connected()
