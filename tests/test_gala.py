@@ -46,7 +46,7 @@ def test_gradients_of_all_keep_learners_equal_and_learners_that_share_nothing_di
     tmp_path, mixing, transport, equal
 ):
     run, code, document = train(tmp_path, *_CART, *_TWO, "--set", f"gala.mixing={mixing}", "--env-steps", "1600",
-                                "--set", "rollout.fingerprint=true", "--set", f"learner.transport={transport}",
+                                "--set", "rollout.fingerprint=true", "--set", f"exchange.transport={transport}",
                                 tiny=_SMALL)  # fmt: skip
     assert code == 0, document
     first, second = _prints(run, 0), _prints(run, 1)
@@ -74,7 +74,7 @@ def test_a_learner_that_is_ten_times_slower_is_named_at_most_once_a_minute(tmp_p
 
 @pytest.mark.parametrize("transport", ["shared", "gloo"])
 def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back(tmp_path, transport):
-    with Run(tmp_path, *_CART, *_TWO, "--set", f"learner.transport={transport}", tiny=_SMALL) as run:
+    with Run(tmp_path, *_CART, *_TWO, "--set", f"exchange.transport={transport}", tiny=_SMALL) as run:
         run.wait_for(lambda: all(run.numbers().get(f"updates/{group}", 0) >= 50 for group in (0, 1)), what="updates")
         for name in ("learner-g1", "learner"):
             victim, other = run.children()[name], 1 if name == "learner" else 0
@@ -103,7 +103,7 @@ def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back
 
 
 def test_learners_without_locks_cannot_learn_over_connections(tmp_path):
-    run, code, _ = train(tmp_path, *_CART, *_TWO, "--set", "gala.mixing=hogwild", "--set", "learner.transport=gloo",
+    run, code, _ = train(tmp_path, *_CART, *_TWO, "--set", "gala.mixing=hogwild", "--set", "exchange.transport=gloo",
                          tiny=_SMALL)
     assert code == 2
     assert "gala.mixing = hogwild) share memory; leave one of them out" in run.stdout + run.stderr
@@ -120,7 +120,7 @@ def asked(*argv):
     (("--mode", "gala", "--algo", "a2c", "--learners", "0"), "run.learners = 0: allowed is 1 to 16"),
     (("--mode", "gala", "--set", "gala.topology=star"), "topology = .star.: allowed is ring, exponential, full"),
     (("--mode", "gala", "--algo", "a2c", "--max-staleness", "-1"), "max_staleness = -1: allowed is 0 to"),
-    (("--set", "learner.transport=carrier"), "transport = .carrier.: allowed is shared, gloo"),
+    (("--set", "exchange.transport=carrier"), "transport = .carrier.: allowed is shared, gloo"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused(argv, words):
     with pytest.raises(ConfigError, match=words):

@@ -196,7 +196,7 @@ def test_a_store_that_is_not_there_and_an_address_of_another_machine_are_told_in
     with pytest.raises(TransportError, match=r"no store of learners at 127\.0\.0\.1:1: "):
         GlooGossip(0, 2, GlooPlace(store="127.0.0.1:1", secret_file=ring.place.secret_file, listen="127.0.0.1"),
                    topology="ring", max_staleness=None)  # fmt: skip
-    with pytest.raises(TransportError, match=r"cannot listen at 203\.0\.113\.7: .*set learner\.listen"):
+    with pytest.raises(TransportError, match=r"cannot listen at 203\.0\.113\.7: .*set exchange\.listen"):
         MemberStore("203.0.113.7")
     with pytest.raises(TransportError, match=r"cannot listen at 203\.0\.113\.7"), \
             GlooPlace.opened(tmp_path, "203.0.113.7"):

@@ -84,7 +84,7 @@ def test_the_mode_runs_what_learns_from_replay_and_says_what_it_does():
 @pytest.mark.parametrize("transport", ["shared", "gloo"])
 def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tmp_path, transport):
     with Run(tmp_path, *FAULT, *_TWO, "--set", "learner.average_interval=5",
-             "--set", f"learner.transport={transport}") as run:
+             "--set", f"exchange.transport={transport}") as run:
         run.wait_for(lambda: sum("those of 1 other learner" in event for event in run.events()) >= 2,
                      what="means of both learners")  # fmt: skip
         ask(run.path, "timeline")
@@ -111,7 +111,7 @@ def test_on_policy_learners_average_too_and_go_on_when_one_is_killed(tmp_path, t
     small = ("--envs-per-sampler", "2", "--set", f"ppo.hidden_sizes={HIDDEN_SIZES}", "--set", "evaluation.episodes=2",
              "--set", "learner.checkpoint_interval_s=0.5", "--no-visualizer", "--no-governor")  # fmt: skip
     with Run(tmp_path, "--env", "CartPole-v1", "--algo", "ppo", "--sync-interval", "16", "--set",
-             "learner.average_interval=32", "--set", f"learner.transport={transport}", *_TWO, tiny=small) as run:
+             "learner.average_interval=32", "--set", f"exchange.transport={transport}", *_TWO, tiny=small) as run:
         run.wait_for(lambda: all(run.numbers().get(f"gossip_messages/{group}", 0) > 0.3 for group in (0, 1)),
                      what="messages of both")  # fmt: skip
         run.children()["learner-g1"].kill()

@@ -494,10 +494,6 @@ class LearnerConfig(Part):
                                       "kernel by itself", unit="updates", low=0, high=64)
     average_interval: int = setting(100, "mode tianji: updates of a learner between two averagings of its parameters "
                                     "with those of the others", unit="updates", low=1, high=10**9)
-    transport: str = setting("shared", "how the parameters of several learners reach each other (modes gala, tianji): "
-                             "shared memory; gloo, the connections of torch.distributed", choices=TRANSPORTS)
-    listen: str = setting("127.0.0.1", "address at which learners take the connections of gloo; the default is seen "
-                          "by this machine alone")
     publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
     checkpoint_interval_s: float = setting(30.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
 
@@ -510,6 +506,16 @@ class ClusterConfig(Part):
                                   "this machine (command line only)", flag="--cluster")
     samplers: int | None = setting(None, "sampler processes on each other host; as its own tuner or its usable cores "
                                    "say if not given", low=1, high=64, flag="--host-samplers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig(Part):
+    """How the parameters of several learners reach each other (modes gala and tianji)."""
+
+    transport: str = setting("shared", "shared memory of this machine, or gloo: the connections of torch.distributed",
+                             choices=TRANSPORTS)
+    listen: str = setting("127.0.0.1", "gloo: address at which learners take connections; the default one is seen by "
+                          "this machine alone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -600,6 +606,7 @@ class Config:
     gala: GalaConfig = field(default_factory=GalaConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)
@@ -696,7 +703,7 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     other += () if config.wiring.inference_workers else ("rollout.inference_workers",)
     own += ("gala",) if config.wiring.mixes else ()
     other += () if config.wiring.averages else ("learner.average_interval",)
-    other += () if config.wiring.averages or config.wiring.mixes else ("learner.transport", "learner.listen")
+    own += ("exchange",) if config.wiring.averages or config.wiring.mixes else ()
     keys = [f"{name}.{item.name}" for name, part in config.parts().items() for item in dataclasses.fields(part)]
     named = (knob.replace("algorithm.", f"{algo}.") for knob in config.wiring.knobs)
     knobs = tuple(knob for knob in named if knob in keys)

@@ -122,7 +122,7 @@ def open_links(plan: RunPlan) -> Iterator[Links]:
 
     with contextlib.ExitStack() as stack:
         try:
-            shares = wiring.averages and plan.learners > 1 and plan.config.learner.transport == "shared"
+            shares = wiring.averages and plan.learners > 1 and plan.config.exchange.transport == "shared"
             averages = tuple(fd for _ in groups if shares
                              for fd in stack.enter_context(contextlib.closing(VersionedParameters.create())).fds)
             links = Links(averages, tuple(wakeups(1) for _ in groups),

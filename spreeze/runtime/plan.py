@@ -101,9 +101,9 @@ class RunPlan:
         if learners > self.samplers:
             raise ConfigError(f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = "
                               f"{self.samplers}; use --samplers {learners} or more")
-        by_gloo = self.config.learner.transport == "gloo" and learners > 1
+        by_gloo = self.config.exchange.transport == "gloo" and learners > 1
         if by_gloo and self.config.wiring.mixes and self.config.gala.mixing == "hogwild":
-            raise ConfigError("learner.transport = gloo: learners without locks (gala.mixing = hogwild) share memory; "
+            raise ConfigError("exchange.transport = gloo: learners without locks (gala.mixing = hogwild) share memory; "
                               "leave one of them out")
         if not (self.config.wiring.mixes or (self.config.wiring.averages and self.config.on_policy is not None)):
             return

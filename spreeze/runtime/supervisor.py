@@ -605,9 +605,9 @@ class Restarts:
 
 def open_place(plan: RunPlan, run_dir: Path) -> AbstractContextManager[GlooPlace | None]:
     """Where the learners of a run meet whose parameters go by gloo; None where they share memory."""
-    learner, wiring = plan.config.learner, plan.config.wiring
-    if learner.transport == "gloo" and plan.learners > 1 and (wiring.mixes or wiring.averages):
-        return GlooPlace.opened(run_dir, learner.listen)
+    exchange, wiring = plan.config.exchange, plan.config.wiring
+    if exchange.transport == "gloo" and plan.learners > 1 and (wiring.mixes or wiring.averages):
+        return GlooPlace.opened(run_dir, exchange.listen)
     return contextlib.nullcontext()
 
 

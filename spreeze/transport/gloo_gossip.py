@@ -77,7 +77,7 @@ def _listener(host: str) -> socket.socket:
         found.listen()
     except OSError as error:
         found.close()
-        raise TransportError(f"cannot listen at {host}: {error}; set learner.listen to an address of this machine"
+        raise TransportError(f"cannot listen at {host}: {error}; set exchange.listen to an address of this machine"
                              ) from None
     return found
 
