@@ -46,7 +46,8 @@ LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 1 << 20, 1 << 22
 PULLS = 2
 LINGER_S = 0.1
 """A pull is answered after that with what there is."""
-_SIMULATED_S = 60.0
+_SIMULATED_S = 200.0
+"""Of which the second half counts, when buffers that fill are full."""
 _SMALL_CHUNK_BYTES = 1 << 14
 """Beside the largest, to tell what a chunk costs from what its rows cost."""
 _ROWS = 20_000
@@ -223,7 +224,7 @@ def _gossip_s(folder: Path, size: int, repeats: int) -> list[float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class NetworkPath:
     """Between the driver and hosts that are all as far from it."""
 
     name: str
@@ -242,15 +243,15 @@ class Network:
 
 
 NETWORKS = (
-    Network(name="rack: 0.05 ms, 10 Gbit/s", delay_s=5e-5, driver_bytes_per_s=10_000 * _MBIT,
+    NetworkPath(name="rack: 0.05 ms, 10 Gbit/s", delay_s=5e-5, driver_bytes_per_s=10_000 * _MBIT,
             host_up_bytes_per_s=10_000 * _MBIT, host_down_bytes_per_s=10_000 * _MBIT),
-    Network(name="office: 0.2 ms, 1 Gbit/s", delay_s=2e-4, driver_bytes_per_s=1_000 * _MBIT,
+    NetworkPath(name="office: 0.2 ms, 1 Gbit/s", delay_s=2e-4, driver_bytes_per_s=1_000 * _MBIT,
             host_up_bytes_per_s=1_000 * _MBIT, host_down_bytes_per_s=1_000 * _MBIT),
-    Network(name="city: 5 ms, driver 1 Gbit/s, hosts 100 Mbit/s", delay_s=5e-3, driver_bytes_per_s=1_000 * _MBIT,
+    NetworkPath(name="city: 5 ms, driver 1 Gbit/s, hosts 100 Mbit/s", delay_s=5e-3, driver_bytes_per_s=1_000 * _MBIT,
             host_up_bytes_per_s=100 * _MBIT, host_down_bytes_per_s=100 * _MBIT),
-    Network(name="internet: 50 ms, driver 500, hosts 40 up / 100 down Mbit/s", delay_s=5e-2,
+    NetworkPath(name="internet: 50 ms, driver 500, hosts 40 up / 100 down Mbit/s", delay_s=5e-2,
             driver_bytes_per_s=500 * _MBIT, host_up_bytes_per_s=40 * _MBIT, host_down_bytes_per_s=100 * _MBIT),
-    Network(name="the same with 1 % loss", delay_s=5e-2, driver_bytes_per_s=500 * _MBIT,
+    NetworkPath(name="the same with 1 % loss", delay_s=5e-2, driver_bytes_per_s=500 * _MBIT,
             host_up_bytes_per_s=40 * _MBIT, host_down_bytes_per_s=100 * _MBIT, loss=0.01),
 )
 
@@ -270,7 +271,7 @@ class Design:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Flow:
     rows_per_s: float
     """At the driver."""
     row_age_s: float
@@ -297,9 +298,9 @@ class _Server:
 
 
 def simulate(
-    hosts: int, rows_per_s: float, costs: Costs, network: Network, design: Design, *, versions_per_s: float = 10.0,
+    hosts: int, rows_per_s: float, costs: Costs, network: NetworkPath, design: Design, *, versions_per_s: float = 10.0,
     seconds: float = _SIMULATED_S,
-) -> Outcome:
+) -> Flow:
     """The flow of rows and weights between a driver and hosts that each make ``rows_per_s``."""
     senders = -(-hosts // design.fan_in)
     rates = [rows_per_s * (hosts // senders + (index < hosts % senders)) for index in range(senders)]
@@ -307,15 +308,15 @@ def simulate(
     network_out, weights_age_s = _weights(senders, costs, network, versions_per_s, seconds)
     if design.fan_in > 1:  # one more hop, beside the hosts
         weights_age_s += costs.weights_bytes * design.fan_in / network.host_down_bytes_per_s
-    return Outcome(rows_per_s=rows / seconds, row_age_s=ages_s / max(rows, 1.0), weights_age_s=weights_age_s,
+    return Flow(rows_per_s=2.0 * rows / seconds, row_age_s=ages_s / max(rows, 1.0), weights_age_s=weights_age_s,
                    core_share=min(1.0, core.busy_s / seconds),
                    network_share=min(1.0, max(network_in.busy_s, network_out.busy_s) / seconds))
 
 
 def _rows(
-    rates: list[float], costs: Costs, network: Network, design: Design, seconds: float
+    rates: list[float], costs: Costs, network: NetworkPath, design: Design, seconds: float
 ) -> tuple[_Server, _Server, float, float]:
-    """Driver's core and network, rows that it stored, and the sum of their ages [s]."""
+    """Driver's core and network, rows that it stored in the second half of the time, and the sum of their ages [s]."""
     row_bytes = costs.row_bytes * design.share
     most = design.most_chunk_bytes / row_bytes
     least = min(most, LEAST_CHUNK_BYTES / row_bytes)
@@ -356,13 +357,14 @@ def _rows(
             takes_s = costs.chunk_s + count * (costs.row_s + design.unpack_row_s)
             later(core.serve(through_s, takes_s), "stored", sender, count, made_s)
         else:
-            stored, ages_s = stored + count, ages_s + count * (now_s - made_s)
+            if now_s > seconds / 2.0:
+                stored, ages_s = stored + count, ages_s + count * (now_s - made_s)
             later(now_s + network.delay_s, "asked", sender)
     return core, inward, stored, ages_s
 
 
 def _weights(
-    receivers: int, costs: Costs, network: Network, versions_per_s: float, seconds: float
+    receivers: int, costs: Costs, network: NetworkPath, versions_per_s: float, seconds: float
 ) -> tuple[_Server, float]:
     """Driver's network, and the mean age of the weights at the receivers [s]."""
     outward, age_s, counted_s = _Server(), 0.0, 0.0
@@ -387,7 +389,7 @@ def _weights(
     return outward, age_s / max(counted_s, 1e-9)
 
 
-def gossip_updates(costs: Costs, network: Network, updates_per_s: float) -> float:
+def gossip_updates(costs: Costs, network: NetworkPath, updates_per_s: float) -> float:
     """Updates of a learner between two messages of a neighbour; at least one.
 
     Gloo announces a message, waits until the receiver asks for it, and sends it: a round trip and its bytes.
@@ -397,7 +399,7 @@ def gossip_updates(costs: Costs, network: Network, updates_per_s: float) -> floa
     return max(1.0, updates_per_s * cycle_s)
 
 
-def full_at(rows_per_s: float, costs: Costs, network: Network, versions_per_s: float) -> dict[str, float]:
+def full_at(rows_per_s: float, costs: Costs, network: NetworkPath, versions_per_s: float) -> dict[str, float]:
     """Hosts with which each part of the driver has no time left: its core, and its network in and out."""
     chunks_per_s = max(rows_per_s * costs.row_bytes / LEAST_CHUNK_BYTES, 1.0 / LINGER_S)
     return {"driver_core": 1.0 / (rows_per_s * costs.row_s + chunks_per_s * costs.chunk_s),
@@ -455,7 +457,7 @@ def cluster_plan_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     return [*rows, {"metric": "picture", "value": args.out, "unit": "file"}]
 
 
-def _told(outcome: Outcome, network: str, hosts: int, design: str) -> list[Row]:
+def _told(outcome: Flow, network: str, hosts: int, design: str) -> list[Row]:
     more = {"hosts": hosts, "network": network, "design": design}
     return [row("rows_per_s", "1/s", [outcome.rows_per_s], **more), row("row_age", "s", [outcome.row_age_s], **more),
             row("weights_age", "s", [outcome.weights_age_s], **more),
@@ -464,7 +466,7 @@ def _told(outcome: Outcome, network: str, hosts: int, design: str) -> list[Row]:
 
 
 def _draw(
-    args: argparse.Namespace, costs: Costs, found: dict[str, list[Outcome]], helped: dict[str, list[Outcome]]
+    args: argparse.Namespace, costs: Costs, found: dict[str, list[Flow]], helped: dict[str, list[Flow]]
 ) -> None:
     """Rows/s, ages, what would help, and gossip; a UsageError if matplotlib is not installed."""
     try:
@@ -506,7 +508,7 @@ def _draw(
     pyplot.close(figure)
 
 
-def _draw_help(axis: Any, args: argparse.Namespace, costs: Costs, helped: dict[str, list[Outcome]]) -> None:
+def _draw_help(axis: Any, args: argparse.Namespace, costs: Costs, helped: dict[str, list[Flow]]) -> None:
     """Share of the rows of 64 hosts that arrive, by design; both ages above the bars."""
     kinds, width = designs(costs), 0.16
     for number, design in enumerate(kinds):
@@ -529,7 +531,7 @@ def _draw_gossip(axis: Any, args: argparse.Namespace, costs: Costs) -> None:
     """Updates between two messages of a neighbour, by delay, for several bandwidths."""
     delays_s = np.logspace(-4.5, -0.5, 60)
     for number, mbit in enumerate((10_000, 1_000, 100, 10)):
-        networks = [Network(name="", delay_s=float(delay), driver_bytes_per_s=mbit * _MBIT,
+        networks = [NetworkPath(name="", delay_s=float(delay), driver_bytes_per_s=mbit * _MBIT,
                             host_up_bytes_per_s=mbit * _MBIT, host_down_bytes_per_s=mbit * _MBIT) for delay in delays_s]
         axis.plot(1e3 * delays_s, [gossip_updates(costs, network, args.updates) for network in networks],
                   color=f"C{number}", label=f"{mbit:,} Mbit/s")
