@@ -22,7 +22,7 @@ learner, number, where = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv
 if isinstance(where, dict):
     from spreeze.transport.gloo_gossip import GlooGossip
     from spreeze.transport.gossip import GlooPlace
-    gossip = GlooGossip(learner, 3, GlooPlace.from_json(where), topology="ring", max_staleness=None)
+    gossip = GlooGossip(learner, GlooPlace.from_json(where), topology="ring", max_staleness=None)
 else:
     from spreeze.transport.gossip import SharedGossip
     from spreeze.transport.weights import VersionedParameters
@@ -60,12 +60,12 @@ class OverGloo:
 
     def __init__(self, learners, folder):
         create_secret(folder / "secret")
-        self.learners, self.store, self.sides = learners, MemberStore(), []
-        self.place = GlooPlace(store=self.store.address, secret_file=str(folder / "secret"), listen="127.0.0.1")
+        self.store, self.sides = MemberStore(), []
+        self.place = GlooPlace(store=self.store.address, secret_file=str(folder / "secret"), listen="127.0.0.1",
+                               learners=learners, own=tuple(range(learners)))
 
     def side(self, learner, topology="ring", max_staleness=None):
-        self.sides.append(GlooGossip(learner, self.learners, self.place, topology=topology,
-                                     max_staleness=max_staleness))
+        self.sides.append(GlooGossip(learner, self.place, topology=topology, max_staleness=max_staleness))
         return self.sides[-1]
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from types import SimpleNamespace
 
@@ -102,6 +103,33 @@ def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back
                for before, after in zip(document["learners"], second["learners"], strict=True))
 
 
+def test_learners_of_another_host_join_and_each_host_goes_on_when_the_other_is_gone(tmp_path):
+    two = ("--mode", "gala", "--learners", "1", "--samplers", "1", "--set", "exchange.transport=gloo")
+
+    def mixes(run):
+        run.wait_for(lambda: run.numbers().get("gossip_messages", 0) > 0.3, what=f"messages at {run.path.name}")
+
+    with Run(tmp_path, *_CART, *two, "--set", "exchange.learners=2", name="first", tiny=_SMALL) as first:
+        found = re.compile(r"exchange\.join=(\S+) ")
+        first.wait_for(lambda: any(found.search(event) for event in first.events()), what="how to join")
+        address = next(match[1] for event in first.events() if (match := found.search(event)))
+        join = ("--set", f"exchange.join={address}", "--set", f"exchange.secret_file={first.path / 'secret'}")
+        with Run(tmp_path, *_CART, *two, *join, name="second", tiny=_SMALL) as second:
+            mixes(first)
+            mixes(second)
+            second.process.kill()
+            before = first.numbers()["updates"]
+            first.wait_for(lambda: first.numbers()["updates"] > before + 100, what="updates without the second")
+        with Run(tmp_path, *_CART, *two, *join, name="third", tiny=_SMALL) as third:
+            mixes(third)
+            assert any("learners 1 of 2, with those of the run at" in event for event in third.events())
+            assert first.stop()[0] == 0
+            before = third.numbers()["updates"]
+            third.wait_for(lambda: third.numbers()["updates"] > before + 100, what="updates without the first")
+            code, document = third.stop()
+    assert (code, document["error"], document["restarts"]) == (0, None, 0)
+
+
 def test_learners_without_locks_cannot_learn_over_connections(tmp_path):
     run, code, _ = train(tmp_path, *_CART, *_TWO, "--set", "gala.mixing=hogwild", "--set", "exchange.transport=gloo",
                          tiny=_SMALL)
@@ -120,6 +148,8 @@ def asked(*argv):
     (("--mode", "gala", "--algo", "a2c", "--learners", "0"), "run.learners = 0: allowed is 1 to 16"),
     (("--mode", "gala", "--set", "gala.topology=star"), "topology = .star.: allowed is ring, exponential, full"),
     (("--mode", "gala", "--algo", "a2c", "--max-staleness", "-1"), "max_staleness = -1: allowed is 0 to"),
+    (("--set", "exchange.learners=2"), "exchange.transport = shared: learners of other hosts are reached with"),
+    (("--set", "exchange.transport=gloo", "--set", "exchange.join=a:1"), "join and exchange.secret_file go together"),
     (("--set", "exchange.transport=carrier"), "transport = .carrier.: allowed is shared, gloo"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused(argv, words):

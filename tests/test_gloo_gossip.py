@@ -1,10 +1,12 @@
 """Learners that exchange messages by gloo: real processes die, fall silent and return, and nobody waits for them."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +23,9 @@ import json, sys
 import numpy as np
 from spreeze.transport.gloo_gossip import GlooGossip
 from spreeze.transport.gossip import GlooPlace
-learner, learners, place = int(sys.argv[1]), int(sys.argv[2]), GlooPlace.from_json(json.loads(sys.argv[3]))
-gossip = GlooGossip(learner, learners, place, topology="ring", max_staleness=None)
-gossip.env_steps, number = 100, 0
+gossip = GlooGossip(int(sys.argv[1]), GlooPlace.from_json(json.loads(sys.argv[2])), topology="ring",
+                    max_staleness=None)
+number = 0
 while True:
     number += 1
     gossip.close_over(gossip.living())
@@ -44,14 +46,19 @@ class Ring:
     def __init__(self, folder):
         create_secret(folder / "secret")
         self.store, self.children, self.sides = MemberStore(), {}, []
-        self.place = GlooPlace(store=self.store.address, secret_file=str(folder / "secret"), listen="127.0.0.1")
+        self.secret_file = folder / "secret"
 
-    def side(self, learner, learners=3, place=None):
-        self.sides.append(GlooGossip(learner, learners, place or self.place, topology="ring", max_staleness=None))
+    def place(self, learners, **changed):
+        facts = {"store": self.store.address, "secret_file": str(self.secret_file), "listen": "127.0.0.1",
+                 "learners": learners, "own": tuple(range(learners))}  # fmt: skip
+        return GlooPlace(**facts | changed)
+
+    def side(self, learner, learners=3, **changed):
+        self.sides.append(GlooGossip(learner, self.place(learners, **changed), topology="ring", max_staleness=None))
         return self.sides[-1]
 
     def start(self, learner, learners=3):
-        command = [sys.executable, "-c", LEARNER, str(learner), str(learners), json.dumps(self.place.to_json())]
+        command = [sys.executable, "-c", LEARNER, str(learner), json.dumps(self.place(learners).to_json())]
         self.children[learner] = subprocess.Popen(
             command, env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"})
 
@@ -101,7 +108,7 @@ def test_the_ring_closes_over_a_killed_learner_and_opens_again_when_it_returns(r
     heard(own, 2)
     ring.children[0].wait()
     ring.start(0)
-    second = heard(own, 0)
+    second = poll(lambda: message if (message := heard(own, 0)).epoch > first.epoch else None)
     assert (first.epoch, second.epoch) == (1, 2), "the numbers of the second start begin anew"
     assert own.in_neighbours == (0,)
 
@@ -148,8 +155,7 @@ def test_who_does_not_know_the_secret_is_neither_seen_nor_heard(ring, tmp_path):
     (tmp_path / "other").mkdir()
     create_secret(tmp_path / "other" / "secret")
     own = ring.side(0, 2)
-    other = ring.side(1, 2, GlooPlace(store=ring.store.address, secret_file=str(tmp_path / "other" / "secret"),
-                                      listen="127.0.0.1"))  # fmt: skip
+    other = ring.side(1, 2, secret_file=str(tmp_path / "other" / "secret"))
     other.send(np.ones(3, np.float32), 1)
     poll(lambda: own.rejected and other.rejected, what="a rejected record on both sides")
     assert (own.living(), other.living(), own.latest(1)) == ((0,), (1,), None)
@@ -185,19 +191,58 @@ def test_learners_go_on_with_each_other_when_the_store_is_gone(ring):
     assert heard(own, 1).number == 2
 
 
-def test_env_steps_of_all_learners_are_known(ring):
-    own = ring.side(1, 2)
-    own.env_steps = 11
-    ring.start(0, 2)
-    poll(lambda: own.all_env_steps() == 111, what="env steps of the other")
-
-
 def test_a_store_that_is_not_there_and_an_address_of_another_machine_are_told_in_one_line(ring, tmp_path):
     with pytest.raises(TransportError, match=r"no store of learners at 127\.0\.0\.1:1: "):
-        GlooGossip(0, 2, GlooPlace(store="127.0.0.1:1", secret_file=ring.place.secret_file, listen="127.0.0.1"),
-                   topology="ring", max_staleness=None)  # fmt: skip
+        ring.side(0, store="127.0.0.1:1")
     with pytest.raises(TransportError, match=r"cannot listen at 203\.0\.113\.7: .*set exchange\.listen"):
         MemberStore("203.0.113.7")
     with pytest.raises(TransportError, match=r"cannot listen at 203\.0\.113\.7"), \
-            GlooPlace.opened(tmp_path, "203.0.113.7"):
+            GlooPlace.opened(tmp_path, "203.0.113.7", 1, 2, {}):
         pass
+
+
+class Host:
+    """A run's place, that other hosts join."""
+
+    def __init__(self, place):
+        self.place, self.file = place, Path(place.secret_file)
+
+    def join(self, count, claimant, facts):
+        return GlooPlace.joining(self.place.store, self.file, "127.0.0.1", count, claimant, facts)
+
+
+@pytest.fixture
+def host(tmp_path):
+    (tmp_path / "run").mkdir()
+    with GlooPlace.opened(tmp_path / "run", "127.0.0.1", 1, 4, {"run.algo": "a2c", "sizes": (2, 2)}) as place:
+        yield Host(place)
+    assert not Path(place.secret_file).exists(), "the secret ends with the run"
+
+
+FACTS = {"run.algo": "a2c", "sizes": (2, 2)}
+
+
+def test_hosts_that_join_get_numbers_of_their_own_and_the_same_ones_again(host):
+    assert (host.place.own, host.place.learners, host.place.joined) == ((0,), 4, False)
+    assert host.file.stat().st_mode & 0o077 == 0
+    first, second = host.join(2, "b:/runs/x", FACTS), host.join(1, "c:/runs/x", FACTS)
+    assert (first.own, second.own, first.joined, first.learners) == ((1, 2), (3,), True, 4)
+    assert host.join(2, "b:/runs/x", FACTS).own == (1, 2)
+
+
+def test_who_is_gone_makes_room_and_who_learns_keeps_its_number(host):
+    first = host.join(2, "b:/runs/x", FACTS)
+    with contextlib.closing(GlooGossip(0, first, topology="ring", max_staleness=None)) as living:
+        assert host.join(2, "c:/runs/x", FACTS).own == (2, 3)
+        poll(lambda: living.epoch == 1)
+        with pytest.raises(TransportError, match="has room for 2 more of its 4 learners, not for 3; use fewer here"):
+            host.join(3, "d:/runs/x", FACTS)
+
+
+def test_who_has_other_settings_or_another_secret_cannot_join(host, tmp_path):
+    with pytest.raises(TransportError, match=r"cannot be joined: sizes is \[4\] here and \[2, 2\] there"):
+        host.join(1, "b", FACTS | {"sizes": (4,)})
+    create_secret(tmp_path / "secret")
+    host.file = tmp_path / "secret"
+    with pytest.raises(TransportError, match="not signed with this run's secret"):
+        host.join(1, "b", FACTS)

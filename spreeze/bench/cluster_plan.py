@@ -201,8 +201,8 @@ def _compressed(layout: RowLayout, rows: np.ndarray, stride: int, repeats: int) 
 def _gossip_s(folder: Path, size: int, repeats: int) -> list[float]:
     """Processor time of a message of ``size`` numbers between two learners in this process, of all threads [s]."""
     found = []
-    with GlooPlace.opened(folder, "127.0.0.1") as place:
-        sides = [GlooGossip(learner, 2, place, topology="ring", max_staleness=None) for learner in range(2)]
+    with GlooPlace.opened(folder, "127.0.0.1", 2, 2, {}) as place:
+        sides = [GlooGossip(learner, place, topology="ring", max_staleness=None) for learner in range(2)]
         try:
             parameters, number = np.ones(size, np.float32), 0
             for _ in range(repeats):

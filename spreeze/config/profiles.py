@@ -15,8 +15,8 @@ from spreeze.formatting import clean
 
 PROFILE_DIR = Path(__file__).resolve().parents[2] / "profiles"
 MAX_PROFILE_BYTES = 1_000_000
-_COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("cluster", "address"), ("run", "runs_dir"),
-                      ("run", "name")}
+_COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("cluster", "address"), ("exchange", "join"),
+                      ("exchange", "secret_file"), ("run", "runs_dir"), ("run", "name")}
 MACHINE_FIELDS = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers",
                   "sampling.envs_per_sampler", "replay.capacity", "rollout.samplers", "rollout.envs_per_sampler",
                   "rollout.inference_workers", "rollout.sync_interval")  # fmt: skip

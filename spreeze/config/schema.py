@@ -516,6 +516,26 @@ class ExchangeConfig(Part):
                              choices=TRANSPORTS)
     listen: str = setting("127.0.0.1", "gloo: address at which learners take connections; the default one is seen by "
                           "this machine alone")
+    learners: int | None = setting(None, "gloo: learners of all hosts together, where runs of other hosts join this "
+                                   "one; not set: run.learners, and nobody joins", unit="learners", low=1, high=64)
+    join: str | None = setting(None, "gloo: HOST:PORT of the run on another host that this one's learners join "
+                               "(command line only)")
+    secret_file: str | None = setting(None, "gloo: a copy of that run's file secret (command line only)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.learners or self.join or self.secret_file
+        if given and self.transport != "gloo":
+            raise ConfigError(f"exchange.transport = {self.transport}: learners of other hosts are reached with "
+                              "exchange.transport = gloo alone; set it")
+        if (self.join is None) != (self.secret_file is None) or (self.join is not None and self.learners is not None):
+            raise ConfigError("exchange.join and exchange.secret_file go together, without exchange.learners, which "
+                              "the run that is joined says")
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether learners of other hosts may take part."""
+        return self.learners is not None or self.join is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import CounterSample, GroupSample, Outcome, Recorder, View
-from spreeze.runtime.supervisor import Wired, open_place, run_workers, watcher_specs
+from spreeze.runtime.supervisor import Wired, open_place, run_workers, tell_place, watcher_specs
 from spreeze.transport.gossip import GlooPlace
 from spreeze.transport.mixing import NORMS, MixMemory, MixSpec
 from spreeze.transport.status_table import StatusTable
@@ -65,24 +65,30 @@ class Team(NamedTuple):
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
     """Trains until a stop condition or an interrupt; a ResourceError if there is no room for rollouts."""
     with contextlib.ExitStack() as stack:
-        teams = [open_team(stack, plan, run_dir.path, group) for group in range(plan.learners)]
+        place = stack.enter_context(open_place(plan, run_dir.path))
+        numbers = range(plan.learners) if place is None else place.own
+        teams = [open_team(stack, plan, run_dir.path, group, number) for group, number in enumerate(numbers)]
         env_steps = sum(hts.continued(team.plan, team.memory.rollouts).earlier.env_steps for team in teams)
         plan = dataclasses.replace(plan, earlier=dataclasses.replace(plan.earlier, env_steps=env_steps))
         recorder = Recorder(plan, run_dir, view)
-        return run_workers(plan, run_dir, recorder, interrupts, launcher, _wired(plan, run_dir.path, teams, recorder))
+        tell_place(place, recorder.event)
+        return run_workers(plan, run_dir, recorder, interrupts, launcher,
+                           _wired(plan, run_dir.path, teams, recorder, place))
 
 
-def open_team(stack: contextlib.ExitStack, plan: RunPlan, run_dir: Path, group: int) -> Team:
-    """Opens one learner's memory; its folder is made."""
-    own, folder = _plan_of(plan, group), group_folder(run_dir, group)
+def open_team(
+    stack: contextlib.ExitStack, plan: RunPlan, run_dir: Path, group: int, number: int | None = None
+) -> Team:
+    """Opens one learner's memory; its folder is made. ``number`` counts the learners of all hosts."""
+    own, folder = _plan_of(plan, group, group if number is None else number), group_folder(run_dir, group)
     folder.mkdir(parents=True, exist_ok=True)
     memory = stack.enter_context(hts.open_memory(own, folder))
     return Team(own, memory, stack.enter_context(hts.open_wakeups(own)))
 
 
-def _plan_of(plan: RunPlan, group: int) -> RunPlan:
+def _plan_of(plan: RunPlan, group: int, number: int) -> RunPlan:
     """The plan of one learner by itself."""
-    run = dataclasses.replace(plan.config.run, learners=1, seed=plan.config.run.seed + group)
+    run = dataclasses.replace(plan.config.run, learners=1, seed=plan.config.run.seed + number)
     settings = Settings(dataclasses.replace(plan.config, run=run), {})
     return dataclasses.replace(plan, settings=settings, samplers=plan.samplers_of(group))
 
@@ -93,11 +99,12 @@ def _in_lockstep(plan: RunPlan) -> bool:
 
 
 @contextlib.contextmanager
-def _wired(plan: RunPlan, run_dir: Path, teams: list[Team], recorder: Recorder) -> Iterator[Wired]:
+def _wired(
+    plan: RunPlan, run_dir: Path, teams: list[Team], recorder: Recorder, place: GlooPlace | None
+) -> Iterator[Wired]:
     with (
         contextlib.closing(StatusTable.create(plan.samplers + plan.learners + 2)) as status,
         contextlib.closing(MixMemory.create(plan.learners, lockstep=_in_lockstep(plan))) as memory,
-        open_place(plan, run_dir) as place,
     ):
         for group, team in enumerate(teams):
             memory.board["env_steps"][group] = team.memory.rollouts.current * team.memory.rollouts.spec.rows
@@ -107,7 +114,8 @@ def _wired(plan: RunPlan, run_dir: Path, teams: list[Team], recorder: Recorder) 
 
         def read() -> CounterSample:
             now, groups = time.monotonic(), tuple(read_one() for read_one in readers)
-            return CounterSample(now, ball.measured(groups, now) if plan.learners > 1 else groups)
+            alone = plan.learners == 1 or plan.config.exchange.spans_hosts  # parameters of other hosts are not here
+            return CounterSample(now, groups if alone else ball.measured(groups, now))
 
         yield Wired(status=status, specs=specs, read=read)
 
@@ -136,7 +144,7 @@ def _with_mix(
     spec: WorkerSpec, plan: RunPlan, teams: Sequence[Team], memory: MixMemory, place: GlooPlace | None
 ) -> WorkerSpec:
     """A learner's specification with its part in the mixing; one alone has none, so it learns as in mode serial."""
-    if plan.learners == 1:
+    if plan.learners == 1 and place is None:
         return spec
     gala, own, averages = plan.config.gala, spec.address.group, plan.config.wiring.averages
     means = own == 0 and plan.policies == 1

@@ -24,7 +24,15 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan, split_evenly
 from spreeze.runtime.recorder import CounterSample, Outcome, Recorder, View
-from spreeze.runtime.supervisor import Wired, memory_limit_bytes, open_place, read_group, run_workers, watcher_specs
+from spreeze.runtime.supervisor import (
+    Wired,
+    memory_limit_bytes,
+    open_place,
+    read_group,
+    run_workers,
+    tell_place,
+    watcher_specs,
+)
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.gossip import GlooPlace
 from spreeze.transport.rate_limiter import RateLimiter
@@ -51,6 +59,7 @@ def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
     rows = status_rows(plan.samplers, plan.learners, plan.hosts)
     with (open_memory(plan, run_dir, len(rows)) as (status, rings), open_links(plan) as links,
           open_place(plan, run_dir) as place):
+        tell_place(place, recorder.event)
         specs = worker_specs(plan, run_dir, rings, recorder.started_s, links, place)
 
         def read() -> CounterSample:
@@ -150,10 +159,11 @@ def worker_specs(
         for group, ring in enumerate(rings)
     ]
     for group, ring in enumerate(rings):
+        number = group if place is None else place.own[group]
         for index in range(plan.samplers_of(group)):
             job = SamplerJob(
                 run_dir=str(group_folder(run_dir, group)), spec=plan.spec, index=index,
-                seed=config.run.seed + group + _SESSION_SEEDS * plan.earlier.sessions,
+                seed=config.run.seed + number + _SESSION_SEEDS * plan.earlier.sessions,
                 num_envs=config.sampling.envs_per_sampler, n_step=config.algorithm.n_step,
                 gamma=config.algorithm.gamma, nan_policy=config.sampling.nan_policy, ring_fd=ring.block.fd,
                 ring=ring.spec, limiter=_limiter(plan, ring), wakeup_fds=samplers[group][2 * index : 2 * index + 2],
@@ -211,5 +221,5 @@ def _learner_job(
         # Of the whole run, other hosts included, whose env steps go into weights and checkpoints.
         num_samplers=plan.samplers + plan.hosts,
         run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
-        stop=config.stop, learners=plan.learners,
+        stop=config.stop,
     )

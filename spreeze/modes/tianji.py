@@ -32,5 +32,5 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
     """Trains until a stop condition or an interrupt; a ResourceError if there is no room for the rows."""
     if plan.config.on_policy is None:
         return spreeze.run_mode(plan, run_dir, view, interrupts, launcher)
-    several = plan.learners > 1
+    several = plan.learners > 1 or plan.config.exchange.spans_hosts
     return (gala.run_mode if several else hts.run_mode)(plan, run_dir, view, interrupts, launcher)

@@ -101,6 +101,7 @@ class RunPlan:
         if learners > self.samplers:
             raise ConfigError(f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = "
                               f"{self.samplers}; use --samplers {learners} or more")
+        self._check_exchange()
         by_gloo = self.config.exchange.transport == "gloo" and learners > 1
         if by_gloo and self.config.wiring.mixes and self.config.gala.mixing == "hogwild":
             raise ConfigError("exchange.transport = gloo: learners without locks (gala.mixing = hogwild) share memory; "
@@ -143,6 +144,30 @@ class RunPlan:
         if learner.precision != "float32":
             raise ConfigError(f"learner.precision = {learner.precision}: {self.config.run.algo} learns in float32, "
                               "which its equal results rest on; leave it out")
+
+    def _check_exchange(self) -> None:
+        """Rejects learners of other hosts where they cannot take part."""
+        exchange, wiring, gala = self.config.exchange, self.config.wiring, self.config.gala
+        if not exchange.spans_hosts:
+            return
+        if not (wiring.mixes or wiring.averages):
+            raise ConfigError(f"exchange.learners, exchange.join: learners share nothing in mode {self.config.run.mode}"
+                              "; use --mode gala for ppo and a2c, --mode tianji")
+        if wiring.mixes and (gala.mixing != "gossip" or gala.max_staleness == 0):
+            raise ConfigError(f"gala.mixing = {gala.mixing}, gala.max_staleness = {gala.max_staleness}: learners of "
+                              "several hosts gossip, and never in lockstep; leave them out")
+        if exchange.learners is not None and exchange.learners < self.learners:
+            raise ConfigError(f"exchange.learners = {exchange.learners}: this host alone has run.learners = "
+                              f"{self.learners}; raise it")
+
+    @property
+    def in_common(self) -> dict[str, Any]:
+        """Settings that the learners of several hosts must have in common: they begin with equal parameters."""
+        config, gala = self.config, self.config.gala
+        mixing = {"gala.topology": gala.topology} if config.wiring.mixes else {}
+        own = {f"{config.run.algo}.{name}": value for name, value in self.algorithm_fields().items()}
+        return {"env.id": self.spec.env_id, "run.algo": config.run.algo, "run.mode": config.run.mode,
+                "run.seed": config.run.seed, "env.normalize_obs": config.env.normalize_obs, **mixing, **own}
 
     @property
     def learners(self) -> int:

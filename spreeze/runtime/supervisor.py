@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -606,9 +607,28 @@ class Restarts:
 def open_place(plan: RunPlan, run_dir: Path) -> AbstractContextManager[GlooPlace | None]:
     """Where the learners of a run meet whose parameters go by gloo; None where they share memory."""
     exchange, wiring = plan.config.exchange, plan.config.wiring
-    if exchange.transport == "gloo" and plan.learners > 1 and (wiring.mixes or wiring.averages):
-        return GlooPlace.opened(run_dir, exchange.listen)
-    return contextlib.nullcontext()
+    if exchange.transport != "gloo" or not (wiring.mixes or wiring.averages):
+        return contextlib.nullcontext()
+    if exchange.join is not None:
+        return contextlib.nullcontext(GlooPlace.joining(
+            exchange.join, Path(exchange.secret_file or ""), exchange.listen, plan.learners,
+            f"{socket.gethostname()}:{run_dir.resolve()}", plan.in_common,
+        ))
+    learners = exchange.learners or plan.learners
+    if learners == 1:
+        return contextlib.nullcontext()
+    return GlooPlace.opened(run_dir, exchange.listen, plan.learners, learners, plan.in_common)
+
+
+def tell_place(place: GlooPlace | None, on_event: Callable[[str, str], None]) -> None:
+    """Says how learners of other hosts join, or which this run's are."""
+    if place is None or len(place.own) == place.learners:
+        return
+    numbers = ", ".join(map(str, place.own))
+    on_event("info", f"learners {numbers} of {place.learners}, with those of the run at {place.store}" if place.joined
+             else f"{place.learners - len(place.own)} more learners may join from other hosts: --set "
+             f"exchange.transport=gloo --set exchange.join={place.store} --set exchange.secret_file=FILE, a copy of "
+             f"{place.secret_file}")
 
 
 def memory_limit_bytes(plan: RunPlan) -> int:

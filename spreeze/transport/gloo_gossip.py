@@ -1,9 +1,9 @@
 """Gossip between learners on several hosts, over pairs of ``torch.distributed`` (gloo); needs torch.
 
 *Who is there* stands in a ``TCPStore`` outside of the learners (``MemberStore``, held by the supervisor). Ten times a
-second each learner writes its record: epoch (of its start), beat, whether it has left, env steps, and whose messages it
-wants. Who is silent for ``DEAD_S`` is not among the living, until its record moves again. So is an alive one to which
-no connection can be made.
+second each learner writes its record: epoch (of its start), beat, whether it has left, and whose messages it wants.
+Who is silent for ``DEAD_S`` is not among the living, until its record moves again. So is an alive one to which no
+connection can be made. Runs on other hosts claim numbers there for their learners (``claim``).
 
 *Messages.* A process group of gloo cannot change its members. So each direction between two learners is a group of two
 ranks, under a name with both epochs, opened when the receiver wants it and dropped with the first error; a returning
@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import socket
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,12 +58,14 @@ _RETRY_S = 0.3
 _CLOSE_S = 3.0
 _POLL_S = 0.005
 _PROOF_BYTES = 32
-_RECORD = struct.Struct("<QQ?q")  # epoch, beat, left, env steps; then for each learner the number of the wanted link
+_RECORD = struct.Struct("<QQ?")  # epoch, beat, left; then for each learner the number of the wanted link
 _FRAME = struct.Struct("<32sBBQQQ")  # proof, kind, type, place in the connection, number, payload or announced bytes
 _SIGN_OF_LIFE, _ANNOUNCEMENT, _MESSAGE = range(3)
 _TYPES = ("<f4", "<f8")
 _MOST_BYTES = 1 << 32
 _TAG = 1
+_RING = "ring"
+"""Key of what the host of the store says of it."""
 
 
 class _Forged(TransportError):
@@ -94,8 +97,67 @@ class MemberStore:
                                                     False, listener.detach())
         self.address = f"{host}:{port}"
 
+    def describe(self, secret: bytes, count: int, learners: int, facts: Mapping[str, Any]) -> None:
+        """Tells those who join: of how many learners the first ``count`` are taken, and what all have in common."""
+        assert self._store is not None
+        told = json.dumps({"taken": count, "learners": learners, "facts": dict(facts)}, default=str)
+        SignedStore(self._store, secret, "", lambda: False).set(_RING, told.encode())
+
     def close(self) -> None:
         self._store = None
+
+
+def connected(address: str) -> TCPStore:
+    """A store that another process holds; a TransportError if it cannot be reached."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()  # TCPStore would retry, with much to say
+        return TCPStore(host, int(port), None, False, timedelta(seconds=_CONNECT_S), False)
+    except (OSError, RuntimeError, ValueError, OverflowError) as error:
+        raise TransportError(f"no store of learners at {address}: {str(error).splitlines()[0]}") from None
+
+
+def claim(
+    address: str, secret: bytes, count: int, claimant: str, facts: Mapping[str, Any]
+) -> tuple[int, tuple[int, ...]]:
+    """The number of all learners, and ``count`` numbers for those of a claimant.
+
+    These are the ones that it had before, then those that nobody claimed, then those whose learner has been silent.
+
+    Raises:
+        TransportError: the store cannot be reached, does not know the secret, has other facts, or has no room.
+    """
+    store = SignedStore(connected(address), secret, "", lambda: False)
+    ring = json.loads(store.get(_RING))
+    own = json.loads(json.dumps(dict(facts), default=str))
+    differing = [name for name in {**own, **ring["facts"]} if own.get(name) != ring["facts"].get(name)]
+    if differing:
+        told = (f"{name} is {own.get(name)!r} here and {ring['facts'].get(name)!r} there" for name in differing[:3])
+        raise TransportError(f"the run at {address} cannot be joined: {'; '.join(told)}")
+    numbers = range(int(ring["taken"]), int(ring["learners"]))
+    before = {number: _record(store, number) for number in numbers}
+    time.sleep(DEAD_S)
+    silent = {number for number in numbers if _record(store, number) == before[number]}
+    claimed = {number: store.get(f"claim {number}") if store.has(f"claim {number}") else None for number in numbers}
+    mine = claimant.encode()
+    order = sorted(numbers, key=lambda number: (claimed[number] != mine, claimed[number] is not None, number))
+    taken: list[int] = []
+    for number in order:
+        free = claimed[number] in (mine, None) or number in silent
+        if len(taken) < count and free and store.replace(f"claim {number}", claimed[number], mine):
+            taken.append(number)
+    if len(taken) < count:
+        raise TransportError(f"the run at {address} has room for {len(taken)} more of its {ring['learners']} learners, "
+                             f"not for {count}; use fewer here, or raise exchange.learners there")
+    return int(ring["learners"]), tuple(sorted(taken))
+
+
+def _record(store: SignedStore, number: int) -> bytes | None:
+    """What a learner wrote last; None before that, or where it is not signed."""
+    try:
+        return store.get(f"member {number}") if store.has(f"member {number}") else None
+    except _Forged:
+        return None
 
 
 class SignedStore(Store):
@@ -120,6 +182,12 @@ class SignedStore(Store):
         if not hmac.compare_digest(proof, self._proof(key, value)):
             raise _Forged(f"{self._prefix}{key} in the learners' store was not signed with this run's secret")
         return value
+
+    def replace(self, key: str, before: bytes | None, value: bytes) -> bool:
+        """Sets a value if the present one is ``before`` (None: if there is none); whether it is there now."""
+        signed = self._proof(key, value) + value
+        expected = b"" if before is None else self._proof(key, before) + before
+        return bool(self._store.compare_set(self._prefix + key, expected, signed) == signed)  # type: ignore[arg-type]
 
     def has(self, key: str) -> bool:
         return bool(self._store.check([self._prefix + key]))
@@ -267,7 +335,7 @@ class _Member:
 
     def __init__(self) -> None:
         self.epoch = self.beat = -1
-        self.left, self.env_steps, self.moved_s = False, 0, float("-inf")
+        self.left, self.moved_s = False, float("-inf")
         self.wants = 0
         """Number of the link by which it wants this learner's messages; 0: it does not."""
 
@@ -276,14 +344,14 @@ class GlooGossip(NeighbourGossip):
     """A ``Gossip`` between hosts; the caller closes it."""
 
     def __init__(
-        self, learner: int, learners: int, place: GlooPlace, *, topology: str, max_staleness: int | None,
-        every: bool = False,
+        self, index: int, place: GlooPlace, *, topology: str, max_staleness: int | None, every: bool = False
     ) -> None:
-        """Joins; a TransportError if the store cannot be reached, or knows another secret.
+        """Joins as this host's learner ``index``; a TransportError if the store cannot be reached.
 
         In lockstep, or with ``every``, all of the few messages that are kept are sent, in order; else the newest.
         """
         self.secret = read_secret(Path(place.secret_file))
+        learner, learners = place.own[index], place.learners
         self._place, self.learners = place, learners
         kept = messages_kept(learners)
         self.outbox = _Outbox(kept, every=every or max_staleness == 0)
@@ -299,27 +367,18 @@ class GlooGossip(NeighbourGossip):
         """Learner whose messages are wanted -> since when there is no connection to it."""
         self._retry_s: dict[int, float] = {}
         self._followed: frozenset[int] = frozenset()
-        self._links = self._beat = self.env_steps = 0
+        self._links = self._beat = 0
         self.rejected = 0
         """Records and messages so far that were not signed as they must be."""
         self._left = False
         self._closing, self._change = threading.Event(), threading.Event()
-        self._store = self._connected()
+        self._store = connected(place.store)
         self.epoch = int(self._store.add(f"epoch {learner}", 1))
         # One listening socket for all connections of this learner.
         self._device = ProcessGroupGloo.create_device(hostname=place.listen)
         super().__init__(learner, learners, topology=topology, max_staleness=max_staleness)
         self._thread = threading.Thread(target=self._run, name="members", daemon=True)
         self._thread.start()
-
-    def _connected(self) -> TCPStore:
-        host, _, port = self._place.store.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), _CONNECT_S).close()  # TCPStore would retry, with much to say
-            return TCPStore(host, int(port), None, False, timedelta(seconds=_CONNECT_S), False)
-        except (OSError, RuntimeError, ValueError, OverflowError) as error:
-            raise TransportError(f"no store of learners at {self._place.store}: {str(error).splitlines()[0]}"
-                                 ) from None
 
     def _signed(self, prefix: str, is_over: Callable[[], bool]) -> SignedStore:
         return SignedStore(self._store, self.secret, prefix, is_over)
@@ -360,10 +419,6 @@ class GlooGossip(NeighbourGossip):
 
     def _is_out_of_reach(self, peer: int, now_s: float) -> bool:
         return now_s - self._alone_s.get(peer, now_s) > _UNREACHABLE_S
-
-    def all_env_steps(self) -> int:
-        """Env steps of all learners, by their latest records and ``env_steps`` of this one."""
-        return self.env_steps + sum(member.env_steps for member in self._members)
 
     def leave(self) -> None:
         """Tells the others that no more messages follow."""
@@ -409,7 +464,7 @@ class GlooGossip(NeighbourGossip):
                 return
             try:
                 if not reachable:
-                    self._store = self._connected()
+                    self._store = connected(self._place.store)
                 self._look(self._signed("member ", self._closing.is_set))
                 reachable = True
             except (RuntimeError, TransportError):  # the supervisor's machine may come back
@@ -425,7 +480,7 @@ class GlooGossip(NeighbourGossip):
         self._beat += 1
         self._follow(now_s)
         wants = [self._wanted.get(peer, 0) for peer in range(self.learners)]
-        store.set(str(self._learner), _RECORD.pack(self.epoch, self._beat, self._left, self.env_steps)
+        store.set(str(self._learner), _RECORD.pack(self.epoch, self._beat, self._left)
                   + struct.pack(f"<{self.learners}Q", *wants))
         for peer, member in enumerate(self._members):
             if peer != self._learner and store.has(str(peer)):
@@ -439,11 +494,11 @@ class GlooGossip(NeighbourGossip):
     def _read(self, member: _Member, record: bytes) -> None:
         if len(record) != _RECORD.size + 8 * self.learners:
             raise TransportError(f"a record of {len(record)} bytes: all learners need the same version of Spreeze")
-        epoch, beat, left, env_steps = _RECORD.unpack_from(record)
+        epoch, beat, left = _RECORD.unpack_from(record)
         wants = struct.unpack_from("<Q", record, _RECORD.size + 8 * self._learner)[0]
         if (epoch, beat) != (member.epoch, member.beat):
             member.moved_s = time.monotonic()
-        member.epoch, member.beat, member.left, member.env_steps, member.wants = epoch, beat, left, env_steps, wants
+        member.epoch, member.beat, member.left, member.wants = epoch, beat, left, wants
 
     def _follow(self, now_s: float) -> None:
         """Keeps a connection from each learner whose messages are wanted, and tries those out of reach again."""

@@ -8,14 +8,15 @@ an older one, and nobody waits for a reader. Between hosts they travel by ``gloo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from spreeze.transport.protocols import GossipMessage
-from spreeze.transport.socket_sink import create_secret
+from spreeze.transport.socket_sink import create_secret, read_secret
 from spreeze.transport.topology import in_neighbours, out_neighbours
 from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.types import Jsonable
@@ -35,16 +36,26 @@ class GlooPlace(Jsonable):
     """Where learners meet that exchange messages by gloo."""
 
     store: str
-    """host:port of the run's ``MemberStore``."""
+    """host:port of the ``MemberStore``."""
     secret_file: str
-    """What holds the run's secret."""
+    """What holds the secret."""
     listen: str
-    """Address of this machine at which the learner takes connections."""
+    """Address of this machine at which its learners take connections."""
+    learners: int
+    """Of all hosts together."""
+    own: tuple[int, ...]
+    """Number of each learner of this host among all."""
+    joined: bool = False
+    """Whether the others may have learned for a while."""
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, folder: Path, listen: str) -> Iterator[GlooPlace]:
-        """A place for the learners of a run, whose secret is in ``folder`` meanwhile; this loads torch.
+    def opened(
+        cls, folder: Path, listen: str, count: int, learners: int, facts: Mapping[str, Any]
+    ) -> Iterator[GlooPlace]:
+        """A place for ``learners``, the first ``count`` of which are of this host; this loads torch.
+
+        The secret is in ``folder`` meanwhile. Whoever joins must have the same ``facts``.
 
         Raises:
             TransportError: no port of the address ``listen`` can be opened.
@@ -54,12 +65,30 @@ class GlooPlace(Jsonable):
 
         secret_file = folder / "secret"
         secret_file.unlink(missing_ok=True)  # of a session that was killed
-        create_secret(secret_file)
+        secret = create_secret(secret_file)
         try:
             with contextlib.closing(MemberStore(listen)) as store:
-                yield cls(store=store.address, secret_file=str(secret_file), listen=listen)
+                store.describe(secret, count, learners, facts)
+                yield cls(store=store.address, secret_file=str(secret_file), listen=listen, learners=learners,
+                          own=tuple(range(count)))
         finally:
             secret_file.unlink(missing_ok=True)
+
+    @classmethod
+    def joining(
+        cls, store: str, secret_file: Path, listen: str, count: int, claimant: str, facts: Mapping[str, Any]
+    ) -> GlooPlace:
+        """The place of another host's run, with ``count`` learners of this host there; this loads torch.
+
+        The same ``claimant`` gets the same numbers again.
+
+        Raises:
+            TransportError: it cannot be reached, has other facts, or has no room for so many.
+        """
+        from spreeze.transport.gloo_gossip import claim
+
+        learners, own = claim(store, read_secret(secret_file), count, claimant, facts)
+        return cls(store=store, secret_file=str(secret_file), listen=listen, learners=learners, own=own, joined=True)
 
 
 class NeighbourGossip:

@@ -36,6 +36,9 @@ NORMS = 256
 _THETA, _GRADIENT = "theta", "gradient"
 _BARRIER_S = 60.0
 """Longest wait at the start for learners that are still loading."""
+_NEWS_S, _ALONE_S = 5.0, 1.0
+"""Longest wait of a learner that returns or joins for a neighbour's parameters, and for others to be seen at all."""
+_SENDING_PARAMETERS = ("gossip", "average")
 _LATE = 0.9
 """Weight of the past in the mean number of messages."""
 
@@ -145,15 +148,26 @@ class Mixer:
                                 topology=topology, max_staleness=spec.max_staleness)
         from spreeze.transport.gloo_gossip import GlooGossip  # loads torch.distributed
 
-        gossip = GlooGossip(spec.learner, spec.learners, spec.gloo, topology=topology,
-                            max_staleness=spec.max_staleness, every=spec.mixing == "all_reduce")
+        gossip = GlooGossip(spec.learner, spec.gloo, topology=topology, max_staleness=spec.max_staleness,
+                            every=spec.mixing == "all_reduce")
         self._living = gossip.living
         return gossip
 
     def _are_all_there(self) -> bool:
-        """Whether every learner has parameters, and can be reached unless this one comes back to a run."""
-        reached = self._returned or len(self._living()) == self.spec.learners
+        """Whether every learner of this host has parameters, and can be reached unless this one comes back to a run."""
+        gloo = self.spec.gloo
+        reached = self._returned or gloo is None or {*gloo.own} <= {*self._living()}
         return reached and all(mixed.read_latest() is not None for mixed in self._mixed)
+
+    def _wait_for_news(self) -> None:
+        """Until a neighbour's parameters are here, if there is one; messages come after connections."""
+        start, gossip = time.monotonic(), self._gossip
+        while (elapsed_s := time.monotonic() - start) < _NEWS_S:
+            living = self._living()
+            gossip.close_over(living)
+            alone = len(living) == 1 and elapsed_s > _ALONE_S
+            if alone or any(gossip.latest(peer) for peer in gossip.in_neighbours) or not self._wait():
+                return
 
     def begin(self, parameters: np.ndarray, number: int) -> None:
         """Tells the others that this learner is there; at the start of a run, waits until all are."""
@@ -170,6 +184,10 @@ class Mixer:
         while time.monotonic() < end_s and not self._are_all_there():
             if not self._wait():
                 return
+        if self.spec.gloo is not None and self.spec.mixing in _SENDING_PARAMETERS:
+            self._returned |= self.spec.gloo.joined
+            if self._returned:
+                self._wait_for_news()
 
     def _share(self, parameters: np.ndarray) -> None:
         """Maps the shared parameters; learner 0 stores them first, for all begin with the same."""
@@ -210,7 +228,9 @@ class Mixer:
         board["norms"][own, number % NORMS] = norm
         board["largest"][own] = max(float(board["largest"][own]), norm)
         mixed = self._neighbours() if self._returned and self.spec.mixing != "none" else None
-        if self.spec.mixing == "gossip" or (self.spec.mixing == "average" and number % self.spec.interval == 0):
+        is_new = mixed is not None and self.spec.gloo is not None and self.spec.gloo.joined  # nobody takes what it has
+        due = self.spec.mixing == "gossip" or (self.spec.mixing == "average" and number % self.spec.interval == 0)
+        if due and not is_new:
             mean = self._gossiped(after, number)
             mixed = mean if mixed is None else mixed
         elif self._shared is not None:
@@ -247,7 +267,10 @@ class Mixer:
         return {"gossip_staleness": float(stale), "gossip_messages": self.messages}
 
     def _neighbours(self) -> np.ndarray | None:
-        """The newest parameters of an in-neighbour, or else of any other learner."""
+        """The newest parameters of an in-neighbour, or else of any other learner of this host."""
+        if self.spec.gloo is not None and self.spec.mixing in _SENDING_PARAMETERS:
+            newest = (self._gossip.latest(peer) for peer in self._gossip.in_neighbours)
+            return next((message.parameters for message in newest if message is not None), None)
         peers = [*self._gossip.in_neighbours, *(peer for peer in self._living() if peer != self.spec.learner)]
         for peer in peers:
             weights = self._mixed[peer].read_latest()

@@ -45,8 +45,7 @@ class LearnerJob(AnyLearnerJob):
     """Of the ``VersionedParameters`` of each group in turn, two files each; empty: this learner averages with none, or
     by gloo."""
     gloo: GlooPlace | None = None
-    """Where it meets the others of ``learners``, to average with them; None: they share memory, or are none."""
-    learners: int = 1
+    """Where it meets the others, to average with them; None: they share memory, or there are none."""
     wakeup_fds: tuple[int, ...] = ()
     """Of the wakeup by which samplers tell it of rows; empty: it polls."""
     sampler_wakeup_fds: tuple[int, ...] = ()

@@ -272,7 +272,8 @@ class _ReplayLearner(_Learner):
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         if (gossip := self._open_gossip()) is not None:
-            self._peers = PeerAverage(self._trainer.algorithm, gossip, self._job.learner.average_interval)
+            joins = self._job.gloo is not None and self._job.gloo.joined
+            self._peers = PeerAverage(self._trainer.algorithm, gossip, self._job.learner.average_interval, joins=joins)
         if checkpoint is None:
             return
         self._trainer.load_state(checkpoint.tensors, checkpoint.state)
@@ -286,7 +287,7 @@ class _ReplayLearner(_Learner):
         if self._job.gloo is not None:
             from spreeze.transport.gloo_gossip import GlooGossip  # loads torch.distributed
 
-            return GlooGossip(own, self._job.learners, self._job.gloo, topology="full", max_staleness=None)
+            return GlooGossip(own, self._job.gloo, topology="full", max_staleness=None)
         shared = [VersionedParameters(fds[index : index + 2]) for index in range(0, len(fds), 2)]
         return SharedGossip(own, shared, topology="full", max_staleness=None, epoch=self._files.epoch) if fds else None
 

@@ -420,9 +420,14 @@ class PeerAverage:
     sends again.
     """
 
-    def __init__(self, algorithm: OffPolicyAlgorithm, gossip: Gossip, interval: int) -> None:
-        """``gossip`` is that of all learners, each a neighbour of each."""
-        self._algorithm, self._gossip = algorithm, gossip
+    def __init__(
+        self, algorithm: OffPolicyAlgorithm, gossip: Gossip, interval: int, *, joins: bool = False
+    ) -> None:
+        """``gossip`` is that of all learners, each a neighbour of each.
+
+        One that ``joins`` others, which may have learned for long, takes the mean of theirs alone the first time.
+        """
+        self._algorithm, self._gossip, self._joins = algorithm, gossip, joins
         self._interval, self._due, self._version = interval, -1, 0
         self._newest: dict[int, tuple[np.ndarray, int]] = {}
         """Number of another learner -> what it sent last, and the own version at which that was new."""
@@ -437,12 +442,15 @@ class PeerAverage:
         self._due = updates + self._interval
         arrays = self._algorithm.state_arrays()
         names = [name for name, array in arrays.items() if array.dtype == np.float32 and "adam" not in name]
-        own = np.concatenate([arrays[name].reshape(-1) for name in names])
+        own = [np.concatenate([arrays[name].reshape(-1) for name in names])]
         self._version += 1
-        self._gossip.send(own, self._version)
         others = self._living()
+        if self._joins and others:
+            self._joins, own = False, []
+        else:
+            self._gossip.send(own[0], self._version)
         if others:
-            parts = np.split(np.mean([own, *others], 0), np.cumsum([arrays[name].size for name in names])[:-1])
+            parts = np.split(np.mean([*own, *others], 0), np.cumsum([arrays[name].size for name in names])[:-1])
             means = {name: part.reshape(arrays[name].shape) for name, part in zip(names, parts, strict=True)}
             self._algorithm.load_state_arrays(arrays | means)
         if len(others) == self._others:
