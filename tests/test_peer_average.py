@@ -75,6 +75,21 @@ def test_a_learner_that_began_again_is_newer_than_before(shared):
     assert other.advance(2) is None, "one other, as before"
 
 
+def test_a_learner_that_joins_others_begins_with_the_mean_of_theirs(shared):
+    first, second, joins = (sac(scale) for scale in (2.0, 4.0, 9.0))
+    averages = [PeerAverage(first, gossip(shared, 0), 1), PeerAverage(second, gossip(shared, 1), 1),
+                PeerAverage(joins, gossip(shared, 2), 1, joins=True)]  # fmt: skip
+    for updates in (0, 1):
+        averages[0].advance(updates)
+        averages[1].advance(updates)
+        averages[2].advance(updates)
+    unit = sac(1.0).state_arrays()["actor.online"]
+    assert np.allclose(joins.state_arrays()["actor.online"], 3.0 * unit), "2 and 4 were sent, 9 counts for nothing"
+    assert shared[2].read_latest() is None, "nobody takes what it had"
+    averages[2].advance(2)
+    assert shared[2].read_latest() is not None
+
+
 def test_the_mode_runs_what_learns_from_replay_and_says_what_it_does():
     wiring = modes()["tianji"].replay
     assert (wiring.averages, wiring.several_learners) == (True, True)
