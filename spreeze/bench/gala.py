@@ -29,7 +29,6 @@ TOPOLOGIES = ("ring", "exponential", "full")
 LEARNERS = (1, 2, 4, 8)
 ENVS = (8, 16, 32)
 TEAM = 4
-"""Learners of all parts but ``steps``."""
 _SLOWER = 10
 _OUTSIDE_S = 120.0
 _PATIENCE_S = 1800.0
@@ -38,12 +37,6 @@ _ROUNDING = 1e-3
 """Distance that sums in another order make; the bound is 0 where each learner takes the mean of all."""
 KILL_S = 10.0
 """Time between two kills of part ``kills``."""
-
-
-def mixing(name: str) -> list[str]:
-    """The flags of a team of learners that share in this way."""
-    return ["--algo", "a2c", "--mode", "gala", "--learners", str(TEAM), "--samplers", str(TEAM), "--set",
-            f"gala.mixing={name}"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +57,20 @@ class GalaBench:
     env_steps: int = 100_000
     """Of a run of part converge."""
     first_seed: int = 1
+    team: int = TEAM
+    """Learners of all parts but ``steps``."""
     learners: tuple[int, ...] = LEARNERS
     envs: tuple[int, ...] = ENVS
     run: Callable[..., Document] = train
+
+    def mixing(self, name: str) -> list[str]:
+        """The flags of a team of learners that share in this way."""
+        return ["--algo", "a2c", "--mode", "gala", "--learners", str(self.team), "--samplers", str(self.team), "--set",
+                f"gala.mixing={name}"]
+
+    def length_s(self, learners: int) -> float:
+        """Of a run whose rate is measured: learners load one after the other where there are fewer cores."""
+        return self.step_seconds + 4.0 + 3.0 * learners
 
     def in_turn(
         self, cases: dict[str, list[str]], common: list[str], seconds: float, environment: dict[str, str] | None = None
@@ -77,19 +81,15 @@ class GalaBench:
                        self.say, self.first_seed)
 
 
-def _length_s(bench: GalaBench, learners: int = TEAM) -> float:
-    """Of a run whose rate is measured: learners load one after the other where there are fewer cores."""
-    return bench.step_seconds + 4.0 + 3.0 * learners
-
-
 def slow_rows(bench: GalaBench) -> list[Row]:
     """Env steps a second of four learners where the environments of one take ten times as long."""
     common = ["--env", FAULT_ID, "--import", "spreeze.testing", "--envs-per-sampler", "1", "--set",
               "evaluation.episodes=1"]
     slowed = {"SPREEZE_FAULT_STEP_S": str(bench.sleep_s), "SPREEZE_FAULT_P_STALL": "1",
               "SPREEZE_FAULT_STALL_S": str(bench.sleep_s * (_SLOWER - 1)),
-              "SPREEZE_FAULT_WORKERS": f"sampler-g{TEAM - 1}-0"}
-    found = bench.in_turn({name: mixing(name) for name in ("gossip", "all_reduce")}, common, _length_s(bench), slowed)
+              "SPREEZE_FAULT_WORKERS": f"sampler-g{bench.team - 1}-0"}
+    cases = {name: bench.mixing(name) for name in ("gossip", "all_reduce")}
+    found = bench.in_turn(cases, common, bench.length_s(bench.team), slowed)
     rates = {name: [document["env_steps_per_s"] for document in documents] for name, documents in found.items()}
     over = [a / b if a and b else None for a, b in zip(rates["gossip"], rates["all_reduce"], strict=True)]
     return [*(row("env_steps_per_s", "1/s", values, mixing=name) for name, values in rates.items()),
@@ -102,8 +102,8 @@ def steps_rows(bench: GalaBench) -> list[Row]:
               "--algo", "a2c", "--mode", "gala", "--envs-per-sampler", "1", "--sync-interval", "64", "--set",
               "evaluation.episodes=1"]
     cases = {str(count): ["--learners", str(count), "--samplers", str(count), "--seconds",
-                          str(_length_s(bench, count))] for count in bench.learners}
-    found = bench.in_turn(cases, common, _length_s(bench, max(bench.learners)))
+                          str(bench.length_s(count))] for count in bench.learners}
+    found = bench.in_turn(cases, common, bench.length_s(max(bench.learners)))
     rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}
     alone = rates[str(bench.learners[0])]
     rows = []
@@ -119,9 +119,9 @@ def radius_rows(bench: GalaBench) -> list[Row]:
     """How far the learners are apart, over the bounds of Propositions 1 (all mix at every update) and 2 (any delay)."""
     rows = []
     for topology in TOPOLOGIES:
-        each = [*mixing("gossip"), "--topology", topology]
+        each = [*bench.mixing("gossip"), "--topology", topology]
         cases = {"1": [*each, "--max-staleness", "0"], "2": each}
-        found = bench.in_turn(cases, ["--env", bench.env_ids[0]], _length_s(bench))
+        found = bench.in_turn(cases, ["--env", bench.env_ids[0]], bench.length_s(bench.team))
         for proposition, documents in found.items():
             runs = [_beside_bound(Path(document["run_dir"]), f"gossip_bound_{proposition}") for document in documents]
             within = [sum(ratio <= 1.0 for ratio in _over(run)) / len(run) if run else None for run in runs]
@@ -175,11 +175,11 @@ def kills_rows(bench: GalaBench) -> list[Row]:
     killed: list[int] = []
     found: dict[str, list[Document]] = {"killed": [], "left alone": []}
     for seed in range(bench.first_seed, bench.first_seed + bench.seeds):
-        flags = ["--env", bench.env_ids[0], *mixing("gossip"), "--seed", str(seed), "--runs-dir", bench.runs_dir,
+        flags = ["--env", bench.env_ids[0], *bench.mixing("gossip"), "--seed", str(seed), "--runs-dir", bench.runs_dir,
                  "--no-visualizer", "--set", "run.forgiven_failures=1000000", "--seconds"]
         with learners_killed(KILL_S, killed):
             found["killed"].append(bench.run([*flags, str(bench.seconds)], bench.seconds + _OUTSIDE_S, None))
-        alone_s = _length_s(bench)
+        alone_s = bench.length_s(bench.team)
         found["left alone"].append(bench.run([*flags, str(alone_s)], alone_s + _OUTSIDE_S, None))
         bench.say(f"  seed {seed}: {len(killed)} kills so far")
     rows = [row("updates_per_s", "1/s", [one["updates_per_s"] for one in documents], case=case)
@@ -207,8 +207,8 @@ def converge_rows(bench: GalaBench) -> list[Row]:
     rows = []
     for env_id in bench.env_ids:
         for envs in bench.envs:
-            each = ["--envs-per-sampler", str(max(1, envs // TEAM))]
-            cases = {"gala": [*mixing("gossip"), *each], "hogwild": [*mixing("hogwild"), *each],
+            each = ["--envs-per-sampler", str(max(1, envs // bench.team))]
+            cases = {"gala": [*bench.mixing("gossip"), *each], "hogwild": [*bench.mixing("hogwild"), *each],
                      "a2c": ["--algo", "a2c", "--mode", "serial", "--envs-per-sampler", str(envs)]}
             found = bench.in_turn(cases, ["--env", env_id, "--env-steps", str(bench.env_steps)], _PATIENCE_S)
             for case, documents in found.items():
@@ -229,7 +229,7 @@ def paired_rows(bench: GalaBench) -> list[Row]:
     rows = []
     for env_id in bench.env_ids:
         common = ["--env", env_id, "--target-return", str(bench.target_return), "--set", "stop.target_evaluations=1000"]
-        found = bench.in_turn({"gala": mixing("gossip"), "hts a2c": ["--algo", "a2c", "--mode", "hts"]}, common,
+        found = bench.in_turn({"gala": bench.mixing("gossip"), "hts a2c": ["--algo", "a2c", "--mode", "hts"]}, common,
                               bench.seconds)
         rows += [row(name, unit, [one.get(name) for one in documents], case=case, env=env_id)
                  for case, documents in found.items()
@@ -247,7 +247,7 @@ def paired_rows(bench: GalaBench) -> list[Row]:
 def draw_gala(rows: Sequence[Row], out: Path) -> None:
     """Draws the radius beside the bounds over a run of each topology, and the share of runs that converged."""
     curves = {(one["proposition"], one["topology"]): one["curve"] for one in rows if one.get("curve")}
-    with picture(out, f"GALA, {TEAM} learners, A2C: {read_machine().one_line()}") as (axes,):
+    with picture(out, f"GALA, A2C: {read_machine().one_line()}") as (axes,):
         for axis, proposition, about in zip(axes, (1, 2), ("all mix at every update", "nobody waits"), strict=False):
             known = [topology for topology in TOPOLOGIES if curves.get((proposition, topology))]
             for number, topology in enumerate(known):
@@ -294,6 +294,7 @@ def add_gala_flags(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=None, help="training of one run [s] (default: 60, with --long 900)")
     add("--target-return", type=float, default=475.0,
         help="mean of 10 greedy episodes of parts converge and paired (default: 475)")
+    add("--team", type=int, default=TEAM, help=f"learners of the other parts (default: {TEAM})")
     add("--learners", type=int, nargs="+", default=list(LEARNERS), help="learners of part steps (default: 1 2 4 8)")
     add("--envs", type=int, nargs="+", default=list(ENVS),
         help="environments in all of part converge (default: 8 16 32)")
@@ -312,7 +313,7 @@ def gala_rows(args: argparse.Namespace, say: Say) -> list[Row]:
         env_ids=tuple(args.env), seeds=args.repeats, seconds=args.seconds or (900.0 if args.long else 60.0),
         step_seconds=60.0 if args.long else 10.0, target_return=args.target_return, runs_dir=args.runs_dir, say=say,
         learners=tuple(args.learners), envs=tuple(args.envs), sleep_s=args.sleep, env_steps=args.env_steps,
-        first_seed=args.first_seed,
+        first_seed=args.first_seed, team=args.team,
     )
     parts = {"slow": slow_rows, "steps": steps_rows, "radius": radius_rows, "kills": kills_rows,
              "converge": converge_rows, "paired": paired_rows}
