@@ -6,6 +6,7 @@ import re
 import signal
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from harness import HIDDEN_SIZES, Run, train
 
@@ -16,6 +17,7 @@ from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
 from spreeze.modes.gala import Ball
 from spreeze.run_directory import group_folder
+from spreeze.transport.mixing import MixMemory
 from spreeze.types import EnvSpec
 
 SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
@@ -135,6 +137,18 @@ def test_learners_without_locks_cannot_learn_over_connections(tmp_path):
                          tiny=_SMALL)
     assert code == 2
     assert "gala.mixing = hogwild) share memory; leave one of them out" in run.stdout + run.stderr
+
+
+def test_in_lockstep_the_radius_is_that_of_one_mix_though_a_learner_is_three_ahead():
+    memory = MixMemory.create(4, lockstep=True)
+    try:
+        for learner, mixes in enumerate((4, 1, 2, 3)):
+            for number in range(1, mixes + 1):
+                memory.mixed[learner].publish({"theta": np.full(2, number, np.float32)}, {}, 0, number)
+                memory.board["number"][learner] = number
+        assert [parameters.tolist() for parameters in memory.aligned()] == [[1.0, 1.0]] * 4
+    finally:
+        memory.close()
 
 
 def asked(*argv):

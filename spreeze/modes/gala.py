@@ -6,6 +6,10 @@ out-neighbours, takes the mean with what has arrived from its in-neighbours, and
 which nothing came for ``gala.max_staleness`` updates (``transport.mixing``). The mean of all policies is published
 and evaluated; each learner writes checkpoints of its own. This process measures the ball around the mean.
 
+Learners keep samplers of their own, also on small tasks: on CartPole-v1 and InvertedPendulumBulletEnv-v0 a learner with
+one made 1.00 and 1.04 times the env steps of a process that steps its environments itself (mode serial), and a crash of
+an environment ends no learner.
+
 Mode tianji wires its on-policy learners in the same way, with a lag of 1: samplers fill one storage while the learner
 learns from the other, so as many rows are consumed as are produced. Each learner takes the mean of all parameters every
 ``learner.average_interval`` updates; each policy is published and evaluated.
