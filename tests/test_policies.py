@@ -63,6 +63,26 @@ def test_deterministic_policy_explores_with_clipped_noise(name):
     np.testing.assert_array_equal(quiet.act(obs[:2], np.random.default_rng(0)), quiet.act_greedy(obs[:2]))
 
 
+@pytest.mark.parametrize("name", ["td3", "ddpg"])
+def test_noise_may_grow_from_the_first_environment_of_a_sampler_to_its_last(name):
+    policy = policy_of(algorithm_of(name, exploration_noise=0.0, exploration_noise_max=0.4))
+    obs, rng = np.zeros((5, OBS), np.float32), np.random.default_rng(0)
+    difference = np.stack([policy.act(obs, rng) - policy.act_greedy(obs) for _ in range(2000)])
+    np.testing.assert_allclose(difference.std((0, 2)), np.linspace(0.0, 0.4, 5), rtol=0.1)
+    one = policy.act(obs[:1], rng)
+    np.testing.assert_array_equal(one, policy.act_greedy(obs[:1]), "a lone environment explores with the least")
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
+def test_the_actor_may_have_other_layers_than_the_critics(name):
+    algorithm = algorithm_of(name, actor_hidden_sizes=(16,))
+    assert algorithm.policy_meta()["hidden_sizes"] == [16]
+    assert algorithm.critics.online.sizes[1:-1] == (32, 24)
+    obs = np.random.default_rng(0).normal(size=(3, OBS)).astype(np.float32)
+    expected = np.tanh(torch_output(algorithm, obs)[:, :ACT])
+    np.testing.assert_allclose(policy_of(algorithm).act_greedy(obs), expected, atol=1e-5)
+
+
 def test_normaliser_scales_and_clips_observations():
     algorithm = algorithm_of("sac")
     mean, std = np.arange(OBS, dtype=np.float32), np.full(OBS, 2.0, np.float32)

@@ -117,10 +117,12 @@ def _profile(tmp_path, text):
         ("[env]\nimport_module = 'os'", r"env.import_module may only be set on the command line"),
         ("[run]\nruns_dir = '/'", r"run.runs_dir may only be set on the command line"),
         ("[run]\nname = 'x'", r"run.name may only be set on the command line"),
+        ("[about]\nkeep = ['sac.gamma']\n[sac]\ntau = 0.5", "about.keep = .*expected a list of settings that this"),
+        ("[about]\nkeep = 3\n[sac]\ntau = 0.5", "about.keep = 3: expected a list"),
         ("#" * 1_000_001, "at most 1000000"),
         ("a: &a [x]\nb: *a", "not valid TOML"),
     ],
-    ids=["unfinished", "deep", "bytes", "import", "runs_dir", "name", "huge", "yaml"],
+    ids=["unfinished", "deep", "bytes", "import", "runs_dir", "name", "keep", "keep number", "huge", "yaml"],
 )
 def test_hostile_profiles_are_refused_at_once(tmp_path, text, pattern):
     with pytest.raises(ConfigError, match=pattern):
@@ -130,6 +132,15 @@ def test_hostile_profiles_are_refused_at_once(tmp_path, text, pattern):
 def test_a_profile_is_a_layer_that_names_itself(tmp_path):
     layer = read_profile(_profile(tmp_path, "[about]\nenvs = ['A-v0']\n[sac]\ngamma = 0.5"))
     assert layer == Layer("profile p", {"sac": {"gamma": 0.5}}, about={"envs": ["A-v0"]})
+
+
+def test_a_profile_keeps_settings_from_the_tuner_unless_the_user_says_otherwise(tmp_path):
+    kept, sac, learner = "keep = ['learner.batch_size', 'sac.tau']", "tau = 0.5\ngamma = 0.5", "batch_size = 64"
+    layer = read_profile(_profile(tmp_path, f"[about]\n{kept}\n[sac]\n{sac}\n[learner]\n{learner}"))
+    assert resolve([layer]).kept == {"learner.batch_size", "sac.tau"}
+    asked = resolve([layer, Layer("user", {"learner": {"batch_size": 32}})])
+    assert asked.kept == {"sac.tau"}
+    assert asked.with_layer(Layer("more", {"sac": {"gamma": 0.9}})).kept == {"sac.tau"}
 
 
 def test_an_unknown_profile_lists_the_known(tmp_path, monkeypatch):
@@ -149,7 +160,7 @@ def test_the_profiles_that_come_along_are_valid_and_found_by_their_task(name):
     resolve([layer])
     path = profiles.PROFILE_DIR / f"{name}.toml"
     about = profiles.tomllib.loads(path.read_text())["about"]
-    assert "envs" in about or "machine_id" in about, "found by its task, or an example of a machine"
+    assert {"envs", "machine_id", "method"} & about.keys(), "found by its task, or an example of a machine or method"
     for env_id in about.get("envs", []):
         assert task_profile(env_id) is not None
     for env_id in [*about.get("envs", []), *([about["tuned_for"]] if "tuned_for" in about else [])]:

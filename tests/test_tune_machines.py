@@ -206,6 +206,21 @@ def test_what_the_user_has_set_stays(pins):
         assert {one[BATCH] for one in bench.asked} == {pins[BATCH]}
 
 
+def test_what_a_profile_keeps_stays_and_the_bounds_of_the_ratio_hold_whatever_the_batch():
+    machine, band = Machine(), {RATIO: 4.0, RATIO_MAX: 16.0, BATCH: 2048, ENVS: 64}
+    tuning, bench, _ = _tuned(machine, knobs=replace(machine.problem(pins=band), kept=frozenset(band)))
+    assert {name: tuning.choices[name].value for name in band} == band
+    assert all(choice.reason.endswith("kept: the profile says so") for name, choice in tuning.choices.items()
+               if name in band)
+    assert {one[RATIO] for one in bench.asked if RATIO in one} <= {0.0, 4.0}
+
+
+def test_an_engine_that_steps_all_in_one_call_gets_many_of_them():
+    problem = replace(Machine(step_us=150.0).problem(), one_call=True)
+    choice = _tuned(Machine(step_us=150.0), knobs=problem)[0].choices[ENVS]
+    assert (choice.value, choice.reason) == (32, "32 environments a sampler: their engine steps all in one call")
+
+
 @pytest.mark.parametrize(
     ("machine", "pins", "limit"),
     [

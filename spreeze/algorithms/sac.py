@@ -144,7 +144,7 @@ class SAC(_SoftActorCritic):
         self, obs_dim: int, action_dim: int, config: SACConfig, seed: int, device: str = "cpu",
         pair: ThreadPair | None = None, *, overlap: bool = False, network: NetworkRow | None = None,
     ) -> None:
-        place, hidden = Placement.parse(device), config.hidden_sizes
+        place, hidden = Placement.parse(device), config.actor_sizes
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, 2 * action_dim)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
@@ -226,13 +226,13 @@ class DiscreteSAC(_SoftActorCritic):
         self, obs_dim: int, num_actions: int, config: SACConfig, seed: int, device: str = "cpu", *,
         masked: bool = False, network: NetworkRow | None = None,
     ) -> None:
-        place, hidden = Placement.parse(device), config.hidden_sizes
+        place, hidden = Placement.parse(device), config.actor_sizes
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, num_actions)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init,
                                 target=False)
-        critics = DiscreteCritics(obs_dim, num_actions, hidden, 2, config.critic_lr, init, place.critics,
+        critics = DiscreteCritics(obs_dim, num_actions, config.hidden_sizes, 2, config.critic_lr, init, place.critics,
                                   layers=HiddenLayers(config.activation, config.critic_layer_norm, network))
         meta = {"policy": "categorical", "obs_dim": obs_dim, "num_actions": num_actions, "hidden_sizes": list(hidden)}
         meta |= layers.meta | ({"action_mask": True} if masked else {})

@@ -48,7 +48,7 @@ class DDPG(OffPolicyAlgorithm):
         self, obs_dim: int, action_dim: int, config: DDPGConfig | TD3Config, seed: int, device: str = "cpu",
         pair: ThreadPair | None = None, *, overlap: bool = False, network: NetworkRow | None = None,
     ) -> None:
-        place, hidden = Placement.parse(device), config.hidden_sizes
+        place, hidden = Placement.parse(device), config.actor_sizes
         # Networks are drawn in this order from one generator, so that a seed means the same weights for ever.
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, action_dim)
@@ -58,6 +58,8 @@ class DDPG(OffPolicyAlgorithm):
                                  HiddenLayers(config.activation, config.critic_layer_norm, network))
         meta = {"policy": "deterministic", "obs_dim": obs_dim, "action_dim": action_dim, "hidden_sizes": list(hidden),
                 "exploration_noise": config.exploration_noise, **layers.meta}  # fmt: skip
+        if config.exploration_noise_max > config.exploration_noise:
+            meta["exploration_noise_max"] = config.exploration_noise_max
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
         super().__init__(actor, critics, noise, meta, place, overlap=overlap)
         self._tau, self._action_penalty, self._pair = config.tau, config.action_penalty, pair

@@ -202,6 +202,8 @@ def _layers(
                 values.setdefault(part, {})[name] = value
         fixed = ["env.id", "env.args", "run.algo", "run.learners", "env.normalize_obs",
                  f"{old.config.run.algo}.hidden_sizes"]
+        if "actor_hidden_sizes" in values[old.config.run.algo]:
+            fixed += [f"{old.config.run.algo}.actor_hidden_sizes"]
         if old.config.on_policy is not None:
             fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
         for key in fixed:

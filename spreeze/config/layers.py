@@ -56,9 +56,12 @@ class Settings:
 
     config: Config
     sources: dict[str, str]
+    kept: frozenset[str] = frozenset()
+    """Those that a profile's ``about.keep`` names, unless a stronger layer set them: the tuner leaves them alone."""
 
     def with_layer(self, layer: Layer) -> Settings:
-        base = [Layer(self.sources.get(f"{p}.{f}", "default"), {p: {f: v}}) for p, f, v in iterate(self.config)]
+        base = [Layer(self.sources.get(f"{p}.{f}", "default"), {p: {f: v}}, {"keep": self.kept & {f"{p}.{f}"}})
+                for p, f, v in iterate(self.config)]
         return resolve([*base, layer])
 
 
@@ -90,7 +93,9 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
         layers = [Layer(f"default of {algo}", {"run": {"mode": mode}}), *layers]
     merged: Values = {part: {} for part in known}
     sources: dict[str, str] = {}
+    kept: set[str] = set()
     for layer in layers:
+        keep = layer.about.get("keep", ())
         for part, fields in layer.values.items():
             if part not in known:
                 raise ConfigError(f"{layer.source}: unknown part '{part}'{did_you_mean(part, known)} "
@@ -103,7 +108,9 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
                     raise ConfigError(f"{layer.source}: unknown key '{part}.{name}'{did_you_mean(name, names)} "
                                       f"(known: {', '.join(names)})")
                 merged[part][name] = value
-                sources[f"{part}.{name}"] = layer.source
+                key = f"{part}.{name}"
+                sources[key] = layer.source
+                (kept.add if key in keep else kept.discard)(key)
     parts: dict[str, Any] = {}
     for part, cls in known.items():
         try:
@@ -111,7 +118,7 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
         except ConfigError as error:
             name = str(error).split(" ", 1)[0].rstrip(":")
             raise ConfigError(f"{sources.get(f'{part}.{name}', 'settings')}: {part}.{error}") from None
-    return Settings(config=Config(**parts), sources=sources)
+    return Settings(config=Config(**parts), sources=sources, kept=frozenset(kept))
 
 
 def _said(layers: list[Layer], part: str, name: str) -> tuple[Any, str]:

@@ -48,6 +48,11 @@ def read_profile(name_or_path: str) -> Layer:
     for part, name in _COMMAND_LINE_ONLY:
         if isinstance(values.get(part), dict) and name in values[part]:
             raise ConfigError(f"profile {path}: {part}.{name} may only be set on the command line")
+    keep = about.get("keep", [])
+    own = [f"{part}.{name}" for part, fields in values.items() if isinstance(fields, dict) for name in fields]
+    if not isinstance(keep, list) or any(key not in own for key in keep):
+        raise ConfigError(f"profile {path}: about.keep = {clean(repr(keep), 200)}: expected a list of settings that "
+                          "this profile has")
     return Layer(source=f"profile {path.stem}", values=renewed(values), about=about)
 
 

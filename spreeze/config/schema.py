@@ -177,6 +177,8 @@ class ActorCriticConfig(AlgorithmConfig):
 
     actor_lr: float = setting(3e-4, "Adam step size of the actor", low=0.0, high=1.0)
     critic_lr: float = setting(3e-4, "Adam step size of the critics", low=0.0, high=1.0)
+    actor_hidden_sizes: tuple[int, ...] = setting((), "width of each hidden layer of the actor, which is what samplers "
+                                                  "compute; empty: as hidden_sizes", unit="units", low=1, high=4096)
     actor_layer_norm: bool = setting(False, "normalise the hidden layers of the actor (arXiv 1607.06450)")
     critic_layer_norm: bool = setting(False, "normalise the hidden layers of the critics (arXiv 1607.06450)")
     action_penalty: float = setting(0.0, "weight of the mean square of actions before they are squashed, of their mean "
@@ -187,6 +189,11 @@ class ActorCriticConfig(AlgorithmConfig):
         if spec.num_actions is not None and self.action_penalty > 0.0:
             raise ConfigError(f"action_penalty = {self.action_penalty:g}: discrete actions are not squashed; leave it "
                               "out")
+
+    @property
+    def actor_sizes(self) -> tuple[int, ...]:
+        """``actor_hidden_sizes``, or ``hidden_sizes``."""
+        return self.actor_hidden_sizes or self.hidden_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +249,9 @@ class TD3Config(DistributionalConfig):
                                   low=0.0)
     target_noise_clip: float = setting(0.5, "bound of that noise", low=0.0)
     exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
+    exploration_noise_max: float = setting(0.0, "that of a sampler's last environment, between first and last evenly "
+                                           "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
+                                           low=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +259,9 @@ class DDPGConfig(ActorCriticConfig):
     """Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv 1509.02971)."""
 
     exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
+    exploration_noise_max: float = setting(0.0, "that of a sampler's last environment, between first and last evenly "
+                                           "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
+                                           low=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,7 +216,7 @@ def ask(config: Config, key: str, place: str, known: Any = None, blank: str = ""
     part, _, name = key.partition(".")
     default: Any = getattr(config.parts()[part], name)
     common: dict[str, Any] = {"key": f"{place}_{key}", "help": f"{plain(doc[0].upper() + doc[1:])}.",
-                              "placeholder": blank or ("not set" if default is None else _written(default))}
+                              "placeholder": blank or ("not set" if default in (None, ()) else _written(default))}
     if kind is bool or (choices and kind is not tuple):
         options = list(choices or (True, False))
         index = options.index(known) if known in options else None

@@ -358,13 +358,20 @@ class SquashedGaussian(Head):
 
 
 class Deterministic(Head):
-    """``tanh(out)``; explores with clipped Gaussian noise."""
+    """``tanh(out)``; explores with clipped Gaussian noise, the same in all rows or growing from the first to the last.
+
+    Many environments at once explore better with noise of many sizes (PQL, arXiv 2307.12983).
+    """
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = int(meta["action_dim"])
-        self._noise = np.array(float(meta.get("exploration_noise", 0.0)), np.float32)
+        least = float(meta.get("exploration_noise", 0.0))
+        self._range = least, float(meta.get("exploration_noise_max", least))
+        self._noise = np.full((1, 1), least, np.float32)
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if len(out) != len(self._noise):
+            self._noise = np.linspace(*self._range, len(out), dtype=np.float32)[:, None]
         action = rng.standard_normal(out.shape, np.float32)
         action *= self._noise
         action += np.tanh(out, out=out)

@@ -254,10 +254,12 @@ def _envs_per_sampler(problem: TuningProblem) -> Choice:
     """Enough environments that one batched inference costs little beside their steps."""
     text, step = "{} environments a sampler: {}", problem.step_us
     if problem.pin(ENVS) is not None:
-        return Choice(problem.pin(ENVS), text.format(problem.pin(ENVS), "set by you"), pinned=True)
+        return Choice(problem.pin(ENVS), text.format(problem.pin(ENVS), problem.pinned_by(ENVS)), pinned=True)
     if problem.balanced:
         count = problem.configured[ENVS]
         return Choice(count, text.format(count, "as configured: one update for each env step needs no more"))
+    if problem.one_call:
+        return Choice(32, text.format(32, "their engine steps all in one call"))
     if step is None or step <= 0.0:
         return Choice(8, text.format(8, "step time not known"))
     if step > _SLOW_STEP_US:
@@ -277,7 +279,7 @@ def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
         raise ConfigError(f"{CAPACITY} = {wanted}: needs {size(wanted * row)}, {name} leaves {size(max(bound, 0))}; at "
                           f"most {most} transitions fit")
     if pinned:
-        return Choice(wanted, text.format(wanted, "set by you"), pinned=True)
+        return Choice(wanted, text.format(wanted, problem.pinned_by(CAPACITY)), pinned=True)
     if wanted <= most:
         return Choice(wanted, text.format(wanted, f"as configured, {size(wanted * row)}"))
     rounded = most - most % 1000 if most >= 10_000 else most

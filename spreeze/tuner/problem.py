@@ -147,7 +147,9 @@ class TuningProblem:
     configured: Setting
     """Value of each knob in defaults, profile and the user's settings; None where it is not known yet."""
     pins: frozenset[str] = frozenset()
-    """Knobs that the user has set: they stay as configured."""
+    """Knobs that stay as configured: the user has set them, or"""
+    kept: frozenset[str] = frozenset()
+    """the profile keeps them, because what it describes depends on them."""
     targets: TuningConfig = field(default_factory=TuningConfig)
     stage: str = JOINT
     """The trial in which everything runs, ``JOINT`` or ``ROLLOUT``."""
@@ -164,6 +166,8 @@ class TuningProblem:
     """Room for replay's memory where that is bounded separately; None if only main memory bounds it."""
     step_us: float | None = None
     """Mean or median time of one env step; None if not known."""
+    one_call: bool = False
+    """An engine steps all environments of a sampler in one call, whose own cost many of them share."""
     step_cpu_share: float = 1.0
     """Share of a core that stepping an environment takes; less where it waits, for hardware or a server."""
     row_bytes: int = 1
@@ -188,8 +192,12 @@ class TuningProblem:
         return ROLLOUT if self.stage == ROLLOUT else self.targets.objective
 
     def pin(self, name: str) -> Any:
-        """What the user has set; None where the tuner chooses."""
+        """What stays as configured; None where the tuner chooses."""
         return self.configured[name] if name in self.pins else None
+
+    def pinned_by(self, name: str) -> str:
+        """Who pinned it, in words."""
+        return "kept: the profile says so" if name in self.kept else "set by you"
 
 
 def _nearest(problem: TuningProblem, name: str, value: Any) -> Any:

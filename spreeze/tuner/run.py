@@ -19,6 +19,7 @@ from spreeze.config.layers import Layer, Settings, resolve
 from spreeze.config.modes import DECLARED
 from spreeze.config.schema import Config, LearnerConfig
 from spreeze.envs.probe import Probe, probe_env
+from spreeze.envs.vector_engines import engine_of
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import ExternalLoad
@@ -52,6 +53,8 @@ _CLOSING_S = 1.5
 """Of it, what ending the last processes and writing the result take."""
 _SAMPLER_BYTES, _ENV_BYTES, _LEARNER_BYTES = 120_000_000, 30_000_000, 500_000_000
 """Memory of a sampler with its first environment, of each further one (measured on Bullet tasks), of the learner."""
+_ENGINE_ENV_BYTES = 2_000_000
+"""Of each further environment of an engine: EnvPool's robots take less than a megabyte each."""
 _CAP_SHARE = 0.8
 """A candidate may take this share of the memory that is free."""
 _PROBE_STEPS = 2000
@@ -79,8 +82,9 @@ def tuned_layer(
 
     ``samplers_only`` chooses for a host whose learner is elsewhere: samplers and environments.
 
-    Values of ``settings`` whose source is the user are pins. The environment's step is timed if ``probe`` has no time
-    for it. ``fresh`` measures even if the answer is known. ``spent_s``, the age of this process, is part of the budget.
+    Values of ``settings`` whose source is the user, or that their profile keeps, are pins. The environment's step is
+    timed if ``probe`` has no time for it. ``fresh`` measures even if the answer is known. ``spent_s``, the age of this
+    process, is part of the budget.
 
     Raises:
         SpreezeError: nothing could be measured, nothing is to choose, or a pinned value that cannot work.
@@ -166,26 +170,29 @@ def problem_of(
     if samplers_only and values[SAMPLERS] is None:
         values[SAMPLERS] = max(1, int(machine.cores.usable))
     order = [name for name in (*config.wiring.knobs, *values) if name in values]
+    kept = settings.kept & values.keys()
     # A resumed run keeps what its stored data depend on.
-    pins = {knob.name for knob in knobs if settings.sources.get(knob.name) == "user"
+    pins = {knob.name for knob in knobs if settings.sources.get(knob.name) == "user" or knob.name in kept
             or (knob.fixed and settings.sources.get(knob.name) == "resumed run")}
     if config.learner.device == "auto":
         pins.discard(DEVICE)
     if LEARNERS in values:
         values = _with_learners(values, pins, machine)
     on_policy, paired = config.on_policy is not None, probe.spec.num_actions is None
+    engine = engine_of(probe.spec.env_id) is not None
     row_bytes = 1 if on_policy else RowLayout.of(
         probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes
     return TuningProblem(
         knobs=knobs, configured=Setting({name: values[name] for name in order}), pins=frozenset(pins),
-        targets=config.tuning, stage=ROLLOUT if on_policy or samplers_only else JOINT,
+        kept=kept, targets=config.tuning, stage=ROLLOUT if on_policy or samplers_only else JOINT,
         usable_cores=machine.cores.usable, physical_cores=machine.cores.physical, memory_bytes=free_bytes,
         # On Linux replay lies in nameless memory, which only main memory bounds.
         shared_memory_bytes=None if sys.platform == "linux" else machine.shared_memory_free_bytes,
         step_us=probe.step_us_median, step_cpu_share=probe.step_cpu_share, row_bytes=row_bytes,
         learning_starts=config.replay.learning_starts,
         sampler_bytes=max(_SAMPLER_BYTES, probe.memory_bytes + _SAMPLER_BYTES // 2),
-        env_bytes=max(_ENV_BYTES, probe.memory_bytes // 2), learner_bytes=_LEARNER_BYTES,
+        env_bytes=_ENGINE_ENV_BYTES if engine else max(_ENV_BYTES, probe.memory_bytes // 2),
+        learner_bytes=_LEARNER_BYTES, one_call=engine,
         devices=_devices(machine, config.learner, pins, paired), paired=paired, balanced=config.wiring.balanced,
     )
 

@@ -491,7 +491,7 @@ class Search:
             what += ": " + knob.figures.format(updates_per_s=chosen.updates_per_s,
                                                env_steps_per_s=chosen.env_steps_per_s)
         if knob.name in problem.pins:
-            return Choice(value, f"{what}, set by you" if knob.figures else f"{what}: set by you", pinned=True,
+            return Choice(value, f"{what}{', ' if knob.figures else ': '}{problem.pinned_by(knob.name)}", pinned=True,
                           runners_up=runners)
         parts = [] if knob.trial == FACTS else [self._why(knob, runners)]
         if knob.name == RATIO and value != problem.configured[RATIO]:
@@ -543,7 +543,7 @@ class Search:
         text = "the learner waits above {:.6g} samples per insert: "
         if RATIO_MAX in problem.pins:
             high = problem.pin(RATIO_MAX)
-            return Choice(high, text.format(high) + "set by you", pinned=True)
+            return Choice(high, text.format(high) + problem.pinned_by(RATIO_MAX), pinned=True)
         rates = self.chosen if self.measured else self._forecast(self.centre)
         ratio = rates.updates_per_s * batch / rates.env_steps_per_s if rates.env_steps_per_s > 0 else 0.0
         if _ROOM * ratio <= configured:
