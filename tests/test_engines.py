@@ -216,6 +216,51 @@ def test_envpool_pendulum_of_five_steps_gives_only_true_transitions(num_envs):
     np.testing.assert_allclose(reward, -(angle**2 + 0.1 * obs[:, 2] ** 2 + 0.001 * (2 * action) ** 2), atol=1e-3)
 
 
+@needs_envpool
+@needs_mujoco
+def test_rows_of_envpools_robots_are_steps_of_gymnasiums_own_whatever_ended_them():
+    num_envs, steps = 64, 60
+    args = ("max_episode_steps=20", "num_threads=2")
+    spec = make_task("envpool:InvertedPendulum-v5", args=args).spec
+    rng = np.random.default_rng(0)
+    actions = rng.uniform(-1.0, 1.0, (steps, num_envs, 1)).astype(np.float32)
+    found = {}
+    for n_step in (1, 3):
+        rows = Rows()
+        sampling = TransitionCollector(
+            lambda: pytest.fail("a plain environment was made"), num_envs, spec, rows, n_step=n_step, gamma=0.5,
+            seeds=list(range(num_envs)), make_vector=vector_maker(spec),
+        )  # fmt: skip
+        for action in actions:
+            sampling.step(action, 0)
+        sampling.close()
+        found[n_step] = np.array(rows.rows, np.float32), rows.spans, sampling.counts
+    table, _, counts = found[1]
+    obs, action, reward, terminated, next_obs = np.split(table, [4, 5, 6, 7], axis=1)
+    assert len(table) == counts.env_steps
+    assert counts.episodes > terminated.sum() > num_envs, "some are terminated, some truncated"
+    assert len(table) + counts.episodes >= steps * num_envs >= len(table) + counts.episodes - num_envs
+    env = gymnasium.make("InvertedPendulum-v5").unwrapped
+    env.reset(seed=0)
+    for row in rng.choice(len(table), 300, replace=False):
+        env.set_state(obs[row, :2].astype(float), obs[row, 2:].astype(float))
+        expected, expected_reward, ended, _, _ = env.step(3.0 * action[row])
+        np.testing.assert_allclose(next_obs[row], expected, atol=2e-4)
+        assert (reward[row, 0], bool(terminated[row, 0])) == (expected_reward, ended)
+    env.close()
+    # The same steps with windows of three: as many rows, each from a step that there was to one that there was.
+    longer, spans, _ = found[3]
+    unfinished = 2 * num_envs
+    assert len(table) - unfinished <= len(longer) <= len(table)
+    starts = {one.tobytes(): index for index, one in enumerate(table[:, :5])}
+    ends = {one.tobytes(): index for index, one in enumerate(table[:, 7:])}
+    for row, span in zip(longer, spans, strict=True):
+        begin, end = starts[row[:5].tobytes()], ends[row[7:].tobytes()]
+        assert row[6] == terminated[end]
+        assert row[5] == sum(0.5**step for step in range(int(span)) if not (row[6] and step == span - 1))
+        assert begin <= end
+
+
 @needs_mujoco
 def test_a_mujoco_task_is_an_ordinary_one():
     task = make_task("InvertedPendulum-v5")

@@ -1,8 +1,9 @@
 """n-step windows against returns worked by hand."""
 
 import numpy as np
+import pytest
 
-from spreeze.transport.transitions import NStep
+from spreeze.transport.transitions import NStep, NStepBatch
 
 
 def steps(window, rewards, end=None, first=0):
@@ -72,3 +73,28 @@ def test_cleared_window_forgets_unfinished_transitions():
     steps(window, [1.0, 1.0])
     window.clear()
     assert steps(window, [1.0, 1.0]) == []
+
+
+@pytest.mark.parametrize("n", [2, 3, 7])
+def test_windows_of_many_environments_give_the_rows_of_one_after_the_other(n):
+    num_envs, rng = 5, np.random.default_rng(n)
+    single, batch = [NStep(n, 0.9) for _ in range(num_envs)], NStepBatch(n, 0.9, num_envs, 2, 1)
+    for step in range(200):
+        obs, next_obs = (rng.normal(size=(num_envs, 2)).astype(np.float32) for _ in range(2))
+        action, reward = rng.normal(size=(num_envs, 1)).astype(np.float32), rng.normal(size=num_envs).astype(np.float32)
+        lost = rng.random(num_envs) < 0.05
+        terminated, truncated = ((rng.random(num_envs) < 0.1) & ~lost for _ in range(2))
+        expected = []
+        for env, window in enumerate(single):
+            if lost[env]:
+                window.clear()
+            else:
+                expected += window.push(obs[env], action[env], float(reward[env]), bool(terminated[env]),
+                                        bool(truncated[env]), next_obs[env])
+        found = batch.push(obs, action, reward, terminated.astype(np.float32), next_obs, ended=terminated | truncated,
+                           lost=lost)
+        assert len(found.reward) == len(expected), step
+        for at, one in enumerate(expected):
+            for name, value in one._asdict().items():
+                wanted = np.asarray(value, np.float32)
+                np.testing.assert_array_equal(getattr(found, name)[at], wanted, str((step, name)))

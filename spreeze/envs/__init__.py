@@ -5,7 +5,8 @@ lead to the same rows: the true last observation, and none for a step that only 
 
 *Vectors.* ``Dict`` goes by sorted key, ``Tuple`` by index, ``Discrete`` as one-hot, into one float32 vector;
 ``env.json`` of a run says where each part lies. ``envpool:ID`` and ``vector:ID`` (an id's own ``vector_entry_point``)
-step all environments of a sampler in one call. MuJoCo draws through EGL or OSMesa where there is no display.
+step all environments of a sampler in one call, and what they give goes to replay in whole arrays, be there hundreds.
+MuJoCo draws through EGL or OSMesa where there is no display.
 
 *Action masks.* Where a discrete task's first reset gives ``info["action_mask"]``, the mask of each state follows its
 observation as K values, and so goes wherever that goes (``obs_flattening``). A task without masks has no such values.

@@ -76,7 +76,9 @@ class VectorTask:
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """Begins an episode everywhere; returns the observations, float32 [N, O]."""
-        obs, infos = self.env.reset(seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # EnvPool has taken the seed before, and says so
+            obs, infos = self.env.reset(seed=seed)
         self._ended = np.zeros(self.num_envs, bool)
         self._fresh = ~self._ended
         self.obs = self._rows(obs, infos)
@@ -96,7 +98,7 @@ class VectorTask:
         Raises:
             BadTransition: an observation or reward that cannot be stored.
         """
-        raw, reward, terminated, truncated, infos = self.env.step(self._native(actions))
+        raw, reward, terminated, truncated, infos = self.env.step(self.native(actions))
         reward = np.asarray(reward, np.float32)
         terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
         obs = self._rows(raw, infos, None if self.mode == "SameStep" else terminated)
@@ -119,7 +121,8 @@ class VectorTask:
         self.obs, self._fresh = obs, ~valid if self.mode == "NextStep" else ended
         return VectorStep(valid, next_obs, reward, terminated & valid, truncated & valid, obs)
 
-    def _native(self, actions: np.ndarray) -> np.ndarray:
+    def native(self, actions: np.ndarray) -> np.ndarray:
+        """Actions of ``step`` as the engine's own ``step`` takes them."""
         if self._first_action is not None:
             return actions.reshape(self.num_envs).astype(self._action_dtype) + self._first_action
         return actions.reshape(self.num_envs, *self._action_shape).astype(self._action_dtype, copy=False)

@@ -60,6 +60,64 @@ class NStep:
         self._window.clear()
 
 
+class NStepRows(NamedTuple):
+    """Columns of n-step transitions, as ``TransitionSink.write`` takes them."""
+
+    obs: np.ndarray  # [R, O]
+    action: np.ndarray  # [R, A]
+    reward: np.ndarray  # [R]
+    terminated: np.ndarray  # [R]
+    next_obs: np.ndarray  # [R, O]
+    num_steps: np.ndarray  # [R]
+
+
+class NStepBatch:
+    """The windows of N environments that are stepped together: the transitions of N ``NStep``, in a few NumPy calls.
+
+    The last n steps lie in slots that are written in turn; rows come by environment, then oldest first.
+    """
+
+    def __init__(self, n: int, gamma: float, num_envs: int, obs_dim: int, action_dim: int) -> None:
+        self._n, self._gamma, self._slot = n, gamma, 0
+        self._obs = np.zeros((n, num_envs, obs_dim), np.float32)
+        self._action = np.zeros((n, num_envs, action_dim), np.float32)
+        self._reward = np.zeros((n, num_envs))
+        self._returns = np.zeros((n, num_envs))
+        """By age: discounted rewards from the step of so many steps ago on."""
+        self._length = np.zeros(num_envs, np.int64)
+        """Steps of an environment whose transitions are not finished."""
+        self._envs = np.arange(num_envs)
+
+    def push(
+        self, obs: np.ndarray, action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, next_obs: np.ndarray,
+        *, ended: np.ndarray, lost: np.ndarray,
+    ) -> NStepRows:
+        """Adds one env step of each [N, ...]; returns the transitions that it finished, R of them.
+
+        Where ``lost`` [N], there was no step, and what is unfinished there is dropped. ``ended`` [N]: terminated or
+        truncated.
+        """
+        slot, returns = self._slot, self._returns
+        self._obs[slot], self._action[slot], self._reward[slot] = obs, action, reward
+        returns[0] = reward
+        for age in range(1, self._n):
+            np.multiply(returns[age - 1], self._gamma, out=returns[age])
+            returns[age] += self._reward[slot - age]
+        self._length += 1
+        self._length[lost] = 0
+        finished = np.where(ended, self._length, self._length == self._n)
+        envs = np.repeat(self._envs, finished)
+        first = np.cumsum(finished) - finished
+        ages = self._length[envs] - 1 - (np.arange(len(envs)) - first[envs])
+        slots = slot - ages
+        rows = NStepRows(self._obs[slots, envs], self._action[slots, envs], returns[ages, envs].astype(np.float32),
+                         terminated[envs], next_obs[envs], (ages + 1).astype(np.float32))
+        self._length[ended] = 0
+        np.minimum(self._length, self._n - 1, out=self._length)
+        self._slot = (slot + 1) % self._n
+        return rows
+
+
 class _Entry(NamedTuple):
     frame: np.ndarray  # [F]
     back: int

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource, RolloutSink, StepRows, TransitionSink
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.rollouts import Answers, Rollouts, RolloutWriter
-from spreeze.transport.transitions import FrameLog, NStep
+from spreeze.transport.transitions import FrameLog, NStepBatch
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.context import is_power_of_ten
@@ -168,6 +168,8 @@ class TransitionCollector(Collector):
         self._reward = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.float32)
         self._make_vector, self._seed = make_vector, seeds[0]
+        self._running = np.zeros((2, num_envs))
+        """Return and length of each current episode of a vector environment."""
         self._later_seeds = np.random.default_rng(seeds)
         self._vector: VectorTask | None = None
         if make_vector is not None:
@@ -236,10 +238,12 @@ class TransitionCollector(Collector):
             return [], list(range(self.num_envs))
         self._rows.take(_ALL, done.next_obs)
         self._reward[...], self._terminated[...] = done.reward, done.terminated
-        for index in np.flatnonzero(done.valid).tolist():
-            self._returns[index] += float(done.reward[index])
-            self._lengths[index] += 1
+        np.add(self._running[0], done.reward, out=self._running[0], where=done.valid)
+        self._running[1] += done.valid
         over = np.flatnonzero(done.terminated | done.truncated).tolist()
+        for index in over:
+            self._returns[index], self._lengths[index] = float(self._running[0, index]), int(self._running[1, index])
+            self._running[:, index] = 0.0
         return [(index, bool(done.truncated[index])) for index in over], np.flatnonzero(~done.valid).tolist()
 
     def _renew_vector(self) -> None:
@@ -254,7 +258,7 @@ class TransitionCollector(Collector):
             except Exception as error:
                 self._count_error("environment 0", error)
         self._seed += self.num_envs  # other episodes after an error
-        self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
+        self._running[...] = 0.0
 
     def _reset(self, index: int, seed: int | None) -> None:
         """Resets one environment, replacing it as long as its reset raises; a vector one resets itself."""
@@ -296,7 +300,7 @@ class VectorRowWriter:
         self.obs = np.zeros((num_envs, spec.obs_dim), np.float32)
         self._next_obs = np.zeros_like(self.obs)
         self._sink = sink
-        self._n_steps = [NStep(n_step, gamma) for _ in range(num_envs)] if n_step > 1 else None
+        self._windows = NStepBatch(n_step, gamma, num_envs, spec.obs_dim, spec.action_dim) if n_step > 1 else None
 
     def start(self, index: int | slice, obs: np.ndarray) -> None:
         self.obs[index] = obs
@@ -305,33 +309,24 @@ class VectorRowWriter:
         self._next_obs[index] = obs
 
     def store(self, batch: StepBatch) -> None:
-        if self._n_steps is not None:
-            self._store_n_step(batch)
-        else:
-            columns = [self.obs, batch.actions, batch.reward, batch.terminated, self._next_obs]
-            if batch.broken:
-                keep = np.setdiff1d(np.arange(len(self.obs)), batch.broken)
-                columns = [column[keep] for column in columns]
-            obs, actions, reward, terminated, next_obs = columns
-            if len(obs):
-                self._sink.write(obs, actions, reward, terminated, next_obs, version=batch.version)
+        columns = [self.obs, batch.actions, batch.reward, batch.terminated, self._next_obs]
+        num_steps = None
+        if self._windows is not None:
+            *columns, num_steps = self._windows.push(*columns, ended=self._among(batch.ended),
+                                                     lost=self._among(batch.broken))
+        elif batch.broken:
+            kept = ~self._among(batch.broken)
+            columns = [column[kept] for column in columns]
+        obs, actions, reward, terminated, next_obs = columns
+        if len(obs):
+            self._sink.write(obs, actions, reward, terminated, next_obs, num_steps, batch.version)
         self.obs, self._next_obs = self._next_obs, self.obs
 
-    def _store_n_step(self, batch: StepBatch) -> None:
-        assert self._n_steps is not None
-        rows = []
-        for index, window in enumerate(self._n_steps):
-            if index in batch.broken:
-                window.clear()
-                continue
-            rows += window.push(self.obs[index], batch.actions[index], float(batch.reward[index]),
-                                bool(batch.terminated[index]), batch.ended.get(index, False), self._next_obs[index])
-        if not rows:
-            return
-        obs, action, returns, terminated, next_obs, spans = zip(*rows, strict=True)
-        self._sink.write(np.stack(obs), np.stack(action), np.asarray(returns, np.float32),
-                         np.asarray(terminated, np.float32), np.stack(next_obs),
-                         num_steps=np.asarray(spans, np.float32), version=batch.version)
+    def _among(self, indices: Iterable[int]) -> np.ndarray:
+        """Bool [N]: True for these environments."""
+        found = np.zeros(len(self.obs), bool)
+        found[list(indices)] = True
+        return found
 
 
 class FrameRowWriter:
