@@ -39,6 +39,13 @@ def test_sampling_bench_reports_the_share_of_the_bare_loop():
     assert rows["sampler_env_steps_per_s"]["value"] > 0
 
 
+def test_an_engine_is_compared_with_its_own_loop():
+    rows = _metrics(_bench("sampling", "--env", "vector:CartPole-v1", "--envs-per-sampler", "64", "--repeats", "1",
+                           "--seconds", "0.3"))
+    assert rows["sampler_share_of_bare"]["value"] > 0.0
+    assert rows["bare_env_steps_per_s"]["envs_per_sampler"] == 64
+
+
 def test_learner_bench_reports_updates():
     rows = _metrics(_bench("learner", "--batch-size", "64", "--repeats", "1"))
     assert rows["updates_per_s"]["value"] > 0.0

@@ -16,6 +16,7 @@ from spreeze.bench.cluster_plan import add_cluster_plan_flags, cluster_plan_rows
 from spreeze.bench.gala import add_gala_flags, gala_rows
 from spreeze.bench.hts import add_hts_flags, hts_rows
 from spreeze.bench.impact import add_impact_flags, impact_rows
+from spreeze.bench.paper import add_paper_flags, paper_rows
 from spreeze.bench.runs import Say
 from spreeze.bench.tianji import add_tianji_flags, tianji_rows
 from spreeze.cli.arguments import guarded
@@ -114,7 +115,8 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
         help="batch sizes of the grid, while an update takes at most 0.1 s (default: 32 to 1024)")
     add("--rounds", type=int, default=2, help="rounds over the grid, of 3 measurements (default: 2)")
     add("--busy", action="store_true", help="beside a busy process on one core (default: off)")
-    add("--cores", type=int, default=None, help="cores to use, by affinity (default: all)")
+    add("--cores", type=int, nargs="+", default=[None], metavar="N",
+        help="numbers of cores to use, by affinity, one after the other (default: all)")
 
 
 def _add_curve(parser: argparse.ArgumentParser) -> None:
@@ -174,9 +176,11 @@ def _target(args: argparse.Namespace, say: Say) -> list[Row]:
 def _tune(args: argparse.Namespace, say: Say) -> list[Row]:
     from spreeze.bench.tune import Case, tune_rows
 
-    return tune_rows(Case(env_id=args.env, plain=args.plain_env, objective=args.objective, runs=args.repeats,
-                          batches=tuple(sorted(args.batch_size)), rounds=args.rounds, busy=args.busy,
-                          cores=args.cores), say)
+    cases = [Case(env_id=args.env, plain=args.plain_env, objective=args.objective, runs=args.repeats,
+                  batches=tuple(sorted(args.batch_size)), rounds=args.rounds, busy=args.busy, cores=cores)
+             for cores in args.cores]
+    return [row if case.cores is None else {**row, "cores": case.cores}
+            for case in cases for row in tune_rows(case, say)]
 
 
 def _curve(args: argparse.Namespace, say: Say) -> list[Row]:
@@ -200,6 +204,8 @@ BENCHES = {
     "rates": Bench("env steps/s and updates/s of whole runs, batch 256, one sampler", _add_task, _rates),
     "target": Bench("wall time to a return, asynchronous and serial mode in turn", _add_target, _target),
     "tune": Bench("the tuner's pick against the exhaustive grid of batch sizes and samplers", _add_tune, _tune),
+    "paper": Bench("the Spreeze paper's Table 1 and Figs. 3 and 4 on this machine; samplers at once", add_paper_flags,
+                   paper_rows),
     "hts": Bench("HTS-RL against its synchronous baselines, on step times as given and on tasks", add_hts_flags,
                  hts_rows),
     "gala": Bench("GALA against A2C and other ways to share", add_gala_flags, gala_rows),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.bench import Row, row
-from spreeze.errors import RunError, SpreezeError, UsageError
+from spreeze.errors import ConfigError, RunError, SpreezeError, UsageError
 from spreeze.metrics.comparison import (
     HELD,
     WORST_OF,
@@ -158,7 +158,7 @@ def env_steps_to_target(document: Document, target: float) -> int | None:
     return None if found is None else int(found.env_steps)
 
 
-# --- another program beside a run ---
+# --- another program beside a run, and fewer cores for it ---
 
 _SPIN = """
 import os, sys
@@ -178,6 +178,23 @@ def busy_core(core: int) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def on_cores(count: int | None) -> Iterator[None]:
+    """The first so many of this process's cores, for it and what it starts meanwhile; all if None.
+
+    Raises:
+        ConfigError: it has not so many.
+    """
+    own = sorted(os.sched_getaffinity(0))
+    if count is not None and not 1 <= count <= len(own):
+        raise ConfigError(f"{count} cores: this process may use {len(own)}")
+    os.sched_setaffinity(0, own[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
 
 
 # --- figures and a picture of finished runs ---

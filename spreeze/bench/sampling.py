@@ -172,11 +172,19 @@ def real_sampler(
 
 
 class _Bare:
-    """Plain environments stepped with given actions, reset by hand: what no sampler can beat."""
+    """Plain environments stepped with given actions, reset by hand: what no sampler can beat.
+
+    Those of an engine are stepped by it, in its own loop, and reset themselves.
+    """
 
     def __init__(self, plan: RunPlan, seed: int) -> None:
         self._spec, num_envs = plan.spec, plan.config.sampling.envs_per_sampler
         self._to_native = ActionScaling(self._spec)
+        make, self._envs, self._vector = vector_maker(self._spec), [], None
+        if make is not None:
+            self._vector = make(num_envs, seed)
+            self._vector.reset(seed)
+            return
         self._envs = [open_task(self._spec).env for _ in range(num_envs)]
         for env, env_seed in zip(self._envs, _seeds(seed, num_envs), strict=True):
             env.reset(seed=env_seed)
@@ -186,6 +194,9 @@ class _Bare:
         native = self._native(actions)
         start = time.perf_counter()
         for of_step in native:
+            if self._vector is not None:
+                self._vector.env.step(of_step)
+                continue
             for env, action in zip(self._envs, of_step, strict=True):
                 _, _, terminated, truncated, _ = env.step(action)
                 if terminated or truncated:
@@ -194,6 +205,8 @@ class _Bare:
 
     def _native(self, actions: np.ndarray) -> Any:
         """The actions as the environments take them: vectors, or integers of discrete ones."""
+        if self._vector is not None:
+            return [self._vector.native(of_step) for of_step in self._to_native(actions)]
         if self._spec.num_actions is not None:
             return (actions[:, :, 0].astype(np.int64) + self._spec.action_start).tolist()
         return self._to_native(actions)
@@ -201,3 +214,5 @@ class _Bare:
     def close(self) -> None:
         for env in self._envs:
             env.close()
+        if self._vector is not None:
+            self._vector.close()

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spreeze.bench import Row
-from spreeze.bench.runs import Say, busy_core
+from spreeze.bench.runs import Say, busy_core, on_cores
 from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
 from spreeze.config.profiles import task_profile
 from spreeze.envs.probe import probe_env
-from spreeze.errors import ConfigError, SpreezeError
+from spreeze.errors import SpreezeError
 from spreeze.machine.hardware import read_machine
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
@@ -61,9 +61,8 @@ def tune_rows(case: Case, say: Say) -> list[Row]:
     Raises:
         SpreezeError: the tuner failed, or nothing of the grid could be measured.
     """
-    if case.cores is not None:
-        _use_cores(case.cores)
-    with Interrupts() as interrupts, busy_core(max(os.sched_getaffinity(0))) if case.busy else contextlib.nullcontext():
+    with on_cores(case.cores), Interrupts() as interrupts, \
+            busy_core(max(os.sched_getaffinity(0))) if case.busy else contextlib.nullcontext():
         settings = _settings(case)
         records = []
         for number in range(case.runs):
@@ -71,13 +70,6 @@ def tune_rows(case: Case, say: Say) -> list[Row]:
             say(f"  tuner {number + 1}: {_short(_setting_of(records[-1]))} in {records[-1]['seconds']:.0f} s")
         points = _grid(case, settings, [_setting_of(record) for record in records], interrupts, say)
     return _rows(case, records, points)
-
-
-def _use_cores(count: int) -> None:
-    own = sorted(os.sched_getaffinity(0))
-    if not 1 <= count <= len(own):
-        raise ConfigError(f"--cores {count}: this process may use {len(own)}")
-    os.sched_setaffinity(0, own[:count])
 
 
 def _settings(case: Case) -> Settings:

@@ -186,6 +186,10 @@ def _runs_dir(args: argparse.Namespace) -> Path:
     return Path(getattr(args, "--runs-dir") or "runs")
 
 
+_SIZES = ("hidden_sizes", "actor_hidden_sizes")
+"""Settings of an algorithm that its stored networks depend on."""
+
+
 def _layers(
     args: argparse.Namespace, resumed: Path | None, machine: Machine
 ) -> tuple[list[Layer], list[str]]:
@@ -201,9 +205,7 @@ def _layers(
             if part != "stop":
                 values.setdefault(part, {})[name] = value
         fixed = ["env.id", "env.args", "run.algo", "run.learners", "env.normalize_obs",
-                 f"{old.config.run.algo}.hidden_sizes"]
-        if "actor_hidden_sizes" in values[old.config.run.algo]:
-            fixed += [f"{old.config.run.algo}.actor_hidden_sizes"]
+                 *(f"{old.config.run.algo}.{name}" for name in values[old.config.run.algo] if name in _SIZES)]
         if old.config.on_policy is not None:
             fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
         for key in fixed:

@@ -60,6 +60,7 @@ class Outcome:
     restarts: int = 0
     env_errors: int | None = None  # exceptions that environments raised
     rows_refused: int | None = None  # bad transitions that environments gave
+    rows_stored: int | None = None  # transitions that reached replay in this session
     energy_per_million_steps_kj: float | None = None
     stopped_by: str = "unknown"
     error: str | None = None
@@ -336,6 +337,8 @@ class Recorder:
         errors, refused = metrics.get("env_errors"), metrics.get("rows_refused")
         outcome.env_errors = None if errors is None else int(errors)
         outcome.rows_refused = None if refused is None else int(refused)
+        if self.reading is not None and self._plan.config.on_policy is None:
+            outcome.rows_stored = self.reading.inserted
         if outcome.error and self.first_error:
             outcome.error = f"{outcome.error} (first: {self.first_error[0]}: {self.first_error[1]})"
 

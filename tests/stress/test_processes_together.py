@@ -1,7 +1,8 @@
 """Sampler and learner beside each other, in short; the figures by hand: ``python tests/processes_together.py``."""
 
-from processes_together import samplers_rows, together_rows
+from processes_together import memory_rows, together_rows
 
+from spreeze.bench.paper import scaling_rows
 from spreeze.bench.sampling import task_plan
 
 
@@ -12,8 +13,13 @@ def test_each_side_is_measured_alone_and_together():
     assert rows["sampler_kept_together"]["repeats"][0] > 0
 
 
-def test_two_samplers_are_compared_with_one():
-    rows = {row["metric"]: row for row in samplers_rows(task_plan("Pendulum-v1"), repeats=2, seconds=0.3)}
+def test_a_sampler_s_memory_and_a_row_have_their_sizes():
+    rows = {row["metric"]: row for row in memory_rows(task_plan("Pendulum-v1"))}
     assert rows["row_bytes"]["value"] == 4 * (3 + 1 + 1 + 1 + 3), "the sum of the fields"
     assert 10e6 < rows["sampler_memory_bytes"]["value"] < 350e6
-    assert len(rows["two_samplers_over_one"]["repeats"]) == 2
+
+
+def test_samplers_at_once_are_compared_with_one():
+    *rates, ratio = scaling_rows(task_plan("Pendulum-v1"), [2], repeats=2, seconds=0.3)
+    assert [row["samplers"] for row in rates] == [1, 2]
+    assert (ratio["metric"], ratio["samplers"], len(ratio["repeats"])) == ("over_one_sampler", 2, 2)
