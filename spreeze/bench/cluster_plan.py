@@ -15,8 +15,11 @@ import hashlib
 import heapq
 import hmac
 import itertools
+import json
 import secrets
 import socket
+import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -31,7 +34,7 @@ import numpy as np
 from spreeze.bench import Row, row
 from spreeze.bench.runs import Say
 from spreeze.bench.sampling import publish_policy, real_sampler, run_folder, task_plan
-from spreeze.errors import UsageError
+from spreeze.errors import TransportError, UsageError
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import median
 from spreeze.transport.gloo_gossip import GlooGossip
@@ -48,6 +51,7 @@ LINGER_S = 0.1
 """A pull is answered after that with what there is."""
 _SIMULATED_S = 200.0
 """Of which the second half counts, when buffers that fill are full."""
+_PATIENCE_S = 60.0
 _SMALL_CHUNK_BYTES = 1 << 14
 """Beside the largest, to tell what a chunk costs from what its rows cost."""
 _ROWS = 20_000
@@ -69,7 +73,7 @@ class Costs:
     """Of the driver for a row: proof, copy from the socket, copy into replay."""
     weights_bytes: float
     message_s: float
-    """Of both learners together for one gossip message of the size of all networks."""
+    """Of both learners together for one gossip message, as large as the weights."""
     message_bytes: float
     linked: float = 1.0
     """Size of rows over their plain size where an observation that the next row repeats travels once."""
@@ -218,6 +222,57 @@ def _gossip_s(folder: Path, size: int, repeats: int) -> list[float]:
             for side in sides:
                 side.close()
     return found
+
+
+_LEARNER = """
+import json, sys, time
+import numpy as np
+from spreeze.transport.gloo_gossip import GlooGossip
+from spreeze.transport.gossip import GlooPlace
+gossip = GlooGossip(1, GlooPlace.from_json(json.loads(sys.argv[1])), topology="ring", max_staleness=None)
+parameters, number = np.ones(int(sys.argv[2]), np.float32), 0
+while True:
+    number += 1
+    gossip.send(parameters, number)
+    gossip.receive()
+    time.sleep(0.01)
+"""
+"""A learner of the ring, that is killed."""
+
+
+def ring_rows(kills: int, size: int) -> list[Row]:
+    """A learner of two is killed with SIGKILL and started again: when the other's ring closes and opens [s].
+
+    It has opened when the first message of ``size`` numbers is here, counted from the moment at which the new process
+    has its imports behind it, which is when its record is seen.
+    """
+    closed, opened = [], []
+    with run_folder() as folder, GlooPlace.opened(folder, "127.0.0.1", 2, 2, {}) as place, contextlib.closing(
+            GlooGossip(0, place, topology="ring", max_staleness=None)) as gossip:
+        command = [sys.executable, "-c", _LEARNER, json.dumps(place.to_json()), str(size)]
+        for _ in range(kills):
+            with subprocess.Popen(command) as child:
+                try:
+                    _timed(lambda: len(gossip.living()) == 2)
+                    gossip.close_over(gossip.living())
+                    opened.append(_timed(gossip.receive))
+                    child.kill()
+                    closed.append(_timed(lambda: len(gossip.living()) == 1))
+                    gossip.close_over(gossip.living())
+                finally:
+                    child.kill()
+    return [row("ring_closes_over_a_killed_learner", "s", closed, target="<= 1"),
+            row("ring_opens_for_who_returns", "s", opened)]
+
+
+def _timed(condition: Callable[[], object]) -> float:
+    """How long a condition took to come true [s]; a SpreezeError after a minute."""
+    start = time.monotonic()
+    while not condition():
+        if time.monotonic() - start > _PATIENCE_S:
+            raise TransportError(f"a learner of the ring was not seen, or gone, within {_PATIENCE_S:.0f} s")
+        time.sleep(0.002)
+    return time.monotonic() - start
 
 
 # --- what is simulated ---
@@ -438,6 +493,7 @@ def cluster_plan_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     """Measures unit costs, simulates up to 64 hosts, draws."""
     say("unit costs:")
     costs, rows = measured_costs(args.env, args.repeats)
+    rows += ring_rows(args.repeats, int(costs.message_bytes) // 4)
     costs = replace(costs, chunk_s=costs.chunk_s + args.ray_chunk_ms / 1e3, row_s=costs.row_s + args.ray_row_us / 1e6)
     found = {network.name: [simulate(hosts, args.host_rows, costs, network, Design(name="as it is"),
                                      versions_per_s=args.versions) for hosts in HOSTS] for network in NETWORKS}
