@@ -317,6 +317,10 @@ def _plan(
                                  f"as in mode serial: the controller of mode {config.run.mode} keeps this balance")
     run = read_run(resumed) if resumed else {}
     cluster = None if config.cluster.address is None else parse_address(config.cluster.address)
+    if cluster is not None and wiring.other_learners:
+        most = config.exchange.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
+        settings = settings.with_layer(Layer("cluster", {"exchange": {"transport": "gloo", "learners": most}}))
+        cluster = None  # rows stay on their hosts
     return RunPlan(
         hosts=0 if cluster is None else cluster.local or _MOST_HOSTS,
         # As if each host had as many samplers as this one; how many hosts will come is not known.

@@ -50,6 +50,8 @@ class Wiring:
     """These learners average their parameters every ``learner.average_interval`` updates, and begin with the same."""
     other_hosts: bool = False
     """Samplers of other hosts may take part (``--cluster``)."""
+    other_learners: bool = False
+    """Each other host has learners of its own, which join this one's (``--cluster``)."""
     balanced: bool = False
     """As many rows are drawn for each inserted one as in mode serial, and the governor lets as many samplers work as
     that takes."""
@@ -143,14 +145,16 @@ DECLARED = (
     Mode(
         name="gala", module="spreeze.modes.gala",
         doc="learners with samplers of their own mix their parameters round a ring, without waiting (GALA)",
-        on_policy=Wiring(stages=GOSSIP_STAGES, lag=0, several_learners=True, mixes=True, knobs=GOSSIP_KNOBS),
+        on_policy=Wiring(stages=GOSSIP_STAGES, lag=0, several_learners=True, mixes=True, other_learners=True,
+                         knobs=GOSSIP_KNOBS),
     ),
     Mode(
         name="tianji", module="spreeze.modes.tianji",
         doc="groups of samplers, data and learner, in balance; the learners average their parameters (TianJi)",
-        replay=Wiring(stages=BALANCED_STAGES, several_learners=True, averages=True, balanced=True, knobs=REPLAY_KNOBS),
-        on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, several_learners=True, averages=True, inference_workers=True,
-                         knobs=ROLLOUT_KNOBS),
+        replay=Wiring(stages=BALANCED_STAGES, several_learners=True, averages=True, other_learners=True, balanced=True,
+                      knobs=REPLAY_KNOBS),
+        on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, several_learners=True, averages=True, other_learners=True,
+                         inference_workers=True, knobs=ROLLOUT_KNOBS),
     ),
 )
 """The modes that come with Spreeze, the default first."""

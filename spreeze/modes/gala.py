@@ -33,6 +33,7 @@ from spreeze.config.layers import Settings
 from spreeze.metrics import median
 from spreeze.modes import hts
 from spreeze.run_directory import SIMILARITY, RunDir, group_folder
+from spreeze.runtime.cluster.learner_bridge import learner_bridge_spec
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan
@@ -107,7 +108,7 @@ def _wired(
     plan: RunPlan, run_dir: Path, teams: list[Team], recorder: Recorder, place: GlooPlace | None
 ) -> Iterator[Wired]:
     with (
-        contextlib.closing(StatusTable.create(plan.samplers + plan.learners + 2)) as status,
+        contextlib.closing(StatusTable.create(plan.samplers + plan.learners + 3)) as status,
         contextlib.closing(MixMemory.create(plan.learners, lockstep=_in_lockstep(plan))) as memory,
     ):
         for group, team in enumerate(teams):
@@ -140,8 +141,11 @@ def worker_specs(
             else:
                 row = group * team.plan.samplers + spec.address.index
                 samplers.append(dataclasses.replace(spec, address=address, row=row))
-    watchers = watcher_specs(plan, run_dir, plan.samplers + plan.learners)
-    return {spec.name: spec for spec in (*learners, *samplers)} | watchers
+    first = plan.samplers + plan.learners
+    specs = [*learners, *samplers, *watcher_specs(plan, run_dir, first).values()]
+    if place is not None and plan.config.cluster.address is not None:
+        specs.append(learner_bridge_spec(plan, place, first + 2))
+    return {spec.name: spec for spec in specs}
 
 
 def _with_mix(

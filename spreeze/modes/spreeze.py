@@ -19,6 +19,7 @@ from spreeze.errors import ResourceError
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.cluster.bridge import BridgeJob
 from spreeze.runtime.cluster.host import HostJob
+from spreeze.runtime.cluster.learner_bridge import learner_bridge_spec
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
@@ -175,7 +176,9 @@ def worker_specs(
                 inherited_fds=(ring.block.fd, *job.wakeup_fds, *job.learner_wakeup_fds),
                 step_deadline_s=config.sampling.step_deadline_s, memory_limit_bytes=limit,
             ))
-    if plan.hosts:
+    if place is not None and config.cluster.address is not None:
+        specs.append(learner_bridge_spec(plan, place, rows["bridge"]))
+    elif plan.hosts:
         specs.append(_bridge_spec(plan, run_dir, rings[0], rows, learners[0]))
     return {spec.name: spec for spec in specs} | watcher_specs(plan, run_dir, rows["evaluator"])
 

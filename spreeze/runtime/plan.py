@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.config.layers import Settings
+from spreeze.config.layers import Settings, toml_value
 from spreeze.config.schema import AnyAgeConfig, Config
 from spreeze.errors import ConfigError
 from spreeze.transport.replay_ring import RingSpec
@@ -23,6 +23,13 @@ class EarlierSessions:
     episodes: int = 0
     sessions: int = 0
     best_return: float | None = None
+
+
+_OF_THIS_HOST = ("run", "cluster", "exchange", "stop", "logging", "visualizer", "tuning")
+_OF_THIS_MACHINE = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers", "rollout.samplers",
+                    "rollout.inference_workers")  # fmt: skip
+_WITH_FLAGS = ("env.id", "env.import_module", "env.plain", "env.args")
+"""What another host's run does not take over, or by flags of its own."""
 
 
 def split_evenly(samplers: int, learners: int) -> list[int]:
@@ -50,6 +57,8 @@ class RunPlan:
         if self.spec.frames is not None and self.config.env.normalize_obs:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         self._check_learners()
+        if self.config.cluster.address is not None:
+            self._check_cluster()
         interval, in_turns = self.config.evaluation.interval_updates, self.config.wiring.in_turns
         if interval is not None and not (in_turns and (self.config.on_policy is None or self.samplers == 1)):
             raise ConfigError(f"evaluation.interval_updates = {interval}: in mode {self.config.run.mode} the evaluator "
@@ -67,8 +76,6 @@ class RunPlan:
             frames_gib = config.replay.capacity * self.layout.row_bytes / 2**30
             raise ConfigError(f"replay.save = true: frames in replay take {frames_gib:.1f} GiB and are not stored; "
                               "leave it out")
-        if config.cluster.address is not None:
-            self._check_cluster()
         samplers = self.samplers_of(0)
         shards = samplers + self.host_shards
         smallest = shards * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
@@ -82,9 +89,11 @@ class RunPlan:
     def _check_cluster(self) -> None:
         """Rejects other hosts where their rows cannot be used."""
         config = self.config
+        if config.wiring.other_learners:
+            return
         if not config.wiring.other_hosts:
-            raise ConfigError(f"--cluster: in mode {config.run.mode} samplers of other hosts cannot take part; use "
-                              "--mode spreeze with an algorithm that has replay, or leave --cluster out")
+            raise ConfigError(f"--cluster: in mode {config.run.mode} other hosts cannot take part; use --mode spreeze "
+                              "with an algorithm that has replay, --mode gala or tianji, or leave --cluster out")
         if self.learners > 1:
             raise ConfigError(f"run.learners = {self.learners}: rows of other hosts go to one learner; leave it, or "
                               "--cluster, out")
@@ -112,7 +121,8 @@ class RunPlan:
             raise ConfigError(f"--samplers {self.samplers}: {learners} learners that mix have as many each; use "
                               f"--samplers {self.samplers // learners * learners}")
         asked = "user" in (self.settings.sources.get(key) for key in ("gala.topology", "gala.mixing"))
-        if learners == 1 and self.config.wiring.mixes and asked:
+        alone = learners == 1 and not self.config.exchange.spans_hosts
+        if alone and self.config.wiring.mixes and asked:
             raise ConfigError(f"gala.topology = {self.config.gala.topology}, gala.mixing = {self.config.gala.mixing}: "
                               "one learner has nobody to mix with; add --learners 2, or leave them out")
 
@@ -159,6 +169,27 @@ class RunPlan:
         if exchange.learners is not None and exchange.learners < self.learners:
             raise ConfigError(f"exchange.learners = {exchange.learners}: this host alone has run.learners = "
                               f"{self.learners}; raise it")
+
+    @property
+    def host_arguments(self) -> tuple[str, ...]:
+        """Flags of ``spreeze.train`` for a run on another host, whose learner is to join this run's.
+
+        It has the settings of this run, but for those of this machine, of files and of the end.
+        """
+        config, env = self.config, self.config.env
+        flags = ["--env", env.id, *(("--import", env.import_module) if env.import_module else ()),
+                 *(("--plain-env",) if env.plain else ()), *(f"--env-arg={text}" for text in env.args),
+                 "--algo", config.run.algo, "--mode", config.run.mode, "--seed", str(config.run.seed),
+                 "--learners", "1", "--no-visualizer", "--set", "exchange.transport=gloo"]
+        if config.cluster.samplers is not None:
+            flags += ["--samplers", str(config.cluster.samplers)]
+        for key, source in sorted(self.settings.sources.items()):
+            part, name = key.split(".")
+            left = part in _OF_THIS_HOST or key in _OF_THIS_MACHINE or key in _WITH_FLAGS
+            value = getattr(config.parts()[part], name)
+            if source != "default" and not left and value is not None:
+                flags += ["--set", f"{key}={toml_value(value)}"]
+        return tuple(flags)
 
     @property
     def in_common(self) -> dict[str, Any]:

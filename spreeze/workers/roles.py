@@ -135,7 +135,10 @@ _ALL = (
     Role(
         name="bridge", nice=5, oom_score=300, lost=Loss.NEVER,
         limit=RestartLimit(failures=5, window_s=300.0, quarantine_s=60.0, first_delay_s=1.0, backoff_s=2.0),
-        bodies={"bridge": Body("spreeze.runtime.cluster.bridge", "run_bridge", "BridgeJob")},
+        bodies={
+            "bridge": Body("spreeze.runtime.cluster.bridge", "run_bridge", "BridgeJob"),
+            "learner-bridge": Body("spreeze.runtime.cluster.learner_bridge", "run_learner_bridge", "LearnerBridgeJob"),
+        },
     ),
     # Keeps to its share of a core by pausing, so it may run before the samplers: at nice 15 a score of Pendulum came
     # seconds after its policy.

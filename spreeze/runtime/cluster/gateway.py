@@ -15,6 +15,7 @@ from spreeze.formatting import clean
 from spreeze.machine.hardware import core_facts
 from spreeze.run_directory import versions
 from spreeze.runtime.cluster.host import HostJob, HostSamplers, host_checks
+from spreeze.runtime.cluster.host_run import HostRun, HostRunJob
 from spreeze.transport.chunks import LEAST_CHUNK_BYTES, Taken, seal_chunk, seal_json, unseal, unseal_json
 
 PULL, CONTROL = "pull", "control"
@@ -30,14 +31,18 @@ class GatewayActor:
     """Has the samplers of its host. Ray makes it anew, on the same host, if its process dies."""
 
     def __init__(self, secret: bytes, job: bytes) -> None:
-        """Starts the samplers; ``job`` is a sealed ``HostJob``, or none for a host that is only looked at."""
+        """Starts the samplers of a sealed ``HostJob``, or the run of a ``HostRunJob``; neither for a mere look."""
         self._secret = secret
         self._layout_bytes = 0
         self._failure: str | None = None
         self._samplers: HostSamplers | None = None
+        self._run: HostRun | None = None
         try:
             facts = unseal_json(secret, b"job", job)
-            if facts:
+            if "arguments" in facts:
+                self._run = HostRun(HostRunJob.from_json(facts))
+                self._run.start()
+            elif facts:
                 read = HostJob.from_json(facts)
                 self._layout_bytes = read.layout.row_bytes
                 # The time tells this start from earlier ones with the same job.
@@ -90,12 +95,13 @@ class GatewayActor:
         return self._told(taken)
 
     def ping(self, request: bytes) -> bytes:
-        """This host's clock, twice: when the request came and when the answer goes."""
+        """This host's clock, twice: when the request came and when the answer goes; and how its own run is."""
         came_s = time.time()
 
         def told() -> dict[str, Any]:
             unseal_json(self._secret, b"ping", request)
-            return {"came_s": came_s, "went_s": time.time()}
+            of_run = {} if self._run is None else self._run.facts()
+            return {**of_run, "came_s": came_s, "went_s": time.time()}
 
         return self._told(told)
 
@@ -112,11 +118,12 @@ class GatewayActor:
                                    "cores": core_facts().usable})
 
     def end(self, request: bytes) -> bytes:
-        """Ends the samplers; the actor stays until Ray ends it."""
+        """Ends the samplers, or the run; the actor stays until Ray ends it."""
         def ended() -> dict[str, Any]:
             unseal_json(self._secret, b"end", request)
-            if self._samplers is not None:
-                self._samplers.end(_END_S)
+            for started in (self._samplers, self._run):
+                if started is not None:
+                    started.end(_END_S)
             return {"ended": True}
 
         return self._told(ended)
