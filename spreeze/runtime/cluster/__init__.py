@@ -1,9 +1,13 @@
-"""Samplers on other hosts, through Ray: placement, restarts and moving bytes are Ray's, all else is as on one machine.
+"""Other hosts, through Ray: placement, restarts and moving bytes are Ray's, all else is as on one machine.
+
+In mode spreeze they have samplers; where learners mix they have whole runs, whose learners join those of this one.
 
 ``bridge`` (driver)  a worker process of the run, which holds the connection to Ray: it asks each host for chunks of
                      rows, writes them into the run's replay, and hands out weights. A crash of Ray is its death alone.
 ``gateway`` (host)   the Ray actor, one on every other host: answers the bridge.
 ``host``             the samplers of that host, under this package's own supervisor; knows nothing of Ray.
+``learner_bridge``   (driver) in place of the bridge where learners mix: gives each host a run, and hears how it fares.
+``host_run``         that run on the host: samplers and a learner. Parameters go by gloo, from learner to learner.
 ``ray_nodes``        all that is called of Ray: joining a cluster, or making one on this machine; its nodes; actors.
 ``survey``           what a cluster has, before a run and for ``spreeze doctor``.
 
