@@ -5,8 +5,8 @@ is ``run.seed`` + its number. All begin with the same parameters. After an updat
 out-neighbours, takes the mean with what has arrived from its in-neighbours, and goes on; it waits only for one of
 which nothing came for ``gala.max_staleness`` updates (``transport.mixing``). The mean of all policies is published
 and evaluated; each learner writes checkpoints of its own. This process measures the ball around the mean. Learners of
-other hosts may be in the ring (settings ``exchange``, or ``--cluster``): a run on each host, which publishes the mean of
-its own learners; one that joins begins with a neighbour's parameters.
+other hosts may be in the ring (settings ``exchange``, or ``--cluster``): a run on each host, which publishes the mean
+of its own learners; one that joins begins with a neighbour's parameters.
 
 Learners keep samplers of their own, also on small tasks: on CartPole-v1 and InvertedPendulumBulletEnv-v0 a learner with
 one made 1.00 and 1.04 times the env steps of a process that steps its environments itself (mode serial), and a crash of

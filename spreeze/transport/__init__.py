@@ -29,8 +29,8 @@ buffer like that of IMPACT no process waits, and a reader uses each rollout at m
 environment, stored last, tells which rows are complete, which are overwritten next, and where a restarted sampler
 continues. This is model-checked like the ring.
 
-*Between learners* parameters go through slots in shared memory, or from host to host by ``gloo_gossip``, with threads of
-its own, so that no learner waits for a network. Both are the same ``Gossip``, whose contract one test holds them to.
+*Between learners* parameters go through slots in shared memory, or from host to host by ``gloo_gossip``, in threads
+of its own, so that no learner waits for a network. Both are the same ``Gossip``, whose contract one test holds them to.
 
 *Weights* travel as immutable files and an atomically replaced pointer; thanks to a hint in shared memory, a check for
 new weights costs one load. Every score and every clip belongs to one version of the weights. Where the policy is an
