@@ -209,6 +209,9 @@ class LateLane:
     def copy(self, to, source):
         self.work.append(lambda: to.copy_(source))
 
+    def holds(self, tensor):
+        self.held = tensor
+
     def mark(self):
         return LateMoment(self, len(self.work))
 

@@ -127,8 +127,7 @@ class _Distributional(Critics):
     def _evaluate(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """Outputs [S, K, B] of the target networks."""
         buffers = self._sized(next_obs.shape[0])
-        buffers.x_obs.copy_(next_obs)
-        buffers.x_action_t.copy_(next_action)
+        buffers.fill(next_obs, next_action)
 
         def evaluate(chunks: list[Chunk]) -> None:
             for chunk in chunks:
@@ -165,8 +164,7 @@ class _Distributional(Critics):
         if self._values is None or self._values.shape[1] != len(obs):
             self._values = torch.zeros_like(buffers.td_error)
         values = self._values
-        buffers.x_obs.copy_(obs)
-        buffers.x_action_t.copy_(action)
+        buffers.fill(obs, action)
 
         def descend(chunks: list[Chunk]) -> None:
             for chunk in chunks:

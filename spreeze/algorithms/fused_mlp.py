@@ -254,8 +254,11 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
             x = _hidden_layer(x, weight, bias, tape, index)
         elif tanh:
             x = torch.bmm(x, weight, out=hidden).add_(bias).tanh_()
+        elif hidden.device.type == "cpu":
+            # Torch adds and clamps in one pass over memory here, and only here.
+            x = torch._add_relu_(torch.bmm(x, weight, out=hidden), bias)
         else:
-            x = _add_relu_(torch.bmm(x, weight, out=hidden), bias)
+            x = relu_layer(x, weight, bias, hidden)
     if parameters.sizes[-1] > 1:
         return torch.baddbmm(parameters.head_bias, parameters.head_weight, tape.hidden_t[-1], out=tape.out)
     for rows, weight, out in zip(tape.last_rows, parameters.head_rows, tape.out_rows, strict=True):
@@ -282,9 +285,14 @@ def _hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, tape: Tape, index: in
     return hidden.tanh_() if activation == "tanh" else hidden.relu_()
 
 
-def _add_relu_(hidden: Tensor, bias: Tensor) -> Tensor:
-    """``relu(hidden + bias)`` in place, on a CPU in one pass over memory."""
-    return torch._add_relu_(hidden, bias) if hidden.device.type == "cpu" else torch.relu_(hidden.add_(bias))
+def relu_layer(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
+    """``relu(x W + b)`` of S networks into ``out`` [S, M, H], each as one kernel of cuBLASLt where that can.
+
+    With two networks these are two kernels in place of three (matmul of both, bias, ReLU), with one it is one.
+    """
+    for one in range(len(out)):
+        torch._addmm_activation(bias[one, 0], x[one], weight[one], out=out[one])
+    return out
 
 
 def mlp_backward(
@@ -409,7 +417,7 @@ def policy_snapshot(parameters: Parameters) -> Callable[[], dict[str, np.ndarray
     flat = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
     flat.copy_(source, non_blocking=True)
     if source.is_cuda:
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a waiting thread yields its core
         copied.record(torch.cuda.current_stream(source.device))
 
     def read() -> dict[str, np.ndarray]:

@@ -117,6 +117,10 @@ class OffPolicyAlgorithm(Algorithm):
         self._buffers: Any = None
         """Everything of the actor whose size depends on the batch."""
 
+    def draw_noise(self, out: Tensor) -> None:
+        """Fills ``out`` with standard normal numbers; all noise of an update comes from here."""
+        out.normal_(generator=self.noise)
+
     def _moves_actor(self) -> bool:
         """Whether the update that is under way is the last one of its period."""
         return (self.updates + 1) % self.period == 0
@@ -333,6 +337,14 @@ class _Buffers:
                       for thread, share in enumerate(row_chunks(like.device, rows, threads))]
         """Chunks of the first critic alone; with a pair of threads half of the rows for each."""
 
+    def fill(self, obs: Tensor, action: Tensor) -> None:
+        """Copies obs [B, O] and actions [A, B] into the networks' input."""
+        if self.x.device.type == "cpu":
+            self.x_obs.copy_(obs)
+            self.x_action_t.copy_(action)
+        else:  # one kernel
+            torch.cat((obs, action.t()), 1, out=self.x)
+
 
 class Critics(CriticNetworks[Parameters]):
     """S networks Q(s, a) as one stacked network, or one in each thread of a pair.
@@ -369,8 +381,7 @@ class Critics(CriticNetworks[Parameters]):
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """Minimum [B] of the target networks' values at actions [A, B] (clipped double Q, arXiv 1802.09477, eq. 10)."""
         buffers = self._sized(next_obs.shape[0])
-        buffers.x_obs.copy_(next_obs)
-        buffers.x_action_t.copy_(next_action)
+        buffers.fill(next_obs, next_action)
 
         def evaluate(chunks: list[Chunk]) -> None:
             for chunk in chunks:
@@ -398,8 +409,7 @@ class Critics(CriticNetworks[Parameters]):
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
         """dQ/da [A, B] of the critics' minimum or the first critic, in a buffer that the next call overwrites."""
         buffers = self._sized(obs.shape[0])
-        buffers.x_obs.copy_(obs)
-        buffers.x_action_t.copy_(action)
+        buffers.fill(obs, action)
         if not least or self.online.stack == 1:
             self._each(_descend, buffers.first)
             buffers.q_action.copy_(buffers.q[0])

@@ -66,7 +66,11 @@ class FlatAdam(_Guarded):
     ) -> None:
         super().__init__(parameters, gradient, lr, eps, max_norm)
         self._m = torch.zeros_like(parameters)
-        self._steps = parameters.new_zeros((), dtype=torch.float32)
+        self._counts = parameters.new_zeros(2, dtype=torch.float32)
+        self._steps, self._rejected = self._counts.unbind()
+        self._finite, self._taken = torch.zeros_like(self._steps), torch.zeros_like(self._counts)
+        self._if_taken = torch.tensor([1.0, 0.0], device=parameters.device)
+        self._bad = self._taken[1]
         self.weight_decay = 0.0
         """Decoupled: a step also takes ``lr weight_decay`` of the parameters (AdamW, arXiv 1711.05101)."""
         self._scaled_lr: Tensor | None = None
@@ -90,15 +94,17 @@ class FlatAdam(_Guarded):
         if self.exchange is not None:
             self.exchange(self._gradient)
         torch.linalg.vector_norm(self._gradient, out=self._norm)
-        bad = torch.isfinite(self._norm).logical_not_().to(self._steps.dtype)
-        self._rejected.add_(bad)
-        self._steps.sub_(bad)
-        self._apply(bad)
+        # Three small kernels, of which a GPU runs one after the other; ``isfinite`` alone would be four.
+        torch.lt(self._norm, math.inf, out=self._finite)  # NaN is not
+        torch.eq(self._finite, self._if_taken, out=self._taken)
+        self._counts.add_(self._taken)
+        self._apply(self._bad)
 
     def _apply(self, bad: Tensor | None = None) -> None:
-        """Applies the gradient unless ``bad`` (one number) is not 0; counts the step in any case."""
+        """Applies the gradient unless ``bad`` (one number) is not 0; counts the step if there is no ``bad``."""
         super()._apply()
-        self._steps.add_(self._one)
+        if bad is None:
+            self._steps.add_(self._one)
         fused: Any = torch._fused_adamw_ if self.weight_decay else torch._fused_adam_
         fused(
             [self._parameters], [self._gradient], [self._m], [self._v], [], [self._steps],

@@ -168,7 +168,7 @@ class SAC(_SoftActorCritic):
         buffers.passes[filled].forward(buffers.x[:, :filled])
         log_std, noise = buffers.log_std[:, :filled], buffers.noise[:, :filled]
         torch.clamp(buffers.raw_log_std[:, :filled], LOG_STD_MIN, LOG_STD_MAX, out=log_std)
-        noise.normal_(generator=self.noise)
+        self.draw_noise(noise)
         action, log_prob, scaled_noise = losses.squashed_gaussian(buffers.mean[:, :filled], log_std, noise)
         if filled == rows:
             return Proposal(action, log_prob, None)

@@ -121,5 +121,5 @@ class TD3(DDPG):
     def _smoothed(self, action: Tensor, noise: Tensor) -> Tensor:
         if self._config.target_noise == 0.0:
             return action
-        noise.normal_(generator=self.noise)
+        self.draw_noise(noise)
         return losses.smoothed_action(action, noise, self._config.target_noise, self._config.target_noise_clip)

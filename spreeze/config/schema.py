@@ -505,6 +505,8 @@ class LearnerConfig(Part):
     mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows")
     updates_per_launch: int = setting(1, "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every "
                                       "kernel by itself", unit="updates", low=0, high=64)
+    fuse: bool = setting(False, "fuse the small kernels of an update by torch.compile, which takes up to a minute "
+                         "before learning begins and, on a GPU, Triton")
     average_interval: int = setting(100, "mode tianji: updates of a learner between two averagings of its parameters "
                                     "with those of the others", unit="updates", low=1, high=10**9)
     publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
@@ -721,6 +723,7 @@ def _class_of(part: str, config: Config | None) -> type[Part]:
 _ONLY_WITH_REPLAY: tuple[str, ...] = (
     "replay", "sampling.samplers", "sampling.envs_per_sampler", "sampling.memory_limit_bytes", "learner.batch_size",
     "learner.precision", "learner.overlap", "learner.mirror", "learner.updates_per_launch",
+    "learner.fuse",
 )
 _ONLY_ON_POLICY: tuple[str, ...] = ("rollout",)
 _ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning", "logging")

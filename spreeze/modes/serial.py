@@ -222,6 +222,7 @@ class _Replay:
             plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
+            fuse=config.learner.fuse,
         )
         self._ratio = config.replay.serial_ratio(config.learner.batch_size)
         self._policy: Policy | None = None

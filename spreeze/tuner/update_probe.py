@@ -29,6 +29,7 @@ from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import (
+    forget_memory,
     gpus_of,
     largest_matmul,
     learner_threads,
@@ -164,14 +165,17 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
     start = time.perf_counter()
     learner = turn.learner
     device = resolve_device(learner.device)
-    if not gpus_of(device):
+    if gpus_of(device):
+        forget_memory(device)
+    else:
         _limit_data(job.memory_cap_bytes)
     config: Any = algorithm_part(job.algo, job.spec.import_module)(**turn.algorithm)
     largest = largest_matmul(config.hidden_sizes, learner.batch_size)
     with matmuls_in(learner.precision, device, largest), learner_threads(job.spec, learner.threads, device) as pair:
         learning = ReplayTrainer(
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=learner.batch_size,
-            device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair, mirror=True, updates_per_launch=1,
+            device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair, overlap=learner.overlap,
+            mirror=learner.mirror, updates_per_launch=learner.updates_per_launch, fuse=learner.fuse,
         )
         # The recording of a graph is never timed, however long it takes.
         warm_s, least = time.perf_counter(), max(_LEAST_WARM_UPDATES, learning.updates_before_replay)
@@ -188,7 +192,9 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
                 count += learning.update()
             synchronise(device)
             rates.append(count / (time.perf_counter() - repeat_s))
-    return {"updates_per_s": rates, "memory_bytes": peak_bytes(device), "start_s": start_s}
+        kernels = learning.kernels() if turn.count_kernels else None
+    return {"updates_per_s": rates, "memory_bytes": peak_bytes(device), "start_s": start_s, "kernels": kernels,
+            "notes": learning.notes, "mirrored": learning.has_mirror}
 
 
 def _limit_data(cap_bytes: int) -> None:

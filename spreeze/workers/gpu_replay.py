@@ -63,6 +63,7 @@ class GpuReplay:
         self._chunk = max(1, min(_CHUNK_ROWS, self.rows_per_shard // 16))
         self._main, self._beside = main or DeviceStream(device), beside or DeviceStream(device, beside=True)
         self._rows = torch.zeros((spec.num_shards * self.rows_per_shard, spec.layout.width), device=device)
+        self._beside.holds(self._rows)
         self._staging = Staging((self._chunk, spec.layout.width), torch.float32, pinned=pinned)
         self._end = [0] * spec.num_shards
         self._floor = [0] * spec.num_shards
@@ -237,6 +238,11 @@ class DeviceStream:
         with contextlib.nullcontext() if self._beside is None else torch.cuda.stream(self._beside):
             to.copy_(source, non_blocking=True)
 
+    def holds(self, tensor: Tensor) -> None:
+        """Keeps memory of the current stream from other use, once it is freed, until this stream's work is done."""
+        if self._beside is not None:
+            tensor.record_stream(self._beside)
+
     def mark(self) -> StreamEvent:
         if not self._on_gpu:
             return StreamEvent()
@@ -285,6 +291,8 @@ class CudaGraph:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._graph = torch.cuda.CUDAGraph()
+        # PyTorch's own stream for recordings is that of the first device that was recorded on.
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], None], generators: Sequence[torch.Generator]) -> None:
         """Records the device work of ``work`` without running it; it must have run before, so that its buffers exist.
@@ -298,7 +306,9 @@ class CudaGraph:
         torch.cuda.synchronize(self._device)
         try:
             # Only waits of this thread spoil a recording: other threads may use the device meanwhile.
-            with torch.cuda.device(self._device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            with torch.cuda.device(self._device), torch.cuda.graph(
+                self._graph, stream=self._stream, capture_error_mode="thread_local"
+            ):
                 work()
         except RuntimeError as error:
             torch.cuda.synchronize(self._device)  # a lost device raises here again, uncaught

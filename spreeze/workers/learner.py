@@ -37,7 +37,7 @@ from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
 from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
-from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, out_of_memory, resolve_device
+from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, resolve_device
 
 _POLL_S = 0.0005
 _POST_S = 0.25
@@ -45,7 +45,6 @@ _FIRST_CHECKPOINT_S = 5.0
 _LAST_PUBLICATION_S = 5.0
 """Longest wait for the disk to take the last weights of a run."""
 _MAX_SKIPPED_IN_A_ROW = 20
-_LEAST_BATCH = 32
 _BROADCAST_S = 0.02
 """Least time between two weights for samplers: each is a file, which stays for seconds."""
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
@@ -260,13 +259,13 @@ class _ReplayLearner(_Learner):
         trainer = ReplayTrainer(
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=job.learner.batch_size,
             device=device, seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.learner.overlap,
-            mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch,
+            mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch, fuse=job.learner.fuse,
         )
         self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
         self._wakeup = next(iter(wakeups_of(job.wakeup_fds)), None)
         self._samplers = wakeups_of(job.sampler_wakeup_fds)
         super().__init__(context, job, trainer, ring if job.save_replay else None)
-        self._replay, self._device = ring, device
+        self._replay = ring
         self._peers: PeerAverage | None = None
         self.began = False
 
@@ -320,36 +319,14 @@ class _ReplayLearner(_Learner):
         return True
 
     def _update(self) -> None:
-        """Runs one update; shrinks memory use and tries again when the device runs out of memory.
-
-        Any other CUDA error leaves the device unusable and ends the process.
-        """
         trainer = self._trainer
         most = None if self._job.max_updates is None else self._job.max_updates - trainer.updates
-        while True:
-            try:
-                self._replay.sampled += trainer.update(most) * trainer.batch_size
-                return
-            except (RuntimeError, MemoryError) as error:
-                can_shrink = trainer.has_mirror or trainer.batch_size // 2 >= _LEAST_BATCH
-                if not out_of_memory(error) or not can_shrink:
-                    raise
-            # Outside the handler, so that the traceback no longer holds what the update allocated.
-            self._shrink()
+        self._replay.sampled += trainer.update_within_memory(most, self._shrunk) * trainer.batch_size
 
-    def _shrink(self) -> None:
-        """Goes on with less memory: without GPU replay, or else with half of the batch."""
-        trainer = self._trainer
-        if trainer.drop_mirror():
-            self._report(f"the mirror of replay gives back the memory that updates need on {self._device}: "
-                         "batches come from the host", "warning")
-        else:
-            smaller = trainer.batch_size // 2
-            self._report(f"batch {trainer.batch_size} does not fit into the memory of {self._device}: goes on "
-                         f"with {smaller}; set --batch-size {smaller}", "warning")
-            trainer.set_batch_size(smaller)
-            self._limiter = dataclasses.replace(self._limiter, batch_size=smaller)
-        trainer.release_cached()
+    def _shrunk(self, text: str) -> None:
+        """Reports what the trainer did when the device ran out of memory."""
+        self._report(text, "warning")
+        self._limiter = dataclasses.replace(self._limiter, batch_size=self._trainer.batch_size)
         malloc_trim()
         self._context.beat(Phase.UPDATE)
 

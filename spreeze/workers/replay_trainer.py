@@ -36,7 +36,7 @@ from spreeze.workers.gpu_replay import (
     reason_against,
 )
 from spreeze.workers.on_policy_trainer import sha256_of
-from spreeze.workers.torch_devices import free_bytes
+from spreeze.workers.torch_devices import free_bytes, kernels_of, out_of_memory
 
 _REFRESH_S = 0.005
 """Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
@@ -45,6 +45,9 @@ _NORMALIZER_EVERY = 10
 _AVERAGE_EVERY = 8
 """Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
 _AVERAGE = "policy_average"
+_LEAST_BATCH = 32
+_PARTS = ("propose", "critic_step", "action_gradient", "actor_step")
+"""What of an update ``torch.compile`` fuses; between them stand the optimisers, each one kernel already."""
 _LIVING = 4
 """Averagings without news from another learner after which it counts as gone; speeds differ by less."""
 
@@ -55,9 +58,11 @@ class ReplayTrainer:
     def __init__(
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: BatchSource, *,
         batch_size: int, device: str, seed: int, normalize_obs: bool, pair: ThreadPair | None = None,
-        overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0,
+        overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0, fuse: bool = False,
     ) -> None:
-        """With ``config.policy_average`` above 0 the published policy is an average of the weights (``PolicyAverage``).
+        """With ``fuse`` the kernels of an update are fused by ``torch.compile`` before this returns.
+
+        With ``config.policy_average`` above 0 the published policy is an average of the weights (``PolicyAverage``).
 
         Samplers explore with the newest weights, or with the average too (``config.explore_average``).
         """
@@ -75,7 +80,7 @@ class ReplayTrainer:
         self._explore_average = config.explore_average
         self._reader, self._layout, self._gamma = reader, layout, config.gamma
         placement = Placement.parse(device)
-        self._device, self._actor_device = placement.critics, placement.actor
+        self._device, self._actor_device, self._device_text = placement.critics, placement.actor, device
         self._rng, self._seed = np.random.default_rng([seed, 7]), seed
         self._frame_shape = None if spec.frames is None else spec.frames.shape
         self.notes: list[str] = []
@@ -87,7 +92,8 @@ class ReplayTrainer:
         self._scale: DeviceNormalizer | None = None
         self.set_batch_size(batch_size)
         gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
-        self._copied = {place: torch.cuda.Event() for place in gpus}  # type: ignore[no-untyped-call]
+        # A waiting host yields its core: samplers need it.
+        self._copied = {place: torch.cuda.Event(blocking=True) for place in gpus}  # type: ignore[no-untyped-call]
         self.normalizer = Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs else None
         self.updates = 0
         self._progress = 0
@@ -97,6 +103,8 @@ class ReplayTrainer:
         self.rows_redrawn = 0
         self.gather_s = self.critic_s = self.actor_s = 0.0
         self._refreshed_s = -1.0
+        if fuse:
+            self._fuse()
 
     def anneal(self, progress: float) -> None:
         """Sets the step sizes for this share of the run, rounded down to thousandths: few changes, and repeatable."""
@@ -133,6 +141,36 @@ class ReplayTrainer:
         if self.normalizer is not None:
             self._scale = DeviceNormalizer(self.normalizer, self._layout, self._device, DeviceStream(self._device))
 
+    def _fuse(self) -> None:
+        """Compiles the parts of an update by a few updates on zeros, which leave the state as it was.
+
+        Compiling takes up to a minute, so it comes before the run begins. Where it fails (no Triton, no C++ compiler),
+        the update stays as it is, and a note says why.
+        """
+        algorithm: Any = self.algorithm
+        arrays, state = algorithm.state_arrays(), algorithm.state_json()
+        plain = {"draw_noise": algorithm.draw_noise, "_moves_actor": algorithm._moves_actor}
+        try:
+            if self._frame_shape is not None:
+                raise NotImplementedError("images have kernels of cuDNN")
+            for name, function in plain.items():
+                setattr(algorithm, name, torch.compiler.disable(function))
+            for adam in algorithm._adams:
+                adam.step = torch.compiler.disable(adam.step)
+            for name in _PARTS:
+                setattr(algorithm, name, torch.compile(getattr(algorithm, name)))
+            for _ in range(max(3, min(algorithm.period, 16) + 1)):
+                self._update_with(torch.zeros(self._rows.shape, device=self._device))
+        except Exception as error:  # the compiler raises many kinds; the update itself has run in tests
+            for name in (*plain, *_PARTS):
+                vars(algorithm).pop(name, None)
+            self.notes.append("the kernels of an update are not fused: " + " ".join(str(error).split())[:200])
+        else:
+            self.notes.append("the kernels of an update are fused by torch.compile")
+        algorithm.load_state_arrays(arrays)
+        algorithm.load_state_json(state)
+        self.gather_s = self.critic_s = self.actor_s = 0.0
+
     @property
     def has_mirror(self) -> bool:
         return self._launches is not None
@@ -149,6 +187,19 @@ class ReplayTrainer:
             return False
         launches.mirror.settle()
         return True
+
+    def shrink(self) -> str:
+        """Goes on with less memory, without GPU replay or else with half of the batch; returns what was done."""
+        if self.drop_mirror():
+            done = (f"the mirror of replay gives back the memory that updates need on {self._device_text}: batches "
+                    "come from the host")
+        else:
+            before = self.batch_size
+            self.set_batch_size(before // 2)
+            done = (f"batch {before} does not fit into the memory of {self._device_text}: goes on with "
+                    f"{self.batch_size}; set --batch-size {self.batch_size}")
+        self.release_cached()
+        return done
 
     def release_cached(self) -> None:
         """Returns the memory that PyTorch caches to the GPUs, where that is possible."""
@@ -215,6 +266,36 @@ class ReplayTrainer:
         self.actor_s += actor_s
         self._count(1)
         return 1
+
+    def update_within_memory(self, most: int | None, on_shrink: Callable[[str], None]) -> int:
+        """``update``; again with less memory when the device runs out of it, of which ``on_shrink`` is told.
+
+        Any other CUDA error leaves the device unusable and is raised.
+        """
+        while True:
+            try:
+                return self.update(most)
+            except (RuntimeError, MemoryError) as error:
+                can_shrink = self.has_mirror or self.batch_size // 2 >= _LEAST_BATCH
+                if not out_of_memory(error) or not can_shrink:
+                    raise
+            # Outside the handler, so that the traceback no longer holds what the update allocated.
+            on_shrink(self.shrink())
+
+    def kernels(self) -> int:
+        """Kernels of one update with its draw from GPU replay, which is taken for it; on a GPU as its profiler sees it.
+
+        On a CPU, and where the profiler sees nothing, these are the operations that compute; a few of them are more
+        than one kernel.
+        """
+        launches, period = self._launches, self.algorithm.period
+        def single() -> None:
+            for _ in range(period):
+                self.update(1) if launches is None else self._update_with(launches.mirror.draw())
+
+        found = kernels_of(single, self._device_text) / period
+        self.updates = self.algorithm.updates
+        return round(found)
 
     def _count(self, done: int) -> None:
         self.updates += done

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import resource
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Self
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spreeze.algorithms.fused_mlp import ThreadPair, thread_pair_for
 from spreeze.errors import ConfigError
@@ -70,6 +72,51 @@ class HostWaits:
             torch.cuda.set_sync_debug_mode("default")
             self.count = sum("synchroniz" in str(warning.message) for warning in self._caught)
             self._catching.__exit__(None, None, None)
+
+
+_VIEWS = {"alias", "as_strided", "detach", "diagonal", "expand", "permute", "select", "slice", "split",
+          "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view", "_unsafe_view"}
+"""Operations of PyTorch that compute nothing."""
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations within this context that compute something; for a GPU each is a kernel, or a few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func._schema.name.partition("::")[2] not in _VIEWS
+        return func(*args, **(kwargs or {}))
+
+
+def kernels_of(work: Callable[[], object], device: str) -> int:
+    """Kernels and copies that ``work`` runs on a GPU; its operations on a CPU and where no profiler can count."""
+    if gpus_of(device):
+        profiler: Any = torch.profiler
+        synchronise(device)
+        with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
+            work()
+            synchronise(device)
+        found = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+        if found:
+            return found
+    with Operations() as counted:
+        work()
+    return counted.count
+
+
+def forget_memory(device: str) -> None:
+    """Gives back what earlier work of this process left on the GPUs, and begins a new ``peak_bytes``.
+
+    Objects that refer to each other hold their memory until Python looks for them.
+    """
+    gc.collect()
+    with contextlib.suppress(RuntimeError):  # the allocator does not free after a recording that failed
+        torch.cuda.empty_cache()
+    for gpu in gpus_of(device):
+        torch.cuda.reset_peak_memory_stats(gpu)
 
 
 def free_bytes(device: torch.device) -> int:
