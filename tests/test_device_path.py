@@ -53,7 +53,7 @@ def no_values(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "changes", "options", "most"), CASES)
-def test_an_update_on_a_gpu_reads_no_value_and_takes_no_more_kernels_than_it_did(no_values, name, changes, options, most):
+def test_an_update_on_a_gpu_reads_no_value_and_runs_few_kernels(no_values, name, changes, options, most):
     config = dataclasses.replace(PARTS[name](), **changes)
     algorithm = create(name, OBS, ACT, config, 1, device=META, **options)
     layout = RowLayout(OBS, len(TEAM.actions) if name == "qmix" else 1 if options else ACT)

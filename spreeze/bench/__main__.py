@@ -25,6 +25,7 @@ from spreeze.machine.output import emit, say
 from spreeze.run_directory import find_run, versions
 from spreeze.tuner.model import FORMULAS
 
+GPU_PARTS = ("correctness", "speed", "tuner", "learning")
 _WALKER = "Walker2DBulletEnv-v0"
 
 
@@ -117,6 +118,19 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add("--busy", action="store_true", help="beside a busy process on one core (default: off)")
     add("--cores", type=int, nargs="+", default=[None], metavar="N",
         help="numbers of cores to use, by affinity, one after the other (default: all)")
+    add("--samplers", type=int, nargs="+", default=[], help="numbers of samplers of the grid (default: all that fit)")
+
+
+def _add_gpu(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--device", nargs="+", default=None,
+        help="the device to judge, and others for a split; cpu tries the bench itself (default: all GPUs)")
+    add("--minutes", type=float, default=8.0, help="time after which nothing is begun any more (default: 8)")
+    add("--results", default="bench-gpu",
+        help="folder of results; a later start goes on with them (default: bench-gpu)")
+    add("--parts", nargs="+", choices=GPU_PARTS, default=list(GPU_PARTS), help="what is taken (default: all)")
+    add("--fresh", action="store_true", help="take all again, whatever is there (default: off)")
+    add("--small", action="store_true", help="small networks, short measurements: to try the bench (default: off)")
 
 
 def _add_curve(parser: argparse.ArgumentParser) -> None:
@@ -177,7 +191,8 @@ def _tune(args: argparse.Namespace, say: Say) -> list[Row]:
     from spreeze.bench.tune import Case, tune_rows
 
     cases = [Case(env_id=args.env, plain=args.plain_env, objective=args.objective, runs=args.repeats,
-                  batches=tuple(sorted(args.batch_size)), rounds=args.rounds, busy=args.busy, cores=cores)
+                  batches=tuple(sorted(args.batch_size)), rounds=args.rounds, busy=args.busy, cores=cores,
+                  samplers=tuple(args.samplers))
              for cores in args.cores]
     return [row if case.cores is None else {**row, "cores": case.cores}
             for case in cases for row in tune_rows(case, say)]
@@ -190,6 +205,12 @@ def _curve(args: argparse.Namespace, say: Say) -> list[Row]:
     rows = curve_rows(runs, args.target_return, args.updates)
     draw_curve(runs, Path(args.out), args.axes)
     return [*rows, {"metric": "picture", "value": args.out, "unit": "file"}]
+
+
+def _gpu(args: argparse.Namespace, say: Say) -> list[Row]:
+    from spreeze.bench.gpu import gpu_rows
+
+    return gpu_rows(args, say)
 
 
 class Bench(NamedTuple):
@@ -213,6 +234,7 @@ BENCHES = {
     "tianji": Bench("TianJi: number of samplers, balance, groups, QMIX", add_tianji_flags, tianji_rows),
     "cluster-plan": Bench("up to 64 hosts and internet distance, simulated from costs measured here",
                           add_cluster_plan_flags, cluster_plan_rows),
+    "gpu": Bench("right, fast, learning: all that is to be known of a card, in one resumable command", _add_gpu, _gpu),
     "curve": Bench("what finished runs reached and kept, and a picture of their curves", _add_curve, _curve),
     "cluster": Bench("samplers on simulated hosts through Ray: rows, cost, weights, deaths", add_cluster_flags,
                      cluster_rows),

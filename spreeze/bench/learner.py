@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from time import perf_counter
+from typing import Any
 
 from spreeze.bench import Row, row
 from spreeze.config.schema import PARTS, AlgorithmConfig
@@ -26,6 +27,16 @@ OBS_DIM, ACTION_DIM = 22, 6
 _REPLAY_ROWS, _WARMUP_UPDATES = 2**17, 16
 
 
+def synthetic_spec(**changes: Any) -> EnvSpec:
+    """A task that only has the sizes of Walker2DBulletEnv-v0, or ``changes`` of them; its rows are synthetic."""
+    sizes = {"obs_dim": OBS_DIM, "action_dim": ACTION_DIM} | changes
+    bound = (1.0,) * sizes["action_dim"]
+    return EnvSpec(
+        env_id="synthetic rows", import_module=None, action_low=tuple(-one for one in bound), action_high=bound,
+        max_episode_steps=None, reward_threshold=None, **sizes,
+    )
+
+
 def learner_rows(
     batch_sizes: Sequence[int], repeats: int, device: str = "cpu", algo: str = "sac", *, threads: int = 1,
     precision: str = "float32", overlap: bool = False, updates_per_launch: int = 1, repeat_s: float = 2.0,
@@ -38,11 +49,8 @@ def learner_rows(
     Raises:
         ConfigError: the device or the precision is not there.
     """
-    spec = EnvSpec(
-        env_id="synthetic rows", import_module=None, obs_dim=OBS_DIM, action_dim=ACTION_DIM,
-        action_low=(-1.0,) * ACTION_DIM, action_high=(1.0,) * ACTION_DIM, max_episode_steps=None, reward_threshold=None,
-    )
-    layout, config, device = RowLayout(OBS_DIM, ACTION_DIM), PARTS[algo](), resolve_device(device)
+    spec = synthetic_spec()
+    layout, config, device = RowLayout.of(spec), PARTS[algo](), resolve_device(device)
     assert isinstance(config, AlgorithmConfig)
     rows: list[Row] = []
     with contextlib.closing(ReplayRing.create(RingSpec(layout, 1, _REPLAY_ROWS))) as ring:

@@ -53,6 +53,8 @@ class Case:
     """A busy process of another program on one core."""
     cores: int | None
     """Cores to use, by affinity; all if None."""
+    samplers: tuple[int, ...] = ()
+    """Numbers of samplers of the grid; all that the cores leave room for if empty."""
 
 
 def tune_rows(case: Case, say: Say) -> list[Row]:
@@ -108,12 +110,13 @@ def _grid(
     kinds = {(pick[THREADS], pick[DEVICE], pick[PRECISION], pick[ENVS]) for pick in picks}
     probe = probe_env(case.env_id, steps=1000, plain=case.plain, image=dataclasses.asdict(config.image))
     if probe.spec.num_actions is None and machine.cores.usable >= 2.0:
-        kinds |= {(threads, *kind[1:]) for kind in kinds for threads in (1, 2)}
+        kinds |= {(threads, *kind[1:]) for kind in kinds for threads in (1, 2) if kind[1] == "cpu"}
     grid = [
         Setting({DEVICE: device, BATCH: batch, THREADS: threads, PRECISION: precision, SAMPLERS: samplers, ENVS: envs,
                  RATIO: ratio})
         for batch in case.batches for threads, device, precision, envs in sorted(kinds)
         for ratio in ratios for samplers in range(1, most + 2 - threads)
+        if not case.samplers or samplers in case.samplers
     ]
     plan = RunPlan(settings=settings, spec=probe.spec, samplers=1, free_core=False)
 

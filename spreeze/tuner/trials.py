@@ -24,6 +24,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.supervisor import ProcessSupervisor, private_memory_bytes
 from spreeze.transport import status_table as words
 from spreeze.transport.mixing import MixMemory
+from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.status_table import StatusTable
 from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS, SAMPLERS, Setting, TrialResult
@@ -91,6 +92,11 @@ class Trial(contextlib.ExitStack):
         fill_with_synthetic_rows(self._ring, plan.spec)
         specs = spreeze.worker_specs(plan, run_dir, [self._ring], time.monotonic()).values()
         return status, self._ring.spec.size_bytes, [one for one in specs if one.role.learns or one.role.steps]
+
+    @property
+    def ring(self) -> ReplayRing:
+        """The replay that its samplers write."""
+        return self._ring
 
     def _late(self) -> str | None:
         """Who has not begun yet; None once all are at work."""

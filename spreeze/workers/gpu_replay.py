@@ -88,6 +88,11 @@ class GpuReplay:
         self._random, self._shard = torch.zeros_like(self.logical), torch.zeros_like(self.logical)
 
     @property
+    def shard(self) -> Tensor:
+        """[B], the shards of the rows of the latest draw."""
+        return self._shard
+
+    @property
     def size_bytes(self) -> int:
         return self._rows.element_size() * self._rows.nelement()
 
@@ -294,7 +299,7 @@ class CudaGraph:
         # PyTorch's own stream for recordings is that of the first device that was recorded on.
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def record(self, work: Callable[[], None], generators: Sequence[torch.Generator]) -> None:
+    def record(self, work: Callable[[], object], generators: Sequence[torch.Generator]) -> None:
         """Records the device work of ``work`` without running it; it must have run before, so that its buffers exist.
 
         Raises:

@@ -148,15 +148,16 @@ class ReplayTrainer:
         the update stays as it is, and a note says why.
         """
         algorithm: Any = self.algorithm
+        compiler: Any = torch.compiler
         arrays, state = algorithm.state_arrays(), algorithm.state_json()
         plain = {"draw_noise": algorithm.draw_noise, "_moves_actor": algorithm._moves_actor}
         try:
             if self._frame_shape is not None:
                 raise NotImplementedError("images have kernels of cuDNN")
             for name, function in plain.items():
-                setattr(algorithm, name, torch.compiler.disable(function))
+                setattr(algorithm, name, compiler.disable(function))
             for adam in algorithm._adams:
-                adam.step = torch.compiler.disable(adam.step)
+                adam.step = compiler.disable(adam.step)
             for name in _PARTS:
                 setattr(algorithm, name, torch.compile(getattr(algorithm, name)))
             for _ in range(max(3, min(algorithm.period, 16) + 1)):
@@ -164,6 +165,8 @@ class ReplayTrainer:
         except Exception as error:  # the compiler raises many kinds; the update itself has run in tests
             for name in (*plain, *_PARTS):
                 vars(algorithm).pop(name, None)
+            for adam in algorithm._adams:
+                vars(adam).pop("step", None)
             self.notes.append("the kernels of an update are not fused: " + " ".join(str(error).split())[:200])
         else:
             self.notes.append("the kernels of an update are fused by torch.compile")

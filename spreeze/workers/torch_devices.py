@@ -79,11 +79,11 @@ _VIEWS = {"alias", "as_strided", "detach", "diagonal", "expand", "permute", "sel
 """Operations of PyTorch that compute nothing."""
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations within this context that compute something; for a GPU each is a kernel, or a few."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,14 +95,16 @@ def kernels_of(work: Callable[[], object], device: str) -> int:
     """Kernels and copies that ``work`` runs on a GPU; its operations on a CPU and where no profiler can count."""
     if gpus_of(device):
         profiler: Any = torch.profiler
+        on_gpu = torch.profiler.ProfilerActivity.CUDA.name
         synchronise(device)
         with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
             work()
             synchronise(device)
-        found = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+        found = [event for event in profile.events() if str(event.device_type).endswith(on_gpu)]
         if found:
-            return found
-    with Operations() as counted:
+            return len(found)
+    counted = Operations()
+    with counted:
         work()
     return counted.count
 

@@ -1,0 +1,517 @@
+"""What has to be right on a card before its speed counts: each check is a function with one line as its result.
+
+A check runs in a process of its own, with the product's own learner, replay, workers and runs. All but those that say
+otherwise run on a processor too, so that a check is known to work before there is a card.
+
+*Way*: the distance that so many updates move all networks. Two ways that should be one are compared by the length of
+their difference over their own length: parameters that are equal because nothing moved them are found out so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from spreeze.algorithms import create
+from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
+from spreeze.bench.learner import synthetic_spec
+from spreeze.bench.runs import train
+from spreeze.config.layers import Layer, resolve
+from spreeze.config.schema import PARTS, AlgorithmConfig
+from spreeze.envs.probe import probe_env
+from spreeze.errors import SpreezeError
+from spreeze.formatting import size
+from spreeze.machine.hardware import read_machine
+from spreeze.machine.processes import is_worker
+from spreeze.metrics.store import MetricsReader
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.plan import RunPlan
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, row_checksum
+from spreeze.tuner.problem import BATCH, DEVICE, ENVS, JOINT, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
+from spreeze.tuner.trials import Trial
+from spreeze.types import EnvSpec, Jsonable, RowLayout, TeamSpec, TransitionBatch
+from spreeze.workers.collectors import fill_with_synthetic_rows
+from spreeze.workers.gpu_replay import CudaGraph, GpuReplay
+from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.torch_devices import HostWaits, gpus_of, learner_threads, matmuls_in, synchronise
+
+FLOAT64_TOLERANCE, FLOAT32_TOLERANCE = 1e-6, 1e-2
+"""Of the way: two devices, two placements, or a graph and single kernels round differently, and Adam divides by small
+numbers at first; an update that is left out or done twice changes the way by more than a hundredth."""
+_SEED, _ROWS = 1, 8192
+_TEAM = TeamSpec(actions=(3, 3), obs_dim=6, state_dim=5)
+_PENDULUM = ("--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "4", "--no-visualizer", "--no-governor",
+             "--set", "replay.learning_starts=200", "--set", "evaluation.episodes=1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Jsonable):
+    """Where and how large."""
+
+    device: str
+    """``cuda:N``, or ``cpu`` as a stand-in."""
+    small: bool = False
+    """Small networks and few updates: the way through a check, not its weight."""
+    others: tuple[str, ...] = ()
+    """Further GPUs of this machine."""
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(gpus_of(self.device))
+
+    @property
+    def updates(self) -> int:
+        return 12 if self.small else 200
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        return (16, 16) if self.small else (256, 256)
+
+    @property
+    def batch_size(self) -> int:
+        return 16 if self.small else 256
+
+
+class Finding(NamedTuple):
+    """``ok``: True right, False wrong, None not taken; with the reason in one line."""
+
+    ok: bool | None
+    text: str
+
+
+class Case(NamedTuple):
+    """An algorithm with settings of its own, and the task's actions if these are not vectors."""
+
+    algo: str
+    changes: dict[str, Any]
+    task: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        return " ".join((self.algo, *(f"{name}={value}" for name, value in self.changes.items()),
+                         *(["discrete"] if self.task else [])))
+
+    def spec(self) -> EnvSpec:
+        return synthetic_spec(**self.task)
+
+    def config(self, place: Place) -> AlgorithmConfig:
+        part = PARTS[self.algo]
+        assert issubclass(part, AlgorithmConfig)
+        return dataclasses.replace(part(), hidden_sizes=place.hidden, **self.changes)
+
+
+_NORMS = {"actor_layer_norm": True, "critic_layer_norm": True}
+VECTORS = (Case("sac", {}, {}), Case("sac", {"critics": "quantile"}, {}), Case("td3", {"critics": "categorical"}, {}),
+           Case("sac", _NORMS, {}), Case("td3", {}, {}), Case("ddpg", {}, {}))
+DISCRETE = (Case("sac", {}, {"action_dim": 1, "num_actions": 4}), Case("dqn", {}, {"action_dim": 1, "num_actions": 4}),
+            Case("qmix", {}, {"action_dim": 2, "obs_dim": 17, "num_actions": 3, "team": _TEAM}))
+
+
+def _made(case: Case, place: Place, device: str, dtype: torch.dtype, *, overlap: bool = False) -> OffPolicyAlgorithm:
+    """The algorithm on a device, with noise that is drawn on the host: the same on all devices."""
+    options: dict[str, Any] = {"overlap": True} if overlap else {}
+    torch.set_default_dtype(dtype)
+    try:
+        spec = case.spec()
+        found = create(case.algo, spec.obs_dim, spec.action_dim, case.config(place), _SEED, device,
+                       num_actions=spec.num_actions, **options)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    generator = torch.Generator().manual_seed(_SEED)
+
+    def draw(out: Tensor) -> None:
+        out.copy_(torch.empty(out.shape, dtype=out.dtype).normal_(generator=generator))
+
+    found.draw_noise = draw  # type: ignore[method-assign]
+    return found
+
+
+def _networks(algorithm: OffPolicyAlgorithm) -> np.ndarray:
+    """All parameters that are learned, in one vector."""
+    return np.concatenate([array.ravel().astype(np.float64) for name, array in algorithm.state_arrays().items()
+                           if name.endswith(("online", "target", "log_alpha"))])
+
+
+def _batches(spec: EnvSpec, place: Place, dtype: torch.dtype) -> Iterator[TransitionBatch]:
+    """The same batches of synthetic rows each time, on the processor."""
+    with _ring(spec) as ring:
+        reader, rng = ReplayReader(ring), np.random.default_rng(_SEED)
+        reader.refresh()
+        rows = np.empty((place.batch_size, ring.spec.layout.width), np.float32)
+        for _ in range(place.updates):
+            reader.sample(rng, rows)
+            yield ring.spec.layout.split(torch.from_numpy(rows.copy()).to(dtype), 0.99)
+
+
+@contextlib.contextmanager
+def _ring(spec: EnvSpec) -> Iterator[ReplayRing]:
+    with contextlib.closing(ReplayRing.create(RingSpec(RowLayout.of(spec), 1, _ROWS))) as ring:
+        fill_with_synthetic_rows(ring, spec)
+        yield ring
+
+
+def _on(batch: TransitionBatch, device: torch.device) -> TransitionBatch:
+    return TransitionBatch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))
+
+
+def _way(case: Case, place: Place, device: str, dtype: torch.dtype, *, overlap: bool = False) -> np.ndarray:
+    algorithm, sides = _made(case, place, device, dtype, overlap=overlap), Placement.parse(device)
+    before = _networks(algorithm)
+    for batch in _batches(case.spec(), place, dtype):
+        seen = _on(batch, sides.actor)._replace(action=None, obs_action=None, reward=None, terminated=None)
+        algorithm.update(_on(batch, sides.critics), seen if sides.split else None)
+    if algorithm.updates_skipped():
+        raise SpreezeError(f"{case.text} on {device}: {algorithm.updates_skipped()} updates were rejected")
+    way: np.ndarray = _networks(algorithm) - before
+    return way
+
+
+def _compared(pairs: Sequence[tuple[str, np.ndarray, np.ndarray]], tolerance: float, what: str) -> Finding:
+    """The pair whose ways differ most, over the length of the first."""
+    shares = {name: float(np.linalg.norm(other - one) / max(float(np.linalg.norm(one)), 1e-300))
+              for name, one, other in pairs}
+    worst = max(shares, key=lambda name: shares[name])
+    return Finding(shares[worst] <= tolerance, f"{what}: the ways differ by {shares[worst]:.1e} of themselves at most "
+                   f"({worst}; tolerance {tolerance:g}), {len(pairs)} cases")
+
+
+# --- the same numbers ---
+
+
+def _against_the_processor(place: Place, dtype: torch.dtype, tolerance: float) -> Finding:
+    with matmuls_in("float32", place.device):
+        pairs = [(case.text, _way(case, place, "cpu", dtype), _way(case, place, place.device, dtype))
+                 for case in VECTORS]
+    return _compared(pairs, tolerance, f"{place.updates} updates on {place.device} against cpu")
+
+
+def processor_float64(place: Place) -> Finding:
+    """One device against the processor, in float64."""
+    return _against_the_processor(place, torch.float64, FLOAT64_TOLERANCE)
+
+
+def processor_float32(place: Place) -> Finding:
+    """One device against the processor, in float32."""
+    return _against_the_processor(place, torch.float32, FLOAT32_TOLERANCE)
+
+
+def split_against_one(place: Place) -> Finding:
+    """Actor and critics apart against one device: two streams of one card, card and processor, two cards."""
+    device = place.device
+    splits = [f"{device}+{device}"]
+    if place.on_gpu:
+        splits += [f"cpu+{device}", f"{device}+cpu", *(f"{device}+{other}" for other in place.others)]
+    pairs = []
+    with matmuls_in("float32", device):
+        for overlap in (False, True):
+            for case in (VECTORS[0], VECTORS[4]):
+                one = _way(case, place, device, torch.float32, overlap=overlap)
+                pairs += [(f"{case.text} on {split}{', overlapped' if overlap else ''}", one,
+                           _way(case, place, split, torch.float32, overlap=overlap)) for split in splits]
+    return _compared(pairs, FLOAT32_TOLERANCE, f"{place.updates} updates of {', '.join(splits)} against {device}")
+
+
+def fused_against_eager(place: Place) -> Finding:
+    """Kernels fused by torch.compile against single ones."""
+    case = VECTORS[5] if place.small else VECTORS[0]
+    with matmuls_in("float32", place.device), _ring(case.spec()) as ring:
+        ways = []
+        for fuse in (False, True):
+            trainer = _trainer(ring, case, place, fuse=fuse)
+            if fuse and (said := [note for note in trainer.notes if "not fused" in note]):
+                return Finding(None, said[0])
+            ways.append(_trained_way(trainer, place.updates))
+    what = f"{place.updates} fused updates against plain ones"
+    return _compared([(case.text, ways[0], ways[1])], FLOAT32_TOLERANCE, what)
+
+
+# --- replay on the card, graphs ---
+
+
+def new_graph(trainer: ReplayTrainer, device: str) -> CudaGraph:
+    return CudaGraph(torch.device(device))
+
+
+def _trainer(
+    ring: ReplayRing, case: Case, place: Place, *, per_launch: int | None = None, fuse: bool = False,
+    batch_size: int | None = None, make_graph: Callable[[], CudaGraph] | None = None,
+) -> ReplayTrainer:
+    """The learner's trainer; where ``per_launch`` is given, with replay on the device, as a learner on a GPU has it."""
+    spec, size_ = case.spec(), batch_size or place.batch_size
+    trainer = ReplayTrainer(
+        spec, case.algo, case.config(place), ring.spec.layout, ReplayReader(ring), batch_size=size_, fuse=fuse,
+        device=place.device, seed=_SEED, normalize_obs=False, updates_per_launch=per_launch or 0,
+    )
+    if per_launch is not None:
+        mirror = GpuReplay(ReplayReader(ring), size_, torch.device(place.device), _SEED)
+        trainer.use_mirror(mirror, make_graph or (lambda: new_graph(trainer, place.device)))
+    return trainer
+
+
+def _trained_way(trainer: ReplayTrainer, updates: int) -> np.ndarray:
+    before = _networks(trainer.algorithm)
+    while trainer.updates < updates:
+        trainer.update(updates - trainer.updates)
+    way: np.ndarray = _networks(trainer.algorithm) - before
+    return way
+
+
+def graph_against_eager(place: Place) -> Finding:
+    """Updates from captured graphs against single kernels, of every algorithm that learns from replay."""
+    if not place.on_gpu:
+        return Finding(None, "a processor has no graphs")
+    cases = [*VECTORS, *DISCRETE, Case("sac", {"policy_average": 0.9, "lr_schedule": "linear"}, {})]
+    pairs, failed, waits = [], [], 0
+    with matmuls_in("float32", place.device):
+        for case in cases:
+            with _ring(case.spec()) as ring:
+                ways = []
+                for per_launch in (0, 4):
+                    trainer = _trainer(ring, case, place, per_launch=per_launch)
+                    ways.append(_trained_way(trainer, place.updates))
+                    failed += [f"{case.text}: {note}" for note in trainer.notes if "one by one" in note]
+                    with HostWaits(place.device) as waiting:
+                        trainer.update()
+                    waits += waiting.count
+                pairs.append((case.text, ways[0], ways[1]))
+    found = _compared(pairs, FLOAT32_TOLERANCE, f"{place.updates} updates in graphs of 4 against single kernels")
+    if failed:
+        return Finding(False, failed[0])
+    return Finding(found.ok and waits == 0, f"{found.text}; the host waited {waits} times in {2 * len(cases)} launches")
+
+
+def mirror_against_host(place: Place) -> Finding:
+    """Rows drawn from replay on the device against the ring, while real samplers write it: bytes and checksums."""
+    wanted, draws, device = 4_000 if place.small else 200_000, 512 if place.small else 4096, torch.device(place.device)
+    checked = same = torn = 0
+    with _sampled_ring() as ring:
+        mirror, first = GpuReplay(ReplayReader(ring), draws, device, _SEED), ring.total_committed()
+        capacity, stride, nothing = ring.spec.rows_per_shard, ring.spec.stride_rows, np.empty(0, np.uint8)
+        end_s = time.monotonic() + 60.0
+        while (checked < wanted or ring.total_committed() - first < wanted // 4) and time.monotonic() < end_s:
+            mirror.pull()
+            rows = mirror.draw().cpu().numpy()
+            sums = rows[:, -1].copy().view(np.uint32).tolist()
+            logical, shards = mirror.logical.cpu().numpy(), mirror.shard.cpu().numpy()
+            torn += sum(row_checksum(row, nothing, number) != checksum
+                        for row, number, checksum in zip(rows, logical.tolist(), sums, strict=True))
+            host = ring.rows[shards * stride + logical % capacity]
+            # Those that a sampler may have written over since cannot be compared.
+            kept = logical >= np.array(ring.counters())[shards, 0] - capacity
+            same += int((host[kept].view(np.uint32) == rows[kept].view(np.uint32)).all(1).sum())
+            torn += int((host[kept].view(np.uint32) != rows[kept].view(np.uint32)).any(1).sum())
+            checked += len(rows)
+        written = ring.total_committed() - first
+        mirror.settle()
+    return Finding(torn == 0 and same > 0 and written > 0, f"{checked} rows drawn on {place.device} while 2 samplers "
+                   f"wrote {written}: {torn} torn or other than the host's, {same} compared byte by byte")
+
+
+@contextlib.contextmanager
+def _sampled_ring() -> Iterator[ReplayRing]:
+    """A small replay with checksums that two sampler processes write; a learner on the processor is beside them."""
+    settings = resolve([Layer("bench", {
+        "env": {"id": "Pendulum-v1"}, "replay": {"checksum": True, "capacity": 4096, "learning_starts": 100},
+        "sac": {"hidden_sizes": (16, 16)}, "learner": {"device": "cpu"}, "visualizer": {"enabled": False},
+    })])
+    plan = RunPlan(settings=settings, spec=probe_env("Pendulum-v1", steps=0).spec, samplers=2, free_core=False)
+    setting = Setting({DEVICE: "cpu", BATCH: 32, THREADS: 1, PRECISION: "float32", SAMPLERS: 2, ENVS: 4, RATIO: 0.0})
+    candidate, failures = TrialResult(stage=JOINT, setting=setting), []
+    machine = read_machine()
+    with Interrupts() as interrupts, Trial(
+        plan, [candidate], lambda result: failures.append(result.failure), usable_cores=machine.cores.usable,
+        memory_cap_bytes=machine.memory.usable_bytes, interrupts=interrupts,
+    ) as trial:
+        trial.attempt(trial.start)
+        trial.attempt(lambda: trial.begin(60.0))
+        if failures:
+            raise SpreezeError(f"no sampler runs: {failures[0]}")
+        trial.signal(signal.SIGCONT)
+        yield trial.ring
+
+
+def failed_capture(place: Place) -> Finding:
+    """A recording that a wait of the host spoils: updates go on by single kernels, with the reason; none is lost."""
+    if not place.on_gpu:
+        return Finding(None, "a processor has no graphs")
+
+    class Spoiled(CudaGraph):
+        def record(self, work: Callable[[], object], generators: Sequence[torch.Generator]) -> None:
+            def waits() -> None:
+                work()
+                torch.zeros(1, device=place.device).item()
+
+            super().record(waits, generators)
+
+    case = VECTORS[0]
+    with _ring(case.spec()) as ring, matmuls_in("float32", place.device):
+        plain = _trained_way(_trainer(ring, case, place, per_launch=0), place.updates)
+        trainer = _trainer(ring, case, place, per_launch=1, make_graph=lambda: Spoiled(torch.device(place.device)))
+        spoiled = _trained_way(trainer, place.updates)
+        said = [note for note in trainer.notes if "no graph could be recorded" in note]
+        trainer.drop_mirror()
+        trainer.release_cached()
+        trainer.update()
+    found = _compared([(case.text, plain, spoiled)], FLOAT32_TOLERANCE, "updates go on one by one")
+    return Finding(found.ok and len(said) == 1, f"{found.text}; {said[0] if said else 'nothing was said'}")
+
+
+# --- what goes wrong, and goes on ---
+
+
+def out_of_memory_midway(place: Place) -> Finding:
+    """Too little memory for the batch in mid-run: the batch halves until it fits, with a line for each, and goes on."""
+    case, large = VECTORS[0], 4096 if place.small else 65_536
+    place = dataclasses.replace(place, small=False)
+    with _ring(case.spec()) as ring, learner_threads(case.spec(), 1, place.device):
+        trainer = _trainer(ring, case, place)
+        trainer.update()
+        synchronise(place.device)
+        room = _leave_only(place.device, 20 * 2**20 if large == 4096 else 256 * 2**20)
+        said: list[str] = []
+        try:
+            trainer.set_batch_size(large)
+        except (RuntimeError, MemoryError) as error:
+            return Finding(False, f"the batch itself has no room: {' '.join(str(error).split())[:150]}")
+        for _ in range(5):
+            trainer.update_within_memory(None, said.append)
+        synchronise(place.device)
+        skipped = trainer.algorithm.updates_skipped()
+    halved = trainer.batch_size < large and len(said) >= 1
+    return Finding(halved and skipped == 0 and trainer.updates == 6, f"batch {large} with room for {size(room)} more: "
+                   f"{len(said)} times halved, goes on with {trainer.batch_size}; "
+                   f"{said[0] if said else 'memory sufficed'}")
+
+
+def _leave_only(device: str, room: int) -> int:
+    """Lets this process take ``room`` bytes more on the device; returns that."""
+    if gpus_of(device):
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + room) / total, device)
+    else:
+        limit = psutil.Process().memory_info().vms + room
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return room
+
+
+def resumed_elsewhere(place: Place) -> Finding:
+    """A run goes on where another kind of device left it, both ways; asynchronous and serial."""
+    told = []
+    for mode in ("serial",) if place.small else ("serial", "spreeze"):
+        for first, second in ((place.device, "cpu"), ("cpu", place.device)):
+            with tempfile.TemporaryDirectory(prefix="spreeze-bench-") as folder:
+                common = ["--runs-dir", folder]
+                flags = [*_PENDULUM, "--mode", mode, "--batch-size", str(place.batch_size), "--name", "one"]
+                begun = train([*flags, "--device", first, "--updates", "30", *common], 120.0)
+                ended = train(["--resume", "one", "--device", second, "--updates", "60", *common], 120.0)
+            found = (begun["updates"], begun["device"], ended["updates"], ended["device"])
+            told.append(f"{mode} {first} to {second}")
+            if found[0] < 30 or found[2] < 60 or (found[1], found[3]) != (first, second):
+                return Finding(False, f"{told[-1]}: updates {found[0]} on {found[1]}, then {found[2]} on {found[3]}")
+    return Finding(True, f"30 updates, then on to 60: {'; '.join(told)}")
+
+
+def killed_in_a_kernel(place: Place) -> Finding:
+    """A learner that is killed amid its kernels: the run starts it again, from its checkpoint on."""
+    with tempfile.TemporaryDirectory(prefix="spreeze-bench-") as folder:
+        run = Path(folder) / "one"
+        command = [sys.executable, "-m", "spreeze.train", *_PENDULUM, "--device", place.device, "--batch-size",
+                   str(place.batch_size), "--set", "learner.checkpoint_interval_s=0.5", "--runs-dir", folder, "--name",
+                   "one", "--json"]
+        with open(Path(folder) / "out", "wb") as out, subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process:
+            try:
+                _until(process, lambda: _number(run, "updates") >= 50 and any((run / "checkpoints").glob("ckpt-*")))
+                learner = next(child for child in psutil.Process(process.pid).children()
+                               if is_worker(child.name(), "learner"))
+                learner.kill()
+                _until(process, lambda: _number(run, "restarts") >= 1)
+                before = _number(run, "updates")
+                _until(process, lambda: _number(run, "updates") > before)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGINT)
+                try:
+                    process.wait(60.0)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+        document = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        restarts, code = int(_number(run, "restarts")), process.returncode
+    return Finding(code == 0 and restarts == 1 and document.get("error") is None, f"learner on {place.device} killed: "
+                   f"{restarts} restart, exit code {code}, went on from update {before:.0f}, error "
+                   f"{document.get('error')}")
+
+
+def _number(run: Path, name: str) -> float:
+    with contextlib.suppress(SpreezeError):
+        point = MetricsReader(run / "metrics.db").latest().get(name)
+        return 0.0 if point is None else point.value
+    return 0.0
+
+
+def _until(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 90.0
+    while not condition():
+        if process.poll() is not None:
+            raise SpreezeError(f"the run ended with exit code {process.returncode}")
+        if time.monotonic() > end_s:
+            raise SpreezeError("not within 90 s")
+        time.sleep(0.05)
+
+
+class Check(NamedTuple):
+    run: Callable[[Place], Finding]
+    needs_s: float
+    """Time that it takes on a card, about."""
+
+
+CHECKS = {
+    "one device against the processor, float64": Check(processor_float64, 25.0),
+    "one device against the processor, float32": Check(processor_float32, 25.0),
+    "split against one device": Check(split_against_one, 25.0),
+    "graph against eager": Check(graph_against_eager, 25.0),
+    "fused against eager": Check(fused_against_eager, 60.0),
+    "mirror against host replay": Check(mirror_against_host, 30.0),
+    "resume across device kinds": Check(resumed_elsewhere, 60.0),
+    "out of memory in mid-run": Check(out_of_memory_midway, 15.0),
+    "failed capture": Check(failed_capture, 15.0),
+    "killed in a kernel": Check(killed_in_a_kernel, 30.0),
+}
+
+
+def answer(name: str, place: Place) -> Finding:
+    """The finding of a check; what it raises is one too."""
+    try:
+        return CHECKS[name].run(place)
+    except Exception as error:  # whatever a card does: the other checks are to go on
+        return Finding(False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def main(argv: list[str]) -> int:
+    """One check in this process: NAME PLACE; the finding is one JSON line."""
+    found = answer(argv[0], Place.from_json(json.loads(argv[1])))
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
