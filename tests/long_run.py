@@ -17,7 +17,8 @@ from spreeze.metrics.store import _SCHEMA, RAW_S, TIERS, EvaluationRow, MetricsW
 from spreeze.metrics.table import METRICS
 
 PARTED = ("sampler_env_steps_per_s", "cpu_core_use", "process_cpu_use", "process_memory_bytes", "gpu_use",
-          "gpu_memory_used_bytes", "gpu_power_w", "gpu_clock_hz")
+          "gpu_memory_used_bytes", "gpu_power_w", "gpu_clock_hz", "gpu_memory_bytes", "gpu_power_limit_w",
+          "gpu_clock_max_hz")
 PERIOD_S = 0.5
 
 

@@ -31,6 +31,9 @@ def _snapshot(learner_wait, sampler_wait, **fields):
 
 GPU_IDLE = (GpuSnapshot(index=0, use=0.3),)
 GPU_BUSY = (GpuSnapshot(index=0, use=0.95),)
+GPU_LAUNCHES = (GpuSnapshot(index=0, use=0.95, power_w=130.0, power_limit_w=700.0),)
+GPU_COMPUTES = (GpuSnapshot(index=0, use=0.95, power_w=500.0, power_limit_w=700.0),)
+ANOTHER_IDLE = (*GPU_COMPUTES, GpuSnapshot(index=1, use=0.0, power_w=60.0, power_limit_w=700.0))
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,11 @@ GPU_BUSY = (GpuSnapshot(index=0, use=0.95),)
         (_snapshot(0.03, 0.40, cpu_use=0.99), Side.LEARNER, "fewer samplers"),
         (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_IDLE), Side.LEARNER, "a larger batch"),
         (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_BUSY), Side.LEARNER, "second GPU"),
+        (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_LAUNCHES), Side.LEARNER,
+         "a larger batch (kernels run 95 % of the time but draw 130 of 700 W: their launches are the limit"),
+        (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=ANOTHER_IDLE), Side.LEARNER, "a second GPU"),
+        (_snapshot(0.03, 0.40, learner_device="cuda:0+cuda:1", gpus=ANOTHER_IDLE), Side.LEARNER, "a second GPU"),
+        (_snapshot(0.03, 0.40, learner_device="cuda:1", gpus=ANOTHER_IDLE), Side.LEARNER, "kernels run only 0 %"),
         (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "gather": 0.5}), Side.LEARNER, "gathering rows takes 50 %"),
         (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "publish": 0.4}), Side.LEARNER, "publishing less often"),
         (_snapshot(0.50, 0.02), Side.SAMPLER, "more samplers (the cores are 70 % busy)"),

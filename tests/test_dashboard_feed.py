@@ -295,6 +295,17 @@ def test_a_resting_sampler_is_said_in_words(values, text):
     assert live_api._samplers(unknown) == "1"
 
 
+def test_a_card_s_line_says_what_it_does_and_how_busy_the_learner_on_it_is():
+    values = {"gpu_use/0": 0.95, "gpu_power_w/0": 130.0, "gpu_power_limit_w/0": 700.0, "gpu_clock_hz/0": 1.5e9,
+              "gpu_clock_max_hz/0": 1.98e9, "gpu_memory_used_bytes/0": 2.0**31, "gpu_memory_bytes/0": 80 * 2.0**30,
+              "gpu_use/1": 0.0, "learner_wait_share": 0.03}  # fmt: skip
+    shown = live_api.snapshot({"algo": "sac", "mode": "spreeze"}, {"learner": {"device": "cuda:0"}}, values, "running")
+    assert [live_api._gpu(gpu, shown) for gpu in shown.gpus] == [
+        "GPU 0: kernels run 95 % of the time, learner busy 97 %, 130 of 700 W, 1.50 of 1.98 GHz, 2.0 GiB of 80.0 GiB",
+        "GPU 1: kernels run 0 % of the time, - W, - GHz, -",
+    ]
+
+
 def test_the_answer_marks_sessions_lists_processes_and_tells_a_problem_from_news(run):
     state = json.loads((run / "run.json").read_text()) | {"session_starts": [0.0, 40.5], "state": "failed"}
     (run / "run.json").write_text(json.dumps(state))

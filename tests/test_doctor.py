@@ -11,6 +11,7 @@ import pytest
 
 from spreeze.cli import doctor
 from spreeze.config.schema import ReplayConfig
+from spreeze.machine.gpu import GpuFacts
 from spreeze.machine.hardware import read_machine
 
 MACHINE = read_machine()
@@ -58,6 +59,37 @@ def test_small_dev_shm_matters_only_without_nameless_memory():
 def test_no_gpu_is_a_warning_with_its_reason():
     found = doctor.check_gpus(_with(gpus=(), gpu_reason="no NVIDIA GPU"))
     assert (found.status, found.text) == ("warn", "no NVIDIA GPU")
+
+
+def _cards(**fields):
+    known = {"index": 0, "uuid": "GPU-1", "name": "Imaginary GPU", "memory_bytes": 80 * 2**30, "power_limit_w": 700.0,
+             "memory_free_bytes": 79 * 2**30, "clock_max_hz": 1.98e9, "driver": "600.1", "is_mig": False, "use": 0.0,
+             "power_w": 68.0, "clock_hz": 0.36e9}  # fmt: skip
+    return _with(gpus=(GpuFacts(**known | fields),))
+
+
+def test_a_gpu_is_shown_with_what_it_does_now():
+    found = doctor.check_gpus(_cards())
+    assert found.status == "ok"
+    assert found.text == ("Imaginary GPU: kernels run 0 % of the time, 68 of 700 W, 0.36 of 1.98 GHz, 1.0 GiB of 80.0 "
+                          "GiB in use; driver 600.1")
+    fields = ("use", "power_w", "power_limit_w", "clock_hz", "memory_free_bytes")
+    unknown = doctor.check_gpus(_cards(**dict.fromkeys(fields)))
+    assert unknown.status == "ok"
+    assert "kernels run - of the time, - W, - of 1.98 GHz, - of 80.0 GiB in use" in unknown.text
+
+
+@pytest.mark.parametrize("fields", [{"use": 0.6}, {"memory_free_bytes": 20 * 2**30}])
+def test_a_gpu_that_others_use_is_a_warning(fields):
+    found = doctor.check_gpus(_cards(**fields))
+    assert (found.status, "other programs use GPU 0" in found.remedy) == ("warn", True)
+
+
+def test_a_gpu_without_a_build_that_uses_it_is_a_warning(monkeypatch):
+    monkeypatch.setattr(doctor, "_TORCH", "print('[\"2.13.0\", null, false]')")
+    assert doctor.check_torch(has_gpu=False).status == "ok"
+    found = doctor.check_torch(has_gpu=True)
+    assert (found.status, "a build with CUDA" in found.remedy) == ("warn", True)
 
 
 def test_battery_is_a_warning():

@@ -252,6 +252,8 @@ def test_a_slice_is_named_as_one_and_unknown_is_none():
     assert (card.is_mig, card.memory_bytes, card.clock_max_hz) == (False, 8 * 2**30, 2e9)
     assert (part.is_mig, part.uuid) == (True, "MIG-cc")
     assert card.power_limit_w is None
+    assert (card.use, card.power_w, card.clock_hz) == (0.4, 120.0, 1.5e9)
+    assert part.use is None
 
 
 def test_the_environment_s_own_cuda_visible_devices_counts(monkeypatch):

@@ -60,7 +60,7 @@ def test_panel_shows_every_number_with_its_name():
     text = _text(FULL)
     for words in (
         "training", "Walker2DBulletEnv-v0", "12:34", "samplers 1/2", "restarts 1", "1.23 M", "1921", "56.8 k", "81.2",
-        "20.8 k", "11.8", "23.4", "250 k", "critic 60%", "env 70%", "97 %", "2.1 GiB", "42 %", "201 W of 350", "1240",
+        "20.8 k", "11.8", "23.4", "250 k", "critic 60%", "env 70%", "97 %", "2.1 GiB", "42 %", "201 of 350 W", "1240",
         "best 1301", "▁▁▄█", "Learner is the limit", "31 %, 30:00 left", "four",
     ):  # fmt: skip
         assert words in text

@@ -86,7 +86,8 @@ def test_gpu_figures_arrive_under_known_names_and_in_base_units():
     utilisation = Utilisation({}, gpu_monitor=GpuMonitor(FakeNvml(), "1,0"))
     values = _until(lambda: {k: v for k, v in utilisation.sample().items() if k.startswith("gpu")})
     utilisation.close()
-    expected = {"gpu_use": 0.4, "gpu_memory_used_bytes": 2.0 * 2**30, "gpu_power_w": 120.0, "gpu_clock_hz": 1.5e9}
+    expected = {"gpu_use": 0.4, "gpu_memory_used_bytes": 2.0 * 2**30, "gpu_power_w": 120.0, "gpu_clock_hz": 1.5e9,
+                "gpu_memory_bytes": 8.0 * 2**30, "gpu_clock_max_hz": 2e9}  # fmt: skip
     assert values == {f"{name}/{index}": value for name, value in expected.items() for index in (0, 1)}
 
 

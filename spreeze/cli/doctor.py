@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -32,9 +33,11 @@ from spreeze.config.schema import ReplayConfig, RunConfig
 from spreeze.envs.make import FALLBACK_ID, default_env_id, is_bullet
 from spreeze.envs.probe import Probe, in_child, probe_env
 from spreeze.errors import SpreezeError
-from spreeze.formatting import clean, size
+from spreeze.formatting import clean, percent, size
+from spreeze.machine.gpu import GpuFacts
 from spreeze.machine.hardware import Machine, read_machine
 from spreeze.machine.output import emit
+from spreeze.metrics.snapshot import GpuSnapshot
 from spreeze.run_directory import MIN_FREE_DISK_BYTES, is_alive, list_runs, versions
 from spreeze.runtime.cluster.ray_nodes import parse_address
 from spreeze.runtime.cluster.survey import survey
@@ -55,6 +58,8 @@ class Check:
     remedy: str | None = None
 
 
+_GPU_BUSY, _GPU_HELD = 0.10, 0.25
+"""Shares of a GPU's time and memory above which other programs are at work on it."""
 _UNEVEN = 10.0
 """Ratio of p99 to median step time above which environments stepped together wait for the slowest."""
 _SLOW_RESET = 50.0
@@ -223,7 +228,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     return Check("Python", "ok", text)
 
 
-def check_torch(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
+def check_torch(timeout_s: float = CHILD_TIMEOUT_S, *, has_gpu: bool = False) -> Check:
     code, output = _child(_TORCH, timeout_s)
     if code is None:
         return Check("PyTorch", "warn", f"still importing after {timeout_s:g} s", "try again; the disk may be slow")
@@ -231,6 +236,8 @@ def check_torch(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
         version, cuda, devices = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError, TypeError):
         return Check("PyTorch", "fail", clean(output[-200:]) or f"exit code {code}", "pip install 'torch>=2.11,<2.14'")
+    if cuda is None and has_gpu:
+        return Check("PyTorch", "warn", f"{version}, built for CPU", "a build with CUDA would use the GPU")
     if cuda is None:
         return Check("PyTorch", "ok", f"{version}, built for CPU")
     if not devices:
@@ -339,10 +346,29 @@ def check_sqlite(runs_dir: Path) -> Check:
 def check_gpus(machine: Machine) -> Check:
     if not machine.gpus:
         return Check("GPU", "warn", machine.gpu_reason, "none needed: the learner then runs on the processor")
-    names = ", ".join(
-        f"{gpu.name} {size(gpu.memory_bytes)}, {size(gpu.memory_free_bytes)} free" for gpu in machine.gpus
-    )
-    return Check("GPU", "ok", f"{names}; driver {machine.gpus[0].driver}")
+    text = f"{'; '.join(map(_gpu_text, machine.gpus))}; driver {machine.gpus[0].driver}"
+    busy = [gpu for gpu in machine.gpus if (gpu.use or 0.0) >= _GPU_BUSY or _held_share(gpu) >= _GPU_HELD]
+    if busy:
+        names = ", ".join(f"GPU {gpu.index}" for gpu in busy)
+        return Check("GPU", "warn", text, f"other programs use {names}: nvidia-smi names them; rates measured beside "
+                     "them do not last")
+    return Check("GPU", "ok", text)
+
+
+def _gpu_text(gpu: GpuFacts) -> str:
+    """What one GPU is and does now."""
+    total, free = gpu.memory_bytes, gpu.memory_free_bytes
+    used = None if total is None or free is None else total - free
+    now = GpuSnapshot(index=gpu.index, power_w=gpu.power_w, power_limit_w=gpu.power_limit_w, clock_hz=gpu.clock_hz,
+                      clock_max_hz=gpu.clock_max_hz, memory_used_bytes=used, memory_bytes=total)
+    return f"{gpu.name}: kernels run {percent(gpu.use)} of the time, {now.figures} in use"
+
+
+def _held_share(gpu: GpuFacts) -> float:
+    """Share of its memory that others hold; 0 if unknown."""
+    if not gpu.memory_bytes or gpu.memory_free_bytes is None:
+        return 0.0
+    return 1.0 - gpu.memory_free_bytes / gpu.memory_bytes
 
 
 def check_display(environ: dict[str, str] | None = None) -> Check:
@@ -375,12 +401,12 @@ def examine(
     cluster: str | None = None,
 ) -> dict[str, Any]:
     """Runs all checks, the slow ones in parallel; returns the JSON document."""
-    replay = ReplayConfig()
+    replay, machine = ReplayConfig(), read_machine()
     with ThreadPoolExecutor(max_workers=3) as pool:
-        slow: list[Callable[[], Check]] = [check_torch, check_default_task, check_encoder]
+        slow: list[Callable[[], Check]] = [
+            partial(check_torch, has_gpu=bool(machine.gpus)), check_default_task, check_encoder]
         waiting = [pool.submit(check) for check in slow]
         asked = pool.submit(check_env, env_id, import_module, env_args) if env_id else None
-        machine = read_machine()
         quick = [
             check_cores(machine), check_memory(machine, replay), check_shared_memory(machine, replay),
             check_gpus(machine), check_disk(runs_dir), check_sqlite(runs_dir), check_display(), check_power(machine),

@@ -283,11 +283,7 @@ def _machine(snapshot: Snapshot, inner: int, ascii_only: bool) -> list[Text]:
     if snapshot.lag is None:
         lines.append(_use_line("replay", snapshot.replay_fill, "", inner, ascii_only))
     for gpu in snapshot.gpus[:4]:
-        power = DASH if gpu.power_w is None else f"{gpu.power_w:.0f} W"
-        limit = "" if gpu.power_limit_w is None else f" of {gpu.power_limit_w:.0f}"
-        memory = "" if gpu.memory_bytes is None else f" of {size(gpu.memory_bytes)}"
-        text = f"  {power}{limit}  {size(gpu.memory_used_bytes)}{memory}"
-        lines.append(_use_line(f"gpu {gpu.index}", gpu.use, text, inner, ascii_only))
+        lines.append(_use_line(f"gpu {gpu.index}", gpu.use, f"  {gpu.figures}", inner, ascii_only))
     return lines
 
 

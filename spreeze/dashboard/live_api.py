@@ -162,7 +162,7 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricT
         "epoch": now, "state": state, "next": newest, "series": series, "evals_next": count,
         "text": {**texts(shown, run, last, path), "restarts": number(fresh.get("restarts"))},
         "evals": _evaluations(news), "shares": _shares(shown),
-        "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu) for gpu in shown.gpus],
+        "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu, shown) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES), "live": state in LIVE_STATES, **_note(shown, state, latest, last),
         "similarity": newest_similarity(path), "timeline": _new_timeline(path, since),
         "marks": _sessions(run), "processes": _processes(fresh), "hosts": _hosts(fresh),
@@ -301,10 +301,10 @@ def _hosts(values: Mapping[str, float]) -> list[list[str]]:
             for host, rate in parts_of(values, "host_env_steps_per_s").items()]
 
 
-def _gpu(gpu: GpuSnapshot) -> str:
-    """One line on a GPU; its use says little without the power."""
-    power = DASH if gpu.power_w is None else f"{gpu.power_w:.0f} W"
-    return f"GPU {gpu.index}: busy {percent(gpu.use)}, {power}, {size(gpu.memory_used_bytes)} of its memory in use"
+def _gpu(gpu: GpuSnapshot, shown: Snapshot) -> str:
+    """One line on a GPU, and the learner's own share of busy time where it computes there."""
+    learner = f", learner busy {percent(shown.learner_busy)}" if gpu in shown.learner_gpus else ""
+    return f"GPU {gpu.index}: kernels run {percent(gpu.use)} of the time{learner}, {gpu.figures}"
 
 
 def _news(reader: MetricsReader, seen: int, count: int) -> list[EvaluationRow]:

@@ -30,6 +30,10 @@ class GpuFacts:
     clock_max_hz: float | None
     driver: str | None
     is_mig: bool
+    use: float | None = None
+    """Share of the time in which any kernel runs; like power and clock, when the facts were read."""
+    power_w: float | None = None
+    clock_hz: float | None = None
 
 
 class GpuReport(NamedTuple):
@@ -98,16 +102,14 @@ def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
 
 def _facts(nvml: Any, index: int, handle: Any) -> GpuFacts:
     uuid = _ask(nvml.nvmlDeviceGetUUID, handle)
-    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-    limit_mw = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    clock_mhz = _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    memory, live = _ask(nvml.nvmlDeviceGetMemoryInfo, handle), _live(nvml, handle)
     return GpuFacts(
         index=index, uuid=uuid, name=_ask(nvml.nvmlDeviceGetName, handle),
         memory_bytes=None if memory is None else int(memory.total),
         memory_free_bytes=None if memory is None else int(memory.free),
-        power_limit_w=None if limit_mw is None else limit_mw / 1000,
-        clock_max_hz=None if clock_mhz is None else clock_mhz * 1e6,
+        power_limit_w=live.get("gpu_power_limit_w"), clock_max_hz=live.get("gpu_clock_max_hz"),
         driver=_ask(nvml.nvmlSystemGetDriverVersion), is_mig=str(uuid).startswith("MIG-"),
+        use=live.get("gpu_use"), power_w=live.get("gpu_power_w"), clock_hz=live.get("gpu_clock_hz"),
     )
 
 
@@ -190,12 +192,20 @@ def _live(nvml: Any, handle: Any) -> dict[str, float]:
     memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     power_mw = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
     clock_mhz = _ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+    limit_mw = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    highest_mhz = _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
     energy_mj = _ask(getattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", None), handle)
-    values = {
-        "gpu_use": None if rates is None else rates.gpu / 100,
-        "gpu_memory_used_bytes": None if memory is None else float(memory.used),
-        "gpu_power_w": None if power_mw is None else power_mw / 1000,
-        "gpu_clock_hz": None if clock_mhz is None else clock_mhz * 1e6,
-        GPU_ENERGY: None if energy_mj is None else energy_mj / 1000,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+    values = _known({
+        "gpu_use": rates and rates.gpu / 100, "gpu_memory_used_bytes": memory and float(memory.used),
+        "gpu_power_w": power_mw and power_mw / 1000, "gpu_clock_hz": clock_mhz and clock_mhz * 1e6,
+        GPU_ENERGY: energy_mj and energy_mj / 1000,
+    })
+    # Of a GPU that is lost its driver may still know the limits.
+    return values | _known({
+        "gpu_memory_bytes": memory and float(memory.total), "gpu_power_limit_w": limit_mw and limit_mw / 1000,
+        "gpu_clock_max_hz": highest_mhz and highest_mhz * 1e6,
+    }) if values else {}
+
+
+def _known(values: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if value is not None}

@@ -17,6 +17,8 @@ WAITS = 0.10
 """Share of time above which a side counts as waiting; less is within the noise of two-second windows."""
 CPU_FULL = 0.85
 GPU_IDLE = 0.50
+POWER_IDLE = 0.40
+"""Share of its power limit below which a GPU whose kernels run all the time has little to compute."""
 _AT_BOUND = 0.05
 """Relative distance to a bound of the limiter that counts as being held by it."""
 
@@ -135,14 +137,29 @@ def _learner_remedy(snapshot: Snapshot) -> str:
         return f"publishing less often (it takes {percent(shares['publish'])})"
     if shares.get("gather", 0.0) > 0.3:
         return f"a smaller batch (gathering rows takes {percent(shares['gather'])})"
-    if (snapshot.learner_device or "").startswith("cuda"):
-        uses = [gpu.use for gpu in snapshot.gpus if gpu.use is not None]
-        if uses and max(uses) < GPU_IDLE:
-            return f"a larger batch (kernels run only {percent(max(uses))} of the time)"
-        return "a smaller batch or a second GPU"
+    if "cuda" in (snapshot.learner_device or ""):
+        return _gpu_remedy(snapshot)
     if snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL and (snapshot.samplers_wanted or 0) > 1:
         return "fewer samplers, a smaller batch or a GPU"
     return "a smaller batch or a GPU"
+
+
+def _gpu_remedy(snapshot: Snapshot) -> str:
+    """By what the learner's GPUs do: small kernels keep one busy all the time, but draw little power.
+
+    Each kernel waits for the one before it, so their number bounds the updates, whatever the card could compute.
+    """
+    gpus = snapshot.learner_gpus or snapshot.gpus
+    uses = [gpu.use for gpu in gpus if gpu.use is not None]
+    if uses and max(uses) < GPU_IDLE:
+        return f"a larger batch (kernels run only {percent(max(uses))} of the time)"
+    known = [(gpu.power_share, gpu) for gpu in gpus if gpu.power_share is not None]
+    share, hardest = max(known, key=lambda pair: pair[0], default=(1.0, None))
+    if hardest is not None and share < POWER_IDLE:
+        return (f"a larger batch (kernels run {percent(max(uses, default=None))} of the time but draw "
+                f"{number(hardest.power_w)} of {number(hardest.power_limit_w)} W: their launches are the limit, not "
+                "what they compute) or learner.fuse = true")
+    return "a smaller batch or a second GPU"
 
 
 def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from spreeze.formatting import DASH, size
 from spreeze.metrics.table import TABLE, MetricTable
 
 
@@ -18,6 +19,26 @@ class GpuSnapshot:
     memory_bytes: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    clock_hz: float | None = None
+    clock_max_hz: float | None = None
+
+    @property
+    def figures(self) -> str:
+        """Power, clock and memory, each of what there is; its use says little without them."""
+        power, clock = _of(self.power_w, self.power_limit_w, "W", 0), _of(self.clock_hz, self.clock_max_hz, "GHz", 2)
+        memory = "" if self.memory_bytes is None else f" of {size(self.memory_bytes)}"
+        return f"{power}, {clock}, {size(self.memory_used_bytes)}{memory}"
+
+    @property
+    def power_share(self) -> float | None:
+        """Of the power that it may draw."""
+        return self.power_w / self.power_limit_w if self.power_w is not None and self.power_limit_w else None
+
+
+def _of(value: float | None, most: float | None, unit: str, digits: int) -> str:
+    scale = 1e-9 if unit == "GHz" else 1.0
+    now, limit = (DASH if one is None else f"{one * scale:.{digits}f}" for one in (value, most))
+    return f"{now} {unit}" if most is None else f"{now} of {limit} {unit}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +108,18 @@ class Snapshot:
     """Latest events, oldest first."""
 
     @property
+    def learner_busy(self) -> float | None:
+        """Share of its time in which the learner does not wait for rows."""
+        waits = self.learner_shares.get("wait")
+        return None if waits is None else 1.0 - waits
+
+    @property
+    def learner_gpus(self) -> tuple[GpuSnapshot, ...]:
+        """Those that the learner computes on."""
+        parts = (self.learner_device or "").split("+")
+        return tuple(gpu for gpu in self.gpus if f"cuda:{gpu.index}" in parts)
+
+    @property
     def samplers_rest(self) -> bool:
         """True while the governor lets fewer samplers work than there are."""
         if self.samplers_active is None or self.samplers_wanted is None:
@@ -142,6 +175,9 @@ def _gpus(values: Mapping[str, float | None]) -> tuple[GpuSnapshot, ...]:
         GpuSnapshot(
             index=i, use=values.get(f"gpu_use/{i}"), power_w=values.get(f"gpu_power_w/{i}"),
             memory_used_bytes=values.get(f"gpu_memory_used_bytes/{i}"),
+            memory_bytes=values.get(f"gpu_memory_bytes/{i}"),
+            power_limit_w=values.get(f"gpu_power_limit_w/{i}"), clock_hz=values.get(f"gpu_clock_hz/{i}"),
+            clock_max_hz=values.get(f"gpu_clock_max_hz/{i}"),
         )
         for i in indices
     )

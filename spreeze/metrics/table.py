@@ -276,7 +276,11 @@ METRICS: tuple[Metric, ...] = (
            parts="GPU", chart=Chart("power", "GPU power", "Machine")),
     Metric("gpu_memory_used_bytes", "B", "memory in use on one GPU", "supervisor",
            parts="GPU", chart=Chart("vram", "GPU memory in use", "Machine", "GiB", 2.0**-30)),
-    Metric("gpu_clock_hz", "Hz", "clock of one GPU's multiprocessors", "supervisor", parts="GPU"),
+    Metric("gpu_clock_hz", "Hz", "clock of one GPU's multiprocessors", "supervisor",
+           parts="GPU", chart=Chart("clock", "GPU clock", "Machine", "GHz", 1e-9)),
+    Metric("gpu_memory_bytes", "B", "memory of one GPU", "supervisor", parts="GPU"),
+    Metric("gpu_power_limit_w", "W", "power that one GPU may draw", "supervisor", parts="GPU"),
+    Metric("gpu_clock_max_hz", "Hz", "highest clock of one GPU's multiprocessors", "supervisor", parts="GPU"),
     Metric("energy_j", "J", "energy drawn in this session by processor packages (RAPL) and GPUs (NVML), other programs' "
            "share included; nothing where no counter can be read", "supervisor", kind=Kind.COUNTER),
     Metric("energy_per_million_steps_kj", "kJ", "that energy for each million env steps", "supervisor",
