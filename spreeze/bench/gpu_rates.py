@@ -55,6 +55,7 @@ class Kind(NamedTuple):
 KINDS = {kind.name: kind for kind in (
     Kind("graph", {"updates_per_launch": 1}, "a processor has no graphs"),
     Kind("graph of 8", {"updates_per_launch": 8}, "a processor has no graphs"),
+    Kind("two streams", {"updates_per_launch": 1, "overlap": True}, "a processor has no streams"),
     Kind("eager", {"updates_per_launch": 0}, ""),
     Kind("fused", {"updates_per_launch": 0, "fuse": True}, ""),
     Kind("fused graph", {"updates_per_launch": 1, "fuse": True}, "a processor has no graphs"),
@@ -85,6 +86,7 @@ def wanted(place: Place) -> list[Rate]:
     first, large, last = batches[0], batches[len(batches) // 2], batches[-1]
     more = [Rate("tf32", batch, "replay on the host") for batch in (first, large)]
     more += [Rate("tf32", first, "graph of 8"), Rate("float32", first, "graph of 8"), Rate("float32", first, "eager")]
+    more += [Rate("tf32", batch, "two streams") for batch in (first, large)]
     more += [Rate("bfloat16", first, "graph")]
     fused = [Rate("tf32", batch, kind) for batch in (first, large, last) for kind in ("fused graph", "fused")]
     found = [*main, *eager, *more, *fused]
@@ -114,7 +116,8 @@ def _timed(helper: UpdateHelper, plan: RunPlan, place: Place, rate: Rate, repeat
         check_precision(rate.precision, on_gpu=place.on_gpu)
     except ConfigError as error:
         return {**own, "verdict": "not taken", "text": str(error)}
-    learner = LearnerConfig(batch_size=rate.batch_size, device=place.device, precision=rate.precision, **kind.settings)
+    device = f"{place.device}+{place.device}" if rate.kind == "two streams" else place.device
+    learner = LearnerConfig(batch_size=rate.batch_size, device=device, precision=rate.precision, **kind.settings)
     found = helper.answer(UpdateTurn(
         learner=learner, algorithm=dataclasses.asdict(plan.config.algorithm), repeats=repeats,
         repeat_s=_SHORT_S if place.small else _LONG_S, kept=place.on_gpu,
