@@ -11,7 +11,7 @@ from spreeze.bench import __main__ as command
 from spreeze.bench import gpu, gpu_checks, gpu_rates
 from spreeze.bench.gpu import Bench, Journal, knees, markdown, missing_device, rate_rows, take_all, targets
 from spreeze.bench.gpu_checks import CHECKS, Finding, Place, answer
-from spreeze.bench.gpu_rates import BATCHES, KINDS, Rate, bounds, probe, wanted
+from spreeze.bench.gpu_rates import BATCHES, KINDS, Rate, bounds, kernels, probe, wanted
 from spreeze.errors import SpreezeError, UsageError
 from spreeze.machine.gpu import GpuReport
 from spreeze.workers.gpu_replay import NotRecorded
@@ -121,7 +121,7 @@ def test_rates_of_a_processor_come_from_the_tuners_probe():
         refused = [measure(Rate(precision, 64, kind), 2) for precision, kind in (
             ("float32", "graph"), ("float32", "replay on the host"), ("tf32", "eager"))]
         failed = measure(Rate("float32", 2**24, "eager"), 2)
-    assert (found["verdict"], len(found["updates_per_s"]), found["kernels"]) == ("measured", 2, 105)
+    assert (found["verdict"], len(found["updates_per_s"])) == ("measured", 2)
     assert f"{64 * sorted(found['updates_per_s'])[0]:.0f}" != "0"
     assert [one["verdict"] for one in refused] == ["not taken"] * 3
     assert "learner.precision = tf32" in refused[2]["text"]
@@ -136,6 +136,10 @@ def test_a_card_is_timed_at_every_batch_and_kind_once():
     assert {one.kind for one in rates} == set(KINDS)
     assert {one.precision for one in rates} == set(gpu_rates.PRECISIONS)
     assert {one.precision for one in wanted(CPU)} == {"float32", "bfloat16"}
+
+
+def test_the_kernels_of_an_update_are_counted_and_again_after_more_updates():
+    assert kernels(CPU) == {"eager": 112}
 
 
 def test_both_bounds_are_times_of_work_of_that_size():
@@ -165,7 +169,9 @@ def no_children(monkeypatch):
         if module == "spreeze.bench":
             best = {"metric": "score_of_pick_over_best_of_grid", "value": 0.97, "best": "batch 1024"}
             return {"rows": [best, {"metric": "tuning_s", "value": 51.0}, {"metric": "a point"}]}
-        return {"launch_s": [1e-4, 1.2e-4, 1.1e-4], "kernels": int(arguments[1]), "matmul_s": {}, "flop": {}}
+        if arguments[0] == "kernels":
+            return {"eager": 100, "fused": 40}
+        return {"launch_s": [1e-4, 1.2e-4, 1.1e-4], "count": int(arguments[2]), "matmul_s": {}, "flop": {}}
 
     monkeypatch.setattr(gpu, "_child", child)
 
@@ -177,7 +183,7 @@ def quick_probe(monkeypatch):
             pass
 
         def __enter__(self):
-            return lambda rate, repeats: {**rate._asdict(), "verdict": "measured", "text": "fast", "kernels": 100,
+            return lambda rate, repeats: {**rate._asdict(), "verdict": "measured", "text": "fast",
                                           "updates_per_s": [5000.0 / (1 + rate.batch_size / 8192)] * repeats,
                                           "memory_bytes": 1}  # fmt: skip
 
@@ -318,4 +324,5 @@ def test_the_command_writes_results_and_a_table_as_they_come(monkeypatch, capsys
     assert document["rows"][5]["value"] == "10 right, 0 wrong, 0 not taken"
     assert (tmp_path / "gpu.md").read_text().startswith("`python -m spreeze.bench gpu --device cpu` on ")
     kept = {json.loads(text)["item"] for text in (tmp_path / "gpu.jsonl").read_text().splitlines()}
-    assert kept >= {*CHECKS, *(rate.key for rate in wanted(CPU)), "bounds", "tuner over its grid"}
+    assert kept >= {*CHECKS, *(rate.key for rate in wanted(CPU)), "bounds", "kernels of an update",
+                    "tuner over its grid"}

@@ -38,6 +38,7 @@ Record = dict[str, Any]
 _KNEE = 0.85
 """Share of the highest update frame rate that the paper's batch has to reach (section 3.3)."""
 _CHECK_LIMIT_S, _OUTSIDE_S = 240.0, 120.0
+_KERNELS = "kernels of an update"
 _PENDULUM_RETURN, _WALKER_RETURN = -200.0, 1500.0
 
 
@@ -98,7 +99,7 @@ def _child(module: str, arguments: list[str], limit_s: float) -> Any:
     """The JSON that a child prints, or a text that says why there is none."""
     try:
         done = subprocess.run([sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, capture_output=True,
-                              timeout=limit_s, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                              timeout=limit_s, check=False, env={**os.environ, "OMP_NUM_THREADS": _threads()})
     except subprocess.TimeoutExpired:
         return f"not done within {limit_s:.0f} s"
     output = done.stdout.decode(errors="replace").strip()
@@ -109,6 +110,11 @@ def _child(module: str, arguments: list[str], limit_s: float) -> Any:
             return json.loads(output.splitlines()[-1])
     errors = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
     return f"its process ended with {done.returncode}: {errors[-1][:300]}"
+
+
+def _threads() -> str:
+    """Of a child's matmuls on the processor; it runs alone."""
+    return str(max(1, min(8, int(read_machine().cores.usable) // 2)))
 
 
 Measure = Callable[[Rate, int], Record]
@@ -130,7 +136,8 @@ class Bench(NamedTuple):
             yield Item(name, "correctness", check.needs_s, partial(self._checked, name))
         for rate in wanted(place):
             yield Item(rate.key, "speed", rate.needs_s(place), partial(self._timed, measure, rate))
-        yield Item("bounds", "speed", 25.0, lambda: self._bounds(journal))
+        yield Item(_KERNELS, "speed", 50.0, self._kernels)
+        yield Item("bounds", "speed", 25.0, partial(self._bounds, journal))
         yield Item("tuner over its grid", "tuner", 240.0, self._tuner)
         cores = max(1, int(read_machine().cores.usable))
         walker = default_env_id().value
@@ -147,18 +154,24 @@ class Bench(NamedTuple):
         found = self.check(name, self.place)
         return {"verdict": {True: "right", False: "wrong", None: "not taken"}[found.ok], "text": found.text}
 
+    def _kernels(self) -> Record:
+        found = _child("spreeze.bench.gpu_rates", ["kernels", json.dumps(self.place.to_json())], _CHECK_LIMIT_S)
+        if not isinstance(found, dict):
+            return {"verdict": "wrong", "text": str(found)}
+        return {**found, "verdict": "measured", "text": ", ".join(f"{name} {count}" for name, count in found.items())}
+
     def _bounds(self, journal: Journal) -> Record:
-        """The two bounds, with as many launches as the smallest batch's update has kernels."""
-        known = [one["kernels"] for one in _rates(journal.records) if one.get("kernels") and "fused" not in one["kind"]]
-        if not known:
-            return {"verdict": "wrong", "text": "no update was timed, so the number of its kernels is not known"}
-        found = _child("spreeze.bench.gpu_rates", [json.dumps(self.place.to_json()), str(known[0]), str(self.repeats)],
-                       _CHECK_LIMIT_S)
+        """The launches of as many kernels as an update has, and its matmuls."""
+        count = journal.records.get(_KERNELS, {}).get("eager")
+        if count is None:
+            return {"verdict": "wrong", "text": "the number of an update's kernels is not known"}
+        arguments = ["bounds", json.dumps(self.place.to_json()), str(count), str(self.repeats)]
+        found = _child("spreeze.bench.gpu_rates", arguments, _CHECK_LIMIT_S)
         if not isinstance(found, dict):
             return {"verdict": "wrong", "text": str(found)}
         launch_s = median(found["launch_s"])
-        return {**found, "verdict": "measured", "text": f"{known[0]} empty launches take {1e3 * launch_s:.3f} ms: at "
-                f"most {1.0 / launch_s:.0f} updates/s"}
+        return {**found, "verdict": "measured", "text": f"{count} empty launches take {1e3 * launch_s:.3f} ms: at most "
+                f"{1.0 / launch_s:.0f} updates/s"}
 
     def _tuner(self) -> Record:
         """A fresh tuning against a thin grid around what a card may want, as ``bench tune`` does it."""
@@ -337,14 +350,15 @@ def knees(records: dict[str, Record]) -> dict[str, int]:
 
 def rate_rows(records: dict[str, Record]) -> list[Row]:
     """Updates/s and update frames/s of each rate, with its shares of both bounds."""
-    bounds, rows = records.get("bounds", {}), []
+    bounds, counts, rows = records.get("bounds", {}), records.get(_KERNELS, {}), []
+    launch_s = median(bounds["launch_s"]) / bounds["count"] if bounds.get("launch_s") else None
     for rate in _rates(records):
-        case = {name: rate[name] for name in ("batch_size", "precision", "kind", "kernels", "memory_bytes")}
+        kernels = counts.get("fused" if "fused" in rate["kind"] else "eager")
+        case = {name: rate[name] for name in ("batch_size", "precision", "kind", "memory_bytes")} | {"kernels": kernels}
         updates_per_s = rate["updates_per_s"]
-        launch_s = median(bounds["launch_s"]) / bounds["kernels"] if bounds.get("launch_s") else None
         matmul_s = bounds.get("matmul_s", {}).get(f"{rate['precision']} {rate['batch_size']}")
         shares = {
-            "launch_bound_share": launch_s and rate["kernels"] and launch_s * rate["kernels"] * median(updates_per_s),
+            "launch_bound_share": launch_s and kernels and launch_s * kernels * median(updates_per_s),
             "matmul_bound_share": matmul_s and median(matmul_s) * median(updates_per_s),
         }
         rows += [row("updates_per_s", "1/s", updates_per_s, **case, **shares),

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from spreeze.bench.gpu_checks import Place
+from spreeze.bench.gpu_checks import VECTORS, Place, ring_of, trainer_of
 from spreeze.bench.learner import ACTION_DIM, OBS_DIM, synthetic_spec
 from spreeze.bench.matmuls import MatmulRound, matmuls
 from spreeze.config.layers import Layer, resolve
@@ -121,8 +121,6 @@ def _timed(helper: UpdateHelper, plan: RunPlan, place: Place, rate: Rate, repeat
     found = helper.answer(UpdateTurn(
         learner=learner, algorithm=dataclasses.asdict(plan.config.algorithm), repeats=repeats,
         repeat_s=_SHORT_S if place.small else _LONG_S, kept=place.on_gpu,
-        # Fused kernels are no operations: only a GPU's profiler sees them.
-        count_kernels=place.on_gpu or not kind.settings.get("fuse"),
         deadline_s=_FUSING_DEADLINE_S if kind.settings.get("fuse") else _DEADLINE_S,
     ))
     if found.get("failure"):
@@ -132,25 +130,37 @@ def _timed(helper: UpdateHelper, plan: RunPlan, place: Place, rate: Rate, repeat
     updates = statistics.median(found["updates_per_s"])
     return {
         **own, "verdict": "wrong" if notes else "measured", "updates_per_s": found["updates_per_s"],
-        "kernels": found["kernels"], "memory_bytes": found["memory_bytes"], "start_s": found["start_s"],
+        "memory_bytes": found["memory_bytes"], "start_s": found["start_s"],
         "text": f"{updates:.0f} updates/s, {updates * rate.batch_size:.3g} update frames/s"
-                + (f", {found['kernels']} kernels" if found["kernels"] else "") + "".join(f"; {one}" for one in notes),
+                + "".join(f"; {one}" for one in notes),
     }
 
 
-# --- bounds, in a process of their own ---
+# --- what bounds them, each in a process of its own: a profiler may disturb recordings that come after it ---
 
 
-def bounds(place: Place, kernels: int, repeats: int) -> dict[str, Any]:
-    """Seconds of ``kernels`` empty launches, and of the matmuls of an update by precision and batch, each repeat."""
+def kernels(place: Place) -> dict[str, int]:
+    """Kernels of one update with its draw, one by one and, on a GPU, fused; on a processor the operations."""
+    case, found = VECTORS[0], {}
+    with ring_of(case.spec()) as ring:
+        for name in ("eager", "fused") if place.on_gpu else ("eager",):
+            trainer = trainer_of(ring, case, place, per_launch=0, fuse=name == "fused")
+            for _ in range(3):
+                trainer.update()
+            found[name] = trainer.kernels()
+    return found
+
+
+def bounds(place: Place, count: int, repeats: int) -> dict[str, Any]:
+    """Seconds of ``count`` empty launches, and of the matmuls of an update by precision and batch, each repeat."""
     repeat_s = _SHORT_S if place.small else _LONG_S
     counter = torch.zeros((), device=place.device)
 
     def launches() -> None:
-        for _ in range(kernels):
+        for _ in range(count):
             counter.add_(1.0)
 
-    found: dict[str, Any] = {"launch_s": _seconds(launches, place.device, repeats, repeat_s), "kernels": kernels,
+    found: dict[str, Any] = {"launch_s": _seconds(launches, place.device, repeats, repeat_s), "count": count,
                              "matmul_s": {}, "flop": {}}
     for precision in ("float32", "tf32") if place.on_gpu else ("float32",):
         with matmuls_in(precision, place.device):
@@ -185,9 +195,10 @@ def _seconds(work: Callable[[], object], device: str, repeats: int, repeat_s: fl
 
 
 def main(argv: list[str]) -> int:
-    """PLACE KERNELS REPEATS; the bounds as one JSON line."""
-    place = Place.from_json(json.loads(argv[0]))
-    sys.stdout.write(json.dumps(bounds(place, int(argv[1]), int(argv[2]))) + "\n")
+    """``kernels PLACE`` or ``bounds PLACE COUNT REPEATS``: the result as one JSON line."""
+    what, place = argv[0], Place.from_json(json.loads(argv[1]))
+    found = kernels(place) if what == "kernels" else bounds(place, int(argv[2]), int(argv[3]))
+    sys.stdout.write(json.dumps(found) + "\n")
     return 0
 
 

@@ -282,9 +282,8 @@ def _machine(snapshot: Snapshot, inner: int, ascii_only: bool) -> list[Text]:
     lines.append(_use_line("memory", share, f"  {size(snapshot.memory_used_bytes)}", inner, ascii_only))
     if snapshot.lag is None:
         lines.append(_use_line("replay", snapshot.replay_fill, "", inner, ascii_only))
-    for gpu in snapshot.gpus[:4]:
-        lines.append(_use_line(f"gpu {gpu.index}", gpu.use, f"  {gpu.figures}", inner, ascii_only))
-    return lines
+    gpus = (_use_line(f"gpu {gpu.index}", gpu.use, f"  {gpu.figures}", inner, ascii_only) for gpu in snapshot.gpus[:4])
+    return [*lines, *gpus]
 
 
 def _use_line(name: str, share: float | None, extra: str, inner: int, ascii_only: bool) -> Text:

@@ -192,9 +192,7 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
                 count += learning.update()
             synchronise(device)
             rates.append(count / (time.perf_counter() - repeat_s))
-        kernels = learning.kernels() if turn.count_kernels else None
-    return {"updates_per_s": rates, "memory_bytes": peak_bytes(device), "start_s": start_s, "kernels": kernels,
-            "notes": learning.notes, "mirrored": learning.has_mirror}
+    return {"updates_per_s": rates, "memory_bytes": peak_bytes(device), "start_s": start_s, "notes": learning.notes}
 
 
 def _limit_data(cap_bytes: int) -> None:

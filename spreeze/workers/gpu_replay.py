@@ -296,8 +296,6 @@ class CudaGraph:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._graph = torch.cuda.CUDAGraph()
-        # PyTorch's own stream for recordings is that of the first device that was recorded on.
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], object], generators: Sequence[torch.Generator]) -> None:
         """Records the device work of ``work`` without running it; it must have run before, so that its buffers exist.
@@ -311,9 +309,7 @@ class CudaGraph:
         torch.cuda.synchronize(self._device)
         try:
             # Only waits of this thread spoil a recording: other threads may use the device meanwhile.
-            with torch.cuda.device(self._device), torch.cuda.graph(
-                self._graph, stream=self._stream, capture_error_mode="thread_local"
-            ):
+            with torch.cuda.device(self._device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 work()
         except RuntimeError as error:
             torch.cuda.synchronize(self._device)  # a lost device raises here again, uncaught

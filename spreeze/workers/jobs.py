@@ -105,8 +105,6 @@ class UpdateTurn(Jsonable):
     deadline_s: float
     kept: bool
     """Whether the device's process is kept for the next measurement, instead of a fresh one each time."""
-    count_kernels: bool = False
-    """Whether the kernels of an update are counted too, afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
