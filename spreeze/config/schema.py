@@ -495,7 +495,8 @@ class LearnerConfig(Part):
                               flag="--batch-size")
     threads: int = setting(1, "threads of the learner: two share an update as a pair, more share each matmul",
                            low=1, high=256, flag="--learner-threads")
-    device: str = setting("auto", "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS (one GPU twice: two streams); "
+    device: str = setting("auto", "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS "
+                          "(one GPU twice: two streams of it); "
                           "auto is a GPU where there is one, but the CPU for PPO and A2C without images",
                           flag="--device")
     precision: str = setting("float32", "what matmuls round their inputs to: tf32 on GPUs, bfloat16 on processors "
