@@ -266,6 +266,7 @@ def test_every_figure_of_a_card_stands_beside_its_target(tmp_path, no_children, 
     text = markdown(records, CARD, "a machine")
     assert "| updates/s at 256, graph | >= 4,000 | 4,848" in text
     assert "| 256 | tf32 | graph | 4,848 [4,848 .. 4,848] | 1,241,212 | 100 | 0.53 | - |" in text
+    assert "FastTD3, about 1.0 M update frames/s; here: 1,000 updates/s, 32,768,000 update frames/s (tf32" in text
     # t(B) = (1 + B / 8192) / 5000: 85 % of the asymptotic rate needs 0.85 / 0.15 * 8192 = 46,421 rows.
     assert knees(records)["tf32, graph"] == 65_536
     assert {one["metric"] for one in rate_rows(records)} == {"updates_per_s", "update_frames_per_s",

@@ -16,7 +16,7 @@ from spreeze.algorithms.fused_mlp import relu_layer
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import PARTS
 from spreeze.types import RowLayout, TeamSpec
-from spreeze.workers.torch_devices import Operations, kernels_of
+from spreeze.workers.torch_devices import Operations, forget_memory, kernels_of
 
 META, ROWS, OBS, ACT = "meta", 256, 22, 6
 TEAM = TeamSpec(actions=(3, 2), obs_dim=8, state_dim=6)
@@ -83,6 +83,29 @@ def test_views_are_no_kernels():
     with Operations() as counted:
         x.t()[1:].reshape(-1).add_(x.view(16)[:12])
     assert counted.count == 2  # the reshape of a transposed matrix copies
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_earlier_work_left_on_a_gpu_is_given_back_before_memory_is_measured(monkeypatch, fails):
+    class Cyclic:
+        def __init__(self):
+            self.own = self
+
+        def __del__(self):
+            done.append("freed")
+
+    def empty_cache():
+        done.append("returned")
+        if fails:
+            raise RuntimeError("a recording that failed is considered unfinished (pretended)")
+
+    done = []
+    monkeypatch.setattr(torch.cuda, "init", lambda: done.append("begun"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", done.append)
+    Cyclic()
+    forget_memory("cuda:0+cuda:0")
+    assert done == ["freed", "begun", "returned", "cuda:0"]
 
 
 @pytest.mark.parametrize("stack", [1, 2])

@@ -115,6 +115,7 @@ def forget_memory(device: str) -> None:
     Objects that refer to each other hold their memory until Python looks for them.
     """
     gc.collect()
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # or there is no peak yet that could be reset
     with contextlib.suppress(RuntimeError):  # the allocator does not free after a recording that failed
         torch.cuda.empty_cache()
     for gpu in gpus_of(device):
