@@ -104,12 +104,12 @@ def test_ways_that_differ_are_wrong_and_the_worst_case_is_named(monkeypatch):
     way = gpu_checks._way
 
     def off(case, place, device, dtype, **options):
-        return way(case, place, device, dtype, **options) * (1.1 if device == "cpu+cpu" else 1.0)
+        return way(case, place, device, dtype, **options) * (1.2 if device == "cpu+cpu" else 1.0)
 
     monkeypatch.setattr(gpu_checks, "_way", off)
     found = answer("split against one device", CPU)
     assert not found.ok
-    assert "differ by 1.0e-01 of themselves at most" in found.text
+    assert "differ by 2.0e-01 of themselves at most" in found.text
 
 
 # --- speed ---
@@ -139,7 +139,7 @@ def test_a_card_is_timed_at_every_batch_and_kind_once():
 
 
 def test_the_kernels_of_an_update_are_counted_and_again_after_more_updates():
-    assert kernels(CPU) == {"eager": 112}
+    assert kernels(CPU) == {"eager": 114}
 
 
 def test_both_bounds_are_times_of_work_of_that_size():
