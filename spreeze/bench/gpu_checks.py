@@ -55,7 +55,7 @@ from spreeze.workers.torch_devices import HostWaits, gpus_of, learner_threads, m
 FLOAT64_TOLERANCE, ROUNDED_TOLERANCE, SAME_TOLERANCE = 1e-6, 0.1, 1e-2
 """Of the way: in float64; in float32 where two devices, placements or compilers round differently; in float32 by the
 same kernels, of which a few add in any order. Adam divides by what may be next to nothing, so rounding grows: weights
-changed by 6e-8 of themselves, as much as float32 rounds, changed a way of 200 updates by up to 0.03 (TD3, processor)."""
+changed by 6e-8 of themselves, what float32 rounds, changed a way of 200 updates by up to 0.03 (TD3, processor)."""
 _SEED, _ROWS = 1, 8192
 _TEAM = TeamSpec(actions=(3, 3), obs_dim=6, state_dim=5)
 _PENDULUM = ("--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "4", "--no-visualizer", "--no-governor",
