@@ -9,7 +9,7 @@ from test_launches import PlayedGraph
 
 from spreeze.bench import __main__ as command
 from spreeze.bench import gpu, gpu_checks, gpu_rates
-from spreeze.bench.gpu import Bench, Journal, knees, markdown, missing_device, rate_rows, take_all, targets
+from spreeze.bench.gpu import GpuBench, Journal, knees, markdown, missing_device, rate_rows, take_all, targets
 from spreeze.bench.gpu_checks import CHECKS, Finding, Place, answer
 from spreeze.bench.gpu_rates import BATCHES, KINDS, Rate, bounds, kernels, probe, wanted
 from spreeze.errors import SpreezeError, UsageError
@@ -53,7 +53,7 @@ def test_what_a_check_raises_or_does_not_end_in_is_its_result(monkeypatch):
     def raises(place):
         raise torch.AcceleratorError("CUDA error: an illegal memory access\nwas encountered (pretended)")
 
-    monkeypatch.setitem(gpu_checks.CHECKS, "made up", gpu_checks.Check(raises, 1.0))
+    monkeypatch.setitem(gpu_checks.CHECKS, "made up", gpu_checks.GpuCheck(raises, 1.0))
     found = answer("made up", CPU)
     assert (found.ok, "illegal memory access was encountered" in found.text) == (False, True)
     assert gpu.in_child("made up", CPU) == Finding(False, "KeyError: 'made up'")
@@ -159,7 +159,7 @@ def run_of(document=None):
 
 def bench_of(place=CPU, **changes):
     changes = {"check": lambda name, place: Finding(True, "as it should be"), "run": run_of(), **changes}
-    return Bench(place=place, repeats=2, runs_dir="r", **changes)
+    return GpuBench(place=place, repeats=2, runs_dir="r", **changes)
 
 
 @pytest.fixture
@@ -318,7 +318,7 @@ def test_the_command_ends_with_the_code_of_a_request_that_cannot_work(monkeypatc
 
 
 def test_the_command_writes_results_and_a_table_as_they_come(monkeypatch, capsys, tmp_path, no_children, quick_probe):
-    monkeypatch.setattr(gpu, "Bench", lambda place, repeats, runs_dir: bench_of(place))
+    monkeypatch.setattr(gpu, "GpuBench", lambda place, repeats, runs_dir: bench_of(place))
     code = command.main(["gpu", "--device", "cpu", "--small", "--repeats", "2", "--results", str(tmp_path), "--json"])
     document = json.loads(capsys.readouterr().out)
     assert code == 0

@@ -131,7 +131,7 @@ def _threads() -> str:
 Measure = Callable[[Rate, int], Record]
 
 
-class Bench(NamedTuple):
+class GpuBench(NamedTuple):
     """What the items use; tests put other functions in these places."""
 
     place: Place
@@ -233,7 +233,7 @@ def _on_cores(count: int) -> Iterator[None]:
 
 
 def take_all(
-    bench: Bench, journal: Journal, seconds: float, parts: Sequence[str], say: Say,
+    bench: GpuBench, journal: Journal, seconds: float, parts: Sequence[str], say: Say,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Takes the items that are not there yet, while there is time for the next one."""
@@ -432,7 +432,7 @@ def gpu_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     machine, folder = read_machine(), Path(args.results)
     journal = Journal(folder, {"device": place.to_json(), "machine": machine.identity(), "versions": versions()},
                       fresh=args.fresh)
-    bench = Bench(place=place, repeats=args.repeats, runs_dir=str(folder / "runs"))
+    bench = GpuBench(place=place, repeats=args.repeats, runs_dir=str(folder / "runs"))
     say(f"gpu: {place.device} for {args.minutes:g} minutes, {len(journal.records)} results are in {journal.path}")
     take_all(bench, journal, 60.0 * args.minutes, args.parts, say)
     text = markdown(journal.records, place, machine.one_line())

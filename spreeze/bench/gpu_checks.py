@@ -97,7 +97,7 @@ class Finding(NamedTuple):
     text: str
 
 
-class Case(NamedTuple):
+class Trained(NamedTuple):
     """An algorithm with settings of its own, and the task's actions if these are not vectors."""
 
     algo: str
@@ -119,13 +119,18 @@ class Case(NamedTuple):
 
 
 _NORMS = {"actor_layer_norm": True, "critic_layer_norm": True}
-VECTORS = (Case("sac", {}, {}), Case("sac", {"critics": "quantile"}, {}), Case("td3", {"critics": "categorical"}, {}),
-           Case("sac", _NORMS, {}), Case("td3", {}, {}), Case("ddpg", {}, {}))
-DISCRETE = (Case("sac", {}, {"action_dim": 1, "num_actions": 4}), Case("dqn", {}, {"action_dim": 1, "num_actions": 4}),
-            Case("qmix", {}, {"action_dim": 2, "obs_dim": 17, "num_actions": 3, "team": _TEAM}))
+VECTORS = (
+    Trained("sac", {}, {}), Trained("sac", {"critics": "quantile"}, {}), Trained("td3", {"critics": "categorical"}, {}),
+    Trained("sac", _NORMS, {}), Trained("td3", {}, {}), Trained("ddpg", {}, {}),
+)  # fmt: skip
+DISCRETE = (
+    Trained("sac", {}, {"action_dim": 1, "num_actions": 4}), Trained("dqn", {}, {"action_dim": 1, "num_actions": 4}),
+    Trained("qmix", {}, {"action_dim": 2, "obs_dim": 17, "num_actions": 3, "team": _TEAM}),
+)  # fmt: skip
 
 
-def _made(case: Case, place: Place, device: str, dtype: torch.dtype, *, overlap: bool = False) -> OffPolicyAlgorithm:
+
+def _made(case: Trained, place: Place, device: str, dtype: torch.dtype, *, overlap: bool = False) -> OffPolicyAlgorithm:
     """The algorithm on a device, with noise that is drawn on the host: the same on all devices."""
     options: dict[str, Any] = {"overlap": True} if overlap else {}
     torch.set_default_dtype(dtype)
@@ -172,7 +177,7 @@ def _on(batch: TransitionBatch, device: torch.device) -> TransitionBatch:
     return TransitionBatch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))
 
 
-def _way(case: Case, place: Place, device: str, dtype: torch.dtype, *, overlap: bool = False) -> np.ndarray:
+def _way(case: Trained, place: Place, device: str, dtype: torch.dtype, *, overlap: bool = False) -> np.ndarray:
     algorithm, sides = _made(case, place, device, dtype, overlap=overlap), Placement.parse(device)
     before = _networks(algorithm)
     for batch in _batches(case.spec(), place, dtype):
@@ -251,7 +256,7 @@ def new_graph(trainer: ReplayTrainer, device: str) -> CudaGraph:
 
 
 def trainer_of(
-    ring: ReplayRing, case: Case, place: Place, *, per_launch: int | None = None, fuse: bool = False,
+    ring: ReplayRing, case: Trained, place: Place, *, per_launch: int | None = None, fuse: bool = False,
     batch_size: int | None = None, make_graph: Callable[[], CudaGraph] | None = None,
 ) -> ReplayTrainer:
     """The learner's trainer; where ``per_launch`` is given, with replay on the device, as a learner on a GPU has it."""
@@ -278,7 +283,7 @@ def graph_against_eager(place: Place) -> Finding:
     """Updates from captured graphs against single kernels, of every algorithm that learns from replay."""
     if not place.on_gpu:
         return Finding(None, "a processor has no graphs")
-    cases = [*VECTORS, *DISCRETE, Case("sac", {"policy_average": 0.9, "lr_schedule": "linear"}, {})]
+    cases = [*VECTORS, *DISCRETE, Trained("sac", {"policy_average": 0.9, "lr_schedule": "linear"}, {})]
     pairs, failed, waits = [], [], 0
     with matmuls_in("float32", place.device):
         for case in cases:
@@ -479,23 +484,23 @@ def _until(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> N
         time.sleep(0.05)
 
 
-class Check(NamedTuple):
+class GpuCheck(NamedTuple):
     run: Callable[[Place], Finding]
     needs_s: float
     """Time that it takes on a card, about."""
 
 
 CHECKS = {
-    "one device against the processor, float64": Check(processor_float64, 25.0),
-    "one device against the processor, float32": Check(processor_float32, 25.0),
-    "split against one device": Check(split_against_one, 25.0),
-    "graph against eager": Check(graph_against_eager, 25.0),
-    "fused against eager": Check(fused_against_eager, 60.0),
-    "mirror against host replay": Check(mirror_against_host, 30.0),
-    "resume across device kinds": Check(resumed_elsewhere, 90.0),
-    "out of memory in mid-run": Check(out_of_memory_midway, 15.0),
-    "failed capture": Check(failed_capture, 15.0),
-    "killed in a kernel": Check(killed_in_a_kernel, 30.0),
+    "one device against the processor, float64": GpuCheck(processor_float64, 25.0),
+    "one device against the processor, float32": GpuCheck(processor_float32, 25.0),
+    "split against one device": GpuCheck(split_against_one, 25.0),
+    "graph against eager": GpuCheck(graph_against_eager, 25.0),
+    "fused against eager": GpuCheck(fused_against_eager, 60.0),
+    "mirror against host replay": GpuCheck(mirror_against_host, 30.0),
+    "resume across device kinds": GpuCheck(resumed_elsewhere, 90.0),
+    "out of memory in mid-run": GpuCheck(out_of_memory_midway, 15.0),
+    "failed capture": GpuCheck(failed_capture, 15.0),
+    "killed in a kernel": GpuCheck(killed_in_a_kernel, 30.0),
 }
 
 

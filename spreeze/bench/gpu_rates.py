@@ -42,7 +42,7 @@ _TOGETHER = 32
 """Runs between two waits for the device."""
 
 
-class Kind(NamedTuple):
+class LaunchKind(NamedTuple):
     """A way to run the kernels of an update."""
 
     name: str
@@ -53,13 +53,13 @@ class Kind(NamedTuple):
 
 
 KINDS = {kind.name: kind for kind in (
-    Kind("graph", {"updates_per_launch": 1}, "a processor has no graphs"),
-    Kind("graph of 8", {"updates_per_launch": 8}, "a processor has no graphs"),
-    Kind("two streams", {"updates_per_launch": 1, "overlap": True}, "a processor has no streams"),
-    Kind("eager", {"updates_per_launch": 0}, ""),
-    Kind("fused", {"updates_per_launch": 0, "fuse": True}, ""),
-    Kind("fused graph", {"updates_per_launch": 1, "fuse": True}, "a processor has no graphs"),
-    Kind("replay on the host", {"updates_per_launch": 0, "mirror": False}, "a processor has no copy of replay"),
+    LaunchKind("graph", {"updates_per_launch": 1}, "a processor has no graphs"),
+    LaunchKind("graph of 8", {"updates_per_launch": 8}, "a processor has no graphs"),
+    LaunchKind("two streams", {"updates_per_launch": 1, "overlap": True}, "a processor has no streams"),
+    LaunchKind("eager", {"updates_per_launch": 0}, ""),
+    LaunchKind("fused", {"updates_per_launch": 0, "fuse": True}, ""),
+    LaunchKind("fused graph", {"updates_per_launch": 1, "fuse": True}, "a processor has no graphs"),
+    LaunchKind("replay on the host", {"updates_per_launch": 0, "mirror": False}, "a processor has no copy of replay"),
 )}  # fmt: skip
 
 
