@@ -52,9 +52,28 @@ class Counter(gymnasium.Env):
         return np.array([self.episode, self.steps], np.float32), reward, self.steps == self.terminate_at, False, {}
 
 
-def _vector(mode, num_envs=2, limit=5, **kwargs):
+class Nested(Counter):
+    """The same, observed as a Dict whose keys come in another order."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"step": gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32),
+         "at": gymnasium.spaces.Dict({"episode": gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)})})
+
+    def _nested(self, obs):
+        return {"step": obs[1:], "at": {"episode": obs[:1]}}
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return self._nested(obs), info
+
+    def step(self, action):
+        obs, *others = super().step(action)
+        return self._nested(obs), *others
+
+
+def _vector(mode, num_envs=2, limit=5, kind=Counter, **kwargs):
     def one():
-        return gymnasium.wrappers.TimeLimit(Counter(**kwargs), limit)
+        return gymnasium.wrappers.TimeLimit(kind(**kwargs), limit)
 
     return SyncVectorEnv([one] * num_envs, autoreset_mode=mode)
 
@@ -84,6 +103,32 @@ def test_every_row_is_a_transition_with_its_true_next_observation(mode, terminat
     assert sampling.counts.episodes == 2 * episodes
     assert sampling.counts.episode_length == length
     assert sampling.counts.episode_return == length * (length + 1) / 2
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
+def test_nested_observations_are_one_vector_in_the_order_of_their_keys(mode):
+    from spreeze.envs.single_env import SingleEnv
+
+    plain, _ = _run(lambda: VectorTask(_vector(mode), SPEC), 26)
+    nested, _ = _run(lambda: VectorTask(_vector(mode, kind=Nested), SPEC), 26)
+    assert nested.rows == plain.rows
+    env = SingleEnv("vector:Nested-v0", lambda seed: _vector(mode, num_envs=1, kind=Nested))
+    assert env.observation_space.shape == (2,)
+    for episode in range(2):
+        assert env.reset()[0].tolist() == [episode, 0]
+        seen = [env.step(np.zeros(1, np.float32))[0].tolist() for _ in range(5)]
+        assert seen == [[episode, step] for step in range(1, 6)]
+    env.close()
+
+
+@needs_envpool
+def test_envpool_tasks_with_nested_observations_run():
+    task = make_task("envpool:CheetahRun-v1")
+    assert (task.spec.obs_dim, task.spec.action_dim) == (17, 6)
+    assert task.reset(seed=1).shape == (17,)
+    task.close()
+    rows, sampling = _run(lambda: vector_maker(task.spec)(8, 0), 4, num_envs=8, spec=task.spec)
+    assert len(rows.rows) == sampling.counts.env_steps == 32
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)

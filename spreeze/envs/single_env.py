@@ -9,8 +9,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from spreeze.envs.obs_flattening import MASK
+from spreeze.envs.obs_flattening import MASK, leaves_of
 from spreeze.envs.vector_engines import VectorTask
+from spreeze.errors import EnvironmentError_
 from spreeze.types import EnvSpec
 
 
@@ -20,7 +21,8 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
     def __init__(self, env_id: str, make: Callable[[int], Any]) -> None:
         self._env_id, self._make = env_id, make
         env = make(0)
-        self.observation_space = getattr(env, "single_observation_space", env.observation_space)
+        space = getattr(env, "single_observation_space", env.observation_space)
+        self.observation_space = _as_vector(space) if isinstance(space, gymnasium.spaces.Dict) else space
         self.action_space = getattr(env, "single_action_space", env.action_space)
         limit, threshold = _limits(env)
         self.spec = gymnasium.envs.registration.EnvSpec(
@@ -64,6 +66,16 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
 
     def close(self) -> None:
         self._task.close()
+
+
+def _as_vector(space: gymnasium.spaces.Dict) -> gymnasium.Space[Any]:
+    """The space of a nested observation's parts, one after the other by key, as ``VectorTask`` joins them."""
+    leaves = leaves_of(space, "observation space")
+    for leaf in leaves:
+        if not isinstance(leaf.space, gymnasium.spaces.Box):
+            raise EnvironmentError_(f"observation space: {leaf.name} is a {type(leaf.space).__name__}; an engine's "
+                                    "nested observations must be of Box")
+    return gymnasium.spaces.Box(-np.inf, np.inf, (leaves[-1].stop,), np.float32)
 
 
 def _limits(env: Any) -> tuple[int | None, float | None]:

@@ -111,7 +111,7 @@ class VectorTask:
         elif self.mode == "SameStep" and ended.any():
             next_obs = obs.copy()
             for index in np.flatnonzero(ended).tolist():
-                last = self._checked(infos["final_obs"][index][None], 1)
+                last = self._checked(_of_one(infos["final_obs"][index]), 1)
                 next_obs[index] = self._with_masks(last, infos.get("final_info", {}), [index], terminated)[0]
         elif self.mode == "Disabled" and ended.any():
             first, infos = self.env.reset(options={"reset_mask": ended})
@@ -150,10 +150,10 @@ class VectorTask:
             raise BadTransition(error.name, f"{error.found} (environment {index})", self.spec.env_id) from None
 
     def _checked(self, obs: Any, rows: int | None = None) -> np.ndarray:
-        """A fresh float32 array [N, O] without masks, finite."""
+        """A fresh float32 array [N, O] without masks, finite; the parts of a nested observation follow their keys."""
         count, obs_dim = self.num_envs if rows is None else rows, self.spec.obs_dim - self._mask_dim
         with np.errstate(over="ignore", invalid="ignore"):
-            array = np.array(obs, np.float32)
+            array = _joined(obs, count) if isinstance(obs, dict) else np.array(obs, np.float32)
         if array.shape[:1] != (count,) or array.size != count * obs_dim:
             found = f"shape {array.shape} for {count} environments; each should have {obs_dim} values"
             raise BadTransition("observation", found, self.spec.env_id)
@@ -163,6 +163,19 @@ class VectorTask:
 
     def close(self) -> None:
         self.env.close()
+
+
+def _joined(obs: Any, count: int) -> np.ndarray:
+    """A nested observation of ``count`` environments as [count, O], parts by sorted key as ``Flattener`` has them."""
+    if isinstance(obs, dict):
+        return np.concatenate([_joined(obs[key], count) for key in sorted(obs)], 1)
+    array: np.ndarray = np.asarray(obs, np.float32).reshape(count, -1)
+    return array
+
+
+def _of_one(obs: Any) -> Any:
+    """The observation of one environment as a batch of one."""
+    return {key: _of_one(part) for key, part in obs.items()} if isinstance(obs, dict) else obs[None]
 
 
 def open_vector(spec: EnvSpec, num_envs: int, seed: int, args: dict[str, Any]) -> VectorTask:
