@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -23,11 +26,13 @@ import numpy as np
 import psutil
 
 from spreeze.bench import Row, row
+from spreeze.bench.lossy_link import Ends, lossy_link
 from spreeze.bench.runs import Say, in_turn, times_to_target, until_target
 from spreeze.envs.task import make_task
+from spreeze.errors import SpreezeError
 from spreeze.runtime.cluster.bridge import Bridge, BridgeJob
 from spreeze.runtime.cluster.host import HostJob
-from spreeze.runtime.cluster.ray_nodes import LocalCluster, Nodes, check_installed, joined
+from spreeze.runtime.cluster.ray_nodes import LocalCluster, Nodes, check_installed, joined, local_environment
 from spreeze.testing import NUMBERED_ID, count_numbered
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
@@ -37,14 +42,15 @@ from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.roles import Address
 
-PARTS = ("scale", "cost", "weights", "kill", "target")
+PARTS = ("scale", "cost", "weights", "kill", "link", "target")
 _OBS, _ACTION = 22, 6
 """Sizes of Walker2D, whose rows have 52 floats."""
 _STEP_S = 0.004
 _ENVS = 4
 """A host's one sampler gives at most ``1 / _STEP_S`` rows a second: it steps its environments one after the other."""
 _RING_ROWS = 400_000
-_START_S = 120.0
+_START_S, _NODE_S = 120.0, 12.0
+_RAY_PORT = 6379
 _WEIGHT_FLOATS, _VERSIONS_PER_S = 75_000, 10.0
 """0.3 MB at a time."""
 
@@ -56,6 +62,10 @@ def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=10.0, help="length of one measurement [s] (default: 10)")
     add("--kill-every", type=float, default=30.0, help="part kill: time between two deaths [s] (default: 30)")
     add("--kill-seconds", type=float, default=600.0, help="part kill: length [s] (default: 600)")
+    add("--address", default=None, metavar="HOST:PORT",
+        help="parts cost, weights and scale on the hosts of that Ray cluster (default: hosts simulated here)")
+    add("--delay", type=float, default=0.05, help="part link: delay each way [s] (default: 0.05)")
+    add("--loss", type=float, default=0.01, help="part link: share of packets that are lost (default: 0.01)")
     add("--limit", type=float, default=120.0, help="part target: a run is given up after that [s] (default: 120)")
     add("--runs-dir", default="runs", help="where runs go (default: runs)")
 
@@ -63,6 +73,10 @@ def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
 def cluster_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     """The figures of the chosen parts; a ConfigError without Ray."""
     check_installed()
+    if args.address is not None:
+        with joined(args.address) as nodes:
+            return [one for part in ("cost", "weights", "scale") if part in args.parts
+                    for one in {"cost": _cost, "weights": _weights, "scale": _scale}[part](nodes, args, say)]
     found: list[Row] = []
     if {"scale", "cost", "weights", "kill"} & set(args.parts):
         with contextlib.closing(LocalCluster(1)) as cluster, joined(cluster.address) as nodes:
@@ -71,7 +85,7 @@ def cluster_rows(args: argparse.Namespace, say: Say) -> list[Row]:
             if "weights" in args.parts:
                 found += _weights(nodes, args, say)
             if "scale" in args.parts:
-                found += _scale(cluster, nodes, args, say)
+                found += _scale(nodes, args, say, cluster)
             if "kill" in args.parts:
                 while len(cluster.hosts) != 2:
                     if len(cluster.hosts) < 2:
@@ -79,6 +93,8 @@ def cluster_rows(args: argparse.Namespace, say: Say) -> list[Row]:
                     else:
                         cluster.remove(0)
                 found += _kill(cluster, nodes, args, say)
+    if "link" in args.parts:
+        found += _link(args, say)
     if "target" in args.parts:
         found += _target(args, say)
     return found
@@ -151,10 +167,11 @@ def _driver(nodes: Nodes, hosts: int, *, sleep_s: float = _STEP_S, envs: int = _
             made.close()
 
 
-def _scale(cluster: LocalCluster, nodes: Nodes, args: argparse.Namespace, say: Say) -> list[Row]:
+def _scale(nodes: Nodes, args: argparse.Namespace, say: Say, cluster: LocalCluster | None = None) -> list[Row]:
+    """Rows a second of several hosts, whose environments sleep; of a real cluster as many as it has."""
     rates: dict[int, list[float]] = {}
-    for count in sorted(args.hosts):
-        while len(cluster.hosts) < count:
+    for count in sorted(args.hosts) if cluster is not None else [len(nodes.others())]:
+        while cluster is not None and len(cluster.hosts) < count:
             cluster.add()
         with _driver(nodes, count) as driver:
             driver.until_all_work()
@@ -314,6 +331,66 @@ def _checked(ring: ReplayRing) -> tuple[int, int, int]:
             for shard, (_, committed) in enumerate(ring.counters())]
     rows = np.concatenate(kept)
     return (*count_numbered(rows, spec.layout), len(rows))
+
+
+def _link(args: argparse.Namespace, say: Say) -> list[Row]:
+    """One host behind a link, first of no delay, then as asked: what of its rate arrives, and how old weights are."""
+    found: dict[bool, dict[str, Row]] = {}
+    for slow in (False, True):
+        with lossy_link(args.delay if slow else 0.0, args.loss if slow else 0.0) as ends, _cluster_over(ends) as (
+                address, environment):
+            command = [*ends.command(0), sys.executable, "-m", "spreeze.bench", "cluster", "--json", "--parts",
+                       "weights", "scale", "--address", address, "--repeats", str(args.repeats), "--seconds",
+                       str(args.seconds)]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False,
+                                  timeout=_START_S + 4 * args.repeats * args.seconds)
+            if done.returncode:
+                raise SpreezeError(f"the bench behind the link: {done.stderr.decode(errors='replace')[-500:]}")
+            rows = json.loads(done.stdout)["rows"]
+            found[slow] = {one["metric"]: one for one in rows}
+            told = "; ".join(f"{one['metric']} {one['value']:.4g}" for one in rows)
+            say(f"delay {args.delay if slow else 0:g} s: {told}")
+    plain, slow_rows = found[False], found[True]
+    rate, age = "rows at the learner", next(name for name in plain if name.startswith("age"))
+    return [
+        *(_told_of(one, delay_s=0.0, loss=0.0) for one in plain.values()),
+        *(_told_of(one, delay_s=args.delay, loss=args.loss) for one in slow_rows.values()),
+        row("rate behind the link over that without delay", "ratio", [slow_rows[rate]["value"] / plain[rate]["value"]],
+            target=">= 0.95"),
+        row("age of weights behind the link, more than without, in delays each way", "delays",
+            [(slow_rows[age]["value"] - plain[age]["value"]) / args.delay]),
+    ]
+
+
+def _told_of(one: Row, **more: float) -> Row:
+    """A row that another process has measured, without its target and with what it was measured at."""
+    return {name: value for name, value in one.items() if name != "target"} | more
+
+
+@contextlib.contextmanager
+def _cluster_over(ends: Ends) -> Iterator[tuple[str, dict[str, str]]]:
+    """A Ray head at the first end of a link and a node at the other; its address, and what joins it needs."""
+    with tempfile.TemporaryDirectory(prefix="spreeze-ray-", ignore_cleanup_errors=True) as folder:
+        environment = {**os.environ, **local_environment(Path(folder))}
+        del environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]  # these nodes have addresses of their own
+        address, started = f"{ends.addresses[0]}:{_RAY_PORT}", []
+        common = ["--num-cpus=1", f"--object-store-memory={100 * 2**20}", "--disable-usage-stats", "--block"]
+        head = ["--head", f"--port={_RAY_PORT}", "--include-dashboard=false"]
+        try:
+            for end, arguments in enumerate((head, [f"--address={address}"])):
+                started.append(subprocess.Popen(
+                    [*ends.command(end), sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *common,
+                     f"--node-ip-address={ends.addresses[end]}"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL, env=environment, start_new_session=True))
+                time.sleep(_NODE_S)
+            yield address, environment
+        finally:
+            for process in started:
+                family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+                for member in [*family, process]:
+                    with contextlib.suppress(psutil.Error, OSError):
+                        member.kill()
+                process.wait()
 
 
 def _target(args: argparse.Namespace, say: Say) -> list[Row]:

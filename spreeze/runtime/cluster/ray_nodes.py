@@ -12,6 +12,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from spreeze.errors import ConfigError, TransportError
@@ -211,6 +212,16 @@ def joined(text: str) -> Iterator[Nodes]:
         ray.shutdown()
 
 
+def local_environment(folder: Path) -> dict[str, str]:
+    """Variables of all processes of a cluster on this machine: a new token, a folder of its own."""
+    return _QUIET | {
+        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": str(folder),
+        # Ray would else take the address of a network for its own, and listen there.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_worker_niceness": "0",  # samplers are nice by themselves; Ray would add 15
+    }
+
+
 class LocalCluster:
     """Several nodes of Ray on this machine, for demonstrations, tests and benches.
 
@@ -221,12 +232,7 @@ class LocalCluster:
     def __init__(self, hosts: int) -> None:
         """Starts a head, which is this machine's own node, and that many hosts. Takes seconds."""
         self._folder = tempfile.mkdtemp(prefix="spreeze-ray-")
-        os.environ.update(_QUIET | {
-            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": self._folder,
-            # Ray would else take the address of a network for its own, and listen there.
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "RAY_worker_niceness": "0",  # samplers are nice by themselves; Ray would add 15
-        })
+        os.environ.update(local_environment(Path(self._folder)))
         from ray.cluster_utils import Cluster
 
         self._cluster = Cluster(initialize_head=True, head_node_args={
