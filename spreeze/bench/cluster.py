@@ -370,7 +370,7 @@ def _told_of(one: Row, **more: float) -> Row:
 @contextlib.contextmanager
 def _cluster_over(ends: Ends) -> Iterator[tuple[str, dict[str, str]]]:
     """A Ray head at the first end of a link and a node at the other; its address, and what joins it needs."""
-    with tempfile.TemporaryDirectory(prefix="spreeze-ray-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"spz-ray-{os.getpid()}-", ignore_cleanup_errors=True) as folder:
         environment = {**os.environ, **local_environment(Path(folder))}
         del environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]  # these nodes have addresses of their own
         address, started = f"{ends.addresses[0]}:{_RAY_PORT}", []

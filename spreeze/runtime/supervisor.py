@@ -633,8 +633,12 @@ def tell_place(place: GlooPlace | None, on_event: Callable[[str, str], None]) ->
 
 def memory_limit_bytes(plan: RunPlan) -> int:
     """Memory above which a sampler is restarted: as asked, else its share of half of the free memory."""
-    asked = plan.config.sampling.memory_limit_bytes
-    return asked or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * plan.samplers))
+    return limit_of_each(plan.config.sampling.memory_limit_bytes, plan.samplers)
+
+
+def limit_of_each(asked_bytes: int | None, samplers: int) -> int:
+    """Memory that one of so many samplers may take on this machine."""
+    return asked_bytes or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * samplers))
 
 
 def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, WorkerSpec]:

@@ -23,7 +23,7 @@ from spreeze.machine.processes import MARK, OrphanWatch, held_back, kill_and_wai
 from spreeze.metrics.table import SLOTS, TABLE
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment
-from spreeze.runtime.supervisor import ProcessSupervisor
+from spreeze.runtime.supervisor import ProcessSupervisor, limit_of_each
 from spreeze.transport import status_table as words
 from spreeze.transport.chunks import RowOutlet, outlet_limiter, outlet_spec
 from spreeze.transport.replay_ring import ReplayRing
@@ -129,7 +129,7 @@ class HostSamplers(threading.Thread):
             self._workers.add(WorkerSpec(
                 address=Address("sampler", 0, index), row=index, job=sampler.to_json(),
                 inherited_fds=(ring.block.fd,), step_deadline_s=job.step_deadline_s,
-                memory_limit_bytes=job.memory_limit_bytes,
+                memory_limit_bytes=limit_of_each(job.memory_limit_bytes, self.samplers),
             ))
         self.outlet = outlet
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from spreeze.errors import ConfigError, TransportError
 from spreeze.formatting import clean
 from spreeze.machine.processes import ENDING
+from spreeze.run_directory import remove_leftovers
 from spreeze.runtime.cluster.gateway import CONTROL, GROUPS, PULL, GatewayActor
 
 LOCAL = "local"
@@ -27,6 +28,7 @@ _LOOPBACK = "127.0.0.1"
 """Ray's servers listen on this address alone where a node has it as its own."""
 _HTTP2, _HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
 """How a client of gRPC begins, and the kind of frame with which a server answers (RFC 9113, section 3.4)."""
+_FOLDER_IN, _FOLDER = "/tmp", "spz-ray-"
 _STORE_BYTES = 100 * 2**20
 _HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 1000,
            "health_check_failure_threshold": 6}
@@ -231,7 +233,9 @@ class LocalCluster:
 
     def __init__(self, hosts: int) -> None:
         """Starts a head, which is this machine's own node, and that many hosts. Takes seconds."""
-        self._folder = tempfile.mkdtemp(prefix="spreeze-ray-")
+        remove_leftovers(_FOLDER)
+        # Short, since the names of sockets in it may have 107 letters at most.
+        self._folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=_FOLDER_IN)
         os.environ.update(local_environment(Path(self._folder)))
         from ray.cluster_utils import Cluster
 
