@@ -45,6 +45,9 @@ from spreeze.workers.jobs import LearnerJob
 from spreeze.workers.roles import Address
 from spreeze.workers.sampler import SamplerJob
 
+_HOST_LEAD_ROWS = 2048
+"""Rows that other hosts may insert where samplers of this machine already wait: so hosts come first, and cores here are
+left to the learner, as long as what hosts have under way covers what is drawn."""
 _SESSION_SEEDS = 1000
 """Distance of the samplers' seeds of two sessions: a resumed run sees other episodes."""
 
@@ -194,10 +197,12 @@ def _bridge_spec(
         envs_per_sampler=config.sampling.envs_per_sampler, step_deadline_s=config.sampling.step_deadline_s,
         memory_limit_bytes=config.sampling.memory_limit_bytes, tune=plan.host_tune,
     )
+    limiter = _limiter(plan, ring)
     job = BridgeJob(
         address=config.cluster.address, run_dir=str(run_dir), ring=ring.spec, ring_fd=ring.block.fd,
-        first_shard=plan.samplers, limiter=_limiter(plan, ring), host=host, host_rows=tuple(host_rows(plan)),
-        learner_wakeup_fds=learner_wakeup_fds,
+        first_shard=plan.samplers, host=host,
+        limiter=dataclasses.replace(limiter, rows_per_write=limiter.rows_per_write + _HOST_LEAD_ROWS),
+        host_rows=tuple(host_rows(plan)), learner_wakeup_fds=learner_wakeup_fds,
     )
     return WorkerSpec(address=address, row=rows[address.name], job=job.to_json(),
                       inherited_fds=(ring.block.fd, *learner_wakeup_fds))

@@ -11,6 +11,9 @@ are sums over the groups, other numbers means, and the score is that of the lear
 With several groups, ``updates_per_s/1`` is that of group 1, and so on. ``stop.updates`` holds for each learner,
 all other stop conditions for the run.
 
+*Other hosts* (``--cluster``) have samplers too, through Ray: see ``cluster``. They belong to group 0, and each looks
+like one sampler in the metrics.
+
 *A learner loads while the run is still being decided*, since a short run mostly waits for torch: the first learner's
 process waits with its libraries loaded, and gets its job and descriptors over a socket (``launcher``). A tuner that has
 to measure ends it first; if it does not fit or has died, a fresh process replaces it.
