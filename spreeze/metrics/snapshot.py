@@ -127,8 +127,9 @@ class Snapshot:
         return self.samplers_active < self.samplers_wanted
 
 
-_GROUP_FIGURES = ("env_steps_per_s", "updates_per_s", "eval_return")
-"""Metrics shown of each learner if there are several."""
+_PART_FIGURES = ("env_steps_per_s", "updates_per_s", "eval_return", "host_env_steps_per_s", "host_lag",
+                 "host_chunks_lost")
+"""Metrics shown of each learner if there are several, and of each other host."""
 
 
 def measured(
@@ -141,8 +142,8 @@ def measured(
     """
     fields = {item.name for item in dataclasses.fields(Snapshot)}
     shown = [metric.name for metric in table.metrics if metric.shown]
-    by_group = [f"{name}/{group}" for name in _GROUP_FIGURES for group in parts_of(values, name)]
-    more = ((name, values.get(name)) for name in (*shown, *by_group) if name not in fields)
+    by_part = [f"{name}/{part}" for name in _PART_FIGURES for part in parts_of(values, name)]
+    more = ((name, values.get(name)) for name in (*shown, *by_part) if name not in fields)
     cores = parts_of(values, "cpu_core_use")
     return {
         **{name: values.get(name) for name in shown if name in fields},
