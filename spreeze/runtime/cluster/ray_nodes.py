@@ -26,6 +26,8 @@ _MOST_LOCAL = 64
 _KNOCK_S = 3.0
 _LOOPBACK = "127.0.0.1"
 """Ray's servers listen on this address alone where a node has it as its own."""
+_TOKENS_SINCE = (2, 52)
+"""Version of Ray from which on a token can be asked for; earlier ones ignore the variable."""
 _HTTP2, _HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
 """How a client of gRPC begins, and the kind of frame with which a server answers (RFC 9113, section 3.4)."""
 _FOLDER_IN, _FOLDER = "/tmp", "spz-ray-"
@@ -123,7 +125,8 @@ class Nodes:
     @property
     def is_authenticated(self) -> bool:
         """Whether members of this cluster need its token."""
-        return os.environ.get("RAY_AUTH_MODE") == "token"
+        known = tuple(int(part) for part in self.version.split(".")[:2] if part.isdecimal()) >= _TOKENS_SINCE
+        return known and os.environ.get("RAY_AUTH_MODE") == "token"
 
     def others(self) -> list[Node]:
         """Living nodes but the one of this process."""
@@ -240,7 +243,8 @@ class LocalCluster:
         from ray.cluster_utils import Cluster
 
         self._cluster = Cluster(initialize_head=True, head_node_args={
-            **self._arguments(), "include_dashboard": False, "include_log_monitor": False, "_system_config": _HEALTH})
+            **self._arguments(), "include_dashboard": False, "include_log_monitor": False, "no_monitor": True,
+            "_system_config": _HEALTH})
         self.address = str(self._cluster.address)
         self.hosts: list[Any] = []
         for _ in range(hosts):
