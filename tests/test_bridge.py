@@ -133,6 +133,21 @@ def test_a_gateway_does_nothing_for_who_does_not_know_the_token(job):
     assert "token" in unseal_chunk(SECRET, job.layout, imposter.pull(seal_json(SECRET, b"pull", {}))).facts["failure"]
 
 
+def test_samplers_that_nobody_asks_for_rows_end_and_begin_again_when_somebody_does(job, monkeypatch):
+    monkeypatch.setattr("spreeze.runtime.cluster.host._FORSAKEN_S", 0.5)
+    with gateway(job) as there:
+        stream = Stream(there, job.layout)
+        stream.until(50)
+        first = there._samplers
+        handles = first._workers.handles.values()
+        poll(lambda: not first.is_alive() and all(handle.process is None for handle in handles))
+        assert first.failure is None
+        again = Stream(there, job.layout)
+        rows = again.until(50)
+        assert again.epoch != stream.epoch
+        assert count_numbered(rows, job.layout) == (0, 0)
+
+
 def test_a_host_that_cannot_make_the_environment_says_why(job, spec):
     broken = dataclasses.replace(job, spec=dataclasses.replace(spec, import_module="no_such_module"), samplers=1)
     with gateway(broken) as there:

@@ -37,6 +37,7 @@ class GatewayActor:
         self._failure: str | None = None
         self._samplers: HostSamplers | None = None
         self._run: HostRun | None = None
+        self._job: HostJob | None = None
         try:
             facts = unseal_json(secret, b"job", job)
             if "arguments" in facts:
@@ -45,11 +46,17 @@ class GatewayActor:
             elif facts:
                 read = HostJob.from_json(facts)
                 self._layout_bytes = read.layout.row_bytes
-                # The time tells this start from earlier ones with the same job.
-                self._samplers = HostSamplers(read, (read.seed << 40) + time.time_ns() // 1000 % (1 << 40))
-                self._samplers.start()
+                self._job = read
+                self._start()
         except (SpreezeError, TypeError, KeyError) as error:
             self._failure = clean(f"{type(error).__name__}: {error}", 500)
+
+    def _start(self) -> None:
+        """Starts samplers; they begin an epoch of their own."""
+        assert self._job is not None
+        # The time tells this start from earlier ones with the same job.
+        self._samplers = HostSamplers(self._job, (self._job.seed << 40) + time.time_ns() // 1000 % (1 << 40))
+        self._samplers.start()
 
     def pull(self, request: bytes) -> bytes:
         """The next chunk, when it has its least size or has waited long enough.
@@ -61,7 +68,11 @@ class GatewayActor:
 
         def answer() -> bytes:
             asked = unseal_json(self._secret, b"pull", request)
+            if self._samplers is not None and self._samplers.forsaken and not self._samplers.is_alive():
+                self._start()
             samplers = self._samplers
+            if samplers is not None:
+                samplers.asked_s = time.monotonic()
             outlet = None if samplers is None else samplers.outlet
             if samplers is None or outlet is None:
                 time.sleep(LINGER_S)

@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ _MOST_EVENTS = 20
 _TUNE_S = 150.0
 """Longest time of a host's tuner, whose budget is a minute; another tuner on the host may have to end before it."""
 _CHECK_STEPS = 300
+_FORSAKEN_S = 8.0
+"""Samplers end when nobody has asked for their rows for so long: the driver's machine is gone, or the run is paused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,10 @@ class HostSamplers(threading.Thread):
         self.ready = threading.Event()
         """Set once there are rows to come, or a ``failure``."""
         self.failure: str | None = None
+        self.forsaken = False
+        """Whether they ended because nobody asked for rows."""
+        self.asked_s = time.monotonic()
+        """When somebody did."""
         self.outlet: RowOutlet | None = None
         self.samplers, self.envs_per_sampler = 0, job.envs_per_sampler
         self.reason = ""
@@ -169,7 +176,11 @@ class HostSamplers(threading.Thread):
 
     def _watch(self) -> None:
         assert self._workers is not None
+        self.asked_s = time.monotonic()
         while not self._ending.is_set():
+            if time.monotonic() - self.asked_s > _FORSAKEN_S:
+                self.forsaken = True
+                return
             self._handle(self._workers.wait(_LOOK_S))
             try:
                 self._handle(self._workers.watch())
