@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import json
 import os
 import socket
 import threading
@@ -17,7 +18,7 @@ from spreeze.errors import ConfigError, TransportError
 from spreeze.metrics.table import SLOTS
 from spreeze.runtime.cluster.bridge import Bridge, BridgeJob
 from spreeze.runtime.cluster.gateway import GatewayActor
-from spreeze.runtime.cluster.host import HostJob, together
+from spreeze.runtime.cluster.host import HostJob, HostSamplers, together
 from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, check_installed, knock, parse_address
 from spreeze.testing import count_numbered
 from spreeze.transport.chunks import Taken, seal_chunk, seal_json, unseal_chunk, unseal_json
@@ -131,6 +132,20 @@ def test_a_gateway_does_nothing_for_who_does_not_know_the_token(job):
         assert there._samplers.is_alive(), "the end was not meant"
     imposter = GatewayActor(SECRET, stranger)
     assert "token" in unseal_chunk(SECRET, job.layout, imposter.pull(seal_json(SECRET, b"pull", {}))).facts["failure"]
+
+
+def test_a_host_takes_what_its_own_tuner_says_and_goes_by_its_cores_where_that_fails(job, monkeypatch, tmp_path):
+    said = tmp_path / "said.json"
+    monkeypatch.setattr("spreeze.runtime.cluster.host._TUNER", ("-c", f"print(open({str(said)!r}).read())"))
+    asked = dataclasses.replace(job, samplers=None, tune=("--env", job.spec.env_id))
+    for text, samplers, envs, reason in (
+        (json.dumps({"choice": {"sampling.samplers": 1, "sampling.envs_per_sampler": 3}}, indent=1), 1, 3, "own"),
+        (json.dumps({"error": "no time"}), None, 2, "usable cores"), ("nonsense", None, 2, "usable cores"),
+    ):
+        said.write_text(text)
+        found = HostSamplers(asked, 1)._choose("nonce")
+        assert (found[1], reason in found[2]) == (envs, True)
+        assert found[0] == (samplers or found[0]) >= 1
 
 
 def test_samplers_that_nobody_asks_for_rows_end_and_begin_again_when_somebody_does(job, monkeypatch):

@@ -38,6 +38,7 @@ from spreeze.workers.sampler import SamplerJob
 _LOOK_S = 0.05
 _MOST_SAMPLERS = 64
 _MOST_EVENTS = 20
+_TUNER = ("-m", "spreeze", "tune", "--json", "--no-learner")
 _TUNE_S = 150.0
 """Longest time of a host's tuner, whose budget is a minute; another tuner on the host may have to end before it."""
 _CHECK_STEPS = 300
@@ -161,7 +162,7 @@ class HostSamplers(threading.Thread):
         """The choice of this host's tuner, which keeps its results in this host's cache."""
         with held_back():
             process = subprocess.Popen(
-                [sys.executable, "-m", "spreeze", "tune", "--json", "--no-learner", *self._job.tune],
+                [sys.executable, *_TUNER, *self._job.tune],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0,
                 env={**child_environment(1, nonce), MARK: nonce},
             )
@@ -169,7 +170,7 @@ class HostSamplers(threading.Thread):
             output, _ = process.communicate(timeout=_TUNE_S)
         finally:
             kill_and_wait(process)
-        record = json.loads(output.decode(errors="replace").strip().splitlines()[-1])
+        record = json.loads(output.decode(errors="replace"))
         if "error" in record:
             raise ValueError(record["error"])
         return dict(record["choice"])
