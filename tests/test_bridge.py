@@ -396,6 +396,16 @@ def test_a_gateway_that_is_not_available_is_waited_for_and_begins_a_new_epoch(sc
     assert scene.numbers(0)["rows_again"] == 0.0
 
 
+def test_a_node_whose_gateway_dies_with_it_is_named_as_dead(scene):
+    scene.join("a", "b")
+    scene.turns(10)
+    scene.nodes.gateways["a"].error = GatewayDied("ActorDiedError: its node died")
+    scene.nodes.living = scene.nodes.living[1:]
+    scene.turns(2)
+    assert any("host-0 (a) died; 2 chunks on the way lost" in text for text in scene.sent)
+    assert scene.numbers(0)["chunks_lost"] == 2.0
+
+
 @pytest.mark.parametrize("how", ["told", "died"])
 def test_a_host_that_cannot_work_is_named_once_and_tried_again_later(scene, how):
     scene.join("a")

@@ -28,6 +28,7 @@ import psutil
 from spreeze.bench import Row, row
 from spreeze.bench.lossy_link import Ends, lossy_link
 from spreeze.bench.runs import Say, in_turn, times_to_target, until_target
+from spreeze.bench.sampling import publish_policy, task_plan
 from spreeze.envs.task import make_task
 from spreeze.errors import SpreezeError
 from spreeze.runtime.cluster.bridge import Bridge, BridgeJob
@@ -51,8 +52,8 @@ _ENVS = 4
 _RING_ROWS = 400_000
 _START_S, _NODE_S = 120.0, 12.0
 _RAY_PORT = 6379
-_WEIGHT_FLOATS, _VERSIONS_PER_S = 75_000, 10.0
-"""0.3 MB at a time."""
+_VERSIONS_PER_S = 10.0
+"""Of the default policy, which has 0.3 MB for these sizes."""
 
 
 def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
@@ -100,9 +101,12 @@ def cluster_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     return found
 
 
+def _env_args(sleep_s: float) -> tuple[str, ...]:
+    return f"sleep_s={sleep_s}", f"obs_dim={_OBS}", f"action_dim={_ACTION}"
+
+
 def _spec(sleep_s: float) -> EnvSpec:
-    args = (f"sleep_s={sleep_s}", f"obs_dim={_OBS}", f"action_dim={_ACTION}")
-    task = make_task(NUMBERED_ID, "spreeze.testing", args=args)
+    task = make_task(NUMBERED_ID, "spreeze.testing", args=_env_args(sleep_s))
     task.close()
     return dataclasses.replace(task.spec, import_module="spreeze.testing")
 
@@ -223,20 +227,22 @@ def _cpu_s(process: psutil.Process) -> float:
 
 def _weights(nodes: Nodes, args: argparse.Namespace, say: Say) -> list[Row]:
     """Age of the weights on a host, from their publication, sampled evenly over time."""
-    store_s, delays, ages = 0.0, [], []
+    delays: list[float] = []
+    ages: list[float] = []
     with _driver(nodes, 1) as driver:
-        driver.until_all_work()
+        publish_policy(task_plan(NUMBERED_ID, 1, _ENVS, "spreeze.testing", env_args=_env_args(_STEP_S)), driver.folder)
         store = WeightsStore(driver.folder / "weights")
-        arrays = {"w": np.random.default_rng(0).standard_normal(_WEIGHT_FLOATS).astype(np.float32)}
-        version, next_s, last, applied_s = 0, time.monotonic(), 0.0, 0.0
+        policy = store.read_latest()
+        assert policy is not None
+        driver.until_all_work()
+        version, next_s, last, applied_s = 1, time.monotonic(), 0.0, 0.0
 
         def publish_and_look() -> None:
-            nonlocal version, next_s, last, applied_s, store_s
+            nonlocal version, next_s, last, applied_s
             now = time.monotonic()
             if now >= next_s:
                 next_s, version = max(now, next_s + 1.0 / _VERSIONS_PER_S), version + 1
-                store.publish(arrays, {}, 1, version)
-                store_s += time.monotonic() - now
+                store.publish(policy.arrays, policy.meta, 1, version)
                 driver.context.weights_published()
             delay = driver.number("weights_delay_s", 0)
             if delay != last:

@@ -202,8 +202,7 @@ class Bridge:
         living = {node.id: node for node in self._nodes.others()}
         for host in self._hosts:
             if host.node is not None and host.node.id not in living:
-                self._event("warning", f"{host.name} died; {self._lose(host)}, the run goes on without it")
-                self._drop(host)
+                self._died(host)
         known = {host.node.id for host in self._hosts if host.node is not None}
         for node in living.values():
             free = next((host for host in self._hosts if host.node is None), None)
@@ -215,6 +214,10 @@ class Bridge:
             free.resume_s = free.ping_s = 0.0
             if node.id not in self._failed:
                 self._event("info", f"{free.name} joins")
+
+    def _died(self, host: Host) -> None:
+        self._event("warning", f"{host.name} died; {self._lose(host)}, the run goes on without it")
+        self._drop(host)
 
     def _lose(self, host: Host) -> str:
         """Counts what is under way as lost; returns that in words."""
@@ -266,8 +269,11 @@ class Bridge:
         try:
             chunk = unseal_chunk(self._secret, self._layout, self._nodes.answer(reference))
         except GatewayDied as error:
-            host.ledger.lose()
-            self._give_up(host, str(error))
+            host.pulls.appendleft((reference, 0.0))  # it is under way for good
+            if host.node is not None and host.node.id not in {node.id for node in self._nodes.others()}:
+                self._died(host)
+            else:
+                self._give_up(host, str(error))
             return
         except TransportError as error:
             host.ledger.lose()
