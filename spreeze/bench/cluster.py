@@ -50,6 +50,8 @@ _STEP_S = 0.004
 _ENVS = 4
 """A host's one sampler gives at most ``1 / _STEP_S`` rows a second: it steps its environments one after the other."""
 _RING_ROWS = 400_000
+_RATE = 20_000.0
+"""Rows a second at which the driver's processor time has a target."""
 _START_S, _NODE_S = 120.0, 12.0
 _RAY_PORT = 6379
 _VERSIONS_PER_S = 10.0
@@ -114,7 +116,10 @@ def _spec(sleep_s: float) -> EnvSpec:
 class _Driver:
     """A bridge in this process, with a ring and weights of its own."""
 
-    def __init__(self, nodes: Nodes, hosts: int, folder: Path, sleep_s: float, envs: int) -> None:
+    def __init__(
+        self, nodes: Nodes, hosts: int, folder: Path, sleep_s: float, envs: int, *, limited: bool = False
+    ) -> None:
+        """``limited`` lets hosts write as many rows as ``ring.sampled`` says."""
         spec = _spec(sleep_s)
         layout = RowLayout.of(spec, 1)
         self.ring = ReplayRing.create(RingSpec(layout, 1 + hosts, -(-_RING_ROWS // (1 + hosts))))
@@ -125,8 +130,9 @@ class _Driver:
         host = HostJob(spec=spec, layout=layout, n_step=1, gamma=0.99, nan_policy="drop", seed=1, samplers=1,
                        envs_per_sampler=envs)
         job = BridgeJob(address="", run_dir=str(folder), ring=self.ring.spec, ring_fd=os.dup(self.ring.block.fd),
-                        first_shard=1, host=host, limiter=RateLimiter(0.0, 1e9, 1, 1, 1),
+                        first_shard=1, host=host, limiter=RateLimiter(float(limited), 1e9, 1, 1, 1),
                         host_rows=tuple(range(hosts)))
+        self.ring.begin_learning()
         self.context, self.hosts, self.bridge = context, hosts, Bridge(context, job, nodes)
 
     def _note(self, kind: str, **fields: Any) -> None:
@@ -146,11 +152,12 @@ class _Driver:
             each()
         return time.monotonic() - began_s
 
-    def until_all_work(self) -> None:
+    def until_all_work(self, each: Callable[[], None] = lambda: None) -> None:
         """Turns until every host gives rows; a TimeoutError if one does not."""
         began_s = time.monotonic()
         while min(self.number("chunks", host) for host in range(self.hosts)) < 2:
             self.bridge.turn()
+            each()
             if time.monotonic() - began_s > _START_S:
                 raise TimeoutError(f"not all of {self.hosts} hosts began within {_START_S:.0f} s: {self.events[-3:]}")
 
@@ -162,9 +169,11 @@ class _Driver:
 
 
 @contextlib.contextmanager
-def _driver(nodes: Nodes, hosts: int, *, sleep_s: float = _STEP_S, envs: int = _ENVS) -> Iterator[_Driver]:
+def _driver(
+    nodes: Nodes, hosts: int, *, sleep_s: float = _STEP_S, envs: int = _ENVS, limited: bool = False
+) -> Iterator[_Driver]:
     with tempfile.TemporaryDirectory(prefix="spreeze-bench-") as folder:
-        made = _Driver(nodes, hosts, Path(folder), sleep_s, envs)
+        made = _Driver(nodes, hosts, Path(folder), sleep_s, envs, limited=limited)
         try:
             yield made
         finally:
@@ -192,26 +201,37 @@ def _scale(nodes: Nodes, args: argparse.Namespace, say: Say, cluster: LocalClust
 
 
 def _cost(nodes: Nodes, args: argparse.Namespace, say: Say) -> list[Row]:
-    """Processor time of the bridge and of this machine's own raylet, at what one host gives without sleeping."""
-    per_million, shares, rates, ray = [], [], [], []
-    with _driver(nodes, 1, sleep_s=0.0, envs=32) as driver:
-        driver.until_all_work()
-        raylet = _own_raylet()
-        for _ in range(args.repeats):
-            rows, cpu_s, ray_s = driver.total("rows_arrived"), time.process_time(), _cpu_s(raylet)
-            took_s = driver.run(args.seconds)
-            arrived = driver.total("rows_arrived") - rows
-            per_million.append((time.process_time() - cpu_s) / arrived * 1e6)
-            ray.append((_cpu_s(raylet) - ray_s) / arrived * 1e6)
-            rates.append(arrived / took_s)
-            shares.append(per_million[-1] * 20_000 / 1e6)
-    say(f"{statistics.median(rates):.0f} rows/s cost {statistics.median(per_million):.2f} s a million")
-    return [
-        row("rows at the learner, environments that do not sleep", "1/s", rates, hosts=1),
-        row("driver's processor time per million rows of 52 floats", "s", per_million),
-        row("driver's processor time at 20,000 rows/s, by that", "core", shares, target="<= 0.05"),
-        row("that of its own raylet besides, per million rows", "s", ray),
-    ]
+    """Processor time of the bridge and of this machine's own raylet, at all that one host gives and at a rate."""
+    found: list[Row] = []
+    for rate in (None, _RATE):
+        per_million, shares, rates, ray = [], [], [], []
+        with _driver(nodes, 1, sleep_s=0.0, envs=32, limited=rate is not None) as driver:
+            began_s = time.monotonic()
+
+            def hold_back(rate: float | None = rate, driver: _Driver = driver, began_s: float = began_s) -> None:
+                if rate is not None:
+                    driver.ring.sampled = int(rate * (time.monotonic() - began_s))
+
+            driver.until_all_work(hold_back)
+            driver.run(2.0, hold_back)  # what had been saved up meanwhile
+            raylet = _own_raylet()
+            for _ in range(args.repeats):
+                rows, cpu_s, ray_s = driver.total("rows_arrived"), time.process_time(), _cpu_s(raylet)
+                took_s = driver.run(args.seconds, hold_back)
+                arrived, cpu_s = driver.total("rows_arrived") - rows, time.process_time() - cpu_s
+                per_million.append(cpu_s / arrived * 1e6)
+                ray.append((_cpu_s(raylet) - ray_s) / arrived * 1e6)
+                rates.append(arrived / took_s)
+                shares.append(cpu_s / took_s)
+        how = "all that a host gives" if rate is None else f"held to {rate:,.0f} rows/s"
+        say(f"{how}: {statistics.median(rates):.0f} rows/s cost {statistics.median(per_million):.2f} s a million")
+        found += [
+            row(f"rows at the learner, {how}", "1/s", rates),
+            row(f"driver's processor time per million rows of 52 floats, {how}", "s", per_million),
+            row(f"driver's processor time, {how}", "core", shares, target=None if rate is None else "<= 0.05"),
+            row(f"that of its own raylet besides, per million rows, {how}", "s", ray),
+        ]
+    return found
 
 
 def _own_raylet() -> psutil.Process:

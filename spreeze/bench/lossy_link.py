@@ -120,13 +120,13 @@ def main(argv: list[str]) -> None:
     name, delay_s, loss = argv[0], float(argv[1]), float(argv[2])
     try:
         ends = [f"{name}{end}" for end in "ab"]
-        devices = [_device(end, end, address) for end, address in zip(ends, _ADDRESSES, strict=True)]
+        first, second = [_device(end, end, address) for end, address in zip(ends, _ADDRESSES, strict=True)]
     except (OSError, ResourceError):
         sys.stdout.write("down\n")
         return
     sys.stdout.write("up\n")
     sys.stdout.flush()
-    carry(*devices, delay_s, loss, 0)
+    carry(first, second, delay_s, loss, 0)
 
 
 if __name__ == "__main__":
