@@ -48,7 +48,7 @@ def test_hosts_die_and_come_back_and_no_row_is_there_twice(tmp_path, monkeypatch
             hosts.kill(1)
             run.wait_for(lambda: told(run, "died", "lost"), what="the death to be named")
             dead = 0 if told(run, "host-0", "died") else 1
-            assert run.numbers()["hosts_alive"] <= 1
+            run.wait_for(lambda: run.numbers()["hosts_alive"] <= 1, what="one host less")
             before = chunks(1 - dead)
             run.until_progress()
             run.wait_for(lambda: chunks(1 - dead) > before + 3, what="chunks of the other host")
