@@ -151,6 +151,17 @@ def test_who_leaves_is_not_among_the_living_at_once(ring):
     assert own._members[1].left, "it said so"
 
 
+def test_who_was_replaced_while_it_was_out_of_reach_is_alone_and_does_not_disturb_its_successor(ring):
+    old, other = ring.side(0, 2), ring.side(1, 2)
+    wait_until_living(other, (0, 1))
+    successor = ring.side(0, 2)
+    wait_until_living(old, (0,))
+    wait_until_living(successor, (0, 1))
+    successor.send(np.full(2, 5.0, np.float32), 1)
+    assert heard(other, 0).parameters.tolist() == [5.0, 5.0]
+    assert other._members[0].epoch == 2
+
+
 def test_who_does_not_know_the_secret_is_neither_seen_nor_heard(ring, tmp_path):
     (tmp_path / "other").mkdir()
     create_secret(tmp_path / "other" / "secret")

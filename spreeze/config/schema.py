@@ -741,6 +741,7 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     own += ("gala",) if config.wiring.mixes else ()
     other += () if config.wiring.averages else ("learner.average_interval",)
     own += ("exchange",) if config.wiring.averages or config.wiring.mixes else ()
+    other += ("exchange.join", "exchange.secret_file")  # of the command line
     keys = [f"{name}.{item.name}" for name, part in config.parts().items() for item in dataclasses.fields(part)]
     named = (knob.replace("algorithm.", f"{algo}.") for knob in config.wiring.knobs)
     knobs = tuple(knob for knob in named if knob in keys)

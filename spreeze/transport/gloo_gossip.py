@@ -56,6 +56,8 @@ _UNREACHABLE_S = 3.0
 """Without a connection to an alive learner, before it counts as out of reach."""
 _RETRY_S = 0.3
 _CLOSE_S = 3.0
+_GONE_S = 3.0
+"""Silence after which another host may take a learner's number."""
 _POLL_S = 0.005
 _PROOF_BYTES = 32
 _RECORD = struct.Struct("<QQ?")  # epoch, beat, left; then for each learner the number of the wanted link
@@ -134,12 +136,13 @@ def claim(
     if differing:
         told = (f"{name} is {own.get(name)!r} here and {ring['facts'].get(name)!r} there" for name in differing[:3])
         raise TransportError(f"the run at {address} cannot be joined: {'; '.join(told)}")
-    numbers = range(int(ring["taken"]), int(ring["learners"]))
-    before = {number: _record(store, number) for number in numbers}
-    time.sleep(DEAD_S)
-    silent = {number for number in numbers if _record(store, number) == before[number]}
+    numbers, mine = range(int(ring["taken"]), int(ring["learners"])), claimant.encode()
     claimed = {number: store.get(f"claim {number}") if store.has(f"claim {number}") else None for number in numbers}
-    mine = claimant.encode()
+    silent: set[int] = set()
+    if sum(one in (mine, None) for one in claimed.values()) < count:
+        before = {number: _record(store, number) for number in numbers}
+        time.sleep(_GONE_S)
+        silent = {number for number in numbers if _record(store, number) == before[number]}
     order = sorted(numbers, key=lambda number: (claimed[number] != mine, claimed[number] is not None, number))
     taken: list[int] = []
     for number in order:
@@ -354,8 +357,9 @@ class GlooGossip(NeighbourGossip):
         learner, learners = place.own[index], place.learners
         self._place, self.learners = place, learners
         kept = messages_kept(learners)
-        self.outbox = _Outbox(kept, every=every or max_staleness == 0)
-        self._arrived: list[deque[GossipMessage]] = [deque(maxlen=kept) for _ in range(learners)]
+        every = every or max_staleness == 0
+        self.outbox = _Outbox(kept if every else 1, every=every)
+        self._arrived: list[deque[GossipMessage]] = [deque(maxlen=kept if every else 1) for _ in range(learners)]
         self._lock = threading.Lock()
         self._members = [_Member() for _ in range(learners)]
         self._incoming: dict[int, _Link] = {}
@@ -370,7 +374,7 @@ class GlooGossip(NeighbourGossip):
         self._links = self._beat = 0
         self.rejected = 0
         """Records and messages so far that were not signed as they must be."""
-        self._left = False
+        self._left = self._replaced = False
         self._closing, self._change = threading.Event(), threading.Event()
         self._store = connected(place.store)
         self.epoch = int(self._store.add(f"epoch {learner}", 1))
@@ -406,8 +410,13 @@ class GlooGossip(NeighbourGossip):
             self._change.set()
 
     def living(self) -> tuple[int, ...]:
-        """This learner and all that are there and can be reached, as far as is known by now."""
+        """This learner and all that are there and can be reached, as far as is known by now.
+
+        One whose number another host has taken, since it was silent for too long, is alone from then on.
+        """
         now_s = time.monotonic()
+        if self._replaced:
+            return (self._learner,)
         return tuple(peer for peer in range(self.learners) if peer == self._learner or (
             self._is_alive(peer, now_s) and not self._is_out_of_reach(peer, now_s)))
 
@@ -477,10 +486,15 @@ class GlooGossip(NeighbourGossip):
     def _look(self, store: SignedStore) -> None:
         """Writes this learner's record, reads the others', and opens and drops connections."""
         now_s = time.monotonic()
+        own = str(self._learner)
+        if store.has(own) and _RECORD.unpack_from(store.get(own))[0] > self.epoch:
+            self._left = self._replaced = True  # another host took its number while it was out of reach
         self._beat += 1
         self._follow(now_s)
+        if self._replaced:
+            return
         wants = [self._wanted.get(peer, 0) for peer in range(self.learners)]
-        store.set(str(self._learner), _RECORD.pack(self.epoch, self._beat, self._left)
+        store.set(own, _RECORD.pack(self.epoch, self._beat, self._left)
                   + struct.pack(f"<{self.learners}Q", *wants))
         for peer, member in enumerate(self._members):
             if peer != self._learner and store.has(str(peer)):
