@@ -149,3 +149,14 @@ def test_a_host_has_the_settings_of_the_run_but_not_those_of_this_machine(values
     assert flags[flags.index("--seed") + 1] == "7"
     assert flags[flags.index("--samplers") + 1] == "3"
     assert flags[flags.index("--learners") + 1] == "1"
+
+
+@pytest.mark.slow
+def test_a_cluster_of_ray_gives_the_run_learners_on_its_hosts_and_ends_them_with_it(tmp_path):
+    pytest.importorskip("ray")
+    flags = [flag for flag in _SMALL if flag != "exchange.transport=gloo"][:-1]
+    with Run(tmp_path, *flags, "--cluster", "local:1", "--host-samplers", "1", tiny=()) as run:
+        run.wait_for(lambda: run.numbers().get("gossip_messages", 0) > 0.3, what="messages of the host's learner")
+        assert any("gets a learner" in event for event in run.events())
+        code, document = run.stop()
+    assert (code, document["error"], document["restarts"]) == (0, None, 0)

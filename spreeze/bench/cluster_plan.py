@@ -51,6 +51,8 @@ LINGER_S = 0.1
 """A pull is answered after that with what there is."""
 _SIMULATED_S = 200.0
 """Of which the second half counts, when buffers that fill are full."""
+_CHUNKS = 80
+"""Of the largest, for which a connection has time at least."""
 _PATIENCE_S = 60.0
 _SMALL_CHUNK_BYTES = 1 << 14
 """Beside the largest, to tell what a chunk costs from what its rows cost."""
@@ -357,6 +359,8 @@ def simulate(
     seconds: float = _SIMULATED_S,
 ) -> Flow:
     """The flow of rows and weights between a driver and hosts that each make ``rows_per_s``."""
+    up_bytes_per_s = min(network.host_up_bytes_per_s, network.connection_bytes_per_s)
+    seconds = max(seconds, _CHUNKS * design.most_chunk_bytes / up_bytes_per_s)
     senders = -(-hosts // design.fan_in)
     rates = [rows_per_s * (hosts // senders + (index < hosts % senders)) for index in range(senders)]
     core, network_in, rows, ages_s = _rows(rates, costs, network, design, seconds)
@@ -534,7 +538,8 @@ def _draw(
         raise UsageError("a picture needs matplotlib: pip install matplotlib") from None
     figure, ((rates, ages), (help_rates, gossip)) = pyplot.subplots(2, 2, figsize=(13, 10.4))
     figure.subplots_adjust(left=0.07, right=0.985, top=0.93, bottom=0.155, hspace=0.3, wspace=0.16)
-    rates.plot(HOSTS, [args.host_rows * hosts for hosts in HOSTS], "k:", label="all rows that hosts make")
+    rates.plot(HOSTS, [args.host_rows * hosts for hosts in HOSTS], color="0.8", linewidth=7,
+               label="all rows that hosts make")
     rates.axhline(args.learner_rows, color="grey", linewidth=1, linestyle="--")
     rates.text(HOSTS[-1], args.learner_rows * 0.9, f"one learner on one core uses {args.learner_rows:,.0f} rows/s",
                fontsize=8, color="grey", ha="right", va="top")
@@ -575,7 +580,7 @@ def _draw_help(axis: Any, args: argparse.Namespace, costs: Costs, helped: dict[s
         for place, share, one in zip(places, shares, outcomes, strict=True):
             axis.text(place, share + 0.01, f"{one.row_age_s:.2g} | {one.weights_age_s:.2g} s", fontsize=6.5,
                       rotation=90, ha="center", va="bottom")
-    axis.set(ylim=(0, 1.5), ylabel=f"share of the rows of {HOSTS[-1]} hosts that arrive",
+    axis.set(ylim=(0, 1.75), ylabel=f"share of the rows of {HOSTS[-1]} hosts that arrive",
              title="What would help (above each bar: age of a row | of the weights)")
     axis.set_xticks(range(len(NETWORKS)), [network.name.split(":")[0].replace("the same", "internet\n")
                                            for network in NETWORKS])
