@@ -169,6 +169,17 @@ def test_the_profiles_that_come_along_are_valid_and_found_by_their_task(name):
         assert "seed" in reached or reached.startswith("not measured"), "over how many seeds"
 
 
+def test_a_profile_may_have_settings_for_one_of_its_tasks_alone(tmp_path):
+    path = _profile(tmp_path, '[sac]\ngamma = 0.5\ntau = 0.1\n[only."A-v0".sac]\ngamma = 0.9\n'
+                    '[only."A-v0".td3]\ntau = 1.0')
+    assert read_profile(path).values == {"sac": {"gamma": 0.5, "tau": 0.1}} == read_profile(path, "B-v0").values
+    assert read_profile(path, "A-v0").values == {"sac": {"gamma": 0.9, "tau": 0.1}, "td3": {"tau": 1.0}}
+    with pytest.raises(ConfigError, match=r"only = 3: expected tables such as \[only.\"ENV\".sac\]"):
+        read_profile(_profile(tmp_path, "only = 3"))
+    with pytest.raises(ConfigError, match=r"env.args may only be set on the command line"):
+        read_profile(_profile(tmp_path, '[only."A-v0".env]\nargs = ["a=1"]'), "A-v0")
+
+
 def test_what_a_profile_reached_is_told_by_task_or_pattern_and_as_plain_text(tmp_path):
     layer = read_profile(_profile(tmp_path, '[about]\nreached."A-v0" = "a\\u001bb"\nreached."A*" = "c"'))
     assert [reached_with(layer, env_id) for env_id in ("A-v0", "A-v1", "B-v0")] == ["a b", "c", None]

@@ -228,7 +228,7 @@ def _layers(
         env_id = choice.value
         layers.append(Layer("default", {"env": {"id": env_id}}))
         notes.append(f"environment {env_id}: {choice.reason}")
-    profile = read_profile(args.profile) if args.profile else task_profile(env_id)
+    profile = read_profile(args.profile, env_id) if args.profile else task_profile(env_id)
     if profile is not None:
         notes.append(f"settings from {profile.source}")
         if (reached := reached_with(profile, env_id)) is not None:

@@ -48,7 +48,7 @@ def _tune(args: argparse.Namespace) -> int:
     with Interrupts() as interrupts:
         user = Layer("user", user_values(args))
         env_id = user.values.get("env", {}).get("id") or default_env_id().value
-        profile = read_profile(args.profile) if args.profile else task_profile(env_id)
+        profile = read_profile(args.profile, env_id) if args.profile else task_profile(env_id)
         layers = [Layer("default", {"env": {"id": env_id}})]
         if profile is not None:
             profile, notes = applicable(profile, machine.identity())

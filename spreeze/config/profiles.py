@@ -26,8 +26,10 @@ _KEPT = {"run": ("algo",), "env": ("normalize_obs",)}
 """Of these parts only these fields travel: the rest is the user's own."""
 
 
-def read_profile(name_or_path: str) -> Layer:
+def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     """Reads a profile by name (from ``profiles/``) or path. A profile can name no code and no path.
+
+    Its ``[only."ENV".part]`` hold for that task alone, where ``env_id`` names it, in place of the others.
 
     Raises:
         ConfigError: not found, too large, not TOML, or a key that only the command line may set.
@@ -45,6 +47,11 @@ def read_profile(name_or_path: str) -> Layer:
     about = values.pop("about", {})
     if not isinstance(about, dict):
         raise ConfigError(f"profile {path}: about = {about!r}: expected a table")
+    only = values.pop("only", {})
+    if not isinstance(only, dict) or not all(isinstance(parts, dict) for parts in only.values()):
+        raise ConfigError(f"profile {path}: only = {clean(only, 100)}: expected tables such as [only.\"ENV\".sac]")
+    for part, fields in only.get(env_id, {}).items():
+        values[part] = {**values.get(part, {}), **fields} if isinstance(fields, dict) else fields
     for part, name in _COMMAND_LINE_ONLY:
         if isinstance(values.get(part), dict) and name in values[part]:
             raise ConfigError(f"profile {path}: {part}.{name} may only be set on the command line")
@@ -63,7 +70,7 @@ def task_profile(env_id: str) -> Layer | None:
         if path.stat().st_size <= MAX_PROFILE_BYTES:
             about = tomllib.loads(path.read_text(encoding="utf-8")).get("about", {})
             if any(fnmatchcase(env_id, pattern) for pattern in about.get("envs", [])):
-                return read_profile(name)
+                return read_profile(name, env_id)
     return None
 
 

@@ -114,7 +114,7 @@ class Request:
         for key, value in self.settings.items():
             part, name = key.split(".")
             values.setdefault(part, {})[name] = value
-        profile = read_profile(self.profile) if self.profile else task_profile(self.env_id)
+        profile = read_profile(self.profile, self.env_id) if self.profile else task_profile(self.env_id)
         below = [] if profile is None else [applicable(profile, read_machine().identity())[0]]
         return resolve([*below, Layer("the page", values)], imported()).config
 
