@@ -83,7 +83,7 @@ PROCESSORS, GPUS = (20.0, 40.0, 80.0), [20.0 * 2.0 ** (k / 2) for k in range(17)
 
 
 def test_how_soon_a_late_return_comes_depends_far_more_on_the_batch_than_an_early_one_does():
-    assert (len(EARLY), len(LATE)) == (24, 8)
+    assert (len(EARLY), len(LATE)) == (24, 9)
     assert fit(EARLY).batch_constant < 10.0
     late = {task: fit([point for point in LATE if point.task == task], UPDATES_PER_STEP).batch_constant
             for task in {point.task for point in LATE}}
