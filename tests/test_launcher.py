@@ -1,11 +1,13 @@
 """Every launcher starts workers that speak, are killed, are seen to end, and leave nothing behind."""
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import psutil
 import pytest
@@ -16,6 +18,7 @@ from spreeze.envs.probe import probe_env
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics.table import Phase
 from spreeze.modes.spreeze import open_memory, status_rows, worker_specs
+from spreeze.runtime import launcher
 from spreeze.runtime.launcher import FreshProcess, Prewarm, RunContext
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import status_table as words
@@ -138,4 +141,20 @@ def test_a_launcher_that_cannot_start_a_worker_raises_and_leaves_no_descriptor(t
     monkeypatch.setattr("spreeze.runtime.launcher.subprocess.Popen", refuse)
     with pytest.raises(OSError, match="no more processes"), worker(tmp_path, FreshProcess):
         pass
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_start_that_gets_only_one_of_its_pipes_leaves_no_descriptor(tmp_path, monkeypatch):
+    before, made = set(os.listdir("/proc/self/fd")), []
+
+    def pipe():
+        if made:
+            raise OSError(errno.EMFILE, "too many open files")
+        made.append(os.pipe())
+        return made[0]
+
+    monkeypatch.setattr(launcher, "os", types.SimpleNamespace(**{**vars(os), "pipe": pipe}))
+    with pytest.raises(OSError, match="too many open files"), worker(tmp_path, FreshProcess):
+        pass
+    assert made
     assert set(os.listdir("/proc/self/fd")) == before

@@ -10,7 +10,8 @@ from spreeze.run_directory import About, RunDir, ask, read_about, read_run, stat
 from spreeze.workers.evaluator import read_rows
 
 GOVERNED = tuple(flag for flag in TINY if flag != "--no-governor")
-CARTPOLE = ("--env", "CartPole-v1", "--algo", "ppo", "--mode", "hts", "--no-visualizer", "--no-governor")
+ROLLOUTS = ("--env", "CartPole-v1", "--no-visualizer", "--no-governor")
+CARTPOLE = (*ROLLOUTS, "--algo", "ppo", "--mode", "hts")
 
 
 def cpu_seconds(run):
@@ -68,7 +69,9 @@ def test_a_worker_killed_during_a_pause_is_replaced_after_it(tmp_path):
 
 
 @pytest.mark.parametrize("task", [(*PENDULUM, *TINY), (*PENDULUM, *TINY, "--mode", "serial"), CARTPOLE,
-                                  (*CARTPOLE, "--mode", "serial")])  # fmt: skip
+                                  (*CARTPOLE, "--mode", "serial"), (*ROLLOUTS, "--algo", "impact"),
+                                  (*ROLLOUTS, "--algo", "a2c", "--mode", "gala"),
+                                  (*CARTPOLE, "--mode", "tianji"), (*PENDULUM, *TINY, "--mode", "tianji")])  # fmt: skip
 def test_every_mode_pauses_evaluates_and_saves_on_request(tmp_path, task):
     never = ("--set", "learner.checkpoint_interval_s=10000", "--set", "evaluation.cpu_share=0.01")
     with Run(tmp_path, *task, *never, tiny=()) as run:

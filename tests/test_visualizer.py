@@ -15,7 +15,7 @@ from spreeze.testing import FaultEnv
 from spreeze.transport.status_table import STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers import visualizer
-from spreeze.workers.context import WorkerContext
+from spreeze.workers.context import WorkerContext, pause_s
 from spreeze.workers.roles import Address
 from spreeze.workers.visualizer import VisualizerJob, run_visualizer
 
@@ -188,6 +188,31 @@ def test_a_fault_in_the_middle_drops_the_clip_and_goes_on(tmp_path, monkeypatch)
         wait_until(lambda: slots(status)["frames"] > frames + 2)
     assert any("picture failed" in message["text"] for message in running.messages)
     assert not running.errors
+
+
+def test_many_failures_in_a_row_end_nothing_and_the_next_attempts_are_told_rarely(tmp_path, monkeypatch):
+    publish(WeightsStore(tmp_path / "weights"), GOOD, 1)
+    real, drawn, pauses = FaultEnv.render, [], []
+
+    def render(self):
+        drawn.append(self)
+        if 1 < len(drawn) <= 13:
+            raise RuntimeError("no display")
+        return real(self)
+
+    monkeypatch.setattr(FaultEnv, "render", render)
+    monkeypatch.setattr(visualizer, "pause_s", lambda failures: pauses.append(pause_s(failures)) or 0.0)
+    with running(job_of(tmp_path)) as (status, _):
+        wait_until(lambda: slots(status)["frames"] > 2)
+    assert len({id(env) for env in drawn[1:14]}) == 13, "each attempt has an environment of its own"
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *[60.0] * 6]
+    assert [message["text"] for message in running.messages if "failed" in message["text"]] == [
+        "picture failed: RuntimeError: no display", "picture failed 10 times in a row: RuntimeError: no display"]
+    assert not running.errors
+
+
+def test_what_has_failed_for_weeks_is_still_tried_once_a_minute():
+    assert [pause_s(failures) for failures in (1, 2, 7, 2000)] == [1.0, 2.0, 60.0, 60.0]
 
 
 def test_without_a_free_core_a_frame_s_cost_is_slept_off(tmp_path, monkeypatch):

@@ -139,9 +139,13 @@ class FreshProcess:
     """Starts each worker in a fresh interpreter."""
 
     def start(self, spec: WorkerSpec, run_context: RunContext) -> WorkerProcess:
-        message_read, message_write = os.pipe()
-        lifeline_read, lifeline_write = os.pipe()
-        try:
+        with contextlib.ExitStack() as given, contextlib.ExitStack() as kept:
+            message_read, message_write = os.pipe()
+            kept.callback(os.close, message_read)
+            given.callback(os.close, message_write)
+            lifeline_read, lifeline_write = os.pipe()
+            kept.callback(os.close, lifeline_write)
+            given.callback(os.close, lifeline_read)
             os.set_blocking(message_read, False)
             os.set_blocking(message_write, False)
             address = spec.address
@@ -154,13 +158,7 @@ class FreshProcess:
             })
             fds = (run_context.status_fd, message_write, lifeline_read, *spec.inherited_fds)
             process = self._begin(argument, spec, run_context, fds)
-        except BaseException:
-            os.close(message_read)
-            os.close(lifeline_write)
-            raise
-        finally:
-            os.close(message_write)
-            os.close(lifeline_read)
+            kept.pop_all()
         return LocalProcess(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write)
 
     def _begin(

@@ -178,6 +178,19 @@ def is_power_of_ten(count: int) -> bool:
     return str(count).rstrip("0") == "1"
 
 
+def in_a_row(failures: int) -> str:
+    """`` N times in a row`` for a message; empty for the first failure."""
+    return "" if failures == 1 else f" {failures} times in a row"
+
+
+_LONGEST_PAUSE_S = 60.0
+
+
+def pause_s(failures: int) -> float:
+    """How long what has failed so many times in a row rests before the next attempt: 1, 2, 4 .. 60 s."""
+    return min(_LONGEST_PAUSE_S, 2.0 ** min(failures - 1, 10))
+
+
 def event_text(where: str, error: BaseException, count: int) -> str:
     """The message for an error that cost an episode."""
     so_far = "" if count == 1 else f"; {count} such errors so far"

@@ -37,7 +37,15 @@ from spreeze.transport.files import remove_unfinished
 from spreeze.transport.weights import Weights, decode
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.best_policy import BestPolicy, Candidate, Tally
-from spreeze.workers.context import WorkerContext, event_text, is_power_of_ten, open_weights, write_error
+from spreeze.workers.context import (
+    WorkerContext,
+    event_text,
+    in_a_row,
+    is_power_of_ten,
+    open_weights,
+    pause_s,
+    write_error,
+)
 
 COLUMNS = (
     "wall_s", "env_steps", "updates", "epoch", "version", "episodes", "return_mean", "return_std", "length_mean",
@@ -48,8 +56,6 @@ Record = dict[str, Any]
 T = TypeVar("T")
 _POLL_S = 0.05
 _LOOK_S = 1.0
-_LONGEST_PAUSE_S = 60.0
-"""Longest pause between attempts while evaluations fail as a whole (no environment can be made, for example)."""
 MAX_STEPS = 10_000
 """Length limit of an episode if the environment has none."""
 
@@ -110,7 +116,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
                                  f"updates: mean return {record['return_mean']:.1f} of {record['episodes']} episodes")
                 evaluation.test_best(should_stop, on_failure)
             if evaluation.failures:
-                context.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (evaluation.failures - 1)))
+                context.sleep(pause_s(evaluation.failures))
             elif not job.has_free_core:
                 rest_s = (time.process_time() - cpu_s) / job.config.cpu_share - (time.monotonic() - begin_s)
                 context.sleep(max(0.0, rest_s), until=partial(context.evaluation_asked, asked))
@@ -249,8 +255,7 @@ class Evaluation:
         except Exception as error:
             self.failures += 1
             if is_power_of_ten(self.failures):
-                times = "" if self.failures == 1 else f" {self.failures} times in a row"
-                on_failure(f"evaluation failed{times}: {type(error).__name__}: {error}"[:500])
+                on_failure(f"evaluation failed{in_a_row(self.failures)}: {type(error).__name__}: {error}"[:500])
             self.close()
             return None
         self.failures = 0

@@ -1,7 +1,8 @@
 """The visualizer: shows the current policy in an environment of its own, as ``live.jpg`` and as clips.
 
 It feeds nothing back, runs at low priority, and keeps to its share of a core: it measures the cost of each frame
-and sleeps accordingly. Outside of clips it only draws while a viewer watches.
+and sleeps accordingly. Outside of clips it only draws while a viewer watches. A picture that fails costs the clip; the
+next attempt is made with a new environment, after a pause that grows with the failures in a row.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spreeze.inference.policy import Policy
 from spreeze.metrics.table import Phase
 from spreeze.transport.files import remove_unfinished, replace_json
 from spreeze.transport.weights import Weights
-from spreeze.workers.context import WorkerContext
+from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, pause_s
 from spreeze.workers.evaluator import WeightsWatch
 from spreeze.workers.jobs import VisualizerJob
 
@@ -31,7 +32,6 @@ _POLL_S = 0.2
 _FIRST_CLIP_S = 5.0
 _NEW_WEIGHTS_S = 3.0
 _MAX_CLIPS = 300
-_MAX_FAILURES = 5
 _WATCHED_S = 3.0
 """A viewer asks for pictures many times a second and touches ``control/viewer`` once a second."""
 _UNWATCHED_PICTURE_S = 30.0
@@ -43,7 +43,7 @@ def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
     context.beat(Phase.INIT)
     with contextlib.ExitStack() as stack:
         try:
-            task = open_task(job.spec, "rgb_array", whole_games=True)
+            task = _open(job)
             stack.callback(task.close)
             task.reset(seed=job.seed)
             task.render()
@@ -52,15 +52,21 @@ def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
             context.send("event", level="warning", text=text)
             return
         show = _Show(context, job, task)
-        stack.callback(show.drop_clip)
+        stack.pop_all()  # the show closes it, or the one in its place
+        stack.callback(show.close)
         show.run()
+
+
+def _open(job: VisualizerJob) -> Task:
+    return open_task(job.spec, "rgb_array", whole_games=True)
 
 
 class _Show:
     """The loop: advance, draw, write the picture, feed the clip, rest."""
 
     def __init__(self, context: WorkerContext, job: VisualizerJob, task: Task) -> None:
-        self._context, self._config, self._has_free_core, self._task = context, job.config, job.has_free_core, task
+        self._context, self._job, self._config, self._has_free_core = context, job, job.config, job.has_free_core
+        self._task, self._failures = task, 0
         run_dir = Path(job.run_dir)
         self._live, self._viewer = run_dir / "live.jpg", run_dir / "control" / "viewer"
         self._videos = run_dir / "videos"
@@ -84,7 +90,7 @@ class _Show:
         self._restart()
 
     def run(self) -> None:
-        context, failures = self._context, 0
+        context = self._context
         while not context.stopping:
             if context.visualizer_paused:
                 context.post(paused=1.0)
@@ -98,19 +104,35 @@ class _Show:
                 context.sleep(_POLL_S)
                 continue
             try:
+                if self._failures:
+                    self._renew()
                 self._frame(self._policy)
-                failures = 0
+                self._failures = 0
             except Exception as error:
-                failures += 1
-                if failures >= _MAX_FAILURES:
-                    raise
-                text = f"picture failed: {type(error).__name__}: {one_line(error)}"
-                context.send("event", level="warning", text=text)
-                self.drop_clip()
-                context.sleep(1.0)
-                self._restart()
+                self._failed(error)
             context.post(frames=self._frames, clips=self._clips, paused=0.0)
             self._rest(begin_s, time.process_time() - cpu_s)
+
+    def _renew(self) -> None:
+        """Takes a new environment: the old one may be what fails."""
+        self._context.beat(Phase.INIT)
+        with contextlib.suppress(Exception):
+            self._task.close()
+        self._task = _open(self._job)
+        self._restart()
+
+    def _failed(self, error: Exception) -> None:
+        """Tells of a picture that failed, and rests before the next attempt."""
+        self._failures += 1
+        if is_power_of_ten(self._failures):
+            text = f"picture failed{in_a_row(self._failures)}: {type(error).__name__}: {one_line(error)}"
+            self._context.send("event", level="warning", text=text)
+        self.drop_clip()
+        self._context.sleep(pause_s(self._failures))
+
+    def close(self) -> None:
+        self.drop_clip()
+        self._task.close()
 
     def _needed(self) -> bool:
         """True while a clip is due or a viewer asked for a picture lately."""
