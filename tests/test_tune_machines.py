@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import statistics
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from spreeze.tuner.problem import (
     CAPACITY,
     DEVICE,
     ENVS,
+    JOINT,
     LEARNER,
     PRECISION,
     RATIO,
@@ -276,6 +278,28 @@ def test_samplers_that_flood_the_learner_are_held_back_and_it_is_said():
     assert low.value > 8.0
     assert "updates +" in low.reason
     assert any(f"at least {low.value:g} instead of 8" in note for note in tuning.notes)
+
+
+def test_a_reason_says_what_the_rows_of_the_table_say_or_that_it_was_not_measured():
+    seen = {"measured": 0, "expected": 0}
+    for seed in range(60):
+        machine = random_machine(random.Random(seed))
+        tuning, _, problem = _tuned(machine, noise=0.05, seed=seed, budget_s=random.Random(seed).choice([15.0, 60.0]))
+        low, configured = tuning.choices["replay.samples_per_insert_min"], problem.configured[RATIO]
+        told = re.search(r"(expected, not measured: )?updates (\S+ %|new), env steps (\S+ %|new) against", low.reason)
+        if told is None:
+            continue
+        assert any(told[0] in note for note in tuning.notes)
+        settings = [tuning.centre, tuning.centre.but(RATIO, configured)]
+        rows = {one.setting: one for one in tuning.results if one.stage == JOINT and one.ran}
+        known = [rows[setting] for setting in settings if setting in rows]
+        seen["expected" if told[1] else "measured"] += 1
+        assert (len(known) == 2) is (told[1] is None)
+        if told[1] is None:
+            after, before = known
+            assert told[2] == f"{100.0 * (after.updates / before.updates - 1.0):+.0f} %"
+            assert told[3] == f"{100.0 * (after.env_steps / before.env_steps - 1.0):+.0f} %"
+    assert all(seen.values()), seen
 
 
 def test_every_row_is_told_as_it_is_measured_and_all_is_kept():

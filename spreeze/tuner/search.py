@@ -504,6 +504,8 @@ class Search:
 
     def _why(self, knob: Knob, runners: Sequence[tuple[Any, float]]) -> str:
         others = ", ".join(f"{value}: {100 * share:.0f} %" for value, share in runners)
+        if self.expected and not knob.own:
+            others = f"expected: {others}"  # of the model, which the rows of the table need not match
         problem, value = self.problem, self.chosen.setting[knob.name]
         as_configured = value == problem.configured[knob.name]
         if not runners and knob.trial == LEARNER and len(set(knob.candidates(problem, self.chosen.setting))) > 1:
@@ -530,11 +532,17 @@ class Search:
         return tuple(sorted(best.items(), key=lambda one: -one[1])[:_MOST_RUNNERS])
 
     def _gain(self) -> str:
-        """What the chosen lower bound of samples per insert changes against the configured one."""
+        """What the chosen lower bound of samples per insert changes: as the rows say where both were measured."""
         configured = self.problem.configured[RATIO]
-        after, before = self._forecast(self.centre), self._forecast(self.centre.but(RATIO, configured))
-        return (f"updates {_percent(after.updates_per_s, before.updates_per_s)}, env steps "
-                f"{_percent(after.env_steps_per_s, before.env_steps_per_s)} against {configured:g}")
+        settings = (self.centre, self.centre.but(RATIO, configured))
+        rows = {one.setting: (one.updates, one.env_steps) for one in self.results if one.stage == JOINT and one.ran}
+        known = all(setting in rows for setting in settings)
+        if not known:
+            rows = {one: (found.updates_per_s, found.env_steps_per_s)
+                    for one, found in ((one, self._forecast(one)) for one in settings)}
+        (updates, env_steps), (updates_before, env_steps_before) = (rows[setting] for setting in settings)
+        return (f"{'' if known else 'expected, not measured: '}updates {_percent(updates, updates_before)}, env steps "
+                f"{_percent(env_steps, env_steps_before)} against {configured:g}")
 
     def _upper_bound(self) -> Choice:
         """Samples per insert above which the learner waits; raised where it would wait at the measured rates."""
