@@ -320,6 +320,22 @@ def test_the_answer_marks_sessions_lists_processes_and_tells_a_problem_from_news
     assert not live_api.answer(run, 0.0, 0, "")["problem"]
 
 
+def test_a_paused_run_shows_its_counts_and_no_rate_or_use_of_before(run):
+    state = json.loads((run / "run.json").read_text()) | {"state": "paused"}
+    (run / "run.json").write_text(json.dumps(state))
+    writer = MetricsWriter(run / "metrics.db")
+    writer.write(50.0, 5000, {"env_steps": 5000.0, "env_steps_per_s": 100.0, "cpu_use": 0.9, "cpu_core_use/0": 0.9,
+                              "process_cpu_use/learner": 0.91})
+    writer.close()
+    with open(run / "run.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answer = live_api.answer(run, 0.0, 0, "")
+    assert answer["state"] == "paused"
+    assert (answer["cores"], answer["processes"], answer["problem"]) == ([], [], False)
+    assert (answer["text"]["env_steps"], answer["text"]["env_rate"], answer["text"]["cpu"]) == ("5,000", "-", "-")
+    assert answer["note"].startswith("Paused: ")
+
+
 def test_every_series_of_the_charts_is_in_the_table_of_metrics():
     series = [name for chart in live_api.as_json("updates") for name in chart["series"]]
     drawn = [metric for metric in live_api.drawn() if metric.chart.group != RETURN]
@@ -346,7 +362,7 @@ def test_the_newest_comparison_of_gradients_is_sent_and_a_damaged_one_is_not(run
 
 
 def test_the_policy_s_lag_is_counted_in_what_its_algorithm_waits_for():
-    for unit in ("updates", "intervals"):
+    for unit in ("updates", "rollouts"):
         assert [chart["unit"] for chart in live_api.as_json(unit) if chart["key"] == "lag"] == [unit]
 
 
@@ -368,7 +384,7 @@ def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run
 
 @pytest.mark.parametrize(("mode", "algo", "buffer", "unit"), [
     ("spreeze", "sac", "Replay", "updates"), ("serial", "sac", "Replay", "updates"),
-    ("serial", "ppo", "Storages", "intervals"), ("hts", "ppo", "Storages", "intervals"),
+    ("serial", "ppo", "Storages", "rollouts"), ("hts", "ppo", "Storages", "rollouts"),
     ("impact", "impact", "Circular buffer", "updates"),
 ])  # fmt: skip
 def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path, mode, algo, buffer, unit):

@@ -1,7 +1,7 @@
 """The serial mode: the same seed gives the same bits."""
 
 import pytest
-from harness import FAULT, HIDDEN_SIZES, train
+from harness import FAULT, HIDDEN_SIZES, PENDULUM, train, train_until
 
 from spreeze.workers.evaluator import read_rows
 
@@ -35,6 +35,13 @@ def test_environments_that_err_alike_give_the_same_bits(tmp_path):
         assert document["env_errors"] + document["rows_refused"] > 1
         found.append((document["parameters_sha256"], document["env_steps"], document["env_errors"]))
     assert found[0] == found[1]
+
+
+def test_its_one_process_is_watched_as_workers_are(tmp_path):
+    run, code, _ = train_until(tmp_path, lambda run: "process_cpu_use/run" in run.numbers(), *PENDULUM, "--mode",
+                               "serial")
+    assert code == 0
+    assert run.numbers()["process_memory_bytes/run"] > 1e7
 
 
 def test_one_update_an_env_step_as_serial_trainers_do(tmp_path):

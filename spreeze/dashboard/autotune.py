@@ -74,11 +74,12 @@ def show_start(name: str, folder: Path) -> None:
     if run.get("state") == "tuning":
         began = run.get("tuning_began")
         left_s = None if not isinstance(began, int | float) else max(0.0, began + TUNING_S - time.time())
-        text = f"Autotune measures this machine: {len(tuning.rows)} settings so far, at most {number(left_s)} s left"
+        left = DASH if left_s is None else f"{left_s:.0f}"
+        text = f"Autotune measures this machine: {len(tuning.rows)} settings so far, at most {left} s left"
         st.progress(0.0 if left_s is None else min(1.0, 1.0 - left_s / TUNING_S), text)
     _measured(tuning)
     if now.lines:
-        st.code("\n".join(now.lines), language=None)
+        st.code("\n".join(now.lines), language=None, wrap_lines=True)
 
 
 def _choices(tuning: TuningView) -> None:

@@ -18,7 +18,7 @@ from spreeze.dashboard import control, live_api
 from spreeze.dashboard.live_api import SOURCE, published
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, on_policy, row, tail_lines
 from spreeze.formatting import DASH, clean
-from spreeze.run_directory import read_run
+from spreeze.run_directory import read_config, read_run
 
 PERIOD_MS = 1000
 _RETURN_HELP = "The band is the 95 % interval of that mean. Dotted lines mark where the run was resumed."
@@ -32,7 +32,7 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("updates", "Updates", "", "updates"),
     ("env_rate", "Sampling", "steps/s", "env_steps_per_s"),
     ("update_rate", "Learning", "updates/s", "updates_per_s"),
-    ("frame_rate", "Update frames", "1/s", "update_frames_per_s"),
+    ("frame_rate", "Update frames", "/s", "update_frames_per_s"),
     ("return", "Return", "", "eval_return"),
     ("interval", "95 % interval", "", "Half of the 95 % interval of the newest mean return, over its episodes."),
     ("best", "Best return", "", "Best mean return of one whole evaluation in this run; its weights are what is "
@@ -89,9 +89,19 @@ def show_live(path: Path, page_key: str) -> None:
             "pipeline": pipeline(wiring),
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
             "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
+            "no_picture": _no_picture(path, in_turns=wiring is not None and wiring.in_turns),
         },
         on_changed_change=lambda: None,  # only the rerun is wanted
     )
+
+
+def _no_picture(path: Path, *, in_turns: bool) -> str:
+    """What stands in the place of the agent's picture while there is none."""
+    if in_turns:
+        return "This mode draws no pictures while it learns: spreeze play shows the policy."
+    if read_config(path).get("visualizer", {}).get("enabled") is False:
+        return "No pictures: they are switched off in the settings (visualizer.enabled)."
+    return "No picture yet: the first one comes with the first policy."
 
 
 def prefix() -> str:

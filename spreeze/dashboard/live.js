@@ -56,8 +56,10 @@ class LivePage {
     this.image = make(picture, "canvas", "");
     this.image.setAttribute("role", "img");
     this.image.setAttribute("aria-label", "the newest picture of the agent");
-    this.image.style.visibility = "hidden";
-    const age = make(picture, "div", "sz-caption");
+    this.pictureCard = picture;
+    this.noPicture = make(picture, "div", "sz-caption", this.data.no_picture);
+    const age = this.pictureAge = make(picture, "div", "sz-caption");
+    age.style.display = "none";
     make(age, "span", "", "picture ");
     this.remember("picture", make(age, "span", "", "-"));
     make(age, "span", "", " old [h:min:s]; drawn only while somebody looks");
@@ -193,7 +195,7 @@ class LivePage {
       this.pictureSeen = entries.at(-1).isIntersecting;
       if (this.pictureSeen) this.wakePicture();
     });
-    this.sights.observe(this.image);
+    this.sights.observe(this.pictureCard);
     document.addEventListener("visibilitychange", () => { if (!document.hidden) { this.wake(); this.wakePicture(); } }, { signal: this.abort.signal });
     this.wake();
   }
@@ -501,8 +503,9 @@ class LivePage {
       }
     }
     for (const phase of Object.keys(PHASES).filter((name) => seen.has(name))) {
-      const one = make(legend, "span", "sz-caption", phase);
+      const one = make(legend, "span", "sz-caption");
       make(one, "i", "").style.background = PHASES[phase];
+      make(one, "span", "", phase);
     }
   }
 
@@ -560,7 +563,8 @@ class LivePage {
     if (this.image.width !== bitmap.width || this.image.height !== bitmap.height) { this.image.width = bitmap.width; this.image.height = bitmap.height; }
     this.image.getContext("2d").drawImage(bitmap, 0, 0);
     bitmap.close();
-    this.image.style.visibility = "visible"; NS.frames += 1;
+    if (!this.image.className) { this.image.className = "sz-painted"; this.noPicture.style.display = "none"; this.pictureAge.style.display = ""; }
+    NS.frames += 1;
   }
 
   // ---- looks ----------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
+from spreeze.config.modes import wiring_of
 from spreeze.dashboard import autotune, components, control, navigation, start
-from spreeze.dashboard.run_data import SAMPLE, row, runs_dir
+from spreeze.dashboard.run_data import SAMPLE, on_policy, row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number
 from spreeze.run_directory import read_run
@@ -56,46 +57,48 @@ def _stop_box(now: control.Activity, folder: Path) -> None:
     """Stop, and what else can be asked of a live run."""
     name = now.name or ""
     with st.container(border=True):
-        cells = st.columns([1, 1, 1.3, 1.2, 1.2, 2.2], vertical_alignment="bottom")
+        line = st.container(horizontal=True, vertical_alignment="bottom")
         asked = now.phase in ("stopping", "late")
-        cells[0].button("Stopping" if asked else "Stop", on_click=_stop, args=(name, folder), disabled=asked,
-                        key="stop", width="stretch",
-                        help="Ends as Ctrl-C would: writes a checkpoint and evaluates once more.")
+        line.button("Stopping" if asked else "Stop", on_click=_stop, args=(name, folder), disabled=asked, key="stop",
+                    help="Ends as Ctrl-C would: writes a checkpoint and evaluates once more.")
         commands = [control.stop_command(name, folder)]
         if now.phase in ("running", "paused"):
-            commands += _steer_buttons(cells[1:], now, folder)
+            commands += _steer_buttons(line, now, folder)
         if now.phase == "late":
-            if cells[1].button("End it at once", key="kill", width="stretch",
-                               help="Kills its supervisor; the newest checkpoint stays."):
+            if line.button("End it at once", key="kill", help="Kills its supervisor; the newest checkpoint stays."):
                 st.caption(control.kill(name, folder))
             commands.append(control.shown("spreeze", "runs", *control.place(folder), "stop", "--force", name))
         with st.expander("The same from a terminal"):
             components.show_command("stop", *commands)
 
 
-def _steer_buttons(cells: list[DeltaGenerator], now: control.Activity, folder: Path) -> list[str]:
+def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) -> list[str]:
     """Buttons that leave the run alive; returns the commands that do the same."""
     name, paused = now.name or "", now.phase == "paused"
     pause = "continue" if paused else "pause"
+    run = read_run(folder / name)
+    wiring = wiring_of(run, on_policy=on_policy(run))
+    one_process = wiring is not None and wiring.in_turns
     buttons = (
         (pause, "Go on" if paused else "Pause", "Stops its processes where they are, which frees the cores at once; "
          "replay and networks stay in memory.", False),
         ("evaluate", "Evaluate now", "Evaluates the newest policy without waiting for its turn.", paused),
         ("checkpoint", "Save now", "Writes a checkpoint at once.", paused),
-        ("timeline", "Timeline", "Records what each worker does for a quarter of a second, and draws it.", paused),
+        ("timeline", "Timeline", "This mode has one process, which does one thing at a time." if one_process else
+         "Records what each worker does for a quarter of a second, and draws it.", paused or one_process),
     )
-    for cell, (what, label, text, disabled) in zip(cells, buttons, strict=False):
-        cell.button(label, key=f"steer_{what}", on_click=_steer, args=(name, folder, what), help=text,
-                    disabled=disabled, width="stretch")
+    for what, label, text, disabled in buttons:
+        line.button(label, key=f"steer_{what}", on_click=_steer, args=(name, folder, what), help=text,
+                    disabled=disabled)
     commands = [control.shown("spreeze", "runs", *control.place(folder), what, name) for what, *_ in buttons]
-    share = read_run(folder / name).get("leave_free")
+    share = run.get("leave_free")
     if isinstance(share, int | float):  # else no governor watches it
         key = f"leave_free_{name}"
         if st.session_state.get("leave_free_sent") in (None, share):  # else the run has not taken it yet
             st.session_state[key] = round(100 * share)
-        cells[-1].slider("Leave free for other programs [%]", 0, 90, step=5, key=key, disabled=paused,
-                         on_change=_leave_free, args=(name, folder, key),
-                         help="Share of the usable cores; samplers rest where it is needed.")
+        line.slider("Leave free for other programs [%]", 0, 90, step=5, key=key, disabled=paused, width=260,
+                    on_change=_leave_free, args=(name, folder, key),
+                    help="Share of the usable cores; samplers rest where it is needed.")
         commands.append(control.shown("spreeze", "runs", *control.place(folder), "leave-free", name,
                                       f"{st.session_state[key] / 100:g}"))
     return commands

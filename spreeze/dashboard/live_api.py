@@ -16,7 +16,7 @@ from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
-from spreeze.metrics.table import GROUPS, RETURN, TABLE, Metric, MetricTable
+from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
 from spreeze.run_directory import LIVE_STATES, TIMELINE, read_config, read_json, read_run, state_of
 
 MAX_BUCKETS = 350
@@ -43,8 +43,8 @@ def drawn(table: MetricTable = TABLE) -> list[Metric]:
 
 
 def lag_unit(wiring: Wiring | None) -> str:
-    """Of the policy lag: updates, or intervals where samplers and learner wait for each other."""
-    return "updates" if wiring is None or wiring.lag is None or wiring.free_running else "intervals"
+    """Of the policy lag: updates, or rollouts where samplers and learner wait for each other."""
+    return "updates" if wiring is None or wiring.lag is None or wiring.free_running else "rollouts"
 
 
 def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
@@ -157,6 +157,9 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricT
     fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
     if state not in LIVE_STATES:
         fresh.update(_whole_run(path))
+    if state == "paused":
+        passing = {metric.name for metric in table.metrics if _of_the_moment(metric)}
+        fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] not in passing}
     shown = snapshot(run, read_config(path), fresh, state, table)
     return {
         "epoch": now, "state": state, "next": newest, "series": series, "evals_next": count,
@@ -168,6 +171,11 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricT
         "marks": _sessions(run), "processes": _processes(fresh), "hosts": _hosts(fresh),
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
     }
+
+
+def _of_the_moment(metric: Metric) -> bool:
+    """Whether the last value of a run that is paused says nothing any more."""
+    return metric.kind in (Kind.RATE, Kind.SHARE) or metric.name.endswith("_use")
 
 
 def _new_timeline(path: Path, since: float) -> dict[str, Any] | None:
@@ -258,6 +266,9 @@ def _note(
     if not latest:
         text = "No numbers yet: they appear half a second after the samplers start."
         return {"note": text, "problem": state not in LIVE_STATES}
+    if state == "paused":
+        return {"note": "Paused: the processes stand still and their cores are free. Go on continues where they are.",
+                "problem": False}
     found = bottleneck(shown)
     text = found.sentence if state in LIVE_STATES else f"When it ended: {found.sentence}"
     return {"note": text + _fallen(shown.eval_best, last),

@@ -62,12 +62,10 @@ def _list(folder: Path) -> None:
         return
     table = [
         {
-            "run": item.title, "tags": list(item.about.tags), "state": [item.state], "task": item.env_id or DASH,
-            "algorithm": f"{item.algo or DASH}, {item.mode or DASH}, seed {number(item.seed)}",
-            "started": _moment(item.started),
-            "time": duration(item.wall_s), "env steps": number(item.env_steps), "updates": number(item.updates),
-            "best": number(item.eval_best), "last ten": number(item.eval_final),
-            "ended by": item.exit_reason or DASH,
+            "run": item.title, "state": [item.state], "task": item.env_id or DASH,
+            "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{number(item.seed)}",
+            "started": _moment(item.started), "time": duration(item.wall_s), "env steps": number(item.env_steps),
+            "best": number(item.eval_best), "last ten": number(item.eval_final), "tags": list(item.about.tags),
         }
         for item in found
     ]
@@ -80,12 +78,11 @@ def _list(folder: Path) -> None:
             "state": st.column_config.MultiselectColumn(
                 options=list(navigation.COLOURS), color=list(navigation.COLOURS.values()), width="small",
                 help="crashed: it says running, but nobody holds its lock."),
-            "run": st.column_config.TextColumn(width=150),
+            "run": st.column_config.TextColumn(width=210),
             "tags": st.column_config.ListColumn(help="Words that you gave it below."),
             "algorithm": st.column_config.TextColumn(help="Algorithm, mode, seed."),
             "time": st.column_config.TextColumn(help="Time trained, all sessions [h:min:s]."),
             "env steps": st.column_config.TextColumn(help=meaning("env_steps")),
-            "updates": st.column_config.TextColumn(help=meaning("updates")),
             "best": st.column_config.TextColumn(help=f"The highest. {meaning('eval_return')}"),
             "last ten": st.column_config.TextColumn(help="Mean return over the last ten evaluations: what was kept."),
         },
@@ -107,7 +104,8 @@ def _one(path: Path, folder: Path) -> None:
     alive = facts.state in LIVE_STATES
     recorded = path == SAMPLE
     st.subheader(components.plain(facts.title), anchor=False)
-    st.caption(components.plain(f"{facts.state} \u00b7 {short(path)}"))
+    ended = f" ({facts.exit_reason})" if facts.exit_reason else ""
+    st.caption(components.plain(f"{facts.state}{ended} \u00b7 {number(facts.updates)} updates \u00b7 {short(path)}"))
     if facts.about.note:
         st.text(facts.about.note)
     cells = st.columns(4)

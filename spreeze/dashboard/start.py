@@ -215,10 +215,11 @@ def _profile(env_id: str) -> str | None:
     """The profile that was named in place of the task's own."""
     known = task_profile(env_id)
     usual = f"the task's own ({known.source.removeprefix('profile ')})" if known is not None else "none"
-    chosen = st.selectbox("Profile", [None, *profile_names()], key="start_profile",
-                          format_func=lambda name: usual if name is None else name,
+    # Not None: the box would then show that nothing is chosen.
+    chosen = st.selectbox("Profile", ["", *profile_names()], key="start_profile",
+                          format_func=lambda name: name or usual,
                           help="Settings from profiles/. What you fill in below counts more.")
-    return None if chosen is None else str(chosen)
+    return chosen or None
 
 
 def _own_settings(request: control.Request) -> dict[str, Any]:

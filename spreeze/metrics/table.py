@@ -243,7 +243,7 @@ METRICS: tuple[Metric, ...] = (
            "estimated divergence of the policy from the one that collected, latest minibatch", "algorithm",
            needs=Needs.ROLLOUTS, chart=Chart("kl", "Divergence in an update", "Learning")),
     Metric("learning_rate", "ratio", "step size of the latest update (PPO, A2C)", "algorithm",
-           needs=Needs.ROLLOUTS, chart=Chart("rate", "Learning rate", "Learning", "1e-4", 1e4)),
+           needs=Needs.ROLLOUTS, chart=Chart("rate", "Learning rate", "Learning")),
     Metric("clip_share", "share", "probability ratios outside of PPO's range on the latest minibatch", "algorithm",
            needs=Needs.ROLLOUTS, chart=Chart("clipped", "Clipped ratios", "Learning", "%", 100.0)),
     Metric("target_kl", "nat", "divergence of the policy from the target network's, latest rollout (IMPACT)", "algorithm",

@@ -8,6 +8,7 @@ from.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 
@@ -123,7 +124,7 @@ class _Serial:
         self._next_sample_s = time.monotonic() + SAMPLE_S
         if self.interrupts.hung_up:
             self.recorder.hung_up()
-        self.recorder.sample(self._counters(), pids={})
+        self.recorder.sample(self._counters(), pids={"run": os.getpid()})
         self._obey()
         return True
 
