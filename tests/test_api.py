@@ -88,6 +88,19 @@ def trained(tmp_path_factory):
                          seed=3, quiet=True)  # fmt: skip
 
 
+def test_the_lines_of_the_readme_do_what_they_say(tmp_path):
+    code = (REPO / "README.md").read_text(encoding="utf-8").partition("## From Python")[2].split("```")[1]
+    assert code.startswith("python\nfrom spreeze import ")
+    told = code.removeprefix("python\n").partition("arrays: ")[2].splitlines()[0]
+    script = f"observation = [1.0, 0.0, 0.0]\n{code.removeprefix('python')}\n" \
+             f"values = {told}\nprint(run.summary['stopped_by'], len(values) > 0, values.ndim, action.shape)"
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment,
+                          timeout=PATIENCE_S, check=False)  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["target_return True 1 (1,)"], done.stderr
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
 def test_a_run_gives_its_record_as_arrays(trained):
     assert (trained.state, trained.name, trained.summary["stopped_by"]) == ("finished", "one", "updates")
     assert (trained.config["run"]["seed"], trained.config["evaluation"]["episodes"]) == (3, 2)

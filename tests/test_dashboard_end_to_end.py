@@ -13,6 +13,7 @@ import long_run
 import psutil
 import pytest
 from harness import PATIENCE_S
+from test_dashboard_pages import make_run
 
 from spreeze.run_directory import is_alive, list_runs, read_run, state_of
 
@@ -28,6 +29,7 @@ SAME = "return window.__marked.filter(([d, c, k]) => d.isConnected && d.querySel
        "&& d.__chart === k).length"
 ZOOM = "return document.querySelector('[data-chart=env]').__chart.zoom"
 COUNTS = "return window.__spreeze"
+FITS = "const grid = document.querySelector('.dvn-scroller'); return grid.scrollWidth <= grid.clientWidth"
 RERUNS = "window.__reruns = 0; new MutationObserver(() => window.__reruns++).observe(" \
          "document.querySelector('[data-test-script-state]'), {attributeFilter: ['data-test-script-state']})"
 
@@ -204,6 +206,57 @@ def test_a_run_is_started_watched_and_stopped_from_the_page(world):
     for host, answer in (("evil.example", 400), ("localhost", 403)):
         assert status(address + "/api/live?run=x", host) == answer
     assert status(address + "/_stcore/health", "localhost") == 200
+
+
+def test_the_list_of_runs_is_live_a_failed_start_stays_and_a_sweep_is_compared(tmp_path):
+    runs = tmp_path / "runs"
+    for name, batch in (("20261121-120000_Walker2DBulletEnv-v0_sac_s1", 256), ("b", 32)):
+        path = make_run(runs, name)
+        state = json.loads((path / "run.json").read_text()) | {"env_id": "Walker2DBulletEnv-v0", "mode": "spreeze"}
+        (path / "run.json").write_text(json.dumps(state))
+        config = path / "config.toml"
+        config.write_text(config.read_text().replace("batch_size = 256", f"batch_size = {batch}"))
+    (runs / "batches.sweep.json").write_text(json.dumps({"finished": sorted(run.name for run in list_runs(runs))}))
+    with web.server(runs, tmp_path / "server.log") as (address, _), web.browser() as driver:
+        web.enter(driver, address, runs)
+        driver.get(f"{address}/runs")
+        web.wait(lambda: "finished" in cells(driver), lambda: cells(driver))
+        assert driver.execute_script(FITS), "a column is off the edge at 1,280 pixels"
+        (path / "run.json").write_text(json.dumps(state | {"state": "failed"}))
+        web.wait(lambda: "failed" in cells(driver), lambda: cells(driver))
+        failed_start_stays(driver, address)
+        sweep_is_compared(driver, address)
+        assert not complaints(driver)
+
+
+def cells(driver):
+    """The texts of a table, which is drawn on a canvas."""
+    return driver.execute_script("return [...document.querySelectorAll('[role=gridcell]')].map(c => c.textContent)")
+
+
+def failed_start_stays(driver, address):
+    """On every page of the runs and after a reload, until it is dismissed."""
+    driver.get(address)
+    choose_task(driver, "NoSuchTask-v0")
+    click(driver, "Start")
+    for page in ("", "/runs", ""):
+        web.wait(lambda: "did not start" in text(driver) and "NoSuchTask" in text(driver), lambda: text(driver))
+        driver.get(f"{address}{page}")
+    click(driver, "Dismiss")
+    web.wait(lambda: "did not start" not in text(driver))
+
+
+def sweep_is_compared(driver, address):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    driver.get(f"{address}/compare")
+    box = web.wait(lambda: driver.find_elements(By.CSS_SELECTOR, ".st-key-compare_runs input"))[0]
+    box.send_keys(Keys.BACKSPACE, Keys.BACKSPACE, "sweep batches", Keys.ENTER)
+    curves = "return [...document.querySelectorAll('.legendtext')].map(entry => entry.textContent)"
+    web.wait(lambda: sorted(name.rpartition("=")[2] for name in driver.execute_script(curves)) == [
+        "256 (1 run)", "32 (1 run)"], lambda: driver.execute_script(curves))
+    assert "Settings in which these runs differ" in text(driver)
 
 
 def test_charts_and_zoom_outlive_a_restart_of_the_server(tmp_path):

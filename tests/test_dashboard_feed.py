@@ -209,6 +209,18 @@ def test_the_series_of_several_learners_are_drawn_beside_the_whole(run):
     assert [series[name]["y"][-1] for name in ("updates_per_s", *groups)] == [30.0, 10.0, 11.0, 9.0]
 
 
+def test_each_of_several_learners_is_a_line_and_one_alone_is_none(run):
+    writer = MetricsWriter(run / "metrics.db")
+    writer.write(50.0, 5000, {"updates_per_s": 30.0})
+    assert live_api.answer(run, 0.0, 0, "")["learners"] == []
+    writer.write(50.5, 5000, {"eval_return/0": 7.0, "eval_return/1": 8.0})
+    writer.write(60.0, 5000, {"updates_per_s/0": 10.0, "updates_per_s/1": 11.5, "gossip_staleness/0": 2.0})
+    writer.close()
+    assert live_api.answer(run, 0.0, 0, "")["learners"] == [
+        ["", "updates/s", "greedy return", "staleness [updates]"], ["learner 0", "10", "7", "2"],
+        ["learner 1", "11.5", "8", "-"]]  # fmt: skip
+
+
 _DRAW_TWO_GROUPS = """
 const page = Object.create(LivePage.prototype), drawn = {}; page.live = true;
 const show = (traces) => traces.map((trace) => trace.name);

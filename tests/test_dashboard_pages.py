@@ -139,7 +139,7 @@ def test_compare_shows_the_three_metrics_of_the_protocol(world):
     # Ten evaluations of -1000, -920 .. -280, the last at 36.6 s.
     assert (groups["final return"], groups["return at equal time"], groups["reached"]) == ("-640", "-640", "1 of 1")
     assert (groups["time to target"], groups["runs"]) == ("0:37", 1)
-    assert (runs["final return"], runs["best return"], runs["policies"]) == ("-640", "-280", 10)
+    assert (runs["final return"], runs["best"], runs["worst of 20"]) == ("-640", "-280", "-1000")
 
 
 def compared(world, **batches):
@@ -191,6 +191,21 @@ def test_any_metric_is_compared_over_any_axis(world):
         lines = [trace for trace in json.loads(chart.proto.spec)["data"] if trace.get("name")]
         assert len(lines) == 2
         assert all(len(line["x"]) for line in lines)
+
+
+def test_a_sweep_is_one_choice_and_stands_for_its_finished_runs(world):
+    folder, page = compared(world, a=256, b=32, c=32)
+    (folder / "batches.sweep.json").write_text(json.dumps({"finished": ["a", "b", "gone"], "runs": []}))
+    page.run()
+    box = page.multiselect(key="compare_runs")
+    assert box.options[:2] == ["sweep batches", "c"]
+    box.set_value(["sweep batches"]).run()
+    assert not page.exception
+    assert sorted(groups_of(page)) == [["sac - learner.batch_size=256", 1], ["sac - learner.batch_size=32", 1]]
+    assert "no run 'gone'" in page.warning[0].value
+    (folder / "batches.sweep.json").write_text("damaged")
+    page.run()
+    assert not page.exception
 
 
 def test_each_task_has_a_target_of_its_own(world):
@@ -393,6 +408,18 @@ def test_the_autotune_page_shows_rows_the_choice_and_its_reasons(world):
     assert "best" in told
     assert "![x]" not in told
     assert "far beyond what was measured" in page.caption[0].value
+
+
+def test_what_comes_from_the_cache_is_measured_again_after_a_click(world):
+    folder = world("finished")
+    (folder / "a1" / "tune.json").write_text(json.dumps(TUNED | {"reused": True}))
+    page = open_page("autotune")
+    assert "From the cache, measured at 2026-11-21 12:00" in page.info[0].value.replace("\\", "")
+    page.button(key="measure_again").click().run()
+    page.session_state["page"] = "live"
+    page.run()
+    assert not page.exception
+    assert any("--auto --fresh" in line for line in commands(page))
 
 
 def test_autotune_shows_samplers_and_inference_workers_of_an_on_policy_run(world):

@@ -113,6 +113,7 @@ def test_a_task_that_cannot_be_made_is_said_before_anything_starts(monkeypatch):
 
 def test_profile_arguments_and_what_the_machine_keeps_are_in_the_command():
     page = chosen("spreeze", "sac", auto=True)
+    assert page.selectbox(key="start_profile").options[0] == "the task's own (pendulum)"
     page.selectbox(key="start_profile").select("pendulum")
     page.text_area(key="start_args").set_value("g=9.0\n")
     page.checkbox(key="start_fresh").check()

@@ -95,7 +95,7 @@ def test_every_algorithm_acts_the_same_in_every_format(name, kind, tmp_path):
     arrays, meta = made(name, spec)
     if spec.frames is None:
         arrays = normalised(arrays, spec.obs_dim, spec.mask_dim)
-    count = 20 if spec.frames else 300
+    count = 20 if spec.frames else 1000
     found, expected, obs = compare(arrays, meta, spec, tmp_path, count=count)
     assert [check.observations for check in found] == [count] * len(FORMATS)
     if spec.num_actions is None:
@@ -331,10 +331,20 @@ def test_the_extra_names_what_the_formats_need():
 # --- the page ---
 
 
+def _downloaded(run, kind, suffix):
+    return control.exported(run, run.parent, kind, suffix)
+
+
+def test_the_page_gives_metrics_and_evaluations_as_tables(pendulum):
+    with zipfile.ZipFile(io.BytesIO(_downloaded(pendulum, "csv", ".csv"))) as archive:
+        assert sorted(archive.namelist()) == ["mine/mine.csv", "mine/mine_evaluations.csv"]
+        assert b"updates_per_s" in archive.read("mine/mine.csv")
+
+
 def test_the_page_gives_the_policy_and_its_example_as_a_zip(pendulum):
     numpy_file = next(row for row in POLICY_FORMATS if row.name == "numpy")
     assert control.no_export(pendulum, numpy_file) is None
-    with zipfile.ZipFile(io.BytesIO(control.exported_policy(pendulum, pendulum.parent, numpy_file))) as archive:
+    with zipfile.ZipFile(io.BytesIO(_downloaded(pendulum, numpy_file.name, numpy_file.suffix))) as archive:
         assert sorted(archive.namelist()) == ["mine/mine.npz", "mine/mine_numpy_example.py"]
         assert b"mine.npz" in archive.read("mine/mine_numpy_example.py")
 
@@ -346,7 +356,7 @@ def test_the_page_says_why_there_is_no_policy_to_download(pendulum, monkeypatch)
     for path in (pendulum / "weights").iterdir():
         path.unlink()
     assert "no weights" in control.no_export(pendulum, onnx)
-    with zipfile.ZipFile(io.BytesIO(control.exported_policy(pendulum, pendulum.parent, onnx))) as archive:
+    with zipfile.ZipFile(io.BytesIO(_downloaded(pendulum, onnx.name, onnx.suffix))) as archive:
         assert b"has no weights yet" in archive.read("mine/export_failed.txt")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'spreeze[export]'" in control.no_export(pendulum, onnx)

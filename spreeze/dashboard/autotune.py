@@ -15,6 +15,7 @@ from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.compare import CONFIG
 from spreeze.dashboard.live_api import COLOURS
 from spreeze.dashboard.run_data import row, runs_dir
+from spreeze.dashboard.start import FRESH
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number
 from spreeze.metrics.tuning_record import BATCH, SAMPLERS, THREADS, MeasuredRow, TuningView, paper_batch, read, table
@@ -94,14 +95,18 @@ def _choices(tuning: TuningView) -> None:
         paper = paper_batch(tuning)
         rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"
         if record.get("reused"):
-            st.info(f"From the cache, measured at {components.plain(record.get('measured_at'))}. To measure again, "
-                    "tick that in Settings beside Start.")
+            cells = st.columns([5, 1.4], vertical_alignment="center")
+            cells[0].info(f"From the cache, measured at {components.plain(record.get('measured_at'))}.")
+            if cells[1].button("Measure again", key="measure_again", width="stretch",
+                               help="At the next start, as the box of that name in Settings beside Start."):
+                st.session_state[FRESH] = True
+                st.toast("The next start measures again.")
         st.caption(
             f"Measured {components.plain(record.get('measured_at'))} in {number(record.get('seconds'))} s; objective: "
             f"{components.plain(record.get('objective'))}; score: "
-            f"{components.plain(record.get('formula') or record.get('score'))} "
-            "(U updates/s, B batch size, E env steps/s)."
-            + ("" if tuning.rollouts else f" The Spreeze paper's rule (0.85 of the highest update frame rate) {rule}.")
+            f"{components.plain(record.get('formula') or record.get('score'))}"
+            + ("." if tuning.rollouts else " (U updates/s, B batch size, E env steps/s). The Spreeze paper's rule "
+               f"(0.85 of the highest update frame rate) {rule}.")
         )
 
 
@@ -200,12 +205,13 @@ def batch_figure(tuning: TuningView) -> go.Figure:
 
 
 def sampler_figure(tuning: TuningView) -> go.Figure:
-    """Env steps/s on the left axis and updates/s on the right one."""
+    """Env steps/s on the left axis and updates/s on the right one; settings tried with one number are points."""
     chart = _figure("samplers [processes]", "env steps/s")
     kinds: dict[tuple[Any, ...], list[MeasuredRow]] = {}
     for one in sorted((r for r in tuning.joint if r.env_steps_per_s is not None), key=lambda r: r.setting[SAMPLERS]):
         kinds.setdefault(tuple(v for key, v in one.setting.items() if key != SAMPLERS), []).append(one)
-    for i, rows in enumerate(kinds.values()):
+    curves = [rows for rows in kinds.values() if len(rows) > 1] or list(kinds.values())[:1]
+    for i, rows in enumerate(curves):
         label = _kind(rows[0]) if len(kinds) > 1 else ""
         for name, axis, colour, dash, y in (
             ("env steps/s", "y", COLOURS[0], "solid", [r.env_steps_per_s for r in rows]),
@@ -214,6 +220,11 @@ def sampler_figure(tuning: TuningView) -> go.Figure:
             chart.add_scatter(x=[r.setting[SAMPLERS] for r in rows], y=y, mode="lines+markers", name=name + label,
                               yaxis=axis, line={"color": colour, "dash": dash}, showlegend=i == 0 or axis == "y",
                               marker={"size": 9, "symbol": _SYMBOLS[i % len(_SYMBOLS)]})
+    if single := [rows[0] for rows in kinds.values() if rows not in curves]:
+        chart.add_scatter(x=[r.setting[SAMPLERS] for r in single], y=[r.env_steps_per_s for r in single],
+                          mode="markers", name="env steps/s, other settings (see the table)", opacity=0.6,
+                          text=[_kind(r).removeprefix(", ") for r in single], hoverinfo="text+y",
+                          marker={"size": 8, "color": COLOURS[2]})
     chosen = [r for r in tuning.joint if r.is_choice(tuning.choice)]
     if chosen:
         chart.add_scatter(x=[r.setting[SAMPLERS] for r in chosen], y=[r.env_steps_per_s for r in chosen],

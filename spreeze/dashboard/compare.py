@@ -192,10 +192,9 @@ def _protocol(curves: list[Curve]) -> None:
         st.markdown(f"**{components.plain(sentence)}.**")
     _group_table(found)
     _run_table(found, {curve.name: curve for curve in curves})
-    st.caption(f"Final, final-time and required-time metrics of the HTS-RL paper, from all episodes of the last "
-               f"{POLICIES} evaluated policies; "
-               f"[95 % bootstrap interval over seeds, {RESAMPLES:,} resamples]. `python -m spreeze evaluate --protocol "
-               "hts RUN ...` gives the same.")
+    st.caption(f"From all episodes of the last {POLICIES} evaluated policies, with a [95 % bootstrap interval over "
+               f"seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, there called final, "
+               "final-time and required-time; `python -m spreeze evaluate --protocol hts RUN ...` gives the same.")
 
 
 def _target(curves: list[Curve]) -> float:
@@ -232,16 +231,25 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
     st.dataframe(
         [
             {
-                "run": run.name, "task": run.group.env, "group": run.group.label, "seed": number(run.seed),
-                "final return": number(run.final), "return at equal time": number(run.final_time),
-                "equal time": duration(run.limit_s), "time to target": duration(run.required_s[0]),
-                "best return": number(max(record.return_mean for record in curves[run.name].evaluations)),
-                f"worst of last {WORST_OF}": number(worst_of_last(curves[run.name].evaluations)),
-                "env steps": number(curves[run.name].evaluations[-1].env_steps), "policies": run.policies,
+                "run": run.name, **({"task": run.group.env} if len(reports) > 1 else {}), "group": run.group.label,
+                "final return": number(run.final), "at equal time": number(run.final_time),
+                "time to target": duration(run.required_s[0]),
+                "best": number(max(record.return_mean for record in curves[run.name].evaluations)),
+                f"worst of {WORST_OF}": number(worst_of_last(curves[run.name].evaluations)),
+                "env steps": number(curves[run.name].evaluations[-1].env_steps),
             }
             for found in reports for run in found.runs
         ],
         hide_index=True, key="compare_runs_table",
+        column_config={
+            "final return": st.column_config.TextColumn(
+                help=f"Mean over all episodes of its last {POLICIES} evaluated policies, or of as many as it has."),
+            "at equal time": st.column_config.TextColumn(help="; ".join(
+                f"the same, up to {duration(found.runs[0].limit_s)} of {found.runs[0].group.env} [h:min:s]"
+                for found in reports)),
+            "best": st.column_config.TextColumn(help="Highest mean return of one evaluation."),
+            f"worst of {WORST_OF}": st.column_config.TextColumn(help="Lowest of its latest evaluations."),
+        },
     )
 
 

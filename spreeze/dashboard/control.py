@@ -328,9 +328,9 @@ def kill(name: str, folder: Path) -> str:
     return clean(done.stdout + done.stderr)
 
 
-def export_command(path: Path, folder: Path, row: PolicyFormat) -> tuple[str, ...]:
+def export_command(path: Path, folder: Path, kind: str) -> tuple[str, ...]:
     """The arguments of the export that a page offers."""
-    return ("export", path.name, *place(folder), "--format", row.name)
+    return ("export", path.name, *place(folder), "--format", kind)
 
 
 def no_export(path: Path, row: PolicyFormat) -> str | None:
@@ -344,12 +344,15 @@ def no_export(path: Path, row: PolicyFormat) -> str | None:
     return f"Its network {clean(own, 60)!r} is a module of your own: export it with torch.onnx." if own else None
 
 
-def exported_policy(path: Path, folder: Path, row: PolicyFormat) -> bytes:
-    """A ZIP of the exported policy and its example; of the reason alone where the export failed."""
+def exported(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
+    """A ZIP of what ``spreeze export --format KIND`` writes; of the reason alone where it failed.
+
+    For a policy's format that is the policy and its example; for ``csv`` metrics and evaluations.
+    """
     with tempfile.TemporaryDirectory() as made:
-        out = Path(made) / f"{path.name}{row.suffix}"
+        out = Path(made) / f"{path.name.replace(' ', '_')}{suffix}"
         command = [sys.executable, "-m", "spreeze", "export", str(path), "--runs-dir", str(folder),
-                   "--format", row.name, "--out", str(out)]
+                   "--format", kind, "--out", str(out)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_EXPORT_S, check=False,
                                   env=environment(), stdin=subprocess.DEVNULL)

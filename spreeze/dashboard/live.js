@@ -64,6 +64,8 @@ class LivePage {
     this.remember("picture", make(age, "span", "", "-"));
     make(age, "span", "", " old [h:min:s]; drawn only while somebody looks");
     this.pipeline(make(this.host, "div", "sz-pipe"));
+    this.learners = make(this.host, "div", "sz-card");
+    this.learners.style.display = "none";
     this.similarity = make(this.host, "div", "sz-card sz-similarity");
     this.similarity.style.display = "none";
     this.timeline = make(this.host, "div", "sz-card sz-timeline");
@@ -268,6 +270,7 @@ class LivePage {
     this.bars(news.shares);
     this.coreStrip(news.cores);
     this.gpuRows(news.gpus);
+    this.learnerTable(news.learners);
     this.similarityMap(news.similarity);
     if (news.timeline) this.timelineRows(news.timeline);
     this.processRows(news.processes);
@@ -454,6 +457,21 @@ class LivePage {
   gpuRows(rows) {
     const text = rows.join("\n");
     if (this.gpus.textContent !== text) this.gpus.textContent = text;
+  }
+
+  // A line for each of several learners, below a line of names.
+  learnerTable(lines) {
+    const shape = lines.map((line) => line.length).join();
+    if (this.learnersShape !== shape) {
+      this.learnersShape = shape;
+      this.learners.style.display = lines.length ? "" : "none";
+      this.learners.replaceChildren();
+      make(this.learners, "div", "sz-title", "Learners");
+      const table = make(this.learners, "div", "sz-learners");
+      table.style.gridTemplateColumns = `max-content repeat(${(lines[0]?.length ?? 1) - 1}, minmax(60px, 160px))`;
+      this.learnerCells = lines.map((line, i) => line.map((_, k) => make(table, "span", i === 0 || k === 0 ? "sz-label" : "sz-strong")));
+    }
+    lines.forEach((line, i) => line.forEach((text, k) => { const cell = this.learnerCells[i][k]; if (cell.textContent !== text) cell.textContent = text; }));
   }
 
   // Which learners' gradients point the same way: blue the same, red the opposite.

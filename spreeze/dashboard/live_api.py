@@ -169,6 +169,7 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricT
         "log": newest_log(path, _LOG_LINES), "live": state in LIVE_STATES, **_note(shown, state, latest, last),
         "similarity": newest_similarity(path), "timeline": _new_timeline(path, since),
         "marks": _sessions(run), "processes": _processes(fresh), "hosts": _hosts(fresh),
+        "learners": _learners(fresh, latest),
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
     }
 
@@ -310,6 +311,22 @@ def _hosts(values: Mapping[str, float]) -> list[list[str]]:
     return [[f"host {host}", f"{number(rate)}/s", of("host_lag", host), of("host_chunks", host),
              of("host_chunks_lost", host), clock(host)]
             for host, rate in parts_of(values, "host_env_steps_per_s").items()]
+
+
+_OF_A_LEARNER = {"updates_per_s": "updates/s", "env_steps_per_s": "env steps/s", "eval_return": "greedy return",
+                 "gossip_staleness": "staleness [updates]"}  # fmt: skip
+"""What is told of each of several learners -> its title."""
+
+
+def _learners(values: Mapping[str, float], latest: Mapping[str, Point]) -> list[list[str]]:
+    """Name, rates, newest return and staleness of each of several learners; nothing of one alone."""
+    names = [name for name in _OF_A_LEARNER if f"{name}/0" in latest]
+    groups = parts_of({name: point.value for name, point in latest.items()}, "updates_per_s")
+    if len(groups) < 2:
+        return []
+    known = {**values, **{name: point.value for name, point in latest.items() if name.startswith("eval_return/")}}
+    return [["", *(_OF_A_LEARNER[name] for name in names)],
+            *([f"learner {group}", *(number(known.get(f"{name}/{group}")) for name in names)] for group in groups)]
 
 
 def _gpu(gpu: GpuSnapshot, shown: Snapshot) -> str:

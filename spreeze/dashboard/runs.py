@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shlex
 import zipfile
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.run_data import (
     SAMPLE,
     Clip,
+    RunRow,
     clips,
     log_files,
     meaning,
@@ -30,6 +32,7 @@ from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import LIVE_STATES, About, describe
 from spreeze.types import POLICY_FORMATS
 
+_DATE = re.compile(r"^\d{8}-\d{6}_(?=.)")
 _MAX_EXPORT_BYTES = 100_000_000
 _MAX_CLIP_BYTES = 50_000_000
 _EXPORTED = (
@@ -62,7 +65,7 @@ def _list(folder: Path) -> None:
         return
     table = [
         {
-            "run": item.title, "state": [item.state], "task": item.env_id or DASH,
+            "run": _called(item), "state": [item.state], "task": item.env_id or DASH,
             "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{number(item.seed)}",
             "started": _moment(item.started), "time": duration(item.wall_s), "env steps": number(item.env_steps),
             "best": number(item.eval_best), "last ten": number(item.eval_final), "tags": list(item.about.tags),
@@ -78,7 +81,7 @@ def _list(folder: Path) -> None:
             "state": st.column_config.MultiselectColumn(
                 options=list(navigation.COLOURS), color=list(navigation.COLOURS.values()), width="small",
                 help="crashed: it says running, but nobody holds its lock."),
-            "run": st.column_config.TextColumn(width=210),
+            "run": st.column_config.TextColumn(help="Its title, or its name without date and time."),
             "tags": st.column_config.ListColumn(help="Words that you gave it below."),
             "algorithm": st.column_config.TextColumn(help="Algorithm, mode, seed."),
             "time": st.column_config.TextColumn(help="Time trained, all sessions [h:min:s]."),
@@ -92,6 +95,11 @@ def _list(folder: Path) -> None:
         navigation.choose(asked[0])
         st.session_state["runs_clicked"] = asked[0]
         st.rerun()
+
+
+def _called(item: RunRow) -> str:
+    """The title, or the name without the date that the tables show anyway: a whole name would not fit."""
+    return item.about.title or _DATE.sub("", item.name)
 
 
 def _moment(started: str | None) -> str:
@@ -139,25 +147,28 @@ def _one(path: Path, folder: Path) -> None:
 
 
 def _downloads(path: Path, folder: Path) -> str:
-    """A report, and the policy as a file that runs without Spreeze; returns the command that makes the latter."""
-    report, left, right = st.columns([1, 1, 2], vertical_alignment="bottom")
+    """A report, metrics, and the policy as a file that runs without Spreeze; returns the command for the latter."""
+    report, metrics, left, right = st.columns(4, vertical_alignment="bottom")
     report.download_button("Report", lambda: html_report.make([path]), f"{path.name}.html", "text/html",
                            key="runs_report", width="stretch",
                            on_click="ignore",  # a rerun forgets what the buttons beside it would make
                            help="One HTML file to keep or send: curves, rates, settings with their sources, the "
                                 "tuner's table, machine, versions, events.")
+    metrics.download_button("Metrics as CSV", lambda: control.exported(path, folder, "csv", ".csv"),
+                            f"{path.name}_csv.zip", "application/zip", key="runs_csv", width="stretch",
+                            on_click="ignore", help="Every metric over time, and every evaluation, as tables.")
     chosen = left.selectbox("Policy as", [row.name for row in POLICY_FORMATS], key=f"export_format_{path.name}",
                             help="The greedy policy of the best evaluation, with normaliser and action scaling inside, "
                                  "checked beside our own, and a program that plays it without Spreeze.")
     kind = next(row for row in POLICY_FORMATS if row.name == chosen)
     reason = control.no_export(path, kind)
-    right.download_button("Download best policy", lambda: control.exported_policy(path, folder, kind),
+    right.download_button("Download best policy", lambda: control.exported(path, folder, kind.name, kind.suffix),
                           f"{path.name}_{kind.name}.zip", "application/zip", key=f"export_{path.name}", width="stretch",
                           disabled=reason is not None, on_click="ignore",
                           help=reason or "Made when you click: some seconds.")
     if reason is not None:
         st.caption(components.plain(reason))
-    return control.shown("spreeze", *control.export_command(path, folder, kind))
+    return control.shown("spreeze", *control.export_command(path, folder, kind.name))
 
 
 def _about(path: Path, about: About) -> None:
@@ -272,7 +283,7 @@ def logs() -> None:
     labels = sorted(files)
     first = next((i for i, label in enumerate(labels) if files[label].stat().st_size > 0), 0)
     chosen = st.selectbox("File", labels, index=first, help="The last 200 lines are shown.")
-    st.code("\n".join(tail_lines(files[chosen])) or "(empty)", language=None, height=420)
+    st.code("\n".join(tail_lines(files[chosen])) or "(empty)", language=None, height=420, wrap_lines=True)
     components.show_command("tail", shlex.join(("tail", "-n", "200", "-f", short(files[chosen]))))
 
 

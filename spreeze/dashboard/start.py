@@ -28,7 +28,8 @@ _MACHINE = ("tuning.objective", "tuning.leave_free")
 _TUNER_HELP = ("Measures this machine for up to a minute and chooses what the mode leaves to the tuner, such as batch "
                "size, threads and processes; the result is kept for the next run. Off where a mode leaves it nothing.")
 _PROBE_S = 30.0
-_FRESH = "start_fresh"
+FRESH = "start_fresh"
+"""Key of the field that lets the tuner measure again."""
 _KEPT = ("start_", "compare_runs")
 """Keys of fields that survive a visit to another page, and the form's a run, begin so."""
 
@@ -95,7 +96,7 @@ def form(folder: Path) -> None:
             with last[1].popover("Settings", width="stretch"):
                 request = dataclasses.replace(request, profile=_profile(env_id))
                 request = dataclasses.replace(request, settings=_own_settings(request),
-                                              fresh=bool(st.session_state.get(_FRESH)))
+                                              fresh=bool(st.session_state.get(FRESH)))
         except SpreezeError as error:
             st.error(components.plain(error))
             return
@@ -239,7 +240,7 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
     st.caption("The machine.")
     ask(list(_MACHINE))
     if request.auto:
-        st.checkbox("Measure again", key=_FRESH, help="The tuner does not use what it found on this machine before.")
+        st.checkbox("Measure again", key=FRESH, help="The tuner does not use what it found on this machine before.")
     if knobs:
         st.caption("What the tuner chooses; it keeps what you fill in." if request.auto
                    else "What Autotune would choose; while it is off the values shown hold.")
