@@ -72,7 +72,9 @@ ANOTHER_IDLE = (*GPU_COMPUTES, GpuSnapshot(index=1, use=0.0, power_w=60.0, power
         (_snapshot(0.02, 0.60, lag=1), Side.LEARNER, "fewer epochs, a smaller network or a GPU"),
         (_snapshot(0.02, 0.60, lag=1, free_running=True), Side.LEARNER, "fewer uses of a rollout, a smaller network"),
         (_snapshot(0.02, 0.03, lag=1), Side.BALANCED, "Balanced: learner waits 2 %, samplers 3 %"),
-        (_snapshot(0.60, 0.40, lag=0), Side.BALANCED, "take turns: learner waits 60 %, samplers 40 %; --mode hts"),
+        (_snapshot(0.60, 0.40, lag=0, in_turns=True), Side.BALANCED,
+         "take turns: learner waits 60 %, samplers 40 %; --mode hts"),
+        (_snapshot(0.60, 0.40, lag=0), Side.BALANCED, "take turns: learner waits 60 %, samplers 40 %; other learners"),
     ],
 )
 def test_sentence_names_the_limit_and_a_remedy(snapshot, side, words):

@@ -332,6 +332,14 @@ def test_the_answer_marks_sessions_lists_processes_and_tells_a_problem_from_news
     assert not live_api.answer(run, 0.0, 0, "")["problem"]
 
 
+def test_a_run_that_ended_without_numbers_says_so_and_only_a_failure_is_a_problem(run):
+    for state, problem in (("stopped", False), ("failed", True)):
+        (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | {"state": state}))
+        answer = live_api.answer(run, 0.0, 0, "")
+        assert answer["note"].startswith("It ended before there were numbers")
+        assert answer["problem"] is problem
+
+
 def test_a_paused_run_shows_its_counts_and_no_rate_or_use_of_before(run):
     state = json.loads((run / "run.json").read_text()) | {"state": "paused"}
     (run / "run.json").write_text(json.dumps(state))

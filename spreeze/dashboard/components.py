@@ -18,7 +18,7 @@ from spreeze.dashboard import control, live_api
 from spreeze.dashboard.live_api import SOURCE, published
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, on_policy, row, tail_lines
 from spreeze.formatting import DASH, clean
-from spreeze.run_directory import read_config, read_run
+from spreeze.run_directory import LIVE_STATES, read_config, read_run, state_of
 
 PERIOD_MS = 1000
 _RETURN_HELP = "The band is the 95 % interval of that mean. Dotted lines mark where the run was resumed."
@@ -101,6 +101,8 @@ def _no_picture(path: Path, *, in_turns: bool) -> str:
         return "This mode draws no pictures while it learns: spreeze play shows the policy."
     if read_config(path).get("visualizer", {}).get("enabled") is False:
         return "No pictures: they are switched off in the settings (visualizer.enabled)."
+    if state_of(path) not in LIVE_STATES:
+        return "No picture: the run ended before the first one."
     return "No picture yet: the first one comes with the first policy."
 
 

@@ -74,6 +74,7 @@ class LivePage {
     for (const chart of this.data.charts) {
       if (!grid[chart.group]) {
         const box = make(this.host, "div", "sz-group");
+        box.style.display = "none";
         make(box, "div", "sz-group-title", chart.group);
         if (chart.group === "Machine") { this.machine(box); }
         grid[chart.group] = make(box, "div", "sz-grid");
@@ -186,6 +187,8 @@ class LivePage {
       marks: () => (card === this.returnCard && this.axis !== "t" ? [] : (this.marks ?? []).map((t) => t / this.unit.by)),
     });
     card.box.style.display = "";
+    const group = card.box.closest(".sz-group");  // shown with its first chart
+    if (group) group.style.display = "";
     return card.chart;
   }
 
@@ -227,18 +230,25 @@ class LivePage {
     try {
       const query = new URLSearchParams({ run: this.data.run, since: this.since, evals: this.seen, epoch: this.epoch });
       NS.requests += 1;
-      const reply = await fetch(`${this.data.base}/api/live?${query}`, { signal: this.abort.signal, cache: "no-store" });
-      const news = await reply.json();
-      if (this.dead) return;
+      let news = null;
+      try {
+        const reply = await fetch(`${this.data.base}/api/live?${query}`, { signal: this.abort.signal, cache: "no-store" });
+        news = await reply.json();
+      } catch (error) {
+        if (this.dead || error.name === "AbortError") return;
+        this.note.textContent = "The dashboard's server does not answer; the run itself goes on.";
+      }
+      if (this.dead || !news) return;
       this.pageNews(news.page);
       if (news.error) { this.note.textContent = news.error; pause *= 3; }
       else { this.apply(news); if (!news.live && !news.page?.key) pause *= 5; }
     } catch (error) {
-      if (this.dead || error.name === "AbortError") return;
-      this.note.textContent = "The dashboard's server does not answer; the run itself goes on.";
-      if (!(error instanceof TypeError)) NS.errors.push(String(error));
-    } finally { this.busy = false; }
-    this.timers.tick = setTimeout(() => this.tick(), Math.max(200, pause - (performance.now() - begun)));
+      NS.errors.push(String(error.stack ?? error));
+      this.note.textContent = `This page could not show the newest numbers (${error}); reload it. The run itself goes on.`;
+    } finally {
+      this.busy = false;
+      if (!this.dead) this.timers.tick = setTimeout(() => this.tick(), Math.max(200, pause - (performance.now() - begun)));
+    }
   }
 
   // Progress of a start or stop; when the state changes, a rerun draws the right buttons.

@@ -204,9 +204,11 @@ def snapshot(
         samplers = config.get("sampling", {}).get("samplers")
     counts = {name: values.get(name, run.get(name)) for name in ("env_steps", "updates")}
     # Taken from the metrics, because the configuration of an old run may not say it.
-    known = measured({**values, **counts}, on_policy=bool(values.get("learner_learn_share")), table=table)
+    on_rollouts = lag is not None or bool(values.get("learner_learn_share"))
+    known = measured({**values, **counts}, on_policy=on_rollouts, table=table)
     return Snapshot(
-        lag=lag, free_running=wiring is not None and wiring.free_running, state=state,
+        lag=lag, in_turns=wiring is not None and wiring.in_turns,
+        free_running=wiring is not None and wiring.free_running, state=state,
         env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20),
         wall_s=run.get("wall_s"), learning_starts=replay.get("learning_starts"),
         samples_per_insert_min=replay.get("samples_per_insert_min"),
@@ -264,16 +266,18 @@ def _note(
     shown: Snapshot, state: str, latest: Mapping[str, Any], last: EvaluationRow | None
 ) -> dict[str, Any]:
     """The sentences below the tiles, and whether they are about a problem."""
+    problem = state in ("failed", "crashed", "damaged")
     if not latest:
-        text = "No numbers yet: they appear half a second after the samplers start."
-        return {"note": text, "problem": state not in LIVE_STATES}
+        text = "No numbers yet: they appear half a second after the samplers start." if state in LIVE_STATES else \
+            "It ended before there were numbers; what it printed is below and on the Logs page."
+        return {"note": text, "problem": problem}
     if state == "paused":
         return {"note": "Paused: the processes stand still and their cores are free. Go on continues where they are.",
                 "problem": False}
     found = bottleneck(shown)
     text = found.sentence if state in LIVE_STATES else f"When it ended: {found.sentence}"
     return {"note": text + _fallen(shown.eval_best, last),
-            "problem": state in ("failed", "crashed", "damaged") or found.side is Side.OTHERS}
+            "problem": problem or found.side is Side.OTHERS}
 
 
 def _fallen(best: float | None, last: EvaluationRow | None) -> str:

@@ -69,7 +69,8 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
     """
     waits = f"learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
     if snapshot.lag == 0:
-        return Bottleneck(f"Rollout and learning take turns: {waits}; --mode hts does both at once.", Side.BALANCED)
+        more = "--mode hts does both at once" if snapshot.in_turns else "other learners use the cores meanwhile"
+        return Bottleneck(f"Rollout and learning take turns: {waits}; {more}.", Side.BALANCED)
     passes = "uses of a rollout" if snapshot.free_running else "epochs"
     if learner_wait >= WAITS:
         busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL

@@ -49,6 +49,8 @@ class Snapshot:
     algo: str
     lag: int | None = None
     """On-policy algorithms: rollouts between the policy that collects and the one that learns; None: off-policy."""
+    in_turns: bool = False
+    """One process does everything, one thing at a time."""
     free_running: bool = False
     """Samplers do not wait for the learner: ``lag`` is the least one."""
     state: str = "starting"

@@ -292,7 +292,7 @@ class Recorder:
         errors = [value for name in ("env_errors", "rows_refused") if (value := metrics.get(name)) is not None]
         bare = Snapshot(
             env_id=plan.spec.env_id, algo=plan.config.run.algo, lag=plan.lag, state=state, wall_s=self.wall_s,
-            free_running=plan.config.wiring.free_running,
+            in_turns=plan.config.wiring.in_turns, free_running=plan.config.wiring.free_running,
             learning_starts=replay.learning_starts if has_replay else None,
             samples_per_insert_min=replay.samples_per_insert_min if has_replay else None,
             samples_per_insert_max=replay.samples_per_insert_max if has_replay else None,
