@@ -250,12 +250,13 @@ def sweep_is_compared(driver, address):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
-    driver.get(f"{address}/compare")
-    box = web.wait(lambda: driver.find_elements(By.CSS_SELECTOR, ".st-key-compare_runs input"))[0]
-    box.send_keys(Keys.BACKSPACE, Keys.BACKSPACE, "sweep batches", Keys.ENTER)
+    driver.get(f"{address}/compare?run=sample%20run")
     curves = "return [...document.querySelectorAll('.legendtext')].map(entry => entry.textContent)"
+    web.wait(lambda: driver.execute_script(curves) == ["Pendulum-v1 sac spreeze (1 run)"], lambda: text(driver))
+    box = driver.find_elements(By.CSS_SELECTOR, ".st-key-compare_runs input")[0]
+    box.send_keys("sweep batches", Keys.ENTER)
     web.wait(lambda: sorted(name.rpartition("=")[2] for name in driver.execute_script(curves)) == [
-        "256 (1 run)", "32 (1 run)"], lambda: driver.execute_script(curves))
+        "256 (1 run)", "32 (1 run)", "Pendulum-v1 sac spreeze (1 run)"], lambda: driver.execute_script(curves))
     assert "Settings in which these runs differ" in text(driver)
 
 

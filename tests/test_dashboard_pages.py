@@ -138,8 +138,8 @@ def test_compare_shows_the_three_metrics_of_the_protocol(world):
     groups, runs = (table.value.iloc[0] for table in page.dataframe)
     # Ten evaluations of -1000, -920 .. -280, the last at 36.6 s.
     assert (groups["final return"], groups["return at equal time"], groups["reached"]) == ("-640", "-640", "1 of 1")
-    assert (groups["time to target"], groups["runs"]) == ("0:37", 1)
-    assert (runs["final return"], runs["best"], runs["worst of 20"]) == ("-640", "-280", "-1000")
+    assert (groups["time to target"], groups["runs"]) == ("0:37", "1")
+    assert (runs["final return"], runs["best"], runs["worst of 20"]) == ("-640", "-280", "-1,000")
 
 
 def compared(world, **batches):
@@ -155,7 +155,7 @@ def compared(world, **batches):
 
 
 def groups_of(page):
-    return page.dataframe[0].value[["group", "runs"]].values.tolist()
+    return [[group, int(runs)] for group, runs in page.dataframe[0].value[["group", "runs"]].values.tolist()]
 
 
 def test_runs_of_other_settings_are_no_seeds_of_one_curve(world):

@@ -208,7 +208,8 @@ def _group_table(reports: list[Report]) -> None:
     st.dataframe(
         [
             {
-                "task": group.group.env, "group": group.group.label, "runs": group.runs,
+                **({"task": group.group.env} if len(reports) > 1 else {}), "group": group.group.label,
+                "runs": number(group.runs),
                 "final return": spread_text(group.final), "return at equal time": spread_text(group.final_time),
                 "time to target": spread_text(group.required_s[0], duration),
                 "reached": f"{group.reached[0]} of {group.runs}",

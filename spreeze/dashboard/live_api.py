@@ -269,7 +269,7 @@ def _note(
     problem = state in ("failed", "crashed", "damaged")
     if not latest:
         text = "No numbers yet: they appear half a second after the samplers start." if state in LIVE_STATES else \
-            "It ended before there were numbers; what it printed is below and on the Logs page."
+            "It ended before there were numbers: see the Logs page."
         return {"note": text, "problem": problem}
     if state == "paused":
         return {"note": "Paused: the processes stand still and their cores are free. Go on continues where they are.",
