@@ -65,7 +65,9 @@ class LivePage {
     make(age, "span", "", " old [h:min:s]; drawn only while somebody looks");
     this.pipeline(make(this.host, "div", "sz-pipe"));
     this.learners = make(this.host, "div", "sz-card");
-    this.learners.style.display = "none";
+    make(this.learners, "div", "sz-title", "Learners");
+    this.learnerLines = make(this.learners, "table", "sz-table");
+    this.learners.hidden = true;
     this.similarity = make(this.host, "div", "sz-card sz-similarity");
     this.similarity.style.display = "none";
     this.timeline = make(this.host, "div", "sz-card sz-timeline");
@@ -280,11 +282,11 @@ class LivePage {
     this.bars(news.shares);
     this.coreStrip(news.cores);
     this.gpuRows(news.gpus);
-    this.learnerTable(news.learners);
+    this.tableRows(this.learners, this.learnerLines, news.learners);
     this.similarityMap(news.similarity);
     if (news.timeline) this.timelineRows(news.timeline);
     this.processRows(news.processes);
-    this.hostRows(news.hosts);
+    this.tableRows(this.hostCard, this.hosts, [["host", "env steps", "lag [updates]", "chunks", "lost", "clock"], ...news.hosts]);
     this.eventList(news.events);
     this.logTail(...news.log);
     NS.shown_s = news.next; NS.updates += 1; NS.ms = performance.now() - begun;
@@ -424,7 +426,7 @@ class LivePage {
     this.processes = make(right, "div", "sz-rows");
     this.hostCard = make(both, "div", "sz-card");
     make(this.hostCard, "div", "sz-title", "Other hosts");
-    this.hosts = make(this.hostCard, "table", "sz-hosts");
+    this.hosts = make(this.hostCard, "table", "sz-table");
     this.hostCard.hidden = true;
   }
 
@@ -432,17 +434,14 @@ class LivePage {
 
   processRows(processes) { this.rows(this.processes, processes.map(([name, use, memory]) => [name, use, `${Math.round(100 * use)} %`, memory])); }
 
-  // One line for each other host, with what it does and what was lost on the way.
-  hostRows(hosts) {
-    const key = JSON.stringify(hosts);
-    if (this.hosts.key === key) return;
-    this.hosts.key = key;
-    this.hostCard.hidden = !hosts.length;
-    this.hosts.replaceChildren();
-    for (const [tag, cells] of [["th", ["host", "env steps", "lag [updates]", "chunks", "lost", "clock"]], ...hosts.map((row) => ["td", row])]) {
-      const line = make(this.hosts, "tr", "");
-      for (const text of cells) make(line, tag, "", text);
-    }
+  // A table whose first line has the heads; its card is hidden while there is no other line.
+  tableRows(card, table, lines) {
+    const key = JSON.stringify(lines);
+    if (table.key === key) return;
+    table.key = key;
+    card.hidden = lines.length < 2;
+    table.replaceChildren();
+    lines.forEach((cells, i) => { const line = make(table, "tr", ""); for (const text of cells) make(line, i ? "td" : "th", "", text); });
   }
 
   // Lines of a label, a bar and texts; built anew only when the labels change.
@@ -467,21 +466,6 @@ class LivePage {
   gpuRows(rows) {
     const text = rows.join("\n");
     if (this.gpus.textContent !== text) this.gpus.textContent = text;
-  }
-
-  // A line for each of several learners, below a line of names.
-  learnerTable(lines) {
-    const shape = lines.map((line) => line.length).join();
-    if (this.learnersShape !== shape) {
-      this.learnersShape = shape;
-      this.learners.style.display = lines.length ? "" : "none";
-      this.learners.replaceChildren();
-      make(this.learners, "div", "sz-title", "Learners");
-      const table = make(this.learners, "div", "sz-learners");
-      table.style.gridTemplateColumns = `max-content repeat(${(lines[0]?.length ?? 1) - 1}, minmax(60px, 160px))`;
-      this.learnerCells = lines.map((line, i) => line.map((_, k) => make(table, "span", i === 0 || k === 0 ? "sz-label" : "sz-strong")));
-    }
-    lines.forEach((line, i) => line.forEach((text, k) => { const cell = this.learnerCells[i][k]; if (cell.textContent !== text) cell.textContent = text; }));
   }
 
   // Which learners' gradients point the same way: blue the same, red the opposite.
