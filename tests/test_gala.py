@@ -163,7 +163,7 @@ def asked(*argv):
     (("--mode", "gala", "--set", "gala.topology=star"), "topology = .star.: allowed is ring, exponential, full"),
     (("--mode", "gala", "--algo", "a2c", "--max-staleness", "-1"), "max_staleness = -1: allowed is 0 to"),
     (("--set", "exchange.learners=2"), "exchange.transport = shared: learners of other hosts are reached with"),
-    (("--set", "exchange.transport=gloo", "--set", "exchange.join=a:1"), "join and exchange.secret_file go together"),
+    (("--set", "exchange.transport=gloo", "--set", "exchange.join=a:1"), r"exchange\.join and secret_file go together"),
     (("--set", "exchange.transport=carrier"), "transport = .carrier.: allowed is shared, gloo"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused(argv, words):

@@ -124,13 +124,46 @@ def test_a_run_that_cannot_begin_on_a_host_is_given_up_and_told_why(tmp_path, mo
     monkeypatch.setattr(host_run, "_AGAIN_S", 0.0)
     run = HostRun(HostRunJob(arguments=("--algo", "none-of-these"), secret="00" * 32))
     run.start()
-    run.join(200.0)
+    told = []
+
+    def gave_up():
+        facts = run.facts()
+        told.extend(facts["events"])
+        return facts["failure"]
+
+    assert "none-of-these" in poll(gave_up)
+    run.join(60.0)
     assert not run.is_alive()
-    assert run.starts == 4
-    found = run.facts()
-    assert "none-of-these" in found["failure"]
-    assert len(found["events"]) == 4
-    assert run.facts()["events"] == [], "events are told once"
+    assert run.starts == len(told) == 4, "each end is told once"
+
+
+def test_a_host_whose_driver_is_gone_ends_its_run_and_begins_again_when_it_is_asked(tmp_path, monkeypatch):
+    lasting = tmp_path / "lasting"
+    lasting.write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
+    lasting.chmod(0o700)
+    monkeypatch.setattr(host_run, "_FORSAKEN_S", 0.5)
+    monkeypatch.setattr(host_run, "sys", SimpleNamespace(executable=str(lasting)))
+
+    def runs():
+        found = []
+        for one in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                found += [one] if one.name() == "sleep" else []
+        return found
+
+    run = HostRun(HostRunJob(arguments=(), secret="00" * 32))
+    run.start()
+    try:
+        poll(runs, what="a run")
+        poll(lambda: not runs(), what="its end")
+        assert run.is_alive()
+        assert run.starts == 1
+        assert run.facts() == {"events": [], "failure": None}
+        poll(runs, what="another run")
+    finally:
+        run.end(60.0)
+    assert not run.is_alive()
+    assert runs() == []
 
 
 @pytest.mark.parametrize(("values", "told", "not_told"), [

@@ -542,11 +542,11 @@ class ExchangeConfig(Part):
         super().__post_init__()
         given = self.learners or self.join or self.secret_file
         if given and self.transport != "gloo":
-            raise ConfigError(f"exchange.transport = {self.transport}: learners of other hosts are reached with "
+            raise ConfigError(f"transport = {self.transport}: learners of other hosts are reached with "
                               "exchange.transport = gloo alone; set it")
         if (self.join is None) != (self.secret_file is None) or (self.join is not None and self.learners is not None):
-            raise ConfigError("exchange.join and exchange.secret_file go together, without exchange.learners, which "
-                              "the run that is joined says")
+            raise ConfigError("join and secret_file go together, without learners, whose number the run that is joined "
+                              "says")
 
     @property
     def spans_hosts(self) -> bool:

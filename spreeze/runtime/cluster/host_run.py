@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.formatting import clean
-from spreeze.machine.processes import MARK, OrphanWatch, held_back, kill_and_wait
+from spreeze.machine.processes import MARK, OrphanWatch, kill_and_wait
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.launcher import child_environment
 from spreeze.types import Jsonable
@@ -26,6 +26,8 @@ from spreeze.types import Jsonable
 _TURN_S, _AGAIN_S = 0.2, 3.0
 _END_S = 1.0
 """For the run to end by itself, before it is killed: nothing of it is kept, and Ray does not wait for long."""
+_FORSAKEN_S = 8.0
+"""The run ends when nobody has asked how it is for so long, since the driver is gone; then it waits to be asked."""
 _MOST_FAILURES, _WINDOW_S = 4, 120.0
 
 
@@ -48,6 +50,8 @@ class HostRun(threading.Thread):
         self.failure: str | None = None
         """Why it was given up."""
         self.starts = 0
+        self.asked_s = time.monotonic()
+        """When the driver asked last."""
         self._told: deque[str] = deque(maxlen=20)
 
     def run(self) -> None:
@@ -68,16 +72,18 @@ class HostRun(threading.Thread):
             file.write(bytes.fromhex(self._job.secret))
         failed_s: deque[float] = deque(maxlen=_MOST_FAILURES)
         while not self._ending.is_set():
+            if self._forsaken:
+                self._ending.wait(_TURN_S)
+                continue
             self.starts += 1
             said = folder / f"run-{self.starts}.txt"
             command = [sys.executable, "-m", "spreeze.train", *self._job.arguments, "--runs-dir", str(folder / "runs"),
                        "--name", f"host-{self.starts}", "--set", f"exchange.secret_file={secret_file}"]
-            with open(said, "wb") as output, held_back():
+            with open(said, "wb") as output:
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                            process_group=0, env={**child_environment(1, nonce), MARK: nonce})
-            self._watch(process)
-            if self._ending.is_set():
-                return
+            if not self._watch(process):
+                continue
             why = (said.read_text(errors="replace").strip().splitlines() or ["no word"])[-1]
             self._told.append(f"its run ended with code {process.returncode}: {clean(why, 200)}")
             failed_s.append(time.monotonic())
@@ -86,16 +92,22 @@ class HostRun(threading.Thread):
                 return
             self._ending.wait(_AGAIN_S)
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        """Waits for the end of a run, and brings it about when asked to."""
-        while process.poll() is None and not self._ending.wait(_TURN_S):
+    @property
+    def _forsaken(self) -> bool:
+        return time.monotonic() - self.asked_s > _FORSAKEN_S
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> bool:
+        """Waits for the end of a run; False if it was brought about here, as asked or since nobody asks any more."""
+        while process.poll() is None and not self._forsaken and not self._ending.wait(_TURN_S):
             pass
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                kill_and_wait(process)
+        if process.poll() is not None:
+            return not self._ending.is_set()
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            kill_and_wait(process)
+        return False
 
     def end(self, within_s: float) -> None:
         """Ends the run and everything that it started."""
@@ -104,4 +116,5 @@ class HostRun(threading.Thread):
 
     def facts(self) -> dict[str, Any]:
         """What the host tells when it is asked; events are told once."""
+        self.asked_s = time.monotonic()
         return {"events": [self._told.popleft() for _ in range(len(self._told))], "failure": self.failure}
