@@ -76,12 +76,15 @@ class Journal:
         self.records: dict[str, Record] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8"):
-                pass
+            with self.path.open("a+b") as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    if file.read() != b"\n":  # of a start that was killed as it wrote
+                        file.write(b"\n")
         except OSError as error:
             raise UsageError(f"--results {folder}: {error.strerror or error}; name one that can be written") from None
         for text in [] if fresh else self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line of a start that was killed
+            with contextlib.suppress(ValueError, KeyError, TypeError):
                 record = json.loads(text)
                 if record["of"] == self._identity:
                     self.records[record["item"]] = record
@@ -114,11 +117,9 @@ def _child(module: str, arguments: list[str], limit_s: float) -> Any:
     except subprocess.TimeoutExpired:
         return f"not done within {limit_s:.0f} s"
     output = done.stdout.decode(errors="replace").strip()
-    if done.returncode == 0 and output:
-        try:
-            return json.loads(output)
-        except ValueError:  # something else was printed before it
-            return json.loads(output.splitlines()[-1])
+    for text in (output, output.rpartition("\n")[2]) if done.returncode == 0 else ():  # more was printed before it
+        with contextlib.suppress(ValueError):
+            return json.loads(text)
     errors = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
     return f"its process ended with {done.returncode}: {errors[-1][:300]}"
 
@@ -255,8 +256,8 @@ def take_all(
             start_s = clock()
             try:
                 record = item.take()
-            except SpreezeError as error:
-                record = {"verdict": "wrong", "text": " ".join(str(error).split())[:400]}
+            except (SpreezeError, OSError, ValueError, LookupError, TypeError) as error:  # the others are to go on
+                record = {"verdict": "wrong", "text": " ".join(f"{type(error).__name__}: {error}".split())[:400]}
             journal.add(item.key, {**record, "part": item.part, "seconds": round(clock() - start_s, 1)})
             say(f"  {record['verdict']:9s} {item.key}: {record['text']} ({clock() - start_s:.1f} s)")
 

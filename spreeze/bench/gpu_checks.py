@@ -441,7 +441,7 @@ def killed_in_a_kernel(place: Place) -> Finding:
         run = Path(folder) / "one"
         command = [sys.executable, "-m", "spreeze.train", *_PENDULUM, "--device", place.device, "--batch-size",
                    str(place.batch_size), "--set", "learner.checkpoint_interval_s=0.5", "--runs-dir", folder, "--name",
-                   "one", "--json"]
+                   "one", "--json", "--seconds", "180"]
         with open(Path(folder) / "out", "wb") as out, subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         ) as process:
