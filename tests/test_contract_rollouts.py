@@ -19,6 +19,27 @@ from spreeze.transport.rollouts import RolloutReader, Rollouts, RolloutSpec, Rol
 
 T, M = 3, 2
 
+DYING = """
+import json, os, signal, sys
+sys.path.insert(0, os.path.join(os.environ["PYTHONPATH"], "tests"))
+from test_contract_rollouts import step
+from spreeze.transport.rollouts import SIDE, Rollouts, RolloutSpec, RolloutWriter
+sink = RolloutWriter(Rollouts.attach(int(sys.argv[1]), RolloutSpec.from_json(json.loads(sys.argv[2]))), 0, 2)
+
+class HalfWritten:
+    def __init__(self, array):
+        self.array = array
+
+    def __setitem__(self, place, values):
+        self.array[place][0] = -1.0
+        os.kill(os.getpid(), signal.SIGKILL)
+
+while sink.steps[0] < int(sys.argv[4]):
+    step(sink, sink.open())
+number = SIDE.index(sys.argv[3])
+sink._sides[number] = HalfWritten(sink._sides[number])
+step(sink, sink.open())
+"""
 WRITER = """
 import json, os, sys
 sys.path.insert(0, os.path.join(os.environ["PYTHONPATH"], "tests"))
@@ -201,6 +222,24 @@ def test_samplers_that_are_killed_leave_whole_rollouts_only(place):
 
 
 # What only a circular buffer has to do: nobody waits for anybody.
+
+
+@pytest.mark.parametrize("field", ["obs", "version", "next_obs"])
+def test_no_slot_is_read_that_a_sampler_was_killed_over_in_the_middle_of_a_write(circular, field):
+    """SIGKILL while that array of the oldest rollout's slot is half overwritten: before, in and after its step."""
+    memory, slots = circular.rollouts, circular.rollouts.spec.num_slots
+    command = [sys.executable, "-c", DYING, str(memory.fd), json.dumps(memory.spec.to_json()), field]
+    for last, oldest in ((slots * T, 1), ((slots + 1) * T + 1, 2)):  # at the first step of a rollout, and in its middle
+        child = subprocess.run([*command, str(last)], pass_fds=[memory.fd], check=False,
+                               env={**os.environ, "PYTHONPATH": str(REPO)})  # fmt: skip
+        assert child.returncode == -signal.SIGKILL
+        assert memory.steps[:M].tolist() == [last] * M, "the step in which it died does not count"
+        taken = [circular.source.take() for _ in range(slots - 1)]
+        assert sorted(one.rollout for one in taken) == list(range(oldest, oldest + slots - 1))
+        assert all(is_whole(one) for one in taken)
+    circular.sinks[0] = RolloutWriter(memory, 0, M)
+    circular.fill(0)
+    assert is_whole(circular.source.take()), "its successor writes the step again"
 
 
 def test_the_newest_rollouts_stay_and_the_oldest_are_written_over(circular):

@@ -1,5 +1,6 @@
 """Mode impact with real processes: any of them killed, stopped, resumed; and what it refuses."""
 
+import dataclasses
 import os
 import signal
 
@@ -11,7 +12,7 @@ from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, Settings, resolve
 from spreeze.errors import ConfigError
 from spreeze.runtime.plan import RunPlan
-from spreeze.types import EnvSpec
+from spreeze.types import EnvSpec, TeamSpec
 
 SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
                max_episode_steps=500, reward_threshold=None, num_actions=2)  # fmt: skip
@@ -53,9 +54,9 @@ def test_a_buffer_that_does_not_fit_into_memory_is_refused_before_anything_is_wr
     assert not (tmp_path / "runs" / "run").exists()
 
 
-def asked(*argv):
+def asked(*argv, spec=SPEC):
     config = resolve([Layer("user", user_values(build_parser().parse_args(argv)))]).config
-    check_algorithm(config.run.algo, SPEC, config.mode)
+    check_algorithm(config.run.algo, spec, config.mode)
     return config
 
 
@@ -70,6 +71,9 @@ def test_the_algorithm_implies_its_mode_and_is_refused_in_others(algo):
 
 @pytest.mark.parametrize(("argv", "words"), [
     (("--algo", "impact", "--set", "impact.uses=0"), "impact.uses = 0: allowed is 1 to 65535"),
+    (("--algo", "impala", "--set", "impala.slots=0"), "impala.slots = 0: allowed is 1 to 65536"),
+    (("--algo", "impact", "--set", "impact.rho=0.5"), "impact.rho = 0.5: allowed is 1 to 1e"),
+    (("--algo", "impact", "--set", "impact.ratio=R4"), "impact.ratio = 'R4': allowed is R1, R2, R3"),
     (("--algo", "appo", "--set", "appo.uses=1", "--set", "appo.least_uses=4"), "least_uses = 4 is above uses = 1"),
     (("--mode", "impact", "--algo", "ppo"), "--algo ppo: it learns from what its own policy has just collected"),
     (("--mode", "impact", "--algo", "dqn"), "--algo dqn: it learns from replay, which mode impact does not have"),
@@ -77,6 +81,12 @@ def test_the_algorithm_implies_its_mode_and_is_refused_in_others(algo):
 def test_what_cannot_run_is_refused(argv, words):
     with pytest.raises(ConfigError, match=words):
         asked(*argv)
+
+
+def test_a_team_of_agents_is_refused_with_what_would_learn_it():
+    team = TeamSpec(actions=(2, 2), obs_dim=2, state_dim=4)
+    with pytest.raises(ConfigError, match="2 agents with 2 discrete actions each; use --algo qmix with --mode "):
+        asked("--algo", "impact", spec=dataclasses.replace(SPEC, team=team))
 
 
 def plan(samplers, *argv):

@@ -42,6 +42,7 @@ NETWORKS = (
     NetworkRow(name="residual", make=Residual),
     NetworkRow(name="wrong", make=lambda inputs, outputs: torch.nn.Linear(inputs, outputs + 1)),
     NetworkRow(name="batch_norm", make=lambda inputs, outputs: torch.nn.BatchNorm1d(inputs)),
+    NetworkRow(name="recurrent", make=torch.nn.GRU),
 )
 '''
 ENV = {"env": {"import_module": MODULE}}
@@ -161,6 +162,8 @@ def test_what_does_not_fit_is_refused_with_the_remedy(module):
         made("wrong")
     with pytest.raises(ConfigError, match="'batch_norm' has buffers"):
         made("batch_norm")
+    with pytest.raises(ConfigError, match="'recurrent': it gave tuple in place of a tensor, as recurrent layers do"):
+        made("recurrent")
     with pytest.raises(ConfigError, match=r"dqn.duelling = true: a network of your own"):
         made("residual", duelling=True)
     algorithm = made("residual")

@@ -144,15 +144,20 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
     row, fitting = find_row(name, spec.import_module), fitting_algorithms(spec, mode)
     if not row.fits(spec):
         why = "it is for several agents with discrete actions; " if row.team and spec.team is None else ""
-        raise ConfigError(f"--algo {name}: {why}{spec.env_id} has {task_text(spec)}; {_listed(fitting, 'fit')}")
+        best = find_row(fitting_algorithms(spec)[0])
+        use = _listed(fitting, "fit") if fitting else f"use --algo {best.name} with {_modes_of(best)}"
+        raise ConfigError(f"--algo {name}: {why}{spec.env_id} has {task_text(spec)}; {use}")
     if not row.runs_in(mode):
         needs = "rollouts of any age" if row.any_age else "what its own policy has just collected"
         needs = needs if row.on_policy else "replay"
-        *first, last = [f"--mode {other.name}" for other in DECLARED if row.runs_in(other)]
-        modes = f"{', '.join(first)} or {last}" if first else last
         others = [f"or --algo {' or '.join(own)}"] if (own := fitting_algorithms(spec, mode)) else []
         raise ConfigError(f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use "
-                          f"{', '.join([modes, *others])}")
+                          f"{', '.join([_modes_of(row), *others])}")
+
+
+def _modes_of(row: AlgorithmRow) -> str:
+    *first, last = [f"--mode {mode.name}" for mode in DECLARED if row.runs_in(mode)]
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def task_text(spec: EnvSpec) -> str:
