@@ -292,7 +292,7 @@ def test_a_rollout_that_is_written_over_during_its_copy_is_not_given(circular, m
 
     def writes_meanwhile():
         in_order()
-        if late and circular.source._used(0, 1) == 1:  # after the use was counted, before the copy
+        if late and circular.rollouts.uses(1, 0) == 1:  # after the use was counted, before the copy
             late.clear()
             circular.fill(0)
 
@@ -307,7 +307,7 @@ def test_a_reader_that_is_killed_after_it_counted_has_used_that_rollout(circular
     circular.fill(0)
 
     def killed():
-        if circular.source._used(0, 0):
+        if circular.rollouts.uses(0, 0):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(circular.rollouts.fields, "in_order", killed)
@@ -412,10 +412,10 @@ class CircularBuffer(RuleBasedStateMachine):
 
     def used_in_memory(self):
         """Lost takes count as uses, too."""
-        source, found = self.place.source, dict(self.used)
+        found = dict(self.used)
         for writer in range(2):
             for rollout in range(max(self.steps[writer]) // T + 1):
-                if used := source._used(writer, rollout):
+                if used := self.place.rollouts.uses(rollout, writer * M):
                     assert used >= found.get((writer, rollout), 0)
                     found[writer, rollout] = used
         return found
@@ -426,7 +426,8 @@ class CircularBuffer(RuleBasedStateMachine):
             return
         usable = self.usable()
         assert self.place.source.uses_left == sum(self.uses - self.used.get(key, 0) for key in usable)
-        found = {(writer, rollout): uses for uses, _, rollout, writer in self.place.source._usable()}
+        readable = self.place.source._readable()
+        found = {one.key: one.uses for one in readable if one.uses < self.uses}
         assert found == {key: self.used.get(key, 0) for key in usable}
 
     def teardown(self):

@@ -19,7 +19,7 @@ announced (``next_*``) before the row that ends the previous one is committed, s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -233,6 +233,7 @@ class Rollouts:
 
 
 _TO_COME = 2**62  # an env step that no environment ever reaches
+_LONG_AGO = 2**62
 
 
 class RolloutWriter:
@@ -359,21 +360,29 @@ class RolloutWriter:
 class RolloutReader:
     """A ``RolloutSource`` that gives copies, each rollout at most K times; the only reader of its memory.
 
-    Uses are counted in shared memory before a copy is made: a killed reader may lose a use but never adds one.
+    It goes round the rollouts, new ones first. Uses are counted in shared memory before a copy is made: a killed reader
+    may lose a use but never adds one.
     """
 
-    def __init__(self, rollouts: Rollouts, envs_per_writer: int) -> None:
+    def __init__(self, rollouts: Rollouts, envs_per_writer: int, *, goes_round: bool = False) -> None:
+        """Where samplers are slower than the reader, ``goes_round`` decides what happens once all others are used up.
+
+        If true, a rollout is given again only after all others that are there, as minibatches are in an epoch of PPO:
+        ``take`` gives nothing until the next rollout comes, as long as no sampler waits for uses. If not, the same
+        rollout is given until it is used up, too.
+        """
         spec = rollouts.spec
         if envs_per_writer < 1 or spec.num_envs % envs_per_writer:
             raise ConfigError(f"{spec.num_envs} environments are not samplers of {envs_per_writer} each")
-        self._rollouts = rollouts
+        self._rollouts, self._goes_round = rollouts, goes_round
         self._columns = [slice(first, first + envs_per_writer) for first in range(0, spec.num_envs, envs_per_writer)]
+        self._takes, self._taken_at = 0, dict[tuple[int, int], int]()
         self._begun = self._complete - self._unused
         self._given = 0
 
     @property
     def uses_left(self) -> int:
-        return sum([self._rollouts.spec.max_uses - uses for uses, *_ in self._usable()])
+        return sum([self._rollouts.spec.max_uses - one.uses for one in self._readable()])
 
     @property
     def dropped(self) -> int:
@@ -382,7 +391,7 @@ class RolloutReader:
 
     @property
     def _unused(self) -> int:
-        return sum(uses == 0 for uses, *_ in self._readable())
+        return sum(one.uses == 0 for one in self._readable())
 
     @property
     def _complete(self) -> int:
@@ -390,52 +399,81 @@ class RolloutReader:
         interval = self._rollouts.spec.sync_interval
         return sum(int(self._rollouts.steps[columns].min()) // interval for columns in self._columns)
 
-    def take(self) -> TakenRollout | None:
+    def take(self, known: Container[tuple[int, int]] = ()) -> TakenRollout | None:
         spec, fields = self._rollouts.spec, self._rollouts.fields
         for _ in range(len(self._columns) * spec.num_slots):
-            usable = self._usable()
-            if not usable:
+            readable = self._readable()
+            chosen = self._next(readable)
+            if chosen is None:
                 break
-            uses, _, rollout, writer = min(usable)
+            (writer, rollout), uses, _ = chosen
             slot, columns = rollout % spec.num_slots, self._columns[writer]
             fields["uses"][slot, columns.start] = rollout * _USES_BASE + uses + 1
             fields.in_order()
-            copies = {name: fields[name][slot, :, columns].copy() for name in SIDE}
+            names = ("version",) if chosen.key in known else SIDE
+            copies = {name: fields[name][slot, :, columns].copy() for name in names}
             fields.in_order()
-            if not self._is_overwritten(writer, rollout):
+            if rollout >= self._first_whole(writer):
+                self._takes += 1
+                there = {one.key for one in readable}
+                self._taken_at = {key: at for key, at in self._taken_at.items() if key in there}
+                self._taken_at[chosen.key] = self._takes
                 versions = copies.pop("version")
                 self._given += uses == 0
-                return TakenRollout(writer, rollout, uses + 1, int(versions.min()), versions, RolloutBatch(**copies))
+                return TakenRollout(writer, rollout, uses + 1, int(versions.min()), versions,
+                                    RolloutBatch(**copies) if copies else None)
         return None
 
-    def _usable(self) -> list[tuple[int, int, int, int]]:
-        """(uses, version, j, sampler) of every rollout that may be used."""
-        return [row for row in self._readable() if row[0] < self._rollouts.spec.max_uses]
+    def _next(self, readable: list[_Readable]) -> _Readable | None:
+        """The rollout whose turn it is: a new one, of these the oldest, or the one that was given longest ago."""
+        usable = [one for one in readable if one.uses < self._rollouts.spec.max_uses]
+        if not usable:
+            return None
 
-    def _readable(self) -> list[tuple[int, int, int, int]]:
-        """The same of every rollout that is complete and not overwritten."""
-        spec, versions = self._rollouts.spec, self._rollouts.fields["version"]
+        def turn(one: _Readable) -> float:
+            return self._taken_at.get(one.key, one.uses - _LONG_AGO)  # given by a source before this one
+
+        chosen = min(usable, key=lambda one: (one.uses > 0, turn(one), one.version, one.key))
+        is_early = chosen.uses > 0 and self._takes - turn(chosen) < len(readable) - 1
+        return None if self._goes_round and is_early and not self._is_waited_for() else chosen
+
+    def _readable(self) -> list[_Readable]:
+        """Every rollout that is complete and not overwritten."""
+        spec, fields = self._rollouts.spec, self._rollouts.fields
         found = []
         for writer, columns in enumerate(self._columns):
-            steps = int(self._rollouts.steps[columns].min())
-            self._rollouts.fields.in_order()
-            current = steps // spec.sync_interval  # all rollouts before it are complete or overwritten
-            for rollout in range(max(0, current - spec.num_slots + 1), current):
-                uses = self._used(writer, rollout)
-                if not self._is_overwritten(writer, rollout):
-                    version = int(versions[rollout % spec.num_slots, 0, columns.start])
-                    found.append((uses, version, rollout, writer))
+            current = int(self._rollouts.steps[columns].min()) // spec.sync_interval
+            fields.in_order()
+            uses, versions = fields["uses"][:, columns.start].tolist(), fields["version"][:, 0, columns.start].tolist()
+            fields.in_order()
+            for rollout in range(max(0, self._first_whole(writer)), current):
+                of, used = divmod(uses[rollout % spec.num_slots], _USES_BASE)
+                version = versions[rollout % spec.num_slots]
+                found.append(_Readable((writer, rollout), used if of == rollout else 0, version))
         return found
 
-    def _is_overwritten(self, writer: int, rollout: int) -> bool:
-        """Whether its sampler may have begun the next rollout in the same slot."""
+    def _first_whole(self, writer: int) -> int:
+        """The first rollout over which its sampler cannot have begun another one."""
         spec = self._rollouts.spec
         if not spec.free_running:
-            return self._rollouts.current >= rollout + spec.num_slots
-        return int(self._rollouts.steps[self._columns[writer]].max()) >= (rollout + spec.num_slots) * spec.sync_interval
+            return self._rollouts.current - spec.num_slots + 1
+        return int(self._rollouts.steps[self._columns[writer]].max()) // spec.sync_interval - spec.num_slots + 1
 
-    def _used(self, writer: int, rollout: int) -> int:
-        return self._rollouts.uses(rollout, self._columns[writer].start)
+    def _is_waited_for(self) -> bool:
+        """Whether a sampler waits until its oldest rollout has been given more often."""
+        spec, steps = self._rollouts.spec, self._rollouts.steps
+        for columns in self._columns:
+            rollout, begun = divmod(int(steps[columns].max()), spec.sync_interval)
+            oldest = rollout - spec.num_slots + 1
+            if not begun and oldest >= 0 and self._rollouts.uses(oldest, columns.start) < spec.least_uses:
+                return True
+        return False
+
+
+class _Readable(NamedTuple):
+    key: tuple[int, int]  # (writer, rollout)
+    uses: int
+    version: int
 
 
 class Answers(NamedTuple):

@@ -1,7 +1,8 @@
 """Learns from the circular buffer: one rollout an update, as old as it may be; independent of processes.
 
-The buffer (``transport.rollouts``) gives the rollout that was used least, of these the oldest: new ones come first, and
-none is passed over while newer ones are used again. What the algorithm computes at the first use stays here.
+The buffer (``transport.rollouts``) gives new rollouts first, the oldest of them before the others, then goes round those
+that are there: between two uses of one all others are used, so that K uses of N rollouts are like K epochs of N
+minibatches of PPO (arXiv 1912.00167, section 3.2). What the algorithm computes at the first use stays here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class BufferTrainer:
         ``meta`` is published with every policy. At ``progress_env_steps`` the step size's schedule ends (None: none).
         """
         self.algorithm, self._rollouts, self._meta = algorithm, rollouts, meta
-        self._source = RolloutReader(rollouts, envs_per_sampler)
+        self._source = RolloutReader(rollouts, envs_per_sampler, goes_round=True)
         self._progress_env_steps, self._env_steps_base = progress_env_steps, env_steps_base
         self.batch_size = rollouts.spec.sync_interval * envs_per_sampler
         self.learn_s = 0.0
@@ -52,13 +53,13 @@ class BufferTrainer:
         return self._env_steps_base + int(self._rollouts.steps.sum())
 
     def learn(self) -> bool:
-        """One update; False if no rollout has uses left."""
+        """One update; False if there is no rollout whose turn it is."""
         start = perf_counter()
-        taken = self._source.take()
+        taken = self._source.take(self._kept)
         if taken is None:
             return False
         spec, key = self._rollouts.spec, (taken.writer, taken.rollout)
-        if key not in self._kept:  # also after a restart, in the middle of its uses
+        if taken.batch is not None:  # also after a restart, in the middle of its uses
             oldest = taken.rollout - spec.num_slots + 1
             for other in [(writer, rollout) for writer, rollout in self._kept
                           if writer == taken.writer and rollout < oldest]:
