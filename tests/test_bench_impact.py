@@ -1,7 +1,10 @@
 """The bench of IMPACT: what it starts, and what it makes of known figures; no test judges a speed."""
 
+import pytest
+
 from spreeze.bench import impact
-from spreeze.bench.__main__ import build_parser
+from spreeze.bench.counted import Curve, counted_curve
+from spreeze.errors import ConfigError
 
 
 def document(arguments, env_steps_per_s=500.0, time_s=4.0):
@@ -40,10 +43,45 @@ def test_all_cases_run_in_turn_seed_by_seed_and_are_compared_with_impact():
     assert ratios == {case: (0.5, goal) for case, goal in goals.items()}
 
 
-def test_ablations_have_slow_weights_and_every_setting_is_one():
+def test_ablations_have_slow_weights_and_every_setting_is_one(tmp_path, monkeypatch):
     told = []
-    impact.ablation_rows(bench(lambda arguments, timeout_s: told.append(arguments) or document(arguments)))
-    assert len(told) == 2 * len(impact.ABLATIONS)
-    assert all("impact.broadcast_updates=1000000000" in arguments for arguments in told)
-    args = build_parser().parse_args(["impact", "--ablations", "ratio R1", "K 2", "--parts", "ablation"])
-    assert args.ablations == ["ratio R1", "K 2"]
+    curve = Curve([10, 20], [1, 2], [100.0, 480.0], 3.0)
+    monkeypatch.setattr(impact, "counted_curve", lambda flags, env_steps, every: told.append(flags) or curve)
+    made = bench(None, ablations=("ratio", "N"), curves=tmp_path / "curves.jsonl")
+    rows = impact.ablation_rows(made)
+    assert len(told) == 2 * (len(impact.ABLATIONS["ratio"]) + len(impact.ABLATIONS["N"]))
+    assert all("impact.broadcast_updates=64" in flags for flags in told)
+    assert [row["value"] for row in rows if row["metric"] == "env_steps_to_target"] == [20] * 7
+    assert impact.ablation_rows(made) == rows, "from the file"
+    assert len(told) == 14
+    pytest.importorskip("matplotlib")
+    impact.draw_ablations(rows, tmp_path / "impact.png")
+    assert (tmp_path / "impact.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_impala_s_score_is_that_of_ten_evaluations_and_impact_is_timed_until_it_holds_it(tmp_path):
+    header = "wall_s,env_steps,updates,epoch,version,episodes,return_mean,return_std,length_mean\n"
+
+    def run(name, returns):
+        (tmp_path / name).mkdir()
+        lines = [f"{at}.0,{100 * at},1,1,{at},1,{value},0.0,1.0\n" for at, value in enumerate(returns, 1)]
+        (tmp_path / name / "eval.csv").write_text(header + "".join(lines))
+        return {"run_dir": str(tmp_path / name)}
+
+    rows = impact._impala_rows([run("impact", [0.0] + [50.0] * 15), run("never", [1.0] * 20)],
+                               [run("impala", [0.0] * 10 + [40.0] * 12), run("other", [5.0] * 10)], "E")  # fmt: skip
+    assert [(row["metric"], row["repeats"], row["reached"]) for row in rows] == [
+        ("wall_s_to_impala_score", [0.5, None], 1), ("env_steps_to_impala_score", [0.5, None], 1)]
+
+
+def test_a_counted_run_is_the_same_each_time_and_uses_each_rollout_k_times():
+    flags = ["--env", "CartPole-v1", "--algo", "impact", "--seed", "3", "--sync-interval", "8",
+             "--envs-per-sampler", "2", "--set", "impact.uses=3", "--set", "impact.hidden_sizes=[4]",
+             "--set", "impact.broadcast_updates=20", "--set", "evaluation.episodes=2"]  # fmt: skip
+    first, again = (counted_curve(flags, 640, 160) for _ in range(2))
+    assert first == again
+    assert len(first.returns) == 4
+    assert first.updates[-1] == pytest.approx(3 * 640 / 16, rel=0.1), "but for those that wait for their turn"
+    assert first.lag > 10.0
+    with pytest.raises(ConfigError, match="--algo ppo: it does not learn from rollouts of any age"):
+        counted_curve(["--env", "CartPole-v1", "--algo", "ppo", "--mode", "hts"], 100, 50)

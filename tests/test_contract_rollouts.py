@@ -285,6 +285,44 @@ def test_a_sampler_that_may_not_write_over_unused_rollouts_waits_for_its_own_alo
     place.close()
 
 
+def test_a_reader_goes_round_and_uses_none_again_before_all_others():
+    """As an epoch of PPO goes through its minibatches; where it is faster than the samplers it waits for them."""
+    place = Memory(spec(3, 4, free_running=True))
+    source = RolloutReader(place.rollouts, M, goes_round=True)
+    for writer in (0, 1):
+        place.fill(writer, rollouts=2)
+    order = [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [(one.writer, one.rollout) for one in (source.take() for _ in range(16))] == order * 4
+    assert source.take() is None
+    place.fill(0)
+    assert [source.take().rollout, source.take(), source.uses_left] == [2, None, 3]
+    place.fill(1)
+    assert [(one.writer, one.rollout) for one in (source.take(), place.source.take())] == [(1, 2), (0, 2)]
+    place.close()
+
+
+def test_a_reader_that_goes_round_waits_for_nobody_while_a_sampler_waits_for_it():
+    place = Memory(spec(3, 4, free_running=True, least_uses=2))
+    source = RolloutReader(place.rollouts, M, goes_round=True)
+    place.fill(0, rollouts=2)
+    while source.take() is not None:
+        pass
+    place.fill(0)
+    assert [source.take().rollout, source.take()] == [2, None], "sampler 0 goes on by itself"
+    place.fill(1, rollouts=2)
+    taken = [source.take() for _ in range(4)]
+    assert [(one.writer, one.rollout, one.use) for one in taken] == [(1, 0, 1), (1, 1, 1), (0, 2, 2), (1, 0, 2)]
+    assert source.take() is None, "now sampler 1 may go on, too"
+    place.close()
+
+
+def test_of_a_rollout_that_is_known_only_the_versions_are_copied(circular):
+    circular.fill(0)
+    assert is_whole(circular.source.take())
+    again = circular.source.take(known={(0, 0)})
+    assert (again.use, again.batch, again.versions.tolist()) == (2, None, [[0] * M] * T)
+
+
 def test_a_rollout_that_is_written_over_during_its_copy_is_not_given(circular, monkeypatch):
     circular.fill(0, rollouts=5)
     fields, late = circular.rollouts.fields, [True]

@@ -6,13 +6,20 @@ Every figure is a whole ``python -m spreeze.train`` in processes of its own, cas
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from spreeze.bench import Row, row
+from spreeze.bench.counted import Curve, counted_curve
 from spreeze.bench.hts import scores
-from spreeze.bench.runs import Document, Say, in_turn, times_to_target, train
+from spreeze.bench.runs import Document, Say, in_turn, picture, times_to_target, train
 from spreeze.testing import SYNTHETIC_ID
+from spreeze.workers.evaluator import read_rows
 
 PARTS = ("steps", "target", "paired", "ablation")
 SAMPLERS = (1, 2, 4, 8)
@@ -21,13 +28,17 @@ CASES: dict[str, list[str]] = {
     "impact": ["--algo", "impact"], "hts ppo": ["--algo", "ppo", "--mode", "hts"],
     "serial ppo": ["--algo", "ppo", "--mode", "serial"], "appo": ["--algo", "appo"], "impala": ["--algo", "impala"],
 }
-SLOW_WEIGHTS = ["--set", "impact.broadcast_updates=1000000000", "--set", "learner.publish_interval_s=1"]
-"""New weights once a second: the lag that the ablations are about."""
-ABLATIONS: dict[str, list[str]] = {
-    **{f"ratio {name}": ["--set", f"impact.ratio={name}"] for name in ("R3", "R1", "R2")},
-    **{f"K {uses}": ["--set", f"impact.uses={uses}"] for uses in (1, 2, 4, 16, 32)},
-    **{f"t_target {updates}": ["--set", f"impact.target_interval={updates}"] for updates in (1, 4, 32, 128, 512)},
+SLOW_WEIGHTS = ["--set", "impact.broadcast_updates=64"]
+"""New weights for the samplers after so many updates: the lag that the ablations are about."""
+ABLATIONS: dict[str, dict[str, list[str]]] = {
+    "ratio": {name: ["--set", f"impact.ratio={name}"] for name in ("R1", "R2", "R3")},
+    "K": {str(uses): ["--set", f"impact.uses={uses}"] for uses in (1, 2, 4, 8, 16, 32)},
+    "N": {str(slots): ["--set", f"impact.slots={slots}"] for slots in (2, 4, 8, 16)},
+    "t_target": {str(updates): ["--set", f"impact.target_interval={updates}"] for updates in (4, 16, 64, 256, 1024)},
 }
+ABLATION_STEPS = 60_000
+_EVALUATIONS, _LAST = 30, 10
+"""Evaluations of a counted run, and those at its end whose mean is its final metric."""
 _START_S, _OUTSIDE_S = 6.0, 120.0
 
 
@@ -46,12 +57,32 @@ class ImpactBench:
     say: Say
     samplers: tuple[int, ...] = SAMPLERS
     ablations: tuple[str, ...] = tuple(ABLATIONS)
+    cases: tuple[str, ...] = tuple(CASES)
+    """Those of part paired."""
+    env_steps: int | None = None
+    """End of one run; of part ablation ``ABLATION_STEPS`` where it is None."""
+    curves: Path | None = None
+    """File of the curves of part ablation that are known already."""
     run: Callable[[list[str], float], Document] = train
 
     def in_turn(self, cases: dict[str, list[str]], common: list[str], seconds: float) -> dict[str, list[Document]]:
         """The documents of each case, seed by seed."""
-        flags = [*common, "--seconds", str(seconds), "--runs-dir", self.runs_dir, "--no-visualizer"]
+        end = [] if self.env_steps is None else ["--env-steps", str(self.env_steps)]
+        flags = [*common, "--seconds", str(seconds), *end, "--runs-dir", self.runs_dir, "--no-visualizer"]
         return in_turn(cases, self.seeds, lambda own: self.run([*flags, *own], seconds + _OUTSIDE_S), self.say)
+
+    def curve(self, flags: list[str]) -> Curve:
+        """A counted run with these flags; one that is in the file of curves is not run again."""
+        env_steps = self.env_steps or ABLATION_STEPS
+        key = {"flags": flags, "env_steps": env_steps}
+        for line in self.curves.read_text().splitlines() if self.curves and self.curves.exists() else ():
+            if (known := json.loads(line))["key"] == key:
+                return Curve(**known["curve"])
+        curve = counted_curve(flags, env_steps, env_steps // _EVALUATIONS)
+        if self.curves is not None:
+            with self.curves.open("a") as file:
+                file.write(json.dumps({"key": key, "curve": curve._asdict()}) + "\n")
+        return curve
 
 
 def steps_rows(bench: ImpactBench) -> list[Row]:
@@ -92,41 +123,107 @@ def target_rows(bench: ImpactBench) -> list[Row]:
 
 
 def paired_rows(bench: ImpactBench) -> list[Row]:
-    """All of them in the same time: the metrics of the protocol, seed by seed, and env steps a second."""
+    """All of them for the same time or env steps: metrics of the protocol seed by seed, rates, and IMPALA's score."""
     rows = []
     for env_id in bench.env_ids:
-        found = bench.in_turn(CASES, ["--env", env_id], bench.seconds)
-        rows += [row("env_steps_per_s", "1/s", [one["env_steps_per_s"] for one in documents], case=case, env=env_id)
-                 for case, documents in found.items()]
+        found = bench.in_turn({case: CASES[case] for case in bench.cases}, ["--env", env_id], bench.seconds)
+        for name in ("env_steps_per_s", "updates_per_s"):
+            rows += [row(name, "1/s", [one[name] for one in documents], case=case, env=env_id)
+                     for case, documents in found.items()]
         rows += scores(found, env_id)
+        if {"impact", "impala"} <= found.keys():
+            rows += _impala_rows(found["impact"], found["impala"], env_id)
     return rows
+
+
+def _impala_rows(impact: list[Document], impala: list[Document], env_id: str) -> list[Row]:
+    """What IMPACT takes until it holds IMPALA's best score, over what IMPALA took: wall time, env steps."""
+    goals = {"wall_s": "<= 0.7"}
+    ratios: dict[str, list[float | None]] = {"wall_s": [], "env_steps": []}
+    for one, other in zip(impact, impala, strict=True):
+        held = [_held(Path(document["run_dir"])) for document in (one, other)]
+        score = max((value for value, _ in held[1]), default=math.inf)
+        for name, values in ratios.items():
+            first = [next((at[name] for value, at in each if value >= score), None) for each in held]
+            values.append(first[0] / first[1] if first[0] and first[1] else None)
+    return [row(f"{name}_to_impala_score", "ratio", values, env=env_id, target=goals.get(name),
+                reached=sum(value is not None for value in values)) for name, values in ratios.items()]
+
+
+def _held(run: Path) -> list[tuple[float, dict[str, float]]]:
+    """Mean return of each ten evaluations in a row of a run, with the last one's columns."""
+    rows = read_rows(run / "eval.csv")
+    return [(sum(one["return_mean"] for one in rows[end - _LAST : end]) / _LAST, rows[end - 1])
+            for end in range(_LAST, len(rows) + 1)]
 
 
 def ablation_rows(bench: ImpactBench) -> list[Row]:
-    """R1, R2 and R3, numbers of uses, and target intervals, with lag that slow weights force."""
+    """R1, R2 and R3, numbers of uses and slots, and target intervals, by counts, with lag that slow weights force."""
     rows = []
     for env_id in bench.env_ids:
-        cases = {name: ABLATIONS[name] for name in bench.ablations}
-        found = bench.in_turn(cases, ["--env", env_id, "--algo", "impact", *SLOW_WEIGHTS], bench.seconds)
-        for case, documents in found.items():
-            for name, unit in (("eval_return_best", "return"), ("eval_return_mean", "return"),
-                               ("policy_lag_mean", "updates"), ("env_steps", "env steps")):
-                rows.append(row(name, unit, [one[name] for one in documents], case=case, env=env_id))
+        for name in bench.ablations:
+            for case, own in ABLATIONS[name].items():
+                flags = ["--env", env_id, "--algo", "impact", *SLOW_WEIGHTS, *own]
+                curves = [bench.curve([*flags, "--seed", str(seed)]) for seed in range(1, bench.seeds + 1)]
+                more = {"ablation": name, "case": case, "env": env_id}
+                final = [sum(curve.returns[-_LAST:]) / _LAST for curve in curves]
+                rows += [
+                    {**row("final_metric", "return", final, **more), "curves": [curve._asdict() for curve in curves]},
+                    row("eval_return_best", "return", [max(curve.returns) for curve in curves], **more),
+                    row("env_steps_to_target", "env steps", [_first(curve, bench.target_return) for curve in curves],
+                        **more),
+                    row("policy_lag", "updates", [curve.lag for curve in curves], **more)]
+                bench.say(f"  {env_id}, {name} {case}: last ten {', '.join(f'{value:.1f}' for value in final)}")
     return rows
+
+
+def _first(curve: Curve, target: float) -> int | None:
+    """Env steps after which the return was first reached."""
+    return next((steps for steps, value in zip(curve.env_steps, curve.returns, strict=True) if value >= target), None)
+
+
+def draw_ablations(rows: list[Row], out: Path) -> None:
+    """Median greedy return over env steps, with least and greatest of the seeds: a row a task, a panel an ablation.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    found = [one for one in rows if "curves" in one]
+    envs, names = (list(dict.fromkeys(one[key] for one in found)) for key in ("env", "ablation"))
+    with picture(out, f"IMPACT by counts, {len(found[0]['curves'])} seeds", len(envs), len(names), sharey="row") as grid:
+        for (env_id, name), axis in zip(itertools.product(envs, names), grid.flat, strict=True):
+            for one in found:
+                if (one["env"], one["ablation"]) == (env_id, name):
+                    x = [steps / 1e3 for steps in one["curves"][0]["env_steps"]]
+                    seeds = list(zip(*(curve["returns"] for curve in one["curves"]), strict=True))
+                    line = axis.plot(x, [statistics.median(each) for each in seeds], linewidth=1.6, label=one["case"])
+                    axis.fill_between(x, [min(each) for each in seeds], [max(each) for each in seeds], alpha=0.12,
+                                      linewidth=0, color=line[0].get_color())
+            axis.set(title=f"{env_id}: {name}", xlabel="env steps [1000]")
+            axis.legend(fontsize=7)
+        for line in grid:
+            line[0].set_ylabel("greedy return")
 
 
 def add_impact_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS[:2]),
-        help="steps: samplers that sleep; target: time to a return; paired: equal time; ablation: ratios, uses and "
-        "target intervals (default: steps target)")
+        help="steps: samplers that sleep; target: time to a return; paired: equal time or env steps; ablation: ratios, "
+        "uses, slots and target intervals by counts (default: steps target)")
     add("--long", action="store_true", help="runs of 900 s, rates over 60 s (default: off)")
     add("--env", nargs="+", default=["CartPole-v1"], help="tasks (default: CartPole-v1)")
     add("--seconds", type=float, default=None, help="training of one run [s] (default: 60, with --long 900)")
+    add("--env-steps", type=int, default=None,
+        help=f"a run of part target or paired ends there, too (default: never); of part ablation (default: "
+        f"{ABLATION_STEPS})")
     add("--target-return", type=float, default=475.0, help="mean of 10 greedy episodes of part target (default: 475)")
     add("--samplers", type=int, nargs="+", default=list(SAMPLERS), help="samplers of part steps (default: 1 2 4 8)")
+    add("--cases", nargs="+", choices=tuple(CASES), default=list(CASES), help="cases of part paired (default: all)")
     add("--ablations", nargs="+", choices=tuple(ABLATIONS), default=list(ABLATIONS),
-        help="cases of part ablation (default: all)")
+        help="what part ablation varies (default: all)")
+    add("--curves", type=Path, default=None,
+        help="file of part ablation's curves: those in it are not run again, new ones are added (default: none)")
+    add("--out", type=Path, default=None, help="picture of part ablation to write (default: none)")
     add("--runs-dir", default="runs", help="where runs go (default: runs)")
 
 
@@ -135,11 +232,15 @@ def impact_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     bench = ImpactBench(
         env_ids=tuple(args.env), seeds=args.repeats, seconds=args.seconds or (900.0 if args.long else 60.0),
         step_seconds=60.0 if args.long else 10.0, target_return=args.target_return, runs_dir=args.runs_dir, say=say,
-        samplers=tuple(args.samplers), ablations=tuple(args.ablations),
+        samplers=tuple(args.samplers), cases=tuple(args.cases), ablations=tuple(args.ablations),
+        env_steps=args.env_steps, curves=args.curves,
     )
     parts = {"steps": steps_rows, "target": target_rows, "paired": paired_rows, "ablation": ablation_rows}
     rows = []
     for part in args.parts:
         say(f"{part}:")
         rows += [{**one, "part": part} for one in parts[part](bench)]
+    if args.out is not None:
+        draw_ablations(rows, args.out)
+        rows.append({"metric": "picture", "value": str(args.out), "unit": "file"})
     return rows

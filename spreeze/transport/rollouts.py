@@ -377,6 +377,8 @@ class RolloutReader:
         self._rollouts, self._goes_round = rollouts, goes_round
         self._columns = [slice(first, first + envs_per_writer) for first in range(0, spec.num_envs, envs_per_writer)]
         self._takes, self._taken_at = 0, dict[tuple[int, int], int]()
+        self._exhausted_at = -1
+        """Complete rollouts when there was none to give."""
         self._begun = self._complete - self._unused
         self._given = 0
 
@@ -396,15 +398,19 @@ class RolloutReader:
     @property
     def _complete(self) -> int:
         """Complete rollouts of all samplers so far."""
-        interval = self._rollouts.spec.sync_interval
-        return sum(int(self._rollouts.steps[columns].min()) // interval for columns in self._columns)
+        steps = self._rollouts.steps.reshape(len(self._columns), -1)
+        return int((steps.min(1) // self._rollouts.spec.sync_interval).sum())
 
     def take(self, known: Container[tuple[int, int]] = ()) -> TakenRollout | None:
         spec, fields = self._rollouts.spec, self._rollouts.fields
+        complete = self._complete
+        if complete == self._exhausted_at:  # a reader that waits asks thousands of times a second
+            return None
         for _ in range(len(self._columns) * spec.num_slots):
             readable = self._readable()
             chosen = self._next(readable)
             if chosen is None:
+                self._exhausted_at = complete
                 break
             (writer, rollout), uses, _ = chosen
             slot, columns = rollout % spec.num_slots, self._columns[writer]

@@ -1,7 +1,7 @@
 """Learns from the circular buffer: one rollout an update, as old as it may be; independent of processes.
 
-The buffer (``transport.rollouts``) gives new rollouts first, the oldest of them before the others, then goes round those
-that are there: between two uses of one all others are used, so that K uses of N rollouts are like K epochs of N
+The buffer (``transport.rollouts``) gives new rollouts first, of these the oldest, then goes round those that
+are there: between two uses of one all others are used. So K uses of N rollouts are like K epochs of N
 minibatches of PPO (arXiv 1912.00167, section 3.2). What the algorithm computes at the first use stays here.
 """
 

@@ -1,0 +1,132 @@
+"""Mode impact by counts: its samplers, buffer and learner take turns in one process.
+
+Who is fast or slow does not matter then: a seed gives the same curve on every machine of one kind, and lag is a setting
+(``broadcast_updates``). The learner goes on while there is a rollout whose turn it is; else the next sampler fills one.
+So the samplers are what everybody waits for, and each rollout is used K times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+from spreeze.algorithms import create_on_policy
+from spreeze.algorithms.impact import AnyAge
+from spreeze.cli.arguments import build_parser, user_values
+from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
+from spreeze.config.profiles import task_profile
+from spreeze.config.schema import AnyAgeConfig
+from spreeze.envs.probe import probe_env
+from spreeze.envs.task import Task, open_task
+from spreeze.errors import ConfigError
+from spreeze.inference.policy import Policy
+from spreeze.machine.output import stdout_to_stderr
+from spreeze.runtime.plan import RunPlan
+from spreeze.transport.rollouts import Rollouts
+from spreeze.types import EnvSpec
+from spreeze.workers.buffer_trainer import BufferTrainer
+from spreeze.workers.collectors import RolloutCollector
+from spreeze.workers.evaluator import envs_at_once, run_episodes, score, seed_list
+from spreeze.workers.torch_devices import learner_threads
+
+SAMPLERS = 2
+"""The same on every machine."""
+
+
+class Curve(NamedTuple):
+    """Greedy returns of one seed, and the mean lag of its updates."""
+
+    env_steps: list[int]
+    updates: list[int]
+    returns: list[float]
+    lag: float
+
+
+class HeldPolicy:
+    """What a sampler collects one rollout with; stands where a run has ``NewestPolicy``."""
+
+    version = 0
+
+    def __init__(self) -> None:
+        self._policy: Policy | None = None
+
+    def hold(self, policy: Policy, version: int) -> None:
+        self._policy, self.version = policy, version
+
+    def current(self) -> Policy | None:
+        return self._policy
+
+
+def counted_curve(flags: list[str], env_steps: int, every: int) -> Curve:
+    """Learns with the flags of ``spreeze.train`` and evaluates greedy episodes each ``every`` env steps."""
+    with stdout_to_stderr(), contextlib.ExitStack() as stack:
+        settings, spec = _settings(flags)
+        plan = RunPlan(settings=settings, spec=spec, samplers=SAMPLERS, free_core=True)
+        config, each = settings.config, settings.config.rollout.envs_per_sampler
+        if not isinstance(config.on_policy, AnyAgeConfig):
+            raise ConfigError(f"--algo {config.run.algo}: it does not learn from rollouts of any age")
+        stack.enter_context(learner_threads(spec, 1, "cpu"))
+        rollouts = stack.enter_context(contextlib.closing(Rollouts.create(plan.rollout_spec())))
+        algorithm = create_on_policy(config.run.algo, spec, config.on_policy, config.run.seed, "cpu",
+                                     correction="none", normalize_obs=config.env.normalize_obs)
+        assert isinstance(algorithm, AnyAge)
+        trainer = BufferTrainer(algorithm, rollouts, each, meta={}, progress_env_steps=env_steps, env_steps_base=0)
+        samplers = [stack.enter_context(contextlib.closing(RolloutCollector(
+            lambda: open_task(spec), spec, rollouts, first=index * each, num_envs=each, seed=config.run.seed,
+            replays=False,
+        ))) for index in range(SAMPLERS)]
+        return _turns(trainer, samplers, _Greedy(settings, spec, stack), config.on_policy.broadcast_updates,
+                      range(every, env_steps + 1, every))
+
+
+def _turns(
+    trainer: BufferTrainer, samplers: list[RolloutCollector], greedy: _Greedy, broadcast_updates: int, due: range
+) -> Curve:
+    curve, lags, held, turn = Curve([], [], [], 0.0), [], [HeldPolicy() for _ in samplers], 0
+    published, version = _policy(trainer.algorithm), 0
+    while len(curve.returns) < len(due):
+        if trainer.learn():
+            if trainer.updates - version >= broadcast_updates:
+                published, version = _policy(trainer.algorithm), trainer.updates
+            continue
+        # The next sampler; one that waits for uses of its oldest rollout is left out.
+        turn = next(number % len(samplers) for number in range(turn + 1, turn + 1 + len(samplers))
+                    if samplers[number % len(samplers)].open())
+        held[turn].hold(published, version)
+        while samplers[turn].advance(held[turn]) and not samplers[turn].columns.filled:
+            pass
+        if trainer.env_steps >= due[len(curve.returns)]:
+            curve.env_steps.append(trainer.env_steps)
+            curve.updates.append(trainer.updates)
+            curve.returns.append(greedy.mean(_policy(trainer.algorithm)))
+            lags.append(trainer.numbers(wait_s=0.0, publish_s=0.0)["policy_lag"])
+    return curve._replace(lag=sum(lags) / max(1, len(lags)))
+
+
+def _policy(algorithm: AnyAge) -> Policy:
+    return Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
+
+
+class _Greedy:
+    """The evaluator's episodes."""
+
+    def __init__(self, settings: Settings, spec: EnvSpec, stack: contextlib.ExitStack) -> None:
+        evaluation = settings.config.evaluation
+        self._spec, self._seeds = spec, seed_list(evaluation.seed, evaluation.episodes)
+        self._tasks: list[Task] = []
+        stack.callback(lambda: [task.close() for task in self._tasks])
+
+    def mean(self, policy: Policy) -> float:
+        return score(run_episodes(lambda: open_task(self._spec, whole_games=True), policy.act_greedy, self._seeds,
+                                  max_envs=envs_at_once(self._spec), tasks=self._tasks)).return_mean
+
+
+def _settings(flags: list[str]) -> tuple[Settings, EnvSpec]:
+    """The settings that ``spreeze.train`` would have with these flags, and the task."""
+    user = user_values(build_parser().parse_args(flags))
+    env = resolve([Layer("user", user)]).config.env
+    profile = task_profile(env.id)
+    layers = [*([profile] if profile else []), Layer("user", user)]
+    spec = probe_env(env.id, env.import_module, steps=0, plain=env.plain, args=env.args).spec
+    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    return settings, spec
