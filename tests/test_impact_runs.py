@@ -107,4 +107,4 @@ def test_samplers_wait_for_half_of_the_uses_unless_told_otherwise():
 def test_each_sampler_has_a_slot_to_fill_besides_its_share_of_those_to_read():
     for samplers, slots in ((1, 5), (2, 3), (3, 3), (8, 2)):
         spec = plan(samplers, "--algo", "impact").rollout_spec()
-        assert (spec.num_slots, spec.max_uses, spec.least_uses, spec.free_running) == (slots, 8, 4, True)
+        assert (spec.num_slots, spec.max_uses, spec.least_uses, spec.free_running) == (slots, 20, 10, True)

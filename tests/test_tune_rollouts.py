@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
+from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import GOSSIP_KNOBS, ROLLOUT_KNOBS
 from spreeze.errors import ConfigError, WorkerError
-from spreeze.tuner.knobs import KNOBS, SHORTEST_INTERVAL, fit_rollout, rollout_rows
+from spreeze.tuner.knobs import KNOBS, SHORTEST_INTERVAL, fit_rollout, knobs_of, rollout_rows
 from spreeze.tuner.model import Scored, pick
 from spreeze.tuner.problem import (
     INFERENCE_WORKERS,
@@ -248,6 +249,44 @@ def test_learners_whose_environments_wait_are_tried_beyond_the_cores():
     knob = next(knob for knob in KNOBS if knob.name == LEARNERS)
     assert set(knob.candidates(team(), TEAM)) == {2, 4}
     assert set(knob.candidates(team(step_cpu_share=0.1), TEAM)) == {2, 4, 8, 16}
+
+
+BUFFER = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INTERVAL: 16, "impact.slots": 4, "impact.uses": 20})
+
+
+def buffer_problem(**facts):
+    config = resolve([Layer("user", {"run": {"algo": "impact", "mode": "impact"}})]).config
+    return dataclasses.replace(problem(configured=BUFFER, **facts), knobs=knobs_of(config))
+
+
+class BufferMachine(Machine):
+    """Samplers take what they get of two cores; the learner has the rest, and waits where there is nothing to use."""
+
+    def joint(self, settings, *, within_s, on_result):
+        found = []
+        for setting in settings:
+            env_steps, updates = self.rate(setting)
+            found.append(TrialResult(stage=ROLLOUT, setting=setting, env_steps_per_s=3 * (env_steps,),
+                                     updates_per_s=3 * (updates,)))  # fmt: skip
+            on_result(found[-1])
+        return found
+
+
+def test_of_rollouts_of_any_age_updates_count_up_to_the_uses_that_are_worth_the_same():
+    found = tune(buffer_problem(), BufferMachine(lambda one: (2500.0 * one[ROLLOUT_SAMPLERS],
+                                                              300.0 / one[ROLLOUT_SAMPLERS])), lambda result: None)
+    assert chosen(found)[ROLLOUT_SAMPLERS] == 1, "more env steps are no use to a learner with less time"
+    found = tune(buffer_problem(), BufferMachine(lambda one: (400.0 * one[ROLLOUT_SAMPLERS], 300.0)),
+                 lambda result: None)
+    assert chosen(found)[ROLLOUT_SAMPLERS] == 4, "300 updates/s of 128 rows are 20 uses of 1,920 env steps/s"
+    assert found.as_json()["formula"].startswith("updates/s with everything running, of rollouts used up to 20 times")
+
+
+def test_slots_and_uses_stay_and_their_reasons_say_what_runs_have_shown():
+    found = tune(buffer_problem(), BufferMachine(lambda one: (1000.0, 100.0)), lambda result: None)
+    assert chosen(found) == BUFFER
+    assert "counted runs" in found.choices["impact.slots"].reason
+    assert "up to 20, the paper's value for continuous actions" in found.choices["impact.uses"].reason
 
 
 def test_where_samplers_wait_for_nobody_the_rows_of_one_sampler_stay():

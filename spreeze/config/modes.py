@@ -119,7 +119,9 @@ ROLLOUT_KNOBS = (
 GOSSIP_KNOBS = (
     "run.learners", "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval", "algorithm.minibatches",
 )
-BUFFER_KNOBS = ("rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval")
+BUFFER_KNOBS = (
+    "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval", "algorithm.slots", "algorithm.uses",
+)
 DECLARED = (
     Mode(
         name="spreeze", module="spreeze.modes.spreeze",

@@ -395,7 +395,7 @@ class ImpalaConfig(AnyAgeConfig):
 class AppoConfig(AnyAgeConfig):
     """Asynchronous PPO: its clipped ratio to the policy that collected, without a target network."""
 
-    uses: int = setting(8, "updates for which a rollout is used at most (K); one update takes one rollout",
+    uses: int = setting(20, "updates for which a rollout is used at most (K); one update takes one rollout",
                         unit="updates", low=1, high=65_535)
     clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
 

@@ -14,7 +14,8 @@ paper     the smallest power of two with ``b B / (a + b B) >= gpu_target``, wher
 sampling  E, with the configured batch
 updates   U, with the configured batch
 rollout   E: modes with rollouts. A rollout keeps about its rows and exactly its minibatches, so that tuning does not
-          change what is learned; more environments mean fewer steps of each
+          change what is learned; more environments mean fewer steps of each. Rollouts of any age: U, as long as a
+          rollout is used at most 20 times; N and K stay as configured, whose reasons say what counted runs showed
 ========  ==================================================================================================
 
 R describes early returns of easy tasks. B0 differs from task to task; it is the one that loses least where it is wrong

@@ -13,7 +13,7 @@ from spreeze.config.modes import declared_by
 from spreeze.config.schema import PARTS, Config
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean, size
-from spreeze.tuner.model import UPDATES_PER_STEP_BOUND, Kind, ratio_bound
+from spreeze.tuner.model import MOST_USES, UPDATES_PER_STEP_BOUND, Kind, ratio_bound
 from spreeze.tuner.problem import (
     BATCH,
     CAPACITY,
@@ -32,7 +32,9 @@ from spreeze.tuner.problem import (
     ROLLOUT_ENVS,
     ROLLOUT_SAMPLERS,
     SAMPLERS,
+    SLOTS,
     THREADS,
+    USES,
     Choice,
     Device,
     Knob,
@@ -372,6 +374,15 @@ def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
     return "as configured, they change what is learned" if same else "as many as divide the rows"
 
 
+def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
+    return "as configured: counted runs with 4 and 8 (the paper's are 4 and 16) differed less than their seeds"
+
+
+def _uses_remark(problem: TuningProblem, setting: Setting) -> str:
+    return (f"as configured: up to {MOST_USES}, the paper's value for continuous actions (2 for images), counted runs "
+            "needed equally many updates")
+
+
 # --- the table ---
 
 def _least(problem: TuningProblem, name: str, value: int) -> int:
@@ -407,6 +418,8 @@ KNOBS = (
          remark=lambda problem, setting: f"a rollout has {rollout_rows(setting)} rows, configured are "
                                          f"{rollout_rows(problem.configured)}"),
     Knob(name=MINIBATCHES, trial=FACTS, words="minibatches {}", fixed=True, remark=_minibatches_remark),
+    Knob(name=SLOTS, trial=FACTS, words="buffer of {} rollout{s}", label="N", remark=_slots_remark),
+    Knob(name=USES, trial=FACTS, words="each used {} time{s} at most", label="K", remark=_uses_remark),
 )
 """Every knob of the modes that come with Spreeze; equal scores are decided by them, the first one first."""
 

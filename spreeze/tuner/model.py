@@ -13,13 +13,16 @@ import numpy as np
 from spreeze.tuner.problem import (
     BATCH,
     DEVICE,
+    INTERVAL,
     LEARNER,
     PRECISION,
     RATIO,
     RATIO_MAX,
     ROLLOUT,
+    ROLLOUT_ENVS,
     SAMPLERS,
     THREADS,
+    USES,
     Setting,
     TrialResult,
     TuningProblem,
@@ -47,8 +50,21 @@ FORMULAS = {
 """Objective -> its formula in one line; U updates/s, E env steps/s, B batch size, learner and samplers together."""
 ROLLOUT_FORMULA = "env steps/s with everything running; rows and minibatches of a rollout as configured"
 HOST_FORMULA = "env steps/s of a host that has samplers alone; its learner is elsewhere"
+MOST_USES = 20
+"""Uses of a rollout of any age up to which an update is worth the same: with K from 8 to 20, counted runs of IMPACT on
+CartPole-v1 needed as many updates, with 32 more than twice as many (``assets/figures.md``). The paper's own K is 20."""
+BUFFER_FORMULA = f"updates/s with everything running, of rollouts used up to {MOST_USES} times, at the configured rows"
 UPDATES_PER_STEP_BOUND = 8.0
 """Samples per insert are never allowed above this many updates per env step (times the batch)."""
+
+
+def formula(problem: TuningProblem) -> str:
+    """The objective in one line."""
+    if problem.objective in FORMULAS:
+        return FORMULAS[problem.objective]
+    if SAMPLERS in problem.configured:
+        return HOST_FORMULA
+    return ROLLOUT_FORMULA if problem.named(USES) is None else BUFFER_FORMULA
 
 
 def learner_score(objective: str, batch_size: int, updates_per_s: float) -> float:
@@ -103,7 +119,10 @@ def worth(
     """Score of a setting from its rates, the learner held to the upper bound of samples per insert."""
     objective = problem.objective
     if objective == ROLLOUT:
-        return Scored(setting, env_steps_per_s, updates_per_s, env_steps_per_s)
+        score = env_steps_per_s
+        if problem.named(USES) is not None:
+            score = min(updates_per_s * setting[ROLLOUT_ENVS] * setting[INTERVAL], MOST_USES * env_steps_per_s)
+        return Scored(setting, score, updates_per_s, env_steps_per_s)
     batch = setting[BATCH]
     updates = min(updates_per_s, ratio_bound(problem, batch) * env_steps_per_s / batch)
     score = joint_score(objective, batch, updates, env_steps_per_s)

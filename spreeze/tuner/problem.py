@@ -20,6 +20,7 @@ CAPACITY, RATIO, RATIO_MAX = "replay.capacity", "replay.samples_per_insert_min",
 ROLLOUT_SAMPLERS, ROLLOUT_ENVS = "rollout.samplers", "rollout.envs_per_sampler"
 INFERENCE_WORKERS, LEARNERS = "rollout.inference_workers", "run.learners"
 INTERVAL, MINIBATCHES = "rollout.sync_interval", "algorithm.minibatches"
+SLOTS, USES = "algorithm.slots", "algorithm.uses"
 """Knobs by their names; ``algorithm.FIELD`` stands for a field of the chosen algorithm."""
 
 LEARNER, JOINT, ROLLOUT, FACTS = "learner", "joint", "rollout", "facts"
@@ -181,6 +182,10 @@ class TuningProblem:
     room: Room | None = None
     """Filled in by ``search.tune``, for modes with replay."""
 
+    def named(self, name: str) -> str | None:
+        """The setting that ``algorithm.FIELD`` stands for; None where the algorithm has no such field."""
+        return next((one for one in self.configured if one.endswith(name.removeprefix("algorithm"))), None)
+
     @property
     def cores(self) -> float:
         """Cores that may be used: the usable ones without the share that is left free."""
@@ -265,6 +270,6 @@ def result_line(problem: TuningProblem, result: TrialResult) -> str:
     rates = f"{result.env_steps:.0f} env steps/s"
     if result.stage == LEARNER:
         rates = f"{result.updates:.1f} updates/s, {result.updates * result.setting[BATCH]:.0f} update frames/s"
-    elif result.stage == JOINT:
+    elif result.stage == JOINT or problem.named(USES) is not None:
         rates += f", {result.updates:.1f} updates/s"
     return f"  {where}: {rates}" + (f" (+-{50 * result.spread:.0f} %)" if result.spread is not None else "")

@@ -470,8 +470,7 @@ class Search:
                  for name, stage in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))}
         return {
             "schema": SCHEMA, "objective": problem.objective,
-            "formula": model.HOST_FORMULA if SAMPLERS in problem.configured and problem.objective == ROLLOUT
-            else model.FORMULAS.get(problem.objective, model.ROLLOUT_FORMULA),
+            "formula": model.formula(problem),
             "choice": {name: choice.value for name, choice in choices.items()},
             "reasons": {name: choice.reason for name, choice in choices.items()},
             "pinned": sorted(name for name, choice in choices.items() if choice.pinned),
