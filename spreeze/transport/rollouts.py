@@ -384,7 +384,7 @@ class RolloutReader:
 
     @property
     def uses_left(self) -> int:
-        return sum([self._rollouts.spec.max_uses - one.uses for one in self._readable()])
+        return sum([self._rollouts.spec.max_uses - uses for _, uses in self._readable()])
 
     @property
     def dropped(self) -> int:
@@ -393,13 +393,17 @@ class RolloutReader:
 
     @property
     def _unused(self) -> int:
-        return sum(one.uses == 0 for one in self._readable())
+        return sum(uses == 0 for _, uses in self._readable())
 
     @property
     def _complete(self) -> int:
         """Complete rollouts of all samplers so far."""
-        steps = self._rollouts.steps.reshape(len(self._columns), -1)
-        return int((steps.min(1) // self._rollouts.spec.sync_interval).sum())
+        return int((self._steps.min(1) // self._rollouts.spec.sync_interval).sum())
+
+    @property
+    def _steps(self) -> np.ndarray:
+        """Env steps of each sampler's environments, [samplers, M]."""
+        return self._rollouts.steps.reshape(len(self._columns), -1)
 
     def take(self, known: Container[tuple[int, int]] = ()) -> TakenRollout | None:
         spec, fields = self._rollouts.spec, self._rollouts.fields
@@ -412,66 +416,68 @@ class RolloutReader:
             if chosen is None:
                 self._exhausted_at = complete
                 break
-            (writer, rollout), uses, _ = chosen
+            (writer, rollout), uses = chosen
             slot, columns = rollout % spec.num_slots, self._columns[writer]
             fields["uses"][slot, columns.start] = rollout * _USES_BASE + uses + 1
             fields.in_order()
             names = ("version",) if chosen.key in known else SIDE
             copies = {name: fields[name][slot, :, columns].copy() for name in names}
             fields.in_order()
-            if rollout >= self._first_whole(writer):
+            if rollout >= self._first_whole()[writer]:
                 self._takes += 1
-                there = {one.key for one in readable}
-                self._taken_at = {key: at for key, at in self._taken_at.items() if key in there}
+                if uses == 0:
+                    self._given += 1
+                    there = {key for key, _ in readable}
+                    self._taken_at = {key: at for key, at in self._taken_at.items() if key in there}
                 self._taken_at[chosen.key] = self._takes
                 versions = copies.pop("version")
-                self._given += uses == 0
                 return TakenRollout(writer, rollout, uses + 1, int(versions.min()), versions,
                                     RolloutBatch(**copies) if copies else None)
         return None
 
     def _next(self, readable: list[_Readable]) -> _Readable | None:
         """The rollout whose turn it is: a new one, of these the oldest, or the one that was given longest ago."""
-        usable = [one for one in readable if one.uses < self._rollouts.spec.max_uses]
-        if not usable:
+        spec, versions = self._rollouts.spec, self._rollouts.fields["version"]
+        if new := [one for one in readable if one.uses == 0]:
+            return min(new, key=lambda one: (
+                versions[one.key[1] % spec.num_slots, 0, self._columns[one.key[0]].start], one.key[1], one.key[0]))
+        # What only a source before this one has given comes first.
+        turns = [(self._taken_at.get(one.key, one.uses - _LONG_AGO), one) for one in readable
+                 if one.uses < spec.max_uses]
+        if not turns:
             return None
-
-        def turn(one: _Readable) -> float:
-            return self._taken_at.get(one.key, one.uses - _LONG_AGO)  # given by a source before this one
-
-        chosen = min(usable, key=lambda one: (one.uses > 0, turn(one), one.version, one.key))
-        is_early = chosen.uses > 0 and self._takes - turn(chosen) < len(readable) - 1
+        taken_at, chosen = min(turns)
+        is_early = self._takes - taken_at < len(readable) - 1
         return None if self._goes_round and is_early and not self._is_waited_for() else chosen
 
     def _readable(self) -> list[_Readable]:
         """Every rollout that is complete and not overwritten."""
         spec, fields = self._rollouts.spec, self._rollouts.fields
+        ends = (self._steps.min(1) // spec.sync_interval).tolist()
+        fields.in_order()
+        uses = fields["uses"][:, :: self._columns[0].stop].T.tolist()
+        fields.in_order()
         found = []
-        for writer, columns in enumerate(self._columns):
-            current = int(self._rollouts.steps[columns].min()) // spec.sync_interval
-            fields.in_order()
-            uses, versions = fields["uses"][:, columns.start].tolist(), fields["version"][:, 0, columns.start].tolist()
-            fields.in_order()
-            for rollout in range(max(0, self._first_whole(writer)), current):
-                of, used = divmod(uses[rollout % spec.num_slots], _USES_BASE)
-                version = versions[rollout % spec.num_slots]
-                found.append(_Readable((writer, rollout), used if of == rollout else 0, version))
+        for writer, (first, end) in enumerate(zip(self._first_whole(), ends, strict=True)):
+            for rollout in range(max(0, first), end):
+                of, used = divmod(uses[writer][rollout % spec.num_slots], _USES_BASE)
+                found.append(_Readable((writer, rollout), used if of == rollout else 0))
         return found
 
-    def _first_whole(self, writer: int) -> int:
-        """The first rollout over which its sampler cannot have begun another one."""
+    def _first_whole(self) -> list[int]:
+        """Of each sampler the first rollout over which it cannot have begun another one."""
         spec = self._rollouts.spec
         if not spec.free_running:
-            return self._rollouts.current - spec.num_slots + 1
-        return int(self._rollouts.steps[self._columns[writer]].max()) // spec.sync_interval - spec.num_slots + 1
+            return [self._rollouts.current - spec.num_slots + 1] * len(self._columns)
+        return [steps // spec.sync_interval - spec.num_slots + 1 for steps in self._steps.max(1).tolist()]
 
     def _is_waited_for(self) -> bool:
         """Whether a sampler waits until its oldest rollout has been given more often."""
-        spec, steps = self._rollouts.spec, self._rollouts.steps
-        for columns in self._columns:
-            rollout, begun = divmod(int(steps[columns].max()), spec.sync_interval)
-            oldest = rollout - spec.num_slots + 1
-            if not begun and oldest >= 0 and self._rollouts.uses(oldest, columns.start) < spec.least_uses:
+        spec = self._rollouts.spec
+        for columns, steps in zip(self._columns, self._steps.max(1).tolist(), strict=True):
+            oldest = steps // spec.sync_interval - spec.num_slots + 1
+            may_begin = oldest < 0 or self._rollouts.uses(oldest, columns.start) >= spec.least_uses
+            if steps % spec.sync_interval == 0 and not may_begin:
                 return True
         return False
 
@@ -479,7 +485,6 @@ class RolloutReader:
 class _Readable(NamedTuple):
     key: tuple[int, int]  # (writer, rollout)
     uses: int
-    version: int
 
 
 class Answers(NamedTuple):
