@@ -28,15 +28,17 @@ CASES: dict[str, list[str]] = {
     "impact": ["--algo", "impact"], "hts ppo": ["--algo", "ppo", "--mode", "hts"],
     "serial ppo": ["--algo", "ppo", "--mode", "serial"], "appo": ["--algo", "appo"], "impala": ["--algo", "impala"],
 }
-SLOW_WEIGHTS = ["--set", "impact.broadcast_updates=64"]
+SLOW_WEIGHTS = ["--set", "impact.broadcast_updates=256", "--set", "impact.slots=4", "--sync-interval", "16"]
 """New weights for the samplers after so many updates: the lag that the ablations are about."""
 ABLATIONS: dict[str, dict[str, list[str]]] = {
-    "ratio": {name: ["--set", f"impact.ratio={name}"] for name in ("R1", "R2", "R3")},
-    "K": {str(uses): ["--set", f"impact.uses={uses}"] for uses in (1, 2, 4, 8, 16, 32)},
-    "N": {str(slots): ["--set", f"impact.slots={slots}"] for slots in (2, 4, 8, 16)},
-    "t_target": {str(updates): ["--set", f"impact.target_interval={updates}"] for updates in (4, 16, 64, 256, 1024)},
+    "ratio": {"R1": ["--set", "impact.ratio=R1"], "R2": ["--set", "impact.ratio=R2"], "R3": []},
+    "K": {str(uses): [] if uses == 20 else ["--set", f"impact.uses={uses}"] for uses in (1, 2, 5, 10, 20, 40)},
+    "N": {str(slots): [] if slots == 4 else ["--set", f"impact.slots={slots}"] for slots in (2, 4, 8, 16)},
+    "t_target": {str(updates): [] if updates == 80 else ["--set", f"impact.target_interval={updates}"]
+                 for updates in (2, 5, 20, 80, 320, 1280)},
 }
-ABLATION_STEPS = 60_000
+"""One thing at a time is changed: without a flag it is R3, K = 20, N = 4, t_target = N K = 80, with rollouts of 16."""
+ABLATION_STEPS = 30_000
 _EVALUATIONS, _LAST = 30, 10
 """Evaluations of a counted run, and those at its end whose mean is its final metric."""
 _START_S, _OUTSIDE_S = 6.0, 120.0
@@ -89,7 +91,7 @@ def steps_rows(bench: ImpactBench) -> list[Row]:
     """Env steps a second by the number of samplers that sleep (gamma, coefficient of variation 1)."""
     common = ["--env", SYNTHETIC_ID, "--env-arg=law=gamma", f"--env-arg=mean_s={MEAN_S}", "--env-arg=cv=1", "--algo",
               "impact", "--envs-per-sampler", "1", "--sync-interval", "64", "--set", "impact.least_uses=0", "--set",
-              "evaluation.episodes=1"]
+              "impact.uses=2", "--set", "evaluation.episodes=1"]
     found = bench.in_turn({str(count): ["--samplers", str(count)] for count in bench.samplers}, common,
                           bench.step_seconds + _START_S)
     rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}
