@@ -192,7 +192,8 @@ def draw_ablations(rows: list[Row], out: Path) -> None:
     """
     found = [one for one in rows if "curves" in one]
     envs, names = (list(dict.fromkeys(one[key] for one in found)) for key in ("env", "ablation"))
-    with picture(out, f"IMPACT by counts, {len(found[0]['curves'])} seeds", len(envs), len(names), sharey="row") as grid:
+    title = f"IMPACT by counts, {len(found[0]['curves'])} seeds"
+    with picture(out, title, len(envs), len(names), sharey="row") as grid:
         for (env_id, name), axis in zip(itertools.product(envs, names), grid.flat, strict=True):
             for one in found:
                 if (one["env"], one["ablation"]) == (env_id, name):
