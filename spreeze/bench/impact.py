@@ -18,6 +18,7 @@ from spreeze.bench import Row, row
 from spreeze.bench.counted import Curve, counted_curve
 from spreeze.bench.hts import scores
 from spreeze.bench.runs import Document, Say, in_turn, picture, times_to_target, train
+from spreeze.errors import UsageError
 from spreeze.testing import SYNTHETIC_ID
 from spreeze.workers.evaluator import read_rows
 
@@ -60,7 +61,7 @@ class ImpactBench:
     samplers: tuple[int, ...] = SAMPLERS
     ablations: tuple[str, ...] = tuple(ABLATIONS)
     cases: tuple[str, ...] = tuple(CASES)
-    """Those of part paired."""
+    """Those of parts target and paired."""
     env_steps: int | None = None
     """End of one run; of part ablation ``ABLATION_STEPS`` where it is None."""
     curves: Path | None = None
@@ -112,7 +113,8 @@ def target_rows(bench: ImpactBench) -> list[Row]:
     """Wall time from process start to the target return, and what it took."""
     rows = []
     for env_id in bench.env_ids:
-        found = bench.in_turn(CASES, ["--env", env_id, "--target-return", str(bench.target_return)], bench.seconds)
+        cases = {case: CASES[case] for case in bench.cases}
+        found = bench.in_turn(cases, ["--env", env_id, "--target-return", str(bench.target_return)], bench.seconds)
         times = {case: times_to_target(documents) for case, documents in found.items()}
         for case, (of_case, reached) in times.items():
             rows.append(row("time_to_target_s", "s", of_case, case=case, env=env_id, reached=reached))
@@ -120,7 +122,7 @@ def target_rows(bench: ImpactBench) -> list[Row]:
         goals = {"hts ppo": "<= 1", "impala": "<= 0.7"}
         rows += [row("time_over", "ratio", [a / b for a, b in zip(times["impact"][0], others, strict=True)],
                      case=case, env=env_id, target=goals.get(case))
-                 for case, (others, _) in times.items() if case != "impact"]
+                 for case, (others, _) in times.items() if case != "impact" and "impact" in times]
     return rows
 
 
@@ -188,9 +190,11 @@ def draw_ablations(rows: list[Row], out: Path) -> None:
     """Median greedy return over env steps, with least and greatest of the seeds: a row a task, a panel an ablation.
 
     Raises:
-        UsageError: matplotlib is not installed.
+        UsageError: there are none, or matplotlib is not installed.
     """
     found = [one for one in rows if "curves" in one]
+    if not found:
+        raise UsageError("--out: the picture is of part ablation; add it to --parts")
     envs, names = (list(dict.fromkeys(one[key] for one in found)) for key in ("env", "ablation"))
     title = f"IMPACT by counts, {len(found[0]['curves'])} seeds"
     with picture(out, title, len(envs), len(names), sharey="row") as grid:
@@ -221,7 +225,7 @@ def add_impact_flags(parser: argparse.ArgumentParser) -> None:
         f"{ABLATION_STEPS})")
     add("--target-return", type=float, default=475.0, help="mean of 10 greedy episodes of part target (default: 475)")
     add("--samplers", type=int, nargs="+", default=list(SAMPLERS), help="samplers of part steps (default: 1 2 4 8)")
-    add("--cases", nargs="+", choices=tuple(CASES), default=list(CASES), help="cases of part paired (default: all)")
+    add("--cases", nargs="+", choices=tuple(CASES), default=list(CASES), help="cases of parts target and paired (default: all)")
     add("--ablations", nargs="+", choices=tuple(ABLATIONS), default=list(ABLATIONS),
         help="what part ablation varies (default: all)")
     add("--curves", type=Path, default=None,
