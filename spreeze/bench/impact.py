@@ -225,7 +225,8 @@ def add_impact_flags(parser: argparse.ArgumentParser) -> None:
         f"{ABLATION_STEPS})")
     add("--target-return", type=float, default=475.0, help="mean of 10 greedy episodes of part target (default: 475)")
     add("--samplers", type=int, nargs="+", default=list(SAMPLERS), help="samplers of part steps (default: 1 2 4 8)")
-    add("--cases", nargs="+", choices=tuple(CASES), default=list(CASES), help="cases of parts target and paired (default: all)")
+    add("--cases", nargs="+", choices=tuple(CASES), default=list(CASES),
+        help="cases of parts target and paired (default: all)")
     add("--ablations", nargs="+", choices=tuple(ABLATIONS), default=list(ABLATIONS),
         help="what part ablation varies (default: all)")
     add("--curves", type=Path, default=None,
