@@ -3,7 +3,7 @@
 import pytest
 
 from spreeze.bench import impact
-from spreeze.bench.counted import Curve, counted_curve
+from spreeze.bench.counted import CountedCurve, counted_curve
 from spreeze.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ def test_all_cases_run_in_turn_seed_by_seed_and_are_compared_with_impact():
 
 def test_ablations_have_slow_weights_and_every_setting_is_one(tmp_path, monkeypatch):
     told = []
-    curve = Curve([10, 20], [1, 2], [100.0, 480.0], 3.0)
+    curve = CountedCurve([10, 20], [1, 2], [100.0, 480.0], 3.0)
     monkeypatch.setattr(impact, "counted_curve", lambda flags, env_steps, every: told.append(flags) or curve)
     made = bench(None, ablations=("ratio", "N"), curves=tmp_path / "curves.jsonl")
     rows = impact.ablation_rows(made)

@@ -33,7 +33,7 @@ SAMPLERS = 2
 """The same on every machine."""
 
 
-class Curve(NamedTuple):
+class CountedCurve(NamedTuple):
     """Greedy returns of one seed, and the mean lag of its updates."""
 
     env_steps: list[int]
@@ -57,7 +57,7 @@ class HeldPolicy:
         return self._policy
 
 
-def counted_curve(flags: list[str], env_steps: int, every: int) -> Curve:
+def counted_curve(flags: list[str], env_steps: int, every: int) -> CountedCurve:
     """Learns with the flags of ``spreeze.train`` and evaluates greedy episodes each ``every`` env steps."""
     with stdout_to_stderr(), contextlib.ExitStack() as stack:
         settings, spec = _settings(flags)
@@ -81,8 +81,8 @@ def counted_curve(flags: list[str], env_steps: int, every: int) -> Curve:
 
 def _turns(
     trainer: BufferTrainer, samplers: list[RolloutCollector], greedy: _Greedy, broadcast_updates: int, due: range
-) -> Curve:
-    curve, lags, held, turn = Curve([], [], [], 0.0), [], [HeldPolicy() for _ in samplers], 0
+) -> CountedCurve:
+    curve, lags, held, turn = CountedCurve([], [], [], 0.0), [], [HeldPolicy() for _ in samplers], 0
     published, version = _policy(trainer.algorithm), 0
     while len(curve.returns) < len(due):
         if trainer.learn():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spreeze.bench import Row, row
-from spreeze.bench.counted import Curve, counted_curve
+from spreeze.bench.counted import CountedCurve, counted_curve
 from spreeze.bench.hts import scores
 from spreeze.bench.runs import Document, Say, in_turn, picture, times_to_target, train
 from spreeze.errors import UsageError
@@ -74,13 +74,13 @@ class ImpactBench:
         flags = [*common, "--seconds", str(seconds), *end, "--runs-dir", self.runs_dir, "--no-visualizer"]
         return in_turn(cases, self.seeds, lambda own: self.run([*flags, *own], seconds + _OUTSIDE_S), self.say)
 
-    def curve(self, flags: list[str]) -> Curve:
+    def curve(self, flags: list[str]) -> CountedCurve:
         """A counted run with these flags; one that is in the file of curves is not run again."""
         env_steps = self.env_steps or ABLATION_STEPS
         key = {"flags": flags, "env_steps": env_steps}
         for line in self.curves.read_text().splitlines() if self.curves and self.curves.exists() else ():
             if (known := json.loads(line))["key"] == key:
-                return Curve(**known["curve"])
+                return CountedCurve(**known["curve"])
         curve = counted_curve(flags, env_steps, env_steps // _EVALUATIONS)
         if self.curves is not None:
             with self.curves.open("a") as file:
@@ -181,7 +181,7 @@ def ablation_rows(bench: ImpactBench) -> list[Row]:
     return rows
 
 
-def _first(curve: Curve, target: float) -> int | None:
+def _first(curve: CountedCurve, target: float) -> int | None:
     """Env steps after which the return was first reached."""
     return next((steps for steps, value in zip(curve.env_steps, curve.returns, strict=True) if value >= target), None)
 
