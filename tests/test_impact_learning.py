@@ -21,4 +21,4 @@ def test_continuous_actions_are_learned_from(algo):
              f"{algo}.uses=2"]  # fmt: skip
     curve = counted_curve(flags, 1_024, 512)
     assert all(math.isfinite(value) for value in curve.returns)
-    assert curve.updates[-1] > 1_024 // 64
+    assert curve.updates[-1] >= 1_024 // 64
