@@ -6,7 +6,6 @@ Every figure is a whole ``python -m spreeze.train`` in processes of its own, cas
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import statistics
@@ -17,7 +16,7 @@ from pathlib import Path
 from spreeze.bench import Row, row
 from spreeze.bench.counted import CountedCurve, counted_curve
 from spreeze.bench.hts import scores
-from spreeze.bench.runs import Document, Say, in_turn, picture, times_to_target, train
+from spreeze.bench.runs import Document, Say, documents_rows, in_turn, picture, times_to_target, train
 from spreeze.errors import UsageError
 from spreeze.testing import SYNTHETIC_ID
 from spreeze.workers.evaluator import read_rows
@@ -29,7 +28,8 @@ CASES: dict[str, list[str]] = {
     "impact": ["--algo", "impact"], "hts ppo": ["--algo", "ppo", "--mode", "hts"],
     "serial ppo": ["--algo", "ppo", "--mode", "serial"], "appo": ["--algo", "appo"], "impala": ["--algo", "impala"],
 }
-SLOW_WEIGHTS = ["--set", "impact.broadcast_updates=256", "--set", "impact.slots=4", "--sync-interval", "16"]
+BROADCAST = 256
+SLOW_WEIGHTS = ["--set", f"impact.broadcast_updates={BROADCAST}", "--set", "impact.slots=4", "--sync-interval", "16"]
 """New weights for the samplers after so many updates: the lag that the ablations are about."""
 ABLATIONS: dict[str, dict[str, list[str]]] = {
     "ratio": {"R1": ["--set", "impact.ratio=R1"], "R2": ["--set", "impact.ratio=R2"], "R3": []},
@@ -187,34 +187,36 @@ def _first(curve: CountedCurve, target: float) -> int | None:
 
 
 def draw_ablations(rows: list[Row], out: Path) -> None:
-    """Median greedy return over env steps, with least and greatest of the seeds: a row a task, a panel an ablation.
+    """Median greedy return over env steps, with least and greatest of the seeds: a panel for each ablation of a task.
 
     Raises:
         UsageError: there are none, or matplotlib is not installed.
     """
-    found = [one for one in rows if "curves" in one]
-    if not found:
-        raise UsageError("--out: the picture is of part ablation; add it to --parts")
-    envs, names = (list(dict.fromkeys(one[key] for one in found)) for key in ("env", "ablation"))
-    title = f"IMPACT by counts, {len(found[0]['curves'])} seeds"
-    with picture(out, title, len(envs), len(names), sharey="row") as grid:
-        for (env_id, name), axis in zip(itertools.product(envs, names), grid.flat, strict=True):
-            for one in found:
-                if (one["env"], one["ablation"]) == (env_id, name):
-                    x = [steps / 1e3 for steps in one["curves"][0]["env_steps"]]
-                    seeds = list(zip(*(curve["returns"] for curve in one["curves"]), strict=True))
-                    line = axis.plot(x, [statistics.median(each) for each in seeds], linewidth=1.6, label=one["case"])
-                    axis.fill_between(x, [min(each) for each in seeds], [max(each) for each in seeds], alpha=0.12,
-                                      linewidth=0, color=line[0].get_color())
-            axis.set(title=f"{env_id}: {name}", xlabel="env steps [1000]")
+    panels: dict[str, list[Row]] = {}
+    for one in rows:
+        if "curves" in one:
+            panels.setdefault(f"{one['env']}: {one['ablation']}", []).append(one)
+    if not panels:
+        raise UsageError("--out: the picture is of part ablation; add it to --parts, or its document to --rows")
+    title = f"IMPACT by counts, weights every {BROADCAST} updates: median, least and greatest of the seeds"
+    width = min(3, len(panels))
+    with picture(out, title, -(-len(panels) // width), width) as grid:
+        for axis in grid.flat[len(panels) :]:
+            axis.set_visible(False)
+        for axis, (name, cases) in zip(grid.flat, panels.items(), strict=False):
+            axis.set(title=name, xlabel="env steps [1000]", ylabel="greedy return")
+            for one in cases:
+                x = [steps / 1e3 for steps in one["curves"][0]["env_steps"]]
+                seeds = list(zip(*(curve["returns"] for curve in one["curves"]), strict=True))
+                line = axis.plot(x, [statistics.median(each) for each in seeds], linewidth=1.6, label=one["case"])
+                axis.fill_between(x, [min(each) for each in seeds], [max(each) for each in seeds], alpha=0.1,
+                                  linewidth=0, color=line[0].get_color())
             axis.legend(fontsize=7)
-        for line in grid:
-            line[0].set_ylabel("greedy return")
 
 
 def add_impact_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=list(PARTS[:2]),
+    add("--parts", nargs="*", choices=PARTS, default=list(PARTS[:2]),
         help="steps: samplers that sleep; target: time to a return; paired: equal time or env steps; ablation: ratios, "
         "uses, slots and target intervals by counts (default: steps target)")
     add("--long", action="store_true", help="runs of 900 s, rates over 60 s (default: off)")
@@ -232,6 +234,8 @@ def add_impact_flags(parser: argparse.ArgumentParser) -> None:
     add("--curves", type=Path, default=None,
         help="file of part ablation's curves: those in it are not run again, new ones are added (default: none)")
     add("--out", type=Path, default=None, help="picture of part ablation to write (default: none)")
+    add("--rows", nargs="+", default=[], metavar="FILE",
+        help="earlier documents of this bench with --json to draw as well (default: none)")
     add("--runs-dir", default="runs", help="where runs go (default: runs)")
 
 
@@ -249,6 +253,6 @@ def impact_rows(args: argparse.Namespace, say: Say) -> list[Row]:
         say(f"{part}:")
         rows += [{**one, "part": part} for one in parts[part](bench)]
     if args.out is not None:
-        draw_ablations(rows, args.out)
+        draw_ablations([*documents_rows(args.rows), *rows], args.out)
         rows.append({"metric": "picture", "value": str(args.out), "unit": "file"})
     return rows
