@@ -119,6 +119,7 @@ def test_every_declaration_names_settings_and_figures_that_exist(mode):
     for wiring in filter(None, (mode.replay, mode.on_policy)):
         assert {item for stage in wiring.stages for item in stage.items} <= set(components.ITEMS)
         for part, name in (knob.split(".") for knob in wiring.knobs):
-            assert hasattr(config.ppo if part == "algorithm" else getattr(config, part), name)
+            algorithm = config.impact if wiring.free_running else config.ppo
+            assert hasattr(algorithm if part == "algorithm" else getattr(config, part), name)
     assert mode.doc
     assert callable(load_mode(mode).run_mode)
