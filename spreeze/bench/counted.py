@@ -23,9 +23,10 @@ from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.rollouts import Rollouts
+from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.buffer_trainer import BufferTrainer
-from spreeze.workers.collectors import RolloutCollector
+from spreeze.workers.collectors import NewestPolicy, RolloutCollector
 from spreeze.workers.evaluator import envs_at_once, run_episodes, score, seed_list
 from spreeze.workers.torch_devices import learner_threads
 
@@ -40,21 +41,6 @@ class CountedCurve(NamedTuple):
     updates: list[int]
     returns: list[float]
     lag: float
-
-
-class HeldPolicy:
-    """What a sampler collects one rollout with; stands where a run has ``NewestPolicy``."""
-
-    version = 0
-
-    def __init__(self) -> None:
-        self._policy: Policy | None = None
-
-    def hold(self, policy: Policy, version: int) -> None:
-        self._policy, self.version = policy, version
-
-    def current(self) -> Policy | None:
-        return self._policy
 
 
 def counted_curve(flags: list[str], env_steps: int, every: int) -> CountedCurve:
@@ -82,29 +68,32 @@ def counted_curve(flags: list[str], env_steps: int, every: int) -> CountedCurve:
 def _turns(
     trainer: BufferTrainer, samplers: list[RolloutCollector], greedy: _Greedy, broadcast_updates: int, due: range
 ) -> CountedCurve:
-    curve, lags, held, turn = CountedCurve([], [], [], 0.0), [], [HeldPolicy() for _ in samplers], 0
-    published, version = _policy(trainer.algorithm), 0
-    while len(curve.returns) < len(due):
-        if trainer.learn():
-            if trainer.updates - version >= broadcast_updates:
-                published, version = _policy(trainer.algorithm), trainer.updates
-            continue
-        # The next sampler; one that waits for uses of its oldest rollout is left out.
-        turn = next(number % len(samplers) for number in range(turn + 1, turn + 1 + len(samplers))
-                    if samplers[number % len(samplers)].open())
-        held[turn].hold(published, version)
-        while samplers[turn].advance(held[turn]) and not samplers[turn].columns.filled:
-            pass
-        if trainer.env_steps >= due[len(curve.returns)]:
-            curve.env_steps.append(trainer.env_steps)
-            curve.updates.append(trainer.updates)
-            curve.returns.append(greedy.mean(_policy(trainer.algorithm)))
-            lags.append(trainer.numbers(wait_s=0.0, publish_s=0.0)["policy_lag"])
+    curve, lags, turn, version = CountedCurve([], [], [], 0.0), list[float](), 0, 0
+    with contextlib.closing(VersionedParameters.create()) as weights:
+        policies = [NewestPolicy(weights) for _ in samplers]
+        _publish(trainer.algorithm, weights)
+        while len(curve.returns) < len(due):
+            if trainer.learn():
+                if trainer.updates - version >= broadcast_updates:
+                    version = trainer.updates
+                    _publish(trainer.algorithm, weights)
+                continue
+            # The next sampler; one that waits for uses of its oldest rollout is left out.
+            turn = next(number % len(samplers) for number in range(turn + 1, turn + 1 + len(samplers))
+                        if samplers[number % len(samplers)].open())
+            policies[turn].refresh()
+            while samplers[turn].advance(policies[turn]) and not samplers[turn].columns.filled:
+                pass
+            if trainer.env_steps >= due[len(curve.returns)]:
+                curve.env_steps.append(trainer.env_steps)
+                curve.updates.append(trainer.updates)
+                curve.returns.append(greedy.mean(trainer.algorithm))
+                lags.append(trainer.numbers(wait_s=0.0, publish_s=0.0)["policy_lag"])
     return curve._replace(lag=sum(lags) / max(1, len(lags)))
 
 
-def _policy(algorithm: AnyAge) -> Policy:
-    return Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
+def _publish(algorithm: AnyAge, weights: VersionedParameters) -> None:
+    weights.publish(algorithm.policy_arrays(), algorithm.policy_meta(), 1, algorithm.updates)
 
 
 class _Greedy:
@@ -114,9 +103,14 @@ class _Greedy:
         evaluation = settings.config.evaluation
         self._spec, self._seeds = spec, seed_list(evaluation.seed, evaluation.episodes)
         self._tasks: list[Task] = []
-        stack.callback(lambda: [task.close() for task in self._tasks])
+        stack.callback(self._close)
 
-    def mean(self, policy: Policy) -> float:
+    def _close(self) -> None:
+        for task in self._tasks:
+            task.close()
+
+    def mean(self, algorithm: AnyAge) -> float:
+        policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
         return score(run_episodes(lambda: open_task(self._spec, whole_games=True), policy.act_greedy, self._seeds,
                                   max_envs=envs_at_once(self._spec), tasks=self._tasks)).return_mean
 
