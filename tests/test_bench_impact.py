@@ -3,7 +3,7 @@
 import pytest
 
 from spreeze.bench import impact
-from spreeze.bench.counted import CountedCurve, counted_curve
+from spreeze.bench.impact import CountedCurve, counted_curve
 from spreeze.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from spreeze.bench.counted import counted_curve
+from spreeze.bench.impact import counted_curve
 
 
 @pytest.mark.parametrize("algo", ["impact", "appo"])

@@ -1,25 +1,44 @@
 """IMPACT against PPO, APPO and IMPALA: samplers that sleep, time to a return, equal time, and the paper's ablations.
 
-Every figure is a whole ``python -m spreeze.train`` in processes of its own, cases in turn, seed by seed.
+Every figure but those of part ablation is a whole ``python -m spreeze.train`` in processes of its own, cases in turn,
+seed by seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from spreeze.algorithms import create_on_policy
+from spreeze.algorithms.impact import AnyAge
 from spreeze.bench import Row, row
-from spreeze.bench.counted import CountedCurve, counted_curve
 from spreeze.bench.hts import scores
 from spreeze.bench.runs import Document, Say, documents_rows, in_turn, picture, times_to_target, train
-from spreeze.errors import UsageError
+from spreeze.cli.arguments import build_parser, user_values
+from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
+from spreeze.config.profiles import task_profile
+from spreeze.config.schema import AnyAgeConfig
+from spreeze.envs.probe import probe_env
+from spreeze.envs.task import Task, open_task
+from spreeze.errors import ConfigError, UsageError
+from spreeze.inference.policy import Policy
+from spreeze.machine.output import stdout_to_stderr
+from spreeze.runtime.plan import RunPlan
 from spreeze.testing import SYNTHETIC_ID
-from spreeze.workers.evaluator import read_rows
+from spreeze.transport.rollouts import Rollouts
+from spreeze.transport.weights import VersionedParameters
+from spreeze.types import EnvSpec
+from spreeze.workers.buffer_trainer import BufferTrainer
+from spreeze.workers.collectors import NewestPolicy, RolloutCollector
+from spreeze.workers.evaluator import envs_at_once, read_rows, run_episodes, score, seed_list
+from spreeze.workers.torch_devices import learner_threads
 
 PARTS = ("steps", "target", "paired", "ablation")
 SAMPLERS = (1, 2, 4, 8)
@@ -146,9 +165,9 @@ def _impala_rows(impact: list[Document], impala: list[Document], env_id: str) ->
     ratios: dict[str, list[float | None]] = {"wall_s": [], "env_steps": []}
     for one, other in zip(impact, impala, strict=True):
         held = [_held(Path(document["run_dir"])) for document in (one, other)]
-        score = max((value for value, _ in held[1]), default=math.inf)
+        best = max((value for value, _ in held[1]), default=math.inf)
         for name, values in ratios.items():
-            first = [next((at[name] for value, at in each if value >= score), None) for each in held]
+            first = [next((at[name] for value, at in each if value >= best), None) for each in held]
             values.append(first[0] / first[1] if first[0] and first[1] else None)
     return [row(f"{name}_to_impala_score", "ratio", values, env=env_id, target=goals.get(name),
                 reached=sum(value is not None for value in values)) for name, values in ratios.items()]
@@ -212,6 +231,112 @@ def draw_ablations(rows: list[Row], out: Path) -> None:
                 axis.fill_between(x, [min(each) for each in seeds], [max(each) for each in seeds], alpha=0.1,
                                   linewidth=0, color=line[0].get_color())
             axis.legend(fontsize=7)
+
+
+# --- mode impact by counts ---
+#
+# Its samplers, buffer and learner take turns in one process. Who is fast or slow does not matter then: a seed gives the
+# same curve on every machine of one kind, and lag is a setting (``broadcast_updates``). The learner goes on while there
+# is a rollout whose turn it is; else the next sampler fills one. So the samplers are what everybody waits for, and each
+# rollout is used K times.
+
+COUNTED_SAMPLERS = 2
+"""The same on every machine."""
+
+
+class CountedCurve(NamedTuple):
+    """Greedy returns of one seed, and the mean lag of its updates."""
+
+    env_steps: list[int]
+    updates: list[int]
+    returns: list[float]
+    lag: float
+
+
+def counted_curve(flags: list[str], env_steps: int, every: int) -> CountedCurve:
+    """Learns with the flags of ``spreeze.train`` and evaluates greedy episodes each ``every`` env steps."""
+    with stdout_to_stderr(), contextlib.ExitStack() as stack:
+        settings, spec = _settings(flags)
+        plan = RunPlan(settings=settings, spec=spec, samplers=COUNTED_SAMPLERS, free_core=True)
+        config, each = settings.config, settings.config.rollout.envs_per_sampler
+        if not isinstance(config.on_policy, AnyAgeConfig):
+            raise ConfigError(f"--algo {config.run.algo}: it does not learn from rollouts of any age")
+        stack.enter_context(learner_threads(spec, 1, "cpu"))
+        rollouts = stack.enter_context(contextlib.closing(Rollouts.create(plan.rollout_spec())))
+        algorithm = create_on_policy(config.run.algo, spec, config.on_policy, config.run.seed, "cpu",
+                                     correction="none", normalize_obs=config.env.normalize_obs)
+        assert isinstance(algorithm, AnyAge)
+        trainer = BufferTrainer(algorithm, rollouts, each, meta={}, progress_env_steps=env_steps, env_steps_base=0)
+        samplers = [stack.enter_context(contextlib.closing(RolloutCollector(
+            lambda: open_task(spec), spec, rollouts, first=index * each, num_envs=each, seed=config.run.seed,
+            replays=False,
+        ))) for index in range(COUNTED_SAMPLERS)]
+        return _turns(trainer, samplers, _Greedy(settings, spec, stack), config.on_policy.broadcast_updates,
+                      range(every, env_steps + 1, every))
+
+
+def _turns(
+    trainer: BufferTrainer, samplers: list[RolloutCollector], greedy: _Greedy, broadcast_updates: int, due: range
+) -> CountedCurve:
+    curve, lags, turn, version = CountedCurve([], [], [], 0.0), list[float](), 0, 0
+    with contextlib.closing(VersionedParameters.create()) as weights:
+        policies = [NewestPolicy(weights) for _ in samplers]
+        _publish(trainer.algorithm, weights)
+        while len(curve.returns) < len(due):
+            if trainer.learn():
+                if trainer.updates - version >= broadcast_updates:
+                    version = trainer.updates
+                    _publish(trainer.algorithm, weights)
+                continue
+            # The next sampler; one that waits for uses of its oldest rollout is left out.
+            turn = next(number % len(samplers) for number in range(turn + 1, turn + 1 + len(samplers))
+                        if samplers[number % len(samplers)].open())
+            policies[turn].refresh()
+            while samplers[turn].advance(policies[turn]) and not samplers[turn].columns.filled:
+                pass
+            if trainer.env_steps >= due[len(curve.returns)]:
+                curve.env_steps.append(trainer.env_steps)
+                curve.updates.append(trainer.updates)
+                curve.returns.append(greedy.mean(trainer.algorithm))
+                lags.append(trainer.numbers(wait_s=0.0, publish_s=0.0)["policy_lag"])
+    return curve._replace(lag=sum(lags) / max(1, len(lags)))
+
+
+def _publish(algorithm: AnyAge, weights: VersionedParameters) -> None:
+    weights.publish(algorithm.policy_arrays(), algorithm.policy_meta(), 1, algorithm.updates)
+
+
+class _Greedy:
+    """The evaluator's episodes."""
+
+    def __init__(self, settings: Settings, spec: EnvSpec, stack: contextlib.ExitStack) -> None:
+        evaluation = settings.config.evaluation
+        self._spec, self._seeds = spec, seed_list(evaluation.seed, evaluation.episodes)
+        self._tasks: list[Task] = []
+        stack.callback(self._close)
+
+    def _close(self) -> None:
+        for task in self._tasks:
+            task.close()
+
+    def mean(self, algorithm: AnyAge) -> float:
+        policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
+        return score(run_episodes(lambda: open_task(self._spec, whole_games=True), policy.act_greedy, self._seeds,
+                                  max_envs=envs_at_once(self._spec), tasks=self._tasks)).return_mean
+
+
+def _settings(flags: list[str]) -> tuple[Settings, EnvSpec]:
+    """The settings that ``spreeze.train`` would have with these flags, and the task."""
+    user = user_values(build_parser().parse_args(flags))
+    env = resolve([Layer("user", user)]).config.env
+    profile = task_profile(env.id)
+    layers = [*([profile] if profile else []), Layer("user", user)]
+    spec = probe_env(env.id, env.import_module, steps=0, plain=env.plain, args=env.args).spec
+    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    return settings, spec
+
+
+# --- the command ---
 
 
 def add_impact_flags(parser: argparse.ArgumentParser) -> None:
