@@ -303,7 +303,7 @@ class Scene:
     def turns(self, count):
         for _ in range(count):
             for host in self.bridge._hosts:
-                host.resume_s = 0.0
+                host.resume_s = host.asked_s = 0.0
             self.bridge.turn()
 
     def stored(self):

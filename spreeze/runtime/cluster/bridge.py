@@ -33,6 +33,9 @@ from spreeze.workers.context import WorkerContext, open_weights
 
 _MOST_PULLS = 2
 """Pulls under way to one host: one is filled while the other travels."""
+_PACE_S = 0.04
+"""Least time between two pulls of one host: where the rate limiter binds, rows come in small chunks, each of which costs
+the same processor time as a large one."""
 _WAIT_S = 0.05
 _NODES_S = 1.0
 """Between two looks at which nodes live."""
@@ -92,7 +95,7 @@ class Host:
         self.given: tuple[int, int] = (-1, -1)
         """(epoch, version) of the weights that it was given last."""
         self.given_s = 0.0
-        self.resume_s = self.ping_s = 0.0
+        self.resume_s = self.ping_s = self.asked_s = 0.0
         self.silent = False
         self._before = slots.tolist()
         """Counters of earlier epochs, and of an earlier bridge."""
@@ -251,7 +254,8 @@ class Bridge:
         assert host.gateway is not None
         if now < host.resume_s:
             return
-        while len(host.pulls) < _MOST_PULLS:
+        if len(host.pulls) < _MOST_PULLS and now - host.asked_s >= _PACE_S:
+            host.asked_s = now
             request = seal_json(self._secret, b"pull", {"epoch": host.ledger.epoch, "allowed": host.allowed})
             host.pulls.append((host.gateway.pull(request), now))
         if host.ledger.epoch and self._order is not None and host.given < self._order and "weights" not in host.calls:
@@ -260,7 +264,7 @@ class Bridge:
         if now - host.ping_s >= _PING_S and "ping" not in host.calls:
             host.ping_s = now
             host.calls["ping"] = (host.gateway.call("ping", seal_json(self._secret, b"ping", {})), time.time())
-        if not host.silent and host.ledger.epoch and now - host.pulls[0][1] > _SILENT_S:
+        if not host.silent and host.ledger.epoch and host.pulls and now - host.pulls[0][1] > _SILENT_S:
             host.silent = True
             self._event("warning", f"{host.name} has been silent for {_SILENT_S:.0f} s; it is waited for")
 
