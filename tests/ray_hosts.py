@@ -53,6 +53,14 @@ class RayHosts:
                 found += [child for child in gateway.children() if child.name().startswith("sampler-")]
         return found
 
+    def listening(self):
+        """Addresses at which the cluster's processes listen."""
+        found = set()
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                found |= {link.laddr.ip for link in process.net_connections("inet") if link.status == "LISTEN"}
+        return found
+
     def close(self):
         with contextlib.suppress(psutil.Error, OSError):
             family = psutil.Process(self.process.pid).children(recursive=True)

@@ -45,6 +45,7 @@ def test_hosts_die_and_come_back_and_no_row_is_there_twice(tmp_path, monkeypatch
 
             run.wait_for(lambda: chunks(0) > 3 and chunks(1) > 3, what="chunks of both hosts")
             assert told(run, "joined the Ray cluster")
+            assert {address.removeprefix("::ffff:") for address in hosts.listening()} <= {"127.0.0.1", "::1"}
             hosts.kill(1)
             run.wait_for(lambda: told(run, "died", "lost"), what="the death to be named")
             dead = 0 if told(run, "host-0", "died") else 1
