@@ -106,7 +106,7 @@ def test_a_run_with_simulated_hosts_learns_and_its_resume_leaves_them_out(tmp_pa
     (("--cluster", "nonsense"), "expected HOST:PORT of a Ray cluster's head, auto, local or local:N"),
     (("--cluster", "127.0.0.1:9"), "nothing answers there"),
     (("--cluster", "local", "--learners", "2", "--samplers", "2"), "rows of other hosts go to one learner"),
-    (("--cluster", "local", "--mode", "serial"), "in mode serial samplers of other hosts cannot take part"),
+    (("--cluster", "local", "--mode", "serial"), "in mode serial other hosts cannot take part"),
     (("--host-samplers", "0"), "samplers = 0: allowed is 1 to 64"),
 ])
 def test_what_cannot_work_is_refused_with_one_line(tmp_path, arguments, line):
