@@ -34,8 +34,8 @@ from spreeze.workers.context import WorkerContext, open_weights
 _MOST_PULLS = 2
 """Pulls under way to one host: one is filled while the other travels."""
 _PACE_S = 0.04
-"""Least time between two pulls of one host: where the rate limiter binds, rows come in small chunks, each of which costs
-the same processor time as a large one."""
+"""Least time between two pulls of one host: where the rate limiter binds chunks are small, and each costs processor
+time, whatever its size."""
 _WAIT_S = 0.05
 _NODES_S = 1.0
 """Between two looks at which nodes live."""
