@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+import time
 
 import numpy as np
 import psutil
@@ -108,10 +109,9 @@ def test_samplers_of_a_host_do_not_go_on_further_than_the_driver_allows(job):
         stream = Stream(there, job.layout)
         poll(lambda: stream.pull(allowed=0).epoch)
         slack = 2 * 2 * 2  # what two samplers may write before and between two looks
-        for allowed in (0, 0, 100, 100, 0):
-            most = max(allowed, len(stream.rows)) + slack
+        for allowed, most in ((0, 0), (0, 0), (100, 100), (100, 100), (0, 100)):
             stream.pull(allowed)
-            assert len(stream.rows) <= most
+            assert len(stream.rows) <= most + slack
         poll(lambda: (stream.pull(allowed=0), len(stream.rows) >= 100)[1])
         assert len(stream.rows) <= 100 + slack
         before = len(stream.rows)
@@ -238,12 +238,14 @@ class GatewayDouble:
         self.nodes, self.secret, self.job = nodes, secret, job
         self.epoch, self.first, self.allowed, self.weights = next(self.epochs), 0, 0, []
         self.error, self.dropped, self.facts, self.rate = None, False, {}, 10
+        self.requests = []
 
     def restart(self):
         self.epoch, self.first, self.allowed, self.error = next(self.epochs), 0, 0, None
 
     def pull(self, request):
         asked = unseal_json(self.secret, b"pull", request)
+        self.requests.append(asked)
         if asked["epoch"] == self.epoch:
             self.allowed = asked["allowed"]
         return next(self.nodes._numbers), self, self._chunk
@@ -305,6 +307,10 @@ class Scene:
             for host in self.bridge._hosts:
                 host.resume_s = host.asked_s = 0.0
             self.bridge.turn()
+            for host in self.bridge._hosts:  # as if the pace were over already
+                host.asked_s = 0.0
+                if host.gateway is not None:
+                    self.bridge._ask(host, time.monotonic())
 
     def stored(self):
         """(epoch, number) of every row in the ring."""
@@ -452,6 +458,28 @@ def test_hosts_write_no_more_than_the_run_s_rate_limiter_allows(tmp_path, spec):
         before = len(scene.stored())
         scene.turns(60)
         assert before + 90 <= len(scene.stored()) <= before + 100 + 8 + 1
+    finally:
+        scene.close()
+
+
+def test_pulls_of_a_host_are_paced_and_wait_longer_with_more_hosts(scene):
+    scene.join("a")
+    bridge, there = scene.bridge, scene.nodes.gateways["a"]
+    bridge._hosts[0].pulls.clear()
+    there.requests.clear()
+    bridge._hosts[0].asked_s = now = time.monotonic()
+    for later_s, count in ((0.05, 0), (0.09, 1), (0.12, 1), (0.18, 2), (0.27, 2)):
+        bridge._ask(bridge._hosts[0], now + later_s)
+        assert len(there.requests) == count
+    assert {request["linger_s"] for request in there.requests} == {0.1}
+
+
+def test_chunks_of_many_hosts_are_larger(tmp_path, spec):
+    scene = Scene(tmp_path, spec, hosts=4)
+    try:
+        scene.join("a", "b", "c", "d")
+        scene.turns(3)
+        assert scene.nodes.gateways["d"].requests[-1]["linger_s"] == pytest.approx(0.2)
     finally:
         scene.close()
 

@@ -12,6 +12,7 @@ from typing import Any
 from spreeze.errors import TransportError
 from spreeze.formatting import clean
 from spreeze.metrics.table import SLOTS, TABLE, Phase
+from spreeze.runtime.cluster.gateway import LINGER_S
 from spreeze.runtime.cluster.host import HostJob
 from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, Nodes, RemoteGateway, connected, parse_address
 from spreeze.transport.chunks import (
@@ -33,9 +34,10 @@ from spreeze.workers.context import WorkerContext, open_weights
 
 _MOST_PULLS = 2
 """Pulls under way to one host: one is filled while the other travels."""
-_PACE_S = 0.04
-"""Least time between two pulls of one host: where the rate limiter binds chunks are small, and each costs processor
-time, whatever its size."""
+_LINGER_EACH_S, _MOST_LINGER_S = 0.05, 0.5
+"""A chunk costs the driver processor time, whatever its size. So with more hosts each waits longer to fill one."""
+_PACE = 0.8
+"""Least time between two pulls of one host, of that time: where the rate limiter binds, answers come at once."""
 _WAIT_S = 0.05
 _NODES_S = 1.0
 """Between two looks at which nodes live."""
@@ -163,6 +165,7 @@ class Bridge:
         self._order: tuple[int, int] | None = None
         self._published_s = 0.0
         self._nodes_s = 0.0
+        self._linger_s = LINGER_S
         self._failed: dict[str, tuple[float, str]] = {}
         """Node -> when its last gateway could not work, and why."""
         if not nodes.is_authenticated:
@@ -194,6 +197,7 @@ class Bridge:
                 self._heard(host, method, *host.calls.pop(method))
         working = [host for host in self._hosts if host.gateway is not None]
         self._allow(working)
+        self._linger_s = min(_MOST_LINGER_S, max(LINGER_S, _LINGER_EACH_S * len(working)))
         for host in working:
             self._ask(host, time.monotonic())
             self._report(host)
@@ -254,9 +258,10 @@ class Bridge:
         assert host.gateway is not None
         if now < host.resume_s:
             return
-        if len(host.pulls) < _MOST_PULLS and now - host.asked_s >= _PACE_S:
+        if len(host.pulls) < _MOST_PULLS and now - host.asked_s >= _PACE * self._linger_s:
             host.asked_s = now
-            request = seal_json(self._secret, b"pull", {"epoch": host.ledger.epoch, "allowed": host.allowed})
+            request = seal_json(self._secret, b"pull", {"epoch": host.ledger.epoch, "allowed": host.allowed,
+                                                        "linger_s": self._linger_s})
             host.pulls.append((host.gateway.pull(request), now))
         if host.ledger.epoch and self._order is not None and host.given < self._order and "weights" not in host.calls:
             host.given, host.given_s = self._order, self._published_s

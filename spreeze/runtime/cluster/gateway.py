@@ -22,7 +22,9 @@ PULL, CONTROL = "pull", "control"
 """Groups of methods, each with a thread of its own."""
 GROUPS = {PULL: 1, CONTROL: 1}
 LINGER_S = 0.1
-"""How long a pull waits for a chunk to have its least size; one without any row waits no longer either."""
+"""How long a pull waits for a chunk to have its least size where it does not say; one without any row waits no longer
+either."""
+_MOST_LINGER_S = 1.0
 _POLL_S = 0.004
 _END_S = 3.0
 
@@ -80,7 +82,7 @@ class GatewayActor:
                 return seal_chunk(self._secret, 0, 0, Taken([], []), {**told, "came_s": came_s, "went_s": time.time()})
             if asked.get("epoch") == outlet.epoch:
                 outlet.allow(int(asked["allowed"]))
-            end = time.monotonic() + LINGER_S
+            end = time.monotonic() + min(_MOST_LINGER_S, max(0.0, float(asked.get("linger_s", LINGER_S))))
             while outlet.waiting * self._layout_bytes < LEAST_CHUNK_BYTES and time.monotonic() < end:
                 if outlet.waiting and outlet.is_spent:
                     break
