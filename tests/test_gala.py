@@ -17,7 +17,7 @@ from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
 from spreeze.modes.gala import Ball
 from spreeze.run_directory import group_folder
-from spreeze.transport.mixing import MixMemory
+from spreeze.transport.mixing import Mixer, MixMemory, MixSpec
 from spreeze.types import EnvSpec
 
 SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
@@ -147,6 +147,31 @@ def test_in_lockstep_the_radius_is_that_of_one_mix_though_a_learner_is_three_ahe
                 memory.mixed[learner].publish({"theta": np.full(2, number, np.float32)}, {}, 0, number)
                 memory.board["number"][learner] = number
         assert [parameters.tolist() for parameters in memory.aligned()] == [[1.0, 1.0]] * 4
+    finally:
+        memory.close()
+
+
+def test_a_learner_that_returns_gives_the_others_nothing_of_its_old_parameters():
+    memory = MixMemory.create(2)
+
+    def mixer(learner):
+        spec = MixSpec(learner=learner, learners=2, mixing="gossip", topology="ring", max_staleness=None, interval=1,
+                       similarity_interval=500, rows=(0, 1), board_fd=memory.board.block.fd, policy_fds=(),
+                       shared_fd=memory.shared_fd, message_fds=tuple(one.fds for one in memory.messages),
+                       mixed_fds=tuple(one.fds for one in memory.mixed),
+                       gradient_fds=tuple(one.fds for one in memory.gradients))  # fmt: skip
+        return Mixer(spec, lambda: (0, 1), lambda: False)
+
+    try:
+        old, new = np.full(2, -100.0, np.float32), np.full(2, 8.0, np.float32)
+        first, killed = mixer(0), mixer(1)
+        for each in (first, killed):
+            each.begin(old, 0)
+        assert first.mix(old, new, 1).tolist() == [8.0, 8.0]
+        returned = mixer(1)
+        returned.begin(old, 0)
+        assert returned.mix(old, old, 1).tolist() == [8.0, 8.0], "a neighbour's parameters"
+        assert first.mix(new, new, 2).tolist() == [8.0, 8.0]
     finally:
         memory.close()
 

@@ -227,17 +227,16 @@ class Mixer:
         norm = float(np.linalg.norm(after - before))
         board["norms"][own, number % NORMS] = norm
         board["largest"][own] = max(float(board["largest"][own]), norm)
-        mixed = self._neighbours() if self._returned and self.spec.mixing != "none" else None
-        is_new = mixed is not None and self.spec.gloo is not None and self.spec.gloo.joined  # nobody takes what it has
+        found = self._neighbours() if self._returned and self.spec.mixing != "none" else None
+        self._returned = False
+        mixed = after if found is None else found  # the others get that, too: its own parameters are old
+        is_new = found is not None and self.spec.gloo is not None and self.spec.gloo.joined  # nobody takes what it has
         due = self.spec.mixing == "gossip" or (self.spec.mixing == "average" and number % self.spec.interval == 0)
         if due and not is_new:
-            mean = self._gossiped(after, number)
-            mixed = mean if mixed is None else mixed
+            mixed = self._gossiped(mixed, number)
         elif self._shared is not None:
             self._shared += after - before
             mixed = self._shared.copy()
-        self._returned = False
-        mixed = after if mixed is None else mixed
         self._mixed[own].publish({_THETA: mixed}, {}, 0, number)
         board["number"][own] = number
         return mixed
