@@ -250,24 +250,27 @@ def draw_gala(rows: Sequence[Row], out: Path) -> None:
     with picture(out, f"GALA, A2C: {read_machine().one_line()}") as (axes,):
         for axis, proposition, about in zip(axes, (1, 2), ("all mix at every update", "nobody waits"), strict=False):
             known = [topology for topology in TOPOLOGIES if curves.get((proposition, topology))]
-            for number, topology in enumerate(known):
-                _draw_ball(axis, curves[proposition, topology], topology, f"C{number}")
-            axis.set(xlabel="time [s]", title=f"{about}: Proposition {proposition}", yscale="log")
+            for topology in known:
+                _draw_ball(axis, curves[proposition, topology], topology, f"C{TOPOLOGIES.index(topology)}")
+            axis.set(xlabel="time since the first update [s]", yscale="log",
+                     title=f"{about}: Proposition {proposition}")
             if known:
                 axis.legend(fontsize=8)
-        axes[0].set_ylabel("distance from the mean (line), its bound (dashed)")
+        axes[0].set_ylabel("radius (line), its bound (dashed)")
         _draw_converged(axes[2], [one for one in rows if one["metric"] == "converged"])
 
 
 def _draw_ball(axis: Axes, curve: Sequence[Sequence[float]], label: str, colour: str) -> None:
     times, radii, bounds = zip(*curve, strict=True)
-    axis.plot(times, radii, color=colour, linewidth=1.2, label=label)
-    axis.plot(times, [max(bound, _ROUNDING) for bound in bounds], "--", color=colour, linewidth=1.0)
+    since = [t - times[0] for t in times]
+    axis.plot(since, radii, color=colour, linewidth=1.2, label=label)
+    if max(bounds) > 0.0:  # where all take the mean of all, it is 0, and what is left is rounding
+        axis.plot(since, bounds, "--", color=colour, linewidth=1.0)
 
 
 def _draw_converged(axis: Axes, rows: Sequence[Row]) -> None:
     """Bars side by side for each task and number of environments."""
-    places = list(dict.fromkeys((one["env"], one["envs"]) for one in rows))
+    places = sorted({(one["env"], one["envs"]) for one in rows})
     cases = list(dict.fromkeys(one["case"] for one in rows))
     for number, case in enumerate(cases):
         shares = []
