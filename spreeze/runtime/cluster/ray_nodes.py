@@ -200,21 +200,30 @@ def joined(text: str) -> Iterator[Nodes]:
     """Joins the cluster at a Ray address; a ConfigError if it does not take us in."""
     import ray
 
-    handlers = {number: signal.getsignal(number) for number in ENDING}
     try:
-        ray.init(address=text, log_to_driver=False, logging_level="warning")
+        with _handlers_kept():
+            ray.init(address=text, log_to_driver=False, logging_level="warning")
     except Exception as error:
         raise ConfigError(
             f"--cluster {clean(text, 80)}: Ray does not take this machine in ({clean(error, 300)}); it has to belong "
             "to the cluster: ray start --address HOST:PORT on it, with the same version of Ray and, where that asks "
             "for one, its token (RAY_AUTH_MODE=token)"
         ) from None
-    for number, handler in handlers.items():  # Ray's own would end this process
-        signal.signal(number, handler)
     try:
         yield Nodes(ray, text)
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Restores this process's handlers of the signals that end it: Ray's own would end it, or keep it from ending."""
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def local_environment(folder: Path) -> dict[str, str]:
@@ -242,9 +251,10 @@ class LocalCluster:
         os.environ.update(local_environment(Path(self._folder)))
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args={
-            **self._arguments(), "include_dashboard": False, "include_log_monitor": False, "no_monitor": True,
-            "_system_config": _HEALTH})
+        with _handlers_kept():
+            self._cluster = Cluster(initialize_head=True, head_node_args={
+                **self._arguments(), "include_dashboard": False, "include_log_monitor": False, "no_monitor": True,
+                "_system_config": _HEALTH})
         self.address = str(self._cluster.address)
         self.hosts: list[Any] = []
         for _ in range(hosts):
@@ -256,7 +266,8 @@ class LocalCluster:
 
     def add(self) -> None:
         """Starts one more host."""
-        self.hosts.append(self._cluster.add_node(**self._arguments()))
+        with _handlers_kept():
+            self.hosts.append(self._cluster.add_node(**self._arguments()))
 
     def pid(self, index: int) -> int:
         """Process id of a host's raylet, whose death is the host's."""
