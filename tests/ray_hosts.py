@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import psutil
-from harness import REPO, poll
+from harness import PATIENCE_S, REPO, poll
 
 
 class RayHosts:
@@ -66,7 +66,7 @@ class RayHosts:
             family = psutil.Process(self.process.pid).children(recursive=True)
             self.process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(30.0)
+                self.process.wait(PATIENCE_S)
             for process in [*family, psutil.Process(os.getpid())][:-1]:
                 with contextlib.suppress(psutil.Error):
                     process.kill()

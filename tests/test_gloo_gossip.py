@@ -218,7 +218,7 @@ class Host:
     def __init__(self, place):
         self.place, self.file = place, Path(place.secret_file)
 
-    def join(self, count, claimant, facts):
+    def admit(self, count, claimant, facts):
         return GlooPlace.joining(self.place.store, self.file, "127.0.0.1", count, claimant, facts)
 
 
@@ -236,24 +236,24 @@ FACTS = {"run.algo": "a2c", "sizes": (2, 2)}
 def test_hosts_that_join_get_numbers_of_their_own_and_the_same_ones_again(host):
     assert (host.place.own, host.place.learners, host.place.joined) == ((0,), 4, False)
     assert host.file.stat().st_mode & 0o077 == 0
-    first, second = host.join(2, "b:/runs/x", FACTS), host.join(1, "c:/runs/x", FACTS)
+    first, second = host.admit(2, "b:/runs/x", FACTS), host.admit(1, "c:/runs/x", FACTS)
     assert (first.own, second.own, first.joined, first.learners) == ((1, 2), (3,), True, 4)
-    assert host.join(2, "b:/runs/x", FACTS).own == (1, 2)
+    assert host.admit(2, "b:/runs/x", FACTS).own == (1, 2)
 
 
 def test_who_is_gone_makes_room_and_who_learns_keeps_its_number(host):
-    first = host.join(2, "b:/runs/x", FACTS)
+    first = host.admit(2, "b:/runs/x", FACTS)
     with contextlib.closing(GlooGossip(0, first, topology="ring", max_staleness=None)) as living:
-        assert host.join(2, "c:/runs/x", FACTS).own == (2, 3)
+        assert host.admit(2, "c:/runs/x", FACTS).own == (2, 3)
         poll(lambda: living.epoch == 1)
         with pytest.raises(TransportError, match="has room for 2 more of its 4 learners, not for 3; use fewer here"):
-            host.join(3, "d:/runs/x", FACTS)
+            host.admit(3, "d:/runs/x", FACTS)
 
 
 def test_who_has_other_settings_or_another_secret_cannot_join(host, tmp_path):
     with pytest.raises(TransportError, match=r"cannot be joined: sizes is \[4\] here and \[2, 2\] there"):
-        host.join(1, "b", FACTS | {"sizes": (4,)})
+        host.admit(1, "b", FACTS | {"sizes": (4,)})
     create_secret(tmp_path / "secret")
     host.file = tmp_path / "secret"
     with pytest.raises(TransportError, match="not signed with this run's secret"):
-        host.join(1, "b", FACTS)
+        host.admit(1, "b", FACTS)

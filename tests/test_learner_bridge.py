@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from harness import HIDDEN_SIZES, Run, poll
+from harness import HIDDEN_SIZES, PATIENCE_S, Run, poll
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.runtime.cluster import host_run
@@ -43,7 +43,7 @@ class HostsWithoutRay:
 
     def drop(self, gateway):
         if gateway.actor._run is not None:
-            gateway.actor._run.end(60.0)
+            gateway.actor._run.end(PATIENCE_S)
 
     def ready(self, references, timeout_s):
         return list(references)
@@ -132,7 +132,7 @@ def test_a_run_that_cannot_begin_on_a_host_is_given_up_and_told_why(tmp_path, mo
         return facts["failure"]
 
     assert "none-of-these" in poll(gave_up)
-    run.join(60.0)
+    run.join(PATIENCE_S)
     assert not run.is_alive()
     assert run.starts == len(told) == 4, "each end is told once"
 
@@ -161,7 +161,7 @@ def test_a_host_whose_driver_is_gone_ends_its_run_and_begins_again_when_it_is_as
         assert run.facts() == {"events": [], "failure": None}
         poll(runs, what="another run")
     finally:
-        run.end(60.0)
+        run.end(PATIENCE_S)
     assert not run.is_alive()
     assert runs() == []
 

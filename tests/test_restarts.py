@@ -57,7 +57,7 @@ def test_pauses_have_an_upper_bound():
 
 
 def test_the_table_of_roles_is_the_whole_truth_about_each():
-    assert set(ROLES) == set(SLOTS)
+    assert set(ROLES) == set(SLOTS) - {"host"}, "the row of another host has no process here"
     assert all(name == role.name and name in role.bodies for name, role in ROLES.items())
     assert sum(len(role.bodies) for role in ROLES.values()) == len(BODIES)
 
