@@ -291,7 +291,9 @@ class _Deaths:
         self._cluster, self._every_s, self._next_s = cluster, every_s, time.monotonic() + every_s / 2
         self.count = 0
         self.returned_s: float | None = None
-        """When the last one that died was there again; None before, and once that was noted."""
+        """When the last one that died was there again; None before, and once its rows were."""
+        self.noticed = False
+        """Whether the bridge knows of that death: until then the dead one counts as working."""
 
     def turn(self) -> float:
         """Returns for how long a host was missing just now."""
@@ -319,9 +321,12 @@ def _kill(cluster: LocalCluster, nodes: Nodes, args: argparse.Namespace, say: Sa
             driver.bridge.turn()
             missing_s, now = deaths.turn(), time.monotonic()
             living_s, seen_s = living_s + (now - seen_s) * hosts - missing_s, now
-            if deaths.returned_s is not None and driver.total("alive") == hosts:
-                returns.append(now - deaths.returned_s)
-                deaths.returned_s = None
+            if deaths.returned_s is not None:
+                working = driver.total("alive")
+                deaths.noticed |= working < hosts
+                if deaths.noticed and working == hosts:
+                    returns.append(now - deaths.returned_s)
+                    deaths.returned_s, deaths.noticed = None, False
         arrived = driver.total("rows_arrived") - first
         share = arrived / (living_s * each)
         again, torn, checked = _checked(driver.ring)
