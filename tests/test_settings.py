@@ -13,6 +13,7 @@ from spreeze.config.layers import (
     resolve,
     to_toml,
     with_algorithm,
+    without_effect,
 )
 from spreeze.config.profiles import profile_names, reached_with, read_profile, task_profile
 from spreeze.errors import ConfigError
@@ -50,6 +51,22 @@ def test_bad_values_name_source_path_value_and_what_is_allowed(values, pattern):
     with pytest.raises(ConfigError, match=pattern) as caught:
         resolve([Layer("p", values)])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "values", "unread"),
+    [
+        ({"algo": "ppo", "mode": "hts"}, {"learner": {"batch_size": 64}, "sac": {"gamma": 0.9}},
+         ["--batch-size", "sac.gamma"]),
+        ({"algo": "sac", "mode": "spreeze"}, {"learner": {"batch_size": 64}, "rollout": {"synchrony": "step"}},
+         ["--synchrony"]),
+        ({"algo": "ppo", "mode": "hts"}, {"sampling": {"samplers": 2}, "rollout": {"samplers": 2}}, []),
+        ({"algo": "a2c", "mode": "serial"}, {"gala": {"mixing": "hogwild"}, "stop": {"seconds": 1.0}}, ["gala.mixing"]),
+    ],
+)  # fmt: skip
+def test_what_a_user_sets_without_effect_is_named_as_it_was_given(chosen, values, unread):
+    assert without_effect(resolve([Layer("user", {"run": chosen, **values})])) == unread
+    assert without_effect(resolve([Layer("user", {"run": chosen}), Layer("profile p", values)])) == []
 
 
 def test_a_value_set_twice_is_blamed_on_the_layer_that_set_it_last():

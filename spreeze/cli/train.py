@@ -33,6 +33,7 @@ from spreeze.config.layers import (
     resolve,
     to_toml,
     with_algorithm,
+    without_effect,
 )
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, reached_with, read_profile, task_profile
@@ -94,6 +95,9 @@ def _train(args: argparse.Namespace) -> int:
         settings, why = with_algorithm(base, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)
+        if unread := without_effect(settings):
+            say(f"no effect with --algo {settings.config.run.algo} in --mode {settings.config.run.mode}: "
+                f"{', '.join(unread)}", as_json=args.json)
         say(machine.one_line(), as_json=args.json)
         if settings.config.cluster.address is not None:
             say(_look_at(settings.config.cluster.address), as_json=args.json)

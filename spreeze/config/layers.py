@@ -20,7 +20,7 @@ from spreeze.config.algorithms import (
     find_row,
     implied_mode,
 )
-from spreeze.config.schema import PARTS, Config, algorithm_part
+from spreeze.config.schema import FLAG_OF, PARTS, Config, algorithm_part, offered
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
 
@@ -165,6 +165,21 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         layers.insert(0, Layer(default_of(settings), {"learner": {"device": "cpu"}}))
         settings = resolve(layers)
     return settings, reason
+
+
+def without_effect(settings: Settings) -> list[str]:
+    """What the command line sets though the chosen mode and algorithm do not read it: the flag, or else ``part.field``.
+
+    Settings of the run, its task, its end and its hosts are not looked at.
+    """
+    config = settings.config
+    knobs, others = offered(config)
+    read = {*knobs, *others}
+    flags = {FLAG_OF.get(key) for key in read}  # one flag may set fields of several parts
+    looked_at = {*config.parts()} - {"run", "env", "cluster", "exchange", "stop"}
+    return [FLAG_OF.get(key, key) for key, source in settings.sources.items()
+            if source == USER and key not in read and key.partition(".")[0] in looked_at
+            and (key not in FLAG_OF or FLAG_OF[key] not in flags)]
 
 
 def default_of(settings: Settings) -> str:
