@@ -61,7 +61,7 @@ def team_value_in_numpy(networks, obs, action=None, flat=None, mixer="qmix"):
         if mixer == "vdn":
             found.append(sum(values))
             continue
-        state = own[4:]
+        state = own[4:] / np.sqrt(np.mean(own[4:] ** 2))
         first, first_bias, second, hidden = (state @ w + b for w, b in mixing[:4])
         units = elu(np.array(values) @ np.abs(first).reshape(2, -1) + first_bias)
         found.append(units @ np.abs(second) + (np.maximum(hidden, 0) @ mixing[4][0] + mixing[4][1]).item())
@@ -101,11 +101,11 @@ def test_an_update_follows_the_numeric_gradient_of_the_squared_error_to_the_targ
 
 
 def test_the_mixer_by_hand():
-    """n = 2, E = 1, s = 2: W1 = |(-2, 1) s| = (4, 2), b1 = s, W2 = |-s| = 2, V = 3 relu(s) + 1 = 7."""
+    """n = 2, E = 1, s = 2, scaled to 1: W1 = |(-4, 2) s| = (4, 2), b1 = 2 s, W2 = |-2 s| = 2, V = 6 relu(s) + 1 = 7."""
     team = TeamSpec(actions=(2, 2), obs_dim=1, state_dim=1)
     qmix = create("qmix", 3, 2, QMIXConfig(hidden_sizes=(1,), mixing_units=1), 0, num_actions=2, team=team)
     for (weight, bias), values in zip(
-        qmix.critics.online._layers(qmix.critics.online.flat)[2:], ([-2.0, 1.0], 1.0, -1.0, 1.0, 3.0), strict=True
+        qmix.critics.online._layers(qmix.critics.online.flat)[2:], ([-4.0, 2.0], 2.0, -2.0, 2.0, 3.0), strict=True
     ):
         weight.copy_(torch.tensor(values).view_as(weight))
         bias.zero_()
@@ -115,6 +115,17 @@ def test_the_mixer_by_hand():
     assert mixed(torch.tensor([[1.0, 0.5]]), obs).item() == pytest.approx(2 * (4 + 1 + 2) + 7)
     # elu(-4 + 2) = exp(-2) - 1
     assert mixed(torch.tensor([[-1.0, 0.0]]), obs).item() == pytest.approx(2 * (np.exp(-2.0) - 1) + 7)
+
+
+def test_the_teams_value_does_not_grow_with_the_length_of_the_state():
+    networks = made().critics.online
+    networks.flat.mul_(3.0)
+    obs, values = batch_of().obs, torch.ones(B, 2, dtype=torch.float64)
+    longer = obs.clone()
+    longer[:, -TEAM.state_dim :] *= 1000.0
+    torch.testing.assert_close(networks.mixed(values, longer), networks.mixed(values, obs))
+    nowhere = torch.zeros_like(obs)
+    assert networks.mixed(values, nowhere).isfinite().all()
 
 
 @settings(max_examples=50, deadline=None)

@@ -12,9 +12,12 @@ show positions and velocities, so agents feed forward. Where an observation hide
 *Departures* besides that: Adam instead of RMSProp, a soft target update, epsilon by env steps. The next actions are
 those of the online network (double Q-learning), as in the authors' later code.
 
-*Overestimation.* With a discount near 1 and one-step targets the mixer's values may grow without bound (Pan et al.
-2021, arXiv 2103.11883), which clipping the gradient does not stop. ``profiles/mpe2.toml`` has a lower discount and
-five-step returns; VDN needs neither. If ``q_mean`` leaves what returns can be, try these.
+*The state's size.* The two layers' weights are linear in the state, so Q_tot grows with the square of its length. In
+simple_spread the best values then lay far outside, where nobody had been: the team ran away, and its return fell below
+that of chance. So the mixer reads the direction of the state, at length sqrt(d) (``assets/figures.md``).
+
+*Overestimation* is left with a discount near 1 and one-step targets (Pan et al. 2021, arXiv 2103.11883).
+``profiles/mpe2.toml`` has a lower discount and five-step returns. If ``q_mean`` leaves what returns can be, try these.
 
 *Gradients* come from autograd, unlike elsewhere in this package: derived by hand the mixer alone would be longer than
 this file. Shapes besides those of ``types``: n agents, o values of an agent's observation, E units of the mixer.
@@ -144,11 +147,15 @@ class TeamNetworks:
         return (x @ layers[-1][0] + layers[-1][1]).masked_fill(self._forbidden, -math.inf)
 
     def mixed(self, values: Tensor, obs: Tensor, flat: Tensor | None = None) -> Tensor:
-        """Q_tot [B] of the agents' values [B, n] in the states of obs [B, O] (figure 2 of the paper)."""
+        """Q_tot [B] of the agents' values [B, n] in the states of obs [B, O] (figure 2 of the paper).
+
+        States are scaled to a mean square of 1.
+        """
         layers = self._layers(self.flat if flat is None else flat)[self._depth :]
         if not layers:
             return values.sum(1)
         state = obs[:, -self._state_dim :]
+        state = state * (state.square().mean(1, keepdim=True) + 1e-12).rsqrt()
         first, first_bias, second, hidden = (state @ weight + bias for weight, bias in layers[:4])
         mixing = first.abs().view(-1, self.team.size, self._units)
         units = functional.elu(torch.einsum("bn,bne->be", values, mixing) + first_bias)
