@@ -15,9 +15,8 @@ those of the online network (double Q-learning), as in the authors' later code.
 *The state's size.* The two layers' weights are linear in the state, so Q_tot grows with the square of its length. In
 simple_spread the best values then lay far outside, where nobody had been: the team ran away, and its return fell below
 that of chance. So the mixer reads the direction of the state, at length sqrt(d) (``assets/figures.md``).
-
-*Overestimation* is left with a discount near 1 and one-step targets (Pan et al. 2021, arXiv 2103.11883).
-``profiles/mpe2.toml`` has a lower discount and five-step returns. If ``q_mean`` leaves what returns can be, try these.
+Then values stay what returns can be with a discount of 0.99 and one-step targets, too. Where ``q_mean`` leaves them all
+the same (Pan et al. 2021, arXiv 2103.11883), a lower discount and n-step returns hold them down.
 
 *Gradients* come from autograd, unlike elsewhere in this package: derived by hand the mixer alone would be longer than
 this file. Shapes besides those of ``types``: n agents, o values of an agent's observation, E units of the mixer.
