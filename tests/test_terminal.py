@@ -79,6 +79,14 @@ def test_errors_of_environments_are_counted_where_there_are_any():
     assert "env errors" not in _text(dataclasses.replace(FULL, env_errors=0)) + plain_line(FULL)
 
 
+def test_further_numbers_of_a_mode_are_told_in_words():
+    more = (("hosts_alive", 2.0), ("host_env_steps_per_s/1", 300.0))
+    snapshot = Snapshot(env_id="Pendulum-v1", algo="sac", more=more)
+    for text in (plain_line(snapshot), _text(snapshot)):
+        assert "hosts alive 2" in text
+        assert "host env steps/s (1) 300" in text
+
+
 def test_unknown_is_a_dash_and_never_zero():
     text = _text(EMPTY)
     assert "samplers -/-" in text

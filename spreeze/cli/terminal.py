@@ -173,11 +173,21 @@ def plain_line(snapshot: Snapshot) -> str:
         parts.append(f"env errors {snapshot.env_errors}")
     if snapshot.samplers_rest:
         parts.append(_active(snapshot))
-    parts += [f"{name} {number(value)}" for name, value in snapshot.more]
+    parts += _more(snapshot)
     parts += [f"gpu{gpu.index} {percent(gpu.use)}" for gpu in snapshot.gpus]
     if snapshot.progress is not None:
         parts.append(f"{percent(snapshot.progress)}, {duration(snapshot.eta_s)} left")
     return " | ".join(parts)
+
+
+def _more(snapshot: Snapshot) -> list[str]:
+    """The other numbers of the mode: ``host_env_steps_per_s/0`` is read as "host env steps/s (0)"."""
+    told = []
+    for name, value in snapshot.more:
+        metric, _, part = name.partition("/")
+        words = metric.replace("_per_s", "/s").replace("_", " ")
+        told.append(f"{words}{f' ({part})' if part else ''} {number(value)}")
+    return told
 
 
 def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
@@ -196,7 +206,7 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
         _returns(snapshot, inner, ascii_only),
     ]
     if snapshot.more:
-        rows.append(Text("  ".join(f"{name} {number(value)}" for name, value in snapshot.more)))
+        rows.append(Text("  ".join(_more(snapshot))))
     if snapshot.bottleneck:
         rows.append(Text(clean(snapshot.bottleneck), style="italic"))
     if snapshot.progress is not None:
