@@ -1,5 +1,6 @@
 """Mode gala with real processes: learners that mix, one alone, the ways to compare it with, kills and bad input."""
 
+import contextlib
 import json
 import os
 import re
@@ -15,8 +16,9 @@ from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
-from spreeze.modes.gala import Ball
+from spreeze.modes.gala import Ball, open_team, worker_specs
 from spreeze.run_directory import group_folder
+from spreeze.runtime.plan import RunPlan
 from spreeze.transport.mixing import Mixer, MixMemory, MixSpec
 from spreeze.types import EnvSpec
 
@@ -137,6 +139,20 @@ def test_learners_without_locks_cannot_learn_over_connections(tmp_path):
                          tiny=_SMALL)
     assert code == 2
     assert "gala.mixing = hogwild) share memory; leave one of them out" in run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(("changes", "factor"), [
+    ({}, 2.0), ({"scale_lr": False}, 1.0), ({"mixing": "all_reduce"}, 1.0), ({"mixing": "none"}, 1.0),
+])  # fmt: skip
+def test_the_step_size_grows_with_the_root_of_the_number_of_learners_that_gossip(tmp_path, changes, factor):
+    values = {"run": {"algo": "a2c", "mode": "gala", "learners": 4}, "gala": changes, "a2c": {"lr": 1e-3}}
+    plan = RunPlan(settings=resolve([Layer("test", values)]), spec=SPEC, samplers=4, free_core=False)
+    with contextlib.ExitStack() as stack:
+        teams = [open_team(stack, plan, tmp_path, group) for group in range(4)]
+        memory = stack.enter_context(contextlib.closing(MixMemory.create(4)))
+        specs = worker_specs(plan, tmp_path, teams, memory, 0.0).values()
+        step_sizes = [spec.job["algorithm"]["lr"] for spec in specs if spec.role.learns]
+    assert step_sizes == pytest.approx([factor * 1e-3] * 4)
 
 
 def test_in_lockstep_the_radius_is_that_of_one_mix_though_a_learner_is_three_ahead():

@@ -8,6 +8,10 @@ and evaluated; each learner writes checkpoints of its own. This process measures
 other hosts may be in the ring (settings ``exchange``, or ``--cluster``): a run on each host, which publishes the mean
 of its own learners; one that joins begins with a neighbour's parameters.
 
+*Step size.* Each of n learners has 1/n of the rows, so its gradient has sqrt(n) times the noise, and Adam makes steps of
+one size of either. The mean of n such steps goes 1/sqrt(n) as far as one step from all rows. So the step size is
+multiplied by sqrt(n) (``gala.scale_lr``; figures in ``assets/figures.md``).
+
 Learners keep samplers of their own, also on small tasks: on CartPole-v1 and InvertedPendulumBulletEnv-v0 a learner with
 one made 1.00 and 1.04 times the env steps of a process that steps its environments itself (mode serial), and a crash of
 an environment ends no learner.
@@ -171,6 +175,9 @@ def _with_mix(
     )
     fds = {*spec.inherited_fds, *memory.fds(), *(fd for each in policies for fd in each)}
     job = spec.job | {"mix": mix.to_json(), "seed": plan.config.run.seed}  # the same parameters to begin with
+    if gala.scale_lr and mix.mixing == "gossip":
+        algorithm, learners = spec.job["algorithm"], plan.learners if place is None else place.learners
+        job["algorithm"] = algorithm | {"lr": min(algorithm["lr"] * math.sqrt(learners), 1.0)}
     return dataclasses.replace(spec, job=job, inherited_fds=tuple(sorted(fds)), limit=_LIMIT)
 
 
