@@ -10,6 +10,7 @@ import math
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -296,10 +297,12 @@ def draw_curve(runs: list[Path], out: Path, axes: Sequence[str] = CURVE_AXES) ->
         UsageError: matplotlib is not installed.
         RunError: a run without evaluations.
     """
+    known = {path: curve for path in runs if (curve := read_curve(path)) is not None}
+    variants = {path: curve.group.variant for path, curve in zip(known, parted([*known.values()]), strict=True)}
     tasks: dict[str, dict[str, list[Path]]] = {}
     for path in runs:
         run = read_run(path)
-        label = f"{run.get('algo', '?')}, mode {run.get('mode', '?')}"
+        label = ", ".join(filter(None, (f"{run.get('algo', '?')}, mode {run.get('mode', '?')}", variants.get(path))))
         tasks.setdefault(str(run.get("env_id", "")), {}).setdefault(label, []).append(path)
     task = "" if len(tasks) > 1 else f"{next(iter(tasks))}: "
     title = f"{task}{read_run(runs[0]).get('machine', '')}"
@@ -320,7 +323,7 @@ def _draw_group(axes: dict[str, Axes], label: str, paths: list[Path], colour: st
             raise RunError(f"{path} has no evaluation in eval.csv")
     episodes = max(int(one["episodes"]) for rows in curves for one in rows)
     seeds = ", ".join(str(read_run(path).get("seed", "?")) for path in paths)
-    label = f"{label}, seed{'s' * (len(paths) > 1)} {seeds}: greedy, {episodes} episodes"
+    label = textwrap.fill(f"{label}, seed{'s' * (len(paths) > 1)} {seeds}: greedy, {episodes} episodes", _LEGEND_WIDTH)
     for name, axis in axes.items():
         lines = [(np.array([one[name] for one in rows]) / _CURVE_AXES[name][0],
                   np.array([one["return_mean"] for one in rows])) for rows in curves]
@@ -336,6 +339,7 @@ def _draw_group(axes: dict[str, Axes], label: str, paths: list[Path], colour: st
 
 
 _FEWEST_FOR_MEDIAN = 3
+_LEGEND_WIDTH = 42  # characters that fit into one of three axes
 
 
 def _draw_spread(axes: dict[str, Axes], path: Path, rows: list[Document], colour: str) -> None:
