@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import re
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -280,10 +282,12 @@ def _draw_converged(axis: Axes, rows: Sequence[Row]) -> None:
             shares.append(sum(one["value"] * one["runs"] for one in own) / runs if runs else 0.0)
         left = [place + (number - (len(cases) - 1) / 2) * 0.8 / len(cases) for place in range(len(places))]
         axis.bar(left, shares, 0.75 / len(cases), label=case)
-    axis.set_xticks(range(len(places)), [f"{env.partition('-')[0]}\n{envs} envs" for env, envs in places], fontsize=7)
-    axis.set(ylabel="share of runs that converged", ylim=(0.0, 1.05))
+    names = [textwrap.fill(re.sub("(?<=[a-z])(?=[A-Z])", " ", env.partition("-")[0]), 10) for env, _ in places]
+    axis.set_xticks(range(len(places)), [f"{envs} envs\n{name}" for (_, envs), name in zip(places, names, strict=True)],
+                    fontsize=7)
+    axis.set(ylabel="share of runs that converged", ylim=(0.0, 1.3))  # the legend stands above the bars
     if cases:
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, loc="upper center", ncols=len(cases))
 
 
 def add_gala_flags(parser: argparse.ArgumentParser) -> None:
