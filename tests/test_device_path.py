@@ -28,7 +28,7 @@ CASES = [
     ("sac", {"activation": "gelu"}, {}, 135), ("sac", {"activation": "tanh"}, {}, 115),
     ("sac", {}, {"num_actions": 4}, 86), ("sac", {}, {"num_actions": 4, "masked": True}, 92),
     ("dqn", {}, {"num_actions": 4}, 36), ("dqn", {"duelling": True}, {"num_actions": 4, "masked": True}, 43),
-    ("qmix", {}, {"num_actions": 3, "team": TEAM}, 148),
+    ("qmix", {}, {"num_actions": 3, "team": TEAM}, 157),
 ]  # fmt: skip
 
 

@@ -154,7 +154,7 @@ class TeamNetworks:
         if not layers:
             return values.sum(1)
         state = obs[:, -self._state_dim :]
-        state = state * (state.square().mean(1, keepdim=True) + 1e-12).rsqrt()
+        state = functional.normalize(state, dim=1) * math.sqrt(self._state_dim)
         first, first_bias, second, hidden = (state @ weight + bias for weight, bias in layers[:4])
         mixing = first.abs().view(-1, self.team.size, self._units)
         units = functional.elu(torch.einsum("bn,bne->be", values, mixing) + first_bias)
