@@ -266,19 +266,26 @@ def qmix_rows(bench: TianjiBench) -> list[Row]:
 
 
 def draw_tianji(rows: Sequence[Row], out: Path) -> None:
-    """Draws time to a return over samplers with the controller's choice marked, and time to collect (Fig. 5)."""
-    with picture(out, f"Mode tianji: {read_machine().one_line()}") as (axes,):
-        for axis, part in zip(axes, ("curve", "sleeping"), strict=False):
-            own = [one for one in rows if (one["metric"], one.get("part")) == ("time_to_target_s", part)]
+    """Draws time to a return over samplers with the controller's choice marked, and time to collect (Fig. 5).
+
+    Parts that were not measured have no panel.
+    """
+    parts = {"curve": "environments as they are", "sleeping": "environments that sleep"}
+    times = {title: [one for one in rows if (one["metric"], one.get("part")) == ("time_to_target_s", part)]
+             for part, title in parts.items()}
+    times = {title: own for title, own in times.items() if own}
+    collected = [one for one in rows if one["metric"] in ("collect_1000_s", "by_equation_1_s")]
+    panels = max(1, len(times) + bool(collected))
+    with picture(out, f"Mode tianji: {read_machine().one_line()}", panels=panels) as (axes,):
+        for axis, (title, own) in zip(axes, times.items(), strict=False):
             for number, env_id in enumerate(dict.fromkeys(one["env"] for one in own)):
                 _draw_times(axis, [one for one in own if one["env"] == env_id], f"C{number}")
-            axis.set(xlabel="samplers", title="environments as they are" if part == "curve" else "that sleep")
+            axis.set(xlabel="samplers", ylabel="time to the return [s]", title=title)
             axis.set_xscale("log", base=2)
             axis.set_ylim(bottom=0.0)
-            if own:
-                axis.legend(fontsize=8)
-        axes[0].set_ylabel("time to the return [s]")
-        _draw_collection(axes[2], [one for one in rows if one["metric"] in ("collect_1000_s", "by_equation_1_s")])
+            axis.legend(fontsize=8)
+        if collected:
+            _draw_collection(axes[-1], collected)
 
 
 def _draw_times(axis: Axes, rows: Sequence[Row], colour: str) -> None:
