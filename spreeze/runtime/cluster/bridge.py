@@ -14,7 +14,15 @@ from spreeze.formatting import clean
 from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.runtime.cluster.gateway import LINGER_S
 from spreeze.runtime.cluster.host import HostJob
-from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, Nodes, RemoteGateway, connected, parse_address
+from spreeze.runtime.cluster.ray_nodes import (
+    GatewayDied,
+    Node,
+    Nodes,
+    RemoteGateway,
+    connected,
+    end_gateways,
+    parse_address,
+)
 from spreeze.transport.chunks import (
     MOST_CHUNK_BYTES,
     Ledger,
@@ -381,15 +389,8 @@ class Bridge:
         )
 
     def close(self) -> None:
-        """Ends the gateways; Ray would too, a little later."""
-        working = [host for host in self._hosts if host.gateway is not None]
-        asked = [host.gateway.call("end", seal_json(self._secret, b"end", {})) for host in working if host.gateway]
-        end = time.monotonic() + _END_S
-        while asked and time.monotonic() < end:
-            self._context.beat(Phase.WAIT)
-            done = set(self._nodes.ready(asked, _WAIT_S))
-            asked = [reference for reference in asked if reference not in done]
-        for host in working:
-            if host.gateway is not None:
-                self._nodes.drop(host.gateway)
+        """Ends the gateways of all hosts."""
+        working = [host.gateway for host in self._hosts if host.gateway is not None]
+        end_gateways(self._nodes, working, seal_json(self._secret, b"end", {}), _END_S,
+                     lambda: self._context.beat(Phase.WAIT))
         self._ring.close()

@@ -15,7 +15,15 @@ from spreeze.errors import TransportError
 from spreeze.formatting import clean
 from spreeze.metrics.table import Phase
 from spreeze.runtime.cluster.host_run import HostRunJob
-from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, Nodes, RemoteGateway, connected, parse_address
+from spreeze.runtime.cluster.ray_nodes import (
+    GatewayDied,
+    Node,
+    Nodes,
+    RemoteGateway,
+    connected,
+    end_gateways,
+    parse_address,
+)
 from spreeze.runtime.launcher import WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.chunks import seal_json, unseal_json
@@ -146,12 +154,7 @@ class LearnerBridge:
         self._nodes.drop(host.gateway)
 
     def close(self) -> None:
-        """Ends the runs of all hosts; Ray would too, a little later."""
-        asked = [host.gateway.call("end", seal_json(self._secret, b"end", {})) for host in self._hosts.values()]
-        end = time.monotonic() + _END_S
-        while asked and time.monotonic() < end:
-            self._context.beat(Phase.WAIT)
-            done = set(self._nodes.ready(asked, _TURN_S))
-            asked = [reference for reference in asked if reference not in done]
-        for host in list(self._hosts.values()):
-            self._drop(host)
+        """Ends the runs of all hosts."""
+        end_gateways(self._nodes, [host.gateway for host in self._hosts.values()], seal_json(self._secret, b"end", {}),
+                     _END_S, lambda: self._context.beat(Phase.WAIT))
+        self._hosts.clear()
