@@ -15,7 +15,7 @@ import torch
 from matmul_floor import ACTION_DIM, OBS_DIM, synthetic_batch
 
 from spreeze.algorithms import create
-from spreeze.config.schema import SACConfig
+from spreeze.config.algorithm_settings import SACConfig
 from spreeze.types import RowLayout
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)

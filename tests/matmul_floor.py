@@ -26,7 +26,8 @@ from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.bench import Row, line
 from spreeze.bench.matmuls import MatmulRound, matmuls
-from spreeze.config.schema import PARTS, AlgorithmConfig
+from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.config.schema import PARTS
 from spreeze.machine.hardware import read_machine
 from spreeze.types import RowLayout, TransitionBatch
 from spreeze.workers.torch_devices import largest_matmul, matmuls_in

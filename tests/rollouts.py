@@ -5,7 +5,7 @@ import torch
 from exact import exact
 
 from spreeze.algorithms import create_on_policy
-from spreeze.config.schema import A2CConfig, AppoConfig, ImpactConfig, ImpalaConfig, PPOConfig
+from spreeze.config.algorithm_settings import A2CConfig, AppoConfig, ImpactConfig, ImpalaConfig, PPOConfig
 from spreeze.inference.policy import Policy
 from spreeze.types import EnvSpec, FrameSpec, RolloutBatch
 

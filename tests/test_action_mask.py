@@ -16,7 +16,7 @@ from rollouts import learner, rollout, task
 
 from spreeze.algorithms import create, losses
 from spreeze.algorithms.on_policy import Samples
-from spreeze.config.schema import DQNConfig, SACConfig
+from spreeze.config.algorithm_settings import DQNConfig, SACConfig
 from spreeze.envs.make import describe
 from spreeze.envs.probe import check_up, measure
 from spreeze.envs.task import make_task, open_task, uniform_actions

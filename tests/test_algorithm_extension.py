@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from spreeze.algorithms.sac import SAC
 from spreeze.config.algorithms import AlgorithmRow
-from spreeze.config.schema import SACConfig, setting
+from spreeze.config.algorithm_settings import SACConfig
+from spreeze.config.part import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,7 @@ def test_it_trains_learns_by_its_own_rule_is_evaluated_and_resumed(module, tmp_p
 def test_one_that_learns_on_policy_brings_its_own_settings_and_correction(module, tmp_path):
     (tmp_path / f"{MODULE}.py").write_text(
         "from spreeze.algorithms.a2c import A2C\nfrom spreeze.config.algorithms import AlgorithmRow\n"
-        "from spreeze.config.schema import A2CConfig\nclass MyConfig(A2CConfig):\n    pass\n"
+        "from spreeze.config.algorithm_settings import A2CConfig\nclass MyConfig(A2CConfig):\n    pass\n"
         "ALGORITHMS = (AlgorithmRow(name='my_a2c', config=MyConfig, on_policy=A2C, correction='truncated-is'),)\n")
     command = ["--algo", "my_a2c", "--mode", "hts", "--import", module]
     layers = [Layer("user", user_values(build_parser().parse_args(command)))]
@@ -149,7 +150,8 @@ def test_a_module_that_only_has_the_environment_is_not_imported_for_the_settings
 ])  # fmt: skip
 def test_a_declaration_that_is_none_or_takes_a_known_name_is_rejected(module, tmp_path, declared):
     (tmp_path / f"{MODULE}.py").write_text(
-        "from spreeze.config.algorithms import ROWS, AlgorithmRow\nfrom spreeze.config.schema import SACConfig\n"
+        "from spreeze.config.algorithm_settings import SACConfig\n"
+        "from spreeze.config.algorithms import ROWS, AlgorithmRow\n"
         f"ALGORITHMS = {declared}\n")
     found = {"no part", "learner", "other"} & set(declared.split("'"))
     with pytest.raises(ConfigError, match=f"--import {MODULE}: "):

@@ -5,16 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spreeze.config.schema import (
-    PARTS,
-    Config,
-    LearnerConfig,
-    ReplayConfig,
-    RunConfig,
-    SACConfig,
-    SamplingConfig,
-    check_name,
-)
+from spreeze.config.algorithm_settings import SACConfig
+from spreeze.config.schema import PARTS, Config, LearnerConfig, ReplayConfig, RunConfig, SamplingConfig, check_name
 from spreeze.errors import ConfigError
 
 FIELDS = [(part, item) for part, cls in PARTS.items() for item in dataclasses.fields(cls)]

@@ -12,8 +12,9 @@ from numpy_reference import central_difference, forward
 from test_losses import layers_of, numeric
 
 from spreeze.algorithms import create, losses
+from spreeze.config.algorithm_settings import DQNConfig, SACConfig
 from spreeze.config.algorithms import ROWS
-from spreeze.config.schema import PARTS, DQNConfig, SACConfig
+from spreeze.config.schema import PARTS
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Policy
 from spreeze.metrics.table import by_name

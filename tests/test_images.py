@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from spreeze.algorithms.dqn import DQN
+from spreeze.config.algorithm_settings import DQNConfig
 from spreeze.config.algorithms import check_algorithm, default_algorithm
 from spreeze.config.modes import find_mode
-from spreeze.config.schema import DQNConfig, ImageConfig
+from spreeze.config.schema import ImageConfig
 from spreeze.envs.images import AreaResize
 from spreeze.envs.task import ObsRows, make_task, open_task
 from spreeze.errors import ConfigError, EnvironmentError_, WeightsError

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from spreeze.algorithms import create
-from spreeze.config.schema import DDPGConfig, SACConfig, TD3Config
+from spreeze.config.algorithm_settings import DDPGConfig, SACConfig, TD3Config
 from spreeze.inference.policy import Policy
 from spreeze.transport.transitions import NStep
 from spreeze.types import RowLayout

@@ -10,7 +10,7 @@ from rollouts import FRAMES, learner, rollout, task
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.on_policy import Samples
 from spreeze.algorithms.ppo import adapted_share
-from spreeze.config.schema import A2CConfig, PPOConfig
+from spreeze.config.algorithm_settings import A2CConfig, PPOConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Policy
 from spreeze.types import RolloutBatch

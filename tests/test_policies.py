@@ -9,7 +9,7 @@ import torch
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import Tape, mlp_forward
-from spreeze.config.schema import DDPGConfig, SACConfig, TD3Config
+from spreeze.config.algorithm_settings import DDPGConfig, SACConfig, TD3Config
 from spreeze.errors import WeightsError
 from spreeze.inference.policy import Policy
 

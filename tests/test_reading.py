@@ -10,8 +10,9 @@ from rollouts import learner, rollout, task
 
 import spreeze.algorithms
 from spreeze.algorithms import create
+from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import ROWS
-from spreeze.config.schema import PARTS, OnPolicyConfig
+from spreeze.config.schema import PARTS
 from spreeze.types import RowLayout, TeamSpec
 
 FOLDER = Path(spreeze.algorithms.__file__).parent

@@ -1,6 +1,6 @@
 """Algorithms: losses, networks and updates, independent of processes and transport.
 
-To add one, write its file here, its settings in ``config/schema.py`` and its row in ``config/algorithms.py``.
+To add one, write its file here, its settings in ``config/algorithm_settings.py``, its row in ``config/algorithms.py``.
 
 To read an update, open the algorithm's file, the base of its kind, and the losses (``tests/test_reading.py`` does so):
 
@@ -42,8 +42,8 @@ from typing import Any
 
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
+from spreeze.config.algorithm_settings import AlgorithmConfig, OnPolicyConfig
 from spreeze.config.algorithms import Maker, find_network, find_row, rows
-from spreeze.config.schema import AlgorithmConfig, OnPolicyConfig
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec
 

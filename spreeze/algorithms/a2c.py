@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatRMSProp
-from spreeze.config.schema import A2CConfig
+from spreeze.config.algorithm_settings import A2CConfig
 
 
 class A2C(OnPolicyAlgorithm):

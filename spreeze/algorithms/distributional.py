@@ -21,7 +21,7 @@ from torch import Tensor
 
 from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, Tape, ThreadPair, mlp_backward, mlp_forward
 from spreeze.algorithms.off_policy import Chunk, Critics
-from spreeze.config.schema import ActorCriticConfig, DistributionalConfig
+from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 
 _PAIRS = 2**17
 """Pairs of a quantile and a target formed at once on a CPU: they stay in the core's cache from one pass to the next."""

@@ -17,8 +17,8 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
 from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, policy_arrays
 from spreeze.algorithms.off_policy import ActionValues, DiscreteCritics, OffPolicyAlgorithm, Proposal
+from spreeze.config.algorithm_settings import DQNConfig
 from spreeze.config.algorithms import NetworkRow
-from spreeze.config.schema import DQNConfig
 from spreeze.errors import ConfigError
 from spreeze.inference.convolution import features, place
 from spreeze.types import FrameSpec, TransitionBatch

@@ -28,7 +28,7 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
 from spreeze.algorithms.on_policy import CategoricalDistribution, OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.schema import AnyAgeConfig, AppoConfig, ImpactConfig, ImpalaConfig
+from spreeze.config.algorithm_settings import AnyAgeConfig, AppoConfig, ImpactConfig, ImpalaConfig
 from spreeze.types import EnvSpec, RolloutBatch
 
 

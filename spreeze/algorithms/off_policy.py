@@ -44,7 +44,7 @@ from spreeze.algorithms.fused_mlp import (
     row_chunks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.schema import AlgorithmConfig
+from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.errors import ConfigError
 from spreeze.types import TransitionBatch
 

@@ -37,8 +37,8 @@ from spreeze.algorithms.fused_mlp import (
     policy_arrays,
 )
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
+from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import find_network
-from spreeze.config.schema import OnPolicyConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Normalizer
 from spreeze.types import EnvSpec, RolloutBatch

@@ -24,7 +24,7 @@ from torch import Tensor
 from spreeze.algorithms import losses
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.schema import PPOConfig
+from spreeze.config.algorithm_settings import PPOConfig
 from spreeze.errors import ConfigError
 
 _STEP_FACTOR = 1.5

@@ -38,8 +38,8 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.fused_mlp import host_copies, uniform_
 from spreeze.algorithms.off_policy import CriticNetworks, OffPolicyAlgorithm, Proposal
 from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.config.algorithm_settings import QMIXConfig
 from spreeze.config.algorithms import NetworkRow
-from spreeze.config.schema import QMIXConfig
 from spreeze.errors import ConfigError
 from spreeze.types import TeamSpec, TransitionBatch
 

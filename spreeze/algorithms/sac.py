@@ -39,8 +39,8 @@ from spreeze.algorithms.off_policy import (
     TrainedNetworks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.config.algorithm_settings import SACConfig
 from spreeze.config.algorithms import NetworkRow
-from spreeze.config.schema import SACConfig
 from spreeze.inference.policy import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.types import TransitionBatch
 

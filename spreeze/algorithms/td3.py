@@ -16,8 +16,8 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import HiddenLayers, MlpPasses, Parameters, Tape, ThreadPair, new_parameters
 from spreeze.algorithms.off_policy import Critics, OffPolicyAlgorithm, Placement, Proposal, TrainedNetworks
+from spreeze.config.algorithm_settings import DDPGConfig, TD3Config
 from spreeze.config.algorithms import NetworkRow
-from spreeze.config.schema import DDPGConfig, TD3Config
 from spreeze.types import TransitionBatch
 
 

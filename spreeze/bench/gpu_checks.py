@@ -33,8 +33,9 @@ from spreeze.algorithms import create
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
 from spreeze.bench.learner import synthetic_spec
 from spreeze.bench.runs import train
+from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.schema import PARTS, AlgorithmConfig
+from spreeze.config.schema import PARTS
 from spreeze.envs.probe import probe_env
 from spreeze.errors import SpreezeError
 from spreeze.formatting import size

@@ -22,9 +22,9 @@ from spreeze.bench import Row, row
 from spreeze.bench.hts import scores
 from spreeze.bench.runs import Document, Say, documents_rows, in_turn, picture, times_to_target, train
 from spreeze.cli.arguments import build_parser, user_values
+from spreeze.config.algorithm_settings import AnyAgeConfig
 from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
 from spreeze.config.profiles import task_profile
-from spreeze.config.schema import AnyAgeConfig
 from spreeze.envs.probe import probe_env
 from spreeze.envs.task import Task, open_task
 from spreeze.errors import ConfigError, UsageError

@@ -8,7 +8,8 @@ from time import perf_counter
 from typing import Any
 
 from spreeze.bench import Row, row
-from spreeze.config.schema import PARTS, AlgorithmConfig
+from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.config.schema import PARTS
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.collectors import fill_with_synthetic_rows

@@ -6,8 +6,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from spreeze.config.algorithm_settings import AnyAgeConfig
 from spreeze.config.layers import Settings, toml_value
-from spreeze.config.schema import AnyAgeConfig, Config
+from spreeze.config.schema import Config
 from spreeze.errors import ConfigError
 from spreeze.transport.replay_ring import RingSpec
 from spreeze.transport.rollouts import RolloutSpec

@@ -20,7 +20,8 @@ from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.impact import AnyAge
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
-from spreeze.config.schema import AlgorithmConfig, StopConfig, algorithm_part
+from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.config.schema import StopConfig, algorithm_part
 from spreeze.errors import ResourceError, WeightsError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.transport import status_table as words

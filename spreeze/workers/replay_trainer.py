@@ -21,7 +21,7 @@ from torch import Tensor
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
-from spreeze.config.schema import AlgorithmConfig
+from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import BatchSource, Gossip

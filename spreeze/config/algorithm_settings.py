@@ -1,0 +1,281 @@
+"""Settings of the algorithms, one part each; what several share is in the part that they are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spreeze.config.part import Part, setting
+from spreeze.errors import ConfigError
+from spreeze.inference.convolution import CNNS
+from spreeze.inference.policy import ACTIVATIONS
+from spreeze.types import EnvSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig(Part):
+    """What all off-policy algorithms share."""
+
+    hidden_sizes: tuple[int, ...] = setting((256, 256), "width of each hidden layer", unit="units", low=1, high=4096)
+    network: str = setting("", "own network that the module of --import declares, in place of hidden_sizes, activation "
+                           "and layer norm; empty: none")
+    activation: str = setting("relu", "function between the layers of all networks; images always have relu",
+                              choices=ACTIVATIONS)
+    gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
+    tau: float = setting(0.005, "share of the online weights mixed into the target at each update", low=0.0, high=1.0)
+    n_step: int = setting(1, "env steps a stored transition spans", unit="env steps", low=1, high=64)
+    weight_decay: float = setting(0.0, "share of the weights that a step takes off, times its size (AdamW, arXiv "
+                                  "1711.05101)", low=0.0, high=10.0)
+    lr_schedule: str = setting("constant", "linear, cosine: all step sizes fall to 0 at the stop condition that comes "
+                               "first, that of time counted from the start of the session",
+                               choices=("constant", "linear", "cosine"))
+    policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
+                                    "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
+                                    low=0.0, high=0.999999)
+    explore_average: bool = setting(False, "samplers explore with the averaged policy too, not with the newest one")
+
+    def check_task(self, spec: EnvSpec) -> None:
+        """Raises a ConfigError if a setting does not fit the task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorCriticConfig(AlgorithmConfig):
+    """What the algorithms with an actor share."""
+
+    actor_lr: float = setting(3e-4, "Adam step size of the actor", low=0.0, high=1.0)
+    critic_lr: float = setting(3e-4, "Adam step size of the critics", low=0.0, high=1.0)
+    actor_hidden_sizes: tuple[int, ...] = setting((), "width of each hidden layer of the actor, which is what samplers "
+                                                  "compute; empty: as hidden_sizes", unit="units", low=1, high=4096)
+    actor_layer_norm: bool = setting(False, "normalise the hidden layers of the actor (arXiv 1607.06450)")
+    critic_layer_norm: bool = setting(False, "normalise the hidden layers of the critics (arXiv 1607.06450)")
+    action_penalty: float = setting(0.0, "weight of the mean square of actions before they are squashed, of their mean "
+                                    "where they are drawn: holds a policy off its bounds (1e-3 in the authors' code "
+                                    "of arXiv 1801.01290)", low=0.0, high=1e3)
+
+    def check_task(self, spec: EnvSpec) -> None:
+        if spec.num_actions is not None and self.action_penalty > 0.0:
+            raise ConfigError(f"action_penalty = {self.action_penalty:g}: discrete actions are not squashed; leave it "
+                              "out")
+
+    @property
+    def actor_sizes(self) -> tuple[int, ...]:
+        """``actor_hidden_sizes``, or ``hidden_sizes``."""
+        return self.actor_hidden_sizes or self.hidden_sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributionalConfig(ActorCriticConfig):
+    """What the algorithms with two critics share: what these learn of the return."""
+
+    critics: str = setting("twin", "what the critics learn of the return: its mean, of which the lesser of two counts; "
+                           "quantiles (TQC, arXiv 2005.04269); probabilities on a grid (C51, arXiv 1707.06887)",
+                           choices=("twin", "quantile", "categorical"))
+    quantiles: int = setting(25, "critics = quantile: quantiles of each critic", low=1, high=1000)
+    drop_quantiles: int = setting(2, "critics = quantile: of these, how many of the highest no target counts",
+                                  low=0, high=999)
+    atoms: int = setting(101, "critics = categorical: returns on the grid", low=2, high=1001)
+    v_min: float = setting(-250.0, "critics = categorical: lowest discounted return on the grid", low=-1e9, high=1e9)
+    v_max: float = setting(250.0, "critics = categorical: highest discounted return on the grid", low=-1e9, high=1e9)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drop_quantiles >= self.quantiles:
+            raise ConfigError(f"drop_quantiles = {self.drop_quantiles}: none of quantiles = {self.quantiles} would be "
+                              "left; drop fewer")
+        if self.v_min >= self.v_max:
+            raise ConfigError(f"v_min = {self.v_min:g} is not below v_max = {self.v_max:g}; set them to the range of "
+                              "discounted returns")
+
+    def check_task(self, spec: EnvSpec) -> None:
+        super().check_task(spec)
+        if spec.num_actions is not None and self.critics != "twin":
+            raise ConfigError(f"critics = {self.critics}: with discrete actions the critics give one value for each "
+                              "action; use critics = twin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(DistributionalConfig):
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
+
+    alpha_lr: float = setting(3e-4, "Adam step size of the temperature", low=0.0, high=1.0)
+    policy_delay: int = setting(1, "critic steps for one step of actor and temperature", low=1, high=100)
+    initial_alpha: float = setting(1.0, "temperature at the start", low=1e-8, high=1e3)
+    tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
+    target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat",
+                                               low=-100, high=100)
+    target_entropy_ratio: float = setting(0.98, "target entropy of discrete actions over that of uniform ones",
+                                          low=0.0, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TD3Config(DistributionalConfig):
+    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
+
+    policy_delay: int = setting(2, "critic steps for one actor step", low=1, high=100)
+    target_noise: float = setting(0.2, "standard deviation of the noise on the target action; actions lie in [-1, 1]",
+                                  low=0.0)
+    target_noise_clip: float = setting(0.5, "bound of that noise", low=0.0)
+    exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
+    exploration_noise_max: float = setting(0.0, "that of a sampler's last environment, between first and last evenly "
+                                           "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
+                                           low=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPGConfig(ActorCriticConfig):
+    """Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv 1509.02971)."""
+
+    exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
+    exploration_noise_max: float = setting(0.0, "that of a sampler's last environment, between first and last evenly "
+                                           "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
+                                           low=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionValueConfig(AlgorithmConfig):
+    """What the algorithms share that take the action of the highest value."""
+
+    lr: float = setting(3e-4, "Adam step size", low=0.0, high=1.0)
+    target_interval: int = setting(1, "updates between two moves of the target network by tau; tau = 1 copies",
+                                   unit="updates", low=1, high=10**9)
+    double: bool = setting(True, "the online network chooses the next action (arXiv 1509.06461)")
+    epsilon_start: float = setting(1.0, "share of random actions at the start", low=0.0, high=1.0)
+    epsilon_end: float = setting(0.05, "share of random actions at the end of the schedule", low=0.0, high=1.0)
+    epsilon_env_steps: int = setting(50_000, "env steps over which that share falls, in a straight line",
+                                     unit="env steps", low=0, high=10**12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(ActionValueConfig):
+    """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
+
+    layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images")
+    cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS))
+    duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QMIXConfig(ActionValueConfig):
+    """QMIX for teams of agents (Rashid et al. 2018, arXiv 1803.11485), and VDN (arXiv 1706.05296) as its ablation."""
+
+    hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer of the agents' network",
+                                            unit="units", low=1, high=4096)
+    mixer: str = setting("qmix", "how agents' values make the team's: qmix, a network that rises in each and reads the "
+                         "state; vdn, their sum", choices=("qmix", "vdn"))
+    mixing_units: int = setting(32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024)
+    max_grad_norm: float = setting(10.0, "norm to which a larger gradient is scaled down", low=1e-6, high=1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyConfig(Part):
+    """What the on-policy algorithms share."""
+
+    hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer, of policy and value network each",
+                                            unit="units", low=1, high=4096)
+    network: str = setting("", "own network that the module of --import declares, in place of hidden_sizes, activation "
+                           "and layer norm; empty: none")
+    activation: str = setting("tanh", "function between the layers of both networks; images always have relu",
+                              choices=ACTIVATIONS)
+    layer_norm: bool = setting(False, "normalise the hidden layers of both networks (arXiv 1607.06450); not for images")
+    cnn: str = setting("nature", "convolutional layers for images, which policy and value share; hidden_sizes follow",
+                       choices=tuple(CNNS))
+    gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
+    gae_lambda: float = setting(0.95, "lambda of the advantage estimate; 1: returns alone (arXiv 1506.02438)",
+                                low=0.0, high=1.0)
+    lr: float = setting(3e-4, "step size", low=0.0, high=1.0)
+    lr_schedule: str = setting("linear", "linear: the step size falls to 0 at stop.env_steps, if that is set",
+                               choices=("linear", "constant"))
+    value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
+    entropy_coef: float = setting(0.0, "weight of the policy's entropy", low=0.0, high=1e3)
+    max_grad_norm: float = setting(0.5, "a gradient with a larger norm is scaled down to it", low=1e-6, high=1e9)
+    normalize_advantage: bool = setting(True, "scale the advantages of a rollout to mean 0 and standard deviation 1")
+    normalize_returns: bool = setting(False, "divide rewards by the running standard deviation of returns")
+    initial_log_std: float = setting(0.0, "log standard deviation of actions at the start", low=-20.0, high=2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(OnPolicyConfig):
+    """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347)."""
+
+    clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
+    clip_value: bool = setting(False, "keep new values within clip of the old ones")
+    epochs: int = setting(10, "passes over the data of a rollout", low=1, high=1000)
+    minibatches: int = setting(4, "minibatches of a rollout, one update each", low=1, high=2**20)
+    adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
+    target_kl: float | None = setting(None, "divergence in the update from one rollout that the step size aims at: "
+                                      "lr is its upper bound then", unit="nat", low=1e-6, high=10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class A2CConfig(OnPolicyConfig):
+    """Advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783), synchronous, with RMSProp."""
+
+    gae_lambda: float = setting(1.0, "lambda of the advantage estimate; 1: returns alone (arXiv 1506.02438)",
+                                low=0.0, high=1.0)
+    lr: float = setting(7e-4, "step size", low=0.0, high=1.0)
+    entropy_coef: float = setting(0.01, "weight of the policy's entropy", low=0.0, high=1e3)
+    normalize_advantage: bool = setting(False, "scale the advantages of a rollout to mean 0 and standard deviation 1")
+    rmsprop_alpha: float = setting(0.99, "decay of the mean squared gradient", low=0.0, high=1.0)
+    rmsprop_eps: float = setting(1e-5, "epsilon of RMSProp", low=1e-12, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnyAgeConfig(OnPolicyConfig):
+    """What the algorithms of mode impact share: the circular buffer C(N, K) and the correction for lag."""
+
+    slots: int = setting(4, "rollouts that the buffer holds, of all samplers together (N); each sampler has at least "
+                         "one", unit="rollouts", low=1, high=65_536)
+    uses: int = setting(1, "updates for which a rollout is used at most (K); one update takes one rollout",
+                        unit="updates", low=1, high=65_535)
+    least_uses: int | None = setting(
+        None, "a sampler waits while its oldest rollout was used less often; not set: half of uses; 0: it never waits, "
+        "and rollouts that are written over are counted", unit="updates", low=0, high=65_535)
+    rho_bar: float = setting(1.0, "bound of the importance weight of a temporal difference (V-trace)", low=0.0,
+                             high=1e6)
+    c_bar: float = setting(1.0, "bound of the importance weights of the trace (V-trace)", low=0.0, high=1e6)
+    broadcast_updates: int = setting(4, "updates between two weights for the samplers (t_frequency)", unit="updates",
+                                     low=1, high=10**9)
+    adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.uses_before_overwrite > self.uses:
+            raise ConfigError(f"least_uses = {self.least_uses} is above uses = {self.uses}: samplers would wait for "
+                              "ever; leave it out, for half of uses")
+
+    @property
+    def uses_before_overwrite(self) -> int:
+        """``least_uses``, or half of ``uses``."""
+        return self.uses // 2 if self.least_uses is None else self.least_uses
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImpalaConfig(AnyAgeConfig):
+    """Importance-weighted actor-learner (Espeholt et al. 2018, arXiv 1802.01561), with Adam."""
+
+    gae_lambda: float = setting(1.0, "lambda of V-trace; 1: returns alone (arXiv 1802.01561, remark 2)", low=0.0,
+                                high=1.0)
+    entropy_coef: float = setting(0.0, "weight of the policy's entropy", low=0.0, high=1e3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppoConfig(AnyAgeConfig):
+    """Asynchronous PPO: its clipped ratio to the policy that collected, without a target network."""
+
+    uses: int = setting(20, "updates for which a rollout is used at most (K); one update takes one rollout",
+                        unit="updates", low=1, high=65_535)
+    clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImpactConfig(AppoConfig):
+    """Importance-weighted asynchronous architecture with clipped target networks (arXiv 1912.00167)."""
+
+    ratio: str = setting("R3", "what is clipped: R3, pi over max(pi_target, pi_worker / rho); or the paper's ablations "
+                         "R1, pi over pi_target, and R2, pi over pi_worker", choices=("R1", "R2", "R3"))
+    rho: float = setting(2.0, "bound of pi_worker over pi_target in R3", low=1.0, high=1e6)
+    target_interval: int = setting(0, "updates between two copies into the target network (t_target); 0: as many as "
+                                   "slots x uses", unit="updates", low=0, high=10**9)
+    kl_coef: float = setting(0.0, "weight of the divergence from the target policy at the start; 0: without",
+                             low=0.0, high=1e6)
+    kl_target: float = setting(0.01, "divergence at which that weight stays; above twice of it grows by half, below "
+                               "half of it is halved", unit="nat", low=1e-6, high=10.0)

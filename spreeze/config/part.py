@@ -1,0 +1,74 @@
+"""A part of a configuration: a frozen dataclass whose fields know meaning, unit and range, checked when it is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from spreeze.errors import ConfigError, did_you_mean
+
+
+def setting(
+    default: Any, doc: str, *, unit: str = "", low: float | None = None, high: float | None = None,
+    choices: tuple[str, ...] | None = None, flag: str = "",
+) -> Any:
+    """A dataclass field: all that is known of a setting, for checks, the command line and the page.
+
+    ``doc`` says of a switch what is done while it is on. ``low`` and ``high`` are themselves allowed. The ``flag`` of a
+    switch inverts its default (``--no-...`` if the default is on).
+    """
+    known = {"doc": doc, "unit": unit, "low": low, "high": high, "choices": choices, "flag": flag}
+    return field(default=default, metadata=known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Base of all parts: checks type and range of every field when built."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for item in dataclasses.fields(self):
+            value = _coerced(getattr(self, item.name), hints[item.name], item)
+            object.__setattr__(self, item.name, value)
+
+
+def _coerced(value: Any, hint: Any, item: dataclasses.Field[Any]) -> Any:
+    """``value`` as the field's type, or a ConfigError that names the field and what is allowed."""
+    wanted = set_type(hint)
+    if value is None and wanted is not hint:
+        return None
+    if typing.get_origin(wanted) is tuple:
+        if not isinstance(value, list | tuple) or not (value or item.default == ()):
+            raise ConfigError(f"{item.name} = {value!r}: expected a list of {typing.get_args(wanted)[0].__name__}")
+        return tuple(_scalar(entry, typing.get_args(wanted)[0], item) for entry in value)
+    return _scalar(value, wanted, item)
+
+
+def set_type(hint: Any) -> Any:
+    """The type of a setting where it is set: T of ``T | None``."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next(option for option in options if option is not type(None))
+
+
+def _scalar(value: Any, wanted: type, item: dataclasses.Field[Any]) -> Any:
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise ConfigError(f"{item.name} = {value!r}: expected {wanted.__name__}, got {type(value).__name__}")
+    low, high, choices = (item.metadata.get(key) for key in ("low", "high", "choices"))
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError(f"{item.name} = nan: expected a number")
+    if (low is not None and value < low) or (high is not None and value > high):
+        least, most = "" if low is None else f"{low:g}", "" if high is None else f"{high:g}"
+        allowed = f"{least} to {most}" if least and most else f"at least {least}" if least else f"at most {most}"
+        raise ConfigError(f"{item.name} = {value!r}: allowed is {allowed}")
+    if choices and value not in choices:
+        near = did_you_mean(str(value), choices)
+        raise ConfigError(f"{item.name} = {value!r}: allowed is {', '.join(choices)}{near}")
+    if isinstance(value, str) and len(value) > 4096:
+        raise ConfigError(f"{item.name}: text of {len(value)} characters; at most 4096")
+    return value
