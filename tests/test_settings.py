@@ -15,7 +15,7 @@ from spreeze.config.layers import (
     with_algorithm,
     without_effect,
 )
-from spreeze.config.profiles import profile_names, reached_with, read_profile, task_profile
+from spreeze.config.profiles import applicable, profile_names, reached_with, read_profile, task_profile
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec
 
@@ -174,7 +174,8 @@ def test_an_unknown_profile_lists_the_known(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", profile_names())
 def test_the_profiles_that_come_along_are_valid_and_found_by_their_task(name):
     layer = read_profile(name)
-    resolve([layer])
+    for algo in ("sac", *layer.of_algorithm):
+        resolve(layer.parted(algo))
     path = profiles.PROFILE_DIR / f"{name}.toml"
     about = profiles.tomllib.loads(path.read_text())["about"]
     assert {"envs", "machine_id", "method"} & about.keys(), "found by its task, or an example of a machine or method"
@@ -195,6 +196,30 @@ def test_a_profile_may_have_settings_for_one_of_its_tasks_alone(tmp_path):
         read_profile(_profile(tmp_path, "only = 3"))
     with pytest.raises(ConfigError, match=r"env.args may only be set on the command line"):
         read_profile(_profile(tmp_path, '[only."A-v0".env]\nargs = ["a=1"]'), "A-v0")
+
+
+@pytest.mark.parametrize(("algo", "asked", "expected"), [
+    ("a2c", {}, (8, "profile p")), ("ppo", {}, (32, "profile p")), ("a2c", {"sync_interval": 5}, (5, "user")),
+])
+def test_a_profile_may_have_settings_for_one_algorithm_alone(tmp_path, algo, asked, expected):
+    path = tmp_path / "p.toml"
+    path.write_text("[rollout]\nsync_interval = 32\n[only.a2c.rollout]\nsync_interval = 8\n")
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
+                   max_episode_steps=10, reward_threshold=None, num_actions=2)
+    layers = [read_profile(str(path)), Layer("user", {"run": {"algo": algo, "mode": "hts"}, "rollout": asked})]
+    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    assert (settings.config.rollout.sync_interval, settings.sources["rollout.sync_interval"]) == expected
+    path.write_text('[only.a2c.env]\nargs = ["a=1"]\n')
+    with pytest.raises(ConfigError, match=r"env.args may only be set on the command line"):
+        read_profile(str(path))
+
+
+def test_settings_for_one_algorithm_that_hold_on_their_machine_alone_are_left_out_elsewhere(tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text("[about]\nmachine_id = 'there'\n[only.a2c.rollout]\nsync_interval = 8\n[only.a2c.a2c]\nlr = 0.1\n")
+    layer, notes = applicable(read_profile(str(path)), "here")
+    assert layer.of_algorithm == {"a2c": {"a2c": {"lr": 0.1}}}
+    assert any("rollout.sync_interval = 8" in note for note in notes)
 
 
 def test_what_a_profile_reached_is_told_by_task_or_pattern_and_as_plain_text(tmp_path):

@@ -48,6 +48,13 @@ class Layer:
     values: Values
     about: dict[str, Any] = field(default_factory=dict)
     """What a profile says of itself."""
+    of_algorithm: dict[str, Values] = field(default_factory=dict)
+    """What it says besides for one algorithm alone."""
+
+    def parted(self, algo: str) -> list[Layer]:
+        """This layer for all algorithms, and above it what it says of this one."""
+        common, own = dataclasses.replace(self, of_algorithm={}), self.of_algorithm.get(algo)
+        return [common] if own is None else [common, dataclasses.replace(common, values=own)]
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,9 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     find_network((settings.config.on_policy or settings.config.algorithm).network, spec.import_module)
     if settings.config.on_policy is None:
         settings.config.algorithm.check_task(spec)
+    if any(settings.config.run.algo in layer.of_algorithm for layer in layers):
+        layers[:] = [part for layer in layers for part in layer.parted(settings.config.run.algo)]
+        settings = resolve(layers)
     row = find_row(settings.config.run.algo, spec.import_module)
     own: Values = {"rollout": {name: value for name, value in (("correction", row.correction),
                                                                ("sync_interval", row.sync_interval))

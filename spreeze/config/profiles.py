@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import Layer, Settings, Values, iterate, renewed, toml_value
 from spreeze.config.schema import check_name, field_of
 from spreeze.errors import ConfigError, ResourceError, did_you_mean
@@ -29,7 +30,8 @@ _KEPT = {"run": ("algo",), "env": ("normalize_obs",)}
 def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     """Reads a profile by name (from ``profiles/``) or path. A profile can name no code and no path.
 
-    Its ``[only."ENV".part]`` hold for that task alone, where ``env_id`` names it, in place of the others.
+    Its ``[only."ENV".part]`` hold for that task alone, where ``env_id`` names it, in place of the others, and its
+    ``[only.ALGO.part]`` where that algorithm learns, which ``with_algorithm`` knows.
 
     Raises:
         ConfigError: not found, too large, not TOML, or a key that only the command line may set.
@@ -49,18 +51,21 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
         raise ConfigError(f"profile {path}: about = {about!r}: expected a table")
     only = values.pop("only", {})
     if not isinstance(only, dict) or not all(isinstance(parts, dict) for parts in only.values()):
-        raise ConfigError(f"profile {path}: only = {clean(only, 100)}: expected tables such as [only.\"ENV\".sac]")
+        raise ConfigError(f"profile {path}: only = {clean(only, 100)}: expected tables such as [only.\"ENV\".sac] "
+                          "or [only.a2c.rollout]")
     for part, fields in only.get(env_id, {}).items():
         values[part] = {**values.get(part, {}), **fields} if isinstance(fields, dict) else fields
-    for part, name in _COMMAND_LINE_ONLY:
-        if isinstance(values.get(part), dict) and name in values[part]:
-            raise ConfigError(f"profile {path}: {part}.{name} may only be set on the command line")
+    of_algorithm = {name: parts for name, parts in only.items() if name in ALGORITHMS}
+    for said in (values, *of_algorithm.values()):
+        for part, name in _COMMAND_LINE_ONLY:
+            if isinstance(said.get(part), dict) and name in said[part]:
+                raise ConfigError(f"profile {path}: {part}.{name} may only be set on the command line")
     keep = about.get("keep", [])
     own = [f"{part}.{name}" for part, fields in values.items() if isinstance(fields, dict) for name in fields]
     if not isinstance(keep, list) or any(key not in own for key in keep):
         raise ConfigError(f"profile {path}: about.keep = {clean(repr(keep), 200)}: expected a list of settings that "
                           "this profile has")
-    return Layer(source=f"profile {path.stem}", values=renewed(values), about=about)
+    return Layer(source=f"profile {path.stem}", values=renewed(values), about=about, of_algorithm=of_algorithm)
 
 
 def task_profile(env_id: str) -> Layer | None:
@@ -97,20 +102,27 @@ def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
     made_on = layer.about.get("machine_id")
     if made_on is None or made_on == machine_id:
         return layer, []
-    values: Values = {}
-    dropped = []
-    for part, fields in layer.values.items():
-        for name, value in fields.items():
-            if f"{part}.{name}" in MACHINE_FIELDS:
-                dropped.append(f"{part}.{name} = {value}")
-            else:
-                values.setdefault(part, {})[name] = value
+    dropped: list[str] = []
+    values = _elsewhere(layer.values, dropped)
+    of_algorithm = {algo: _elsewhere(said, dropped) for algo, said in layer.of_algorithm.items()}
     notes = [f"{layer.source} was made on another machine ({layer.about.get('machine', 'not described')})"]
     if dropped:
         notes.append(f"  these do not apply here and are left out: {', '.join(dropped)}")
     if batch := values.get("learner", {}).get("batch_size"):
         notes.append(f"  its batch of {batch} is kept; --auto measures what this machine does best")
-    return dataclasses.replace(layer, values=values), notes
+    return dataclasses.replace(layer, values=values, of_algorithm=of_algorithm), notes
+
+
+def _elsewhere(said: Values, dropped: list[str]) -> Values:
+    """What holds on other machines too; adds the rest to ``dropped``."""
+    values: Values = {}
+    for part, fields in said.items():
+        for name, value in fields.items():
+            if f"{part}.{name}" in MACHINE_FIELDS:
+                dropped.append(f"{part}.{name} = {value}")
+            else:
+                values.setdefault(part, {})[name] = value
+    return values
 
 
 def export_path(name_or_path: str) -> Path:

@@ -115,7 +115,7 @@ class Request:
             part, name = key.split(".")
             values.setdefault(part, {})[name] = value
         profile = read_profile(self.profile, self.env_id) if self.profile else task_profile(self.env_id)
-        below = [] if profile is None else [applicable(profile, read_machine().identity())[0]]
+        below = [] if profile is None else applicable(profile, read_machine().identity())[0].parted(self.algo)
         return resolve([*below, Layer("the page", values)], imported()).config
 
 
