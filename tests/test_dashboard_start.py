@@ -173,6 +173,23 @@ def test_a_mode_that_does_not_run_the_next_algorithm_gives_way_to_one_that_does(
     assert not page.exception
 
 
+def test_the_form_takes_algorithm_and_mode_of_a_profile_that_names_them_until_the_user_does():
+    page = open_page("live")
+    boxes = [page.selectbox(key=f"start_{name}") for name in ("algo", "mode")]
+
+    def shown(task):
+        page.selectbox(key="start_env").select(task).run()
+        assert not page.exception
+        return [page.selectbox(key=box.key).value for box in boxes]
+
+    assert shown("HalfCheetahBulletEnv-v0") == ["ppo", "hts"]
+    assert shown("Pendulum-v1") == ["sac", "spreeze"]
+    assert shown("HalfCheetahBulletEnv-v0") == ["ppo", "hts"]
+    page.selectbox(key="start_algo").select("td3").run()
+    page.number_input(key="start_seed").set_value(3).run()
+    assert page.selectbox(key="start_algo").value == "td3"
+
+
 def test_the_form_is_as_it_was_after_a_visit_to_another_page():
     page = open_page("live")
     page.selectbox(key="start_env").select("CartPole-v1").run()

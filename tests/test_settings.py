@@ -214,6 +214,21 @@ def test_a_profile_may_have_settings_for_one_algorithm_alone(tmp_path, algo, ask
         read_profile(str(path))
 
 
+@pytest.mark.parametrize(("user", "expected"), [
+    ({}, ("ppo", "hts")), ({"algo": "ppo"}, ("ppo", "hts")), ({"mode": "hts"}, ("ppo", "hts")),
+    ({"algo": "td3"}, ("td3", "spreeze")), ({"mode": "serial"}, ("sac", "serial")),
+    ({"algo": "a2c", "mode": "hts"}, ("a2c", "hts")),
+])
+def test_a_profile_takes_algorithm_and_mode_together_or_neither(tmp_path, user, expected):
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+                   max_episode_steps=10, reward_threshold=None)
+    path = _profile(tmp_path, '[only."T-v0".run]\nalgo = "ppo"\nmode = "hts"\n')
+    layers = [read_profile(path, "T-v0"), Layer("user", {"run": user})]
+    settings, reason = with_algorithm(layers, resolve(layers), spec)
+    assert (settings.config.run.algo, settings.config.run.mode) == expected
+    assert ("takes them for this task" in (reason or "")) is (expected == ("ppo", "hts"))
+
+
 def test_settings_for_one_algorithm_that_hold_on_their_machine_alone_are_left_out_elsewhere(tmp_path):
     path = tmp_path / "p.toml"
     path.write_text("[about]\nmachine_id = 'there'\n[only.a2c.rollout]\nsync_interval = 8\n[only.a2c.a2c]\nlr = 0.1\n")

@@ -49,6 +49,7 @@ def task_plan(
     layers = [
         *([profile] if profile else []),
         Layer("bench", {
+            "run": {"mode": "spreeze"},
             "env": {"id": env_id, "import_module": import_module, "plain": plain, "args": env_args},
             "sampling": {"samplers": samplers, **({"envs_per_sampler": envs_per_sampler} if envs_per_sampler else {})},
             "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},

@@ -77,7 +77,8 @@ def tune_rows(case: Case, say: Say) -> list[Row]:
 def _settings(case: Case) -> Settings:
     profile = task_profile(case.env_id)
     layers = [*([profile] if profile else []), Layer("bench", {
-        "env": {"id": case.env_id, "plain": case.plain}, "tuning": {"objective": case.objective},
+        "run": {"mode": "spreeze"}, "env": {"id": case.env_id, "plain": case.plain},
+        "tuning": {"objective": case.objective},
     })]
     settings = resolve(layers)
     image = dataclasses.asdict(settings.config.image)

@@ -50,11 +50,13 @@ class Layer:
     """What a profile says of itself."""
     of_algorithm: dict[str, Values] = field(default_factory=dict)
     """What it says besides for one algorithm alone."""
+    choice: tuple[str, str] | None = None
+    """Algorithm and mode that it takes together: neither holds where another layer says a different one of either."""
 
     def parted(self, algo: str) -> list[Layer]:
         """This layer for all algorithms, and above it what it says of this one."""
         common, own = dataclasses.replace(self, of_algorithm={}), self.of_algorithm.get(algo)
-        return [common] if own is None else [common, dataclasses.replace(common, values=own)]
+        return [common] if own is None else [common, dataclasses.replace(common, values=own, choice=None)]
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
     Raises:
         ConfigError: unknown part or field (with the nearest known one), wrong type or range.
     """
+    layers = [each for layer in layers for each in (layer, *_chosen(layer, layers))]
     known, own = PARTS, None
     algo, source = _said(layers, "run", "algo")
     if isinstance(algo, str) and algo not in ALGORITHMS:
@@ -128,6 +131,14 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
     return Settings(config=Config(**parts), sources=sources, kept=frozenset(kept))
 
 
+def _chosen(layer: Layer, layers: list[Layer]) -> list[Layer]:
+    """A layer of what ``layer.choice`` says, where that holds beside the others."""
+    if layer.choice is None or any(_said(layers, "run", name)[0] not in (None, value)
+                                   for name, value in zip(("algo", "mode"), layer.choice, strict=True)):
+        return []
+    return [Layer(layer.source, {"run": dict(zip(("algo", "mode"), layer.choice, strict=True))})]
+
+
 def _said(layers: list[Layer], part: str, name: str) -> tuple[Any, str]:
     """The value of the strongest layer that says one, and that layer's source; None where none does."""
     for layer in reversed(layers):
@@ -138,7 +149,7 @@ def _said(layers: list[Layer], part: str, name: str) -> tuple[Any, str]:
 
 
 def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tuple[Settings, str | None]:
-    """The settings with an algorithm that fits the actions, and why that one where nobody had named any.
+    """The settings with an algorithm that fits the actions, and why that one where the user had named none.
 
     The algorithm's own defaults come with it. PPO and A2C over vectors learn on the CPU, a GPU or not: their networks
     are small, 64 x 64 units by default, and a GPU would wait for its next kernel most of the time. What is chosen is
@@ -152,6 +163,9 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         algo, reason = default_algorithm(spec, settings.config.mode)
         layers.insert(0, Layer("action space", {"run": {"algo": algo}}))
         settings = resolve(layers)
+    elif source := next((layer.source for layer in layers if _chosen(layer, layers)), None):
+        run = settings.config.run
+        reason = f"algorithm {run.algo} in mode {run.mode}: {source} takes them for this task; --algo sets another"
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
     find_network((settings.config.on_policy or settings.config.algorithm).network, spec.import_module)
     if settings.config.on_policy is None:

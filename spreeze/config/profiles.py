@@ -65,7 +65,11 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     if not isinstance(keep, list) or any(key not in own for key in keep):
         raise ConfigError(f"profile {path}: about.keep = {clean(repr(keep), 200)}: expected a list of settings that "
                           "this profile has")
-    return Layer(source=f"profile {path.stem}", values=renewed(values), about=about, of_algorithm=of_algorithm)
+    choice = None
+    if isinstance(run := values.get("run"), dict) and {"algo", "mode"} <= run.keys():
+        choice = str(run.pop("algo")), str(run.pop("mode"))
+    return Layer(source=f"profile {path.stem}", values=renewed(values), about=about, of_algorithm=of_algorithm,
+                 choice=choice)
 
 
 def task_profile(env_id: str) -> Layer | None:

@@ -133,6 +133,7 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     if spec is not None:
         fitting.sort(key=lambda name: [*fitting_algorithms(spec), name].index(name))  # its default first
     runnable = [name for name in fitting if any(algorithms[name].runs_in(mode) for mode in known.values())]
+    _follow_profile(env_id, runnable)
     algo = _one_of(cells[1], "Algorithm", runnable, "start_algo",
                    "The algorithms that fit the task. DQN and SAC learn discrete actions, PPO and A2C any, the others "
                    "continuous ones.")
@@ -155,6 +156,18 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     except SpreezeError as error:
         st.error(components.plain(error))
         return None
+
+
+def _follow_profile(env_id: str, runnable: list[str]) -> None:
+    """Puts algorithm and mode of the task's profile into the form when the task has changed, where it names them."""
+    before, st.session_state["start_seen"] = st.session_state.get("start_seen"), env_id
+    if before == env_id:
+        return
+    old, new = (None if task is None else task_profile(task) for task in (before, env_id))
+    if new is not None and new.choice is not None and new.choice[0] in runnable:
+        st.session_state["start_algo"], st.session_state["start_mode"] = new.choice
+    elif old is not None and old.choice is not None:
+        st.session_state["start_algo"], st.session_state["start_mode"] = runnable[0], RunConfig.mode
 
 
 def _reasons(spec: EnvSpec | None, mode: Mode, unfit: list[str], idle: list[str], row: AlgorithmRow) -> str:
