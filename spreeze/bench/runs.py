@@ -222,7 +222,7 @@ def picture(out: Path, title: str, lines: int = 1, panels: int = 3, **options: A
         yield grid
         for axis in grid.flat:
             axis.grid(alpha=0.3)
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(title, fontsize=10, wrap=True)
         figure.savefig(out, dpi=110)
     finally:
         pyplot.close(figure)
