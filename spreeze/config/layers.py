@@ -133,10 +133,11 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
 
 def _chosen(layer: Layer, layers: list[Layer]) -> list[Layer]:
     """A layer of what ``layer.choice`` says, where that holds beside the others."""
-    if layer.choice is None or any(_said(layers, "run", name)[0] not in (None, value)
-                                   for name, value in zip(("algo", "mode"), layer.choice, strict=True)):
+    if layer.choice is None:
         return []
-    return [Layer(layer.source, {"run": dict(zip(("algo", "mode"), layer.choice, strict=True))})]
+    run = dict(zip(("algo", "mode"), layer.choice, strict=True))
+    fits = all(_said(layers, "run", name)[0] in (None, value) for name, value in run.items())
+    return [Layer(layer.source, {"run": run})] if fits else []
 
 
 def _said(layers: list[Layer], part: str, name: str) -> tuple[Any, str]:
