@@ -182,12 +182,18 @@ def test_the_form_takes_algorithm_and_mode_of_a_profile_that_names_them_until_th
         assert not page.exception
         return [page.selectbox(key=box.key).value for box in boxes]
 
+    def tells():
+        return any("are what profile bullet-locomotion takes" in one.value for one in page.caption)
+
     assert shown("HalfCheetahBulletEnv-v0") == ["ppo", "hts"]
+    assert tells()
     assert shown("Pendulum-v1") == ["sac", "spreeze"]
+    assert not tells()
     assert shown("HalfCheetahBulletEnv-v0") == ["ppo", "hts"]
     page.selectbox(key="start_algo").select("td3").run()
     page.number_input(key="start_seed").set_value(3).run()
     assert page.selectbox(key="start_algo").value == "td3"
+    assert not tells()
 
 
 def test_the_form_is_as_it_was_after_a_visit_to_another_page():

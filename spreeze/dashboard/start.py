@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import streamlit as st
 
 from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, rows, task_text
+from spreeze.config.layers import Layer
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
 from spreeze.config.schema import RunConfig, offered
@@ -147,7 +148,7 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     tunable = bool(wiring and wiring.knobs)
     auto = cells[4].toggle("Autotune", value=True, key="start_auto", disabled=not tunable, help=_TUNER_HELP)
     st.caption(_reasons(spec, mode, [name for name in algorithms if name not in fitting],
-                        [name for name in known if name not in taking], row))
+                        [name for name in known if name not in taking], row, task_profile(env_id)))
     if problem is not None:
         st.warning(components.plain(problem))
     try:
@@ -170,9 +171,13 @@ def _follow_profile(env_id: str, runnable: list[str]) -> None:
         st.session_state["start_algo"], st.session_state["start_mode"] = runnable[0], RunConfig.mode
 
 
-def _reasons(spec: EnvSpec | None, mode: Mode, unfit: list[str], idle: list[str], row: AlgorithmRow) -> str:
-    """What the mode does, and in grey what is not offered and why."""
+def _reasons(
+    spec: EnvSpec | None, mode: Mode, unfit: list[str], idle: list[str], row: AlgorithmRow, profile: Layer | None
+) -> str:
+    """What the mode does, who chose it, and in grey what is not offered and why."""
     lines = [f"Mode {mode.name}: {components.plain(mode.doc)}."]
+    if profile is not None and profile.choice == (row.name, mode.name):
+        lines.append(f"Algorithm and mode are what {components.plain(profile.source)} takes for this task.")
     if unfit and spec is not None:
         lines.append(f":gray[Not for {components.plain(task_text(spec))}: {', '.join(unfit)}.]")
     if idle:
