@@ -8,11 +8,12 @@ class Ascent:
 
     name = "double"
 
-    def __init__(self, obs_dim, action_dim, correction="delayed"):
+    def __init__(self, obs_dim, action_dim, correction="delayed", policy_average=0.0):
         rng = np.random.default_rng(0)
         self._w = rng.standard_normal((obs_dim, action_dim)).astype(np.float32) * 0.1
         self._old = self._w.copy()
         self._action_dim, self._correction = action_dim, correction
+        self.policy_average = policy_average
         self.updates = 0
         self.refuses = False
         self._skipped = 0

@@ -5,7 +5,7 @@ import pytest
 import torch
 from rollouts import learner, rollout, task
 
-from spreeze.inference.policy import Policy
+from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.transport.protocols import StepRows
 from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter
 from spreeze.transport.weights import WeightsStore
@@ -19,12 +19,13 @@ SPEC = task(discrete=True)
 class Place:
     """Two samplers' slots, and a trainer."""
 
-    def __init__(self, slots=4, uses=2):
+    def __init__(self, slots=4, uses=2, **settings):
         spec = RolloutSpec(sync_interval=T, num_envs=2 * M, obs_shape=(SPEC.obs_dim,), images=False, action_dim=1,
                            noise_dim=1, log_steps=1, num_slots=slots, max_uses=uses, free_running=True)  # fmt: skip
         self.rollouts = Rollouts.create(spec)
         self.sinks = [RolloutWriter(self.rollouts, first, M) for first in (0, M)]
-        self.made = learner("impact", SPEC, "none", slots=slots, uses=uses, least_uses=0, hidden_sizes=(4,))
+        self.made = learner("impact", SPEC, "none", slots=slots, uses=uses, least_uses=0, hidden_sizes=(4,),
+                            **settings)  # fmt: skip
         self.trainer = self.open()
 
     def open(self, base=0):
@@ -102,6 +103,37 @@ def test_nothing_is_kept_of_rollouts_that_are_gone(place):
         place.fill(0, version)
         place.trainer.learn()
     assert len(place.trainer._kept) <= 4
+
+
+def test_an_average_of_the_policy_is_published_and_kept_while_samplers_get_the_newest(tmp_path):
+    place = Place(uses=8, policy_average=0.6)
+    try:
+        expected = dict(place.made.policy_arrays())
+        place.fill(0)
+        for count in range(1, 7):
+            place.trainer.learn()
+            kept = min(0.6, count / (9 + count))
+            newest = place.made.policy_arrays()
+            expected = {name: kept * expected[name] + (1.0 - kept) * array for name, array in newest.items()}
+        arrays, meta = place.trainer.policy_snapshot()
+        tensors, state = place.trainer.state()
+        again = Place(uses=8, policy_average=0.6)
+        again.trainer.load_state(tensors, state)
+        resumed, _ = again.trainer.policy_snapshot()
+        again.close()
+        for name, array in expected.items():
+            np.testing.assert_allclose(arrays()[name], array, rtol=1e-5, atol=1e-7)
+            np.testing.assert_array_equal(resumed()[name], arrays()[name])
+            np.testing.assert_array_equal(exploring_arrays(arrays())[name], newest[name])
+        WeightsStore(tmp_path).publish(arrays(), meta, 1, 6)
+        sampler = NewestPolicy(WeightsStore(tmp_path))
+        sampler.refresh()
+        obs = np.ones((1, SPEC.obs_dim), np.float32)
+        own = Policy.from_weights(newest, meta)
+        np.testing.assert_array_equal(sampler.current().draw(obs, np.full((1, 1), 0.5, np.float32))[1],
+                                      own.draw(obs, np.full((1, 1), 0.5, np.float32))[1])
+    finally:
+        place.close()
 
 
 def test_new_weights_reach_every_sampler_also_one_that_has_returned_nothing(tmp_path, place):

@@ -34,13 +34,14 @@ def spec():
     return task.spec
 
 
-class Troupe:
+class HandMovedRun:
     """A run's parts, moved by hand."""
 
     def __init__(self, spec, path, *, inference_workers, lag=1, step_synchronous=False, seed=1, saved=None,
-                 make_asking=MailboxClient, make_task=open_task, told=None):  # fmt: skip
+                 make_asking=MailboxClient, make_task=open_task, told=None, policy_average=0.0):  # fmt: skip
         self.spec, self.lag, self.path, self.inference_workers = spec, lag, path, inference_workers
         self._make_task, self.told = make_task, [] if told is None else told
+        self._policy_average = policy_average
         self.step_synchronous, self.seed = step_synchronous, seed
         self._make_asking = make_asking
         rollout_spec = RolloutSpec.of(spec, T, ROLLOUT_SAMPLERS * ENVS)
@@ -56,8 +57,9 @@ class Troupe:
 
     def new_learning(self):
         return OnPolicyTrainer(
-            Ascent(self.spec.obs_dim, self.spec.action_dim), self.rollouts, self.handover, lag=self.lag, meta={},
-            batch_size=T * ROLLOUT_SAMPLERS * ENVS, progress_env_steps=1000, fingerprints=self.path,
+            Ascent(self.spec.obs_dim, self.spec.action_dim, policy_average=self._policy_average), self.rollouts,
+            self.handover, lag=self.lag, meta={}, batch_size=T * ROLLOUT_SAMPLERS * ENVS, progress_env_steps=1000,
+            fingerprints=self.path,
         )  # fmt: skip
 
     def new_sampler(self, index):
@@ -122,12 +124,12 @@ def fingerprints(path):
 
 
 def play(spec, path, intervals=INTERVALS, *, schedule=0, deaths=0.0, **options):
-    troupe = Troupe(spec, path, **options)
+    parts = HandMovedRun(spec, path, **options)
     try:
-        troupe.run(intervals, schedule=schedule, deaths=deaths)
-        return troupe.learning.state()
+        parts.run(intervals, schedule=schedule, deaths=deaths)
+        return parts.learning.state()
     finally:
-        troupe.close()
+        parts.close()
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +174,21 @@ def test_the_resume_point_may_be_the_very_beginning(spec, reference, tmp_path):
     saved = play(spec, tmp_path / "f", 0, inference_workers=1)
     play(spec, tmp_path / "f", inference_workers=1, saved=saved)
     assert fingerprints(tmp_path / "f") == reference
+
+
+def test_an_average_of_the_policy_changes_no_step_and_survives_deaths_and_a_resume(spec, reference, tmp_path):
+    options = {"inference_workers": 1, "policy_average": 0.7}
+    tensors, _ = play(spec, tmp_path / "f", **options)
+    averaged = {name: array for name, array in tensors.items() if "policy_average/" in name}
+    assert {name.rpartition("/")[2] for name in averaged} == {"head_w", "head_b", "log_std", ""}
+    half = play(spec, tmp_path / "f", 3, **options, schedule=5)
+    for found, _ in (play(spec, tmp_path / "f", **options, schedule=4, deaths=0.05),
+                     play(spec, tmp_path / "f", **options, schedule=6, saved=half)):
+        for name, array in averaged.items():
+            np.testing.assert_array_equal(found[name], array)
+    assert [line["trajectories"] for line in fingerprints(tmp_path / "f")] == [
+        line["trajectories"] for line in reference]
+    assert not np.array_equal(averaged["learner/policy_average/head_w"], tensors["learner/w"])
 
 
 def test_another_seed_gives_other_bits(spec, reference, tmp_path):
@@ -246,12 +263,12 @@ class ErrsAtThird(gymnasium.Wrapper):
 
 def collected(spec, make_task=open_task):
     """Copies of the first interval, and what was told."""
-    troupe = Troupe(spec, None, inference_workers=0, make_task=make_task)
+    parts = HandMovedRun(spec, None, inference_workers=0, make_task=make_task)
     try:
-        troupe.run(1, schedule=1)
-        return {name: array.copy() for name, array in troupe.rollouts.batch(0)._asdict().items()}, troupe.told
+        parts.run(1, schedule=1)
+        return {name: array.copy() for name, array in parts.rollouts.batch(0)._asdict().items()}, parts.told
     finally:
-        troupe.close()
+        parts.close()
 
 
 def test_an_error_cuts_its_episode_at_the_last_good_row_and_changes_nothing_for_the_others(spec):
@@ -287,31 +304,31 @@ class RaisesOnce(gymnasium.Wrapper):
 
 def test_an_error_while_an_episode_is_repeated_is_tried_again_and_changes_no_bit(spec, reference, tmp_path):
     RaisesOnce.armed = None
-    troupe = Troupe(spec, tmp_path / "f", inference_workers=0,
+    parts = HandMovedRun(spec, tmp_path / "f", inference_workers=0,
                     make_task=lambda spec: Task(RaisesOnce(open_task(spec).env), spec))
     try:
-        troupe.run(2, schedule=1)
-        index = next(env for env in range(ROLLOUT_SAMPLERS * ENVS) if len(troupe.rollouts.played(env)) > 1) // ENVS
-        troupe.samplers[index].close()
+        parts.run(2, schedule=1)
+        index = next(env for env in range(ROLLOUT_SAMPLERS * ENVS) if len(parts.rollouts.played(env)) > 1) // ENVS
+        parts.samplers[index].close()
         RaisesOnce.armed = 2
-        troupe.samplers[index] = troupe.new_sampler(index)
+        parts.samplers[index] = parts.new_sampler(index)
         assert RaisesOnce.armed is None
-        assert [error for _, error in troupe.told] == ["out of luck"]
-        assert troupe.told[0][0].endswith("repeated")
-        troupe.run(INTERVALS, schedule=2)
+        assert [error for _, error in parts.told] == ["out of luck"]
+        assert parts.told[0][0].endswith("repeated")
+        parts.run(INTERVALS, schedule=2)
     finally:
-        troupe.close()
+        parts.close()
     assert fingerprints(tmp_path / "f") == reference
 
 
 def test_an_environment_that_always_fails_ends_its_sampler_with_what_it_said(spec, tmp_path):
-    troupe = Troupe(spec, tmp_path / "f", inference_workers=0, make_task=faulty(spec, p_crash=1.0))
+    parts = HandMovedRun(spec, tmp_path / "f", inference_workers=0, make_task=faulty(spec, p_crash=1.0))
     try:
         words = r"20 environment errors within 0 env steps; the last: environment \d, episode \d+, step 1: RuntimeError"
         with pytest.raises(WorkerError, match=words):
-            troupe.run(1, schedule=1)
+            parts.run(1, schedule=1)
     finally:
-        troupe.close()
+        parts.close()
 
 
 class ArrivalOrder(MailboxClient):
@@ -340,51 +357,51 @@ def test_the_synchronous_baseline_has_no_lag_and_the_same_bits_in_both_synchroni
 
 
 def test_each_update_learns_from_the_policy_of_one_interval_before(spec, tmp_path):
-    troupe = Troupe(spec, tmp_path / "f", inference_workers=1)
+    parts = HandMovedRun(spec, tmp_path / "f", inference_workers=1)
     try:
         seen = []
-        learn = troupe.learning.algorithm.learn
-        troupe.learning.algorithm.learn = lambda batch, progress: (
-            seen.append(set(troupe.rollouts.versions(troupe.rollouts.current - 1).reshape(-1).tolist())),
+        learn = parts.learning.algorithm.learn
+        parts.learning.algorithm.learn = lambda batch, progress: (
+            seen.append(set(parts.rollouts.versions(parts.rollouts.current - 1).reshape(-1).tolist())),
             learn(batch, progress),
         )
-        troupe.run(4, schedule=1)
+        parts.run(4, schedule=1)
         assert seen[:3] == [{0}, {1}, {2}]
-        troupe.run(5, schedule=1)
-        troupe.rollouts.versions(4)[2, 1] = 3
+        parts.run(5, schedule=1)
+        parts.rollouts.versions(4)[2, 1] = 3
         with pytest.raises(WorkerError, match=r"rows of rollout 4 were collected by the policies of \[3, 4\]"):
-            troupe.run(7, schedule=1)
+            parts.run(7, schedule=1)
     finally:
-        troupe.close()
+        parts.close()
 
 
 def test_a_number_that_the_algorithm_does_not_give_is_unknown(spec, tmp_path):
-    troupe = Troupe(spec, tmp_path / "f", inference_workers=0)
+    parts = HandMovedRun(spec, tmp_path / "f", inference_workers=0)
     try:
-        numbers = troupe.learning.numbers(wait_s=1.0, publish_s=0.0)
+        numbers = parts.learning.numbers(wait_s=1.0, publish_s=0.0)
         assert (numbers["policy_loss"], numbers["wait_s"], numbers["updates"]) == (0.5, 1.0, 0)
         assert [name for name in ("clip_share", "approx_kl", "grad_norm") if not np.isnan(numbers[name])] == []
     finally:
-        troupe.close()
+        parts.close()
 
 
 def test_gradients_that_are_refused_for_several_intervals_end_the_learner(spec, tmp_path):
-    troupe = Troupe(spec, tmp_path / "f", inference_workers=1)
+    parts = HandMovedRun(spec, tmp_path / "f", inference_workers=1)
     try:
-        troupe.learning.algorithm.refuses = True
+        parts.learning.algorithm.refuses = True
         with pytest.raises(WorkerError, match="in 6 rollouts in a row every update had a non-finite loss"):
-            troupe.run(20, schedule=1)
+            parts.run(20, schedule=1)
     finally:
-        troupe.close()
+        parts.close()
 
 
 def test_an_environment_that_does_not_repeat_is_named(spec, tmp_path):
-    troupe = Troupe(spec, tmp_path / "f", inference_workers=1)
+    parts = HandMovedRun(spec, tmp_path / "f", inference_workers=1)
     try:
-        troupe.run(2, schedule=1)
-        env = next(e for e in range(4) if len(troupe.rollouts.played(e)))
-        troupe.rollouts.last_obs(env)[0] += 1.0
+        parts.run(2, schedule=1)
+        env = next(e for e in range(4) if len(parts.rollouts.played(e)))
+        parts.rollouts.last_obs(env)[0] += 1.0
         with pytest.raises(WorkerError, match=rf"environment {env} is not repeatable: .* observed something else"):
-            troupe.new_sampler(env // ENVS)
+            parts.new_sampler(env // ENVS)
     finally:
-        troupe.close()
+        parts.close()

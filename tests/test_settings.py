@@ -251,11 +251,11 @@ def test_a_run_of_before_a_setting_was_dropped_is_read_where_the_setting_changed
         from_toml(old.replace("copy_interval = 0", "copy_interval = 4"), "resumed run")
 
 
-@pytest.mark.parametrize(("algo", "value", "expected"), [("sac", 0.99, 0.99), ("sac", 0.0, 0.0), ("ppo", 0.0, None)])
+@pytest.mark.parametrize(("algo", "value", "expected"), [("sac", 0.99, 0.99), ("sac", 0.0, 0.0), ("ppo", 0.0, 0.0)])
 def test_an_average_that_was_the_learner_s_is_now_the_algorithm_s(algo, value, expected):
     text = f'[run]\nalgo = "{algo}"\n[learner]\npolicy_average = {value}\nexplore_average = false\n'
     part = from_toml(text, "resumed run").config.parts()[algo]
-    assert getattr(part, "policy_average", None) == expected
+    assert part.policy_average == expected
 
 
 @pytest.mark.parametrize(("algo", "asked", "band"), [

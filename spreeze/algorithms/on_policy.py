@@ -76,6 +76,8 @@ class OnPolicyAlgorithm(Algorithm):
         if normalize_obs and spec.frames is not None:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         self.correction = correction
+        self.policy_average = config.policy_average
+        """Decay in one update of the average that a trainer publishes; 0: the newest policy."""
         self._device, self._config = torch.device(device), config
         outputs, num_log_std = (spec.action_dim,) * 2 if spec.num_actions is None else (spec.num_actions, 0)
         generator = torch.Generator().manual_seed(seed)

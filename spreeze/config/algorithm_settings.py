@@ -190,6 +190,9 @@ class OnPolicyConfig(Part):
     normalize_advantage: bool = setting(True, "scale the advantages of a rollout to mean 0 and standard deviation 1")
     normalize_returns: bool = setting(False, "divide rewards by the running standard deviation of returns")
     initial_log_std: float = setting(0.0, "log standard deviation of actions at the start", low=-20.0, high=2.0)
+    policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
+                                    "evaluated, shown and kept, while the newest ones collect; 0: the newest weights",
+                                    low=0.0, high=0.999999)
 
 
 @dataclass(frozen=True, kw_only=True)

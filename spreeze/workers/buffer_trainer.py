@@ -16,7 +16,7 @@ from spreeze.algorithms.impact import AnyAge, Evaluated
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import RolloutReader, Rollouts
-from spreeze.workers.on_policy_trainer import sha256_of
+from spreeze.workers.on_policy_trainer import RolloutAverage, sha256_of
 
 _RECENT = 64
 """Updates over which uses and lag are averaged."""
@@ -38,6 +38,7 @@ class BufferTrainer:
         self._progress_env_steps, self._env_steps_base = progress_env_steps, env_steps_base
         self.batch_size = rollouts.spec.sync_interval * envs_per_sampler
         self.learn_s = 0.0
+        self._average = RolloutAverage(algorithm)
         self._kept: dict[tuple[int, int], Evaluated] = {}
         self._lags: deque[float] = deque(maxlen=_RECENT)
         self._uses: deque[int] = deque(maxlen=_RECENT)
@@ -72,21 +73,24 @@ class BufferTrainer:
         self.algorithm.improve(self._kept[key], None if end is None else min(1.0, self.env_steps / end))
         if taken.use == spec.max_uses:
             del self._kept[key]
+        self._average.advance()
         self.learn_s += perf_counter() - start
         return True
 
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
-        arrays = dict(self.algorithm.policy_arrays())
+        arrays = self._average.policy_arrays()
         return lambda: arrays, {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Tensors and JSON of a checkpoint; rollouts are collected again."""
-        return self.algorithm.state_arrays(), {"algorithm": self.algorithm.state_json(), "updates": self.updates}
+        arrays = self.algorithm.state_arrays() | self._average.state_arrays()
+        return arrays, {"algorithm": self.algorithm.state_json(), "updates": self.updates}
 
     def load_state(self, tensors: Arrays, state: dict[str, Any]) -> None:
         """Raises a CheckpointError if it is that of another network or algorithm."""
         self.algorithm.load_state_arrays(tensors)
         self.algorithm.load_state_json(state["algorithm"])
+        self._average.restore(tensors)
 
     def parameters_sha256(self) -> str:
         return sha256_of(self.algorithm.state_arrays())

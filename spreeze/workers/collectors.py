@@ -22,7 +22,7 @@ import numpy as np
 from spreeze.envs.task import ActionScaling, ObsRows, Task, uniform_actions
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, WorkerError
-from spreeze.inference.policy import Policy
+from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource, RolloutSink, StepRows, TransitionSink
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
@@ -382,7 +382,8 @@ class RolloutPolicy:
             weights = self._policies.read(current)
             if weights is None:
                 return None
-            self._policy, self.rollout = Policy.from_weights(weights.arrays, weights.meta), current
+            self._policy = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
+            self.rollout = current
         return self._policy
 
 
@@ -402,7 +403,8 @@ class NewestPolicy:
     def refresh(self) -> None:
         weights = self._weights.read_latest(self._held)
         if weights is not None:
-            self._policy, self._held = Policy.from_weights(weights.arrays, weights.meta), weights.order
+            self._policy = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
+            self._held = weights.order
 
     def current(self) -> Policy | None:
         return self._policy

@@ -22,6 +22,7 @@ import numpy as np
 
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WorkerError
+from spreeze.inference.policy import with_exploring
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.mixing import Mixer
 from spreeze.transport.rollouts import LEARNER, ROLLOUTS, Handover, Rollouts
@@ -30,6 +31,8 @@ from spreeze.types import RolloutBatch
 
 Arrays = dict[str, np.ndarray]
 FINGERPRINTS = "fingerprints.jsonl"
+_AVERAGE = "policy_average/"
+"""Begins the names of the averaged weights among the arrays of a learner's state."""
 _MAX_SKIPPED_ROLLOUTS = 5
 
 
@@ -55,10 +58,12 @@ class OnPolicyTrainer:
         self._progress_env_steps, self._fingerprints, self.mixer = progress_env_steps, fingerprints, mixer
         self.learn_s = self.hand_s = 0.0
         self._learned = -1
+        self._average = RolloutAverage(algorithm)
         state = handover.states.read(rollouts.current)
         if state is not None:
             algorithm.load_state_arrays(state.arrays)
             algorithm.load_state_json(state.meta["algorithm"])
+            self._average.restore(state.arrays)
         elif rollouts.current > 0:
             raise WorkerError(f"the learner's state of rollout {rollouts.current} is gone")
         self._hand_over(rollouts.current)
@@ -76,9 +81,9 @@ class OnPolicyTrainer:
         start = perf_counter()
         algorithm = self.algorithm
         state = {"algorithm": algorithm.state_json(), "updates": algorithm.updates}
-        self._handover.states.publish(algorithm.state_arrays(), state, 0, current)
+        self._handover.states.publish(algorithm.state_arrays() | self._average.state_arrays(), state, 0, current)
         meta = {**algorithm.policy_meta(), **self._meta, "updates": algorithm.updates}
-        self._handover.policies.publish(dict(algorithm.policy_arrays()), meta, 0, current)
+        self._handover.policies.publish(self._average.policy_arrays(), meta, 0, current)
         self.hand_s += perf_counter() - start
 
     def learn(self) -> bool:
@@ -104,6 +109,7 @@ class OnPolicyTrainer:
                 self.algorithm.learn(self._rollouts.batch(source), progress)
             else:
                 self._learn_and_mix(self.mixer, self._rollouts.batch(source), progress)
+            self._average.advance()
             self.learn_s += perf_counter() - start - (self.waited_s - waited_s)
             self._check_progress()
         self._hand_over(current + 1)
@@ -192,6 +198,47 @@ class OnPolicyTrainer:
             **self.algorithm.metrics(),
             **({} if self.mixer is None else self.mixer.numbers()),
         }
+
+
+class RolloutAverage:
+    """An exponential average of an on-policy algorithm's policy, one step after each rollout learned from.
+
+    With ``policy_average`` = 0 it is the newest policy. In u updates it keeps that to the power of u of itself, less at
+    first: after r rollouts no more than r / (9 + r), so that the first weights are soon forgotten. The running mean and
+    deviation of observations are averaged with the weights that were learned with them.
+    """
+
+    def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
+        self._algorithm, self._decay = algorithm, algorithm.policy_average
+        self._arrays = {name: np.array(array) for name, array in algorithm.policy_arrays().items()}
+        self._rollouts, self._updates = 0, algorithm.updates
+
+    def advance(self) -> None:
+        """Takes a step from the algorithm's policy."""
+        if not self._decay:
+            return
+        self._rollouts += 1
+        kept = min(self._decay ** (self._algorithm.updates - self._updates), self._rollouts / (9 + self._rollouts))
+        self._updates = self._algorithm.updates
+        for name, array in self._algorithm.policy_arrays().items():
+            average = self._arrays[name]
+            self._arrays[name] = average + np.float32(1.0 - kept) * (array - average)  # the old one may be being read
+
+    def policy_arrays(self) -> Arrays:
+        """The average, and beside it the newest weights, which collect rollouts."""
+        newest = dict(self._algorithm.policy_arrays())
+        return with_exploring(self._arrays, newest) if self._decay else newest
+
+    def state_arrays(self) -> Arrays:
+        if not self._decay:
+            return {}
+        return {_AVERAGE + name: array for name, array in self._arrays.items()} | {_AVERAGE: np.array(self._rollouts)}
+
+    def restore(self, arrays: Arrays) -> None:
+        """Continues the average among a learner's arrays; begins anew at its policy where there is none."""
+        self._updates, self._rollouts = self._algorithm.updates, int(arrays.get(_AVERAGE, 0))
+        for name, array in self._algorithm.policy_arrays().items():
+            self._arrays[name] = np.array(arrays.get(_AVERAGE + name, array))
 
 
 def _found(parameters: VersionedParameters, current: int) -> Weights:
