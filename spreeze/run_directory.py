@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze import __version__
-from spreeze.config.schema import check_name
+from spreeze.config.schema import check_name, may_name
 from spreeze.errors import ResourceError, RunError, did_you_mean
 from spreeze.formatting import clean
 
@@ -361,10 +361,11 @@ def state_of(path: Path) -> str:
 
 
 def list_runs(runs_dir: Path) -> list[Path]:
-    """All run directories, oldest first."""
+    """All run directories with a name that a run may have, oldest first: not a copy that a file manager has named."""
     if not runs_dir.is_dir():
         return []
-    found = [path for path in runs_dir.iterdir() if (path / "run.json").is_file() and not path.is_symlink()]
+    found = [path for path in runs_dir.iterdir()
+             if may_name(path.name) and (path / "run.json").is_file() and not path.is_symlink()]
     return sorted(found, key=lambda path: (str(read_run(path).get("started", "")), path.name))
 
 

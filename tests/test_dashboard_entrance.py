@@ -152,7 +152,7 @@ def test_switched_off_the_plain_address_is_told(tmp_path, terminal, shown, monke
 
 def test_the_token_of_a_folder_is_private_and_stays(tmp_path):
     token = page_token(tmp_path / "runs")
-    place = tmp_path / "runs" / ".launches" / "page-token"
+    place = tmp_path / "runs" / ".launches" / "browser-token"
     assert len(token) >= 43
     assert private(place)
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
@@ -161,7 +161,7 @@ def test_the_token_of_a_folder_is_private_and_stays(tmp_path):
 
 @pytest.mark.parametrize("change", ["short", "readable", "link", "folder link", "pipe"])
 def test_a_token_that_others_may_know_is_not_taken(tmp_path, change):
-    token, place = page_token(tmp_path), tmp_path / ".launches" / "page-token"
+    token, place = page_token(tmp_path), tmp_path / ".launches" / "browser-token"
     other = tmp_path / "other"
     other.mkdir()
     if change == "short":
@@ -186,11 +186,22 @@ def test_a_token_that_others_may_know_is_not_taken(tmp_path, change):
     assert place.exists()
 
 
-def test_a_token_that_an_earlier_version_gave_to_anybody_is_gone(tmp_path):
+@pytest.mark.parametrize("name", ["token", "page-token"])
+def test_a_token_that_an_earlier_version_gave_to_anybody_is_gone(tmp_path, name):
     (tmp_path / ".launches").mkdir()
-    (tmp_path / ".launches" / "token").write_text("x" * 43)
+    (tmp_path / ".launches" / name).write_text("x" * 43)
     assert page_token(tmp_path) != "x" * 43
-    assert not (tmp_path / ".launches" / "token").exists()
+    assert not (tmp_path / ".launches" / name).exists()
+
+
+def test_a_cookie_given_out_while_no_token_is_asked_for_lets_nobody_in_later(tmp_path, monkeypatch):
+    known = Entrance(tmp_path).cookie_token
+    monkeypatch.setenv(SETTING, "off")
+    given = Entrance(tmp_path).cookie_token
+    assert given not in (known, "")
+    assert Entrance(tmp_path).cookie_token == given  # open pages survive a restart of the server
+    monkeypatch.setenv(SETTING, "on")
+    assert Entrance(tmp_path).cookie_token == known
 
 
 def test_a_private_file_follows_no_link_and_leaves_nothing_behind(tmp_path):

@@ -107,7 +107,7 @@ def test_evaluations_carry_the_interval_of_their_mean(run):
     writer.close()
     sent = live_api.answer(run, 0.0, 0, "")["evals"]
     assert sent["y"] == [-100.0]
-    assert sent["hi"][0] - sent["y"][0] == pytest.approx(1.96 * 20.0 / 2.0)
+    assert sent["hi"][0] - sent["y"][0] == pytest.approx(3.182 * 20.0 / 3.0**0.5, rel=2e-3), "t of a table"
     assert live_api.answer(run, 1.0, 1, "n:1")["evals"]["y"] == []
 
 

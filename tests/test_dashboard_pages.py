@@ -303,6 +303,48 @@ def test_a_live_run_is_paused_evaluated_saved_and_told_what_to_leave_free(world)
     (folder / "a1" / "run.json").write_text(json.dumps(state))
 
 
+def test_buttons_act_on_the_live_run_that_is_shown_and_name_it_where_another_run_is_shown(world):
+    folder = world("live")
+    for name in ("a0", "b1"):
+        make_run(folder, name, "running")
+    with (folder / "b1" / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        page = open_page("live")
+        page.session_state["run"] = "a1"  # alive too, but begun before
+        page.run()
+        assert not any("which is running" in text.value for text in page.markdown)
+        page.button(key="steer_evaluate").click().run()
+        assert (folder / "a1" / "control" / "evaluate").exists()
+        page.session_state["run"] = "a0"  # nobody holds its lock
+        page.run()
+        assert any("For **b1**, which is running" in text.value for text in page.markdown)
+        page.button(key="stop").click().run()
+    assert (folder / "b1" / "control" / "stop").exists()
+    assert not (folder / "a1" / "control" / "stop").exists()
+
+
+def test_a_folder_whose_name_no_run_may_have_troubles_no_page(world):
+    folder = world("finished")
+    (folder / "a1").rename(folder / "a1 (copy)")
+    make_run(folder, "a2")
+    for name in PAGES:
+        page = open_page(name)
+        assert not page.exception, name
+    assert open_page("runs").dataframe[0].value["run"].tolist() == ["a2"]
+
+
+def test_what_is_left_free_is_shown_as_another_program_has_set_it(world):
+    folder = world("live")
+    state = json.loads((folder / "a1" / "run.json").read_text())
+    (folder / "a1" / "run.json").write_text(json.dumps(state | {"leave_free": 0.25}))
+    page = open_page("live")
+    page.slider[0].set_value(50).run()
+    for share, shown in ((0.5, 50), (0.1, 10)):
+        (folder / "a1" / "run.json").write_text(json.dumps(state | {"leave_free": share}))
+        page.run()
+        assert page.slider[0].value == shown
+
+
 def test_a_run_is_given_a_title_tags_and_a_note_that_lists_show(world):
     folder = world("ended")
     page = open_page("runs")
@@ -371,11 +413,19 @@ def test_pages_import_no_torch_and_no_environment_library():
 
 def test_what_is_pinned_on_the_autotune_page_is_what_the_next_start_uses(world):
     world("no run")
-    page = open_page("autotune")
+    page = open_page("live")  # the form has been drawn before, with an empty field
+    page.session_state["page"] = "autotune"
+    page.run()
     page.number_input(key="pin_learner.batch_size").set_value(512).run()
     assert any("--auto --batch-size=512" in line for line in commands(page))
     page.button(key="pin").click().run()
-    assert page.session_state["pins"] == {"learner.batch_size": 512}
+    page.session_state["page"] = "live"
+    page.run()
+    assert page.number_input(key="start_learner.batch_size").value == 512
+    assert any("--batch-size=512" in line for line in commands(page))
+    page.session_state["page"] = "autotune"
+    page.run()
+    assert page.number_input(key="pin_learner.batch_size").value == 512
 
 
 TUNED = {

@@ -123,7 +123,7 @@ def test_profile_arguments_and_what_the_machine_keeps_are_in_the_command():
     assert values["tuning"] == {"objective": "updates", "leave_free": 0.5}
     assert values["env"]["args"] == ("g=9.0",)
     (line,) = (line for line in commands(page) if "spreeze.train" in line)
-    assert "--profile pendulum" in line
+    assert "--profile pendulum --mode spreeze --algo sac" in line  # else the profile's mode would hold
     assert "--auto --fresh" in line
 
 

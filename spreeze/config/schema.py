@@ -36,6 +36,7 @@ SINKS = ("tensorboard", "wandb", "mlflow")
 """Each is the name of a sink (``runtime.metric_sinks``), of its package and of the extra that installs it."""
 TRANSPORTS = ("shared", "gloo")
 MIXINGS = ("gossip", "all_reduce", "hogwild", "none")
+_RESERVED = ("con", "prn", "aux", "nul", "latest")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -114,8 +115,13 @@ class ReplayConfig(Part):
                               f"samples_per_insert_max = {self.samples_per_insert_max:g}: nobody could ever move")
 
     def serial_ratio(self, batch_size: int) -> float:
-        """Rows drawn for each inserted one in mode serial: one update after each env step, within the band."""
-        return min(max(float(batch_size), self.samples_per_insert_min), self.samples_per_insert_max)
+        """As the function, within this band."""
+        return serial_ratio(batch_size, self.samples_per_insert_min, self.samples_per_insert_max)
+
+
+def serial_ratio(batch_size: int, low: float, high: float) -> float:
+    """Rows drawn for each inserted one in mode serial: one update after each env step, within a band."""
+    return min(max(float(batch_size), low), high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -447,10 +453,14 @@ def algorithm_part(name: str, import_module: str | None = None) -> type[Any]:
     return row.config
 
 
+def may_name(name: str) -> bool:
+    """Whether a run or profile may have this name."""
+    return _NAME.fullmatch(name) is not None and name.split(".")[0].lower() not in _RESERVED
+
+
 def check_name(name: str) -> str:
     """Rejects a run or profile name that could leave its directory or trouble a file system."""
-    reserved = {"con", "prn", "aux", "nul", "latest"}
-    if not _NAME.fullmatch(name) or name.split(".")[0].lower() in reserved:
+    if not may_name(name):
         raise ConfigError(f"name {name[:80]!r}: allowed are up to 128 letters, digits, '.', '_' and '-', beginning "
                           "with a letter or digit, and no reserved name (con, prn, aux, nul, latest)")
     return name

@@ -44,13 +44,17 @@ def is_asked() -> bool:
     return found != "off"
 
 
-def page_token(folder: Path) -> str:
-    """The cookie's value, kept in a private file so that open pages survive a restart of the server."""
-    place = folder / _PLACE / "page-token"
+def page_token(folder: Path, *, asked: bool = True) -> str:
+    """The cookie's value, kept in a private file so that open pages survive a restart of the server.
+
+    One that is handed out without asking for a token lets nobody in once tokens are asked for.
+    """
+    place = folder / _PLACE / ("browser-token" if asked else "open-token")
     token = secrets.token_urlsafe(32)
     with contextlib.suppress(OSError):
         _make_place(place.parent)
-        (place.parent / "token").unlink(missing_ok=True)  # from an earlier version, which gave it to any visitor
+        for name in ("token", "page-token"):  # of earlier versions, which gave them to any visitor
+            (place.parent / name).unlink(missing_ok=True)
         with contextlib.suppress(FileExistsError):
             _write_new(place, token)
         known = _private_text(place)
@@ -105,7 +109,7 @@ class Entrance:
 
     def __init__(self, folder: Path) -> None:
         self.asked = is_asked()
-        self.cookie_token = page_token(folder)
+        self.cookie_token = page_token(folder, asked=self.asked)
         self._folder = folder
         self._address = ""
         self._once: str | None = None

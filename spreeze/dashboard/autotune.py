@@ -11,11 +11,10 @@ import numpy as np
 import streamlit as st
 
 from spreeze.config.schema import offered
-from spreeze.dashboard import components, control, navigation
+from spreeze.dashboard import components, control, navigation, start
 from spreeze.dashboard.compare import CONFIG
 from spreeze.dashboard.live_api import COLOURS
 from spreeze.dashboard.run_data import row, runs_dir
-from spreeze.dashboard.start import FRESH
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number
 from spreeze.metrics.tuning_record import BATCH, SAMPLERS, THREADS, MeasuredRow, TuningView, paper_batch, read, table
@@ -99,7 +98,7 @@ def _choices(tuning: TuningView) -> None:
             cells[0].info(f"From the cache, measured at {components.plain(record.get('measured_at'))}.")
             if cells[1].button("Measure again", key="measure_again", width="stretch",
                                help="At the next start, as the box of that name in Settings beside Start."):
-                st.session_state[FRESH] = True
+                st.session_state[start.FRESH] = True
                 st.toast("The next start measures again.")
         st.caption(
             f"Measured {components.plain(record.get('measured_at'))} in {number(record.get('seconds'))} s; objective: "
@@ -136,22 +135,21 @@ def _pins(path: Path, tuning: TuningView) -> None:
     wanted: dict[str, Any] = {}
     try:
         request = control.Request(env_id=facts.env_id or "", mode=str(run.get("mode", control.Request.mode)),
-                                  algo=facts.algo or "", seed=facts.seed or 1)
+                                  algo=facts.algo or "", seed=1 if facts.seed is None else facts.seed)
         knobs, _ = offered(request.config)
         st.markdown("**Overrides**: what you set here is taken over by the next start; the tuner chooses the rest.")
         columns = st.columns(4)
         for place, key in enumerate(knobs):
             with columns[place % len(columns)]:
-                wanted[key] = components.ask(request.config, key, "pin", st.session_state.get("pins", {}).get(key),
+                wanted[key] = components.ask(request.config, key, "pin", st.session_state.get(start.field(key)),
                                              f"automatic: {_value(tuning, key)}")
-        wanted = {key: value for key, value in wanted.items() if value is not None}
-        request = dataclasses.replace(request, settings=wanted)
+        request = dataclasses.replace(request, settings={k: value for k, value in wanted.items() if value is not None})
     except SpreezeError as error:
         st.caption(components.plain(error))
         return
     cells = st.columns([1.3, 5], vertical_alignment="center")
     if cells[0].button("Use for the next start", key="pin", width="stretch"):
-        st.session_state["pins"] = wanted
+        start.fill(wanted)
         st.toast("Taken over: see Settings beside Start on the Live page.")
     with cells[1]:
         components.show_command(

@@ -147,9 +147,12 @@ class Activity:
         return "" if self.name is None else f"{self.name}:{self.phase}"
 
 
-def activity(folder: Path) -> Activity:
-    """Read from disk only, so that all tabs show the same; cheap enough for each second."""
-    name = live_run(folder)
+def activity(folder: Path, shown: str | None = None) -> Activity:
+    """Of the run that a page shows, or of the newest live one where that is not alive.
+
+    Read from disk only, so that all tabs show the same; cheap enough for each second.
+    """
+    name = live_run(folder, shown)
     if name is None:
         waiting = launching(folder)
         if waiting is None:
@@ -183,7 +186,7 @@ def arguments(request: Request) -> list[str]:
     found = ["--env", request.env_id, *(["--import", module] if module else [])]
     found += [part for text in request.args for part in ("--env-arg", text)]
     found += ["--profile", request.profile] if request.profile else []
-    found += ["--mode", request.mode] if request.mode != DECLARED[0].name else []
+    found += ["--mode", request.mode] if request.profile or request.mode != DECLARED[0].name else []
     found += ["--algo", request.algo, "--seed", str(request.seed)]
     found += ["--auto"] if request.auto else []
     found += ["--fresh"] if request.auto and request.fresh else []

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 def page() -> None:
     folder = runs_dir()
-    now = control.activity(folder)
-    if st.session_state.get("follow") and now.name is not None and (folder / now.name / "run.json").is_file():
+    following, path = st.session_state.get("follow"), navigation.current()
+    now = control.activity(folder, None if path is None or following else path.name)
+    if following and now.name is not None and (folder / now.name / "run.json").is_file():
         del st.session_state["follow"]
         navigation.choose(now.name)
         st.rerun()
@@ -30,17 +31,16 @@ def page() -> None:
     if now.name is not None and now.phase == "starting":
         autotune.show_start(now.name, folder)
     else:
-        _shown(now)
+        _shown(path, now)
     with box:  # sent after the charts, because a browser loads the parts of a page in that order
         if now.name is None:
             start.form(folder)
         else:
             start.keep_fields()
-            _stop_box(now, folder)
+            _stop_box(now, folder, named=path is None or path.name != now.name)
 
 
-def _shown(now: control.Activity) -> None:
-    path = navigation.current()
+def _shown(path: Path | None, now: control.Activity) -> None:
     if path is None:
         st.info("No run to show yet: press Start, or type `python -m spreeze.train --auto`.")
         return
@@ -53,10 +53,12 @@ def _shown(now: control.Activity) -> None:
     components.show_live(path, now.key)
 
 
-def _stop_box(now: control.Activity, folder: Path) -> None:
-    """Stop, and what else can be asked of a live run."""
+def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
+    """Stop, and what else can be asked of a live run; with its name where the page shows another run."""
     name = now.name or ""
     with st.container(border=True):
+        if named:
+            st.markdown(f"For **{components.plain(name)}**, which is running:")
         line = st.container(horizontal=True, vertical_alignment="bottom")
         asked = now.phase in ("stopping", "late")
         line.button("Stopping" if asked else "Stop", on_click=_stop, args=(name, folder), disabled=asked, key="stop",
@@ -94,7 +96,8 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     share = run.get("leave_free")
     if isinstance(share, int | float):  # else no governor watches it
         key = f"leave_free_{name}"
-        if st.session_state.get("leave_free_sent") in (None, share):  # else the run has not taken it yet
+        if st.session_state.get(f"{key}_sent", share) == share:  # else the run has not taken it yet
+            st.session_state.pop(f"{key}_sent", None)
             st.session_state[key] = round(100 * share)
         line.slider("Leave free for other programs [%]", 0, 90, step=5, key=key, disabled=paused, width=260,
                     on_change=_leave_free, args=(name, folder, key),
@@ -113,7 +116,7 @@ def _steer(name: str, folder: Path, what: str, text: str = "") -> None:
 
 def _leave_free(name: str, folder: Path, key: str) -> None:
     share = st.session_state[key] / 100
-    st.session_state["leave_free_sent"] = share
+    st.session_state[f"{key}_sent"] = share
     _steer(name, folder, "leave-free", repr(share))
 
 

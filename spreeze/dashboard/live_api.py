@@ -13,6 +13,7 @@ import numpy as np
 from spreeze.config.modes import Wiring, wiring_of
 from spreeze.dashboard.run_data import newest_log, newest_similarity, newest_timeline, on_policy
 from spreeze.formatting import DASH, clean, duration, number, percent, size
+from spreeze.metrics import student_quantile
 from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
@@ -24,6 +25,8 @@ MAX_BUCKETS = 350
 _TAIL_ROWS = 600
 _LOG_LINES = 8
 STALE_S = 3.0
+_NORMAL = 1.959963984540054
+"""97.5 % quantile of the normal distribution."""
 _FALLEN = 0.25
 """Part of the best return whose loss is told."""
 _NEW_S = 5.0
@@ -258,8 +261,9 @@ def _whole_run(path: Path) -> dict[str, float]:
 
 
 def half_width(record: EvaluationRow) -> float | None:
-    """Half of the 95 % interval of the mean return (normal approximation); None for one episode."""
-    return 1.96 * record.return_std / math.sqrt(record.episodes) if record.episodes > 1 else None
+    """Half of the 95 % interval of the mean return (Student 1908); None for one episode."""
+    free = record.episodes - 1  # the standard deviation is the population one
+    return student_quantile(_NORMAL, free) * record.return_std / math.sqrt(free) if free > 0 else None
 
 
 def _note(

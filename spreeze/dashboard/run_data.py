@@ -87,8 +87,13 @@ def run_path(name: str, folder: Path) -> Path:
     return path
 
 
+def typed(path: Path) -> str:
+    """A path as a command takes it, from the folder that the server was started in."""
+    return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else str(path)
+
+
 def short(path: Path) -> str:
-    """A path as one would type it: relative to the working directory, the checkout or the home directory."""
+    """A path to be read: relative to the working directory, the checkout or the home directory."""
     for base, prefix in ((Path.cwd(), ""), (ROOT, ""), (Path.home(), "~/")):
         if path.is_relative_to(base) and path != base:
             return prefix + path.relative_to(base).as_posix()
@@ -112,12 +117,14 @@ def rows(folder: Path) -> list[RunRow]:
     return [row(path) for path in reversed(list_runs(folder))]
 
 
-def live_run(folder: Path) -> str | None:
+def live_run(folder: Path, first: str | None = None) -> str | None:
+    """The newest live run; ``first`` where that is alive."""
     # Called each second; testing a lock takes microseconds, so many runs do no harm.
     alive = [lock.parent for lock in folder.glob("*/run.lock") if is_alive(lock.parent)]
     named = {path: read_run(path) for path in alive if not path.is_symlink()}
     found = [path for path, run in named.items() if run.get("state") in LIVE_STATES]
-    return max(found, key=lambda path: (str(named[path].get("started", "")), path.name)).name if found else None
+    found.sort(key=lambda path: (path.name == first, str(named[path].get("started", "")), path.name))
+    return found[-1].name if found else None
 
 
 def tail_lines(path: Path, count: int = 200) -> list[str]:

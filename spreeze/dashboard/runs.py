@@ -7,6 +7,7 @@ import re
 import shlex
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import streamlit as st
@@ -24,6 +25,7 @@ from spreeze.dashboard.run_data import (
     runs_dir,
     short,
     tail_lines,
+    typed,
 )
 from spreeze.errors import RunError, SpreezeError
 from spreeze.formatting import DASH, duration, number, size
@@ -75,8 +77,9 @@ def _list(folder: Path) -> None:
     if not any(item.about.tags for item in found):
         for line in table:
             del line["tags"]
-    chosen = st.dataframe(
-        table, hide_index=True, key="runs_list", on_select="rerun", selection_mode="single-row",
+    st.dataframe(
+        table, hide_index=True, key="runs_list", on_select=partial(_clicked, [item.name for item in found]),
+        selection_mode="single-row",
         column_config={
             "state": st.column_config.MultiselectColumn(
                 options=list(navigation.COLOURS), color=list(navigation.COLOURS.values()), width="small",
@@ -90,11 +93,15 @@ def _list(folder: Path) -> None:
             "last ten": st.column_config.TextColumn(help="Mean return over the last ten evaluations: what was kept."),
         },
     )
-    asked = [found[place].name for place in chosen["selection"]["rows"] if place < len(found)]
-    if asked and asked[0] != st.session_state.get("runs_clicked"):
-        navigation.choose(asked[0])
-        st.session_state["runs_clicked"] = asked[0]
+    if st.session_state.pop("runs_clicked", False):
         st.rerun()
+
+
+def _clicked(names: list[str]) -> None:
+    """Shows the run of the row that was clicked: not of the row in its place once another run has begun."""
+    for place in st.session_state["runs_list"]["selection"]["rows"]:
+        navigation.choose(names[place])
+        st.session_state["runs_clicked"] = True
 
 
 def _called(item: RunRow) -> str:
@@ -135,8 +142,8 @@ def _one(path: Path, folder: Path) -> None:
     if not recorded:
         _about(path, facts.about)
     name = path.name
-    packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *(short(part) for part in exported(path))))
-    told = control.shown("spreeze", "report", short(path))
+    packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *(typed(part) for part in exported(path))))
+    told = control.shown("spreeze", "report", typed(path))
     acts = () if recorded else (
         control.shown("spreeze.train", "--resume", name, *control.place(folder),
                       *(() if module is None else ("--import", module))),
@@ -236,7 +243,7 @@ def watch() -> None:
     path = navigation.need_run()
     st.subheader(f"Clips of {row(path).name}", anchor=False)
     if path != SAMPLE:  # its networks are not included
-        components.show_command("play", control.shown("spreeze", "play", short(path)))
+        components.show_command("play", control.shown("spreeze", "play", typed(path)))
     found = clips(path)
     if not found:
         st.info("No clip yet: the first one comes after the visualizer's clip interval (two minutes by default)."
@@ -284,7 +291,7 @@ def logs() -> None:
     first = next((i for i, label in enumerate(labels) if files[label].stat().st_size > 0), 0)
     chosen = st.selectbox("File", labels, index=first, help="The last 200 lines are shown.")
     st.code("\n".join(tail_lines(files[chosen])) or "(empty)", language=None, height=420, wrap_lines=True)
-    components.show_command("tail", shlex.join(("tail", "-n", "200", "-f", short(files[chosen]))))
+    components.show_command("tail", shlex.join(("tail", "-n", "200", "-f", typed(files[chosen]))))
 
 
 def _events(path: Path) -> None:

@@ -157,7 +157,7 @@ def live(request: Request) -> Response:
         document = live_api.answer(path, max(0.0, since), max(0, seen), query.get("epoch", ""))
     except (RunError, ValueError) as error:
         document = {"error": clean(error)}
-    activity = control.activity(runs_dir())
+    activity = control.activity(runs_dir(), query.get("run"))
     document["page"] = {"key": activity.key, "lines": activity.lines}
     return Response(
         json.dumps(document, separators=(",", ":"), allow_nan=False),

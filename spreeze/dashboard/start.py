@@ -35,6 +35,20 @@ _KEPT = ("start_", "compare_runs")
 """Keys of fields that survive a visit to another page, and the form's a run, begin so."""
 
 
+def field(key: str) -> str:
+    """The key of the form's field for a setting."""
+    return f"start_{key}"
+
+
+def fill(values: dict[str, Any]) -> None:
+    """Fills in fields of the form, from a page that does not draw it; None empties one."""
+    for key, value in values.items():
+        if value is None:
+            st.session_state.pop(field(key), None)
+        else:
+            st.session_state[field(key)] = value
+
+
 def keep_fields() -> None:
     """Streamlit forgets fields that a rerun does not draw, unless they are set again."""
     for key in st.session_state:
@@ -243,7 +257,7 @@ def _profile(env_id: str) -> str | None:
 
 def _own_settings(request: control.Request) -> dict[str, Any]:
     """Inputs for settings, which replace the tuner's choice or the default, and for stop conditions."""
-    config, pins = request.config, st.session_state.get("pins", {})
+    config = request.config
     knobs, others = offered(config)
     values: dict[str, Any] = {}
 
@@ -251,7 +265,7 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
         cells = st.columns(2)
         for place, key in enumerate(keys):
             with cells[place % 2]:
-                values[key] = components.ask(config, key, "start", pins.get(key), **more)
+                values[key] = components.ask(config, key, "start", **more)
 
     st.caption("When to stop: at the first of these, or when you press Stop.")
     ask(list(_STOPS), blank="never")
