@@ -198,7 +198,7 @@ def test_samplers_wait_at_the_asked_ratio_once_their_lead_is_used_up(pendulum, s
                      interrupts=Interrupts()) as trial:
         trial.start()
         trial.begin(PATIENCE_S)
-        trial.signal(signal.SIGCONT)
+        trial.go_on()
 
         def ratio():
             trial.measure(candidate, 0.0, 0.5)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from harness import PATIENCE_S, REPO, poll
 
+from spreeze.cli import tune
 from spreeze.tuner.problem import SCHEMA
 
 PINNED = (
@@ -54,6 +55,11 @@ def _at_work(process, word, folder):
         return family if any(word in _command(one) for one in family) else None
 
     return poll(look, what=word)
+
+
+def test_a_run_cannot_be_tuned_for(capsys):
+    assert tune.main(["--resume", "latest"]) == 2
+    assert "name it with --env" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stage", ["spreeze.tuner.update_probe", '"role": "learner"'])

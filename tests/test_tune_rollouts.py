@@ -87,6 +87,27 @@ def test_more_samplers_are_taken_where_environments_sleep():
     assert [result.setting for result in told] == machine.asked
 
 
+def test_a_knob_is_measured_again_where_what_is_there_gives_far_less_than_before():
+    class Shared(Machine):
+        """Another program disturbs the first setting of the second call alone."""
+
+        calls = 0
+
+        def joint(self, settings, **more):
+            self.calls += 1
+            quiet, first = self.rate, settings[0]
+            if self.calls == 2:
+                self.rate = lambda setting: quiet(setting) * (0.5 if setting == first else 1.0)
+            found = super().joint(settings, **more)
+            self.rate = quiet
+            return found
+
+    tuning = tuned(Shared(lambda setting: 100.0, budget_s=1000.0))
+    assert chosen(tuning) == DEFAULT
+    assert [note for note in tuning.notes if "measured again: the machine was busy" in note]
+    assert not any("busy" in note for note in tuned(Machine(lambda setting: 100.0, budget_s=1000.0)).notes)
+
+
 def test_each_knob_s_values_are_measured_beside_what_is_there():
     machine = Machine(lambda one: 100.0 * (0.9 if one[INFERENCE_WORKERS] else 1.0))
     assert chosen(tuned(machine)) == changed(inference_workers=0)

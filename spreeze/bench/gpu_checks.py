@@ -350,7 +350,7 @@ def _sampled_ring() -> Iterator[ReplayRing]:
         trial.attempt(lambda: trial.begin(60.0))
         if failures:
             raise SpreezeError(f"no sampler runs: {failures[0]}")
-        trial.signal(signal.SIGCONT)
+        trial.go_on()
         yield trial.ring
 
 

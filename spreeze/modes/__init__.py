@@ -1,11 +1,12 @@
-"""Modes: workers, buffers and synchronisation. Wiring only, declared in ``config/modes.py``; tianji is in spreeze's.
+"""Modes: workers, buffers and synchronisation. Wiring only, declared in ``config/modes.py``.
 
 *spreeze*: samplers write replay and the learner draws from it; they wait only for the band of samples per
 insert. ``run.learners`` of these can run side by side.
 
 *tianji* (TianJi): several of these groups, whose learners begin with the same parameters and average them every
 ``learner.average_interval`` updates, without waiting for each other. What is produced and consumed is held in balance
-by each group's band of samples per insert. The paper's controller, which gives cores to either side, is not here.
+by each group's band of samples per insert. With algorithms that learn from rollouts it is wired as hts and gala are.
+How the paper's controller is made up of tuner, limiter and governor is told in its module.
 
 *hts* (HTS-RL): samplers step environments, inference workers, if asked for, choose their actions, and the learner works
 on the previous rollout. Two slots in shared memory are swapped only when one is full and the other used up, so a policy
@@ -17,6 +18,9 @@ time. Without inference workers, the default, an env step costs half as much.
 The successor of a killed sampler repeats the episode's actions and continues; if the observation differs, the run ends
 with an error that the environment is not repeatable. A step that raises or gives NaN is not stored (see
 ``workers.collectors``). The cost of waiting is in ``tests/hts_theory.py``, as formulas and a simulation.
+
+*gala* (GALA): several such learners with samplers of their own, which send each other their parameters along a graph
+and mix what they receive without waiting.
 
 *impact* (IMPACT): samplers write rollouts into a circular buffer and do not wait; the learner uses each several times,
 and the newest replace the oldest. Every step has the version of its policy and its log-probability, so the algorithm

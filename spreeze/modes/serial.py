@@ -30,7 +30,7 @@ from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.weights import encode
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
-from spreeze.workers.learner import LearnerFiles, open_on_policy_trainer, run_progress
+from spreeze.workers.learner import LearnerFiles, SkippedUpdates, open_on_policy_trainer, run_progress
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, resolve_device
@@ -233,9 +233,10 @@ class _Replay:
         checkpoint = self.files.begin()
         if checkpoint is not None:
             self.trainer.load_state(checkpoint.tensors, checkpoint.state)
-            while self.trainer.notes:
-                recorder.event("info", self.trainer.notes.pop(0))
             self._refresh_policy()
+        while self.trainer.notes:
+            recorder.event("info", self.trainer.notes.pop(0))
+        self._skipped = SkippedUpdates(self.trainer)
 
     def env_steps(self) -> int:
         return self._plan.earlier.env_steps + self.envs.counts.env_steps
@@ -267,6 +268,7 @@ class _Replay:
             trainer.update()
             ring.sampled += trainer.batch_size
         if trainer.updates != before:
+            self._skipped.check()
             self._refresh_policy()
 
     def _refresh_policy(self) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from spreeze.config.modes import declared_by
-from spreeze.config.schema import PARTS, Config
+from spreeze.config.schema import PARTS, Config, serial_ratio
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean, size
 from spreeze.tuner.model import MOST_USES, UPDATES_PER_STEP_BOUND, Kind, ratio_bound
@@ -175,7 +175,12 @@ def sampler_ladder(problem: TuningProblem, setting: Setting) -> list[int]:
 
 
 def ratios(problem: TuningProblem, setting: Setting) -> Sequence[float]:
-    """Samples per insert below which samplers wait: the configured value, and that in steps of four."""
+    """Samples per insert below which samplers wait: the configured value, and that in steps of four.
+
+    Where the mode keeps a balance, it is that of mode serial, whatever bounds somebody has set.
+    """
+    if problem.balanced:
+        return [serial_ratio(setting[BATCH], problem.configured[RATIO], problem.configured[RATIO_MAX])]
     if problem.pin(RATIO) is not None:
         return [problem.pin(RATIO)]
     bound = ratio_bound(problem, setting[BATCH])

@@ -21,7 +21,7 @@ from spreeze.runtime.launcher import child_environment
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
 from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, Setting, TrialResult
-from spreeze.tuner.trials import BufferTrial, GossipTrial, RolloutTrial, SamplerTrial, Trial
+from spreeze.tuner.trials import ROWS, ROWS_BYTES, BufferTrial, GossipTrial, RolloutTrial, SamplerTrial, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
 _EDGE_S = 0.1
@@ -30,7 +30,6 @@ _GROUP_START_S = 5.0
 """What starting a group takes, about; what it may take, between these bounds:"""
 _SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
 REPEATS = 3
-_ROWS, _ROWS_BYTES = 100_000, 128_000_000
 _LONGEST_REPEAT_S, _SHORTEST_REPEAT_S = 0.3, 0.06
 _START_S, _GPU_START_S = 0.2, 6.0
 """Start and warm-up of one measurement, about, until one is measured: on a GPU context, libraries and kernels."""
@@ -222,7 +221,7 @@ class UpdateHelper:
 
     def __init__(self, plan: RunPlan, memory_cap_bytes: int, interrupts: Interrupts) -> None:
         config = plan.config
-        rows = max(1000, min(_ROWS, config.replay.capacity, _ROWS_BYTES // plan.layout.row_bytes))
+        rows = max(1000, min(ROWS, config.replay.capacity, ROWS_BYTES // plan.layout.row_bytes))
         self._job = UpdateProbeJob(
             spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
             normalize_obs=config.env.normalize_obs, rows=rows, memory_cap_bytes=memory_cap_bytes,

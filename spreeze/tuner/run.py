@@ -237,6 +237,10 @@ def _devices(machine: Machine, learner: LearnerConfig, pins: set[str], can_split
     return tuple(found)
 
 
+_SPEED = ("overlap", "mirror", "updates_per_launch", "fuse")
+"""Settings of the learner that no knob is for."""
+
+
 def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only: bool = False) -> dict[str, Any]:
     """Everything that a result depends on."""
     config, problem = settings.config, problem_of(settings, probe, machine, 0, samplers_only=samplers_only)
@@ -253,6 +257,7 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
         "algorithm": {name: value for name, value in part.items() if not isinstance(value, float)},
         "configured": {name: repr(value) for name, value in problem.configured.items()},
         "pins": sorted(problem.pins), "learning_starts": config.replay.learning_starts,
+        "learner": {name: getattr(config.learner, name) for name in _SPEED},
         "own": {knob.name: [repr(value) for value in knob.candidates(problem, problem.configured)]
                 for knob in problem.knobs if knob.own},
     }

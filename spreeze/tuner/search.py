@@ -46,6 +46,8 @@ _PROMISING, _PROMISING_RIVAL = 0.85, 0.6
 """Neighbours expected below this share of the choice are not measured; other kinds of learner, below the second."""
 _LEAST_GAIN = 0.05
 """Only a setting that measures this much better takes the place of the choice."""
+_DISTURBED = 0.8
+"""Where a setting gives less than this share of what it gave before, other programs were at work: measured again."""
 _KIND_GAIN = 0.10
 """``paper``: share of update frames/s that a less plain learner has to add."""
 _LEAST_S, _CLIMB_S = 4.0, 1.0
@@ -119,11 +121,14 @@ class Search:
     def _record(self, result: TrialResult) -> None:
         """Scores a result, keeps it and reports it."""
         if result.failure is None:
-            score = (model.learner_score(self.problem.objective, result.setting[BATCH], result.updates)
-                     if result.stage == LEARNER else model.measured_worth(self.problem, result).score)
-            result = dataclasses.replace(result, score=score)
+            result = dataclasses.replace(result, score=self._score(result))
         self.results.append(result)
         self.say(result)
+
+    def _score(self, result: TrialResult) -> float:
+        if result.stage == LEARNER:
+            return model.learner_score(self.problem.objective, result.setting[BATCH], result.updates)
+        return model.measured_worth(self.problem, result).score
 
     def _joint(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
         return self.measure.joint(settings, within_s=within_s, on_result=self._record)
@@ -426,11 +431,18 @@ class Search:
             self.limits.append(f"time was up before {knob.name} could be varied")
             return None
         ask = self.measure.learner if knob.trial == LEARNER else self.measure.joint
+        before = max((one.env_steps for one in self.results if one.setting == here and one.ran), default=0.0)
+        end_s = self.measure.seconds_left() - within_s
         found = ask([here, *wanted], within_s=within_s, on_result=self._record)
+        if any(one.setting == here and one.env_steps < _DISTURBED * before for one in found if one.ran):
+            left_s = self.measure.seconds_left() - end_s
+            if left_s >= _LEAST_S:
+                self.notes.append(f"{knob.label or knob.name.split('.')[1]} measured again: the machine was busy")
+                found = ask([here, *wanted], within_s=left_s, on_result=self._record)
         self.limits += [f"{knob.text(one.setting[knob.name])}: {one.failure}" for one in found if one.failure]
         good = {one.setting: one for one in found if one.ran}
         if here not in good:
-            return max(good.values(), key=lambda one: (one.env_steps, one.updates), default=None)
+            return max(good.values(), key=self._score, default=None)
         shares = model.gains(problem, good.values(), good[here])
         best = self._clearly_best(shares, here)
         shares[here] = 1.0
@@ -565,6 +577,8 @@ class Search:
     def _note_ratios(self, high: Choice) -> None:
         """Notes what changes in the algorithm."""
         low, configured = self.chosen.setting[RATIO], self.problem.configured
+        if self.problem.balanced:
+            return  # the mode keeps the ratio, and says so
         if RATIO not in self.problem.pins and low != configured[RATIO]:
             self.notes.append(f"samples per insert at least {low:g} instead of {configured[RATIO]:g} ({self._gain()}): "
                               f"each transition is drawn at least {low:g} times on average")

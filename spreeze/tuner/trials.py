@@ -48,7 +48,8 @@ class Pace(NamedTuple):
     window_s: tuple[float, float]
 
 
-_ROWS, _ROWS_BYTES = 100_000, 128_000_000
+ROWS, ROWS_BYTES = 100_000, 128_000_000
+"""Replay of a trial has at most so many rows and bytes."""
 _TURNS_IN_WINDOW = 3
 """Turns of a sampler (a step of each of its environments) that a window should hold, where that takes at most:"""
 _LONGEST_WINDOW_S = 3.0
@@ -164,21 +165,20 @@ class Trial(contextlib.ExitStack):
             self._look(_LOOK_S)
             if time.monotonic() > end:
                 raise TrialFailed(f"{late} within {within_s:.0f} s; {self._why()}")
-        self.signal(signal.SIGSTOP)
+        self._workers.signal_all(signal.SIGSTOP)
 
-    def signal(self, number: signal.Signals) -> None:
-        for handle in self._workers.handles.values():
-            if handle.process is not None:
-                handle.process.signal_group(number)
+    def go_on(self) -> None:
+        """After ``begin``, which stops all."""
+        self._workers.signal_all(signal.SIGCONT)
 
     def take_turn(self, number: int, settle_s: float, window_s: float) -> None:
         """One window of each candidate, forward and backward in turn; then the workers are stopped."""
-        self.signal(signal.SIGCONT)
+        self.go_on()
         for candidate in self.candidates[:: 1 if number % 2 == 0 else -1]:
             self.measure(candidate, settle_s, max(window_s, self.least_window_s))
             if len(candidate.cpu_share) == self.pace.repeats:
                 self.finish(candidate)
-        self.signal(signal.SIGSTOP)
+        self._workers.signal_all(signal.SIGSTOP)
 
     def measure(self, candidate: TrialResult, settle_s: float, window_s: float) -> None:
         """One window of a candidate, after a while to settle.
@@ -268,7 +268,7 @@ def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """The same task with that setting; the learner never waits, samplers only below the ratio, replay is full."""
     row_bytes, batch, samplers = plan.layout.row_bytes, setting[BATCH], setting[SAMPLERS]
     least = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth))
-    rows = max(min(_ROWS, _ROWS_BYTES // row_bytes), least)
+    rows = max(min(ROWS, ROWS_BYTES // row_bytes), least)
     rows = min(rows, max(plan.config.replay.capacity, batch), cap_bytes // 4 // row_bytes)
     settings = _with(plan, setting, {
         "replay": {"capacity": max(rows, 2), "samples_per_insert_max": 1e9, "learning_starts": 1, "save": False},
@@ -295,7 +295,7 @@ class SamplerTrial(Trial):
         self.least_window_s = min(_TURNS_IN_WINDOW * turn_s, _LONGEST_WINDOW_S)
         least = 2 * self._setting[SAMPLERS] * self._setting[ENVS] * (1 + plan.layout.depth)
         settings = _with(plan, self._setting, {
-            "replay": {"capacity": max(min(_ROWS, _ROWS_BYTES // plan.layout.row_bytes), least), "learning_starts": 1,
+            "replay": {"capacity": max(min(ROWS, ROWS_BYTES // plan.layout.row_bytes), least), "learning_starts": 1,
                        "samples_per_insert_min": 0.0, "save": False},
             "learner": {"batch_size": 1}, "visualizer": {"enabled": False},
         })

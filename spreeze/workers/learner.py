@@ -85,6 +85,24 @@ def run_buffer_learner(context: WorkerContext, job: BufferLearnerJob) -> None:
         rollouts.close()
 
 
+class SkippedUpdates:
+    """Notices that no update is applied any more, because loss or gradient is not finite."""
+
+    def __init__(self, trainer: ReplayTrainer | BufferTrainer | OnPolicyTrainer) -> None:
+        self._trainer, self._in_a_row = trainer, 0
+        self._updates, self._skipped = trainer.updates, trainer.algorithm.updates_skipped()
+
+    def check(self) -> None:
+        """Raises a WorkerError if too many updates in a row were skipped."""
+        skipped, updates = self._trainer.algorithm.updates_skipped(), self._trainer.updates
+        done = updates - self._updates
+        self._in_a_row = self._in_a_row + done if skipped - self._skipped == done else 0
+        if self._in_a_row > _MAX_SKIPPED_IN_A_ROW:
+            raise WorkerError(f"{self._in_a_row} updates in a row had a non-finite loss or gradient; lower the step "
+                              "size, or look at the rewards' size (a learner process goes back to its last checkpoint)")
+        self._skipped, self._updates = skipped, updates
+
+
 class _Learner:
     """The loop of a learner: restore, then learn, and regularly post, publish and save."""
 
@@ -106,7 +124,7 @@ class _Learner:
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
-        self._skipped_before = self._updates_before = self._skipped_in_a_row = 0
+        self._skipped = SkippedUpdates(trainer)
         self._checkpoints_asked = context.checkpoints_asked
 
     def _wall_s(self) -> float:
@@ -132,19 +150,6 @@ class _Learner:
 
     def check(self) -> None:
         """Reports, or raises, what was found since the last call."""
-
-    def _check_skipped(self) -> None:
-        """Raises a WorkerError if too many updates in a row were skipped."""
-        trainer = self._trainer
-        skipped = trainer.algorithm.updates_skipped()
-        done = trainer.updates - self._updates_before
-        self._skipped_in_a_row = self._skipped_in_a_row + done if skipped - self._skipped_before == done else 0
-        if self._skipped_in_a_row > _MAX_SKIPPED_IN_A_ROW:
-            raise WorkerError(
-                f"{self._skipped_in_a_row} updates in a row had a non-finite loss or gradient; "
-                "going back to the last checkpoint (lower the step size, or look at the rewards' size)"
-            )
-        self._skipped_before, self._updates_before = skipped, trainer.updates
 
     def run(self) -> None:
         try:
@@ -277,8 +282,7 @@ class _ReplayLearner(_Learner):
         if checkpoint is None:
             return
         self._trainer.load_state(checkpoint.tensors, checkpoint.state)
-        self._updates_before = self._trainer.updates
-        self._skipped_before = self._trainer.algorithm.updates_skipped()
+        self._skipped = SkippedUpdates(self._trainer)
         self._report(f"learner continues from update {self._trainer.updates}")
 
     def _open_gossip(self) -> Gossip | None:
@@ -309,7 +313,7 @@ class _ReplayLearner(_Learner):
             return False
         self._context.beat(Phase.UPDATE)
         if self._anneals:
-            elapsed_s = time.monotonic() - self._job.run_started_s
+            elapsed_s = time.monotonic() - self._job.run_started_s - self._context.paused_s
             self._trainer.anneal(run_progress(self._job.stop, elapsed_s, self.env_steps(), self._trainer.updates))
         self._update()
         self._context.slots[_UPDATES] = self._trainer.updates
@@ -322,7 +326,8 @@ class _ReplayLearner(_Learner):
     def _update(self) -> None:
         trainer = self._trainer
         most = None if self._job.max_updates is None else self._job.max_updates - trainer.updates
-        self._replay.sampled += trainer.update_within_memory(most, self._shrunk) * trainer.batch_size
+        rows = trainer.update_within_memory(most, self._shrunk) * trainer.batch_size
+        self._replay.sampled += rows  # in one go: the tuner sets it to 0 at any moment
 
     def _shrunk(self, text: str) -> None:
         """Reports what the trainer did when the device ran out of memory."""
@@ -348,7 +353,7 @@ class _ReplayLearner(_Learner):
         Raises:
             WorkerError: too many updates in a row were skipped.
         """
-        self._check_skipped()
+        self._skipped.check()
         while self._trainer.notes:
             self._report(self._trainer.notes.pop(0))
 
@@ -456,8 +461,7 @@ class _BufferLearner(_Learner):
     def restore(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
             self._trainer.load_state(checkpoint.tensors, checkpoint.state)
-            self._updates_before = self._trainer.updates
-            self._skipped_before = self._trainer.algorithm.updates_skipped()
+            self._skipped = SkippedUpdates(self._trainer)
             self._report(f"learner continues from update {self._trainer.updates}")
 
     def stop_reason(self) -> str | None:
@@ -482,7 +486,7 @@ class _BufferLearner(_Learner):
         return self._trainer.env_steps
 
     def check(self) -> None:
-        self._check_skipped()
+        self._skipped.check()
 
 
 def run_progress(stop: StopConfig, session_s: float, env_steps: float, updates: int) -> float:

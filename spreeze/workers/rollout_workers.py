@@ -113,7 +113,7 @@ class _BufferSampler:
         share = context.sampler_share
         if share < 1.0 and (share <= 0.0 or start < self._rest_until_s):
             context.beat(Phase.WAIT)  # a rest does not count as waiting
-            time.sleep(REST_S)
+            time.sleep(REST_S if share <= 0.0 else min(REST_S, self._rest_until_s - start))
         elif self._step():
             if 0.0 < share < 1.0:
                 end = perf_counter()

@@ -10,7 +10,6 @@ from time import perf_counter
 import numpy as np
 
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
-from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import TransitionSink
 from spreeze.transport.rate_limiter import RateLimiter
@@ -18,7 +17,7 @@ from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.shared_memory import WAIT_S, wakeups_of
 from spreeze.transport.socket_sink import SocketSink, read_secret
 from spreeze.types import EnvSpec, Jsonable
-from spreeze.workers.collectors import TransitionCollector
+from spreeze.workers.collectors import NewestPolicy, TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
 
 _POLL_S = 0.0005
@@ -85,9 +84,7 @@ class SamplerLoop:
         rng: np.random.Generator,
     ) -> None:
         self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng
-        self._weights = open_weights(Path(job.run_dir))
-        self._held: tuple[int, int] | None = None
-        self._policy: Policy | None = None
+        self._policy = NewestPolicy(open_weights(Path(job.run_dir)))
         self._hint = -1
         self._counts = sink.counts()
         self._rest_until_s = 0.0
@@ -109,7 +106,7 @@ class SamplerLoop:
             self._refresh_policy()
             actions = self._actions()
             self._sampling.counts.policy_s += perf_counter() - start
-            self._sampling.step(actions, self._held[1] if self._held else 0)
+            self._sampling.step(actions, self._policy.version)
             if self._learner is not None:
                 self._learner.notify()
             if 0.0 < share < 1.0:
@@ -123,7 +120,7 @@ class SamplerLoop:
                 self._wakeup.wait(WAIT_S)
             self._sampling.counts.wait_s += perf_counter() - start
         self._sampling.counts.post(self._context.slots, self._base)
-        self._context.slots[_POLICY_VERSION] = self._held[1] if self._held else 0
+        self._context.slots[_POLICY_VERSION] = self._policy.version
         return actions
 
     def _may_insert(self) -> bool:
@@ -132,19 +129,14 @@ class SamplerLoop:
 
     def _refresh_policy(self) -> None:
         hint = self._context.weights_hint
-        if hint == self._hint:
-            return
-        weights = self._weights.read_latest(self._held)
-        if weights is not None:
-            self._policy = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
-            self._held = (weights.epoch, weights.version)
-        elif self._held is None:
-            return
-        self._hint = hint
+        if hint != self._hint:
+            self._policy.refresh()
+            if self._policy.current() is not None:
+                self._hint = hint
 
     def _actions(self) -> np.ndarray:
-        """Uniform actions until learning has started and the first update is published, then the policy's."""
-        untrained = self._held is None or self._held[1] == 0
-        if self._policy is None or (untrained and self._counts.baseline < 0):
+        """Uniform actions until learning has started or trained weights are there, then the policy's."""
+        policy = self._policy.current()
+        if policy is None or (self._policy.version == 0 and self._counts.baseline < 0):
             return uniform_actions(self._job.spec, self._sampling.num_envs, self._rng, self._sampling.obs)
-        return self._policy.act(self._sampling.obs, self._rng)
+        return policy.act(self._sampling.obs, self._rng)

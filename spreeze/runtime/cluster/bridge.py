@@ -348,12 +348,12 @@ class Bridge:
         if hint == self._hint:
             return
         weights = self._weights.read_latest(self._order)
-        if weights is not None:
+        if weights is not None and weights.version > 0:  # hosts act uniformly until there are trained ones
             data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
             self._shared = self._nodes.share(seal(self._secret, b"weights", data))
             self._order = weights.order
             self._published_s = weights.path.stat().st_mtime if weights.path.exists() else time.time()
-        elif self._order is None:
+        elif weights is None and self._order is None:
             return
         self._hint = hint
 
