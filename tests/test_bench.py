@@ -134,14 +134,15 @@ class Trained:
                 "updates": 5, "updates_per_s": 2.0, "env_steps": 100, "eval_return_best": -150.0}
 
 
-def test_time_to_a_return_is_compared_seed_by_seed_and_who_never_got_there_counts_with_all_of_its_time(monkeypatch):
+def test_time_to_a_return_is_compared_seed_by_seed_and_who_never_got_there_has_no_time(monkeypatch):
     monkeypatch.setattr(runs, "train", trained := Trained())
     said = []
     rows = time_to_target_rows("Pendulum-v1", -200.0, 2, "runs", 30.0, ["--plain-env"], said.append)
     spreeze, serial = (row for row in rows if row["metric"] == "time_to_target_s")
-    assert (spreeze["repeats"], spreeze["reached"], spreeze["mode"]) == ([10.0, 60.0], 1, "spreeze")
-    assert (serial["repeats"], serial["reached"], serial["mode"]) == ([20.0, 60.0], 1, "serial")
-    assert rows[-1]["repeats"] == [0.5, 1.0]
+    assert (spreeze["repeats"], spreeze["reached"], spreeze["mode"]) == ([10.0, None], 1, "spreeze")
+    assert (serial["repeats"], serial["reached"], serial["mode"]) == ([20.0, None], 1, "serial")
+    assert spreeze["value"] is None  # half of the runs: the middle of one time and none
+    assert (rows[-1]["repeats"], rows[-1]["reached"], rows[-1]["value"]) == ([0.5, None], 1, None)
     assert [command[command.index("--mode") + 1] for command in trained.commands] == ["spreeze", "serial"] * 2
     assert all("--plain-env" in command for command in trained.commands)
     assert "target after 10.0 s" in said[0]

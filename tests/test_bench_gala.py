@@ -115,7 +115,7 @@ def test_gala_and_hts_train_for_the_same_time_though_they_reach_the_return(monke
     monkeypatch.setattr(gala, "scores", lambda found, env_id: [])
     rows = gala.paired_rows(bench(run))
     times = {row["case"]: (row["value"], row["reached"]) for row in rows if row["metric"] == "time_to_target_s"}
-    assert times == {"gala": (2.0, 2), "hts a2c": (9.0, 0)}
+    assert times == {"gala": (2.0, 2), "hts a2c": (None, 0)}
     assert all("stop.target_evaluations=1000" in arguments for arguments in told)
 
 

@@ -96,11 +96,13 @@ def test_the_required_time_waits_for_a_full_window():
 # --- over seeds ---
 
 
-def test_one_seed_has_no_interval_and_none_has_no_mean():
+def test_fewer_than_three_seeds_have_no_interval_and_none_has_no_mean():
     assert spread([4.0], Rules()).low is None
     assert spread([], Rules()) is None
     two = spread([0.0, 1.0], Rules())
-    assert (two.mean, two.low, two.high, two.seeds) == (0.5, 0.0, 1.0, 2)
+    assert (two.mean, two.low, two.high, two.seeds) == (0.5, None, None, 2)
+    three = spread([0.0, 1.0, 2.0], Rules())
+    assert (three.mean, three.low, three.high, three.seeds) == (1.0, 0.0, 2.0, 3)
 
 
 def test_the_time_limit_of_a_task_is_the_end_of_its_fastest_run():
@@ -136,11 +138,21 @@ def test_the_verdict_says_who_was_first_and_how_long_the_others_took():
 
 def test_pairs_take_the_seeds_that_both_have():
     curves = [curve(HTS, 1, (1, 10.0)), curve(HTS, 2, (2, 20.0)), curve(HTS, 3, (1, 99.0)),
-              curve(SERIAL, 2, (4, 17.0)), curve(SERIAL, 1, (4, 9.0))]
+              curve(SERIAL, 2, (4, 17.0)), curve(SERIAL, 1, (4, 9.0)), curve(SERIAL, 4, (1, 0.0)),
+              curve(HTS, 4, (1, 2.0)), curve(SERIAL, 5, (1, 9.0))]
     (pair,) = report(curves, Rules(policies=1, targets=(9.0,), limit_s=9.0)).pairs
-    assert (pair.group, pair.against, pair.seeds) == (HTS, SERIAL, 2)
+    assert (pair.group, pair.against, pair.seeds) == (HTS, SERIAL, 3)
     assert (pair.final.mean, pair.final.low, pair.final.high) == (2.0, 1.0, 3.0)
+    assert pair.required_ratio[0] is None, "seed 4 did not get there"
+    (pair,) = report(curves[:5], Rules(policies=1, targets=(9.0,), limit_s=9.0)).pairs
     assert pair.required_ratio[0].mean == (1 / 4 + 2 / 4) / 2
+    assert (pair.final.mean, pair.final.low) == (2.0, None), "two seeds have no interval"
+
+
+def test_groups_of_two_algorithms_are_a_pair():
+    other = RunGroup(HTS.env, "impact", "impact")
+    (pair,) = report([curve(HTS, 1, (1, 1.0)), curve(other, 1, (1, 3.0))], Rules(policies=1)).pairs
+    assert (pair.group, pair.against, pair.final.mean) == (HTS, other, -2.0)
 
 
 def test_groups_of_different_tasks_or_without_a_common_seed_are_no_pair():
@@ -214,7 +226,7 @@ def test_the_verb_answers_with_one_document(runs_dir, capfd):
     document = json.loads(capfd.readouterr().out)
     hts, serial = document["groups"]
     assert hts["group"] == {"env": "T-v0", "algo": "ppo", "mode": "hts", "variant": ""}
-    assert (hts["final"]["mean"], hts["final"]["low"], hts["final"]["high"]) == (7.5, 5.0, 10.0)
+    assert (hts["final"]["mean"], hts["final"]["low"], hts["final"]["high"]) == (7.5, None, None)
     assert (serial["final"]["mean"], serial["final_time"]["mean"]) == (6.0, 1.5), "the fastest run ends at 3 s"
     assert (hts["reached"], serial["reached"]) == ([2, 2], [1, 2])
     assert document["pairs"][0]["final"]["mean"] == 1.5

@@ -89,14 +89,14 @@ def test_the_sample_run_has_its_curves_settings_with_sources_tuner_machine_and_p
 
 
 def test_runs_of_one_setting_are_a_mean_with_a_band_and_others_a_curve_of_their_own(make_run):
-    paths = [make_run("a", 1.0), make_run("b", 3.0), make_run("c", 7.0, batch_size=32)]
+    paths = [make_run("a", 1.0), make_run("b", 2.0), make_run("d", 3.0), make_run("c", 7.0, batch_size=32)]
     found = parsed(html_report.make(paths))
     assert "polygon" in found.tags
-    assert "sac serial learner.batch_size=256 (2 runs)" in found.said
+    assert "sac serial learner.batch_size=256 (3 runs)" in found.said
     assert "sac serial learner.batch_size=32 (1 run)" in found.said
-    assert "3 [2, 4]" in found.said  # means over the episodes of all three evaluations: 2 and 4
+    assert "3 [2, 4]" in found.said  # means over the episodes of all three evaluations: 2, 3 and 4
     place = found.said.index("learner.batch_size")
-    assert found.said[place + 1 : place + 4] == ["256", "256", "32"]
+    assert found.said[place + 1 : place + 5] == ["256", "256", "256", "32"]
 
 
 def test_two_curves_are_drawn_where_their_numbers_are(make_run):

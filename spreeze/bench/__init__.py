@@ -6,6 +6,7 @@ is measured in turns within one run, so that drift of the machine meets all alik
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -19,13 +20,25 @@ def row(metric: str, unit: str, repeats: list[Any], **more: Any) -> Row:
             **{key: value for key, value in more.items() if value is not None}}
 
 
+def row_of_reached(metric: str, unit: str, repeats: list[Any], **more: Any) -> Row:
+    """A figure of runs that may not get there, which are None: they count as above all others in the median.
+
+    So the median is None where it is theirs. ``reached`` says how many got there.
+    """
+    middle = statistics.median([math.inf if value is None else value for value in repeats]) if repeats else math.inf
+    return {**row(metric, unit, repeats, reached=sum(value is not None for value in repeats), **more),
+            "value": middle if math.isfinite(middle) else None}
+
+
 def line(row: Row) -> str:
     """A row as one line for a person."""
     known = ("metric", "value", "unit", "repeats", "target")
     extra = ", ".join(f"{key} {_short(value)}" for key, value in row.items()
                       if key not in known and isinstance(value, int | float | str))
-    repeats = [value for value in row.get("repeats", []) if isinstance(value, int | float)]
-    spread = f"  [{_short(min(repeats))} .. {_short(max(repeats))}, n={len(repeats)}]" if len(repeats) > 1 else ""
+    taken = row.get("repeats", [])
+    repeats = [value for value in taken if isinstance(value, int | float)]
+    count = f"n={len(repeats)}" + (f" of {len(taken)}" if len(repeats) < len(taken) else "")
+    spread = f"  [{_short(min(repeats))} .. {_short(max(repeats))}, {count}]" if repeats and len(taken) > 1 else ""
     target = f"  target {row['target']}" if row.get("target") else ""
     return f"  {row['metric']:44s} {_short(row['value']):>10s} {row['unit']:10s}{spread}{target}" + (
         f"  ({extra})" if extra else "")

@@ -26,7 +26,7 @@ import psutil
 
 from spreeze.bench import Row, row
 from spreeze.bench.lossy_link import Ends, lossy_link
-from spreeze.bench.runs import Say, in_turn, times_to_target, until_target
+from spreeze.bench.runs import Say, in_turn, ratio_row, time_row, until_target
 from spreeze.bench.sampling import publish_policy, task_plan
 from spreeze.envs.task import make_task
 from spreeze.errors import SpreezeError
@@ -416,9 +416,6 @@ def _target(args: argparse.Namespace, say: Say) -> list[Row]:
     with contextlib.closing(LocalCluster(1)) as cluster:
         cases = {"alone": [], "another host": ["--cluster", cluster.address, "--host-samplers", "1"]}
         found = in_turn(cases, args.repeats, until_target("Pendulum-v1", -200.0, args.runs_dir, args.limit, []), say)
-    alone, remote = (times_to_target(documents)[0] for documents in found.values())
-    return [
-        row("time to -200 on Pendulum", "s", alone), row("the same with another host", "s", remote),
-        row("with another host over alone", "ratio", [b / a for a, b in zip(alone, remote, strict=True)],
-            target="<= 1.3"),
-    ]
+    alone, remote = found.values()
+    return [*(time_row(documents, case=case) for case, documents in found.items()),
+            ratio_row("with another host over alone", remote, alone, target="<= 1.3")]

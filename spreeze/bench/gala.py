@@ -19,7 +19,17 @@ import psutil
 
 from spreeze.bench import Row, row
 from spreeze.bench.hts import scores
-from spreeze.bench.runs import Axes, Document, Say, documents_rows, in_turn, picture, times_to_target, train
+from spreeze.bench.runs import (
+    Axes,
+    Document,
+    Say,
+    documents_rows,
+    in_turn,
+    linear_rows,
+    picture,
+    time_row,
+    train,
+)
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.processes import MARK
 from spreeze.metrics.store import MetricsReader
@@ -107,14 +117,7 @@ def steps_rows(bench: GalaBench) -> list[Row]:
                           str(bench.length_s(count))] for count in bench.learners}
     found = bench.in_turn(cases, common, bench.length_s(max(bench.learners)))
     rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}
-    alone = rates[str(bench.learners[0])]
-    rows = []
-    for count, values in rates.items():
-        linear = [None if not one or not many else many / one * bench.learners[0] / int(count)
-                  for one, many in zip(alone, values, strict=True)]
-        rows += [row("env_steps_per_s", "1/s", values, learners=int(count)),
-                 row("share_of_linear", "share", linear, learners=int(count), target=">= 0.9")]
-    return rows
+    return linear_rows(rates, "learners")
 
 
 def radius_rows(bench: GalaBench) -> list[Row]:
@@ -236,9 +239,7 @@ def paired_rows(bench: GalaBench) -> list[Row]:
         rows += [row(name, unit, [one.get(name) for one in documents], case=case, env=env_id)
                  for case, documents in found.items()
                  for name, unit in (("env_steps_per_s", "1/s"), ("energy_per_million_steps_kj", "kJ"))]
-        for case, documents in found.items():
-            times, reached = times_to_target(documents)
-            rows.append(row("time_to_target_s", "s", times, case=case, env=env_id, reached=reached))
+        rows += [time_row(documents, case=case, env=env_id) for case, documents in found.items()]
         rows += scores(found, env_id)
     return rows
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from spreeze.bench import Row, row
 from spreeze.bench.gpu_checks import CHECKS, Finding, Place
 from spreeze.bench.gpu_rates import BATCHES, Rate, probe, wanted
-from spreeze.bench.runs import Document, Say, train
+from spreeze.bench.runs import Document, Say, on_cores, train
 from spreeze.envs.make import default_env_id
 from spreeze.errors import SpreezeError, UsageError
 from spreeze.machine.gpu import read_gpus
@@ -210,7 +210,7 @@ class GpuBench(NamedTuple):
         if self.place.small:
             flags += ["--updates", "20", "--batch-size", "16", "--set", "sac.hidden_sizes=[16,16]", "--set",
                       "replay.learning_starts=200"]
-        with _on_cores(cores):
+        with on_cores(cores):
             document = self.run(flags, limit_s + _OUTSIDE_S)
         names = ("time_to_target_s", "process_s", "env_steps", "updates", "env_steps_per_s", "updates_per_s",
                  "update_frames_per_s", "eval_return_best", "device")
@@ -220,17 +220,6 @@ class GpuBench(NamedTuple):
         told += f"; {document['env_steps']} env steps, {document['updates']} updates"
         return {"verdict": "measured", **{name: document.get(name) for name in names},
                 "text": told + ("" if best is None else f", best {best:.0f}")}
-
-
-@contextlib.contextmanager
-def _on_cores(count: int) -> Iterator[None]:
-    """What is started meanwhile has that many cores."""
-    own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(own)[:count])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, own)
 
 
 def take_all(

@@ -18,9 +18,19 @@ from typing import NamedTuple
 
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.impact import AnyAge
-from spreeze.bench import Row, row
+from spreeze.bench import Row, row, row_of_reached
 from spreeze.bench.hts import scores
-from spreeze.bench.runs import Document, Say, documents_rows, in_turn, picture, times_to_target, train
+from spreeze.bench.runs import (
+    Document,
+    Say,
+    documents_rows,
+    in_turn,
+    linear_rows,
+    picture,
+    ratio_row,
+    time_row,
+    train,
+)
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithm_settings import AnyAgeConfig
 from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
@@ -117,15 +127,9 @@ def steps_rows(bench: ImpactBench) -> list[Row]:
     rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}
     waits = {count: [document["time_split"].get("learner_wait_share") for document in documents]
              for count, documents in found.items()}
-    alone = rates[str(bench.samplers[0])]
-    rows = []
-    for count, values in rates.items():
-        linear = [None if not one or not many else many / one * bench.samplers[0] / int(count)
-                  for one, many in zip(alone, values, strict=True)]
-        rows += [row("env_steps_per_s", "1/s", values, samplers=int(count)),
-                 row("share_of_linear", "share", linear, samplers=int(count), target=">= 0.9"),
-                 row("learner_wait_share", "share", waits[count], samplers=int(count), target="> 0")]
-    return rows
+    return linear_rows(rates, "samplers") + [
+        row("learner_wait_share", "share", values, samplers=int(count), target="> 0")
+        for count, values in waits.items()]
 
 
 def target_rows(bench: ImpactBench) -> list[Row]:
@@ -134,19 +138,20 @@ def target_rows(bench: ImpactBench) -> list[Row]:
     for env_id in bench.env_ids:
         cases = {case: CASES[case] for case in bench.cases}
         found = bench.in_turn(cases, ["--env", env_id, "--target-return", str(bench.target_return)], bench.seconds)
-        times = {case: times_to_target(documents) for case, documents in found.items()}
-        for case, (of_case, reached) in times.items():
-            rows.append(row("time_to_target_s", "s", of_case, case=case, env=env_id, reached=reached))
-            rows.append(row("env_steps", "env steps", [one["env_steps"] for one in found[case]], case=case, env=env_id))
+        for case, documents in found.items():
+            rows.append(time_row(documents, case=case, env=env_id))
+            rows.append(row("env_steps", "env steps", [one["env_steps"] for one in documents], case=case, env=env_id))
         goals = {"hts ppo": "<= 1", "impala": "<= 0.7"}
-        rows += [row("time_over", "ratio", [a / b for a, b in zip(times["impact"][0], others, strict=True)],
-                     case=case, env=env_id, target=goals.get(case))
-                 for case, (others, _) in times.items() if case != "impact" and "impact" in times]
+        rows += [ratio_row("time_over", found["impact"], others, case=case, env=env_id, target=goals.get(case))
+                 for case, others in found.items() if case != "impact" and "impact" in found]
     return rows
 
 
 def paired_rows(bench: ImpactBench) -> list[Row]:
-    """All of them for the same time or env steps: metrics of the protocol seed by seed, rates, and IMPALA's score."""
+    """All of them for the same time or env steps: metrics of the protocol, rates, and IMPALA's score.
+
+    IMPACT is compared with each of the others seed by seed.
+    """
     rows = []
     for env_id in bench.env_ids:
         found = bench.in_turn({case: CASES[case] for case in bench.cases}, ["--env", env_id], bench.seconds)
@@ -169,8 +174,8 @@ def _impala_rows(impact: list[Document], impala: list[Document], env_id: str) ->
         for name, values in ratios.items():
             first = [next((at[name] for value, at in each if value >= best), None) for each in held]
             values.append(first[0] / first[1] if first[0] and first[1] else None)
-    return [row(f"{name}_to_impala_score", "ratio", values, env=env_id, target=goals.get(name),
-                reached=sum(value is not None for value in values)) for name, values in ratios.items()]
+    return [row_of_reached(f"{name}_to_impala_score", "ratio", values, env=env_id, target=goals.get(name))
+            for name, values in ratios.items()]
 
 
 def _held(run: Path) -> list[tuple[float, dict[str, float]]]:
@@ -193,8 +198,8 @@ def ablation_rows(bench: ImpactBench) -> list[Row]:
                 rows += [
                     {**row("final_metric", "return", final, **more), "curves": [curve._asdict() for curve in curves]},
                     row("eval_return_best", "return", [max(curve.returns) for curve in curves], **more),
-                    row("env_steps_to_target", "env steps", [_first(curve, bench.target_return) for curve in curves],
-                        **more),
+                    row_of_reached("env_steps_to_target", "env steps",
+                                   [_first(curve, bench.target_return) for curve in curves], **more),
                     row("policy_lag", "updates", [curve.lag for curve in curves], **more)]
                 bench.say(f"  {env_id}, {name} {case}: last ten {', '.join(f'{value:.1f}' for value in final)}")
     return rows

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.bench import Row, row
-from spreeze.bench.runs import Document, Say, in_turn, on_cores, times_to_target, train
+from spreeze.bench.runs import Document, Say, in_turn, on_cores, time_row, train
 from spreeze.errors import WorkerError
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import median
@@ -159,8 +159,7 @@ def _learning(documents: list[Document], **more: Any) -> list[Row]:
     more["env"] = documents[0]["env"]
     found = [row(name, unit, [one.get(name) for one in documents], **more) for name, unit in _LEARNED.items()]
     if all(one["target_return"] is not None for one in documents):
-        times, reached = times_to_target(documents)
-        found.append(row("time_to_target_s", "s", times, reached=reached, **more))
+        found.append(time_row(documents, **more))
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.bench import Row, row
+from spreeze.bench import Row, row, row_of_reached
 from spreeze.errors import ConfigError, RunError, SpreezeError, UsageError
 from spreeze.metrics.comparison import (
     HELD,
@@ -131,25 +131,42 @@ def target_rows(
 
     ``key`` of a document holds the time that counts.
     """
-    rows, times = [], []
+    rows = []
     for mode, documents in found.items():
-        of_mode, reached = times_to_target(documents, key)
-        times.append(of_mode)
-        rows.append(row(key, "s", of_mode, mode=mode, env=env_id, reached=reached, target=goals.get(mode)))
+        rows.append(time_row(documents, key, mode=mode, env=env_id, target=goals.get(mode)))
         rows += [row(name, unit, [document[name] for document in documents], mode=mode, env=env_id)
                  for name, unit in _TAKEN.items() if all(document.get(name) is not None for document in documents)]
-    ratios = [a / b for a, b in zip(*times, strict=True)]
-    return [*rows, row("time_over_serial", "ratio", ratios, env=env_id, target=ratio_goal)]
+    first, second = found.values()
+    return [*rows, ratio_row("time_over_serial", first, second, key, env=env_id, target=ratio_goal)]
 
 
-def times_to_target(documents: list[Document], key: str = _FIRST) -> tuple[list[float], int]:
-    """Wall times [s] to the target return, and how many runs reached it.
+def time_row(documents: list[Document], key: str = _FIRST, **more: Any) -> Row:
+    """Wall times to the target return; None for a run that did not get there."""
+    return row_of_reached(key, "s", [document[key] for document in documents], **more)
 
-    A run that did not get there counts with all of its time: never better than it was.
+
+def ratio_row(
+    metric: str, documents: list[Document], others: list[Document], key: str = _FIRST, **more: Any
+) -> Row:
+    """Times to the target return over those of others, run by run; None where the first did not get there.
+
+    Where only the other did not, the time after which it was given up counts: the true ratio is lower.
     """
-    known = [document[key] for document in documents]
-    times = [document["process_s"] if at_s is None else at_s for document, at_s in zip(documents, known, strict=True)]
-    return times, sum(at_s is not None for at_s in known)
+    ratios = [None if one[key] is None else one[key] / (other["process_s"] if other[key] is None else other[key])
+              for one, other in zip(documents, others, strict=True)]
+    return row_of_reached(metric, "ratio", ratios, **more)
+
+
+def linear_rows(rates: Mapping[str, list[float | None]], name: str) -> list[Row]:
+    """Env steps a second by the number of ``name``, and what share they are of so many times the first number's."""
+    first, alone = next(iter(rates.items()))
+    rows = []
+    for count, values in rates.items():
+        linear = [None if not one or not many else many / one * int(first) / int(count)
+                  for one, many in zip(alone, values, strict=True)]
+        rows += [row("env_steps_per_s", "1/s", values, **{name: int(count)}),
+                 row("share_of_linear", "share", linear, target=">= 0.9", **{name: int(count)})]
+    return rows
 
 
 def env_steps_to_target(document: Document, target: float) -> int | None:
@@ -242,10 +259,10 @@ def documents_rows(paths: Sequence[str]) -> list[Row]:
 def curve_rows(runs: list[Path], targets: Sequence[float] = (), most_updates: float = math.inf) -> list[Row]:
     """What runs reached, by task, algorithm, mode and the settings in which they differ; a repeat is a run.
 
-    ``worst_over_mean`` is the worst of the last twenty evaluations over their mean. A target counts from the first
-    evaluation that reaches it, held from the last of five whose mean does; who never gets there has no time. Beside
-    the wall time stand the updates, which do not depend on how busy the machine was. ``most_updates``: later
-    evaluations are left out.
+    ``worst_over_mean`` is the worst of the last twenty evaluations over their mean, where that is above 0. A target
+    counts from the first evaluation that reaches it, held from the last of five whose mean does; who never gets there
+    has no time. Beside the wall time stand the updates, which do not depend on how busy the machine was.
+    ``most_updates``: later evaluations are left out.
 
     Raises:
         RunError: a run without evaluations up to there.
@@ -275,15 +292,15 @@ def _group_rows(group: RunGroup, curves: list[Curve], targets: Sequence[float]) 
             row("env_steps", "env steps", [one[-1].env_steps for one in found], **more)]
     for target, (name, policies) in itertools.product(targets, (("first", 1), ("held", HELD))):
         at = [reached(one, target, policies) for one in found]
-        count = sum(one is not None for one in at)
-        more_of = {**more, "of": target, "reached": count}
-        rows += [row(f"time_to_target_{name}_s", "s", [one and one.t for one in at], **more_of),
-                 row(f"updates_to_target_{name}", "updates", [one and one.updates for one in at], **more_of)]
+        more_of = {**more, "of": target}
+        rows += [row_of_reached(f"time_to_target_{name}_s", "s", [one and one.t for one in at], **more_of),
+                 row_of_reached(f"updates_to_target_{name}", "updates", [one and one.updates for one in at],
+                                **more_of)]
     return rows
 
 
 def _over(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
+    return None if part is None or whole is None or whole <= 0.0 else part / whole
 
 
 def draw_curve(runs: list[Path], out: Path, axes: Sequence[str] = CURVE_AXES) -> None:

@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from spreeze.bench import Row, row
+from spreeze.bench import Row, row, row_of_reached
 from spreeze.bench.hts import scores
 from spreeze.bench.runs import (
     Axes,
@@ -22,8 +23,9 @@ from spreeze.bench.runs import (
     documents_rows,
     env_steps_to_target,
     in_turn,
+    linear_rows,
     picture,
-    times_to_target,
+    time_row,
     train,
 )
 from spreeze.machine.hardware import read_machine
@@ -53,6 +55,7 @@ _GAME = ("--samplers", "1", "--env", f"parallel:{GAME}", "--import", GAME, "--sa
          "replay.learning_starts=200", "--set", "qmix.epsilon_end=1.0", "--set", "qmix.hidden_sizes=[32]", "--set",
          "qmix.lr=0.005", "--set", "qmix.tau=0.05")
 _SYNTHETIC_RETURN = 140.0
+_CARTPOLE_RETURN = 475.0
 """Of the 200 that are the best there."""
 
 
@@ -115,14 +118,14 @@ def _curve(bench: TianjiBench, task: list[str], samplers: tuple[int, ...], env_i
     found = bench.in_turn(cases | {CONTROLLER: chosen}, task, bench.seconds)
     rows, medians = [], {}
     for case, documents in found.items():
-        times, reached = times_to_target(documents)
-        medians[case] = median(times)
-        told = {"samplers": median([float(one["samplers"]) for one in documents]), "env": env_id}
-        rows += [row("time_to_target_s", "s", times, case=case, reached=reached, **told),
-                 row("env_steps", "env steps", [one["env_steps"] for one in documents], case=case, **told),
+        told: dict[str, Any] = {"samplers": median([float(one["samplers"]) for one in documents]), "env": env_id}
+        times = time_row(documents, case=case, **told)
+        medians[case] = times["value"]
+        rows += [times, row("env_steps", "env steps", [one["env_steps"] for one in documents], case=case, **told),
                  row("updates", "updates", [one["updates"] for one in documents], case=case, **told)]
-    best = min(time_s for case, time_s in medians.items() if case != CONTROLLER)
-    return [*rows, row("controller_over_best", "ratio", [medians[CONTROLLER] / best], env=env_id, target="<= 1.1")]
+    known = [time_s for case, time_s in medians.items() if case != CONTROLLER and time_s is not None]
+    over = medians[CONTROLLER] / min(known) if known and medians[CONTROLLER] is not None else None
+    return [*rows, row_of_reached("controller_over_best", "ratio", [over], env=env_id, target="<= 1.1")]
 
 
 @contextlib.contextmanager
@@ -170,12 +173,11 @@ def serial_rows(bench: TianjiBench) -> list[Row]:
     found = bench.in_turn({"tianji": [*_MODE], "serial": ["--mode", "serial"]}, bench.task, bench.seconds)
     rows, taken = [], {}
     for case, documents in found.items():
-        times, reached = times_to_target(documents)
         taken[case] = [env_steps_to_target(document, bench.target_return) for document in documents]
-        rows += [row("env_steps_to_target", "env steps", taken[case], case=case, env=bench.env_id, reached=reached),
-                 row("time_to_target_s", "s", times, case=case, env=bench.env_id)]
+        rows += [row_of_reached("env_steps_to_target", "env steps", taken[case], case=case, env=bench.env_id),
+                 time_row(documents, case=case, env=bench.env_id)]
     over = [a / b if a and b else None for a, b in zip(taken["tianji"], taken["serial"], strict=True)]
-    return [*rows, row("env_steps_over_serial", "ratio", over, env=bench.env_id)]
+    return [*rows, row_of_reached("env_steps_over_serial", "ratio", over, env=bench.env_id)]
 
 
 def modes_rows(bench: TianjiBench) -> list[Row]:
@@ -183,12 +185,12 @@ def modes_rows(bench: TianjiBench) -> list[Row]:
     cases = {"tianji ppo": [*_MODE, "--algo", "ppo"], "hts ppo": ["--mode", "hts", "--algo", "ppo"],
              "impact": ["--mode", "impact", "--algo", "impact"], "tianji dqn": [*_MODE, "--algo", "dqn"],
              "spreeze dqn": ["--mode", "spreeze", "--algo", "dqn"]}
-    found = bench.in_turn(cases, ["--env", "CartPole-v1", "--target-return", "475"], bench.seconds)
+    found = bench.in_turn(cases, ["--env", "CartPole-v1", "--target-return", str(_CARTPOLE_RETURN)],
+                          bench.seconds)
     rows = []
     for case, documents in found.items():
-        times, reached = times_to_target(documents)
-        rows += [row("time_to_target_s", "s", times, case=case, reached=reached),
-                 row("env_steps_to_target", "env steps", [one["env_steps"] for one in documents], case=case)]
+        steps = [env_steps_to_target(one, _CARTPOLE_RETURN) for one in documents]
+        rows += [time_row(documents, case=case), row_of_reached("env_steps_to_target", "env steps", steps, case=case)]
     return rows
 
 
@@ -198,13 +200,7 @@ def groups_rows(bench: TianjiBench) -> list[Row]:
     cases = {str(count): ["--learners", str(count), "--samplers", str(2 * count)] for count in bench.groups}
     found = bench.in_turn(cases, common, bench.step_seconds + _START_S)
     rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}
-    alone, rows = rates[str(bench.groups[0])], []
-    for count, values in rates.items():
-        linear = [None if not one or not many else many / one * bench.groups[0] / int(count)
-                  for one, many in zip(alone, values, strict=True)]
-        rows += [row("env_steps_per_s", "1/s", values, groups=int(count)),
-                 row("share_of_linear", "share", linear, groups=int(count), target=">= 0.9")]
-    return rows
+    return linear_rows(rates, "groups")
 
 
 def collect_rows(bench: TianjiBench) -> list[Row]:
@@ -290,12 +286,13 @@ def draw_tianji(rows: Sequence[Row], out: Path) -> None:
 
 def _draw_times(axis: Axes, rows: Sequence[Row], colour: str) -> None:
     """A line of medians with all repeats as a band, and a star for the controller."""
-    swept = sorted((one for one in rows if one["case"] != CONTROLLER), key=lambda one: float(one["samplers"]))
+    known = [one for one in rows if one["value"] is not None]
+    swept = sorted((one for one in known if one["case"] != CONTROLLER), key=lambda one: float(one["samplers"]))
     samplers = [one["samplers"] for one in swept]
+    taken = [[value for value in one["repeats"] if value is not None] for one in swept]
     axis.plot(samplers, [one["value"] for one in swept], marker="o", markersize=3, color=colour, label=rows[0]["env"])
-    axis.fill_between(samplers, [min(one["repeats"]) for one in swept], [max(one["repeats"]) for one in swept],
-                      alpha=0.2, linewidth=0, color=colour)
-    for one in rows:
+    axis.fill_between(samplers, [*map(min, taken)], [*map(max, taken)], alpha=0.2, linewidth=0, color=colour)
+    for one in known:
         if one["case"] == CONTROLLER:
             axis.plot([one["samplers"]], [one["value"]], "*", markersize=13, color=colour, markeredgecolor="black",
                       label="controller's choice")

@@ -48,7 +48,7 @@ class Rules:
     level: float = LEVEL
 
 
-_FEWEST_RUNS = 3
+FEWEST_RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds with its interval, which a single seed does not have."""
+    """A mean over seeds with its interval, which fewer than three do not have: a bootstrap of two is their range."""
 
     mean: float
     low: float | None
@@ -119,7 +119,7 @@ class GroupReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PairReport:
-    """Two groups of the same task and algorithm, compared seed by seed."""
+    """Two groups of the same task, compared seed by seed."""
 
     group: RunGroup
     against: RunGroup
@@ -197,7 +197,8 @@ def worst_of_last(curve: Sequence[EvaluationRow], policies: int = WORST_OF) -> f
 def spread(values: Sequence[float], rules: Rules) -> Spread | None:
     if not values:
         return None
-    low, high = bootstrap_interval(values, rules.level, rules.resamples) if len(values) > 1 else (None, None)
+    enough = len(values) >= FEWEST_RUNS
+    low, high = bootstrap_interval(values, rules.level, rules.resamples) if enough else (None, None)
     return Spread(sum(values) / len(values), low, high, len(values))
 
 
@@ -227,8 +228,7 @@ def report(curves: Sequence[Curve], rules: Rules) -> Report:
     groups: dict[RunGroup, list[RunReport]] = {}
     for run in runs:
         groups.setdefault(run.group, []).append(run)
-    couples = [(one, other) for one, other in itertools.combinations(groups, 2)
-               if (one.env, one.algo) == (other.env, other.algo)]
+    couples = [(one, other) for one, other in itertools.combinations(groups, 2) if one.env == other.env]
     pairs = [_pair(one, groups[one], other, groups[other], rules) for one, other in couples]
     return Report(rules=rules, runs=runs, groups=[_group(group, found, rules) for group, found in groups.items()],
                   pairs=[pair for pair in pairs if pair is not None])
@@ -410,8 +410,8 @@ def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport])
              f"{time_s / least_s:.1f} times as long" if time_s > 1.05 * least_s > 0.0 else "about as long")
              for label, time_s in others]
     sentence = "; ".join([sentence, *after, *late])
-    if min(group.runs for group in groups) < _FEWEST_RUNS:
-        sentence += f". With fewer than {_FEWEST_RUNS} seeds each this may be chance"
+    if min(group.runs for group in groups) < FEWEST_RUNS:
+        sentence += f". With fewer than {FEWEST_RUNS} seeds each this may be chance"
     return sentence
 
 
@@ -499,7 +499,7 @@ def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band
     for k in np.flatnonzero(counts):
         column = values[np.isfinite(values[:, k]), k]
         centre[k] = iqm(column) if robust else column.mean()
-        if len(column) > 1:
+        if len(column) >= FEWEST_RUNS:
             drawn = (lambda rows: iqm(rows.T)) if robust else None
             low[k], high[k] = bootstrap_interval(column, resamples=_BAND_RESAMPLES, seed=seed, centre=drawn)
     return Band(x, centre, low, high, counts)

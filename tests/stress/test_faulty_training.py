@@ -6,7 +6,6 @@ up after ``SPREEZE_STRESS_LIMIT_S`` (180).
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ import pytest
 from long_form import PATIENCE_S, asked, by_hand
 
 from spreeze.bench import Row, row
-from spreeze.bench.runs import times_to_target, train
+from spreeze.bench.runs import ratio_row, time_row, train
 from spreeze.metrics.store import MetricsReader
 from spreeze.testing import FAULTY_ID
 
@@ -60,13 +59,10 @@ def _goal_rows(goal: Goal, seeds: int, limit_s: float, runs_dir: str, say: Calla
             time_s = document["time_to_target_s"]
             say(f"  {goal.env_id} seed {seed} {kind}: " + ("not reached" if time_s is None else f"{time_s:.1f} s")
                 + f", {document['updates']} updates, {count:.0f} env errors, {document['restarts']} restarts")
-    times = {kind: times_to_target(documents) for kind, documents in found.items()}
-    (clean, _), (faulty, _) = times.values()
     return [
-        *(row(f"time_to_target_s_{kind}", "s", of_kind, env=goal.env_id, reached=reached,
-              target=f"{seeds} of {seeds} reached") for kind, (of_kind, reached) in times.items()),
-        {"metric": "faults_over_clean", "value": statistics.median(faulty) / statistics.median(clean), "unit": "ratio",
-         "repeats": [b / a for a, b in zip(clean, faulty, strict=True)], "env": goal.env_id, "target": "<= 1.5"},
+        *({**time_row(documents, env=goal.env_id, target=f"{seeds} of {seeds} reached"),
+           "metric": f"time_to_target_s_{kind}"} for kind, documents in found.items()),
+        ratio_row("faults_over_clean", found["faults"], found["clean"], env=goal.env_id, target="<= 1.5"),
         row("env_errors", "errors", errors, env=goal.env_id),
     ]
 
