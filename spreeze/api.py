@@ -65,7 +65,7 @@ def train(
     Args:
         env_id: Gymnasium id of the task.
         algo: algorithm; None: as the action space asks.
-        mode: ``spreeze``, ``hts`` or ``serial``; None: the default.
+        mode: such as ``spreeze``, ``hts`` or ``serial``; None: the default.
         seed: of networks, exploration and environments.
         auto: measures this machine first (at most 60 s, then cached) and chooses what was not set.
         seconds: stop condition, wall time of training.
@@ -288,10 +288,10 @@ class TrainedPolicy:
         self._policy = Policy.from_weights(weights.arrays, weights.meta)
         self._to_native = ActionScaling(self.spec)
         self._rng = np.random.default_rng(seed)
-        self._leaves = self._leaves_of_env() if self.spec.obs_layout else ()
+        self._leaves = self._leaves_of_env() if self._is_nested() else ()
         self._flatten = Flattener(self._leaves)
 
-    def predict(self, obs: Any, deterministic: bool = True) -> Any:
+    def predict(self, obs: Any, deterministic: bool = True, *, action_mask: Any = None) -> Any:
         """The action for one observation, or the actions for N.
 
         Args:
@@ -299,21 +299,25 @@ class TrainedPolicy:
                 structure, a structure of stacked arrays (as vector environments give), or a list of structures; for
                 images the last k frames uint8 [k, C, H, W], as ``make_env`` gives.
             deterministic: the best action; otherwise one as samplers draw it to explore.
+            action_mask: of a task that gives one, as ``info["action_mask"]``: [K], or [N, K].
 
         Returns:
             Continuous: float32 [*action_shape], or [N, *action_shape], within the bounds of the action space.
             Discrete: the environment's own number, ``np.int64``, or int64 [N].
+            A team: one number for each agent, int64 [agents], or [N, agents].
 
         Raises:
-            UsageError: the observation does not fit, or is not finite.
+            UsageError: the observation or the mask does not fit, or is not finite.
         """
         rows, single = self._rows(obs)
+        if self.spec.action_mask or action_mask is not None:
+            rows = np.concatenate([rows, self._mask(action_mask, len(rows))], axis=1)
         drawn = self._policy.act_greedy(rows) if deterministic else self._policy.act(rows, self._rng)
         spec = self.spec
         if spec.num_actions is None:
             actions = self._to_native(drawn).reshape(len(rows), *_shape(spec.action_shape, spec.action_dim))
         else:
-            actions = drawn[:, 0].astype(np.int64) + spec.action_start
+            actions = (drawn if spec.team else drawn[:, 0]).astype(np.int64) + spec.action_start
         return actions[0] if single else actions
 
     def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
@@ -328,6 +332,31 @@ class TrainedPolicy:
             env = open_env(spec, render_mode)
         return env
 
+    @property
+    def _layout(self) -> tuple[str, ...]:
+        """Parts of the observation without the mask, which is the last one where there is one."""
+        return self.spec.obs_layout[: len(self.spec.obs_layout) - self.spec.action_mask]
+
+    def _is_nested(self) -> bool:
+        """Whether an observation is more than one vector; a team's is joined by its environment."""
+        plain = (f"0:{self.spec.obs_dim - self.spec.mask_dim} observation (Box)",)
+        return self.spec.team is None and self._layout not in ((), plain)
+
+    def _mask(self, mask: Any, count: int) -> np.ndarray:
+        """Masks as the network takes them, float32 [count, K]."""
+        if not self.spec.action_mask:
+            raise UsageError(f"action_mask: {self.spec.env_id} gives none; leave it out")
+        if mask is None:
+            raise UsageError(f"{self.spec.env_id} allows some actions at a time: predict needs action_mask, which is "
+                             "info['action_mask'] of reset and step")
+        found = np.asarray(mask, np.float32).reshape(-1, np.shape(mask)[-1] if np.ndim(mask) else 1)
+        if found.shape != (count, self.spec.mask_dim):
+            raise UsageError(f"action_mask of shape {np.shape(mask)}: expected {(self.spec.mask_dim,)} for each of "
+                             f"{count} observations")
+        if not np.isin(found, (0.0, 1.0)).all() or not found.any(axis=1).all():
+            raise UsageError("action_mask: expected 1 for each action that is allowed, at least one, else 0")
+        return found
+
     def _leaves_of_env(self) -> tuple[Leaf, ...]:
         """The parts of a nested observation: their ranges are known to the environment alone."""
         env = self.make_env()
@@ -335,7 +364,7 @@ class TrainedPolicy:
             leaves = leaves_of(env.observation_space, "observation space")
         finally:
             env.close()
-        found, layout = tuple(leaf.text() for leaf in leaves), self.spec.obs_layout
+        found, layout = tuple(leaf.text() for leaf in leaves), self._layout
         if found != layout:
             raise EnvironmentError_(f"{self.path}: trained on an observation laid out as {'; '.join(layout)}, but "
                                     f"{self.spec.env_id} has {'; '.join(found)}")
@@ -351,11 +380,12 @@ class TrainedPolicy:
             except LeafError as error:
                 raise UsageError(f"observation: {error}") from None
         else:
-            shape = _shape(spec.obs_shape, spec.obs_dim) if frames is None else (frames.stack, *frames.shape)
+            size = spec.obs_dim - spec.mask_dim
+            shape = _shape(spec.obs_shape, size) if frames is None else (frames.stack, *frames.shape)
             rows, single = self._array(obs, shape)
             if frames is not None:
                 return rows, single
-            rows = rows.reshape(len(rows), spec.obs_dim)
+            rows = rows.reshape(len(rows), size)
         if not np.isfinite(rows).all():
             row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
             raise UsageError(f"observation[{column}] = {rows[row, column]}: only finite values have a best action")

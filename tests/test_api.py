@@ -15,6 +15,8 @@ from harness import BATCH_SIZE, HIDDEN_SIZES, PATIENCE_S, REPO, poll
 
 import spreeze
 from spreeze import Run, load_policy
+from spreeze.algorithms import create
+from spreeze.config.algorithm_settings import QMIXConfig
 from spreeze.envs.make import describe
 from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, UsageError
@@ -23,7 +25,7 @@ from spreeze.inference.policy import Policy
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import is_alive, read_run
 from spreeze.transport.weights import encode, read_weights
-from spreeze.types import EnvSpec
+from spreeze.types import EnvSpec, TeamSpec
 
 TINY = {
     "sampling.samplers": 1, "sampling.envs_per_sampler": 4, "learner.batch_size": BATCH_SIZE,
@@ -240,6 +242,35 @@ def test_discrete_actions_are_the_environment_s_numbers(tmp_path):
     assert policy.predict([3.0, 1.0]) == 7
     assert policy.predict([[3.0, 1.0], [1.0, 3.0]]).tolist() == [7, 8]
     assert gymnasium.spaces.Discrete(2, start=7).contains(policy.predict([1.0, 3.0]))
+
+
+def test_no_action_is_taken_that_a_mask_forbids(tmp_path):
+    spec = dataclasses.replace(SPEC, num_actions=2, action_dim=1, action_shape=None, action_mask=True, obs_dim=4,
+                               obs_layout=("0:2 observation (Box)", "2:4 info['action_mask']"))
+    arrays = {"head_w": np.eye(4, 2, dtype=np.float32), "head_b": np.zeros(2, np.float32)}
+    policy = load_policy(_weights(tmp_path, spec, arrays, policy="q_values", action_mask=True))
+    assert policy.predict([3.0, 1.0], action_mask=[1, 1]) == 0
+    assert policy.predict([3.0, 1.0], action_mask=np.array([False, True])) == 1
+    assert policy.predict([[3.0, 1.0], [1.0, 3.0]], action_mask=[[0, 1], [1, 0]]).tolist() == [1, 0]
+    for mask, told in ((None, "needs action_mask"), ([1], "shape"), ([0, 0], "at least one"), ([2, 1], "at least one")):
+        with pytest.raises(UsageError, match=told):
+            policy.predict([3.0, 1.0], action_mask=mask)
+    with pytest.raises(UsageError, match="gives none"):
+        load_policy(_weights(tmp_path, SPEC)).predict([0.0, 0.0], action_mask=[1, 1])
+
+
+def test_a_team_gets_an_action_for_each_agent(tmp_path):
+    team = TeamSpec(actions=(2, 3), obs_dim=2, state_dim=0)
+    spec = dataclasses.replace(SPEC, obs_dim=4, obs_shape=(4,), num_actions=3, action_dim=2, action_shape=None,
+                               team=team, obs_layout=("0:2 one", "2:4 other"))
+    qmix = create("qmix", 4, 2, QMIXConfig(hidden_sizes=(4,)), 0, num_actions=3, team=team)
+    meta = {"algo": "qmix", **qmix.policy_meta()}
+    policy = load_policy(_weights(tmp_path, spec, qmix.policy_arrays(), **meta))
+    rows = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    expected = Policy.from_weights(qmix.policy_arrays(), meta).act_greedy(rows).astype(np.int64)
+    assert policy.predict(rows).tolist() == expected.tolist()
+    assert policy.predict(rows[0]).tolist() == expected[0].tolist()
+    assert np.shape(expected) == (5, 2)
 
 
 def test_exploring_actions_differ_and_repeat_with_a_seed(tmp_path):

@@ -73,6 +73,23 @@ def test_a_confirmed_policy_is_replaced_only_by_one_that_is_better_over_all_of_i
     assert again.challenger is None, "a later session goes on from there"
 
 
+def test_the_challenger_outlives_its_process_and_a_confirmed_bound_is_that_of_all_episodes(tmp_path):
+    best = BestPolicy(tmp_path)
+    best.offer(candidate(100.0, 10.0, b"first"))
+    again = BestPolicy(tmp_path)  # before it is confirmed
+    for _ in range(8):
+        again.offer(candidate(0.0))
+    again.tested(again.due(), Tally(10, 90.0, 10.0))
+    facts = json.loads((tmp_path / "checkpoints" / "best.json").read_text())
+    assert facts["bound"] == Tally(10, 100.0, 10.0).with_more(Tally(10, 90.0, 10.0)).bound
+    again.offer(candidate(130.0, 1.0, b"second"))
+    last = BestPolicy(tmp_path)
+    assert last.challenger.data == b"second"
+    last.tested(last.challenger, Tally(10, 128.0, 1.0))
+    assert kept(tmp_path) == (b"second", 129.0, True)
+    assert BestPolicy(tmp_path).challenger is None
+
+
 def test_a_test_without_a_result_changes_nothing_and_is_not_repeated_at_once(tmp_path):
     best = BestPolicy(tmp_path)
     for _ in range(8):

@@ -20,6 +20,7 @@ from spreeze.envs.task import make_task
 from spreeze.transport.status_table import STOP, WEIGHTS_HINT, StatusTable
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.workers import evaluator
+from spreeze.workers.best_policy import BestPolicy, Candidate, Tally
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import (
     COLUMNS,
@@ -262,6 +263,24 @@ def test_the_last_evaluation_takes_the_newest_weights_once(tmp_path, store):
     assert record["return_mean"] == expected_return(GOOD)
     assert final_evaluation(job_of(tmp_path), budget_s=0.0) == record
     assert len(read_rows(tmp_path / "eval.csv")) == 1
+
+
+def test_the_last_evaluation_tests_the_challenger_though_the_newest_weights_were_evaluated_before(tmp_path, store):
+    publish(store, BAD, 1)
+    with contextlib.closing(Evaluation(job_of(tmp_path), lambda *error: None)) as evaluation:
+        evaluation.evaluate(*WeightsWatch(tmp_path).newer(0), lambda: False)
+        evaluation.test_best(lambda: False, print)
+    best = BestPolicy(tmp_path)
+    while best.due() is None:
+        best.offer(Candidate(Tally(4, -1e9, 1.0), b"", {}))
+    best.tested(best.due(), Tally(4, -1e9, 0.0))  # confirmed
+    publish(store, GOOD, 2)
+    with contextlib.closing(Evaluation(job_of(tmp_path), lambda *error: None)) as evaluation:
+        evaluation.evaluate(*WeightsWatch(tmp_path).newer(0), lambda: False)
+    assert BestPolicy(tmp_path).challenger is not None
+    assert final_evaluation(job_of(tmp_path), budget_s=30.0)["version"] == 2
+    assert BestPolicy(tmp_path).challenger is None
+    assert read_weights(tmp_path / "checkpoints" / "best.safetensors").version == 2
 
 
 def test_the_last_evaluation_keeps_to_its_budget_and_counts_a_prefix_of_the_seeds(tmp_path, store, monkeypatch):

@@ -8,6 +8,7 @@ import torch
 from rollouts import FRAMES, learner, rollout, task
 
 from spreeze.algorithms import create_on_policy
+from spreeze.algorithms.losses import clipped_value_error
 from spreeze.algorithms.on_policy import Samples
 from spreeze.algorithms.ppo import adapted_share
 from spreeze.config.algorithm_settings import A2CConfig, PPOConfig
@@ -102,6 +103,13 @@ def test_the_gradient_is_that_of_the_loss_written_in_numpy(name, settings, discr
     if not settings.get("clip_value"):
         loss += algorithm._config.value_coef * found["value_loss"]
         assert loss == pytest.approx(numpy_loss(algorithm, samples, discrete), abs=1e-9)
+
+
+def test_rounding_zeroes_the_gradient_of_no_value_within_its_clip_range():
+    value, old, target = torch.tensor([0.1]), torch.tensor([-0.05]), torch.zeros(1)
+    assert clipped_value_error(value, target, old, clip=0.2).item() == value.item()
+    assert clipped_value_error(value, target, old, clip=0.1).item() == value.item(), "0.05 is nearer to the target"
+    assert clipped_value_error(torch.tensor([0.1]), torch.ones(1), old, clip=0.1).item() == 0.0, "0.05 is farther"
 
 
 def gaussian_bandit(correction):

@@ -12,6 +12,7 @@ from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, arrays, meta, po
 
 from spreeze.cli import evaluate, play
 from spreeze.cli.evaluate import find_weights, spec_of
+from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, EnvironmentError_, RunError
 from spreeze.transport.files import replace_bytes
@@ -41,7 +42,7 @@ def runs_dir(tmp_path):
     return tmp_path / "r"
 
 
-def expected(gain, episodes=3, seed=10_000):
+def expected(gain, episodes=3, seed=1_000_000):
     tasks = run_episodes(lambda: make_task(FAULT, FAULT_MODULE), policy_of(gain).act_greedy, seed_list(seed, episodes))
     return score(tasks)
 
@@ -128,7 +129,7 @@ def test_evaluate_prints_one_json_document_with_the_interval(runs_dir, capfd):
     assert document["return_std"] == expected(GOOD).return_std
     assert document["return_low"] <= document["return_mean"] <= document["return_high"]
     assert (document["env"], document["episodes"], document["version"]) == (FAULT, 3, 1)
-    assert [episode["seed"] for episode in document["per_episode"]] == [10_000, 10_001, 10_002]
+    assert [episode["seed"] for episode in document["per_episode"]] == [1_000_000, 1_000_001, 1_000_002]
 
 
 def test_evaluate_takes_the_latest_weights_on_request_and_writes_csv_and_clip(runs_dir, tmp_path, capfd):
@@ -138,12 +139,24 @@ def test_evaluate_takes_the_latest_weights_on_request_and_writes_csv_and_clip(ru
     with open(table, newline="") as file:
         rows = list(csv.DictReader(file))
     assert sum(float(row["return"]) for row in rows) / 3 == pytest.approx(expected(BAD).return_mean)
-    assert [row["seed"] for row in rows] == ["10000", "10001", "10002"]
+    assert [row["seed"] for row in rows] == ["1000000", "1000001", "1000002"]
     with av.open(str(clip)) as container:
         assert len(list(container.decode(video=0))) == 26  # every second of the 51 pictures of one episode
     out = capfd.readouterr().out
     assert "95 % interval" in out
     assert str(clip) in out
+
+
+def test_an_evaluation_plays_none_of_the_episodes_that_chose_the_policy_and_one_episode_has_no_interval(
+    runs_dir, capfd
+):
+    args = ["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--episodes", "1"]
+    assert evaluate.main([*args, "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["seed"] >= EvaluationConfig().seed + 100 * EvaluationConfig().episodes
+    assert (document["return_low"], document["return_high"]) == (None, None)
+    assert evaluate.main(args) == 0
+    assert "interval" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -197,11 +210,12 @@ def test_evaluate_as_a_command(runs_dir):
 
 def test_play_writes_a_clip_into_the_run_where_there_is_no_display(runs_dir, monkeypatch, capfd):
     monkeypatch.setattr(play, "has_display", lambda: False)
-    assert play.main(["second", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE]) == 0
+    args = ["second", "--checkpoint", "latest", "--runs-dir", str(runs_dir)]
+    assert play.main([*args, "--import", FAULT_MODULE]) == 0
     clip = runs_dir / "second" / "videos" / "play-v2.mp4"
     out = capfd.readouterr().out
     assert f"clip: {clip}" in out
-    assert f"return {expected(BAD, 1).return_mean:.1f} in 50 env steps" in out
+    assert f"return {expected(BAD, 1, seed=10_000).return_mean:.1f} in 50 env steps" in out
     with av.open(str(clip)) as container:
         assert len(list(container.decode(video=0))) == 50
 
@@ -225,7 +239,8 @@ def test_play_follows_a_run_that_is_still_training(runs_dir, monkeypatch, tmp_pa
         publish(store, GOOD, 3 + len(versions))
         return ""
 
-    args = ["second", "--clip", str(tmp_path / "c.mp4"), "--episodes", "3", "--runs-dir", str(runs_dir)]
+    args = ["second", "--checkpoint", "latest", "--clip", str(tmp_path / "c.mp4"), "--episodes", "3",
+            "--runs-dir", str(runs_dir)]
     assert play.main([*args, "--import", FAULT_MODULE]) == 0
     assert versions == [2, 4, 5]
 

@@ -42,6 +42,14 @@ def test_a_written_profile_says_unit_and_reason_of_each_value_and_holds_nothing_
     assert all("#" in line for line in lines if "=" in line)
 
 
+def test_a_mode_travels_with_its_algorithm(tmp_path):
+    path = tmp_path / "shared.toml"
+    chosen = Layer("profile bullet-locomotion", {"run": {"algo": "ppo", "mode": "hts"}})
+    write_profile(path, resolve([chosen]), RECORD, "2 cores")
+    config = resolve([read_profile(str(path))]).config
+    assert (config.run.algo, config.run.mode) == ("ppo", "hts")
+
+
 def test_on_its_own_machine_all_of_it_holds(profile):
     layer, notes = applicable(read_profile(str(profile)), "2c-8g-0gpu-abc")
     assert notes == []

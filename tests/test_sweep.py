@@ -66,3 +66,21 @@ def test_a_taken_name_and_an_unknown_one_are_refused(tmp_path):
     assert sweep.main(["--name", "x", "--stop-seconds", "1", "--runs-dir", str(tmp_path)]) == 2
     with pytest.raises(RunError, match="sweeps: x"):
         sweep.read_sweep(tmp_path, "y")
+
+
+@pytest.mark.parametrize("flags", [["--seeds", "5"], ["--set", "sac.gamma=0.9"], ["--import", "mine"]])
+def test_flags_that_a_resumed_sweep_would_ignore_are_refused(tmp_path, capsys, flags):
+    sweep.Sweep("x", None, None, 1, []).write(tmp_path)
+    assert sweep.main(["--resume", "x", *flags, "--runs-dir", str(tmp_path)]) == 2
+    assert f"leave out {flags[0]}" in capsys.readouterr().err
+
+
+def test_a_plan_is_one_json_document_and_a_resumed_one_takes_another_number_side_by_side(tmp_path, capsys):
+    sweep.Sweep("x", None, None, 1000, [sweep.SweepRun("", 1, ["--seconds", "1"], "x-c1-s1")]).write(tmp_path)
+    asked = ["--resume", "x", "--dry-run", "--json", "--runs-dir", str(tmp_path)]
+    assert sweep.main(asked) == 2  # 1,000 cores are not here
+    capsys.readouterr()
+    assert sweep.main([*asked, "--side-by-side", "1"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["left"] == ["x-c1-s1"]
+    assert told["sweep"]["side_by_side"] == 1

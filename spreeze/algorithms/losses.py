@@ -185,9 +185,10 @@ def clipped_value_error(value: Tensor, target: Tensor, old_value: Tensor, clip: 
 
     An option of OpenAI's baselines, not of arXiv 1707.06347; where the second term is greater, it is constant.
     """
-    error = value - target
-    near = torch.sub(value, old_value).clamp_(-clip, clip).add_(old_value).sub_(target)
-    return error * (error.square() >= near.square())
+    error, moved = value - target, value - old_value
+    near = moved.clamp(-clip, clip).add_(old_value).sub_(target)
+    within = moved.abs() <= clip  # there near is error but for rounding, which must not decide
+    return error * (within | (error.square() >= near.square()))
 
 
 def advantages(

@@ -17,13 +17,14 @@ from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeErro
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import emit, say, stdout_to_stderr
 from spreeze.metrics import comparison
-from spreeze.metrics.comparison import POLICIES, RESAMPLES, bootstrap_interval
+from spreeze.metrics.comparison import FEWEST_RUNS, POLICIES, RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run
 from spreeze.transport.weights import LATEST, Weights, read_weights
 from spreeze.types import EnvSpec, rebuild
 from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list
 
 CHECKPOINTS = ("best", "latest")
+_FIRST_SEED = 1_000_000
 RUN_OR_POLICY = "name or path of a run, 'latest', a .safetensors file, or a pretrained policy such as walker2d"
 _PRETRAINED = Path(__file__).resolve().parents[2] / "assets" / "policies"
 
@@ -36,7 +37,8 @@ def build_parser() -> argparse.ArgumentParser:
                         help=f"{RUN_OR_POLICY}; several runs with --protocol")
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
     parser.add_argument("--episodes", type=int, default=10, help="episodes to run (default: 10)")
-    parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
+    parser.add_argument("--seed", type=int, default=_FIRST_SEED, help="seed of the first episode (default: "
+                        f"{_FIRST_SEED}, far from the episodes by which a run chose its best policy)")
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")
     parser.add_argument("--csv", metavar="FILE", help="write one line for each episode (default: none)")
     parser.add_argument("--video", metavar="FILE", help="write the first episode as an MP4 clip (default: none)")
@@ -156,7 +158,8 @@ def _write_csv(path: Path, episodes: Sequence[Episode]) -> None:
 
 def _document(weights: Weights, env_id: str, episodes: Sequence[Episode], args: argparse.Namespace) -> dict[str, Any]:
     found = score(episodes)
-    low, high = bootstrap_interval([episode.episode_return for episode in episodes])
+    returns = [episode.episode_return for episode in episodes]
+    low, high = bootstrap_interval(returns) if len(returns) >= FEWEST_RUNS else (None, None)
     return {
         "weights": str(weights.path),
         "env": env_id,
@@ -180,11 +183,12 @@ def _document(weights: Weights, env_id: str, episodes: Sequence[Episode], args: 
 
 
 def _summary(document: dict[str, Any]) -> str:
+    interval = "" if document["return_low"] is None else (
+        f"95 % interval {document['return_low']:.1f} to {document['return_high']:.1f}, ")
     lines = [
         f"{document['env']}, {document['algo']}, weights {document['epoch']}-{document['version']}",
         f"file    {document['weights']}",
-        f"return  {document['return_mean']:.1f}  (95 % interval {document['return_low']:.1f} to "
-        f"{document['return_high']:.1f}, standard deviation {document['return_std']:.1f}, "
+        f"return  {document['return_mean']:.1f}  ({interval}standard deviation {document['return_std']:.1f}, "
         f"{document['episodes']} episodes)",
         f"length  {document['length_mean']:.1f} env steps",
     ]

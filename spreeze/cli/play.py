@@ -28,8 +28,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help=RUN_OR_POLICY)
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
-    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="latest",
-                        help="which weights; both follow a run that is training (default: latest)")
+    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best",
+                        help="which weights; both follow a run that is training (default: best)")
     parser.add_argument("--clip", metavar="FILE",
                         help="write an MP4 clip even with a display (default: beside the weights)")
     parser.add_argument("--episodes", type=int,

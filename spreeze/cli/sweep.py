@@ -115,8 +115,8 @@ def _parser() -> argparse.ArgumentParser:
                         "or set stop.env_steps or stop.updates)")
     parser.add_argument("--target", type=float, metavar="R", help="return whose time is told; it ends no run "
                         "(default: none)")
-    parser.add_argument("--side-by-side", type=int, default=1, metavar="N",
-                        help="runs at once, each with cores of its own (default: 1)")
+    parser.add_argument("--side-by-side", type=int, metavar="N",
+                        help="runs at once, each with cores of its own (default: 1, or as the sweep began)")
     parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: sweep and the time)")
     parser.add_argument("--resume", metavar="NAME", help="go on with a sweep; what is not finished begins anew "
                         "(default: a new sweep)")
@@ -129,13 +129,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _sweep(args: argparse.Namespace) -> int:
     runs_dir = Path(args.runs_dir)
-    sweep = read_sweep(runs_dir, args.resume) if args.resume else _new(args, runs_dir)
+    sweep = _continued(args, runs_dir) if args.resume else _new(args, runs_dir)
     left = [run for run in sweep.runs if run.state != "finished"]
     shares = core_shares(sorted(os.sched_getaffinity(0)), sweep.side_by_side)
     _check_disk(runs_dir, len(left))
     _check_settings(left)
     say(plan_text(sweep, len(left)), as_json=args.json)
     if args.dry_run:
+        if args.json:
+            emit({"sweep": asdict(sweep), "left": [run.name for run in left]})
         return 0
     runs_dir.mkdir(parents=True, exist_ok=True)
     sweep.write(runs_dir)
@@ -169,6 +171,19 @@ def _interrupt(number: int, frame: types.FrameType | None) -> None:
 # --- the plan ---
 
 
+def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
+    """The sweep to go on with; only how many of its runs go side by side may be another number than before."""
+    usual = _parser().parse_args([])
+    planned = {"env": "--env", "module": "--import", "algo": "--algo", "mode": "--mode", "seeds": "--seeds",
+               "set": "--set", "stop_seconds": "--stop-seconds", "target": "--target", "name": "--name"}
+    given = [flag for name, flag in planned.items() if getattr(args, name) != getattr(usual, name)]
+    if given:
+        raise ConfigError(f"--resume {args.resume}: its runs stay as they were planned; leave out {', '.join(given)}")
+    sweep = read_sweep(runs_dir, args.resume)
+    sweep.side_by_side = args.side_by_side or sweep.side_by_side
+    return sweep
+
+
 def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     if args.seeds < 1:
         raise ConfigError(f"--seeds {args.seeds}: at least 1")
@@ -187,7 +202,7 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     taken = [run.stem for run in runs if (runs_dir / run.stem).exists()]
     if taken:
         raise RunError(f"{runs_dir / taken[0]} exists; choose another --name than {name}")
-    return Sweep(name, args.stop_seconds, args.target, args.side_by_side, runs)
+    return Sweep(name, args.stop_seconds, args.target, args.side_by_side or 1, runs)
 
 
 def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -13,6 +13,7 @@ from spreeze.config.layers import Layer, resolve, with_algorithm
 from spreeze.config.profiles import applicable, export_path, read_profile, task_profile, write_profile
 from spreeze.envs.make import default_env_id
 from spreeze.envs.probe import probe_env
+from spreeze.errors import ConfigError
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
 from spreeze.run_directory import process_age_s, write_json
@@ -43,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _tune(args: argparse.Namespace) -> int:
     check_output(args.out)
+    if args.resume is not None:
+        raise ConfigError(f"--resume {args.resume}: tune measures for a task, not a run; name it with --env")
     export = export_path(args.export) if args.export else None
     machine = read_machine()
     with Interrupts() as interrupts:

@@ -1,7 +1,7 @@
 """The algorithms: one row each, and which of them fit which actions and mode; nothing of them is imported here.
 
 A module that ``--import`` names may declare more of them, as its own ``ALGORITHMS``. To add one that comes with
-Spreeze, write its module in ``spreeze.algorithms``, its settings in ``config.schema``, and its row here.
+Spreeze, write its module in ``spreeze.algorithms``, its settings in ``config.algorithm_settings``, and its row here.
 """
 
 from __future__ import annotations

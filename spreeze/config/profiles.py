@@ -23,7 +23,7 @@ MACHINE_FIELDS = ("learner.device", "learner.threads", "learner.precision", "sam
                   "rollout.inference_workers", "rollout.sync_interval")  # fmt: skip
 """Settings that hold only on the machine that they were chosen on."""
 _LEFT_OUT = {"stop", "visualizer", "evaluation"}
-_KEPT = {"run": ("algo",), "env": ("normalize_obs",)}
+_KEPT = {"run": ("algo", "mode"), "env": ("normalize_obs",)}
 """Of these parts only these fields travel: the rest is the user's own."""
 
 

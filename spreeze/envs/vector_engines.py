@@ -179,7 +179,7 @@ def _of_one(obs: Any) -> Any:
 
 
 def open_vector(spec: EnvSpec, num_envs: int, seed: int, args: dict[str, Any]) -> VectorTask:
-    """The vector environment of an id with an engine's prefix; environment i gets ``seed`` + i.
+    """The vector environment of an id with an engine's prefix; how its environments' seeds follow is the engine's.
 
     Raises:
         EnvironmentError_: the engine is not installed, or does not know the id.

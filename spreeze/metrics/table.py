@@ -240,7 +240,8 @@ METRICS: tuple[Metric, ...] = (
            "1 - variance of the values' errors / variance of the returns, latest rollout", "algorithm",
            needs=Needs.ROLLOUTS, chart=Chart("variance", "Explained variance", "Learning")),
     Metric("approx_kl", "nat",
-           "estimated divergence of the policy from the one that collected, latest minibatch", "algorithm",
+           "mean of r - 1 - log r over the ratios r of the latest minibatch: with PPO and A2C the estimated divergence "
+           "of the policy from the one that collected", "algorithm",
            needs=Needs.ROLLOUTS, chart=Chart("kl", "Divergence in an update", "Learning")),
     Metric("learning_rate", "ratio", "step size of the latest update (PPO, A2C)", "algorithm",
            needs=Needs.ROLLOUTS, chart=Chart("rate", "Learning rate", "Learning")),

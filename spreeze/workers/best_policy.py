@@ -20,6 +20,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spreeze.metrics import student_quantile
 from spreeze.transport.files import replace_bytes, replace_json
 
 _TEST_EVERY = 8
@@ -37,15 +38,11 @@ class Tally(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Lower bound of the expected return; the mean itself where one episode tells no spread.
-
-        Student's quantile is that of the normal distribution with the first term of its expansion in 1 / (n - 1)
-        (Abramowitz and Stegun 26.7.5), which is 0.6 % too small at n = 10.
-        """
+        """Lower bound of the expected return; the mean itself where one episode tells no spread."""
         free = self.episodes - 1
         if free < 1:
             return self.mean
-        return self.mean - (_Z + (_Z**3 + _Z) / (4.0 * free)) * self.std / math.sqrt(free)
+        return self.mean - student_quantile(_Z, free) * self.std / math.sqrt(free)
 
     def with_more(self, other: Tally) -> Tally:
         """Both together."""
@@ -65,12 +62,15 @@ class Candidate(NamedTuple):
 
 
 class BestPolicy:
-    """``checkpoints/best.safetensors`` of a run, with ``best.json``, and who may replace it."""
+    """``checkpoints/best.safetensors`` of a run, with ``best.json``, and who may replace it.
+
+    The challenger is stored beside it, so that the process of the last evaluation knows it.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "checkpoints"
-        self._kept, self._confirmed = _stored(self._folder)
-        self._challenger: Candidate | None = None
+        self._kept, self._confirmed = _stored(self._folder, "best")
+        self._challenger, _ = _stored(self._folder, "challenger")
         self._tests = self._evaluations = 0
 
     def offer(self, found: Candidate) -> None:
@@ -83,6 +83,7 @@ class BestPolicy:
             self._challenger is None or found.tally.bound > self._challenger.tally.bound
         ):
             self._challenger = found
+            self._store("challenger", found, confirmed=False)
 
     @property
     def challenger(self) -> Candidate | None:
@@ -109,28 +110,33 @@ class BestPolicy:
                 self._keep(whole, confirmed=True)
             return
         self._challenger = None
+        for name in ("challenger.json", "challenger.safetensors"):
+            (self._folder / name).unlink(missing_ok=True)
         if more is not None and (self._kept is None or whole.tally.bound > self._kept.tally.bound):
             self._keep(whole, confirmed=True)
 
     def _keep(self, found: Candidate, *, confirmed: bool) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        tally = found.tally
-        replace_bytes(self._folder / "best.safetensors", found.data)
-        replace_json(self._folder / "best.json", {
-            "return": tally.mean, "bound": tally.bound, "played": tally.episodes, "std": tally.std,
-            "confirmed": confirmed, **found.record,
-        })
+        self._store("best", found, confirmed=confirmed)
         self._kept, self._confirmed = found, confirmed
 
+    def _store(self, name: str, found: Candidate, *, confirmed: bool) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        tally = found.tally
+        replace_bytes(self._folder / f"{name}.safetensors", found.data)
+        replace_json(self._folder / f"{name}.json", {
+            **found.record, "return": tally.mean, "bound": tally.bound, "played": tally.episodes, "std": tally.std,
+            "confirmed": confirmed,
+        })
 
-def _stored(folder: Path) -> tuple[Candidate | None, bool]:
-    """What this or an earlier session kept, and whether it was confirmed."""
+
+def _stored(folder: Path, name: str) -> tuple[Candidate | None, bool]:
+    """What this or an earlier session kept under that name, and whether it was confirmed."""
     try:
-        facts = json.loads((folder / "best.json").read_bytes())
+        facts = json.loads((folder / f"{name}.json").read_bytes())
         # Earlier versions kept the highest score and noted nothing else.
         episodes, std = int(facts.pop("played", 1)), float(facts.pop("std", 0.0))
         tally, confirmed = Tally(episodes, float(facts.pop("return")), std), bool(facts.pop("confirmed", True))
-        path = folder / "best.safetensors"
+        path = folder / f"{name}.safetensors"
         data = path.read_bytes() if path.is_file() else b""
         return Candidate(tally, data, facts), confirmed or not data
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

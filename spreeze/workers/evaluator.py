@@ -82,7 +82,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
     for folder in [group_folder(Path(job.run_dir), group) for group in range(job.groups)]:
         rows = read_rows(folder / "eval.csv")
         watches.append(WeightsWatch(folder, (rows[-1]["epoch"], rows[-1]["version"]) if rows else None))
-    turn = asked = 0
+    turn, asked = 0, context.evaluations_asked  # an earlier process has answered those
 
     def should_stop() -> bool:
         context.beat(Phase.EVALUATE)
@@ -482,9 +482,9 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
     if found is None:
         return None
     weights, data = found
-    for row in reversed(rows[group]):
-        if (row["epoch"], row["version"], row["episodes"]) == (weights.epoch, weights.version, job.config.episodes):
-            return row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True}
+    wanted = (weights.epoch, weights.version, job.config.episodes)
+    known = next((row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True}
+                  for row in reversed(rows[group]) if (row["epoch"], row["version"], row["episodes"]) == wanted), None)
 
     def on_error(where: str, error: Exception, count: int) -> None:
         write_error(run_dir / "errors", "evaluator", error, f"environment-{count}")
@@ -494,7 +494,7 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
         def late() -> bool:
             return time.monotonic() >= end_s
 
-        record = evaluation.evaluate(weights, data, late, partial=True, group=group)
+        record = known or evaluation.evaluate(weights, data, late, partial=True, group=group)
         evaluation.test_best(late, lambda text: None, last=True)
         return record
 
