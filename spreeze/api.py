@@ -349,9 +349,12 @@ class TrainedPolicy:
         if mask is None:
             raise UsageError(f"{self.spec.env_id} allows some actions at a time: predict needs action_mask, which is "
                              "info['action_mask'] of reset and step")
-        found = np.asarray(mask, np.float32).reshape(-1, np.shape(mask)[-1] if np.ndim(mask) else 1)
+        try:
+            found = np.atleast_2d(np.asarray(mask, np.float32))
+        except (TypeError, ValueError):
+            raise UsageError(f"action_mask {str(mask)[:60]}: expected an array of 0 and 1") from None
         if found.shape != (count, self.spec.mask_dim):
-            raise UsageError(f"action_mask of shape {np.shape(mask)}: expected {(self.spec.mask_dim,)} for each of "
+            raise UsageError(f"action_mask of shape {found.shape}: expected {(self.spec.mask_dim,)} for each of "
                              f"{count} observations")
         if not np.isin(found, (0.0, 1.0)).all() or not found.any(axis=1).all():
             raise UsageError("action_mask: expected 1 for each action that is allowed, at least one, else 0")

@@ -323,6 +323,20 @@ def test_buttons_act_on_the_live_run_that_is_shown_and_name_it_where_another_run
     assert not (folder / "a1" / "control" / "stop").exists()
 
 
+def test_a_run_that_is_shown_while_it_starts_is_drawn_though_a_newer_one_runs(world):
+    folder = world("live")
+    state = json.loads((folder / "a1" / "run.json").read_text())
+    (folder / "a1" / "run.json").write_text(json.dumps(state | {"state": "tuning"}))
+    make_run(folder, "b1", "running")
+    with (folder / "b1" / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        page = open_page("live")
+        page.session_state["run"] = "a1"
+        page.run()
+        assert not page.exception
+        assert any("Starting" in text.value for text in page.subheader)
+
+
 def test_a_folder_whose_name_no_run_may_have_troubles_no_page(world):
     folder = world("finished")
     (folder / "a1").rename(folder / "a1 (copy)")

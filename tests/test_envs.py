@@ -205,6 +205,14 @@ def test_a_float_observation_of_higher_rank_is_flattened_and_an_action_is_shaped
     assert task.env.actions[0].dtype == np.float64
 
 
+def test_no_action_leaves_bounds_in_float64_that_no_float32_has():
+    space = S.Box(-0.4, np.array([0.4, 0.7]), (2,), np.float64)
+    spec = describe(Scripted(S.Box(-1.0, 1.0, (1,), np.float32), space))
+    for actions in ([[9.0, 9.0]], [[-9.0, -9.0]], [[1.0, -1.0]]):
+        for native in ActionScaling(spec)(np.array(actions, np.float32)):
+            assert space.contains(native.astype(np.float64))
+
+
 # --- stepping ---
 
 

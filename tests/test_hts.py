@@ -184,6 +184,7 @@ def test_a_refusal_leaves_nothing_behind(tmp_path):
 def test_a_resume_with_other_sizes_is_refused(tmp_path):
     played(tmp_path, "run", intervals=2)
     for args, words in ((("--sync-interval", "8"), "rollout.sync_interval = 8 cannot change on resume"),
+                        (("--seed", "2"), "run.seed = 2 cannot change on resume: the run has"),
                         (("--samplers", "1", "--set", "ppo.minibatches=1"), "has 4 environments, now it is 2")):
         _, code, document = train(tmp_path, "--resume", "run", *args, tiny=())
         assert code == 2

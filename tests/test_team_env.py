@@ -200,5 +200,8 @@ def test_foraging_players_are_a_team_whose_last_step_is_a_truncation():
         assert ends == [*[(0.0, False, False)] * 49, (0.0, False, True)]
     with contextlib.closing(make_env("lbf:Foraging-5x5-2p-1f-v3")) as env:
         assert (env.reset(seed=3)[0] == obs).all()
+    with contextlib.closing(make_env("lbf:Foraging-5x5-2p-1f-v3", args=("max_episode_steps=7",))) as env:
+        env.reset(seed=3)
+        assert [env.step(np.zeros(2, int))[3] for _ in range(7)] == [False] * 6 + [True]
     with pytest.raises(EnvironmentError_, match="did you mean 'Foraging-8x8-2p-3f-v3'"):
         make_env("lbf:Foraging-8x8-2p-3f-v2")

@@ -189,6 +189,14 @@ def test_a_mode_that_takes_few_env_steps_keeps_the_environments_of_a_sampler():
     assert "one update for each env step needs no more" in choice.reason
 
 
+@pytest.mark.parametrize(("batch", "wanted"), [(128, 128.0), (1024, 512.0)])
+def test_a_mode_that_keeps_a_balance_is_measured_with_it(batch, wanted):
+    machine = Machine()
+    told = _tuned(machine, knobs=replace(machine.problem(pins={BATCH: batch}), balanced=True))[0]
+    assert (told.choices[RATIO].value, told.choices[RATIO_MAX].value) == (wanted, wanted)
+    assert not any("samples per insert" in note for note in told.notes)
+
+
 @pytest.mark.parametrize(
     "pins",
     [{BATCH: 100}, {THREADS: 2}, {SAMPLERS: 3}, {ENVS: 5}, {CAPACITY: 50_000}, {RATIO: 3.0}, {RATIO_MAX: 600.0},

@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--import", dest="module", metavar="MODULE", help="module that registers it (default: none)")
     parser.add_argument("--algo", metavar="NAME", help="algorithm (default: follows from the task)")
     parser.add_argument("--mode", metavar="NAME", help="mode (default: that of train)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 1 to N of each setting (default: 3)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds 1 to N of each setting (default: 3)")
     parser.add_argument("--set", action="append", default=[], metavar="PART.FIELD=VALUE,VALUE",
                         help="a setting and its values, as often as needed; lists in brackets (default: none)")
     parser.add_argument("--stop-seconds", type=float, metavar="S", help="training time of each run [s] (default: none; "
@@ -173,20 +173,21 @@ def _interrupt(number: int, frame: types.FrameType | None) -> None:
 
 def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     """The sweep to go on with; only how many of its runs go side by side may be another number than before."""
-    usual = _parser().parse_args([])
     planned = {"env": "--env", "module": "--import", "algo": "--algo", "mode": "--mode", "seeds": "--seeds",
                "set": "--set", "stop_seconds": "--stop-seconds", "target": "--target", "name": "--name"}
-    given = [flag for name, flag in planned.items() if getattr(args, name) != getattr(usual, name)]
+    given = [flag for name, flag in planned.items() if getattr(args, name) not in (None, [])]
     if given:
         raise ConfigError(f"--resume {args.resume}: its runs stay as they were planned; leave out {', '.join(given)}")
     sweep = read_sweep(runs_dir, args.resume)
-    sweep.side_by_side = args.side_by_side or sweep.side_by_side
+    if args.side_by_side is not None:
+        sweep.side_by_side = args.side_by_side
     return sweep
 
 
 def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
-    if args.seeds < 1:
-        raise ConfigError(f"--seeds {args.seeds}: at least 1")
+    seeds = 3 if args.seeds is None else args.seeds
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}: at least 1")
     name = check_name(args.name or time.strftime("sweep-%Y%m%d-%H%M%S"))
     if sweep_path(runs_dir, name).exists():
         raise RunError(f"sweep {name} exists in {runs_dir}; --resume {name} continues it, or choose another --name")
@@ -194,7 +195,7 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
              "--seconds": args.stop_seconds}
     common = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
     runs = []
-    for seed in range(1, args.seeds + 1):
+    for seed in range(1, seeds + 1):
         for number, (setting, chosen) in enumerate(grid(args.set), 1):
             assignments = [word for text in chosen for word in ("--set", text)]
             runs.append(SweepRun(setting, seed, [*common, *assignments, "--seed", str(seed)],
@@ -202,7 +203,7 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     taken = [run.stem for run in runs if (runs_dir / run.stem).exists()]
     if taken:
         raise RunError(f"{runs_dir / taken[0]} exists; choose another --name than {name}")
-    return Sweep(name, args.stop_seconds, args.target, args.side_by_side or 1, runs)
+    return Sweep(name, args.stop_seconds, args.target, 1 if args.side_by_side is None else args.side_by_side, runs)
 
 
 def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -194,6 +194,17 @@ _SIZES = ("hidden_sizes", "actor_hidden_sizes")
 """Settings of an algorithm that its stored networks depend on."""
 
 
+def _fixed(config: Config, values: dict[str, dict[str, Any]]) -> list[str]:
+    """The settings of a run that a resume cannot change, each as ``part.field``."""
+    fixed = ["env.id", "env.args", "run.algo", "run.learners", "env.normalize_obs",
+             *(f"{config.run.algo}.{name}" for name in values[config.run.algo] if name in _SIZES)]
+    if config.on_policy is not None:
+        fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
+    if config.on_policy is not None and not config.wiring.free_running:  # episodes are repeated from their seeds
+        return [*fixed, "run.seed", *(f"image.{name}" for name in values["image"])]
+    return [*fixed, "image.stack", "image.size", "image.grey"]
+
+
 def _layers(
     args: argparse.Namespace, resumed: Path | None, machine: Machine
 ) -> tuple[list[Layer], list[str]]:
@@ -208,11 +219,7 @@ def _layers(
         for part, name, value in iterate(old.config):
             if part != "stop":
                 values.setdefault(part, {})[name] = value
-        fixed = ["env.id", "env.args", "run.algo", "run.learners", "env.normalize_obs",
-                 *(f"{old.config.run.algo}.{name}" for name in values[old.config.run.algo] if name in _SIZES)]
-        if old.config.on_policy is not None:
-            fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
-        for key in fixed:
+        for key in _fixed(old.config, values):
             part, name = key.split(".")
             asked = user.values.get(part, {}).get(name)
             asked = tuple(asked) if isinstance(asked, list) else asked

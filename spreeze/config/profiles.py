@@ -168,6 +168,8 @@ def write_profile(path: Path, settings: Settings, record: dict[str, Any], machin
         source = settings.sources.get(key, "default")
         if source == "default" or value is None or part in _LEFT_OUT or name not in _KEPT.get(part, (name,)):
             continue
+        if key == "run.mode" and settings.config.on_policy is None:
+            continue  # with an algorithm of replay the user may choose any mode that has one
         if part != part_now:
             lines += ["", f"[{part}]"]
             part_now = part

@@ -64,7 +64,7 @@ def page() -> None:
 @st.fragment(run_every=1.0)
 def show_start(name: str, folder: Path) -> None:
     """A run that is being started, drawn each second: the machine, the tuner's rows so far, and what it printed."""
-    now = control.activity(folder)
+    now = control.activity(folder, name)
     appeared = st.session_state.get("follow") and (folder / name / "run.json").is_file()
     if now.name != name or now.phase != "starting" or appeared:
         st.rerun()

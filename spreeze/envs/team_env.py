@@ -16,6 +16,7 @@ zeros, and what it would do is ignored.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import pkgutil
@@ -126,7 +127,10 @@ class _Foraging:
     """Level-Based Foraging, which has tuples for its agents, as a parallel environment; it has no pictures."""
 
     def __init__(self, env_id: str, **args: Any) -> None:
-        self._env = gymnasium.make(env_id, disable_env_checker=True, **args)
+        spec = copy.deepcopy(gymnasium.spec(env_id))
+        # Its own step ends an episode; ``gymnasium.make`` would keep the number for a wrapper whose word is not heard.
+        spec.kwargs |= {name: args.pop(name) for name in ("max_episode_steps",) if name in args}
+        self._env = gymnasium.make(spec, disable_env_checker=True, **args)
         self.possible_agents = [f"player {index + 1}" for index in range(len(self._env.action_space))]  # type: ignore[arg-type]
         self.metadata: dict[str, Any] = {"render_modes": []}
         self.agents: list[str] = []

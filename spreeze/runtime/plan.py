@@ -139,6 +139,9 @@ class RunPlan:
         if self.inference_workers > self.samplers:
             raise ConfigError(f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} "
                               "samplers that they infer for; use at most as many")
+        if self.spec.frames is not None and self.spec.frames.options.get("episodic_life"):
+            raise ConfigError(f"image.episodic_life = true: {self.config.run.algo} begins each episode by a seed, and "
+                              "so a new game at each lost life; leave it out, or take dqn")
         rows = self.rollout_spec().rows
         if rows % minibatches:
             raise ConfigError(

@@ -660,9 +660,13 @@ def _final_evaluation(
     job = EvaluatorJob(run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=True,
                        groups=plan.policies)
     command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s)]
-    with log_file(run_dir.path, "evaluator") as log, held_back():
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                                   process_group=0, env=child_environment(1, run_dir.nonce, "evaluator"))
+    try:
+        with log_file(run_dir.path, "evaluator") as log, held_back():
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                                       process_group=0, env=child_environment(1, run_dir.nonce, "evaluator"))
+    except OSError as error:  # no reason to fail a run that has ended well
+        on_event("warning", f"the last evaluation could not be started: {error}")
+        return None
     asked, deadline = interrupts.count, time.monotonic() + budget_s + 2.0
     while process.poll() is None:
         if interrupts.count > asked or time.monotonic() > deadline:

@@ -177,7 +177,7 @@ def sampler_ladder(problem: TuningProblem, setting: Setting) -> list[int]:
 def ratios(problem: TuningProblem, setting: Setting) -> Sequence[float]:
     """Samples per insert below which samplers wait: the configured value, and that in steps of four.
 
-    Where the mode keeps a balance, it is that of mode serial, whatever bounds somebody has set.
+    Where the mode keeps a balance, it is that of mode serial within the configured bounds.
     """
     if problem.balanced:
         return [serial_ratio(setting[BATCH], problem.configured[RATIO], problem.configured[RATIO_MAX])]

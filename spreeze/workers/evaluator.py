@@ -82,7 +82,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
     for folder in [group_folder(Path(job.run_dir), group) for group in range(job.groups)]:
         rows = read_rows(folder / "eval.csv")
         watches.append(WeightsWatch(folder, (rows[-1]["epoch"], rows[-1]["version"]) if rows else None))
-    turn, asked = 0, context.evaluations_asked  # an earlier process has answered those
+    turn, asked = 0, context.evaluations_asked  # what was asked of an earlier process
 
     def should_stop() -> bool:
         context.beat(Phase.EVALUATE)
