@@ -129,7 +129,8 @@ class _Foraging:
     def __init__(self, env_id: str, **args: Any) -> None:
         spec = copy.deepcopy(gymnasium.spec(env_id))
         # Its own step ends an episode; ``gymnasium.make`` would keep the number for a wrapper whose word is not heard.
-        spec.kwargs |= {name: args.pop(name) for name in ("max_episode_steps",) if name in args}
+        if "max_episode_steps" in args:
+            spec.kwargs["max_episode_steps"] = args.pop("max_episode_steps")
         self._env = gymnasium.make(spec, disable_env_checker=True, **args)
         self.possible_agents = [f"player {index + 1}" for index in range(len(self._env.action_space))]  # type: ignore[arg-type]
         self.metadata: dict[str, Any] = {"render_modes": []}
