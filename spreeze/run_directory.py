@@ -361,12 +361,20 @@ def state_of(path: Path) -> str:
 
 
 def list_runs(runs_dir: Path) -> list[Path]:
-    """All run directories with a name that a run may have, oldest first: not a copy that a file manager has named."""
+    """All run directories with a name that a run may have, oldest first."""
+    found = [path for path in _run_directories(runs_dir) if may_name(path.name)]
+    return sorted(found, key=lambda path: (str(read_run(path).get("started", "")), path.name))
+
+
+def misnamed_runs(runs_dir: Path) -> list[Path]:
+    """Run directories that no command takes because of their names, such as a file manager's "walk (copy)"."""
+    return sorted(path for path in _run_directories(runs_dir) if not may_name(path.name))
+
+
+def _run_directories(runs_dir: Path) -> list[Path]:
     if not runs_dir.is_dir():
         return []
-    found = [path for path in runs_dir.iterdir()
-             if may_name(path.name) and (path / "run.json").is_file() and not path.is_symlink()]
-    return sorted(found, key=lambda path: (str(read_run(path).get("started", "")), path.name))
+    return [path for path in runs_dir.iterdir() if (path / "run.json").is_file() and not path.is_symlink()]
 
 
 def find_run(name_or_path: str, runs_dir: Path, others: Iterable[str] = ()) -> Path:

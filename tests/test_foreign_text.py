@@ -66,15 +66,21 @@ def plain(capsys):
 
 
 def test_the_list_of_runs_is_plain_text(foreign, capsys):
+    shutil.copytree(foreign, foreign.with_name("b" * 120))
     shutil.copytree(foreign, foreign.with_name(f"a\n\x1b[31mb{'x' * 150}"))
     folder = ["--runs-dir", str(foreign.parent)]
     assert runs([*folder, "list"]) == 0
     lines = plain(capsys).splitlines()
-    assert len(lines) == 3, "a name with a line break is one line"
+    assert len(lines) == 4
     assert max(map(len, lines)) < 200
-    assert any(line.startswith("run ") and "owned" in line for line in lines[1:])
+    assert lines[0].startswith("not listed: a "), "a name with a line break is one line"
+    assert any(line.startswith("run ") and "owned" in line for line in lines[2:])
     assert runs([*folder, "--json", "list"]) == 0
-    rows = json.loads(plain(capsys))["runs"]
+    out, err = capsys.readouterr()
+    assert UNWANTED.findall(out + err) == []
+    assert err.startswith("not listed: ")
+    rows = json.loads(out)["runs"]
+    assert {row["name"] for row in rows} == {"run", "b" * 120}
     assert {row["state"] for row in rows} == {EVIL + "finished"}, "a program gets all of it, escaped"
 
 

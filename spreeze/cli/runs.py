@@ -18,7 +18,17 @@ from spreeze.config.schema import TuningConfig
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, percent, size
 from spreeze.machine.output import emit, say
-from spreeze.run_directory import ask, describe, find_run, is_alive, list_runs, read_about, read_run, state_of
+from spreeze.run_directory import (
+    ask,
+    describe,
+    find_run,
+    is_alive,
+    list_runs,
+    misnamed_runs,
+    read_about,
+    read_run,
+    state_of,
+)
 
 _REQUESTS: dict[str, tuple[str, str]] = {
     "pause": ("paused", "stop all processes of a run where they are; replay and networks stay"),
@@ -64,6 +74,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     rows = [_row(path) for path in list_runs(Path(args.runs_dir))]
+    for path in misnamed_runs(Path(args.runs_dir)):
+        say(f"not listed: {clean(path.name, 80)}; commands take letters, digits, '.', '_' and '-': rename it",
+            as_json=args.json)
     if args.json:
         emit({"runs": rows})
         return 0
