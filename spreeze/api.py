@@ -288,7 +288,7 @@ class TrainedPolicy:
         self._policy = Policy.from_weights(weights.arrays, weights.meta)
         self._to_native = ActionScaling(self.spec)
         self._rng = np.random.default_rng(seed)
-        self._leaves = self._leaves_of_env() if self._is_nested() else ()
+        self._leaves = self._leaves_of_env() if self.spec.parts and not self.spec.team else ()  # teams join theirs
         self._flatten = Flattener(self._leaves)
 
     def predict(self, obs: Any, deterministic: bool = True, *, action_mask: Any = None) -> Any:
@@ -332,16 +332,6 @@ class TrainedPolicy:
             env = open_env(spec, render_mode)
         return env
 
-    @property
-    def _layout(self) -> tuple[str, ...]:
-        """Parts of the observation without the mask, which is the last one where there is one."""
-        return self.spec.obs_layout[: len(self.spec.obs_layout) - self.spec.action_mask]
-
-    def _is_nested(self) -> bool:
-        """Whether an observation is more than one vector; a team's is joined by its environment."""
-        plain = (f"0:{self.spec.obs_dim - self.spec.mask_dim} observation (Box)",)
-        return self.spec.team is None and self._layout not in ((), plain)
-
     def _mask(self, mask: Any, count: int) -> np.ndarray:
         """Masks as the network takes them, float32 [count, K]."""
         if not self.spec.action_mask:
@@ -367,7 +357,7 @@ class TrainedPolicy:
             leaves = leaves_of(env.observation_space, "observation space")
         finally:
             env.close()
-        found, layout = tuple(leaf.text() for leaf in leaves), self._layout
+        found, layout = tuple(leaf.text() for leaf in leaves), self.spec.parts
         if found != layout:
             raise EnvironmentError_(f"{self.path}: trained on an observation laid out as {'; '.join(layout)}, but "
                                     f"{self.spec.env_id} has {'; '.join(found)}")

@@ -109,6 +109,12 @@ class EnvSpec:
         """Values at the end of an observation that are the action mask: K, or 0 without masks."""
         return self.num_actions or 0 if self.action_mask else 0
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """``obs_layout`` without the mask, which is its last entry; empty where the rest is a single Box."""
+        parts = self.obs_layout[: len(self.obs_layout) - self.action_mask]
+        return () if parts == (f"0:{self.obs_dim - self.mask_dim} observation (Box)",) else parts
+
 
 class TransitionBatch(NamedTuple):
     """B transitions; arrays or tensors, all float32. Columns may be strided views of one row block."""

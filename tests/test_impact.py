@@ -167,10 +167,26 @@ def test_returns_that_rewards_are_divided_by_go_on_in_each_sampler_s_own_rollout
     assert again.state()["returns"] == {"0": [3.0]}, "a checkpoint of 0.1.0"
 
 
+def test_a_target_for_the_divergence_lowers_the_step_size_after_all_uses_of_all_slots():
+    spec, rng = task(), np.random.default_rng(0)
+    settings = {"lr": 0.03, "lr_schedule": "constant", "slots": 2, "uses": 5, "least_uses": 0}
+    for name in ("appo", "impact"):
+        made = learner(name, spec, "none", target_kl=0.01, **settings)
+        rates = []
+        for _ in range(3):
+            made.learn(rollout(made, spec, rng), None)
+            rates.append(made.metrics()["learning_rate"])
+        assert rates == pytest.approx([0.03, 0.03, 0.02])
+        other = learner(name, spec, "none", target_kl=None, **settings)
+        other.load_state_json(made.state_json())
+        other.learn(rollout(other, spec, rng), None)
+        assert other.metrics()["learning_rate"] == 0.03
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_its_state_comes_back_bit_by_bit(name):
     spec, rng = task(), np.random.default_rng(0)
-    options = {"kl_coef": 1.0} if name == "impact" else {}
+    options = {"impact": {"kl_coef": 1.0, "target_kl": 0.01}, "appo": {"target_kl": 0.01}}.get(name, {})
     made, other = (learner(name, spec, "none", seed, normalize_obs=True, **options) for seed in (1, 2))
     batch = rollout(made, spec, rng)
     made.learn(batch, None)

@@ -8,9 +8,8 @@ import torch
 from rollouts import FRAMES, learner, rollout, task
 
 from spreeze.algorithms import create_on_policy
-from spreeze.algorithms.losses import clipped_value_error
+from spreeze.algorithms.losses import adapted_share, clipped_value_error
 from spreeze.algorithms.on_policy import Samples
-from spreeze.algorithms.ppo import adapted_share
 from spreeze.config.algorithm_settings import A2CConfig, PPOConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Policy

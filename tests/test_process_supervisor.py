@@ -12,9 +12,10 @@ import pytest
 from harness import PATIENCE_S, poll
 
 from spreeze.errors import WorkerError
+from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.runtime.launcher import RunContext, WorkerSpec
-from spreeze.runtime.supervisor import ProcessSupervisor, private_memory_bytes, tree_memory_bytes
+from spreeze.runtime.supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import ROLES, Address

@@ -18,6 +18,7 @@ samplers. With N = K = 1, that interval 1 and no lag it is PPO. IMPALA: Espeholt
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,6 +136,43 @@ class Impala(AnyAge):
 class Appo(AnyAge):
     name = "appo"
     _config: AppoConfig
+    _step_share = 1.0
+    """Share of the scheduled step size that the divergence so far allows."""
+    _divergences = 0
+    """Updates since the share was last adapted."""
+
+    def __init__(self, spec: EnvSpec, config: AppoConfig, *arguments: Any, **options: Any) -> None:
+        super().__init__(spec, config, *arguments, **options)
+        self._divergence_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+
+    def _improve(self, evaluated: Evaluated) -> None:
+        config = self._config
+        self.optimiser.lr *= self._step_share
+        super()._improve(evaluated)
+        if config.target_kl is None:
+            return
+        self._divergence_sum += self._divergence()
+        self._divergences += 1
+        if self._divergences >= config.slots * config.uses:
+            mean = self._divergence_sum.item() / self._divergences
+            self._step_share = losses.adapted_share(self._step_share, mean, config.target_kl)
+            self._divergence_sum.zero_()
+            self._divergences = 0
+
+    def state_json(self) -> dict[str, Any]:
+        if self._config.target_kl is None:
+            return super().state_json()
+        total = self._divergence_sum.item()
+        return super().state_json() | {"step_share": self._step_share, "divergences": self._divergences,
+                                       "divergence_sum": total if math.isfinite(total) else None}
+
+    def load_state_json(self, state: dict[str, Any]) -> None:
+        super().load_state_json(state)
+        # Without target_kl, then or now, the step size is the whole one.
+        if self._config.target_kl is not None and "step_share" in state:
+            self._step_share, self._divergences = float(state["step_share"]), int(state["divergences"])
+            total = state["divergence_sum"]
+            self._divergence_sum.fill_(math.inf if total is None else float(total))
 
     def metrics(self) -> dict[str, float]:
         found = super().metrics()

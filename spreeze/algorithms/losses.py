@@ -275,6 +275,17 @@ def adapted_coefficient(coefficient: float, divergence: float, target: float) ->
     return coefficient * 0.5 if divergence < 0.5 * target else coefficient
 
 
+def adapted_share(share: float, divergence: float, target: float) -> float:
+    """The share of the step size for the next updates, 0.01 to 1, from the one that led to ``divergence`` [nat].
+
+    Rule and factors are those of Rudin et al. 2021 (arXiv 2109.11978), who aim at 0.01 and do not bound the share by 1.
+    The share stays while the divergence is half to twice the ``target``; a non-finite one counts as too large.
+    """
+    if not divergence <= 2.0 * target:
+        return max(0.01, share / 1.5)
+    return min(1.0, share * 1.5) if divergence < 0.5 * target else share
+
+
 def explained_variance(value: np.ndarray, target: np.ndarray) -> float:
     """``1 - var(target - value) / var(target)``; NaN if all targets are equal."""
     variance = float(np.var(target))

@@ -27,10 +27,6 @@ from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import PPOConfig
 from spreeze.errors import ConfigError
 
-_STEP_FACTOR = 1.5
-"""Factor of the step size after a rollout whose divergence was too large or too small."""
-_LEAST_STEP_SHARE = 0.01
-
 
 class PPO(OnPolicyAlgorithm):
     name = "ppo"
@@ -68,7 +64,8 @@ class PPO(OnPolicyAlgorithm):
                 self.optimiser.step()
                 self.updates += 1
         if config.target_kl is not None:
-            self._step_share = adapted_share(self._step_share, torch.stack(divergences).mean().item(), config.target_kl)
+            divergence = torch.stack(divergences).mean().item()
+            self._step_share = losses.adapted_share(self._step_share, divergence, config.target_kl)
         if theta is not None and start is not None:
             self.net.flat.sub_(start).add_(theta)
 
@@ -88,14 +85,3 @@ class PPO(OnPolicyAlgorithm):
         super().load_state_json(state)
         # Without target_kl, then or now, the step size is the whole one.
         self._step_share = 1.0 if self._config.target_kl is None else float(state.get("step_share", 1.0))
-
-
-def adapted_share(share: float, divergence: float, target: float) -> float:
-    """The share of the step size for the next rollout, 0.01 to 1, from that of this one.
-
-    Rule and factors are those of Rudin et al. 2021 (arXiv 2109.11978), who aim at 0.01 and do not bound the share by 1.
-    The share stays while ``divergence`` [nat] is half to twice the ``target``; a non-finite one counts as too large.
-    """
-    if not divergence <= 2.0 * target:
-        return max(_LEAST_STEP_SHARE, share / _STEP_FACTOR)
-    return min(1.0, share * _STEP_FACTOR) if divergence < 0.5 * target else share

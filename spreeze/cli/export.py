@@ -271,12 +271,7 @@ def _obs_lines(spec: EnvSpec) -> list[str]:
             if isinstance(space, gymnasium.spaces.Tuple):
                 return np.concatenate([flat(part, value) for part, value in zip(space.spaces, obs)])
             return np.ravel(gymnasium.spaces.flatten(space, obs)).astype(np.float32)
-    ''').splitlines() + joined if _nested(spec) else []
-
-
-def _nested(spec: EnvSpec) -> bool:
-    layout = spec.obs_layout[: len(spec.obs_layout) - spec.action_mask]
-    return layout not in ((), (f"0:{spec.obs_dim - spec.mask_dim} observation (Box)",))
+    ''').splitlines() + joined if spec.parts else []
 
 
 def _frame_lines(spec: EnvSpec) -> list[str]:
@@ -316,7 +311,7 @@ def _loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
         if atari:
             body[1:1] = _begun(spec)
     else:
-        vector = "flat(env.observation_space, obs)" if _nested(spec) else "np.asarray(obs, np.float32).reshape(-1)"
+        vector = "flat(env.observation_space, obs)" if spec.parts else "np.asarray(obs, np.float32).reshape(-1)"
         if spec.mask_dim:
             vector = f'np.concatenate([{vector}, np.asarray(info["action_mask"], np.float32)])'
         see = [f"x = {vector}[None]"]

@@ -267,6 +267,9 @@ class AppoConfig(AnyAgeConfig):
     uses: int = setting(20, "updates for which a rollout is used at most (K); one update takes one rollout",
                         unit="updates", low=1, high=65_535)
     clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
+    target_kl: float | None = setting(None, "divergence from the policy in the ratio's denominator, mean of slots x "
+                                      "uses updates, that the step size aims at: lr is its upper bound then",
+                                      unit="nat", low=1e-6, high=10.0)
 
 
 @dataclass(frozen=True, kw_only=True)

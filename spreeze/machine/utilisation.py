@@ -371,3 +371,25 @@ def _gained(before: _Threads, now: _Threads) -> tuple[float, float]:
     ran_s = sum(ran for ran, _ in now.values()) - sum(ran for ran, _ in old)
     waited_s = sum(waited for _, waited in now.values()) - sum(waited for _, waited in old)
     return max(0.0, ran_s), max(0.0, waited_s)
+
+
+def private_memory_bytes(pid: int) -> int | None:
+    """Unshared resident memory of a process; None if it has ended."""
+    with contextlib.suppress(psutil.Error, OSError):
+        memory = psutil.Process(pid).memory_info()
+        return int(memory.rss - getattr(memory, "shared", 0))
+    return None
+
+
+def tree_memory_bytes(pid: int) -> int:
+    """Unshared resident memory of a process and, on Linux, of all that it started; 0 if it has ended.
+
+    The children come from the kernel's own lists, since ``psutil`` finds them by reading every process of the machine.
+    """
+    found, used = [pid], 0
+    for member in found:  # grows on the way
+        used += private_memory_bytes(member) or 0
+        for path in Path(f"/proc/{member}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, path.read_text(encoding="ascii").split())
+    return used

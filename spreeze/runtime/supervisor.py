@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.formatting import clean, percent, size
 from spreeze.machine.processes import DEATH_S, OrphanWatch, end_orphans, held_back, kill_and_wait, left_behind
+from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
@@ -528,28 +527,6 @@ class ProcessSupervisor:
             how = "was left behind" if code is None else _exit_text(code, phase)
             self.on_event("warning", f"{handle.spec.name} {how} while stopping; its last checkpoint counts")
         return messages
-
-
-def private_memory_bytes(pid: int) -> int | None:
-    """Unshared resident memory of a process; None if it has ended."""
-    with contextlib.suppress(psutil.Error, OSError):
-        memory = psutil.Process(pid).memory_info()
-        return int(memory.rss - getattr(memory, "shared", 0))
-    return None
-
-
-def tree_memory_bytes(pid: int) -> int:
-    """Unshared resident memory of a process and, on Linux, of all that it started; 0 if it has ended.
-
-    The children come from the kernel's own lists, since ``psutil`` finds them by reading every process of the machine.
-    """
-    found, used = [pid], 0
-    for member in found:  # grows on the way
-        used += private_memory_bytes(member) or 0
-        for path in Path(f"/proc/{member}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                found += map(int, path.read_text(encoding="ascii").split())
-    return used
 
 
 def _exit_text(code: int, phase: Phase) -> str:

@@ -16,12 +16,13 @@ import psutil
 from spreeze.config.layers import Layer, Settings, Values
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.processes import OrphanWatch
+from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.modes import gala, hts, impact, spreeze
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import RunContext, WorkerSpec
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.supervisor import ProcessSupervisor, private_memory_bytes
+from spreeze.runtime.supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
 from spreeze.transport.mixing import MixMemory
 from spreeze.transport.replay_ring import ReplayRing

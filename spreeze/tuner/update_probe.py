@@ -18,10 +18,9 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-import psutil
-
 from spreeze.config.schema import algorithm_part
 from spreeze.machine.processes import end_with_parent, leave_to_supervisor
+from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.transport.shared_memory import readable
 from spreeze.types import RowLayout
@@ -110,7 +109,7 @@ class _Fork:
                 answer += data
             elif time.monotonic() > end:
                 return {"failure": f"not done within {turn.deadline_s:.0f} s"}
-            elif _private_bytes(self.pid) > self._cap_bytes:
+            elif (private_memory_bytes(self.pid) or 0) > self._cap_bytes:
                 return {"failure": _too_much(self._cap_bytes)}
         found: dict[str, Any] = json.loads(answer)
         return found
@@ -125,15 +124,6 @@ class _Fork:
 
 def _too_much(cap_bytes: int) -> str:
     return f"out of memory: more than the {cap_bytes / 1e9:.1f} GB that a candidate may take"
-
-
-def _private_bytes(pid: int) -> int:
-    """Resident memory that is neither file-backed nor shared; 0 after the process has ended."""
-    try:
-        memory = psutil.Process(pid).memory_info()
-    except psutil.Error:
-        return 0
-    return int(memory.rss - getattr(memory, "shared", 0))
 
 
 def _in_child(job: UpdateProbeJob, ring: ReplayRing, turns: int, answers: int, parent: int) -> NoReturn:
