@@ -149,18 +149,26 @@ class Appo(AnyAge):
         config = self._config
         self.optimiser.lr *= self._step_share
         super()._improve(evaluated)
-        if config.target_kl is None:
+        if not self._adapts:
             return
         self._divergence_sum += self._divergence()
         self._divergences += 1
         if self._divergences >= config.slots * config.uses:
-            mean = self._divergence_sum.item() / self._divergences
-            self._step_share = losses.adapted_share(self._step_share, mean, config.target_kl)
+            self._adapt(self._divergence_sum.item() / self._divergences)
             self._divergence_sum.zero_()
             self._divergences = 0
 
+    @property
+    def _adapts(self) -> bool:
+        return self._config.target_kl is not None
+
+    def _adapt(self, divergence: float) -> None:
+        """Takes the mean divergence of all uses of all slots."""
+        if self._config.target_kl is not None:
+            self._step_share = losses.adapted_share(self._step_share, divergence, self._config.target_kl)
+
     def state_json(self) -> dict[str, Any]:
-        if self._config.target_kl is None:
+        if not self._adapts:
             return super().state_json()
         total = self._divergence_sum.item()
         return super().state_json() | {"step_share": self._step_share, "divergences": self._divergences,
@@ -168,11 +176,12 @@ class Appo(AnyAge):
 
     def load_state_json(self, state: dict[str, Any]) -> None:
         super().load_state_json(state)
-        # Without target_kl, then or now, the step size is the whole one.
-        if self._config.target_kl is not None and "step_share" in state:
-            self._step_share, self._divergences = float(state["step_share"]), int(state["divergences"])
+        if self._adapts and "divergences" in state:
             total = state["divergence_sum"]
             self._divergence_sum.fill_(math.inf if total is None else float(total))
+            self._divergences = int(state["divergences"])
+        if self._config.target_kl is not None:  # without it, then or now, the step size is the whole one
+            self._step_share = float(state.get("step_share", 1.0))
 
     def metrics(self) -> dict[str, float]:
         found = super().metrics()
@@ -219,7 +228,7 @@ class Impact(Appo):
             self.target_updates += 1
 
     def _penalise(self, out: Tensor, grad_out: Tensor) -> None:
-        """Adds ``eta KL(pi_target, pi_theta)``; its divergence decides about the next update's coefficient."""
+        """Adds ``eta KL(pi_target, pi_theta)``."""
         if not self._kl_coef or self._using is None:
             return
         divergence, by_out, by_log_std = self._divergence_from(self._using, out)
@@ -227,7 +236,15 @@ class Impact(Appo):
         grad_out.add_(by_out, alpha=weight)
         if by_log_std is not None:
             self.net.grad_log_std.add_(by_log_std.sum(1), alpha=weight)
-        self._kl_coef = losses.adapted_coefficient(self._kl_coef, divergence.mean().item(), self._config.kl_target)
+
+    @property
+    def _adapts(self) -> bool:
+        return super()._adapts or self._config.kl_coef > 0.0
+
+    def _adapt(self, divergence: float) -> None:
+        super()._adapt(divergence)
+        if self._kl_coef:
+            self._kl_coef = losses.adapted_coefficient(self._kl_coef, divergence, self._config.kl_target)
 
     def _divergence_from(self, evaluated: Evaluated, out: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """``KL(pi_target, pi_theta)`` [M], and its gradients by outputs [K, M] and log standard deviations [A, M]."""

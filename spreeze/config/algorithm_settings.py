@@ -283,5 +283,5 @@ class ImpactConfig(AppoConfig):
                                    "slots x uses", unit="updates", low=0, high=10**9)
     kl_coef: float = setting(0.0, "weight of the divergence from the target policy at the start; 0: without",
                              low=0.0, high=1e6)
-    kl_target: float = setting(0.01, "divergence at which that weight stays; above twice of it grows by half, below "
-                               "half of it is halved", unit="nat", low=1e-6, high=10.0)
+    kl_target: float = setting(0.01, "divergence, mean of slots x uses updates, at which that weight stays; above "
+                               "twice of it grows by half, below half of it is halved", unit="nat", low=1e-6, high=10.0)
