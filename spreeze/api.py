@@ -33,7 +33,7 @@ from spreeze.envs.make import refuse_foreign
 from spreeze.envs.obs_flattening import Flattener, Leaf, LeafError, leaves_of
 from spreeze.envs.task import ActionScaling, open_env
 from spreeze.errors import ConfigError, EnvironmentError_, SpreezeError, UsageError, WorkerError, did_you_mean
-from spreeze.inference.policy import Policy
+from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.machine.output import say
 from spreeze.machine.processes import ENDS_WITH
 from spreeze.metrics.store import EvaluationRow, MetricsReader
@@ -285,7 +285,10 @@ class TrainedPolicy:
         self.spec = recorded_spec(weights)
         """What the environment looks like."""
         self._import_module = import_module
+        if "network" in weights.meta:  # the run's module makes it
+            refuse_foreign(self.spec.env_id, self.spec.import_module, import_module)
         self._policy = Policy.from_weights(weights.arrays, weights.meta)
+        self._exploring = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
         self._to_native = ActionScaling(self.spec)
         self._rng = np.random.default_rng(seed)
         self._leaves = self._leaves_of_env() if self.spec.parts and not self.spec.team else ()  # teams join theirs
@@ -312,7 +315,7 @@ class TrainedPolicy:
         rows, single = self._rows(obs)
         if self.spec.action_mask or action_mask is not None:
             rows = np.concatenate([rows, self._mask(action_mask, len(rows))], axis=1)
-        drawn = self._policy.act_greedy(rows) if deterministic else self._policy.act(rows, self._rng)
+        drawn = self._policy.act_greedy(rows) if deterministic else self._exploring.act(rows, self._rng)
         spec = self.spec
         if spec.num_actions is None:
             actions = self._to_native(drawn).reshape(len(rows), *_shape(spec.action_shape, spec.action_dim))

@@ -38,6 +38,11 @@ def number(value: float | None) -> str:
     return f"{value:.{_decimals(value)}f}"
 
 
+def whole(value: float | None) -> str:
+    """All digits, for what only the exact number repeats, such as a seed."""
+    return DASH if value is None or not math.isfinite(value) else f"{value:.0f}"
+
+
 def _decimals(value: float) -> int:
     magnitude = abs(value)
     return 0 if magnitude >= 100 else 1 if magnitude >= 10 else 2 if magnitude >= 0.1 else 4

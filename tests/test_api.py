@@ -280,6 +280,20 @@ def test_exploring_actions_differ_and_repeat_with_a_seed(tmp_path):
     assert drawn[0].tolist() == drawn[1].tolist() != load_policy(path).predict([0.0, 0.0]).tolist()
 
 
+def test_exploring_actions_are_those_of_the_weights_that_samplers_have(tmp_path):
+    newest = {f"explore.{name}": -array for name, array in EYE.items()}  # the others are an average
+    policy = load_policy(_weights(tmp_path, SPEC, {**EYE, **newest}, exploration_noise=0.0))
+    assert policy.predict([1.0, 1.0]).tolist() == pytest.approx([2.0 * np.tanh(1.0), 0.5 + 0.5 * np.tanh(1.0)])
+    explored = policy.predict([1.0, 1.0], deterministic=False)
+    assert explored.tolist() == pytest.approx([-2.0 * np.tanh(1.0), 0.5 - 0.5 * np.tanh(1.0)])
+
+
+def test_a_file_with_a_network_of_ones_own_imports_only_what_is_allowed(tmp_path):
+    spec = dataclasses.replace(SPEC, import_module="nested_env")
+    with pytest.raises(EnvironmentError_, match="--import nested_env"):
+        load_policy(_weights(tmp_path, spec, network="residual"))
+
+
 @pytest.mark.parametrize("obs", [[np.nan, 0.0], [0.0, 1e300], [0.0], "x", {"a": 1}])
 def test_an_observation_that_does_not_fit_is_refused(tmp_path, obs):
     with pytest.raises(UsageError, match="observation"):

@@ -73,6 +73,22 @@ def test_a_confirmed_policy_is_replaced_only_by_one_that_is_better_over_all_of_i
     assert again.challenger is None, "a later session goes on from there"
 
 
+def test_tests_that_no_challenger_took_do_not_follow_at_once(tmp_path):
+    best = BestPolicy(tmp_path)
+    for _ in range(8):
+        best.offer(candidate(100.0, 10.0))
+    best.tested(best.due(), Tally(10, 100.0, 10.0))
+    for _ in range(40):
+        best.offer(candidate(50.0, 1.0))
+    best.offer(candidate(130.0, 1.0))
+    best.tested(best.due(), Tally(10, 30.0, 1.0))
+    for _ in range(7):
+        best.offer(candidate(131.0, 1.0))
+        assert best.due() is None
+    best.offer(candidate(129.0, 1.0))
+    assert best.due() is not None
+
+
 def test_the_challenger_outlives_its_process_and_a_confirmed_bound_is_that_of_all_episodes(tmp_path):
     best = BestPolicy(tmp_path)
     best.offer(candidate(100.0, 10.0, b"first"))

@@ -177,6 +177,27 @@ def test_in_lockstep_the_message_of_the_same_step_is_taken_though_a_newer_one_is
         assert _told(reader.receive()) == [(0, number, [number, number])]
 
 
+@pytest.mark.parametrize("starts", [(61, 60), (60, 10)])
+def test_in_lockstep_nobody_waits_for_ever_though_the_numbers_differ(ring, starts):
+    """After the death of one, or a resume from checkpoints of different rollouts."""
+    sides, numbers = [ring.side(learner, "full", max_staleness=0) for learner in range(2)], list(starts)
+    for side, number in zip(sides, numbers, strict=True):
+        side.close_over([0, 1])
+        _send(side, number)
+    _wait_for(sides[0], 1, starts[1])
+    _wait_for(sides[1], 0, starts[0])
+
+    def go_on():
+        for learner, side in enumerate(sides):
+            side.receive()
+            if not side.overdue():
+                numbers[learner] += 1
+                _send(side, numbers[learner])
+        return all(now > start + 10 for now, start in zip(numbers, starts, strict=True))
+
+    poll(go_on, what="ten steps of both")
+
+
 def test_the_ring_closes_over_the_dead_and_opens_for_who_returns(ring):
     sides = [ring.side(learner, max_staleness=0) for learner in range(3)]
     _send(sides[0], 1)

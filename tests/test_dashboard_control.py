@@ -80,6 +80,11 @@ def test_an_environment_that_the_command_line_would_not_trust_is_refused(env_id)
         control.Request(env_id=env_id)
 
 
+@pytest.mark.parametrize("env_id", ["envpool:Hopper-v5", "vector:CartPole-v1", "mpe2:simple_spread_v3", "ALE/Pong-v5"])
+def test_a_prefix_of_the_package_s_own_imports_nothing(env_id):
+    assert control.Request(env_id=env_id).env_id == env_id
+
+
 def test_the_command_line_states_the_whole_request():
     settings = {
         "stop.seconds": 60.0, "stop.target_return": -200.0, "learner.batch_size": 512, "sampling.samplers": 2,

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -16,6 +17,7 @@ from harness import PATIENCE_S, train, verb
 from test_sampling import Rows
 
 from spreeze.envs.make import make_env
+from spreeze.envs.single_env import SingleEnv
 from spreeze.envs.task import make_task, vector_maker
 from spreeze.envs.vector_engines import VectorTask, engine_of
 from spreeze.errors import BadTransition, EnvironmentError_, WorkerError
@@ -216,6 +218,13 @@ def test_an_engine_that_is_missing_names_its_extra(monkeypatch):
     monkeypatch.setattr("spreeze.envs.vector_engines.importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentError_, match=r"pip install 'spreeze\[envpool\]'"):
         make_env("envpool:Pendulum-v1")
+
+
+def test_an_engine_s_discrete_observation_is_refused_before_anything_is_stepped():
+    env = SimpleNamespace(observation_space=gymnasium.spaces.Discrete(4), action_space=gymnasium.spaces.Discrete(2),
+                          close=lambda: None)
+    with pytest.raises(EnvironmentError_, match="observation space is a Discrete"):
+        SingleEnv("envpool:FrozenLake-v1", lambda seed: env)
 
 
 def test_an_id_without_vector_environment_says_what_to_use():

@@ -29,7 +29,7 @@ from spreeze.inference import export, policy
 from spreeze.inference.policy import ACTIVATIONS, Policy
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 from spreeze.transport.weights import WeightsStore, read_weights
-from spreeze.types import POLICY_FORMATS, TeamSpec
+from spreeze.types import POLICY_FORMATS, EnvSpec, TeamSpec
 from spreeze.workers.evaluator import run_episodes
 
 FORMATS = [row.name for row in POLICY_FORMATS]
@@ -116,6 +116,18 @@ def test_every_activation_with_layer_norm_acts_the_same(activation, tmp_path):
     arrays |= {name: rng.normal(size=arrays[name].shape).astype(np.float32) for name in ("b0", "b1")}
     formats = FORMATS if activation == ACTIVATIONS[-1] else ("onnx", "numpy")
     compare(normalised(arrays, 5), meta, VECTOR, tmp_path, formats)
+
+
+def test_a_saturated_action_stays_within_bounds_that_no_float32_has(tmp_path):
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=1, action_dim=1, action_low=(-0.4,), action_high=(0.4,),
+                   max_episode_steps=None, reward_threshold=None)
+    meta = {"policy": "deterministic", "hidden_sizes": [], "obs_dim": 1, "action_dim": 1}
+    arrays = {"head_w": np.full((1, 1), 100.0, np.float32), "head_b": np.zeros(1, np.float32)}
+    steps = export.operations(arrays, meta, spec)
+    path = tmp_path / "policy.npz"
+    path.write_bytes(export.encode("numpy", steps, spec, {"env": spec.env_id}))
+    actions = export.open_policy("numpy", path)(np.array([[1.0], [-1.0]], np.float32))
+    assert np.abs(np.asarray(actions, np.float64)).max() <= 0.4
 
 
 def test_observations_of_the_check_lead_beyond_the_clips_of_the_normaliser():

@@ -241,6 +241,8 @@ def test_lag_and_age_of_a_batch_come_from_the_stamps():
         lag, age = reader.last_lag_age(50)
         assert lag == pytest.approx(50 - np.where(out[:, 0] < 256, 10, 30).mean())
         assert age == pytest.approx((512 - out[:, 0]).mean())
+        lag, _ = reader.last_lag_age(20)
+        assert lag == pytest.approx(np.where(out[:, 0] < 256, 10, 0).mean()), "after a learner lost updates 20 to 30"
 
 
 def test_a_retired_shard_fades_away():

@@ -1,6 +1,9 @@
 """``spreeze sweep``: the grid, the shares of the cores, the table, and a sweep that was interrupted."""
 
+import io
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -59,6 +62,18 @@ def test_an_interrupted_run_begins_anew_beside_the_old_one_and_a_finished_one_is
     assert json.loads((tmp_path / "x.sweep.json").read_text())["finished"] == [run.name for run in found.runs]
     assert json.loads((tmp_path / "x-c1-s2-again2" / "summary.json").read_text())["env_steps"] >= 60
     assert not (tmp_path / "x-c1-s1").exists()
+
+
+@pytest.mark.parametrize(("reason", "state"), [("seconds", "finished"), ("stop request", "interrupted"),
+                                               ("interrupt (SIGTERM)", "interrupted")])
+def test_a_run_that_somebody_stopped_is_not_a_result_of_the_sweep(tmp_path, reason, state):
+    run = sweep.SweepRun("", 1, [], "x-c1-s1", 1, "running")
+    (tmp_path / run.name).mkdir()
+    (tmp_path / run.name / "run.json").write_text(json.dumps({"exit_reason": reason}))
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait(60.0)
+    sweep._note_end(sweep._Child(run, process, io.BytesIO()), tmp_path, lambda line: None)
+    assert run.state == state
 
 
 def test_a_taken_name_and_an_unknown_one_are_refused(tmp_path):

@@ -190,7 +190,7 @@ def test_a_run_in_processes_learns_the_two_step_game_and_is_evaluated(tmp_path):
         assert float(list(csv.DictReader(file))[-1]["return_mean"]) == pytest.approx(8.0)
 
 
-def test_foraging_players_are_a_team_whose_last_step_is_a_truncation():
+def test_foraging_players_are_a_team_whose_last_step_is_a_truncation(monkeypatch):
     pytest.importorskip("lbforaging")
     with contextlib.closing(make_env("lbf:Foraging-5x5-2p-1f-v3")) as env:
         assert env.team == TeamSpec(actions=(6, 6), obs_dim=9, state_dim=0)
@@ -203,5 +203,10 @@ def test_foraging_players_are_a_team_whose_last_step_is_a_truncation():
     with contextlib.closing(make_env("lbf:Foraging-5x5-2p-1f-v3", args=("max_episode_steps=7",))) as env:
         env.reset(seed=3)
         assert [env.step(np.zeros(2, int))[3] for _ in range(7)] == [False] * 6 + [True]
+    with pytest.raises(EnvironmentError_, match="draws not at all"):
+        make_env("lbf:Foraging-5x5-2p-1f-v3", render_mode="rgb_array")
+    monkeypatch.setenv("DISPLAY", ":0")
+    with pytest.raises(EnvironmentError_, match="draws not at all"):
+        make_env("lbf:Foraging-5x5-2p-1f-v3", render_mode="human")
     with pytest.raises(EnvironmentError_, match="did you mean 'Foraging-8x8-2p-3f-v3'"):
         make_env("lbf:Foraging-8x8-2p-3f-v2")

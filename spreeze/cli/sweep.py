@@ -32,7 +32,7 @@ from spreeze.machine.output import complain, emit, say
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics.comparison import HELD, Spread, bootstrap_interval, final_metric, iqm, read_curve, required_time
 from spreeze.metrics.comparison import spread_text as shown
-from spreeze.run_directory import read_json, write_json
+from spreeze.run_directory import read_json, read_run, write_json
 
 _RUN_BYTES = 20_000_000
 """Disk that a run takes at least: two checkpoints of small networks, metrics and log."""
@@ -296,7 +296,7 @@ def _run_all(
                 children[slot] = _start(waiting.pop(0), shares[slot], runs_dir)
                 sweep.write(runs_dir)
             for slot in [slot for slot, child in children.items() if child.process.poll() is not None]:
-                _note_end(children.pop(slot), tell)
+                _note_end(children.pop(slot), runs_dir, tell)
                 sweep.write(runs_dir)
                 tell(table_text(table(sweep, runs_dir), sweep.target))
             time.sleep(_POLL_S)
@@ -330,9 +330,10 @@ def begin() -> None:
     sys.exit(train.main(arguments))
 
 
-def _note_end(child: _Child, tell: Callable[[str], None]) -> None:
+def _note_end(child: _Child, runs_dir: Path, tell: Callable[[str], None]) -> None:
     run, code = child.run, child.process.returncode
-    run.state = "finished" if code == 0 else "failed"
+    asked = str(read_run(runs_dir / run.name).get("exit_reason")).startswith(("stop request", "interrupt"))
+    run.state = "failed" if code != 0 else "interrupted" if asked else "finished"
     child.errors.seek(0)
     lines = child.errors.read().decode(errors="replace").strip().splitlines()
     child.errors.close()

@@ -302,11 +302,12 @@ def _plan(
     part, wiring, inference_workers = config.rollout, config.wiring, 0
     if config.on_policy is not None:
         learners = config.run.learners
-        most = max(1, min(int(usable), 16) // learners) * learners
+        cores = usable if wiring.free_running else usable * (1.0 - config.tuning.leave_free)  # others have no governor
+        most = max(1, min(int(cores), 16) // learners) * learners
         samplers = part.samplers or (1 if wiring.in_turns else most)
         inference_workers = part.inference_workers if wiring.inference_workers else 0
         if part.samplers is None and not wiring.in_turns:
-            reasons["rollout.samplers"] = f"{usable:g} usable cores" + (
+            reasons["rollout.samplers"] = f"{cores:g} usable cores" + (
                 "" if learners == 1 else f", at least one for each of {learners} learners")
         if "rollout.inference_workers" not in settings.sources and wiring.inference_workers:
             reasons["rollout.inference_workers"] = "none: samplers infer for themselves, which saves a hand-over"

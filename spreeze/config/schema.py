@@ -166,7 +166,7 @@ class GalaConfig(Part):
                             "of those 1, 2, 4, ... before it; full, of all", choices=("ring", "exponential", "full"),
                             flag="--topology")
     max_staleness: int = setting(100, "a learner waits for an in-neighbour of which nothing came in more than so many "
-                                 "of its own updates; 0: it waits at each", unit="updates", low=0, high=10**9,
+                                 "of its own rollouts; 0: it waits at each", unit="rollouts", low=0, high=10**9,
                                  flag="--max-staleness")
     mixing: str = setting("gossip", "gossip; or, to compare it with, all_reduce: gradients are averaged before each "
                           "step; hogwild: all update the same parameters; none", choices=MIXINGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -120,7 +121,7 @@ def _read(names: list[str]) -> dict[Path, Curve]:
             path = run_path(name, runs_dir())
             curve = read_curve(path)
         except RunError as error:
-            st.warning(str(error))
+            st.warning(components.plain(str(error)))
             continue
         if curve is not None:
             found[path] = dataclasses.replace(curve, name=name)
@@ -169,8 +170,8 @@ def figure(groups: Mapping[str, Sequence[Line]], axis: str, metric: str, robust:
                               hoverinfo="skip", showlegend=False, mode="lines", legendgroup=name)
         known = np.isfinite(found.centre)
         seeds = f"{len(lines)} run" + ("s" if len(lines) > 1 else "")
-        chart.add_scatter(x=found.x[known].tolist(), y=found.centre[known].tolist(), name=f"{name} ({seeds})",
-                          mode="lines", line={"color": colour, "width": 2}, legendgroup=name)
+        chart.add_scatter(x=found.x[known].tolist(), y=found.centre[known].tolist(), mode="lines",
+                          name=html.escape(f"{name} ({seeds})"), line={"color": colour, "width": 2}, legendgroup=name)
     chart.update_layout(height=420, margin={"l": 50, "r": 10, "t": 10, "b": 40}, hovermode="x unified",
                         showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     chart.update_xaxes(title=axis)
@@ -200,7 +201,8 @@ def _protocol(curves: list[Curve]) -> None:
 def _target(curves: list[Curve]) -> float:
     """The published return if all runs have reached it, else the best that all of them reached."""
     listed = published(curves[0].group.algo, curves[0].group.env)
-    best = min(max(running_mean(curve.evaluations, POLICIES)) for curve in curves)
+    means = [running_mean(curve.evaluations, POLICIES) for curve in curves]
+    best = min(max(one[POLICIES - 1 :] or one[-1:]) for one in means)  # fewer than ten policies reach nothing
     return listed.value if listed is not None and best >= listed.value else math.floor(10.0 * best) / 10.0
 
 

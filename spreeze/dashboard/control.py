@@ -51,7 +51,7 @@ from spreeze.run_directory import (
 )
 from spreeze.types import PolicyFormat
 
-_ENV_ID = re.compile(r"^((mpe2|lbf):)?[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
+_ENV_ID = re.compile(r"^((mpe2|lbf|envpool|vector):)?[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
 _MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
 _LAUNCH_S, _EXAMINE_S, _EXPORT_S = 20.0, 120.0, 120.0
 FORCE_AFTER_S = 30.0

@@ -11,7 +11,7 @@ from spreeze.config.modes import wiring_of
 from spreeze.dashboard import autotune, components, control, navigation, start
 from spreeze.dashboard.run_data import SAMPLE, on_policy, row, runs_dir
 from spreeze.errors import SpreezeError
-from spreeze.formatting import DASH, clean, number
+from spreeze.formatting import DASH, clean, whole
 from spreeze.run_directory import read_run
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _shown(path: Path | None, now: control.Activity) -> None:
     facts = row(path)
     note = " \u00b7 a recording, to look around" if path == SAMPLE else ""
     title = (facts.env_id or DASH, (facts.algo or DASH).upper(), f"mode {facts.mode or DASH}",
-             f"seed {number(facts.seed)}")
+             f"seed {whole(facts.seed)}")
     st.subheader(components.plain(" \u00b7 ".join(title)), anchor=False)
     st.caption(f"{facts.name}{note}")
     components.show_live(path, now.key)

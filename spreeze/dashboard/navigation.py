@@ -13,7 +13,7 @@ from spreeze.dashboard import start
 from spreeze.dashboard.components import plain
 from spreeze.dashboard.run_data import SAMPLE_NAME, RunRow, row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
-from spreeze.formatting import DASH, number
+from spreeze.formatting import DASH, whole
 
 PAGES: dict[str, tuple[str, str]] = {
     "live": ("Live", "live.page"),
@@ -65,8 +65,8 @@ def sidebar() -> None:
     if chosen is not None:
         facts = rows.get(chosen) or row(run_path(chosen, runs_dir()))
         st.sidebar.markdown(
-            f":{COLOURS.get(facts.state, 'gray')}[\u25cf] {facts.state}  \n**{plain(facts.env_id)}**  \n"
-            f"{plain((facts.algo or DASH).upper())}, mode {plain(facts.mode)}, seed {number(facts.seed)}  \n"
+            f":{COLOURS.get(facts.state, 'gray')}[\u25cf] {plain(facts.state)}  \n**{plain(facts.env_id)}**  \n"
+            f"{plain((facts.algo or DASH).upper())}, mode {plain(facts.mode)}, seed {whole(facts.seed)}  \n"
             f":gray[{plain(facts.title)}]"
         )
     st.sidebar.caption("Safe to close: training goes on without this page.")
@@ -77,7 +77,7 @@ def _short(facts: RunRow) -> str:
     if facts.name == SAMPLE_NAME or facts.about.title:
         return facts.title
     started = "" if facts.started is None else facts.started[5:16].replace("T", " ")
-    return f"{started} {facts.env_id or facts.name} {facts.algo or ''} s{number(facts.seed)}"
+    return f"{started} {facts.env_id or facts.name} {facts.algo or ''} s{whole(facts.seed)}"
 
 
 def choose(name: str) -> None:

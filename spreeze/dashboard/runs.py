@@ -28,7 +28,7 @@ from spreeze.dashboard.run_data import (
     typed,
 )
 from spreeze.errors import RunError, SpreezeError
-from spreeze.formatting import DASH, duration, number, size
+from spreeze.formatting import DASH, duration, number, size, whole
 from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import LIVE_STATES, About, describe
@@ -68,7 +68,7 @@ def _list(folder: Path) -> None:
     table = [
         {
             "run": _called(item), "state": [item.state], "task": item.env_id or DASH,
-            "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{number(item.seed)}",
+            "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{whole(item.seed)}",
             "started": _moment(item.started), "time": duration(item.wall_s), "env steps": number(item.env_steps),
             "best": number(item.eval_best), "last ten": number(item.eval_final), "tags": list(item.about.tags),
         }

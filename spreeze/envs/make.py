@@ -239,11 +239,11 @@ def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -
         EnvironmentError_: a picture is wanted, and its author says that it draws only in a window, or not at all.
     """
     modes = (env.metadata or {}).get("render_modes")
-    if render_mode != "rgb_array" or modes is None or "rgb_array" in modes:
+    if render_mode is None or modes is None or render_mode in modes or (render_mode == "human" and modes):
         return env
     env.close()
     how = f"only as {', '.join(map(str, modes))}, which needs a display" if modes else "not at all"
-    raise EnvironmentError_(f"{name} draws {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
+    raise EnvironmentError_(f"{name} draws {how}: no clips and no live picture; its render_modes lack '{render_mode}'")
 
 
 def _render_offscreen() -> None:

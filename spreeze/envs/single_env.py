@@ -23,6 +23,10 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         env = make(0)
         space = getattr(env, "single_observation_space", env.observation_space)
         self.observation_space = _as_vector(space) if isinstance(space, gymnasium.spaces.Dict) else space
+        if not isinstance(self.observation_space, gymnasium.spaces.Box):
+            env.close()
+            raise EnvironmentError_(f"{env_id}: its observation space is a {type(space).__name__}; an engine's must be "
+                                    "a Box, or a Dict of Box")
         self.action_space = getattr(env, "single_action_space", env.action_space)
         limit, threshold = _limits(env)
         self.spec = gymnasium.envs.registration.EnvSpec(

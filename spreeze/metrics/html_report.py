@@ -20,7 +20,7 @@ from spreeze import __version__
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import sources_of
 from spreeze.errors import ConfigError
-from spreeze.formatting import DASH, clean, duration, number, percent
+from spreeze.formatting import DASH, clean, duration, number, percent, whole
 from spreeze.metrics import tuning_record
 from spreeze.metrics.comparison import (
     POLICIES,
@@ -57,7 +57,7 @@ _RATES = ("env_steps_per_s", "updates_per_s", "update_frames_per_s", "cpu_use", 
 """Metrics that get a chart over wall time, where a run has them."""
 _FACTS = (
     ("state", "state", clean), ("env_id", "task", clean), ("algo", "algorithm", clean), ("mode", "mode", clean),
-    ("seed", "seed", number), ("started", "started", _minute), ("wall_s", "wall time [h:min:s]", duration),
+    ("seed", "seed", whole), ("started", "started", _minute), ("wall_s", "wall time [h:min:s]", duration),
     ("env_steps", "env steps", number), ("updates", "updates", number), ("eval_best", "best return", number),
     ("last_return", "last return", number), ("exit_reason", "ended by", clean),
 )

@@ -169,7 +169,7 @@ METRICS: tuple[Metric, ...] = (
            "update (gala)", "algorithm", needs=Needs.ROLLOUTS, chart=Chart("radius", "Ball around the mean", "Balance")),
     Metric("gossip_bound_2", "norm", "bound by Proposition 2, for any delays so far, with worst-case constants (gala)",
            "algorithm", needs=Needs.ROLLOUTS, chart=Chart("worst_radius", "Bound for any delay", "Balance")),
-    Metric("gossip_staleness", "updates", "updates since the last message of the in-neighbour heard longest ago (gala)",
+    Metric("gossip_staleness", "rollouts", "rollouts since the last message of the in-neighbour heard longest ago (gala)",
            "algorithm", needs=Needs.ROLLOUTS, shown=True, chart=Chart("stale", "Staleness of gossip", "Balance")),
     Metric("gossip_messages", "messages", "messages that a learner takes into the mean at an update (gala)",
            "algorithm", needs=Needs.ROLLOUTS, chart=Chart("messages", "Messages an update", "Balance")),

@@ -3,7 +3,7 @@
 Each learner is wired as in mode hts with a lag of 0: its samplers and it take turns, and the seed of its environments
 is ``run.seed`` + its number. All begin with the same parameters. After an update each sends its parameters to its
 out-neighbours, takes the mean with what has arrived from its in-neighbours, and goes on; it waits only for one of
-which nothing came for ``gala.max_staleness`` updates (``transport.mixing``). The mean of all policies is published
+which nothing came for ``gala.max_staleness`` rollouts (``transport.mixing``). The mean of all policies is published
 and evaluated; each learner writes checkpoints of its own. This process measures the ball around the mean. Learners of
 other hosts may be in the ring (settings ``exchange``, or ``--cluster``): a run on each host, which publishes the mean
 of its own learners; one that joins begins with a neighbour's parameters.
@@ -261,6 +261,6 @@ class Ball:
             others = median([*rates[:learner], *rates[learner + 1:]])
             if others > 0.0 and rate < _SLOW * others and now_s - self._named_s[learner] >= _NAMED_S:
                 self._named_s[learner] = now_s
-                limit = f" before the staleness limit of {self._gala.max_staleness} updates" if self._gossips else ""
+                limit = f" before the staleness limit of {self._gala.max_staleness} rollouts" if self._gossips else ""
                 self._recorder.event("warning", f"{Address('learner', learner).name} is slow: {rate:.3g} updates/s, "
                                      f"the others {others:.3g}; nobody waits for it{limit}")

@@ -133,9 +133,9 @@ class RunPlan:
         if part.inference_workers and self.config.wiring.free_running:
             raise ConfigError(f"rollout.inference_workers = {part.inference_workers}: in mode "
                               f"{self.config.run.mode} samplers wait for nobody and infer for themselves; leave it out")
-        if self.inference_workers and self.learners > 1:
+        if self.inference_workers and (self.learners > 1 or self.config.exchange.spans_hosts):
             raise ConfigError(f"rollout.inference_workers = {self.inference_workers}: the samplers of "
-                              f"{self.learners} learners infer for themselves; leave it out")
+                              "several learners infer for themselves; leave it out")
         if self.inference_workers > self.samplers:
             raise ConfigError(f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} "
                               "samplers that they infer for; use at most as many")

@@ -143,15 +143,16 @@ class NeighbourGossip:
         """The peer's newest message not received yet; in lockstep the one of the same number, if it is there."""
         held, message = self._held[peer], None
         if self._max_staleness == 0:
-            if held[1] >= self._number:
-                return None  # a peer that is one ahead has to wait for the next mix
-            message = self._numbered(peer, self._number)
+            if held[1] == self._number:
+                return None  # the peer's next one is for the next mix
+            message = self._numbered(peer, self._number) if held[1] < self._number else None
         return self._newest(peer, held) if message is None else message
 
     def overdue(self) -> tuple[int, ...]:
         if self._max_staleness is None:
             return ()
-        return tuple(peer for peer, updates in self.staleness.items() if updates > self._max_staleness)
+        return tuple(peer for peer, age in self.staleness.items() if age > self._max_staleness and not (
+            self._max_staleness == 0 and self._held[peer][1] >= self._number))  # one that is ahead is not waited for
 
     def latest(self, peer: int) -> GossipMessage | None:
         return self._newest(peer)

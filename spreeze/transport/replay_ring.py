@@ -564,7 +564,8 @@ class ReplayReader:
         block, offset = np.divmod(position, spec.block_rows)
         stamps = self.ring.stamps[shard, block]  # [n, 2]
         age = np.maximum(self.inserted - stamps[:, 0] - offset, 0)
-        return float(version_now - stamps[:, 1].mean()), float(age.mean())
+        lag = np.maximum(version_now - stamps[:, 1], 0)  # after a learner that lost its latest updates: not negative
+        return float(lag.mean()), float(age.mean())
 
     def count_torn(self, out: np.ndarray) -> int:
         """Number of rows of the last batch whose checksum does not match; 0 in a ring without checksums."""

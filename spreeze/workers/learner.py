@@ -277,7 +277,8 @@ class _ReplayLearner(_Learner):
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         if (gossip := self._open_gossip()) is not None:
-            joins = self._job.gloo is not None and self._job.gloo.joined
+            returned = self._context.named(self._context.slots)["updates"] > 0.0  # its parameters are old
+            joins = returned or (self._job.gloo is not None and self._job.gloo.joined)
             self._peers = PeerAverage(self._trainer.algorithm, gossip, self._job.learner.average_interval, joins=joins)
         if checkpoint is None:
             return
