@@ -153,6 +153,19 @@ def test_deaths_and_replays_change_no_bit(spec, reference, tmp_path, schedule):
     assert fingerprints(tmp_path / "f") == reference
 
 
+def test_what_was_handed_over_before_a_death_is_not_learned_again(spec, tmp_path):
+    """Mixed with what other learners have by then it would be another policy than the one that samplers have."""
+    parts = HandMovedRun(spec, tmp_path / "f", inference_workers=0)
+    try:
+        parts.run(2, schedule=0)
+        assert parts.learning.learn()
+        parts.learning = parts.new_learning()
+        assert not parts.learning.learn()
+        assert parts.learning.parameters_sha256() == parts.new_learning().parameters_sha256()
+    finally:
+        parts.close()
+
+
 @pytest.mark.parametrize("point", [1, 3, 5])
 def test_resume_points_change_no_bit(spec, reference, tmp_path, point):
     tensors, state = play(spec, tmp_path / "f", point, inference_workers=2, schedule=11)

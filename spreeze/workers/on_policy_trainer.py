@@ -60,15 +60,21 @@ class OnPolicyTrainer:
         self._learned = -1
         self._average = RolloutAverage(algorithm)
         state = handover.states.read(rollouts.current)
-        if state is not None:
-            algorithm.load_state_arrays(state.arrays)
-            algorithm.load_state_json(state.meta["algorithm"])
-            self._average.restore(state.arrays)
-        elif rollouts.current > 0:
+        if state is None and rollouts.current > 0:
             raise WorkerError(f"the learner's state of rollout {rollouts.current} is gone")
-        self._hand_over(rollouts.current)
+        # Samplers may have what a predecessor handed over before it died: it is not learned again, for mixed with what
+        # others have by now it would be another policy of that number.
+        following = None if state is None else handover.states.read(rollouts.current + 1)
+        latest = state if following is None else following
+        if latest is not None:
+            algorithm.load_state_arrays(latest.arrays)
+            algorithm.load_state_json(latest.meta["algorithm"])
+            self._average.restore(latest.arrays)
+        if following is not None:
+            self._learned = rollouts.current
+        self._hand_over(rollouts.current + (following is not None))
         self.continued = state is not None
-        self.updates = algorithm.updates
+        self.updates = algorithm.updates if state is None else int(state.meta["updates"])
         """Updates at the start of this rollout."""
         self._skipped_rollouts, self._skipped = 0, algorithm.updates_skipped()
         if mixer is not None:
