@@ -217,3 +217,21 @@ def test_a_gpu_that_is_left_alone_is_explained(gpus, asked, says):
     plan = train_module._plan(settings, SimpleNamespace(spec=spec), machine, None)
     reason = plan.reasons.get("learner.device", "")
     assert ("cpu: networks over vectors are too small to keep a GPU busy; --device cuda:0" in reason) == says
+
+
+@pytest.mark.parametrize(("given", "scaled"), [({}, False), ({"learners": 3, "transport": "gloo"}, True)])
+def test_gala_of_unknown_many_hosts_learns_with_the_step_size_as_it_is(given, scaled):
+    layers, spec = layers_with("a2c", None)
+    user = {"run": {"mode": "gala"}, "cluster": {"address": "127.0.0.1:6379"}, "exchange": given}
+    settings, _ = with_algorithm([*layers, Layer("user", user)], resolve([*layers, Layer("user", user)]), spec)
+    machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=2.0))
+    plan = train_module._plan(settings, SimpleNamespace(spec=spec), machine, None)
+    assert plan.config.gala.scale_lr == scaled
+    assert ("how many learners will come is not known" in plan.reasons.get("gala.scale_lr", "")) != scaled
+
+
+def test_a_share_that_is_to_stay_free_counts_where_no_governor_watches():
+    layers, spec = layers_with("ppo", None)
+    settings = resolve([*layers, Layer("user", {"tuning": {"leave_free": 0.5}, "run": {"mode": "hts"}})])
+    machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=8.0))
+    assert train_module._plan(settings, SimpleNamespace(spec=spec), machine, None).samplers == 4

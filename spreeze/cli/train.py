@@ -27,6 +27,7 @@ from spreeze.config.layers import (
     BAND,
     Layer,
     Settings,
+    Values,
     default_of,
     from_toml,
     iterate,
@@ -331,7 +332,12 @@ def _plan(
     cluster = None if config.cluster.address is None else parse_address(config.cluster.address)
     if cluster is not None and wiring.other_learners:
         most = config.exchange.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
-        settings = settings.with_layer(Layer("cluster", {"exchange": {"transport": "gloo", "learners": most}}))
+        values: Values = {"exchange": {"transport": "gloo", "learners": most}}
+        if config.exchange.learners is None and wiring.mixes and "gala.scale_lr" not in settings.sources:
+            values["gala"] = {"scale_lr": False}
+            reasons["gala.scale_lr"] = ("false: how many learners will come is not known; for the root of their number "
+                                        "--set exchange.learners=N")
+        settings = settings.with_layer(Layer("cluster", values))
         cluster = None  # rows stay on their hosts
     return RunPlan(
         hosts=0 if cluster is None else cluster.local or _MOST_HOSTS,
