@@ -156,6 +156,19 @@ def test_the_step_size_grows_with_the_root_of_the_number_of_learners_that_gossip
     assert step_sizes == pytest.approx([factor * 1e-3] * 4)
 
 
+@pytest.mark.parametrize(("mixing", "expected"), [("gossip", 0.03), ("all_reduce", None)])
+def test_learners_of_one_mean_gradient_take_steps_of_one_size(tmp_path, mixing, expected):
+    """A step size by each learner's own divergence would lead them apart for ever."""
+    values = {"run": {"algo": "ppo", "mode": "gala", "learners": 2}, "gala": {"mixing": mixing},
+              "ppo": {"target_kl": 0.03}}
+    plan = RunPlan(settings=resolve([Layer("test", values)]), spec=SPEC, samplers=2, free_core=False)
+    with contextlib.ExitStack() as stack:
+        teams = [open_team(stack, plan, tmp_path, group) for group in range(2)]
+        memory = stack.enter_context(contextlib.closing(MixMemory.create(2)))
+        specs = worker_specs(plan, tmp_path, teams, memory, 0.0).values()
+        assert [spec.job["algorithm"]["target_kl"] for spec in specs if spec.role.learns] == [expected] * 2
+
+
 def test_in_lockstep_the_radius_is_that_of_one_mix_though_a_learner_is_three_ahead():
     memory = MixMemory.create(4, lockstep=True)
     try:

@@ -169,7 +169,8 @@ class GalaConfig(Part):
                                  "of its own rollouts; 0: it waits at each", unit="rollouts", low=0, high=10**9,
                                  flag="--max-staleness")
     mixing: str = setting("gossip", "gossip; or, to compare it with, all_reduce: gradients are averaged before each "
-                          "step; hogwild: all update the same parameters; none", choices=MIXINGS)
+                          "step, whose size no target_kl changes; hogwild: all update the same parameters; none",
+                          choices=MIXINGS)
     scale_lr: bool = setting(True, "gossip: the step size times the root of the number of learners, as each learns "
                              "from that share of the env steps, with more noise")
     similarity_interval: int = setting(500, "updates between two comparisons of the learners' gradients",

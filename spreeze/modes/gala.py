@@ -178,6 +178,8 @@ def _with_mix(
     if gala.scale_lr and mix.mixing == "gossip":
         algorithm, learners = spec.job["algorithm"], plan.learners if place is None else place.learners
         job["algorithm"] = algorithm | {"lr": min(algorithm["lr"] * math.sqrt(learners), 1.0)}
+    if mix.mixing == "all_reduce" and "target_kl" in spec.job["algorithm"]:
+        job["algorithm"] = spec.job["algorithm"] | {"target_kl": None}  # else each would take steps of its own size
     return dataclasses.replace(spec, job=job, inherited_fds=tuple(sorted(fds)), limit=_LIMIT)
 
 
