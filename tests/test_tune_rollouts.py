@@ -87,6 +87,12 @@ def test_more_samplers_are_taken_where_environments_sleep():
     assert [result.setting for result in told] == machine.asked
 
 
+@pytest.mark.parametrize(("gain", "samplers"), [(1.09, 2), (1.11, 3)])
+def test_rollouts_of_another_shape_have_to_pay_more_than_seeds_differ(gain, samplers):
+    tuning = tuned(Machine(lambda setting: 100.0 * (gain if setting[ROLLOUT_SAMPLERS] == 3 else 1.0), budget_s=1000.0))
+    assert tuning.choices[ROLLOUT_SAMPLERS].value == samplers
+
+
 def test_a_knob_is_measured_again_where_what_is_there_gives_far_less_than_before():
     class Shared(Machine):
         """Another program disturbs the first setting of the second call alone."""

@@ -40,7 +40,8 @@ updates of 256, where no B0 gives more than eight (``assets/figures.md``). So ``
 4. Everything running, without such knobs, and for other modules' knobs: each knob is varied in turn around the choice.
 
 Steps 3 and 4 measure in short windows and many turns and compare turn by turn: the speed of a shared machine changes
-within seconds, and what slows one turn slows all of it. Only a gain of 5 % moves the choice.
+within seconds, and what slows one turn slows all of it. Only a gain of 5 % moves the choice,
+of 10 % where it changes the rollouts that are learned from.
 
 The upper bound of samples per insert is raised to twice what was measured, never above 8 updates per env step.
 
