@@ -58,6 +58,8 @@ ANOTHER_IDLE = (*GPU_COMPUTES, GpuSnapshot(index=1, use=0.0, power_w=60.0, power
         (_snapshot(0.50, 0.0, sampler_shares={"wait": 0.0, "env": 0.2, "policy": 0.7}), Side.SAMPLER, "per sampler"),
         (_snapshot(0.30, 0.30, samples_per_insert_max=9.0), Side.LIMITER, "a wider band would help"),
         (_snapshot(0.02, 0.03, samplers_active=1.0, foreign_cores=1.5), Side.OTHERS, "1 of 3 samplers are active"),
+        (_snapshot(0.02, 0.03, samplers_active=1.0, foreign_cores=0.0, cpu_use=0.40), Side.BALANCED, "Balanced"),
+        (_snapshot(0.50, 0.03, samplers_active=1.0, foreign_cores=0.0), Side.OTHERS, "cores that are to stay free"),
         (_snapshot(0.02, 0.60, samplers_active=1.0, foreign_cores=0.3), Side.LEARNER, "samplers wait 60 % for it"),
         (_snapshot(0.02, 0.03, cpu_use=0.99), Side.BALANCED, "only more cores or a GPU would help"),
         (_snapshot(0.02, 0.03, cpu_use=0.40), Side.BALANCED, "another sampler would add env steps"),

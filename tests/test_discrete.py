@@ -235,3 +235,10 @@ def test_a_share_that_is_to_stay_free_counts_where_no_governor_watches():
     settings = resolve([*layers, Layer("user", {"tuning": {"leave_free": 0.5}, "run": {"mode": "hts"}})])
     machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=8.0))
     assert train_module._plan(settings, SimpleNamespace(spec=spec), machine, None).samplers == 4
+
+
+def test_another_host_is_tuned_for_the_algorithm_and_mode_of_the_run():
+    layers, _ = layers_with("sac", None)
+    settings = resolve([*layers, Layer("user", {"env": {"id": "HalfCheetahBulletEnv-v0"}})])
+    arguments = train_module.tune_arguments(settings)
+    assert arguments == ("--env", "HalfCheetahBulletEnv-v0", "--algo", "sac", "--mode", "serial")

@@ -50,6 +50,23 @@ def test_a_mode_travels_with_its_algorithm(tmp_path):
     assert (config.run.algo, config.run.mode) == ("ppo", "hts")
 
 
+def test_learners_travel_with_their_mode_to_the_same_machine_alone_and_nothing_of_the_user_s_own(tmp_path):
+    path = tmp_path / "shared.toml"
+    chosen = Layer("tuner", {"run": {"algo": "ppo", "mode": "gala", "learners": 4}, "rollout": {"samplers": 8}})
+    own = Layer("user", {"cluster": {"address": "127.0.0.1:1"}, "logging": {"sinks": ["wandb"]},
+                         "tuning": {"leave_free": 0.5}})
+    write_profile(path, resolve([chosen, own]), RECORD, "2 cores")
+    layer, notes = applicable(read_profile(str(path)), "2c-8g-0gpu-abc")
+    config = resolve([layer]).config
+    assert (config.run.learners, config.rollout.samplers, notes) == (4, 8, [])
+    assert (config.cluster.address, config.logging.sinks, config.tuning.leave_free) == (None, (), 0.0)
+    other_mode = resolve([layer, Layer("user", {"run": {"mode": "hts"}})]).config
+    assert (other_mode.run.mode, other_mode.run.learners) == ("hts", 1)
+    elsewhere, notes = applicable(read_profile(str(path)), "another")
+    assert resolve([elsewhere]).config.run.learners == 1
+    assert "run.learners = 4" in " ".join(notes)
+
+
 def test_on_its_own_machine_all_of_it_holds(profile):
     layer, notes = applicable(read_profile(str(profile)), "2c-8g-0gpu-abc")
     assert notes == []

@@ -6,6 +6,7 @@ import pytest
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import GOSSIP_KNOBS, ROLLOUT_KNOBS
+from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner.knobs import KNOBS, SHORTEST_INTERVAL, fit_rollout, knobs_of, rollout_rows
 from spreeze.tuner.model import Scored, pick
@@ -91,6 +92,21 @@ def test_more_samplers_are_taken_where_environments_sleep():
 def test_rollouts_of_another_shape_have_to_pay_more_than_seeds_differ(gain, samplers):
     tuning = tuned(Machine(lambda setting: 100.0 * (gain if setting[ROLLOUT_SAMPLERS] == 3 else 1.0), budget_s=1000.0))
     assert tuning.choices[ROLLOUT_SAMPLERS].value == samplers
+
+
+def test_cores_that_are_to_stay_free_bound_samplers_where_no_governor_rests_some():
+    free = TuningConfig(leave_free=0.5)
+    machine = Machine(lambda setting: 100.0 * setting[ROLLOUT_SAMPLERS], budget_s=1000.0)
+    assert tuned(machine, cores=8.0, configured=changed(samplers=4)).choices[ROLLOUT_SAMPLERS].value > 4
+    machine = Machine(machine.rate, budget_s=1000.0)
+    tuning = tune(dataclasses.replace(problem(8.0, changed(samplers=4)), targets=free), machine, lambda result: None)
+    assert tuning.choices[ROLLOUT_SAMPLERS].value == 4
+
+
+def test_inference_workers_change_no_bit_and_a_gain_of_more_than_5_percent_is_enough():
+    for gain, workers in ((1.04, 1), (1.08, 0)):
+        machine = Machine(lambda one, gain=gain: 100.0 * (1.0 if one[INFERENCE_WORKERS] else gain), budget_s=1000.0)
+        assert tuned(machine).choices[INFERENCE_WORKERS].value == workers
 
 
 def test_a_knob_is_measured_again_where_what_is_there_gives_far_less_than_before():

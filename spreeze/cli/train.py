@@ -287,8 +287,9 @@ def _look_at(address: str) -> str:
 
 def tune_arguments(settings: Settings) -> tuple[str, ...]:
     """Flags of ``spreeze tune`` with which another host measures samplers and environments for this task."""
-    part = settings.config.env
-    return ("--env", part.id, *(("--import", part.import_module) if part.import_module else ()),
+    part, run = settings.config.env, settings.config.run
+    return ("--env", part.id, "--algo", run.algo, "--mode", run.mode,
+            *(("--import", part.import_module) if part.import_module else ()),
             *(("--plain-env",) if part.plain else ()), *(f"--env-arg={text}" for text in part.args))
 
 

@@ -50,8 +50,9 @@ class Layer:
     """What a profile says of itself."""
     of_algorithm: dict[str, Values] = field(default_factory=dict)
     """What it says besides for one algorithm alone."""
-    choice: tuple[str, str] | None = None
-    """Algorithm and mode that it takes together: neither holds where another layer says a different one of either."""
+    choice: dict[str, Any] | None = None
+    """Algorithm, mode and perhaps learners that it takes together: none holds where another layer says a different
+    algorithm or mode."""
 
     def parted(self, algo: str) -> list[Layer]:
         """This layer for all algorithms, and above it what it says of this one."""
@@ -135,9 +136,8 @@ def _chosen(layer: Layer, layers: list[Layer]) -> list[Layer]:
     """A layer of what ``layer.choice`` says, where that holds beside the others."""
     if layer.choice is None:
         return []
-    run = dict(zip(("algo", "mode"), layer.choice, strict=True))
-    fits = all(_said(layers, "run", name)[0] in (None, value) for name, value in run.items())
-    return [Layer(layer.source, {"run": run})] if fits else []
+    fits = all(_said(layers, "run", name)[0] in (None, layer.choice[name]) for name in ("algo", "mode"))
+    return [Layer(layer.source, {"run": layer.choice})] if fits else []
 
 
 def _said(layers: list[Layer], part: str, name: str) -> tuple[Any, str]:

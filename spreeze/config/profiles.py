@@ -20,10 +20,10 @@ _COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("cluster", "ad
                       ("exchange", "secret_file"), ("run", "runs_dir"), ("run", "name")}
 MACHINE_FIELDS = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers",
                   "sampling.envs_per_sampler", "replay.capacity", "rollout.samplers", "rollout.envs_per_sampler",
-                  "rollout.inference_workers", "rollout.sync_interval")  # fmt: skip
+                  "rollout.inference_workers", "rollout.sync_interval", "run.learners")  # fmt: skip
 """Settings that hold only on the machine that they were chosen on."""
-_LEFT_OUT = {"stop", "visualizer", "evaluation"}
-_KEPT = {"run": ("algo", "mode"), "env": ("normalize_obs",)}
+_LEFT_OUT = {"stop", "visualizer", "evaluation", "tuning", "logging", "cluster", "exchange"}
+_KEPT = {"run": ("algo", "mode", "learners"), "env": ("normalize_obs",)}
 """Of these parts only these fields travel: the rest is the user's own."""
 
 
@@ -67,7 +67,7 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
                           "this profile has")
     choice = None
     if isinstance(run := values.get("run"), dict) and {"algo", "mode"} <= run.keys():
-        choice = str(run.pop("algo")), str(run.pop("mode"))
+        choice = {name: run.pop(name) for name in ("algo", "mode", "learners") if name in run}
     return Layer(source=f"profile {path.stem}", values=renewed(values), about=about, of_algorithm=of_algorithm,
                  choice=choice)
 
@@ -109,12 +109,13 @@ def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
     dropped: list[str] = []
     values = _elsewhere(layer.values, dropped)
     of_algorithm = {algo: _elsewhere(said, dropped) for algo, said in layer.of_algorithm.items()}
+    choice = None if layer.choice is None else _elsewhere({"run": layer.choice}, dropped)["run"]
     notes = [f"{layer.source} was made on another machine ({layer.about.get('machine', 'not described')})"]
     if dropped:
         notes.append(f"  these do not apply here and are left out: {', '.join(dropped)}")
     if batch := values.get("learner", {}).get("batch_size"):
         notes.append(f"  its batch of {batch} is kept; --auto measures what this machine does best")
-    return dataclasses.replace(layer, values=values, of_algorithm=of_algorithm), notes
+    return dataclasses.replace(layer, values=values, of_algorithm=of_algorithm, choice=choice), notes
 
 
 def _elsewhere(said: Values, dropped: list[str]) -> Values:

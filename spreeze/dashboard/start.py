@@ -179,8 +179,8 @@ def _follow_profile(env_id: str, runnable: list[str]) -> None:
     if before == env_id:
         return
     old, new = (None if task is None else task_profile(task) for task in (before, env_id))
-    if new is not None and new.choice is not None and new.choice[0] in runnable:
-        st.session_state["start_algo"], st.session_state["start_mode"] = new.choice
+    if new is not None and new.choice is not None and new.choice["algo"] in runnable:
+        st.session_state["start_algo"], st.session_state["start_mode"] = new.choice["algo"], new.choice["mode"]
     elif old is not None and old.choice is not None:
         st.session_state["start_algo"], st.session_state["start_mode"] = runnable[0], RunConfig.mode
 
@@ -190,7 +190,8 @@ def _reasons(
 ) -> str:
     """What the mode does, who chose it, and in grey what is not offered and why."""
     lines = [f"Mode {mode.name}: {components.plain(mode.doc)}."]
-    if profile is not None and profile.choice == (row.name, mode.name):
+    choice = profile.choice if profile is not None else None
+    if profile is not None and choice is not None and (choice["algo"], choice["mode"]) == (row.name, mode.name):
         lines.append(f"Algorithm and mode are what {components.plain(profile.source)} takes for this task.")
     if unfit and spec is not None:
         lines.append(f":gray[Not for {components.plain(task_text(spec))}: {', '.join(unfit)}.]")

@@ -16,6 +16,8 @@ from spreeze.metrics.snapshot import Snapshot
 WAITS = 0.10
 """Share of time above which a side counts as waiting; less is within the noise of two-second windows."""
 CPU_FULL = 0.85
+_BACKGROUND_CORES = 0.15
+"""Load of other programs that is always there, as for the governor."""
 GPU_IDLE = 0.50
 POWER_IDLE = 0.40
 """Share of its power limit below which a GPU whose kernels run all the time has little to compute."""
@@ -46,8 +48,9 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
     learner_wait = snapshot.learner_shares.get("wait")
     sampler_wait = snapshot.sampler_shares.get("wait")
     needless = sampler_wait is not None and sampler_wait >= WAITS  # those that work wait: nobody needs the others
-    if snapshot.samplers_rest and learner_wait is not None and not needless:
-        return _resting(snapshot, learner_wait)
+    others = (snapshot.foreign_cores or 0.0) > _BACKGROUND_CORES
+    if snapshot.samplers_rest and learner_wait is not None and not needless and (others or learner_wait >= WAITS):
+        return _resting(snapshot, learner_wait, others=others)
     if learner_wait is None or sampler_wait is None:
         missing = "learner" if learner_wait is None else "samplers"
         return Bottleneck(f"Bottleneck not known yet: no time split of the {missing}.", Side.UNKNOWN)
@@ -82,13 +85,13 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
     return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)
 
 
-def _resting(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
-    return Bottleneck(
-        f"Other programs are the limit: they keep {number(snapshot.foreign_cores)} cores, so "
-        f"{number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active; learner waits "
-        f"{percent(learner_wait)}.",
-        Side.OTHERS,
-    )
+def _resting(snapshot: Snapshot, learner_wait: float, *, others: bool) -> Bottleneck:
+    found = f"{number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active"
+    if others:
+        found = f"Other programs are the limit: they keep {number(snapshot.foreign_cores)} cores, so {found}"
+    else:
+        found = f"Samplers that rest are the limit: {found}, for cores that are to stay free or for the balance"
+    return Bottleneck(f"{found}; learner waits {percent(learner_wait)}.", Side.OTHERS)
 
 
 def _limiter_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:

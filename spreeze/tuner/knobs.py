@@ -361,16 +361,22 @@ def _fit_learners(problem: TuningProblem, setting: Setting) -> Setting | None:
 def _rollout_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
     cores, learners = max(1, math.floor(problem.cores + 1e-9)), here.get(LEARNERS, 1)
     more = [cores * many for many in (4, 8) if many <= _sharing(problem)]
-    if learners > 1:
-        return learners, 2 * learners, 4 * learners, *more
-    return cores, cores - 1, cores + 1, 2 * cores, cores // 2, *more
+    found = (learners, 2 * learners, 4 * learners) if learners > 1 else (
+        cores, cores - 1, cores + 1, 2 * cores, cores // 2)
+    return [count for count in (*found, *more) if count <= max(cores, learners) or not _keeps_free(problem)]
+
+
+def _keeps_free(problem: TuningProblem) -> bool:
+    """Whether cores stay free by the number of samplers alone: only of rollouts of any age a governor rests some."""
+    return problem.targets.leave_free > 0.0 and problem.named(USES) is None
 
 
 def learner_counts(problem: TuningProblem, here: Setting) -> Iterable[int]:
     """Numbers of learners that mix: at least two, around what the cores hold, more where environments wait."""
     cores = max(2, math.floor(problem.cores + 1e-9))
     more = [cores * many for many in (4, 8) if many <= _sharing(problem)]
-    return [count for count in (cores, 2 * cores, cores // 2, *more) if 2 <= count <= MOST_LEARNERS]
+    most = cores if _keeps_free(problem) else MOST_LEARNERS
+    return [count for count in (cores, 2 * cores, cores // 2, *more) if 2 <= count <= most]
 
 
 def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:

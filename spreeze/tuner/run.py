@@ -130,7 +130,7 @@ def _measured(
         group_bytes=_LEARNER_BYTES + int(cores * (_SAMPLER_BYTES + _ENV_BYTES)), interrupts=interrupts,
         samplers_only=samplers_only,
     ) as measurer:
-        if probe.step_us_median is None and config.on_policy is None:
+        if probe.step_us_median is None:
             probe = probe_env(spec.env_id, spec.import_module, steps=_PROBE_STEPS, plain=spec.plain, args=spec.args,
                               image=dataclasses.asdict(config.image), interrupted=lambda: interrupts.asked)
         measurer.step_us = probe.step_us_median
@@ -177,7 +177,7 @@ def problem_of(
     if config.learner.device == "auto":
         pins.discard(DEVICE)
     if LEARNERS in values:
-        values = _with_learners(values, pins, machine)
+        values = _with_learners(values, pins, _cores(config, machine))
     on_policy, paired = config.on_policy is not None, probe.spec.num_actions is None
     engine = engine_of(probe.spec.env_id) is not None
     row_bytes = 1 if on_policy else RowLayout.of(
@@ -204,18 +204,24 @@ def _configured(config: Config, name: str, machine: Machine) -> Any:
     value = getattr(owner, item)
     if name == DEVICE:
         return {"cuda": "cuda:0", "split": "cuda:0+cuda:1"}.get(value, value)
-    return max(1, int(machine.cores.usable)) if name == ROLLOUT_SAMPLERS and value is None else value
+    return max(1, int(_cores(config, machine))) if name == ROLLOUT_SAMPLERS and value is None else value
 
 
-def _with_learners(values: dict[str, Any], pins: set[str], machine: Machine) -> dict[str, Any]:
+def _cores(config: Config, machine: Machine) -> float:
+    """Cores for the samplers of rollouts: without those to stay free, where no governor keeps them free."""
+    usable = machine.cores.usable
+    return usable if config.wiring.free_running else usable * (1.0 - config.tuning.leave_free)
+
+
+def _with_learners(values: dict[str, Any], pins: set[str], usable: float) -> dict[str, Any]:
     """The values of a mode whose learners are to be chosen: at least two to begin with, each with a sampler."""
-    cores, samplers = max(2, min(int(machine.cores.usable), MOST_LEARNERS)), values[ROLLOUT_SAMPLERS]
+    cores, samplers = max(2, min(int(usable), MOST_LEARNERS)), values[ROLLOUT_SAMPLERS]
     learners = values[LEARNERS]
     if LEARNERS not in pins:
         fitting = [count for count in range(2, cores + 1) if samplers % count == 0]
         learners = cores if ROLLOUT_SAMPLERS not in pins else max(fitting, default=min(samplers, MOST_LEARNERS))
     if ROLLOUT_SAMPLERS not in pins:
-        samplers = learners * max(1, int(machine.cores.usable) // learners)
+        samplers = learners * max(1, int(usable) // learners)
     return values | {LEARNERS: learners, ROLLOUT_SAMPLERS: samplers}
 
 

@@ -18,6 +18,7 @@ from spreeze.tuner.problem import (
     DEVICE,
     ENVS,
     FACTS,
+    INFERENCE_WORKERS,
     JOINT,
     LEARNER,
     PRECISION,
@@ -389,7 +390,8 @@ class Search:
         best = max(found.values(), default=0.0)
         if best <= 1.0 + least_gain:
             return here
-        return model.pick(self.problem, [Scored(one, gain) for one, gain in found.items()]).setting
+        return model.pick(self.problem, [Scored(one, gain) for one, gain in found.items()
+                                         if gain > 1.0 + least_gain]).setting
 
     # --- everything running, one knob after the other ---
 
@@ -450,7 +452,8 @@ class Search:
         if here not in good:
             return max(good.values(), key=self._score, default=None)
         shares = model.gains(problem, good.values(), good[here])
-        best = self._clearly_best(shares, here, _LEAST_GAIN if knob.own else _ROLLOUT_GAIN)
+        same_rollouts = knob.own or knob.name in (SAMPLERS, ENVS, INFERENCE_WORKERS)
+        best = self._clearly_best(shares, here, _LEAST_GAIN if same_rollouts else _ROLLOUT_GAIN)
         shares[here] = 1.0
         self.runners[knob.name] = tuple(sorted(
             ((one[knob.name], share / shares[best]) for one, share in shares.items() if one != best),
