@@ -14,7 +14,7 @@ from machine_simulator import Bench, Machine, best_score, changed, chosen, rando
 
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner.knobs import LEAST_BATCH
-from spreeze.tuner.model import FORMULAS, fit_cost, paper_batch
+from spreeze.tuner.model import FORMULAS, fit_cost, paper_batch, worth
 from spreeze.tuner.problem import (
     BATCH,
     CAPACITY,
@@ -195,6 +195,13 @@ def test_a_mode_that_keeps_a_balance_is_measured_with_it(batch, wanted):
     told = _tuned(machine, knobs=replace(machine.problem(pins={BATCH: batch}), balanced=True))[0]
     assert (told.choices[RATIO].value, told.choices[RATIO_MAX].value) == (wanted, wanted)
     assert not any("samples per insert" in note for note in told.notes)
+
+
+def test_a_balance_that_holds_the_learner_counts_in_the_score():
+    problem = replace(Machine().problem(), balanced=True)
+    for batch, ratio, updates in ((512, 512.0, 1000.0), (2048, 512.0, 250.0)):
+        setting = problem.configured.but(BATCH, batch).but(RATIO, ratio)
+        assert worth(problem, setting, 2000.0, 1000.0, None).updates_per_s == updates
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spreeze.config.schema import serial_ratio
 from spreeze.tuner.problem import (
     BATCH,
     DEVICE,
@@ -107,6 +108,8 @@ _OVER_TARGET = 1e-3
 
 def ratio_bound(problem: TuningProblem, batch_size: int) -> float:
     """Samples per insert above which the learner has to wait, at most."""
+    if problem.balanced:
+        return serial_ratio(batch_size, problem.configured[RATIO], problem.configured[RATIO_MAX])
     if problem.pin(RATIO_MAX) is not None:
         return float(problem.pin(RATIO_MAX))
     least = problem.configured[RATIO_MAX], UPDATES_PER_STEP_BOUND * batch_size, problem.pin(RATIO) or 0.0

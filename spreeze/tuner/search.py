@@ -374,7 +374,9 @@ class Search:
             value, values = here.setting[name], {one[name] for one in self.expected if kind_of(one) == kind}
             for one in (max((one for one in values if one < value), default=value),
                         min((one for one in values if one > value), default=value)):
-                found[here.setting.but(name, one)] = _PROMISING
+                follows = name == BATCH and self.problem.balanced
+                setting = here.setting.but(RATIO, model.ratio_bound(self.problem, one)) if follows else here.setting
+                found[setting.but(name, one)] = _PROMISING
         for score in sorted(self.expected.values(), key=lambda one: one.score):
             rivals[kind_of(score.setting)] = score.setting
         found |= {one: _PROMISING_RIVAL for other, one in rivals.items() if other != kind}
