@@ -1,5 +1,7 @@
 """Live figures: named as in the table of metrics, honest about rates, never held up by a driver."""
 
+import dataclasses
+import itertools
 import os
 import statistics
 import subprocess
@@ -14,6 +16,7 @@ from harness import poll
 from test_hardware import FakeNvml
 
 from spreeze.machine.gpu import GPU_ENERGY, GpuMonitor
+from spreeze.machine.hardware import core_facts
 from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.table import by_name
 
@@ -171,3 +174,12 @@ def test_a_sample_of_eight_processes_costs_about_what_asking_for_them_does(no_gp
             process.cpu_times(), process.memory_info(), process.io_counters()
 
     assert _median_cpu_s(lambda: utilisation.sample(pids)) < 8 * _median_cpu_s(ask)
+
+
+def test_of_a_quota_the_use_is_what_the_run_s_processes_take_of_it(no_gpu):
+    clock = itertools.count()
+    cores = dataclasses.replace(core_facts(), ids=(0, 1), quota=0.5, usable=0.5)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        utilisation = Utilisation({"busy": busy.pid}, gpu_monitor=no_gpu, clock=lambda: float(next(clock)), cores=cores)
+        poll(lambda: utilisation.sample().get("cpu_use") == 1.0, what="more than half a core of half a core")
+        busy.kill()

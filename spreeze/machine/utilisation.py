@@ -63,10 +63,11 @@ class Utilisation:
 
     def __init__(
         self, pids: Mapping[str, int], *, gpu_monitor: GpuMonitor | None = None,
-        clock: Callable[[], float] = time.monotonic, powercap: Path = _POWERCAP,
+        clock: Callable[[], float] = time.monotonic, powercap: Path = _POWERCAP, cores: CoreFacts | None = None,
     ) -> None:
         """``pids`` is by worker."""
-        self._core_ids = core_facts().ids
+        cores = core_facts() if cores is None else cores
+        self._core_ids, self._usable = cores.ids, cores.usable
         self._gpus = GpuMonitor() if gpu_monitor is None else gpu_monitor
         self._clock = clock
         self._pids = dict(pids)
@@ -98,6 +99,9 @@ class Utilisation:
             values |= self._process_values(elapsed_s)
             if elapsed_s:
                 values |= own | {"cpu_use": sum(own.values()) / max(1, len(own))}
+                if self._usable < len(self._core_ids):  # of a quota; the cores themselves are others' too
+                    used = sum(use for name, use in values.items() if name.startswith("process_cpu_use/"))
+                    values["cpu_use"] = min(1.0, used / self._usable)
         return values | self._with_energy(self._gpus.poll())
 
     def _with_energy(self, gpus: dict[str, float]) -> dict[str, float]:

@@ -141,7 +141,9 @@ def _measured(
             listener.on_row(result)
 
         found = tune(problem, measurer, heard).as_json()
-    others, seconds = load.cores(), time.monotonic() - start + spent_s
+    # Of cores with a quota, what others do there need take nothing from us.
+    others = load.cores() if machine.cores.usable >= len(machine.cores.ids) else None
+    seconds = time.monotonic() - start + spent_s
     listener.say(f"  measured in {seconds:.0f} s")
     if others is not None and others >= _BUSY_CORES:
         found["notes"].append(f"other programs kept {others:.1f} of {machine.cores.usable:g} cores busy meanwhile: "
