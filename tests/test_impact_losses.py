@@ -92,4 +92,5 @@ def test_the_divergence_of_gaussians_is_that_of_numbers_worked_by_hand_and_its_g
 def test_the_coefficient_grows_above_twice_the_target_and_halves_below_half_of_it():
     found = [losses.adapted_coefficient(1.0, divergence, 0.01) for divergence in (0.021, 0.02, 0.005, 0.004, math.nan)]
     assert found == [1.5, 1.0, 1.0, 0.5, 1.5]
-    assert losses.adapted_coefficient(1e-3, 0.0, 0.01) == 1e-3, "from 0 it would never come back"
+    found = [losses.adapted_coefficient(coefficient, 0.0, 0.01) for coefficient in (1.5e-3, 1e-3, 1e-4)]
+    assert found == [1e-3, 1e-3, 1e-4], "from 0 it would never come back"

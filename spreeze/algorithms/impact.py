@@ -139,11 +139,12 @@ class Appo(AnyAge):
     _step_share = 1.0
     """Share of the scheduled step size that the divergence so far allows."""
     _divergences = 0
-    """Updates since the share was last adapted."""
+    """Updates since what follows the divergence was last adapted."""
 
     def __init__(self, spec: EnvSpec, config: AppoConfig, *arguments: Any, **options: Any) -> None:
         super().__init__(spec, config, *arguments, **options)
-        self._divergence_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._divergence_sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        """Since it was last adapted: from the ratio's denominator, by k3; from the target, where that is penalised."""
 
     def _improve(self, evaluated: Evaluated) -> None:
         config = self._config
@@ -151,34 +152,34 @@ class Appo(AnyAge):
         super()._improve(evaluated)
         if not self._adapts:
             return
-        self._divergence_sum += self._divergence()
+        self._divergence_sums[0] += self._divergence()
         self._divergences += 1
         if self._divergences >= config.slots * config.uses:
-            self._adapt(self._divergence_sum.item() / self._divergences)
-            self._divergence_sum.zero_()
+            self._adapt(*(self._divergence_sums / self._divergences).tolist())
+            self._divergence_sums.zero_()
             self._divergences = 0
 
     @property
     def _adapts(self) -> bool:
         return self._config.target_kl is not None
 
-    def _adapt(self, divergence: float) -> None:
-        """Takes the mean divergence of all uses of all slots."""
+    def _adapt(self, divergence: float, from_target: float) -> None:
+        """Takes the means of ``_divergence_sums`` over all uses of all slots."""
         if self._config.target_kl is not None:
             self._step_share = losses.adapted_share(self._step_share, divergence, self._config.target_kl)
 
     def state_json(self) -> dict[str, Any]:
         if not self._adapts:
             return super().state_json()
-        total = self._divergence_sum.item()
+        sums = [total if math.isfinite(total) else None for total in self._divergence_sums.tolist()]
         return super().state_json() | {"step_share": self._step_share, "divergences": self._divergences,
-                                       "divergence_sum": total if math.isfinite(total) else None}
+                                       "divergence_sums": sums}
 
     def load_state_json(self, state: dict[str, Any]) -> None:
         super().load_state_json(state)
         if self._adapts and "divergences" in state:
-            total = state["divergence_sum"]
-            self._divergence_sum.fill_(math.inf if total is None else float(total))
+            sums = [math.inf if total is None else float(total) for total in state["divergence_sums"]]
+            self._divergence_sums.copy_(torch.tensor(sums, dtype=torch.float64))
             self._divergences = int(state["divergences"])
         if self._config.target_kl is not None:  # without it, then or now, the step size is the whole one
             self._step_share = float(state.get("step_share", 1.0))
@@ -236,15 +237,16 @@ class Impact(Appo):
         grad_out.add_(by_out, alpha=weight)
         if by_log_std is not None:
             self.net.grad_log_std.add_(by_log_std.sum(1), alpha=weight)
+        self._divergence_sums[1] += divergence.mean()
 
     @property
     def _adapts(self) -> bool:
         return super()._adapts or self._config.kl_coef > 0.0
 
-    def _adapt(self, divergence: float) -> None:
-        super()._adapt(divergence)
+    def _adapt(self, divergence: float, from_target: float) -> None:
+        super()._adapt(divergence, from_target)
         if self._kl_coef:
-            self._kl_coef = losses.adapted_coefficient(self._kl_coef, divergence, self._config.kl_target)
+            self._kl_coef = losses.adapted_coefficient(self._kl_coef, from_target, self._config.kl_target)
 
     def _divergence_from(self, evaluated: Evaluated, out: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """``KL(pi_target, pi_theta)`` [M], and its gradients by outputs [K, M] and log standard deviations [A, M]."""

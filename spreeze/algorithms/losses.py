@@ -268,12 +268,12 @@ def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Te
 def adapted_coefficient(coefficient: float, divergence: float, target: float) -> float:
     """The KL term's coefficient for the next updates: 1.5 times above twice the target, half below half of it.
 
-    These are the factors of RLlib's APPO; it stays within 0.001 and a million, from where it can come back. A
-    ``divergence`` [nat] that is not finite counts as too large.
+    These are the factors of RLlib's APPO. It does not fall below 0.001, from where it can come back, nor grow above a
+    million. A ``divergence`` [nat] that is not finite counts as too large.
     """
     if not divergence <= 2.0 * target:
         return min(coefficient * 1.5, 1e6)
-    return max(coefficient * 0.5, 1e-3) if divergence < 0.5 * target else coefficient
+    return min(coefficient, max(coefficient * 0.5, 1e-3)) if divergence < 0.5 * target else coefficient
 
 
 def adapted_share(share: float, divergence: float, target: float) -> float:

@@ -157,6 +157,10 @@ def _sweep(args: argparse.Namespace) -> int:
     rows = table(sweep, runs_dir)
     if args.json:
         emit({"sweep": asdict(sweep), "table": rows})
+    stopped = [run.name for run in sweep.runs if run.state == "interrupted"]
+    if stopped:
+        say(f"stopped before their end, and no part of the result: {', '.join(stopped)}; "
+            f"--resume {sweep.name} runs them again", as_json=args.json)
     failed = [run.name for run in sweep.runs if run.state == "failed"]
     if failed:
         complain(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; "

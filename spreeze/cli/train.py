@@ -334,7 +334,8 @@ def _plan(
     if cluster is not None and wiring.other_learners:
         most = config.exchange.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
         values: Values = {"exchange": {"transport": "gloo", "learners": most}}
-        if config.exchange.learners is None and wiring.mixes and "gala.scale_lr" not in settings.sources:
+        unknown = config.exchange.learners is None and not cluster.local
+        if unknown and wiring.mixes and "gala.scale_lr" not in settings.sources:
             values["gala"] = {"scale_lr": False}
             reasons["gala.scale_lr"] = ("false: how many learners will come is not known; for the root of their number "
                                         "--set exchange.learners=N")

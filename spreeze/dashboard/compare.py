@@ -171,7 +171,8 @@ def figure(groups: Mapping[str, Sequence[Line]], axis: str, metric: str, robust:
         known = np.isfinite(found.centre)
         seeds = f"{len(lines)} run" + ("s" if len(lines) > 1 else "")
         chart.add_scatter(x=found.x[known].tolist(), y=found.centre[known].tolist(), mode="lines",
-                          name=html.escape(f"{name} ({seeds})"), line={"color": colour, "width": 2}, legendgroup=name)
+                          name=html.escape(f"{name} ({seeds})", quote=False), line={"color": colour, "width": 2},
+                          legendgroup=name)
     chart.update_layout(height=420, margin={"l": 50, "r": 10, "t": 10, "b": 40}, hovermode="x unified",
                         showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     chart.update_xaxes(title=axis)

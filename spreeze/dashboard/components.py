@@ -62,7 +62,7 @@ ITEMS: dict[str, tuple[str, str, str, str]] = {
     "dropped": ("rollouts_dropped", "dropped", "", "rollouts_dropped"),
     "target_updates": ("target_updates", "target copies", "", "target_updates"),
     "gossip_radius": ("gossip_radius", "ball around the mean", "", "gossip_radius"),
-    "gossip_staleness": ("gossip_staleness", "staleness", "updates", "gossip_staleness"),
+    "gossip_staleness": ("gossip_staleness", "staleness", "rollouts", "gossip_staleness"),
     "learners_spread": ("learners_spread", "spread of returns", "", "learners_spread"),
     "lag_rollouts": ("lag", "policy lag", "rollouts", "policy_lag"),
 }

@@ -322,7 +322,7 @@ def _hosts(values: Mapping[str, float]) -> list[list[str]]:
 
 
 _OF_A_LEARNER = {"updates_per_s": "updates/s", "env_steps_per_s": "env steps/s", "eval_return": "greedy return",
-                 "gossip_staleness": "staleness [updates]"}  # fmt: skip
+                 "gossip_staleness": "staleness [rollouts]"}  # fmt: skip
 """What is told of each of several learners -> its title."""
 
 

@@ -122,7 +122,11 @@ def make_env(
         from spreeze.envs.team_env import make_team
 
         _refuse_window(env_id, render_mode)
-        return _drawing(make_team(env_id, import_module, render_mode, values), env_id, render_mode)
+        team = make_team(env_id, import_module, render_mode, values)
+        if render_mode == "human" and not team.metadata.get("render_modes"):
+            team.close()
+            raise EnvironmentError_(f"{env_id} draws not at all: no window")
+        return _drawing(team, env_id, render_mode)
     module, colon, name = env_id.rpartition(":")
     if colon and module != import_module:
         raise EnvironmentError_(f"'{env_id}' would import module '{module}': add --import {module} to allow it")
@@ -239,11 +243,11 @@ def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -
         EnvironmentError_: a picture is wanted, and its author says that it draws only in a window, or not at all.
     """
     modes = (env.metadata or {}).get("render_modes")
-    if render_mode is None or modes is None or render_mode in modes or (render_mode == "human" and modes):
+    if render_mode != "rgb_array" or modes is None or "rgb_array" in modes:
         return env
     env.close()
     how = f"only as {', '.join(map(str, modes))}, which needs a display" if modes else "not at all"
-    raise EnvironmentError_(f"{name} draws {how}: no clips and no live picture; its render_modes lack '{render_mode}'")
+    raise EnvironmentError_(f"{name} draws {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
 
 
 def _render_offscreen() -> None:

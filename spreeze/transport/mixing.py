@@ -11,7 +11,7 @@ none        nothing is shared
 ==========  =========================================================================================================
 
 A learner whose process is gone, or that has finished, is left out. A returning one begins with a neighbour's
-parameters: after the first rollout that it finishes, since its samplers are still collecting that with its own.
+parameters: after the first rollout that it learns, since its samplers are still collecting with its own.
 """
 
 from __future__ import annotations

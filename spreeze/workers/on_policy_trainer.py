@@ -5,7 +5,7 @@ theta(j-1) collected; in rollout 0 there is nothing to learn, so theta(1) = thet
 baseline): D(j) is collected with theta(j), and then theta(j+1) is learned from it.
 
 Before the swap, everything that a later rollout depends on is stored in memory that outlives this process. The
-successor of a killed learner reads the state of the rollout and learns the same again.
+successor of a killed learner reads the state of the rollout and learns the same again, unless what follows is there.
 """
 
 from __future__ import annotations
