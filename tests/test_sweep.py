@@ -71,7 +71,7 @@ def test_a_run_that_somebody_stopped_is_not_a_result_of_the_sweep(tmp_path, reas
     (tmp_path / run.name).mkdir()
     (tmp_path / run.name / "run.json").write_text(json.dumps({"exit_reason": reason}))
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        process.wait(60.0)
+        process.wait()
     sweep._note_end(sweep._Child(run, process, io.BytesIO()), tmp_path, lambda line: None)
     assert run.state == state
 
