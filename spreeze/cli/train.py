@@ -304,7 +304,7 @@ def _plan(
     part, wiring, inference_workers = config.rollout, config.wiring, 0
     if config.on_policy is not None:
         learners = config.run.learners
-        cores = usable if wiring.free_running else usable * (1.0 - config.tuning.leave_free)  # others have no governor
+        cores = config.rollout_cores(usable)
         most = max(1, min(int(cores), 16) // learners) * learners
         samplers = part.samplers or (1 if wiring.in_turns else most)
         inference_workers = part.inference_workers if wiring.inference_workers else 0

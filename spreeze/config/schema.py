@@ -356,6 +356,10 @@ class Config:
         """The chosen mode's declaration; imports the module of ``--import`` where that has it."""
         return find_mode(self.run.mode, self.env.import_module)
 
+    def rollout_cores(self, usable: float) -> float:
+        """Cores for samplers of rollouts: without those to stay free, where no governor keeps them free."""
+        return usable if self.wiring.free_running else usable * (1.0 - self.tuning.leave_free)
+
     @property
     def wiring(self) -> Wiring:
         """How the chosen mode runs the chosen algorithm; a ConfigError if it does not."""

@@ -179,7 +179,7 @@ def problem_of(
     if config.learner.device == "auto":
         pins.discard(DEVICE)
     if LEARNERS in values:
-        values = _with_learners(values, pins, _cores(config, machine))
+        values = _with_learners(values, pins, config.rollout_cores(machine.cores.usable))
     on_policy, paired = config.on_policy is not None, probe.spec.num_actions is None
     engine = engine_of(probe.spec.env_id) is not None
     row_bytes = 1 if on_policy else RowLayout.of(
@@ -206,13 +206,8 @@ def _configured(config: Config, name: str, machine: Machine) -> Any:
     value = getattr(owner, item)
     if name == DEVICE:
         return {"cuda": "cuda:0", "split": "cuda:0+cuda:1"}.get(value, value)
-    return max(1, int(_cores(config, machine))) if name == ROLLOUT_SAMPLERS and value is None else value
-
-
-def _cores(config: Config, machine: Machine) -> float:
-    """Cores for the samplers of rollouts: without those to stay free, where no governor keeps them free."""
-    usable = machine.cores.usable
-    return usable if config.wiring.free_running else usable * (1.0 - config.tuning.leave_free)
+    cores = config.rollout_cores(machine.cores.usable)
+    return max(1, int(cores)) if name == ROLLOUT_SAMPLERS and value is None else value
 
 
 def _with_learners(values: dict[str, Any], pins: set[str], usable: float) -> dict[str, Any]:
