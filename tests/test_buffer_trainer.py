@@ -64,6 +64,32 @@ def test_each_rollout_is_used_k_times_and_evaluated_once(place, monkeypatch):
     assert (numbers["rollout_uses"], numbers["rollouts_dropped"], numbers["batch_size"]) == (1.5, 0, T * M)
 
 
+def test_minibatches_have_equally_many_rows_of_every_rollout_and_each_of_them_once_in_a_use(monkeypatch):
+    place, drawn = Place(uses=3, minibatches=2), []
+    monkeypatch.setattr(place.made, "improve", lambda part, progress: drawn.append(part))
+    try:
+        place.fill(0)
+        place.fill(1, version=1)
+        while place.trainer.learn():
+            pass
+        rewards = [place.rollouts.fields["obs"][0, :, slice(first, first + M), 0].reshape(-1) for first in (0, M)]
+    finally:
+        place.close()
+    rows = T * M
+    assert [len(part.samples.target) for part in drawn] == [rows // 2] * 12
+    found = torch.cat([part.samples.obs[:, 0] for part in drawn]).numpy()
+    first, second = (np.isin(found, values) for values in rewards)
+    assert first[:rows].all(), "the other one is not evaluated yet"
+    assert second[5 * rows :].all(), "the first one is used up"
+    for use in range(1, 5):
+        mixed = slice(use * rows, (use + 1) * rows)
+        assert (first[mixed].sum(), second[mixed].sum()) == (rows // 2, rows // 2)
+    for of_one in (found[rows:][first[rows:]], found[rows:][second[rows:]]):
+        for begin in (0, rows):
+            assert len(np.unique(of_one[begin : begin + rows])) == rows, "each row before any again"
+    assert not np.array_equal(found[:rows], rewards[0]), "in random order"
+
+
 def test_a_restarted_learner_evaluates_again_what_has_uses_left(place):
     place.fill(0)
     place.trainer.learn()
@@ -102,7 +128,7 @@ def test_nothing_is_kept_of_rollouts_that_are_gone(place):
     for version in range(30):
         place.fill(0, version)
         place.trainer.learn()
-    assert len(place.trainer._kept) <= 4
+    assert len(list(place.trainer._kept)) <= 4
 
 
 def test_an_average_of_the_policy_is_published_and_kept_while_samplers_get_the_newest(tmp_path):

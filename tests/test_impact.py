@@ -23,15 +23,17 @@ def lagging(batch, shift):
 
 
 @pytest.mark.parametrize("discrete", [True, False])
+@pytest.mark.parametrize(("uses", "minibatches"), [(1, 1), (3, 4)])
 @pytest.mark.parametrize("name", ["impact", "appo"])
-def test_with_one_slot_one_use_and_no_lag_it_is_ppo(name, discrete):
+def test_with_one_slot_and_no_lag_it_is_ppo_with_as_many_epochs(name, uses, minibatches, discrete):
     spec, rng = task(discrete=discrete), np.random.default_rng(0)
-    ours = learner(name, spec, "none", dtype=torch.float64, slots=1, uses=1, least_uses=0, clip=0.2, **SAME)
-    ppo = learner("ppo", spec, dtype=torch.float64, epochs=1, minibatches=1, clip=0.2, **SAME)
+    settings = {"dtype": torch.float64, "minibatches": minibatches, "clip": 0.2, **SAME}
+    ours = learner(name, spec, "none", slots=1, uses=uses, least_uses=0, **settings)
+    ppo = learner("ppo", spec, epochs=uses, **settings)
     ours.net.flat.copy_(ppo.net.flat)
     if name == "impact":
         ours.target.copy_(ppo.net.flat)
-        assert ours.target_interval == 1
+        assert ours.target_interval == uses * minibatches
     for _ in range(3):
         batch = rollout(ppo, spec, rng)
         ours.learn(batch, None)
@@ -71,7 +73,7 @@ def test_the_gradient_is_that_of_the_printed_objective(discrete, kind):
     found = made.net.gradient.numpy().copy()
     worker = torch.from_numpy(batch.log_prob.reshape(-1)).double()
     log_target = (losses.categorical(evaluated.out, samples.action.t().long())[1] if discrete
-                  else losses.gaussian(evaluated.out, evaluated.log_std, samples.action.t())[1])
+                  else losses.gaussian(evaluated.out, evaluated.log_std[:, 0], samples.action.t())[1])
 
     def loss():
         out, value = made.net.forward(samples.obs)

@@ -76,9 +76,9 @@ def test_the_divergence_of_softmax_policies_is_that_of_numbers_worked_by_hand():
 def test_the_divergence_of_gaussians_is_that_of_numbers_worked_by_hand_and_its_gradient_that_of_differences():
     # log 2 + (1 + 1^2) / (2 * 2^2) - 1/2 between N(0, 1) and N(1, 2^2)
     zero, one, log_2 = torch.zeros(1, 1), torch.ones(1, 1), torch.tensor([math.log(2.0)])
-    assert losses.gaussian_kl(zero, zero[0], one, log_2)[0].item() == pytest.approx(math.log(2) + 0.25 - 0.5)
+    assert losses.gaussian_kl(zero, zero, one, log_2)[0].item() == pytest.approx(math.log(2) + 0.25 - 0.5)
     rng = np.random.default_rng(0)
-    mean_p, log_std_p = torch.from_numpy(rng.standard_normal((2, 3))), torch.from_numpy(rng.standard_normal(2))
+    mean_p, log_std_p = torch.from_numpy(rng.standard_normal((2, 2, 3)))
     vector = rng.standard_normal(8)
 
     def found():

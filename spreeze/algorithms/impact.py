@@ -1,7 +1,7 @@
 """IMPACT, and beside it APPO and IMPALA: they learn from rollouts of any age, each with the policies of its steps.
 
-An update takes one rollout of T env steps of M environments. pi_worker drew its actions, and its probabilities are
-stored with it. At the first use of a rollout everything but pi_theta is computed, and kept for its later uses:
+An update takes one rollout of T env steps of M environments, or a minibatch out of several. pi_worker drew its actions,
+and its probabilities are stored with it. At the first use of a rollout everything but pi_theta is computed, and kept:
 
 ======  ==========================================  =================================================
         ratios of V-trace                           objective, with advantages A
@@ -19,6 +19,7 @@ samplers. With N = K = 1, that interval 1 and no lag it is PPO. IMPALA: Espeholt
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,14 +39,92 @@ class Evaluated(NamedTuple):
 
     samples: Samples  # log_prob is the logarithm of the ratio's denominator
     out: Tensor  # [K, M], logits or means of the policy that the ratios of V-trace refer to
-    log_std: Tensor  # [A], its log standard deviations
+    log_std: Tensor  # [A, M], its log standard deviations
+
+    def chunk(self, count: int) -> list[Evaluated]:
+        """Equal parts of consecutive rows, as views."""
+        columns = [column.chunk(count) for column in self.samples]
+        return [Evaluated(Samples(*rows), out, log_std) for *rows, out, log_std in zip(
+            *columns, self.out.chunk(count, 1), self.log_std.chunk(count, 1), strict=True)]
+
+
+class EvaluatedRollouts:
+    """Rollouts of R rows each, side by side in one block, so that one gather takes rows of all of them."""
+
+    def __init__(self, room: int, generator: torch.Generator) -> None:
+        """Room for so many rollouts; the ``generator`` orders their rows."""
+        self._room, self._generator = room, generator
+        self._block: Evaluated | None = None
+        self._places: dict[tuple[int, int], int] = {}
+        self._free = list(range(room))
+        self._left: dict[int, Tensor] = {}
+        """Of each place the rows that no draw has had since all of them were had, in random order."""
+        self._draws = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self._places)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._places
+
+    def __setitem__(self, key: tuple[int, int], evaluated: Evaluated) -> None:
+        samples, out, log_std = evaluated
+        rows = len(samples.target)
+        if self._block is None:
+            room = self._room * rows
+            self._block = Evaluated(Samples(*(column.new_empty((room, *column.shape[1:])) for column in samples)),
+                                    out.new_empty((len(out), room)), log_std.new_empty((len(log_std), room)))
+        place = self._free.pop()
+        mine = slice(place * rows, (place + 1) * rows)
+        for stored, column in zip(self._block.samples, samples, strict=True):
+            stored[mine] = column
+        self._block.out[:, mine], self._block.log_std[:, mine] = out, log_std
+        self._places[key], self._left[place] = place, torch.empty(0, dtype=torch.int64)
+
+    def __getitem__(self, key: tuple[int, int]) -> Evaluated:
+        """Views, valid until another rollout takes the place of this one."""
+        assert self._block is not None
+        samples, out, log_std = self._block
+        rows = len(samples.target) // self._room
+        mine = slice(self._places[key] * rows, (self._places[key] + 1) * rows)
+        return Evaluated(Samples(*(column[mine] for column in samples)), out[:, mine], log_std[:, mine])
+
+    def __delitem__(self, key: tuple[int, int]) -> None:
+        self._free.append(self._places.pop(key))
+
+    def draw(self) -> Evaluated:
+        """Copies of R rows in random order, equally many of each rollout and none twice before all of it were drawn."""
+        assert self._block is not None
+        samples, out, log_std = self._block
+        rows, count = len(samples.target) // self._room, len(self._places)
+        self._draws += 1
+        taken = []
+        for turn, place in enumerate(self._places.values(), self._draws):  # whose share is larger by one goes round
+            share = rows * (turn % count + 1) // count - rows * (turn % count) // count
+            while share > len(self._left[place]):
+                taken.append(self._left[place])
+                share -= len(self._left[place])
+                self._left[place] = torch.randperm(rows, generator=self._generator) + place * rows
+            taken.append(self._left[place][:share])
+            self._left[place] = self._left[place][share:]
+        index = torch.cat(taken)
+        if count > 1:
+            index = index[torch.randperm(rows, generator=self._generator)]
+        index = index.to(samples.target.device)
+        return Evaluated(Samples(*(column.index_select(0, index) for column in samples)), out.index_select(1, index),
+                         log_std.index_select(1, index))
 
 
 class AnyAge(OnPolicyAlgorithm):
-    """One update from one rollout of any age."""
+    """Updates from rollouts of any age."""
 
     single_step = False
     _config: AnyAgeConfig
+
+    @property
+    def minibatches(self) -> int:
+        """Updates of one use of a rollout."""
+        return self._config.minibatches
 
     def _new_optimiser(self) -> FlatAdam:
         config = self._config
@@ -53,9 +132,11 @@ class AnyAge(OnPolicyAlgorithm):
 
     def learn(self, batch: RolloutBatch, progress: float | None) -> None:
         """All K uses of a rollout at once."""
-        evaluated = self.evaluate(batch)
+        kept = EvaluatedRollouts(1, self._generator)
+        kept[0, 0] = self.evaluate(batch)
         for _ in range(self._config.uses):
-            self.improve(evaluated, progress)
+            for part in self.parts(kept, (0, 0)):
+                self.improve(part, progress)
 
     def evaluate(self, batch: RolloutBatch, sampler: int = 0) -> Evaluated:
         """What is computed once, at a rollout's first use; its observations enter the normaliser afterwards.
@@ -88,7 +169,11 @@ class AnyAge(OnPolicyAlgorithm):
             samples = Samples(obs, action, self._denominator(reference, worker), columns[:, 0], columns[:, 1], value)
         if self._normalizer is not None and np.isfinite(batch.obs).all():
             self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
-        return Evaluated(samples, out, self.net.log_std.clone())
+        return Evaluated(samples, out, self.net.log_std.clone().unsqueeze(1).expand(-1, steps * envs))
+
+    def parts(self, kept: EvaluatedRollouts, key: tuple[int, int]) -> list[Evaluated]:
+        """What the updates of one use of a rollout learn from: it alone, or minibatches of all that are kept."""
+        return [kept[key]] if self.minibatches == 1 else kept.draw().chunk(self.minibatches)
 
     def improve(self, evaluated: Evaluated, progress: float | None) -> None:
         """One update. A non-finite gradient is not applied but counted; ``progress`` as for ``learn``."""
@@ -154,7 +239,7 @@ class Appo(AnyAge):
             return
         self._divergence_sums[0] += self._divergence()
         self._divergences += 1
-        if self._divergences >= config.slots * config.uses:
+        if self._divergences >= config.updates_of_buffer:
             self._adapt(*(self._divergence_sums / self._divergences).tolist())
             self._divergence_sums.zero_()
             self._divergences = 0
@@ -164,7 +249,7 @@ class Appo(AnyAge):
         return self._config.target_kl is not None
 
     def _adapt(self, divergence: float, from_target: float) -> None:
-        """Takes the means of ``_divergence_sums`` over all uses of all slots."""
+        """Takes the means of ``_divergence_sums`` over as many updates as a whole buffer gives."""
         if self._config.target_kl is not None:
             self._step_share = losses.adapted_share(self._step_share, divergence, self._config.target_kl)
 
@@ -204,7 +289,7 @@ class Impact(Appo):
         self.target = self.net.flat.clone()
         """Parameters of the target network."""
         self.target_updates = 0
-        self.target_interval = config.target_interval or config.slots * config.uses
+        self.target_interval = config.target_interval or config.updates_of_buffer
         self._kl_coef = config.kl_coef
         self._using: Evaluated | None = None
         """The rollout of the latest update."""

@@ -256,12 +256,12 @@ def categorical_kl(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
 def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``KL(p, q)`` [B] in nat of independent Gaussians, and its gradients by q's mean and log_std, [A, B] each.
 
-    The means are [A, B], the log standard deviations [A], the same for all rows.
+    The means are [A, B], as is ``log_std_p``; ``log_std_q`` [A] is the same for all rows.
     """
     precision = log_std_q.mul(-2.0).exp_().unsqueeze(1)
     difference = mean_q - mean_p
-    spread = difference.square().add_(log_std_p.mul(2.0).exp_().unsqueeze(1)).mul_(precision)
-    divergence = torch.add((log_std_q - log_std_p).sum(), spread.sub(1.0).sum(0), alpha=0.5)
+    spread = difference.square().add_(log_std_p.mul(2.0).exp_()).mul_(precision)
+    divergence = torch.add((log_std_q.unsqueeze(1) - log_std_p).sum(0), spread.sub(1.0).sum(0), alpha=0.5)
     return divergence, difference.mul_(precision), torch.sub(1.0, spread)
 
 

@@ -227,11 +227,13 @@ class AnyAgeConfig(OnPolicyConfig):
 
     slots: int = setting(4, "rollouts that the buffer holds, of all samplers together (N); each sampler has at least "
                          "one", unit="rollouts", low=1, high=65_536)
-    uses: int = setting(1, "updates for which a rollout is used at most (K); one update takes one rollout",
-                        unit="updates", low=1, high=65_535)
+    uses: int = setting(1, "how often a rollout is used at most (K)", low=1, high=65_535)
+    minibatches: int = setting(
+        1, "updates of one use; 1: each takes the one rollout whose turn it is (the paper's); more: each takes its "
+        "share of as many rows, shuffled out of all rollouts in the buffer", unit="updates", low=1, high=65_536)
     least_uses: int | None = setting(
         None, "a sampler waits while its oldest rollout was used less often; not set: half of uses; 0: it never waits, "
-        "and rollouts that are written over are counted", unit="updates", low=0, high=65_535)
+        "and rollouts that are written over are counted", low=0, high=65_535)
     rho_bar: float = setting(1.0, "bound of the importance weight of a temporal difference (V-trace)", low=0.0,
                              high=1e6)
     c_bar: float = setting(1.0, "bound of the importance weights of the trace (V-trace)", low=0.0, high=1e6)
@@ -244,6 +246,11 @@ class AnyAgeConfig(OnPolicyConfig):
         if self.uses_before_overwrite > self.uses:
             raise ConfigError(f"least_uses = {self.least_uses} is above uses = {self.uses}: samplers would wait for "
                               "ever; leave it out, for half of uses")
+
+    @property
+    def updates_of_buffer(self) -> int:
+        """Updates in which a whole buffer is used up."""
+        return self.slots * self.uses * self.minibatches
 
     @property
     def uses_before_overwrite(self) -> int:
@@ -264,12 +271,11 @@ class ImpalaConfig(AnyAgeConfig):
 class AppoConfig(AnyAgeConfig):
     """Asynchronous PPO: its clipped ratio to the policy that collected, without a target network."""
 
-    uses: int = setting(20, "updates for which a rollout is used at most (K); one update takes one rollout",
-                        unit="updates", low=1, high=65_535)
+    uses: int = setting(20, "how often a rollout is used at most (K)", low=1, high=65_535)
     clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
-    target_kl: float | None = setting(None, "divergence from the policy in the ratio's denominator, mean of slots x "
-                                      "uses updates, that the step size aims at: lr is its upper bound then",
-                                      unit="nat", low=1e-6, high=10.0)
+    target_kl: float | None = setting(None, "divergence from the policy in the ratio's denominator, mean of the "
+                                      "updates of a whole buffer, that the step size aims at: lr is its upper bound "
+                                      "then", unit="nat", low=1e-6, high=10.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,9 +285,10 @@ class ImpactConfig(AppoConfig):
     ratio: str = setting("R3", "what is clipped: R3, pi over max(pi_target, pi_worker / rho); or the paper's ablations "
                          "R1, pi over pi_target, and R2, pi over pi_worker", choices=("R1", "R2", "R3"))
     rho: float = setting(2.0, "bound of pi_worker over pi_target in R3", low=1.0, high=1e6)
-    target_interval: int = setting(0, "updates between two copies into the target network (t_target); 0: as many as "
-                                   "slots x uses", unit="updates", low=0, high=10**9)
+    target_interval: int = setting(0, "updates between two copies into the target network (t_target); 0: those "
+                                   "of a whole buffer, slots x uses x minibatches", unit="updates", low=0, high=10**9)
     kl_coef: float = setting(0.0, "weight of the divergence from the target policy at the start; 0: without",
                              low=0.0, high=1e6)
-    kl_target: float = setting(0.01, "divergence, mean of slots x uses updates, at which that weight stays; above "
-                               "twice of it grows by half, below half of it is halved", unit="nat", low=1e-6, high=10.0)
+    kl_target: float = setting(0.01, "divergence, mean of the updates of a whole buffer, at which that weight stays; "
+                               "above twice of it grows by half, below half of it is halved", unit="nat", low=1e-6,
+                               high=10.0)

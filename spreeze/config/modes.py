@@ -120,7 +120,8 @@ GOSSIP_KNOBS = (
     "run.learners", "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval", "algorithm.minibatches",
 )
 BUFFER_KNOBS = (
-    "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval", "algorithm.slots", "algorithm.uses",
+    "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval", "algorithm.minibatches",
+    "algorithm.slots", "algorithm.uses",
 )
 DECLARED = (
     Mode(

@@ -142,12 +142,13 @@ class RunPlan:
         if self.spec.frames is not None and self.spec.frames.options.get("episodic_life"):
             raise ConfigError(f"image.episodic_life = true: {self.config.run.algo} begins each episode by a seed, and "
                               "so a new game at each lost life; leave it out, or take dqn")
-        rows = self.rollout_spec().rows
+        samplers = 1 if self.config.wiring.free_running else self.samplers // self.learners  # of one rollout
+        rows = part.sync_interval * samplers * part.envs_per_sampler
         if rows % minibatches:
             raise ConfigError(
-                f"a rollout has {rows} rows (sync_interval {part.sync_interval} x {self.samplers} samplers x "
-                f"{part.envs_per_sampler} environments), which {self.config.run.algo}.minibatches = {minibatches} "
-                "does not divide; change one of them"
+                f"a rollout has {rows} rows (sync_interval {part.sync_interval} x "
+                f"{samplers * part.envs_per_sampler} environments), which {self.config.run.algo}.minibatches = "
+                f"{minibatches} does not divide; change one of them"
             )
         learner = self.config.learner
         if learner.overlap or "+" in learner.device or learner.device == "split":

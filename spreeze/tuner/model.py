@@ -16,6 +16,7 @@ from spreeze.tuner.problem import (
     DEVICE,
     INTERVAL,
     LEARNER,
+    MINIBATCHES,
     PRECISION,
     RATIO,
     RATIO_MAX,
@@ -124,7 +125,9 @@ def worth(
     if objective == ROLLOUT:
         score = env_steps_per_s
         if problem.named(USES) is not None:
-            score = min(updates_per_s * setting[ROLLOUT_ENVS] * setting[INTERVAL], MOST_USES * env_steps_per_s)
+            minibatches = problem.named(MINIBATCHES)
+            rows = setting[ROLLOUT_ENVS] * setting[INTERVAL] / (setting[minibatches] if minibatches else 1)
+            score = min(updates_per_s * rows, MOST_USES * env_steps_per_s)
         return Scored(setting, score, updates_per_s, env_steps_per_s)
     batch = setting[BATCH]
     updates = min(updates_per_s, ratio_bound(problem, batch) * env_steps_per_s / batch)

@@ -1,8 +1,9 @@
-"""Learns from the circular buffer: one rollout an update, as old as it may be; independent of processes.
+"""Learns from the circular buffer, from rollouts as old as they may be; independent of processes.
 
 The buffer (``transport.rollouts``) gives new rollouts first, of these the oldest, then goes round those that
 are there: between two uses of one all others are used. So K uses of N rollouts are like K epochs of N
-minibatches of PPO (arXiv 1912.00167, section 3.2). What the algorithm computes at the first use stays here.
+minibatches of PPO (arXiv 1912.00167, section 3.2). A use is one update from that rollout or, with ``minibatches``
+above 1, so many from rows of all rollouts here. What the algorithm computes at a rollout's first use stays here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from spreeze.algorithms.impact import AnyAge, Evaluated
+import torch
+
+from spreeze.algorithms.impact import AnyAge, Evaluated, EvaluatedRollouts
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import RolloutReader, Rollouts
@@ -36,10 +39,14 @@ class BufferTrainer:
         self.algorithm, self._rollouts, self._meta = algorithm, rollouts, meta
         self._source = RolloutReader(rollouts, envs_per_sampler, goes_round=True)
         self._progress_env_steps, self._env_steps_base = progress_env_steps, env_steps_base
-        self.batch_size = rollouts.spec.sync_interval * envs_per_sampler
+        spec = rollouts.spec
+        self.batch_size = spec.sync_interval * envs_per_sampler // algorithm.minibatches
         self.learn_s = 0.0
         self._average = RolloutAverage(algorithm)
-        self._kept: dict[tuple[int, int], Evaluated] = {}
+        self._kept = EvaluatedRollouts(spec.num_slots * (spec.num_envs // envs_per_sampler),
+                                       torch.Generator().manual_seed(algorithm.updates))
+        self._parts: list[Evaluated] = []
+        """What is left of the use that is under way; of a rollout with one part the latest put into ``_kept``."""
         self._lags: deque[float] = deque(maxlen=_RECENT)
         self._uses: deque[int] = deque(maxlen=_RECENT)
         self._dropped = 0
@@ -54,8 +61,18 @@ class BufferTrainer:
         return self._env_steps_base + int(self._rollouts.steps.sum())
 
     def learn(self) -> bool:
-        """One update; False if there is no rollout whose turn it is."""
+        """One update; False if there is nothing to take one from."""
         start = perf_counter()
+        if not self._parts and not self._use():
+            return False
+        end = self._progress_env_steps
+        self.algorithm.improve(self._parts.pop(0), None if end is None else min(1.0, self.env_steps / end))
+        self._average.advance()
+        self.learn_s += perf_counter() - start
+        return True
+
+    def _use(self) -> bool:
+        """Begins a use of the rollout whose turn it is; False if there is none."""
         taken = self._source.take(self._kept)
         if taken is None:
             return False
@@ -69,12 +86,9 @@ class BufferTrainer:
         # Not negative either after a learner that lost its latest updates.
         self._lags.append(max(0.0, self.updates - float(taken.versions.mean())))
         self._uses.append(taken.use)
-        end = self._progress_env_steps
-        self.algorithm.improve(self._kept[key], None if end is None else min(1.0, self.env_steps / end))
+        self._parts = self.algorithm.parts(self._kept, key)
         if taken.use == spec.max_uses:
             del self._kept[key]
-        self._average.advance()
-        self.learn_s += perf_counter() - start
         return True
 
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
