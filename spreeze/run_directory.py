@@ -126,13 +126,18 @@ class RunDir:
 
         Raises:
             RunError: not a run, its supervisor is alive, or a link in it leads outside.
+            ResourceError: not writable.
         """
         if not (path / "run.json").is_file():
             raise RunError(f"{path} is no run directory: it has no run.json")
         refuse_links(path)
-        for sub in SUBDIRECTORIES:
-            (path / sub).mkdir(mode=0o700, exist_ok=True)
-        run = cls(path, _lock(path), nonce)
+        try:
+            for sub in SUBDIRECTORIES:
+                (path / sub).mkdir(mode=0o700, exist_ok=True)
+            lock = _lock(path)
+        except OSError as error:
+            raise ResourceError(f"{path} cannot be written: {error}") from None
+        run = cls(path, lock, nonce)
         for name in REQUESTS:
             run.withdraw(name)  # meant for the earlier session
         return run

@@ -49,3 +49,10 @@ def test_serial_runs_of_one_seed_are_equal_bit_by_bit(tmp_path, n_step):
         return document["parameters_sha256"]
 
     assert sha("first") == sha("again")
+
+
+def test_overlapped_updates_are_refused_for_the_one_network_of_discrete_actions(tmp_path):
+    run, code, document = train(tmp_path, *_CART, "--set", "learner.overlap=true", tiny=_SMALL)
+    assert code == 2
+    assert document["error"].startswith("learner.overlap = true: dqn with discrete actions has one network")
+    assert not run.path.exists()

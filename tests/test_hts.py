@@ -189,3 +189,5 @@ def test_a_resume_with_other_sizes_is_refused(tmp_path):
         _, code, document = train(tmp_path, "--resume", "run", *args, tiny=())
         assert code == 2
         assert words in document["error"]
+    _, code, document = train(tmp_path, "--resume", "run", "--env-steps", str(ROWS * 3), tiny=())
+    assert (code, document["env_steps"]) == (0, ROWS * 3), "a refusal leaves the settings as they were"

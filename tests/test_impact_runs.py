@@ -98,6 +98,13 @@ def test_inference_workers_are_refused_where_samplers_wait_for_nobody():
         plan(2, "--algo", "impact", "--set", "rollout.inference_workers=1")
 
 
+def test_minibatches_divide_the_rollout_of_one_sampler():
+    settings = ("--algo", "impact", "--sync-interval", "6", "--envs-per-sampler", "2", "--set")
+    assert plan(2, *settings, "impact.minibatches=4").batch_size == 3
+    with pytest.raises(ConfigError, match=r"12 rows \(sync_interval 6 x 1 sampler x 2 environments\), which"):
+        plan(2, *settings, "impact.minibatches=8")
+
+
 def test_samplers_wait_for_half_of_the_uses_unless_told_otherwise():
     for uses, least, expected in ((2, None, 1), (1, None, 0), (8, 0, 0), (8, 8, 8)):
         more = () if least is None else ("--set", f"impact.least_uses={least}")

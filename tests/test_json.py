@@ -1,13 +1,15 @@
 """--json: one document on standard output with everything that was promised, also when the answer is no."""
 
+import errno
 import json
 import math
+import os
 
 import pytest
 from harness import PENDULUM, Run, train, verb
 
 from spreeze.cli.arguments import guarded
-from spreeze.errors import ConfigError, WorkerError
+from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.output import emit
 
 PROMISED = (
@@ -97,6 +99,16 @@ def test_errors_on_purpose_become_a_line_and_a_code(capsys):
         assert captured.err == f"error: {text}\n"
         assert json.loads(captured.out) == {"error": text, "kind": type(error).__name__}
     assert guarded(lambda: fail(KeyboardInterrupt())) == 130
+
+
+def test_a_full_or_forbidden_disk_is_one_line_and_another_error_of_the_system_is_not_hidden(capsys):
+    def fail(number):
+        raise OSError(number, os.strerror(number), "there/file")
+
+    assert guarded(lambda: fail(errno.ENOSPC)) == ResourceError.exit_code
+    assert capsys.readouterr().err.startswith("error: [Errno 28] No space left on device: 'there/file'; make room")
+    with pytest.raises(OSError, match="Bad file"):
+        guarded(lambda: fail(errno.EBADF))
 
 
 def test_an_error_that_nobody_foresaw_is_not_hidden():

@@ -7,6 +7,7 @@ import pytest
 
 from spreeze.cli import train
 from spreeze.runtime import recorder
+from spreeze.runtime.plan import EarlierSessions
 
 RECORD = {
     "wall_s": 1.0, "env_steps": 100, "updates": 5, "epoch": 1, "version": 5, "episodes": 10, "return_mean": 7.0,
@@ -22,7 +23,7 @@ def made(tmp_path, monkeypatch):
     stop = SimpleNamespace(target_return=5.0, target_evaluations=3, seconds=None)
     config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=stop, logging=SimpleNamespace(sinks=()),
                              wiring=SimpleNamespace(balanced=False))
-    earlier = SimpleNamespace(sessions=0, best_return=None, wall_s=0.0)
+    earlier = EarlierSessions()
     plan = SimpleNamespace(config=config, batch_size=1, learners=1, policies=1, earlier=earlier)
     notes = []
     found = recorder.Recorder(plan, SimpleNamespace(path=tmp_path), SimpleNamespace(note=notes.append))
@@ -68,6 +69,18 @@ def test_a_target_met_once_by_luck_is_told_apart_from_one_that_is_held(made):
     for version in range(8, 32):
         made.evaluation(RECORD | {"version": version})
     assert (made.outcome.eval_final, made.outcome.eval_final_evaluations, made.outcome.eval_worst) == (7.0, 10, 7.0)
+
+
+@pytest.mark.parametrize(("outcome", "failed"), [
+    ({"stopped_by": "seconds"}, False), ({"stopped_by": "seconds", "error": "the learner failed"}, True), ({}, True),
+])  # fmt: skip
+def test_sinks_are_told_of_a_failure_also_where_an_exception_ended_the_run(made, monkeypatch, outcome, failed):
+    told = []
+    monkeypatch.setattr(made._loggers, "close", lambda **options: told.append(options["failed"]))
+    for name, value in outcome.items():
+        setattr(made.outcome, name, value)
+    made.close()
+    assert told == [failed]
 
 
 def test_without_a_whole_round_the_score_of_before_stays_and_it_is_said(made):

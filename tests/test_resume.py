@@ -52,10 +52,21 @@ def test_a_resumed_run_goes_on_where_it_was(finished):
     assert run.state()["sessions"] == 3
 
 
-def test_another_algorithm_or_task_is_refused(finished):
+def test_a_session_that_ends_at_once_keeps_what_the_run_has_reached(finished):
+    folder, first = finished
+    run, code, document = train(folder, "--resume", "run", "--seconds", "0.01", tiny=_BARE)
+    assert code == 0
+    assert document["updates"] >= first["updates"]
+    assert document["eval_return_final"] is not None
+    assert run.state()["updates"] == document["updates"]
+
+
+def test_another_algorithm_task_or_network_is_refused(finished):
     folder, _ = finished
     for changed, words in ((("--algo", "td3"), "run.algo = td3 cannot change on resume: the run has sac"),
-                           (("--env", "Pendulum-v1"), "env.id = Pendulum-v1 cannot change")):  # fmt: skip
+                           (("--env", "Pendulum-v1"), "env.id = Pendulum-v1 cannot change"),
+                           (("--set", "sac.activation=tanh"), "sac.activation = tanh cannot change"),
+                           (("--set", "sac.n_step=3"), "sac.n_step = 3 cannot change")):  # fmt: skip
         run, code, document = train(folder, "--resume", "run", *changed, tiny=_BARE)
         assert code == 2
         assert words in document["error"]

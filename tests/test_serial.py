@@ -1,9 +1,18 @@
 """The serial mode: the same seed gives the same bits."""
 
-import pytest
-from harness import FAULT, HIDDEN_SIZES, PENDULUM, train, train_until
+import gc
+import signal
 
-from spreeze.workers.evaluator import read_rows
+import pytest
+from harness import FAULT, HIDDEN_SIZES, PATIENCE_S, PENDULUM, NoView, train, train_until
+
+from spreeze.config.layers import Layer, resolve
+from spreeze.envs.probe import probe_env
+from spreeze.modes import serial
+from spreeze.run_directory import RunDir
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.plan import RunPlan
+from spreeze.workers.evaluator import Evaluation, read_rows
 
 
 def _sha(tmp_path, name, *args):
@@ -61,6 +70,34 @@ def test_evaluations_come_after_a_number_of_updates_where_that_is_asked_for(tmp_
     assert [count // 40 for count in updates[1:-1]] == [1, 2, 3]
     assert all(count % 40 < 8 for count in updates[1:-1]), "each as soon as the env step's updates are done"
     assert updates[-1] == 150
+
+
+def test_an_interrupt_in_the_middle_of_an_evaluation_leaves_the_last_weights_a_score(tmp_path, monkeypatch):
+    attempt, calls = Evaluation.attempt, []
+
+    def interrupted_at_first(*args, **options):
+        if not calls:
+            signal.raise_signal(signal.SIGINT)
+        calls.append("attempt")
+        return attempt(*args, **options)
+
+    monkeypatch.setattr(Evaluation, "attempt", interrupted_at_first)
+    monkeypatch.setattr(serial, "_FINAL_EVALUATION_S", PATIENCE_S)
+    values = {"env": {"id": "Pendulum-v1"}, "run": {"mode": "serial"}, "sac": {"hidden_sizes": [8]},
+              "learner": {"batch_size": 8}, "replay": {"capacity": 20_000, "learning_starts": 50},
+              "visualizer": {"enabled": False}, "evaluation": {"episodes": 1}}  # fmt: skip
+    plan = RunPlan(settings=resolve([Layer("test", values)]), spec=probe_env("Pendulum-v1", steps=0).spec, samplers=1,
+                   free_core=False)  # fmt: skip
+    run_dir = RunDir.create(tmp_path, "run")
+    try:
+        with Interrupts() as interrupts:
+            outcome = serial.run_mode(plan, run_dir, NoView(), interrupts)
+    finally:
+        run_dir.close()
+        gc.collect()  # the loop and its data refer to each other; a run's own process ends with it
+    assert outcome.stopped_by == "interrupt (Ctrl-C)"
+    assert [row["updates"] for row in read_rows(run_dir.path / "eval.csv")] == [outcome.updates]
+    assert outcome.eval_return is not None
 
 
 def test_an_evaluator_that_works_beside_the_learner_cannot_count_updates(tmp_path):

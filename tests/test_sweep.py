@@ -76,6 +76,14 @@ def test_a_run_that_somebody_stopped_is_not_a_result_of_the_sweep(tmp_path, reas
     assert run.state == state
 
 
+def test_a_sweep_that_is_going_on_is_not_gone_on_with_at_the_same_time(tmp_path, capsys):
+    sweep.Sweep("x", None, None, 1, []).write(tmp_path)
+    with sweep._held(tmp_path, "x"):
+        assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 2
+    assert "sweep x is going on in another process" in capsys.readouterr().err
+    assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 0
+
+
 def test_a_taken_name_and_an_unknown_one_are_refused(tmp_path):
     sweep.Sweep("x", None, None, 1, []).write(tmp_path)
     assert sweep.main(["--name", "x", "--stop-seconds", "1", "--runs-dir", str(tmp_path)]) == 2

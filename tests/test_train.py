@@ -5,7 +5,7 @@ import os
 import sqlite3
 
 import pytest
-from harness import FAULT, HIDDEN_SIZES, PATIENCE_S, PENDULUM, Run, train, train_until
+from harness import FAULT, HIDDEN_SIZES, PATIENCE_S, PENDULUM, NoView, Run, train, train_until
 
 from spreeze.config.layers import Layer, from_toml, resolve
 from spreeze.envs.probe import probe_env
@@ -78,16 +78,6 @@ def test_scores_are_tied_to_versions_and_the_best_is_kept(tmp_path):
     assert evaluations[-1].version <= document["updates"]
     assert document["eval_return_mean"] == pytest.approx(evaluations[-1].return_mean)
     assert document["eval_return_best"] == pytest.approx(max(e.return_mean for e in evaluations))
-
-
-class NoView:
-    """A run that nobody looks at."""
-
-    def update(self, snapshot):
-        """Nothing."""
-
-    def note(self, text):
-        """Nothing."""
 
 
 def test_the_last_score_is_that_of_the_last_weights(tmp_path, monkeypatch):

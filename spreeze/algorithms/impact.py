@@ -132,7 +132,7 @@ class AnyAge(OnPolicyAlgorithm):
 
     def learn(self, batch: RolloutBatch, progress: float | None) -> None:
         """All K uses of a rollout at once."""
-        kept = EvaluatedRollouts(1, self._generator)
+        kept = self.room_for(1)
         kept[0, 0] = self.evaluate(batch)
         for _ in range(self._config.uses):
             for part in self.parts(kept, (0, 0)):
@@ -170,6 +170,10 @@ class AnyAge(OnPolicyAlgorithm):
         if self._normalizer is not None and np.isfinite(batch.obs).all():
             self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
         return Evaluated(samples, out, self.net.log_std.clone().unsqueeze(1).expand(-1, steps * envs))
+
+    def room_for(self, rollouts: int) -> EvaluatedRollouts:
+        """Empty places for what ``evaluate`` gives."""
+        return EvaluatedRollouts(rollouts, self._generator)
 
     def parts(self, kept: EvaluatedRollouts, key: tuple[int, int]) -> list[Evaluated]:
         """What the updates of one use of a rollout learn from: it alone, or minibatches of all that are kept."""

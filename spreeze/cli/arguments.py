@@ -6,6 +6,7 @@ A flag that sets a setting is declared with it, in ``config/schema.py``; only fl
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 
 from spreeze.config.layers import Values, parse_assignment
 from spreeze.config.schema import FLAG_OF, field_of, kind_of
-from spreeze.errors import ConfigError, RunError, SpreezeError, UsageError
+from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError, UsageError
 from spreeze.machine.output import complain, emit, say
 
 
@@ -35,20 +36,31 @@ class Parser(argparse.ArgumentParser):
 
 
 def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
-    """Runs a verb; a ``SpreezeError`` becomes one line on stderr and its exit code."""
+    """Runs a verb; a ``SpreezeError``, or a full or forbidden disk, becomes one line on stderr and its exit code."""
     try:
         return body()
     except SpreezeError as error:
-        line = " ".join(str(error).split())
-        complain(line)
-        if as_json:
-            emit({"error": line, "kind": type(error).__name__})
-        return error.exit_code
+        return _told(error, as_json=as_json)
     except KeyboardInterrupt:
         say("interrupted", as_json=True)
         return 130
     except BrokenPipeError:
         return 0
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK:
+            raise
+        return _told(ResourceError(f"{error}; make room, or choose another place"), as_json=as_json)
+
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def _told(error: SpreezeError, *, as_json: bool) -> int:
+    line = " ".join(str(error).split())
+    complain(line)
+    if as_json:
+        emit({"error": line, "kind": type(error).__name__})
+    return error.exit_code
 
 
 def check_output(path: str | None) -> None:

@@ -7,7 +7,9 @@ directory like any other; ``NAME.sweep.json`` beside them says which runs belong
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import fcntl
 import itertools
 import os
 import shutil
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -140,6 +142,24 @@ def _sweep(args: argparse.Namespace) -> int:
             emit({"sweep": asdict(sweep), "left": [run.name for run in left]})
         return 0
     runs_dir.mkdir(parents=True, exist_ok=True)
+    with _held(runs_dir, sweep.name):
+        return _carried_out(args, sweep, left, shares, runs_dir)
+
+
+@contextlib.contextmanager
+def _held(runs_dir: Path, name: str) -> Iterator[None]:
+    """Holds the sweep's lock; a RunError if another process has it."""
+    with open(runs_dir / f".{name}.sweep.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"sweep {name} is going on in another process; wait for it, or stop it by Ctrl-C") from None
+        yield
+
+
+def _carried_out(
+    args: argparse.Namespace, sweep: Sweep, left: list[SweepRun], shares: list[list[int]], runs_dir: Path
+) -> int:
     sweep.write(runs_dir)
 
     def tell(text: str) -> None:

@@ -191,14 +191,19 @@ def _runs_dir(args: argparse.Namespace) -> Path:
     return Path(getattr(args, "--runs-dir") or "runs")
 
 
-_SIZES = ("hidden_sizes", "actor_hidden_sizes")
-"""Settings of an algorithm that its stored networks depend on."""
+_OF_NETWORKS = (
+    "hidden_sizes", "actor_hidden_sizes", "activation", "layer_norm", "actor_layer_norm", "critic_layer_norm", "cnn",
+    "network", "critics", "quantiles", "atoms", "v_min", "v_max", "duelling", "mixer", "mixing_units",
+    "normalize_returns",
+)
+"""Settings of an algorithm that its stored state depends on; with equal shapes another one would go unnoticed."""
 
 
 def _fixed(config: Config, values: dict[str, dict[str, Any]]) -> list[str]:
     """The settings of a run that a resume cannot change, each as ``part.field``."""
+    names = [*_OF_NETWORKS, *(["n_step"] if config.replay.save else [])]  # saved rows are sums of n rewards
     fixed = ["env.id", "env.args", "run.algo", "run.learners", "env.normalize_obs",
-             *(f"{config.run.algo}.{name}" for name in values[config.run.algo] if name in _SIZES)]
+             *(f"{config.run.algo}.{name}" for name in values[config.run.algo] if name in names)]
     if config.on_policy is not None:
         fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
     if config.on_policy is not None and not config.wiring.free_running:  # episodes are repeated from their seeds
@@ -350,7 +355,7 @@ def _plan(
         free_core=usable - samplers - config.learner.threads * config.run.learners >= 1.0,
         earlier=EarlierSessions(
             env_steps=int(run.get("env_steps") or 0), wall_s=float(run.get("wall_s") or 0.0),
-            episodes=int(run.get("episodes") or 0),
+            episodes=int(run.get("episodes") or 0), updates=int(run.get("updates") or 0),
             sessions=int(run.get("sessions") or 1) if resumed else 0, best_return=run.get("eval_best"),
         ),
         process_age_s=process_age_s(),
@@ -369,14 +374,17 @@ def _check_machine(plan: RunPlan, machine: Machine) -> None:
 
 
 def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
-    """Writes ``env.json`` and the first state to ``run.json``."""
-    write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec))
+    """Writes ``env.json`` and the first state to ``run.json``; a ResourceError if there is no room."""
+    try:
+        write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec))
+    except OSError as error:
+        raise ResourceError(f"{run_dir.path} cannot be written: {error}; make room or choose --runs-dir") from None
     sessions = plan.earlier.sessions + 1
     run_dir.write_state(
         state="starting", sessions=sessions, session_starts=[*_session_starts(run_dir.path), plan.earlier.wall_s],
         env_id=plan.spec.env_id, algo=plan.config.run.algo,
         mode=plan.config.run.mode, wiring=recorded(plan.config.wiring), seed=plan.config.run.seed,
-        nonce=run_dir.nonce, command=sys.argv,
+        nonce=run_dir.nonce, command=sys.argv, exit_reason=None,
         versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=psutil.Process().create_time(),
         **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
     )
@@ -393,6 +401,7 @@ def _run(
     interrupts: Interrupts, launcher: Launcher,
 ) -> int:
     _check_disk(plan, run_dir)
+    settings_before = _settings_bytes(run_dir.path) if plan.earlier.sessions else None
     try:
         write_settings(run_dir.path, plan.settings)
         if tune_record is not None:
@@ -418,6 +427,11 @@ def _run(
                             exit_reason=outcome.stopped_by)
     finally:
         run_dir.write_state(state=state)
+        learned = int(read_run(run_dir.path).get("updates") or 0) > plan.earlier.updates
+        if state == "failed" and settings_before is not None and not learned:
+            # They may be why: with those of the earlier session the run can go on.
+            with contextlib.suppress(OSError):
+                replace_bytes(run_dir.path / "config.toml", settings_before, durable=True)
     if args.json:
         emit(document)
     else:
@@ -425,6 +439,12 @@ def _run(
     if outcome.error:
         complain(outcome.error)
     return 1 if outcome.error else 0
+
+
+def _settings_bytes(run: Path) -> bytes | None:
+    with contextlib.suppress(OSError):
+        return (run / "config.toml").read_bytes()
+    return None
 
 
 def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:

@@ -27,7 +27,7 @@ from spreeze.runtime.launcher import FRESH, Launcher
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder, View
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
-from spreeze.transport.weights import encode
+from spreeze.transport.weights import Weights, encode
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.learner import LearnerFiles, SkippedUpdates, open_on_policy_trainer, run_progress
@@ -76,6 +76,8 @@ class _Serial:
         ), recorder.env_error)
         self._ending = self._checkpoint_asked = False
         self._evaluations_s = 0.0
+        self._unscored: tuple[Weights, bytes] | None = None
+        """The newest weights, if an interrupt cut their evaluation short."""
         self._next_sample_s = self._next_evaluation_s = 0.0
         self._next_evaluation_update = 0
         self._next_checkpoint_s = time.monotonic() + plan.config.learner.checkpoint_interval_s
@@ -101,7 +103,7 @@ class _Serial:
             recorder.finish()
             recorder.outcome.parameters_sha256 = data.trainer.parameters_sha256()
             self._checkpoint()
-            if data.files.is_new and not self.interrupts.urgent:
+            if (data.files.is_new or self._unscored is not None) and not self.interrupts.urgent:
                 self._evaluate(final=True)
         finally:
             data.envs.close()
@@ -169,13 +171,13 @@ class _Serial:
             self.recorder.event("warning", text)
 
         try:
-            weights = self._data.files.publish()
+            weights, data = self._newest()
         except (OSError, WeightsError) as error:
             warn(f"weights not published, the last good ones stay: {error}")
         else:
-            data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
             record = self._evaluation.attempt(weights, data, should_stop, partial=final, on_failure=warn)
             if record is not None:
+                self._unscored = None
                 self.recorder.evaluation(record, final=final)
                 self._evaluation.test_best(should_stop, warn, last=final)
             elif final and self.interrupts.count < patience:
@@ -185,6 +187,13 @@ class _Serial:
         self._next_evaluation_s = time.monotonic() + took_s / self.plan.config.evaluation.cpu_share
         interval = self.plan.config.evaluation.interval_updates or 1
         self._next_evaluation_update = (self._data.trainer.updates // interval + 1) * interval
+
+    def _newest(self) -> tuple[Weights, bytes]:
+        """Publishes the newest weights, unless those were published that have no score yet."""
+        if self._unscored is None or self._data.files.is_new:
+            weights = self._data.files.publish()
+            self._unscored = weights, encode(weights.arrays, weights.meta, weights.epoch, weights.version)
+        return self._unscored
 
     def _checkpoint(self) -> None:
         try:

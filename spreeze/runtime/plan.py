@@ -20,6 +20,7 @@ class EarlierSessions:
     """Totals of the earlier sessions of a resumed run."""
 
     env_steps: int = 0
+    updates: int = 0
     wall_s: float = 0.0
     episodes: int = 0
     sessions: int = 0
@@ -77,6 +78,9 @@ class RunPlan:
             frames_gib = config.replay.capacity * self.layout.row_bytes / 2**30
             raise ConfigError(f"replay.save = true: frames in replay take {frames_gib:.1f} GiB and are not stored; "
                               "leave it out")
+        if config.learner.overlap and self.spec.num_actions is not None:
+            raise ConfigError(f"learner.overlap = true: {config.run.algo} with discrete actions has one network, with "
+                              "nothing to overlap; leave it out")
         samplers = self.samplers_of(0)
         shards = samplers + self.host_shards
         smallest = shards * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
@@ -146,9 +150,9 @@ class RunPlan:
         rows = part.sync_interval * samplers * part.envs_per_sampler
         if rows % minibatches:
             raise ConfigError(
-                f"a rollout has {rows} rows (sync_interval {part.sync_interval} x "
-                f"{samplers * part.envs_per_sampler} environments), which {self.config.run.algo}.minibatches = "
-                f"{minibatches} does not divide; change one of them"
+                f"a rollout has {rows} rows (sync_interval {part.sync_interval} x {samplers} "
+                f"sampler{'s' * (samplers > 1)} x {part.envs_per_sampler} environments), which "
+                f"{self.config.run.algo}.minibatches = {minibatches} does not divide; change one of them"
             )
         learner = self.config.learner
         if learner.overlap or "+" in learner.device or learner.device == "split":

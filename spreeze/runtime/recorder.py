@@ -105,6 +105,9 @@ class Recorder:
         self._next_state_s = 0.0
         self._evaluated: tuple[int, Any, Any] = (0, None, None)
         self._curve = _earlier_curve(run_dir.path) if plan.earlier.sessions else []
+        self._evaluations_before = len(self._curve)
+        self._inserted_before: int | None = None
+        """Rows of a saved replay."""
         self._target_reached = False
         self._scores: dict[int, float] = {}
         self._samplers_alive = 0
@@ -115,6 +118,7 @@ class Recorder:
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
         self.outcome = Outcome(eval_best=plan.earlier.best_return)
+        self._count_curve()
         self._loggers = Loggers(self.event, table)
         self._loggers.start(plan, run_dir)
 
@@ -234,20 +238,25 @@ class Recorder:
 
     def _judge(self, *, final: bool) -> None:
         """The final metric so far, and whether the target is reached or held."""
-        outcome, curve, stop = self.outcome, self._curve, self._plan.config.stop
-        outcome.eval_final, outcome.eval_worst = final_metric(curve), worst_of_last(curve)
-        outcome.eval_final_evaluations = min(len(curve), POLICIES)
+        outcome, stop = self.outcome, self._plan.config.stop
+        self._count_curve()
         target = stop.target_return
         if final or target is None:
             return
 
-        def held(policies: int) -> bool:
+        def held(curve: list[EvaluationRow], policies: int) -> bool:
             mean = final_metric(curve, policies)
             return len(curve) >= policies and mean is not None and mean >= target
 
-        if outcome.time_to_target_held_s is None and held(HELD):
+        if outcome.time_to_target_held_s is None and held(self._curve[self._evaluations_before :], HELD):
             outcome.time_to_target_held_s = self._age_at_start_s + self.session_s
-        self._target_reached = self._target_reached or (stop.target_evaluations > 1 and held(stop.target_evaluations))
+        self._target_reached = self._target_reached or (
+            stop.target_evaluations > 1 and held(self._curve, stop.target_evaluations))
+
+    def _count_curve(self) -> None:
+        outcome, curve = self.outcome, self._curve
+        outcome.eval_final, outcome.eval_worst = final_metric(curve), worst_of_last(curve)
+        outcome.eval_final_evaluations = min(len(curve), POLICIES)
 
     def no_final_evaluation(self, budget_s: float) -> None:
         self.event("info", f"no final evaluation: no whole round of episodes gave a score within {budget_s:.0f} s; the "
@@ -260,9 +269,13 @@ class Recorder:
         """Takes one sample of all metrics; without utilisation if ``pids`` is None (the workers have ended)."""
         reading = dataclasses.replace(reading, t_s=reading.t_s - self.paused_s)
         self.reading, self._samplers_alive = reading, samplers_alive
+        if self._inserted_before is None:
+            self._inserted_before = reading.inserted if self._plan.earlier.sessions else 0
         metrics, earlier = self.rates.read(reading) | (governed or {}), self._plan.earlier
         metrics |= {"env_steps": earlier.env_steps + reading.env_steps, "restarts": restarts,
-                    "episodes": earlier.episodes + (metrics["episodes"] or 0.0)}
+                    "episodes": earlier.episodes + (metrics["episodes"] or 0.0),
+                    # 0 until the learner has loaded its checkpoint
+                    "updates": metrics["updates"] or float(earlier.updates)}
         if pids is not None:
             metrics.update(self._utilisation.sample(pids))
             if (energy_j := metrics.get("energy_j")) is not None and reading.env_steps > 0:
@@ -338,13 +351,14 @@ class Recorder:
         outcome.env_errors = None if errors is None else int(errors)
         outcome.rows_refused = None if refused is None else int(refused)
         if self.reading is not None and self._plan.config.on_policy is None:
-            outcome.rows_stored = self.reading.inserted
+            outcome.rows_stored = self.reading.inserted - (self._inserted_before or 0)
         if outcome.error and self.first_error:
             outcome.error = f"{outcome.error} (first: {self.first_error[0]}: {self.first_error[1]})"
 
     def close(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """Closes the sinks, which may take seconds unless ``hurry()``, the store and the GPU monitor."""
-        self._loggers.close(failed=self.outcome.error is not None, hurry=hurry)
+        failed = self.outcome.error is not None or self.outcome.stopped_by == "unknown"  # by an exception
+        self._loggers.close(failed=failed, hurry=hurry)
         if self._saving_said:
             self._run_dir.write_state(checkpoint_left_bytes=None)
         self._utilisation.close()

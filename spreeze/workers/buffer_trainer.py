@@ -13,9 +13,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-import torch
-
-from spreeze.algorithms.impact import AnyAge, Evaluated, EvaluatedRollouts
+from spreeze.algorithms.impact import AnyAge, Evaluated
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import RolloutReader, Rollouts
@@ -43,8 +41,7 @@ class BufferTrainer:
         self.batch_size = spec.sync_interval * envs_per_sampler // algorithm.minibatches
         self.learn_s = 0.0
         self._average = RolloutAverage(algorithm)
-        self._kept = EvaluatedRollouts(spec.num_slots * (spec.num_envs // envs_per_sampler),
-                                       torch.Generator().manual_seed(algorithm.updates))
+        self._kept = algorithm.room_for(spec.num_slots * (spec.num_envs // envs_per_sampler))
         self._parts: list[Evaluated] = []
         """What is left of the use that is under way; of a rollout with one part the latest put into ``_kept``."""
         self._lags: deque[float] = deque(maxlen=_RECENT)

@@ -67,7 +67,8 @@ class ReplayTrainer:
 
         Samplers explore with the newest weights, or with the average too (``config.explore_average``).
         """
-        options: dict[str, Any] = {} if pair is None else {"pair": pair}
+        # A network of one's own is one module, which two threads cannot run with parameters of their own.
+        options: dict[str, Any] = {} if pair is None or config.network else {"pair": pair}
         options |= {} if spec.frames is None else {"frames": spec.frames}
         options |= {"overlap": True} if overlap else {}
         options |= {"masked": True} if spec.action_mask else {}
