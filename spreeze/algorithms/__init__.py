@@ -26,10 +26,9 @@ network, Adam and the target update are one call each. Tests compare the gradien
 ``tests/lean_sac.py`` measures the gain: an update is 1.3 to 1.5 times as fast as with lean autograd; below 1.25 the
 hand-derived gradients would be removed.
 
-QMIX is the exception: its mixer's weights are themselves outputs of networks, and autograd says that in a fifth of
-the lines.
-
-*Networks* of a user's own stand in for the perceptrons, by autograd: ``own_networks`` says how.
+There are three exceptions, by autograd. QMIX: its mixer's weights are themselves outputs of networks, which takes a
+fifth of the lines so. Images: ``conv_networks``. Networks of a user's own, which stand in for the perceptrons:
+``own_networks`` says how.
 
 *Corrections.* ``on_policy`` and ``ppo`` describe how PPO and A2C handle data that is one rollout old in mode hts,
 ``impact`` how IMPACT, APPO and IMPALA handle data of any age.

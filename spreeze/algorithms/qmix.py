@@ -18,8 +18,9 @@ that of chance. So the mixer reads the direction of the state, at length sqrt(d)
 Then values stay what returns can be with a discount of 0.99 and one-step targets, too. Where ``q_mean`` leaves them all
 the same (Pan et al. 2021, arXiv 2103.11883), a lower discount and n-step returns hold them down.
 
-*Gradients* come from autograd, unlike elsewhere in this package: derived by hand the mixer alone would be longer than
-this file. Shapes besides those of ``types``: n agents, o values of an agent's observation, E units of the mixer.
+*Gradients* come from autograd, as those of networks for images and of a user's own do: derived by hand the mixer alone
+would be longer than this file. Shapes besides those of ``types``: n agents, o values of an agent's observation, E units
+of the mixer.
 """
 
 from __future__ import annotations

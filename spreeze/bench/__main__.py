@@ -90,7 +90,7 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
 def _add_target(parser: argparse.ArgumentParser) -> None:
     _add_task(parser)
     parser.add_argument("--target-return", type=float, default=-200.0,
-                        help="mean of 10 greedy episodes (default: -200)")
+                        help="mean of 10 greedy episodes (default: -200, for Pendulum-v1)")
     parser.add_argument("--held", action="store_true",
                         help="runs end, and are timed, when the mean of 5 evaluations in a row reaches it (default: "
                              "the first evaluation that does)")
@@ -104,7 +104,7 @@ def _add_learner(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, choices=(1, 2), default=1, help="threads of the learner (default: 1)")
     add("--precision", choices=("float32", "bfloat16"), default="float32", help="of the matmuls (default: float32)")
     add("--device", default="cpu", help="device or split, such as cuda:0, split or cpu+cpu (default: cpu)")
-    add("--overlap", action="store_true", help="the actor one update late")
+    add("--overlap", action="store_true", help="the actor one update late (default: off)")
     add("--updates-per-launch", type=int, default=1, help="updates in one graph of a GPU, 0 for no graph (default: 1)")
 
 

@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
                              "(default: none)")
     parser.add_argument("--samples-per-insert", metavar="MIN:MAX", default=None,
                         help="band of transitions drawn / transitions inserted: below MIN samplers wait, above MAX the "
-                             "learner waits [ratio] (default: 8:512)")
+                             "learner waits [ratio] (default: 8:512; td3 16:512)")
     parser.add_argument("--auto", action="store_true",
                         help="measure this machine (at most 60 s, then cached) and choose batch size, learner threads "
                              "and samplers; what you set yourself stays (default: off)")

@@ -21,7 +21,8 @@ class AlgorithmConfig(Part):
     activation: str = setting("relu", "function between the layers of all networks; images always have relu",
                               choices=ACTIVATIONS)
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
-    tau: float = setting(0.005, "share of the online weights mixed into the target at each update", low=0.0, high=1.0)
+    tau: float = setting(0.005, "share of the online weights mixed into the target at each move of the target",
+                         low=0.0, high=1.0)
     n_step: int = setting(1, "env steps a stored transition spans", unit="env steps", low=1, high=64)
     weight_decay: float = setting(0.0, "share of the weights that a step takes off, times its size (AdamW, arXiv "
                                   "1711.05101)", low=0.0, high=10.0)

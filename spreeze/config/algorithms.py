@@ -36,7 +36,7 @@ class AlgorithmRow:
     images: bool = False
     """``discrete`` has a network for images."""
     any_age: bool = False
-    """``on_policy`` corrects for the age of its rollouts: it runs where samplers do not wait, and only there."""
+    """``on_policy`` corrects for the age of its rollouts: it runs where samplers set their own pace, and only there."""
     correction: str | None = None
     """This algorithm's default for ``rollout.correction``; None: the general default."""
     sync_interval: int | None = None
@@ -69,7 +69,7 @@ class NetworkRow:
     """From the numbers of inputs I and outputs K to a ``torch.nn.Module`` from [M, I] to [M, K], without buffers."""
 
 
-# One update takes the rollout of one sampler, so rollouts are as short as PPO's minibatches.
+# One update takes the rollout of one sampler by default, so rollouts are as short as PPO's minibatches.
 _ANY_AGE: dict[str, Any] = {"any_age": True, "correction": "none", "sync_interval": 16}
 ROWS = (
     AlgorithmRow(name="dqn", discrete="spreeze.algorithms.dqn:DQN", images=True),

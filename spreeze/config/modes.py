@@ -38,8 +38,8 @@ class Wiring:
     lag: int | None = None
     """Rollouts between the policy that collects and the one that learns from its data; None: there is replay."""
     free_running: bool = False
-    """Samplers do not wait for the learner: for algorithms that take rollouts of any age, whose lag is then at least
-    ``lag``."""
+    """The learner does not pace the samplers, which wait at most for uses of their oldest rollout: for algorithms that
+    take rollouts of any age, whose lag is then at least ``lag``."""
     inference_workers: bool = False
     """``rollout.inference_workers`` processes may infer for the samplers of one learner."""
     several_learners: bool = False
@@ -142,7 +142,7 @@ DECLARED = (
     ),
     Mode(
         name="impact", module="spreeze.modes.impact",
-        doc="samplers never wait; the learner uses each rollout of a circular buffer several times (IMPACT)",
+        doc="the learner uses each rollout of a circular buffer several times; waits only bound these uses (IMPACT)",
         on_policy=Wiring(stages=BUFFER_STAGES, lag=1, free_running=True, knobs=BUFFER_KNOBS),
     ),
     Mode(

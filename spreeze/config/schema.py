@@ -67,7 +67,7 @@ class RunConfig(Part):
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(Part):
     id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id, or mpe2:NAME or lbf:ID for several agents; observations "
-                      "must be Box, actions Box or Discrete", flag="--env")
+                      "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; actions Box or Discrete", flag="--env")
     import_module: str | None = setting(None, "module to import before the id is made (command line only)",
                                         flag="--import")
     plain: bool = setting(False, "step Bullet tasks as their package has them, not the fast equal ones",
@@ -146,12 +146,13 @@ class RolloutConfig(Part):
                                    "in the run's own process", low=1, high=512, flag="--samplers")
     envs_per_sampler: int = setting(8, "environments stepped in one sampler", low=1, high=1024,
                                     flag="--envs-per-sampler")
-    inference_workers: int = setting(0, "hts: processes that infer actions in batches; 0: samplers infer for "
-                                     "themselves, the same bits", low=0, high=512, flag="--inference-workers")
-    sync_interval: int = setting(64, "env steps of each environment in one rollout (alpha)",
-                                 unit="env steps", low=1, high=65_536, flag="--sync-interval")
-    correction: str = setting("delayed", "hts: what is done about data that is one rollout old; with ppo none unless "
-                              "it is set", choices=("delayed", "none", "truncated-is"), flag="--correction")
+    inference_workers: int = setting(0, "hts, tianji with one learner: processes that infer actions in batches; 0: "
+                                     "samplers infer for themselves, the same bits", low=0, high=512,
+                                     flag="--inference-workers")
+    sync_interval: int = setting(64, "env steps of each environment in one rollout (alpha); with impact, appo, impala "
+                                 "16 unless it is set", unit="env steps", low=1, high=65_536, flag="--sync-interval")
+    correction: str = setting("delayed", "hts, tianji: what is done about data that is one rollout old; with ppo none "
+                              "unless it is set", choices=("delayed", "none", "truncated-is"), flag="--correction")
     synchrony: str = setting("batch", "serial: environments wait for each other at every step, or once a rollout",
                              choices=("step", "batch"), flag="--synchrony")
     fingerprint: bool = setting(False, "hashes of trajectories, parameters and optimiser at each swap, in "
@@ -185,7 +186,7 @@ class LearnerConfig(Part):
                            low=1, high=256, flag="--learner-threads")
     device: str = setting("auto", "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS "
                           "(one GPU twice: two streams of it); "
-                          "auto is a GPU where there is one, but the CPU for PPO and A2C without images",
+                          "auto is a GPU where there is one, but the CPU for algorithms of rollouts without images",
                           flag="--device")
     precision: str = setting("float32", "what matmuls round their inputs to: tf32 on GPUs, bfloat16 on processors "
                              "that have it; weights, sums and optimisers are always float32",

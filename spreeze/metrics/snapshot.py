@@ -52,7 +52,7 @@ class Snapshot:
     in_turns: bool = False
     """One process does everything, one thing at a time."""
     free_running: bool = False
-    """Samplers do not wait for the learner: ``lag`` is the least one."""
+    """The learner does not pace the samplers: ``lag`` is the least one."""
     state: str = "starting"
     wall_s: float | None = None
 

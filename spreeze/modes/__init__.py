@@ -22,9 +22,9 @@ with an error that the environment is not repeatable. A step that raises or give
 *gala* (GALA): several such learners with samplers of their own, which send each other their parameters along a graph
 and mix what they receive without waiting.
 
-*impact* (IMPACT): samplers write rollouts into a circular buffer and do not wait; the learner uses each several times,
-and the newest replace the oldest. Every step has the version of its policy and its log-probability, so the algorithm
-corrects for any lag. A killed sampler begins new episodes. Runs are not repeatable.
+*impact* (IMPACT): samplers write rollouts into a circular buffer, the learner uses each several times, and the newest
+replace the oldest. They wait only for bounds on a rollout's uses. Every step has the version of its policy and its
+log-probability, so the algorithm corrects for any lag. A killed sampler begins new episodes. Runs are not repeatable.
 
 *serial*: the same parts in one process, one after the other.
 """

@@ -1,8 +1,9 @@
-"""The IMPACT mode: samplers -> circular buffer in shared memory -> learner; nobody waits for anybody.
+"""The IMPACT mode: samplers -> circular buffer in shared memory -> learner, each at its own pace.
 
 The algorithm says how many slots the buffer has, how often the learner uses a rollout (``slots``, ``uses``), and
-whether a sampler waits before it writes over one that was used too rarely (``least_uses``). Weights reach the samplers
-as they reach the evaluator: by files and a pointer.
+whether a sampler waits before it writes over one that was used too rarely (``least_uses``, by default half of
+``uses``, rounded down). The learner waits when all that is there is used up. Weights reach the samplers as they reach
+the evaluator: by files and a pointer.
 """
 
 from __future__ import annotations

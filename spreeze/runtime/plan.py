@@ -89,7 +89,8 @@ class RunPlan:
                               f"{config.sampling.envs_per_sampler} environments each need at least {smallest}")
         if config.replay.learning_starts > config.replay.capacity:
             raise ConfigError(f"replay.learning_starts = {config.replay.learning_starts} is above replay.capacity = "
-                              f"{config.replay.capacity}: learning would never begin")
+                              f"{config.replay.capacity}: the first rows would be gone before learning begins; lower "
+                              "it, or raise the capacity")
 
     def _check_cluster(self) -> None:
         """Rejects other hosts where their rows cannot be used."""
@@ -135,8 +136,8 @@ class RunPlan:
         """Rejects inconsistent settings of an on-policy run."""
         part, minibatches = self.config.rollout, self.minibatches
         if part.inference_workers and self.config.wiring.free_running:
-            raise ConfigError(f"rollout.inference_workers = {part.inference_workers}: in mode "
-                              f"{self.config.run.mode} samplers wait for nobody and infer for themselves; leave it out")
+            raise ConfigError(f"rollout.inference_workers = {part.inference_workers}: in mode {self.config.run.mode} "
+                              "samplers go at their own pace and infer for themselves; leave it out")
         if self.inference_workers and (self.learners > 1 or self.config.exchange.spans_hosts):
             raise ConfigError(f"rollout.inference_workers = {self.inference_workers}: the samplers of "
                               "several learners infer for themselves; leave it out")

@@ -25,9 +25,9 @@ take 56,448. A draw follows its environment's rows back to rebuild both stacks; 
 for the frames before it. Checkpoints hold no frames.
 
 *Rollouts* lie in N slots, rollout j in slot j mod N. HTS-RL has two, and its learner paces the samplers. In a circular
-buffer like that of IMPACT no process waits, and a reader uses each rollout at most K times. One counter per
-environment, stored last, tells which rows are complete, which are overwritten next, and where a restarted sampler
-continues. This is model-checked like the ring.
+buffer like that of IMPACT they wait only for bounds on a rollout's uses: a reader has K of each at most, and a writer
+may wait for some before it overwrites one. One counter per environment, stored last, tells which rows are complete,
+which are overwritten next, and where a restarted sampler continues. This is model-checked like the ring.
 
 *Between learners* parameters go through slots in shared memory, or from host to host by ``gloo_gossip``, in threads
 of its own, so that no learner waits for a network. Both are the same ``Gossip``, whose contract one test holds them to.

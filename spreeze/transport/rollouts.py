@@ -7,10 +7,10 @@ environment since the run began and is stored last: the rows that it counts are 
 learner reads the previous one in place. Only the learner raises ``current``, when that rollout is full and the
 previous one is used up.
 
-*Free running* (the circular buffer of IMPACT, arXiv 1912.00167, section 3.2): each sampler goes on at once, over its
-oldest rollout, and ``RolloutReader`` takes copies, each rollout up to K times. Rollout j is complete once ``steps`` has
-reached (j + 1) T, and untouched until it reaches (j + N) T; a reader checks that again after its copy. So N - 1
-rollouts of a sampler can be read.
+*Free running* (the circular buffer of IMPACT, arXiv 1912.00167, section 3.2): each sampler goes on over its oldest
+rollout, once that has had its ``least_uses``, and ``RolloutReader`` takes copies, each rollout up to K times. Rollout j
+is complete once ``steps`` has reached (j + 1) T, and untouched until it reaches (j + N) T; a reader checks that again
+after its copy. So N - 1 rollouts of a sampler can be read.
 
 The actions of each environment's current episode are kept, so that it can be replayed. The start of an episode is
 announced (``next_*``) before the row that ends the previous one is committed, so that one store decides.
@@ -50,7 +50,7 @@ class RolloutSpec(Jsonable):
     num_slots: int = 2  # of which each sampler fills one
     max_uses: int = 1  # K: times that RolloutReader gives a rollout
     least_uses: int = 0  # a free-running sampler waits until its oldest rollout was given so often
-    free_running: bool = False  # True if samplers never wait; otherwise the learner paces them
+    free_running: bool = False  # True if samplers wait for ``least_uses`` at most; else the learner paces them
 
     def __post_init__(self) -> None:
         if self.num_slots < 2 or not 1 <= self.max_uses < _USES_BASE or not 0 <= self.least_uses <= self.max_uses:

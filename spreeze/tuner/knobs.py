@@ -308,7 +308,7 @@ def rollout_rows(setting: Setting) -> int:
 
 
 def _rollout_envs(setting: Setting) -> int:
-    """Environments of a rollout; samplers that wait for nobody have no inference workers to choose."""
+    """Environments of a rollout; samplers at their own pace have no inference workers to choose."""
     shares = INFERENCE_WORKERS in setting or LEARNERS in setting
     return int(setting[ROLLOUT_ENVS] * (setting[ROLLOUT_SAMPLERS] // setting.get(LEARNERS, 1) if shares else 1))
 

@@ -333,7 +333,7 @@ def reason_against(*, split: bool, period: int) -> str | None:
     if split:
         return "actor and critics are on two devices"
     if period > _LONGEST_PERIOD:
-        return f"the target network moves every {period} updates, a graph holds at most {_LONGEST_PERIOD}"
+        return f"steps repeat every {period} updates, a graph holds at most {_LONGEST_PERIOD}"
     return None
 
 
