@@ -32,7 +32,7 @@ def sleepers(tmp_path, monkeypatch):
     yield tmp_path / "runs"
     for record in (tmp_path / "runs" / ".launches").glob("*.json"):
         pid = json.loads(record.read_text())["pid"]
-        if psutil.pid_exists(pid):
+        if pid is not None and psutil.pid_exists(pid):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -72,6 +72,24 @@ def test_stop_interrupts_a_launch_that_has_no_run_directory_yet(sleepers):
     control.stop(name, sleepers)
     until(lambda: control.launching(sleepers) is None)
     assert "KeyboardInterrupt" in run_data.tail_text(run_data.launch_log(name, sleepers))
+
+
+def test_an_old_run_that_goes_on_is_a_launch_though_many_newer_ones_were_launched_since(sleepers):
+    path = sleepers / "20260101-000000_Pendulum-v1_sac_s1"
+    path.mkdir(parents=True)
+    (path / "run.json").write_text('{"state": "finished"}')
+    (sleepers / ".launches").mkdir()
+    for day in range(2, 10):
+        record = sleepers / ".launches" / f"2026010{day}-000000_Pendulum-v1_sac_s1.json"
+        record.write_text('{"pid": null}')
+        os.utime(record, (day, day))
+    control.resume(path, sleepers)
+    assert control.launching(sleepers).name == path.name
+    with pytest.raises(RunError, match="is running: stop it first"):
+        control.start(control.Request(env_id="Pendulum-v1"), sleepers)
+    until(lambda: "up" in run_data.tail_text(run_data.launch_log(path.name, sleepers)))
+    control.stop(path.name, sleepers)
+    until(lambda: control.launching(sleepers) is None)
 
 
 @pytest.mark.parametrize("env_id", ["os:Pendulum-v1", "../x", "-v1", "", "a b", "x" * 101])

@@ -252,7 +252,7 @@ def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
 
 def launching(folder: Path) -> Launch | None:
     """The live launch that has not yet begun or continued its run, if any."""
-    for record in sorted((folder / ".launches").glob("*.json"), reverse=True)[:5]:
+    for record in _newest_first(folder)[:5]:
         found = read_json(record)
         name, pid = record.stem, found.get("pid")
         if isinstance(pid, int) and _same_process(pid, found.get("create_time")) and not _begun(folder / name, found):
@@ -260,9 +260,18 @@ def launching(folder: Path) -> Launch | None:
     return None
 
 
+def _newest_first(folder: Path) -> list[Path]:
+    """The records of launches by their time: a resumed run keeps the date in its name."""
+    found = []
+    for record in (folder / ".launches").glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # dismissed meanwhile
+            found.append((record.stat().st_mtime_ns, record))
+    return [record for _, record in sorted(found, reverse=True)]
+
+
 def failed_start(folder: Path) -> Launch | None:
     """The newest launch if its process ended before its run began, until ``dismiss`` is called."""
-    newest = max((folder / ".launches").glob("*.json"), key=lambda record: record.stat().st_mtime, default=None)
+    newest = next(iter(_newest_first(folder)), None)
     if newest is None:
         return None
     found = read_json(newest)
