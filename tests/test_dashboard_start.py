@@ -209,6 +209,28 @@ def test_the_form_is_as_it_was_after_a_visit_to_another_page():
     assert page.number_input(key="start_stop.seconds").value == 30.0
 
 
+@pytest.mark.parametrize(("kind", "key", "bad", "good"), [
+    ("text_input", "start_module", "own_env", ""), ("text_area", "start_args", "malformed", ""),
+    ("selectbox", "start_env", "os:Pendulum-v1", "Pendulum-v1"),
+])
+def test_fields_stay_filled_in_while_another_field_has_to_be_mended(monkeypatch, kind, key, bad, good):
+    monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["os:Pendulum-v1", "Pendulum-v1"])
+    page = chosen("serial", "td3")
+    page.number_input(key="start_seed").set_value(7)
+    page.number_input(key="start_stop.seconds").set_value(30.0)
+    page.multiselect(key="start_more").set_value(["td3.tau"]).run()
+    page.number_input(key="start_td3.tau").set_value(0.5).run()
+    before = asked(page)
+    for _ in range(2):
+        getattr(page, kind)(key=key).set_value(bad).run()
+        assert not page.exception
+        assert "start" not in [button.key for button in page.button]
+    getattr(page, kind)(key=key).set_value(good).run()
+    assert asked(page) == before
+    assert (before["run"]["algo"], before["run"]["seed"], before["stop"]["seconds"]) == ("td3", 7, 30.0)
+    assert before["td3"] == {"tau": 0.5}
+
+
 def test_settings_of_each_kind_that_are_filled_in_are_in_the_command_and_others_are_not():
     page = chosen("hts", "ppo")
     page.number_input(key="start_rollout.sync_interval").set_value(16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tomllib
 from functools import cache, lru_cache
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
+from streamlit.errors import StreamlitAPIException
 
 from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, rows, task_text
 from spreeze.config.layers import Layer
@@ -50,10 +52,11 @@ def fill(values: dict[str, Any]) -> None:
 
 
 def keep_fields() -> None:
-    """Streamlit forgets fields that a rerun does not draw, unless they are set again."""
+    """Streamlit forgets fields that a rerun does not draw, unless they are set again; those drawn need nothing."""
     for key in st.session_state:
         if str(key).startswith(_KEPT):
-            st.session_state[key] = st.session_state[key]
+            with contextlib.suppress(StreamlitAPIException):  # a field that has been drawn
+                st.session_state[key] = st.session_state[key]
 
 
 @cache
@@ -103,9 +106,11 @@ def form(folder: Path) -> None:
             own = _own_environment(env_id)
         if own.blocked is not None:
             st.info(own.blocked)
+            keep_fields()
             return
         request = _request(first, env_id, own)
         if request is None:
+            keep_fields()
             return
         try:
             with last[1].popover("Settings", width="stretch"):
@@ -114,6 +119,7 @@ def form(folder: Path) -> None:
                                               fresh=bool(st.session_state.get(FRESH)))
         except SpreezeError as error:
             st.error(components.plain(error))
+            keep_fields()
             return
         last[0].button("Start", type="primary", on_click=_start, args=(request, folder), key="start", width="stretch")
         components.show_command(
