@@ -87,6 +87,52 @@ def test_the_next_answer_holds_only_news(run):
     assert news["series"]["env_steps_per_s"]["t"] == [10.0, 10.5, 11.0, 11.5]
 
 
+def test_returns_of_each_learner_arrive_though_they_carry_the_earlier_time_of_their_weights(run):
+    fill(run, 20)
+    writer = MetricsWriter(run / "metrics.db")
+    writer.write(2.0, 4, {"eval_return/0": 1.0, "eval_return/1": 2.0})
+    first = live_api.answer(run, 0.0, 0, "")
+    assert (first["next"], first["series"]["eval_return/1"]["y"]) == (9.5, [2.0])
+
+    def news(scores):
+        return live_api.answer(run, first["next"], first["evals_next"], first["epoch"], scores=scores)
+
+    assert (news(first["scores"])["series"], news(first["scores"])["whole"]) == ({}, [])
+    writer.write(4.0, 8, {"eval_return/1": 3.0})
+    writer.close()
+    later = news(first["scores"])
+    assert later["whole"] == ["eval_return/0", "eval_return/1"]
+    assert [later["series"][name]["t"] for name in later["whole"]] == [[2.0], [2.0, 4.0]]
+    assert later["series"]["eval_return/1"]["y"] == [2.0, 3.0]
+    assert news(later["scores"])["series"] == {}
+    assert json.loads(server.live(ask(run, f"run=r1&since=9.5&epoch=n:1&scores={later['scores']}")).body)["whole"] == []
+
+
+_TAKE_WHOLE = """
+const page = Object.create(LivePage.prototype), drawn = [];
+page.store = new Map(); page.unit = { by: 1 }; page.axis = "t"; page.data = { colours: ["a", "b", "c", "d"] };
+page.charts = new Map(); page.text = new Map(); page.epoch = "e"; page.dot = {};
+page.evals = { t: [], s: [], u: [], y: [], lo: [], hi: [] }; page.legend = () => {};
+page.note = { classList: { toggle() {} } }; page.logTail = () => {};
+for (const name of ["bars", "coreStrip", "gpuRows", "tableRows", "similarityMap", "processRows", "eventList"])
+  page[name] = () => {};
+page.chartOf = () => ({ show: (traces) => drawn.push(traces.slice(0, 2).map((trace) => [trace.colour, trace.x])) });
+const news = { epoch: "e", evals: page.evals, text: {}, hosts: [], log: [], next: 9 };
+const points = (...t) => ({ t, s: t, y: t });
+page.apply({ ...news, series: { "eval_return/0": points(1), "eval_return/1": points(1) }, whole: [], scores: "1" });
+page.apply({ ...news, series: { "eval_return/0": points(1, 2) }, whole: ["eval_return/0"], scores: "2" });
+console.log(JSON.stringify([drawn, page.scores]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_what_is_sent_whole_takes_the_place_of_what_a_page_had():
+    script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
+    script = "globalThis.window = {};\n" + script.replace("export default function", "function mount") + _TAKE_WHOLE
+    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert json.loads(found.stdout) == [[[["c", [1]], ["d", [1]]], [["c", [1, 2]], ["d", [1]]]], "2"]
+
+
 def test_another_session_of_the_run_is_sent_whole(run):
     fill(run, 20)
     first = live_api.answer(run, 0.0, 0, "")

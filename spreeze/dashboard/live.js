@@ -17,6 +17,8 @@ const make = (parent, tag, cls, text) => {
 // Minimum and maximum of a thinned series; a series that was never thinned has no band.
 const bandOf = (kept) => (kept.banded ? { low: kept.low, high: kept.high } : {});
 
+const noPoints = () => ({ t: [], s: [], x: [], y: [], low: [], high: [] });
+
 export default function ({ parentElement: root, data, setTriggerValue }) {
   if (root.__live?.run === data.run) { root.__live.update(data); return root.__live.dispose; }
   root.__live?.dispose();  // another run: Streamlit may keep the node
@@ -31,7 +33,7 @@ export default function ({ parentElement: root, data, setTriggerValue }) {
 class LivePage {
   constructor(host, data, changed) {
     this.host = host; this.data = data; this.dead = false; this.timers = {}; this.changed = changed; this.changedAt = 0;
-    this.epoch = ""; this.since = 0; this.seen = 0; this.charts = new Map(); this.unit = { name: "s", by: 1 };
+    this.epoch = ""; this.since = 0; this.seen = 0; this.scores = ""; this.charts = new Map(); this.unit = { name: "s", by: 1 };
     this.store = new Map(); this.pictureTag = "0"; this.pictureSeen = false;
     this.abort = new AbortController();
     NS.made += 1; NS.live += 1; NS.run = data.run;
@@ -230,7 +232,7 @@ class LivePage {
     let pause = this.data.period_ms;
     this.busy = true;
     try {
-      const query = new URLSearchParams({ run: this.data.run, since: this.since, evals: this.seen, epoch: this.epoch });
+      const query = new URLSearchParams({ run: this.data.run, since: this.since, evals: this.seen, scores: this.scores, epoch: this.epoch });
       NS.requests += 1;
       let news = null;
       try {
@@ -271,8 +273,9 @@ class LivePage {
     this.live = news.live;
     for (const key of Object.keys(this.evals)) this.evals[key].push(...news.evals[key]);
     const changed = new Set(news.evals.t.length ? [this.returnCard] : []);
+    for (const name of news.whole) this.store.set(name, noPoints());
     for (const [name, points] of Object.entries(news.series)) this.add(name, points, changed);
-    this.since = news.next; this.seen = news.evals_next;
+    this.since = news.next; this.seen = news.evals_next; this.scores = news.scores;
     for (const card of changed) if (card === this.returnCard) this.showReturn(); else this.showSeries(card);
     for (const [id, value] of Object.entries(news.text)) for (const node of this.text.get(id) ?? []) if (node.textContent !== value) node.textContent = value;
     if (this.note.textContent !== news.note) this.note.textContent = news.note;
@@ -307,7 +310,7 @@ class LivePage {
   }
 
   add(name, points, changed) {
-    const kept = this.store.get(name) ?? { t: [], s: [], x: [], y: [], low: [], high: [] };
+    const kept = this.store.get(name) ?? noPoints();
     this.store.set(name, kept);
     kept.t.push(...points.t); kept.s.push(...points.s);
     kept.x.push(...points.t.map((t) => t / this.unit.by));

@@ -127,7 +127,9 @@ def published(algo: str | None, env_id: str | None) -> Published | None:
     return PUBLISHED.get((algo or "", env_id or ""))
 
 
-def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricTable = TABLE) -> dict[str, Any]:
+def answer(
+    path: Path, since: float, evals_seen: int, epoch: str, table: MetricTable = TABLE, scores: str = ""
+) -> dict[str, Any]:
     """What ``/api/live`` sends: everything if ``since`` is 0 or the epoch has changed, else the news.
 
     Args:
@@ -136,6 +138,7 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricT
         evals_seen: number of evaluations that it has.
         epoch: session of the run that these belong to.
         table: says what is drawn.
+        scores: what the last answer said under ``scores``, which changes with the learners' returns.
 
     Raises:
         RunError: the metrics are damaged or take too long to read.
@@ -149,11 +152,15 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricT
         latest = reader.latest()
         newest = max((point.t for point in latest.values()), default=0.0)
         names = wanted(list(latest), table)
+        # Returns of several learners carry the time of their weights, which is before the newest time that a page has.
+        late = [name for name in names if name.startswith("eval_return/")]
+        scored = ",".join(f"{latest[name].t}:{latest[name].value}" for name in late)
+        whole, series = names, {}
         if since > 0.0:
-            tail = reader.tail(names, since, _TAIL_ROWS) if newest > since else {}
+            whole, others = late if scored != scores else [], [name for name in names if name not in late]
+            tail = reader.tail(others, since, _TAIL_ROWS) if newest > since else {}
             series = {name: _columns(points) for name, points in tail.items()}
-        else:
-            series = {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in names}
+        series |= {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in whole}
         count, last = reader.last_evaluation()
         news = _news(reader, evals_seen, count)
         events = reader.events(12)
@@ -165,7 +172,8 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricT
         fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] not in passing}
     shown = snapshot(run, read_config(path), fresh, state, table)
     return {
-        "epoch": now, "state": state, "next": newest, "series": series, "evals_next": count,
+        "epoch": now, "state": state, "next": newest, "series": series, "whole": whole, "scores": scored,
+        "evals_next": count,
         "text": {**texts(shown, run, last, path), "restarts": number(fresh.get("restarts"))},
         "evals": _evaluations(news), "shares": _shares(shown),
         "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu, shown) for gpu in shown.gpus],

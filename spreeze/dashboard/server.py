@@ -154,7 +154,8 @@ def live(request: Request) -> Response:
     try:
         path = run_path(query.get("run", ""), runs_dir())
         since, seen = float(query.get("since", 0)), int(query.get("evals", 0))
-        document = live_api.answer(path, max(0.0, since), max(0, seen), query.get("epoch", ""))
+        document = live_api.answer(path, max(0.0, since), max(0, seen), query.get("epoch", ""),
+                                   scores=query.get("scores", ""))
     except (RunError, ValueError) as error:
         document = {"error": clean(error)}
     activity = control.activity(runs_dir(), query.get("run"))
