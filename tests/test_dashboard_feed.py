@@ -386,6 +386,17 @@ def test_a_run_that_ended_without_numbers_says_so_and_only_a_failure_is_a_proble
         assert answer["problem"] is problem
 
 
+def test_an_ended_run_shows_its_summary_and_not_that_of_an_earlier_session(run):
+    fill(run, 20)
+    state = json.loads((run / "run.json").read_text()) | {"wall_s": 10.0}
+    (run / "run.json").write_text(json.dumps(state))
+    (run / "summary.json").write_text(json.dumps({"wall_s": 10.0, "env_steps_per_s": 777.0}))
+    assert live_api.answer(run, 0.0, 0, "")["text"]["env_rate"] == "777"
+    (run / "run.json").write_text(json.dumps(state | {"sessions": 2, "state": "running", "wall_s": 12.0}))
+    answer = live_api.answer(run, 0.0, 0, "")
+    assert (answer["state"], answer["text"]["env_rate"]) == ("crashed", "6")
+
+
 def test_a_paused_run_shows_its_counts_and_no_rate_or_use_of_before(run):
     state = json.loads((run / "run.json").read_text()) | {"state": "paused"}
     (run / "run.json").write_text(json.dumps(state))

@@ -113,12 +113,20 @@ def test_text_of_a_run_is_shown_and_never_obeyed(make_run):
         "choice": {NASTY: NASTY}, "reasons": {NASTY: NASTY}, "objective": NASTY, "formula": NASTY,
     }))  # fmt: skip
     (path / "config.toml").write_text(f"[learner]\nbatch_size = 1  # {NASTY[:-6]}\n['{'<b>'}']\nx = '<i>'  # <u>\n")
-    (path / "summary.json").write_text(json.dumps({"bottleneck": NASTY, "time_split": {NASTY: 0.5}, "restarts": NASTY}))
+    (path / "summary.json").write_text(json.dumps({
+        "wall_s": 3.0, "bottleneck": NASTY, "time_split": {NASTY: 0.5}, "restarts": NASTY}))
     (path / "live.jpg").write_text(NASTY)
     found = parsed(html_report.make([path, make_run("good")]))
     assert parsed(html_report.make([path])).tags.isdisjoint({"img", "script", "b", "u"})
     assert any("<script>alert(1)</script>" in text for text in found.said)
     assert not any(mark in text for text in found.said for mark in "\u202e\x1b")
+
+
+def test_the_summary_of_an_earlier_session_is_left_out(make_run):
+    path = make_run("a")
+    for wall_s, told in ((3.0, True), (2.0, False)):
+        (path / "summary.json").write_text(json.dumps({"wall_s": wall_s, "bottleneck": "the samplers"}))
+        assert ("the samplers" in parsed(html_report.make([path])).said) is told
 
 
 @pytest.mark.parametrize("run", ["{}", "[]", '{"wall_s": "x", "eval_best": 1e999, "updates": 1' + "0" * 400 + "}"])

@@ -15,10 +15,11 @@ from spreeze.dashboard.run_data import newest_log, newest_similarity, newest_tim
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics import student_quantile
 from spreeze.metrics.bottleneck import Side, bottleneck
+from spreeze.metrics.comparison import read_summary
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
-from spreeze.run_directory import LIVE_STATES, TIMELINE, read_config, read_json, read_run, state_of
+from spreeze.run_directory import LIVE_STATES, TIMELINE, read_config, read_run, state_of
 
 MAX_BUCKETS = 350
 """Buckets of a first answer; each has mean, minimum and maximum."""
@@ -261,7 +262,7 @@ def _samplers(shown: Snapshot) -> str:
 
 def _whole_run(path: Path) -> dict[str, float]:
     """Rates and time split over a whole run that has ended, whose last second says little."""
-    document = read_json(path / "summary.json")
+    document = read_summary(path)
     split = document.get("time_split")
     found = {name: document.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")}
     found |= split if isinstance(split, dict) else {}

@@ -21,7 +21,7 @@ import numpy as np
 from spreeze.errors import ConfigError, RunError
 from spreeze.formatting import DASH, clean, duration, number
 from spreeze.metrics.store import EvaluationRow, MetricsReader
-from spreeze.run_directory import read_config, read_run
+from spreeze.run_directory import read_config, read_json, read_run
 
 IGNORED = (
     "run.seed", "run.name", "run.runs_dir", "env.import_module", "evaluation.", "logging.", "stop.", "tuning.",
@@ -315,6 +315,12 @@ def read_curve(path: Path) -> Curve | None:
         settings={f"{part}.{name}": clean(value, 80) for part, fields in read_config(path).items()
                   for name, value in fields.items()},
     )
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """``summary.json``; empty where it is of an earlier session: ``run.json`` then tells another wall time."""
+    found = read_json(path / "summary.json")
+    return found if found.get("wall_s") == read_run(path).get("wall_s") else {}
 
 
 def report_of(paths: Sequence[Path], by: Sequence[str] | None, rules: Rules) -> Report:

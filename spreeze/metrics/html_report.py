@@ -34,13 +34,14 @@ from spreeze.metrics.comparison import (
     on_grid,
     parted,
     read_curve,
+    read_summary,
     report,
     returns,
     spread_text,
 )
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import by_name
-from spreeze.run_directory import read_config, read_json, read_run, state_of
+from spreeze.run_directory import read_config, read_run, state_of
 
 
 def _minute(started: object) -> str:
@@ -111,7 +112,7 @@ def make(paths: Sequence[Path]) -> str:
 def _read(path: Path) -> _Run:
     state, curve = read_run(path), read_curve(path)
     last = curve.evaluations[-1].return_mean if curve else None
-    return _Run(path, {**state, "state": state_of(path), "last_return": last}, read_json(path / "summary.json"), curve)
+    return _Run(path, {**state, "state": state_of(path), "last_return": last}, read_summary(path), curve)
 
 
 # --- text ---
