@@ -40,7 +40,7 @@ def ask(entrance):
         sent = []
         scope = {"type": kind, "path": path, "method": method, "server": ("127.0.0.1", 8501), "scheme": scheme,
                  "query_string": query.encode(),
-                 "headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
+                 "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]}
 
         async def receive():
             return {"type": f"{kind}.connect"}
@@ -127,6 +127,11 @@ def test_a_known_browser_reads_everything_and_gets_no_other_cookie(ask, cookie):
         answer = ask("http", path, cookie=cookie)[0]
         assert answer["status"] == 200
         assert b"set-cookie" not in dict(answer["headers"])
+
+
+@pytest.mark.parametrize("other", ['session={"user": 1}', "a[0]=b", "x=\xe4", "name with space=1", "alone", ""])
+def test_cookies_of_other_programs_of_this_machine_lock_nobody_out(ask, cookie, other):
+    assert ask("http", cookie=f"{other}; {cookie}")[0]["status"] == 200
 
 
 def test_the_websocket_opens_with_the_token_and_the_whole_origin(ask, cookie):

@@ -16,10 +16,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spreeze.machine.output import say
@@ -246,11 +246,10 @@ class Guard:
         return not foreign and (known or not self._entrance.asked or scope["path"].endswith(_HEALTH))
 
     def _knows(self, headers: dict[str, str], scope: Scope) -> bool:
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(_name(scope))
-        except CookieError:
-            return False
-        return found is not None and secrets.compare_digest(found.value.encode(), self._entrance.cookie_token.encode())
+        # Not SimpleCookie, which drops all that follows a cookie that it cannot read: other programs of localhost set
+        # some of these.
+        found = cookie_parser(headers.get("cookie", "")).get(_name(scope))
+        return found is not None and secrets.compare_digest(found.encode(), self._entrance.cookie_token.encode())
 
     def _cookie(self, scope: Scope) -> tuple[bytes, bytes]:
         # Lax, not Strict: the browser is opened on a file, and a Strict cookie would not survive its redirect.
