@@ -160,7 +160,8 @@ def test_anybody_else_is_refused(ask, entrance, headers, asked):
     {"origin": "https://evil.example"}, {"origin": "http://localhost:9999"}, {"origin": "null"},
     {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"},
     {"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"},
-    {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"},
+    *({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": dest}
+      for dest in ("iframe", "frame", "object", "embed", "empty")),
 ])
 @pytest.mark.parametrize("asked", [True, False])
 def test_other_sites_cannot_even_read_or_ask_for_a_picture(ask, entrance, cookie, headers, asked):
@@ -174,6 +175,14 @@ def test_the_page_itself_and_a_link_to_it_may_be_read(ask, cookie):
     link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
     for headers in (own, link, {}):
         assert ask("http", host="localhost:8501", cookie=cookie, **headers)[0]["status"] == 200
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_no_page_may_be_framed(ask, entrance, cookie, asked):
+    entrance.asked = asked
+    for headers in ({"cookie": cookie}, {"accept": "text/html", "origin": "null"}):
+        assert dict(ask("http", **headers)[0]["headers"])[b"x-frame-options"] == b"DENY"
+    assert b"x-frame-options" not in dict(ask("http", "/api/live", cookie=cookie)[0]["headers"])
 
 
 def test_switched_off_each_page_lets_in_and_other_origins_still_cannot_act(ask, entrance, cookie):

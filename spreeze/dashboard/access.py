@@ -196,6 +196,8 @@ _COOKIE_S = 30 * 86_400
 _FORBIDDEN, _SEE_OTHER = 403, 303
 _PRIVATE = [(b"cache-control", b"no-store"), (b"referrer-policy", b"no-referrer")]
 """So that an address with a token is neither cached nor sent as a Referer."""
+_NO_FRAME = (b"x-frame-options", b"DENY")
+"""For browsers that do not say what they load a page for; no page of ours frames another."""
 _REJECTED = "this browser has no token of this dashboard, or an old one"
 _REMEDY = (
     "Open the address that the dashboard's terminal shows last: it ends in a token, which works once.",
@@ -229,10 +231,8 @@ class Guard:
             await _redirect(scope, send, self._cookie(scope))
         elif not self._lets_in(scope, headers, reads=reads, known=known):
             await _reject(scope, headers, receive, send)
-        elif self._entrance.asked:
-            await self._app(scope, receive, send)
         else:
-            await self._app(scope, receive, self._handing_out(scope, send))
+            await self._app(scope, receive, self._with_headers(scope, send))
 
     def _lets_in(self, scope: Scope, headers: dict[str, str], *, reads: bool, known: bool) -> bool:
         origin = headers.get("origin")
@@ -240,8 +240,9 @@ class Guard:
         if not reads:
             return known and own
         # A page of another site must not even read, or fetch a picture, which asks a run to draw. Following a link to
-        # this page is no reading by that site.
-        visit = headers.get("sec-fetch-mode", "navigate") == "navigate" and headers.get("sec-fetch-dest") != "iframe"
+        # this page is no reading by that site; its <iframe>, <object>, <embed> or <frame> is.
+        visit = (headers.get("sec-fetch-mode", "navigate") == "navigate"
+                 and headers.get("sec-fetch-dest", "document") == "document")
         foreign = not own or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and not visit)
         return not foreign and (known or not self._entrance.asked or scope["path"].endswith(_HEALTH))
 
@@ -259,15 +260,16 @@ class Guard:
                 f"SameSite=Lax{secure}")
         return b"set-cookie", text.encode("ascii")
 
-    def _handing_out(self, scope: Scope, send: Send) -> Send:
-        """Sets the cookie with each page where no token is needed; other sites' pages still cannot act."""
+    def _with_headers(self, scope: Scope, send: Send) -> Send:
+        """Forbids frames of each page, and sets the cookie where no token is needed; other sites still cannot act."""
+        more = [_NO_FRAME] if self._entrance.asked else [_NO_FRAME, self._cookie(scope)]
 
-        async def with_cookie(message: Message) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start" and _is_page(message.get("headers", ())):
-                message["headers"] = [*message.get("headers", ()), self._cookie(scope)]
+                message["headers"] = [*message.get("headers", ()), *more]
             await send(message)
 
-        return with_cookie
+        return with_headers
 
 
 def _name(scope: Scope) -> str:
@@ -316,6 +318,6 @@ async def _reject(scope: Scope, headers: dict[str, str], receive: Receive, send:
         body = _PAGE.format(remedy="".join(f"<p>{html.escape(line)}</p>" for line in remedy))
     else:
         kind, body = b"application/json", json.dumps({"error": f"{_REJECTED}. {' '.join(remedy)}"})
-    answer_headers = [(b"content-type", kind), *_PRIVATE]
+    answer_headers = [(b"content-type", kind), _NO_FRAME, *_PRIVATE]
     await send({"type": "http.response.start", "status": _FORBIDDEN, "headers": answer_headers})
     await send({"type": "http.response.body", "body": body.encode()})
