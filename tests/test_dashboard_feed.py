@@ -133,6 +133,32 @@ def test_what_is_sent_whole_takes_the_place_of_what_a_page_had():
     assert json.loads(found.stdout) == [[[["c", [1]], ["d", [1]]], [["c", [1, 2]], ["d", [1]]]], "2"]
 
 
+_GO_BACK = """
+const page = Object.create(LivePage.prototype), drawn = [];
+page.store = new Map([["episode_return", { s: [1, 3, 2], x: [1, 2, 3], y: [1, 9, 2], low: [0, 8, 1], high: [2, 10, 3],
+                                           banded: true }]]);
+page.unit = { by: 1 }; page.data = { colours: ["a", "b"], references: [{ value: 0, label: "c" }] };
+page.evals = { t: [1, 2, 3, 4], s: [10, 20, 10, 30], u: [5, 9, 9, 7],
+               y: [1, 2, 3, 4], lo: [0, 1, 2, 3], hi: [2, 3, 4, 5] };
+page.legend = () => {};
+page.chartOf = () => ({ show: (traces) => drawn.push(traces.map(({ x, y, low }) => [x, y, low])) });
+for (const axis of ["t", "s", "u"]) { page.axis = axis; page.showReturn(); }
+console.log(JSON.stringify(drawn));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_where_the_counters_of_a_resumed_run_go_back_the_page_draws_its_later_session():
+    script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
+    script = "globalThis.window = {};\n" + script.replace("export default function", "function mount") + _GO_BACK
+    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    over_time, over_steps, over_updates = json.loads(found.stdout)
+    assert over_time[:2] == [[[1, 2, 3], [1, 9, 2], [0, 8, 1]], [[1, 2, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3]]]
+    assert over_steps[:2] == [[[1, 2], [1, 2], [0, 1]], [[10, 30], [3, 4], [2, 3]]]
+    assert over_updates[0] == [[5, 7], [1, 4], [0, 3]]
+    assert [drawn[-1][0] for drawn in (over_time, over_steps, over_updates)] == [[1, 4], [1, 30], [5, 7]]
+
+
 def test_another_session_of_the_run_is_sent_whole(run):
     fill(run, 20)
     first = live_api.answer(run, 0.0, 0, "")

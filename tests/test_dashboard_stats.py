@@ -52,6 +52,19 @@ def test_smoothing_averages_three_and_looks_back_only():
     assert (x.tolist(), y.tolist()) == ([10.0, 20.0, 30.0, 40.0], [3.0, 4.5, 6.0, 5.0])
 
 
+def test_where_the_counters_of_a_resumed_run_go_back_its_later_session_counts():
+    steps = [10, 20, 30, 40, 20, 25, 50]
+    values = [1.0, 2.0, 99.0, 99.0, 3.0, 4.0, 5.0]
+    evaluations = [EvaluationRow(float(t), step, 2 * step, 1, t, 5, value, 1.0, 10.0)
+                   for t, (step, value) in enumerate(zip(steps, values, strict=True))]
+    x, y = comparison.returns(evaluations, "updates")
+    assert (x.tolist(), y.tolist()) == ([20.0, 40.0, 50.0, 100.0], [1.0, 2.0, 8 / 3, 4.0])
+    assert len(comparison.returns(evaluations, "t")[0]) == len(steps)
+    x, curves = comparison.on_grid([(np.array(steps, np.float64), np.array(values))], 6)
+    assert x.tolist() == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
+    np.testing.assert_array_equal(curves[0], [np.nan, 1.0, 3.0, 4.0, 4.0, 5.0])
+
+
 def entry(**fields):
     setting = {"learner.batch_size": 64, "learner.threads": 1, "learner.device": "cpu"}
     return {"stage": "learner", "setting": setting, "updates_per_s": [90.0, 100.0, 120.0], **fields}

@@ -30,6 +30,17 @@ function indexAt(xs, value) {
   return low;
 }
 
+// The points that count, x ascending: a resumed run's counters go back to its checkpoint, and the later session holds.
+function counting(trace) {
+  const kept = [];
+  let least = Infinity;
+  for (let i = trace.x.length - 1; i >= 0; i--) if (trace.x[i] < least) { least = trace.x[i]; kept.push(i); }
+  if (kept.length === trace.x.length) return trace;
+  kept.reverse();
+  const columns = ["x", "y", "low", "high"].filter((name) => trace[name]);
+  return { ...trace, ...Object.fromEntries(columns.map((name) => [name, kept.map((i) => trace[name][i])])) };
+}
+
 // Exponential moving average with weight `keep` on the past, corrected for its start; gaps stay gaps.
 function smoothed(ys, keep) {
   let sum = 0, weight = 0;

@@ -348,7 +348,8 @@ class LivePage {
   // ---- the return chart -----------------------------------------------------------------------
   showReturn() {
     const [blue, orange] = this.data.colours, by = this.axis === "t" ? this.unit.by : 1;
-    const x = this.evals[this.axis].map((value) => value / by), traces = [];
+    const x = this.evals[this.axis].map((value) => value / by);
+    let traces = [];
     const noisy = this.axis === "u" ? [] : [...this.store].filter(([name]) => name.split("/")[0] === "episode_return");
     const groups = [...this.store].filter(([name]) => name.startsWith("eval_return/"));
     if (this.axis !== "u") groups.forEach(([name, kept], i) => traces.push({ name: `group ${name.split("/")[1]}: greedy episodes`, colour: this.data.colours[2 + (i % (this.data.colours.length - 2))], width: 1.4, x: this.axis === "t" ? kept.x : kept.s, y: kept.y }));
@@ -358,6 +359,7 @@ class LivePage {
       else traces.push({ name: `group ${part}: episodes (noisy)`, colour: this.data.colours[2 + (i % (this.data.colours.length - 2))], ...base });
     });
     traces.push({ name: "greedy episodes, mean (95 % interval)", colour: blue, width: 2.2, dots: x.length < 200, x, y: this.evals.y, low: this.evals.lo, high: this.evals.hi });
+    traces = traces.map(counting);
     const all = traces.flatMap((trace) => (trace.x.length ? [trace.x[0], trace.x.at(-1)] : []));
     const reference = this.data.references?.[0];
     if (reference && all.length) traces.push({ name: reference.label, colour: "#8A8F98", width: 1.3, dash: [6, 4], x: [Math.min(...all), Math.max(...all)], y: [reference.value, reference.value] });

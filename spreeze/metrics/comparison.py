@@ -475,12 +475,20 @@ class Band(NamedTuple):
     """Number of runs that reach each point."""
 
 
+def _counting(x: np.ndarray) -> np.ndarray:
+    """Mask of the points that count: a resumed run's counters go back to its checkpoint; the later session holds."""
+    later = np.minimum.accumulate(x[::-1])[::-1]
+    return np.asarray(x < np.append(later[1:], np.inf))
+
+
 def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.ndarray]:
     """Step curves on a common grid: x [points], values [runs, points]; nan outside of a run's first and last point."""
     x = np.linspace(0.0, max((float(at[-1]) for at, _ in lines if len(at)), default=0.0), points)
     values = np.full((len(lines), points), np.nan)
     for line, (at, found) in zip(values, lines, strict=True):
         if len(at):
+            counts = _counting(at)
+            at, found = at[counts], found[counts]
             index = np.searchsorted(at, x, side="right") - 1
             line[:] = np.where((index >= 0) & (x <= at[-1]), found[np.maximum(index, 0)], np.nan)
     return x, values
@@ -513,5 +521,7 @@ def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band
 
 def returns(evaluations: Sequence[EvaluationRow], axis: str) -> Line:
     """Greedy returns of a run, each the mean of it and the ones before (``SMOOTHING`` in all)."""
-    return (np.array([float(getattr(record, axis)) for record in evaluations]),
-            np.array(running_mean(evaluations, SMOOTHING), np.float64))
+    x = np.array([float(getattr(record, axis)) for record in evaluations])
+    counts = _counting(x)
+    known = [record for record, one in zip(evaluations, counts, strict=True) if one]
+    return x[counts], np.array(running_mean(known, SMOOTHING), np.float64)
