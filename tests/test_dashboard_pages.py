@@ -208,6 +208,27 @@ def test_a_sweep_is_one_choice_and_stands_for_its_finished_runs(world):
     assert not page.exception
 
 
+def test_a_sweep_of_more_runs_than_a_report_takes_says_so_instead_of_failing(world, monkeypatch):
+    monkeypatch.setattr("spreeze.dashboard.compare.MOST_RUNS", 2)
+    folder, page = compared(world, a=256, b=32, c=32)
+    (folder / "batches.sweep.json").write_text(json.dumps({"finished": ["a", "b", "c"], "runs": []}))
+    page.run()
+    for chosen, crowded in (["sweep batches"], True), (["c"], False):
+        page.multiselect(key="compare_runs").set_value(chosen).run()
+        assert not page.exception
+        (button,) = page.get("download_button")
+        assert button.proto.disabled is crowded
+        assert ("these are 3: take some out" in button.proto.help) is crowded
+
+
+def test_a_report_that_cannot_be_made_holds_the_reason(world):
+    from spreeze.dashboard import control
+
+    path = world("damaged") / "a1"
+    assert "cannot be read as metrics" in control.reported([path])
+    assert "from 1 to 20 fit" in control.reported([path] * 21)
+
+
 def test_each_task_has_a_target_of_its_own(world):
     folder, page = compared(world, a=256, b=256)
     run = json.loads((folder / "b" / "run.json").read_text()) | {"env_id": "CartPole-v1"}

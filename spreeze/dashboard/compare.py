@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import streamlit as st
 
-from spreeze.dashboard import components, navigation
+from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.live_api import COLOURS, drawn, published
 from spreeze.dashboard.run_data import row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
@@ -37,7 +37,7 @@ from spreeze.metrics.comparison import (
     verdicts,
     worst_of_last,
 )
-from spreeze.metrics.html_report import make
+from spreeze.metrics.html_report import MOST_RUNS
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_json
 
@@ -88,8 +88,10 @@ def page() -> None:
     st.plotly_chart(figure(lines, axis, metric, centre != "mean"), config=CONFIG, key="compare_chart")
     st.caption("Band: 95 % bootstrap interval over runs (1,000 resamples). A single run has no band: one seed says "
                "nothing about the spread.")
-    st.download_button("Report of these runs", lambda: make(list(curves)), "report.html", "text/html",
-                       key="compare_report", help="One HTML file to keep or send.")
+    crowded = f"A report has room for {MOST_RUNS} runs, and these are {len(curves)}: take some out."
+    st.download_button("Report of these runs", lambda: control.reported(list(curves)), "report.html", "text/html",
+                       key="compare_report", disabled=len(curves) > MOST_RUNS,
+                       help=crowded if len(curves) > MOST_RUNS else "One HTML file to keep or send.")
     _protocol(list(curves.values()))
     _differences(list(curves.values()))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import html
 import importlib.util
 import io
 import json
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,10 @@ from spreeze.config.modes import DECLARED
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
 from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, tail_lines
-from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import read_machine
+from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import (
     ask,
@@ -378,6 +380,14 @@ def exported(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
             if failed is not None:
                 archive.writestr(f"{path.name}/export_failed.txt", f"{failed}\n")
         return buffer.getvalue()
+
+
+def reported(paths: Sequence[Path]) -> str:
+    """The report of these runs; of the reason alone where it failed, because a download shows no error."""
+    try:
+        return html_report.make(paths)
+    except SpreezeError as error:
+        return f'<!doctype html>\n<meta charset="utf-8"><title>No report</title>\n<p>{html.escape(clean(error))}</p>\n'
 
 
 def delete(path: Path, folder: Path) -> None:

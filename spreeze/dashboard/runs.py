@@ -29,7 +29,6 @@ from spreeze.dashboard.run_data import (
 )
 from spreeze.errors import RunError, SpreezeError
 from spreeze.formatting import DASH, duration, number, size, whole
-from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import LIVE_STATES, About, describe
 from spreeze.types import POLICY_FORMATS
@@ -156,7 +155,7 @@ def _one(path: Path, folder: Path) -> None:
 def _downloads(path: Path, folder: Path) -> str:
     """A report, metrics, and the policy as a file that runs without Spreeze; returns the command for the latter."""
     report, metrics, left, right = st.columns(4, vertical_alignment="bottom")
-    report.download_button("Report", lambda: html_report.make([path]), f"{path.name}.html", "text/html",
+    report.download_button("Report", lambda: control.reported([path]), f"{path.name}.html", "text/html",
                            key="runs_report", width="stretch",
                            on_click="ignore",  # a rerun forgets what the buttons beside it would make
                            help="One HTML file to keep or send: curves, rates, settings with their sources, the "
