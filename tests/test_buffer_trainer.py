@@ -131,6 +131,25 @@ def test_nothing_is_kept_of_rollouts_that_are_gone(place):
     assert len(list(place.trainer._kept)) <= 4
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_what_a_sampler_has_written_over_before_it_rests_is_learned_from_no_more(monkeypatch, minibatches):
+    """The reader gives it no more, so that it never comes to its last use."""
+    place = Place(slots=3, uses=6, minibatches=minibatches)
+    try:
+        for version in range(2):
+            place.fill(1, version)
+            place.trainer.learn()
+        for version in range(2, 4):  # the first two are gone with uses left
+            place.fill(1, version)
+        for version in range(4):
+            place.fill(0, version)
+            for _ in range(3 * minibatches):
+                place.trainer.learn()
+        assert not {(1, 0), (1, 1)} & set(place.trainer._kept)
+    finally:
+        place.close()
+
+
 def test_an_average_of_the_policy_is_published_and_kept_while_samplers_get_the_newest(tmp_path):
     place = Place(uses=8, policy_average=0.6)
     try:

@@ -107,6 +107,8 @@ def test_a_full_or_forbidden_disk_is_one_line_and_another_error_of_the_system_is
 
     assert guarded(lambda: fail(errno.ENOSPC)) == ResourceError.exit_code
     assert capsys.readouterr().err.startswith("error: [Errno 28] No space left on device: 'there/file'; make room")
+    assert guarded(lambda: fail(errno.EACCES)) == ResourceError.exit_code
+    assert "Permission denied: 'there/file'; choose another place" in capsys.readouterr().err
     with pytest.raises(OSError, match="Bad file"):
         guarded(lambda: fail(errno.EBADF))
 

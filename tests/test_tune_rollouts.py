@@ -9,7 +9,7 @@ from spreeze.config.modes import GOSSIP_KNOBS, ROLLOUT_KNOBS
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner.knobs import KNOBS, SHORTEST_INTERVAL, fit_rollout, knobs_of, rollout_rows
-from spreeze.tuner.model import Scored, pick
+from spreeze.tuner.model import Scored, pick, worth
 from spreeze.tuner.problem import (
     INFERENCE_WORKERS,
     INTERVAL,
@@ -294,12 +294,13 @@ def test_learners_whose_environments_wait_are_tried_beyond_the_cores():
     assert set(knob.candidates(team(step_cpu_share=0.1), TEAM)) == {2, 4, 8, 16}
 
 
-BUFFER = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INTERVAL: 16, "impact.slots": 4, "impact.uses": 20})
+BUFFER = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INTERVAL: 16, "impact.minibatches": 1, "impact.slots": 4,
+                  "impact.uses": 20})  # fmt: skip
 
 
-def buffer_problem(**facts):
+def buffer_problem(configured=BUFFER, **facts):
     config = resolve([Layer("user", {"run": {"algo": "impact", "mode": "impact"}})]).config
-    return dataclasses.replace(problem(configured=BUFFER, **facts), knobs=knobs_of(config))
+    return dataclasses.replace(problem(configured=configured, **facts), knobs=knobs_of(config))
 
 
 class BufferMachine(Machine):
@@ -323,6 +324,16 @@ def test_of_rollouts_of_any_age_updates_count_up_to_the_uses_that_are_worth_the_
                  lambda result: None)
     assert chosen(found)[ROLLOUT_SAMPLERS] == 4, "300 updates/s of 128 rows are 20 uses of 1,920 env steps/s"
     assert found.as_json()["formula"].startswith("updates/s with everything running, of rollouts used up to 20 times")
+
+
+def test_updates_of_minibatches_count_by_their_rows_and_a_rollout_of_one_sampler_stays_divisible():
+    several = BUFFER.but("impact.minibatches", 8).but(INTERVAL, 64)
+    machine = BufferMachine(lambda one: (2500.0 * one[ROLLOUT_SAMPLERS], 600.0 / one[ROLLOUT_SAMPLERS]))
+    assert chosen(tune(buffer_problem(several), machine, lambda result: None))[ROLLOUT_SAMPLERS] == 1
+    assert {one["impact.minibatches"] for one in machine.asked} == {8}
+    one, eight = (worth(buffer_problem(setting), setting, 100.0 * setting["impact.minibatches"], 1e6, None).score
+                  for setting in (BUFFER, BUFFER.but("impact.minibatches", 8)))
+    assert one == eight == 100.0 * 128
 
 
 def test_slots_and_uses_stay_and_their_reasons_say_what_runs_have_shown():

@@ -82,7 +82,7 @@ class EvaluatedRollouts:
         self._places[key], self._left[place] = place, torch.empty(0, dtype=torch.int64)
 
     def __getitem__(self, key: tuple[int, int]) -> Evaluated:
-        """Views, valid until another rollout takes the place of this one."""
+        """Views, valid until the next rollout is put in."""
         assert self._block is not None
         samples, out, log_std = self._block
         rows = len(samples.target) // self._room

@@ -47,12 +47,11 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
     except BrokenPipeError:
         return 0
     except OSError as error:
-        if error.errno not in _OF_THE_DISK:
-            raise
-        return _told(ResourceError(f"{error}; make room, or choose another place"), as_json=as_json)
-
-
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _told(ResourceError(f"{error}; make room"), as_json=as_json)
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
+            return _told(ResourceError(f"{error}; choose another place, or change its permissions"), as_json=as_json)
+        raise
 
 
 def _told(error: SpreezeError, *, as_json: bool) -> int:

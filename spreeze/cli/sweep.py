@@ -143,6 +143,9 @@ def _sweep(args: argparse.Namespace) -> int:
         return 0
     runs_dir.mkdir(parents=True, exist_ok=True)
     with _held(runs_dir, sweep.name):
+        if args.resume:  # another process may have gone on with it meanwhile
+            sweep = _continued(args, runs_dir)
+            left = [run for run in sweep.runs if run.state != "finished"]
         return _carried_out(args, sweep, left, shares, runs_dir)
 
 
@@ -152,7 +155,7 @@ def _held(runs_dir: Path, name: str) -> Iterator[None]:
     with open(runs_dir / f".{name}.sweep.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise RunError(f"sweep {name} is going on in another process; wait for it, or stop it by Ctrl-C") from None
         yield
 

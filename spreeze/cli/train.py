@@ -402,6 +402,7 @@ def _run(
 ) -> int:
     _check_disk(plan, run_dir)
     settings_before = _settings_bytes(run_dir.path) if plan.earlier.sessions else None
+    checkpoints_before = _checkpoint_times(run_dir.path)
     try:
         write_settings(run_dir.path, plan.settings)
         if tune_record is not None:
@@ -427,9 +428,8 @@ def _run(
                             exit_reason=outcome.stopped_by)
     finally:
         run_dir.write_state(state=state)
-        learned = int(read_run(run_dir.path).get("updates") or 0) > plan.earlier.updates
-        if state == "failed" and settings_before is not None and not learned:
-            # They may be why: with those of the earlier session the run can go on.
+        if state == "failed" and settings_before is not None and _checkpoint_times(run_dir.path) == checkpoints_before:
+            # The settings may be why: with those of the earlier session the run can go on.
             with contextlib.suppress(OSError):
                 replace_bytes(run_dir.path / "config.toml", settings_before, durable=True)
     if args.json:
@@ -439,6 +439,12 @@ def _run(
     if outcome.error:
         complain(outcome.error)
     return 1 if outcome.error else 0
+
+
+def _checkpoint_times(run: Path) -> dict[str, int]:
+    with contextlib.suppress(OSError):
+        return {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(run / "checkpoints")}
+    return {}
 
 
 def _settings_bytes(run: Path) -> bytes | None:

@@ -231,7 +231,8 @@ class AnyAgeConfig(OnPolicyConfig):
     uses: int = setting(1, "how often a rollout is used at most (K)", low=1, high=65_535)
     minibatches: int = setting(
         1, "updates of one use; 1: each takes the one rollout whose turn it is (the paper's); more: each takes its "
-        "share of as many rows, shuffled out of all rollouts in the buffer", unit="updates", low=1, high=65_536)
+        "share of as many rows, shuffled out of all rollouts that have begun their uses", unit="updates", low=1,
+        high=65_536)
     least_uses: int | None = setting(
         None, "a sampler waits while its oldest rollout was used less often; not set: half of uses; 0: it never waits, "
         "and rollouts that are written over are counted", low=0, high=65_535)

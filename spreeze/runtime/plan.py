@@ -79,8 +79,8 @@ class RunPlan:
             raise ConfigError(f"replay.save = true: frames in replay take {frames_gib:.1f} GiB and are not stored; "
                               "leave it out")
         if config.learner.overlap and self.spec.num_actions is not None:
-            raise ConfigError(f"learner.overlap = true: {config.run.algo} with discrete actions has one network, with "
-                              "nothing to overlap; leave it out")
+            raise ConfigError(f"learner.overlap = true: it is for actor and critics of continuous actions, not for "
+                              f"{config.run.algo} with discrete ones; leave it out")
         samplers = self.samplers_of(0)
         shards = samplers + self.host_shards
         smallest = shards * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)

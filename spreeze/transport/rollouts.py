@@ -387,6 +387,11 @@ class RolloutReader:
         return sum([self._rollouts.spec.max_uses - uses for _, uses in self._readable()])
 
     @property
+    def readable(self) -> set[tuple[int, int]]:
+        """Sampler and number of each rollout that is complete and not overwritten."""
+        return {key for key, _ in self._readable()}
+
+    @property
     def dropped(self) -> int:
         """Rollouts that were written over, since this source was opened, before they were given once."""
         return max(0, self._complete - self._unused - self._begun - self._given)

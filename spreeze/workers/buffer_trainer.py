@@ -3,7 +3,7 @@
 The buffer (``transport.rollouts``) gives new rollouts first, of these the oldest, then goes round those that
 are there: between two uses of one all others are used. So K uses of N rollouts are like K epochs of N
 minibatches of PPO (arXiv 1912.00167, section 3.2). A use is one update from that rollout or, with ``minibatches``
-above 1, so many from rows of all rollouts here. What the algorithm computes at a rollout's first use stays here.
+above 1, so many from rows of all that have begun their uses. What is computed at a rollout's first use stays here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spreeze.transport.rollouts import RolloutReader, Rollouts
 from spreeze.workers.on_policy_trainer import RolloutAverage, sha256_of
 
 _RECENT = 64
-"""Updates over which uses and lag are averaged."""
+"""Values that means of uses and lag are of."""
 
 
 class BufferTrainer:
@@ -43,7 +43,9 @@ class BufferTrainer:
         self._average = RolloutAverage(algorithm)
         self._kept = algorithm.room_for(spec.num_slots * (spec.num_envs // envs_per_sampler))
         self._parts: list[Evaluated] = []
-        """What is left of the use that is under way; of a rollout with one part the latest put into ``_kept``."""
+        """What the further updates of the present use learn from."""
+        self._version = 0.0
+        """Mean version of the policy that collected the rollout of the present use."""
         self._lags: deque[float] = deque(maxlen=_RECENT)
         self._uses: deque[int] = deque(maxlen=_RECENT)
         self._dropped = 0
@@ -62,6 +64,8 @@ class BufferTrainer:
         start = perf_counter()
         if not self._parts and not self._use():
             return False
+        # Not negative either after a learner that lost its latest updates.
+        self._lags.append(max(0.0, self.updates - self._version))
         end = self._progress_env_steps
         self.algorithm.improve(self._parts.pop(0), None if end is None else min(1.0, self.env_steps / end))
         self._average.advance()
@@ -75,13 +79,11 @@ class BufferTrainer:
             return False
         spec, key = self._rollouts.spec, (taken.writer, taken.rollout)
         if taken.batch is not None:  # also after a restart, in the middle of its uses
-            oldest = taken.rollout - spec.num_slots + 1
-            for other in [(writer, rollout) for writer, rollout in self._kept
-                          if writer == taken.writer and rollout < oldest]:
+            readable = self._source.readable
+            for other in [other for other in self._kept if other not in readable]:  # written over, with uses left
                 del self._kept[other]
             self._kept[key] = self.algorithm.evaluate(taken.batch, taken.writer)
-        # Not negative either after a learner that lost its latest updates.
-        self._lags.append(max(0.0, self.updates - float(taken.versions.mean())))
+        self._version = float(taken.versions.mean())
         self._uses.append(taken.use)
         self._parts = self.algorithm.parts(self._kept, key)
         if taken.use == spec.max_uses:
