@@ -328,9 +328,14 @@ def test_of_rollouts_of_any_age_updates_count_up_to_the_uses_that_are_worth_the_
 
 def test_updates_of_minibatches_count_by_their_rows_and_a_rollout_of_one_sampler_stays_divisible():
     several = BUFFER.but("impact.minibatches", 8).but(INTERVAL, 64)
-    machine = BufferMachine(lambda one: (2500.0 * one[ROLLOUT_SAMPLERS], 600.0 / one[ROLLOUT_SAMPLERS]))
-    assert chosen(tune(buffer_problem(several), machine, lambda result: None))[ROLLOUT_SAMPLERS] == 1
-    assert {one["impact.minibatches"] for one in machine.asked} == {8}
+    asked = set()
+
+    def rate(one):
+        asked.add(one["impact.minibatches"])
+        return 2500.0 * one[ROLLOUT_SAMPLERS], 600.0 / one[ROLLOUT_SAMPLERS]
+
+    assert chosen(tune(buffer_problem(several), BufferMachine(rate), lambda result: None))[ROLLOUT_SAMPLERS] == 1
+    assert asked == {8}
     one, eight = (worth(buffer_problem(setting), setting, 100.0 * setting["impact.minibatches"], 1e6, None).score
                   for setting in (BUFFER, BUFFER.but("impact.minibatches", 8)))
     assert one == eight == 100.0 * 128
