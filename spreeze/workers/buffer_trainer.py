@@ -9,7 +9,7 @@ above 1, so many from rows of all that have begun their uses. What is computed a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from time import perf_counter
 from typing import Any
 
@@ -110,10 +110,13 @@ class BufferTrainer:
 
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         self._dropped = max(self._dropped, self._source.dropped)
-        recent = len(self._lags)
         return {
             **blank_learner(), "updates": self.updates, "wait_s": wait_s, "learn_s": self.learn_s,
             "publish_s": publish_s, "batch_size": self.batch_size, "updates_skipped": self.algorithm.updates_skipped(),
-            "policy_lag": sum(self._lags) / recent if recent else 0.0, "rollouts_dropped": self._dropped,
-            "rollout_uses": sum(self._uses) / recent if recent else 0.0, **self.algorithm.metrics(),
+            "policy_lag": _mean(self._lags), "rollouts_dropped": self._dropped, "rollout_uses": _mean(self._uses),
+            **self.algorithm.metrics(),
         }
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
