@@ -49,6 +49,7 @@ TASKS = {"dqn": "CartPole-v1", "qmix": "mpe2:simple_spread_v3"}
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "runs"
 
 
@@ -70,10 +71,9 @@ def chosen(mode, algo, *, auto=False):
     page = open_page("live")
     page.selectbox(key="start_env").select(TASKS.get(algo, "Pendulum-v1")).run()
     page.selectbox(key="start_algo").select(algo).run()
-    page.selectbox(key="start_mode").select(mode)
+    page.selectbox(key="start_mode").select(mode).run()  # it decides whether the switch can be used
     if not page.toggle(key="start_auto").disabled:
-        page.toggle(key="start_auto").set_value(auto)
-    page.run()
+        page.toggle(key="start_auto").set_value(auto).run()
     assert not page.exception, [error.message for error in page.exception]
     return page
 
@@ -286,6 +286,7 @@ def start(page, folder, algo, *, on_policy):
         else:
             page.number_input(key=f"start_{key}").set_value(value)
     page.run()
+    assert not any("--auto" in line for line in commands(page)), "no test here asks for the tuner's minute"
     page.button(key="start").click().run()
     assert not page.error, [error.value for error in page.error]
     name = control.activity(folder).name
