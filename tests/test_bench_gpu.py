@@ -116,17 +116,21 @@ def test_ways_that_differ_are_wrong_and_the_worst_case_is_named(monkeypatch):
 # --- speed ---
 
 
-def test_rates_of_a_processor_come_from_the_tuners_probe():
+def test_rates_of_a_processor_come_from_the_tuners_probe(monkeypatch):
     with probe(CPU) as measure:
         found = measure(Rate("float32", 64, "eager"), 2)
         refused = [measure(Rate(precision, 64, kind), 2) for precision, kind in (
             ("float32", "graph"), ("float32", "replay on the host"), ("tf32", "eager"))]
+    machine = gpu_rates.read_machine()
+    small = dataclasses.replace(machine, memory=dataclasses.replace(machine.memory, usable_bytes=10**9))
+    monkeypatch.setattr(gpu_rates, "read_machine", lambda: small)
+    with probe(CPU) as measure:
         failed = measure(Rate("float32", 2**24, "eager"), 2)
     assert (found["verdict"], len(found["updates_per_s"])) == ("measured", 2)
-    assert f"{64 * sorted(found['updates_per_s'])[0]:.0f}" != "0"
+    assert min(found["updates_per_s"]) > 0
     assert [one["verdict"] for one in refused] == ["not taken"] * 3
     assert "learner.precision = tf32" in refused[2]["text"]
-    assert failed["verdict"] == "wrong"
+    assert (failed["verdict"], failed["text"].partition(":")[0]) == ("wrong", "out of memory")
 
 
 def test_a_card_is_timed_at_every_batch_and_kind_once():
