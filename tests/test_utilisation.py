@@ -10,6 +10,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 from harness import poll
@@ -19,6 +20,9 @@ from spreeze.machine.gpu import GPU_ENERGY, GpuMonitor
 from spreeze.machine.hardware import core_facts
 from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.table import by_name
+
+_TICKS_S = 2 / os.sysconf("SC_CLK_TCK")
+"""How far two readings of a process's time can be off: one tick each of user and system time."""
 
 
 @pytest.fixture
@@ -33,11 +37,15 @@ def _until(condition):
 
 
 def _busy(seconds):
-    """Takes so much processor time; returns how many cores that was meanwhile."""
-    start_s, before_s = time.monotonic(), time.process_time()
+    """Takes so much processor time."""
+    before_s = time.process_time()
     while time.process_time() < before_s + seconds:
         sum(range(1000))
-    return seconds / (time.monotonic() - start_s)
+
+
+def _times():
+    """Wall time and processor time of this process, both in seconds."""
+    return np.array([time.monotonic(), time.process_time()])
 
 
 def test_first_sample_has_levels_but_no_rates(no_gpu):
@@ -48,16 +56,22 @@ def test_first_sample_has_levels_but_no_rates(no_gpu):
 
 def test_second_sample_has_rates_under_known_names(no_gpu, tmp_path):
     utilisation = Utilisation({"self": os.getpid()}, gpu_monitor=no_gpu)
+    began = _times()
     utilisation.sample()
-    cores_used = _busy(0.3)
+    between = _times()
+    _busy(0.3)
+    done = _times()
     values = utilisation.sample()
+    ended = _times()
     for name, value in values.items():
         by_name(name)
         assert isinstance(value, float)
     cores = os.sched_getaffinity(0)
     assert {name for name in values if name.startswith("cpu_core_use/")} == {f"cpu_core_use/{i}" for i in cores}
     assert 0.0 <= values["cpu_use"] <= 1.0
-    assert values["process_cpu_use/self"] == pytest.approx(cores_used, rel=0.5)
+    # It looked at both clocks at moments unknown, within the two samples; the kernel counts in hundredths.
+    (inner_s, inner_cpu_s), (outer_s, outer_cpu_s) = done - between, ended - began
+    assert (inner_cpu_s - _TICKS_S) / outer_s <= values["process_cpu_use/self"] <= (outer_cpu_s + _TICKS_S) / inner_s
     assert values["disk_write_bytes_per_s"] >= 0.0
 
 
