@@ -227,7 +227,7 @@ def test_the_last_checkpoint_has_as_long_as_it_needs_and_shows_what_is_left(tmp_
         stopped = verb("runs", "--runs-dir", run.runs_dir, "stop", "run", "--timeout", "0.1")
         assert stopped.returncode == 2
         assert "still writes its last checkpoint, " in stopped.stderr
-        run.wait_for(lambda: time.monotonic() - start > 10.0, what="longer than a worker gets that does nothing")
+        run.wait_for(lambda: time.monotonic() - start > 7.5, what="longer than a worker gets that does nothing")
         disk.fast()
         code, document = run.end()
         assert code == 0
@@ -290,12 +290,20 @@ if "SPREEZE_WORKER" not in os.environ:
             kill_group(pid, number)
     os.killpg = killpg
 """
+_IMPATIENT = """
+import sys
+import spreeze.runtime.supervisor
+from spreeze.cli import train
+spreeze.runtime.supervisor.DEATH_S = 1.0
+sys.exit(train.main())
+"""
+"""``spreeze train`` that does not wait long for what was killed."""
 
 
 def test_a_process_that_does_not_die_is_named_and_the_run_ends_in_order(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(_UNDYING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Run(tmp_path, *PENDULUM) as run:
+    with Run(tmp_path, *PENDULUM, program=("-c", _IMPATIENT)) as run:
         run.until_updates(50)
         held = run.wait_for(lambda: run.children().get("evaluator"), what="the evaluator")
         held.suspend()
