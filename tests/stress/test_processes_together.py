@@ -1,12 +1,14 @@
 """Sampler and learner beside each other, in short; the figures by hand: ``python tests/processes_together.py``."""
 
+import processes_together
 from processes_together import memory_rows, together_rows
 
 from spreeze.bench.paper import scaling_rows
 from spreeze.bench.sampling import task_plan
 
 
-def test_each_side_is_measured_alone_and_together():
+def test_each_side_is_measured_alone_and_together(monkeypatch):
+    monkeypatch.setattr(processes_together, "_LEARNING_SETTLES_S", 1.0)  # no figure is judged here
     plan = task_plan("Pendulum-v1")
     rows = {row["metric"]: row for row in together_rows(plan, repeats=1, seconds=0.5)}
     assert rows["learner_kept_together"]["repeats"][0] > 0
