@@ -49,7 +49,10 @@ ALGORITHMS = (AlgorithmRow(name="{NAME}", config=EagerConfig, continuous=EagerSA
 '''
 SPEC = EnvSpec(env_id="T-v0", import_module=MODULE, obs_dim=4, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
                max_episode_steps=500, reward_threshold=None)  # fmt: skip
-TINY = ("--set", f"{NAME}.hidden_sizes=[16,16]")
+TINY = (
+    "--samplers", "1", "--envs-per-sampler", "4", "--batch-size", "32", "--set", f"{NAME}.hidden_sizes=[16,16]",
+    "--set", "evaluation.episodes=2", "--no-visualizer", "--no-governor",
+)  # fmt: skip
 
 
 @pytest.fixture

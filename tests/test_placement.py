@@ -269,7 +269,8 @@ def test_with_a_gpu_state_moves_between_the_kinds_of_device(name, first, second)
 def test_a_run_whose_gpu_is_gone_says_so_at_resume_and_goes_on_where_it_is_told_to(tmp_path, mode):
     common = ("--runs-dir", str(tmp_path), "--json", "--name", "x")
     first = verb("train", "--env", "Pendulum-v1", "--mode", mode, "--updates", "5", "--device", "cpu",
-                 "--set", "sac.hidden_sizes=[8,8]", "--set", "replay.learning_starts=300", *common)
+                 "--set", "sac.hidden_sizes=[8,8]", "--set", "replay.learning_starts=300", "--samplers", "1",
+                 "--no-visualizer", "--batch-size", "32", "--set", "evaluation.episodes=1", *common)
     assert json.loads(first.stdout)["updates"] == 5
     # What a run of a GPU leaves behind: the name of the device, and a checkpoint with the state of its generator.
     settings = tmp_path / "x" / "config.toml"
