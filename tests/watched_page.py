@@ -22,6 +22,9 @@ _LEFT_OUT = 0.2
 """Share of the time for which slopes do not count: caches fill, replay fills."""
 _BUSY_S = 6.0
 _AGES_S = 3.0
+_HIDDEN_S = 10.0
+_LEAST_LOOKS = 5
+"""Of which those that count give a slope."""
 _AGE_PERIOD_S = 0.2
 
 
@@ -123,25 +126,28 @@ def visit(run: Path) -> Iterator[WatchedVisit]:
         yield WatchedVisit(**vars(seen))
 
 
-def watched_rows(seen: WatchedVisit, seconds: float, busy_s: float = _BUSY_S, ages_s: float = _AGES_S) -> list[Row]:
-    """Looks at an open page for that long, or until the run ends, then at a hidden one.
+def watched_rows(
+    seen: WatchedVisit, seconds: float, busy_s: float = _BUSY_S, ages_s: float = _AGES_S, hidden_s: float = _HIDDEN_S
+) -> list[Row]:
+    """Looks at an open page for that long and often enough, or until the run ends, then at a hidden one.
 
     Raises:
-        SpreezeError: too short for a slope.
+        SpreezeError: the run ended too soon for a slope.
     """
     seen.open()
-    looks, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
+    looks: list[Look] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or len(looks) < _LEAST_LOOKS:
         look = seen.look(busy_s, ages_s)
         if state_of(seen.run) != "running":
             break
         looks.append(look)
     kept = looks[int(_LEFT_OUT * len(looks)) :]
-    if len(kept) < 4:
-        raise SpreezeError(f"{len(kept)} looks give no slope: take at least {7 * (busy_s + ages_s) / 60:.1f} min")
+    if len(looks) < _LEAST_LOOKS:
+        raise SpreezeError(f"the run ended after {len(looks)} looks: {_LEAST_LOOKS} are needed for a slope")
     seen.hide(True)
     time.sleep(2.0)
-    hidden = seen.requests(10.0)
+    hidden = seen.requests(hidden_s)
     times = [look.t_s for look in kept]
     names = ("browser_bytes", "js_heap_bytes", "dom_nodes", "listeners", "server_bytes")
     return [
@@ -150,6 +156,6 @@ def watched_rows(seen: WatchedVisit, seconds: float, busy_s: float = _BUSY_S, ag
         row("main_thread_processor_time", "ms/s", [look.processor_ms_per_s for look in kept], target="<= 150"),
         row("data_age_worst", "s", [look.age_s for look in kept], target="<= 2"),
         row("connections", "count", [look.connections for look in kept], target="<= 3"),
-        row("requests_hidden_in_10_s", "count", [float(hidden)], target="0"),
+        row(f"requests_hidden_in_{hidden_s:g}_s", "count", [float(hidden)], target="0"),
         *(slope_row(name, times, [getattr(look, name) for look in kept], "flat") for name in names),
     ]
