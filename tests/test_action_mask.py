@@ -16,6 +16,7 @@ from rollouts import learner, rollout, task
 
 from spreeze.algorithms import create, losses
 from spreeze.algorithms.on_policy import Samples
+from spreeze.cli import evaluate, play
 from spreeze.config.algorithm_settings import DQNConfig, SACConfig
 from spreeze.envs.make import describe
 from spreeze.envs.probe import check_up, measure
@@ -402,8 +403,28 @@ def test_rollouts_hold_no_forbidden_action(name, asks, opened):
 # --- whole runs ---
 
 
-def whole_run(tmp_path, monkeypatch, *args):
-    """A run to its end in which no forbidden action was taken, evaluated and shown."""
+def by_command(name, *args):
+    """What a verb prints, in a process of its own."""
+    done = verb(name, *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def in_process(capfd):
+    """The same in this process: the import of what it needs takes longer than the verb."""
+    def call(name, *args):
+        capfd.readouterr()
+        code = {"evaluate": evaluate, "play": play}[name].main([*map(str, args)])
+        said = capfd.readouterr()
+        assert code == 0, said.err
+        return said.out
+
+    return call
+
+
+def whole_run(tmp_path, monkeypatch, call, *args):
+    """A run to its end in which no forbidden action was taken, evaluated and shown; ``call`` calls a verb."""
     noted = tmp_path / "forbidden"
     monkeypatch.setenv("PYTHONPATH", "tests")
     # The harness takes our own settings out of the environment of runs, so this has another name.
@@ -413,19 +434,17 @@ def whole_run(tmp_path, monkeypatch, *args):
     assert [document[name] for name in ("env_errors", "rows_refused", "restarts", "updates_skipped")
             if name in document] in ([0, 0, 0], [0, 0, 0, 0])  # fmt: skip
     assert document["eval_return_mean"] >= 0.0
-    scored = verb("evaluate", run.path, "--episodes", "3", "--json", "--import", MODULE)
-    assert scored.returncode == 0, scored.stderr
-    assert json.loads(scored.stdout)["length_mean"] <= 12
+    scored = call("evaluate", run.path, "--episodes", "3", "--json", "--import", MODULE)
+    assert json.loads(scored)["length_mean"] <= 12
     if "--no-visualizer" in args:
         assert not noted.exists(), noted.read_text()
         return
-    shown = verb("play", run.path, "--clip", tmp_path / "clip.mp4", "--import", MODULE)
-    assert shown.returncode == 0, shown.stderr
+    call("play", run.path, "--clip", tmp_path / "clip.mp4", "--import", MODULE)
     assert not noted.exists(), noted.read_text()
 
 
 def test_a_run_of_every_worker_takes_no_forbidden_action(tmp_path, monkeypatch):
-    whole_run(tmp_path, monkeypatch, *REPLAY, "--algo", "dqn", "--set", "dqn.hidden_sizes=[8]",
+    whole_run(tmp_path, monkeypatch, by_command, *REPLAY, "--algo", "dqn", "--set", "dqn.hidden_sizes=[8]",
               "--set", "dqn.n_step=3")  # fmt: skip
 
 
@@ -445,5 +464,5 @@ _RUNS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(_RUNS))
-def test_no_mode_and_no_algorithm_takes_a_forbidden_action(name, tmp_path, monkeypatch):
-    whole_run(tmp_path, monkeypatch, *_RUNS[name])
+def test_no_mode_and_no_algorithm_takes_a_forbidden_action(name, tmp_path, monkeypatch, in_process):
+    whole_run(tmp_path, monkeypatch, in_process, *_RUNS[name])
