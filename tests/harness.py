@@ -22,6 +22,8 @@ QUICK = "SPREEZE_QUICK_TESTS" in os.environ
 """Runs learn with networks and batches of next to nothing, as if the machine were several times as fast."""
 BATCH_SIZE = 2 if QUICK else 32
 HIDDEN_SIZES = "[2]" if QUICK else "[32,32]"
+_YOUNG_S = 0.1
+"""Within this time of a write a file may be written to again without a change of its time, or be half written."""
 TINY = (
     "--samplers", "1", "--envs-per-sampler", "4", "--batch-size", str(BATCH_SIZE), "--replay-capacity", "20000",
     "--set", f"sac.hidden_sizes={HIDDEN_SIZES}", "--set", "replay.learning_starts=200",
@@ -67,6 +69,7 @@ class Run:
                 start_new_session=True,
             )  # fmt: skip
         self._seen = {}
+        self._numbers, self._numbers_of = {}, None
 
     def __enter__(self):
         return self
@@ -112,8 +115,28 @@ class Run:
         return poll(alive_and_true, timeout_s, lambda: f"{what}; {self.numbers()}; {self.stderr[-3000:]}")
 
     def numbers(self):
-        """Newest value of every metric, from ``metrics.db``."""
-        return {name: point.value for name, point in MetricsReader(self.path / "metrics.db").latest().items()}
+        """Newest value of every metric, from ``metrics.db``: read again only where it may have been written to."""
+        written = self._written()  # before it is read: what is written meanwhile is read next time
+        if written is None or written != self._numbers_of:
+            latest = MetricsReader(self.path / "metrics.db").latest()
+            self._numbers, self._numbers_of = {name: point.value for name, point in latest.items()}, written
+        return dict(self._numbers)
+
+    def _written(self):
+        """Time and size of ``metrics.db`` and of its log; None where another write might leave them as they are."""
+        if self.process.poll() is not None:
+            return None
+        found = []
+        for name in ("metrics.db", "metrics.db-wal"):
+            try:
+                status = (self.path / name).stat()
+            except FileNotFoundError:
+                found.append(None)
+                continue
+            if time.time() - status.st_mtime < _YOUNG_S:
+                return None
+            found.append((status.st_mtime_ns, status.st_size))
+        return found
 
     def events(self):
         """Texts of all events, from ``metrics.db``."""
