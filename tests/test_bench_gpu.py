@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from harness import PATIENCE_S
 from test_launches import PlayedGraph
 
 from spreeze.bench import __main__ as command
@@ -117,6 +118,8 @@ def test_ways_that_differ_are_wrong_and_the_worst_case_is_named(monkeypatch):
 
 
 def test_rates_of_a_processor_come_from_the_tuners_probe(monkeypatch):
+    for limit_s in ("spreeze.bench.gpu_rates._DEADLINE_S", "spreeze.tuner.measure._LOADING_S"):
+        monkeypatch.setattr(limit_s, PATIENCE_S)
     with probe(CPU) as measure:
         found = measure(Rate("float32", 64, "eager"), 2)
         refused = [measure(Rate(precision, 64, kind), 2) for precision, kind in (
