@@ -67,7 +67,10 @@ ABLATIONS: dict[str, dict[str, list[str]]] = {
     "t_target": {str(updates): [] if updates == 80 else ["--set", f"impact.target_interval={updates}"]
                  for updates in (2, 5, 20, 80, 320, 1280)},
 }
-"""One thing at a time is changed: without a flag it is R3, K = 20, N = 4, t_target = N K = 80, with rollouts of 16."""
+"""One thing at a time is changed: without a flag it is R3, K = 20, N = 4, t_target = N K = 80, with rollouts of 16.
+
+K and t_target are those of tasks whose profile has none for impact, as Bullet's has.
+"""
 ABLATION_STEPS = 30_000
 _EVALUATIONS, _LAST = 30, 10
 """Evaluations of a counted run, and those at its end whose mean is its final metric."""
