@@ -185,7 +185,7 @@ CATALOGUE = {
             adjusted="there are no remote samplers: the row holds that no process of a run opens a socket"),
     52: Row("resume twice, of a running run, after another version", (
         "resume::test_a_running_run_is_not_resumed", "checkpoint::test_another_format_is_refused_by_name",
-        "resume::test_another_algorithm_or_task_is_refused")),
+        "resume::test_another_algorithm_task_or_network_is_refused")),
     53: Row("slow sampler in the repeatable modes", (
         "hts::test_another_number_of_inference_workers_and_slow_steps_change_no_bit", "hts_matrix::test_no_bit_differs",
         "interleavings::test_the_same_errors_give_the_same_bits_whatever_the_inference_workers_and_the_order",
