@@ -150,7 +150,7 @@ class AnyAge(OnPolicyAlgorithm):
             worker = self._tensor(batch.log_prob.reshape(-1))
             out, value = self._reference(obs)
             reference = self._kind.log_prob(out, action)
-            ratio = (reference - worker).exp_().cpu().numpy().reshape(steps, envs)
+            ratio = self._lag(reference, worker).cpu().numpy().reshape(steps, envs)
             old = value.cpu().numpy().reshape(steps, envs)
             ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
             scale = self._reward_scale
@@ -199,6 +199,10 @@ class AnyAge(OnPolicyAlgorithm):
         """Outputs [K, M] and values [M] of the policy that V-trace corrects towards."""
         out, value = self._forward(obs)
         return out.clone(), value.clone()
+
+    def _lag(self, reference: Tensor, worker: Tensor) -> Tensor:
+        """Importance weights [M] that V-trace clips; 1 where the lag is not corrected, which makes it GAE."""
+        return (reference - worker).exp_()
 
     def _advantage(self, excess: np.ndarray, weighted: np.ndarray) -> np.ndarray:
         """Of V-trace-GAE, ``v - V``, or IMPALA's ``rho (r + gamma v' - V)``."""
@@ -279,6 +283,9 @@ class Appo(AnyAge):
             outside = self._latest[1].expm1().abs_() > self._config.clip
             found["clip_share"] = outside.float().mean().item()
         return found
+
+    def _lag(self, reference: Tensor, worker: Tensor) -> Tensor:
+        return super()._lag(reference, worker) if self._config.vtrace else torch.ones_like(worker)
 
     def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         return losses.clipped_surrogate(log_ratio.exp(), advantage, self._config.clip)

@@ -275,6 +275,8 @@ class AppoConfig(AnyAgeConfig):
 
     uses: int = setting(20, "how often a rollout is used at most (K)", low=1, high=65_535)
     clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
+    vtrace: bool = setting(True, "advantages and targets of values by V-trace; false: by generalised advantage "
+                           "estimation, as if the policy that collected were the newest")
     target_kl: float | None = setting(None, "divergence from the policy in the ratio's denominator, mean of the "
                                       "updates of a whole buffer, that the step size aims at: lr is its upper bound "
                                       "then", unit="nat", low=1e-6, high=10.0)
