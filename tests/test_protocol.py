@@ -172,6 +172,12 @@ def test_runs_are_parted_by_a_setting_only_where_it_differs():
     assert [found.group.variant for found in parted(curves, ())] == ["", "", ""]
 
 
+def test_settings_of_algorithms_that_no_run_has_part_nothing():
+    curves = [curve(HTS, 1, (1, 1.0), **{"impact.slots": "2", "ppo.epochs": "5"}),
+              curve(HTS, 2, (1, 1.0), **{"impact.slots": "16", "ppo.epochs": "10"})]
+    assert [found.group.variant for found in parted(curves)] == ["ppo.epochs=5", "ppo.epochs=10"]
+
+
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_the_interval_over_few_seeds_covers_the_mean_less_often_than_it_says(seeds):
     # A known weakness of the percentile bootstrap of few values, shown so that nobody relies on it.

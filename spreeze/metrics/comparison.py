@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spreeze.config.algorithms import ROWS
 from spreeze.errors import ConfigError, RunError
 from spreeze.formatting import DASH, clean, duration, number
 from spreeze.metrics.store import EvaluationRow, MetricsReader
@@ -203,8 +204,10 @@ def spread(values: Sequence[float], rules: Rules) -> Spread | None:
 
 
 def differing(curves: Sequence[Curve]) -> list[str]:
-    """The settings in which runs differ, by name, without those that are ``IGNORED``."""
-    names = sorted({name for curve in curves for name in curve.settings if not name.startswith(IGNORED)})
+    """The settings in which runs differ, by name, without those ``IGNORED`` and those of algorithms that none runs."""
+    unused = {row.name for row in ROWS} - {curve.group.algo for curve in curves}
+    names = sorted({name for curve in curves for name in curve.settings
+                    if not name.startswith(IGNORED) and name.partition(".")[0] not in unused})
     return [name for name in names if len({curve.settings.get(name) for curve in curves}) > 1]
 
 
