@@ -120,6 +120,21 @@ def test_a_rollout_of_an_old_policy_counts_less_and_its_last_step_too():
     assert now[-1].abs().min() > 0.0
 
 
+@pytest.mark.parametrize("name", ["impact", "appo"])
+def test_without_vtrace_advantages_are_gae_however_old_the_rollout_is(name):
+    spec = task(discrete=False)
+    made = learner(name, spec, "none", vtrace=False, normalize_advantage=False)
+    batch = rollout(made, spec, np.random.default_rng(3))
+    value = made.evaluate(batch).samples.value.numpy().reshape(8, 4)
+    following = made._next_values(batch, value, None)
+    excess = losses.advantages(batch.reward, value, following, batch.terminated, batch.truncated, made._config.gamma,
+                               made._config.gae_lambda)[1]
+    for rollouts in (batch, lagging(batch, np.log(4.0))):
+        found = made.evaluate(rollouts).samples
+        np.testing.assert_allclose(found.advantage.reshape(8, 4), excess, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found.target.reshape(8, 4), excess + value, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns_from_images_and_tells_its_metrics(name):
     spec = task(discrete=True, frames=FRAMES)
