@@ -104,8 +104,8 @@ class RunDir:
             ResourceError: not writable, or too little disk.
         """
         check_name(name)
+        make_runs_dir(runs_dir)
         try:
-            runs_dir.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(runs_dir).free
             if free < MIN_FREE_DISK_BYTES:
                 raise ResourceError(f"{runs_dir}: a run needs {MIN_FREE_DISK_BYTES / 1e6:.0f} MB of disk, "
@@ -416,6 +416,18 @@ def write_json(path: Path, data: Any) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def make_runs_dir(path: Path) -> None:
+    """Makes the directory of the runs, where it does not exist.
+
+    Raises:
+        ResourceError: not writable, or it is a file.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceError(f"cannot write below {path}: {error}") from None
 
 
 def process_age_s() -> float:

@@ -178,6 +178,8 @@ S = gymnasium.spaces
         (BOX1, S.MultiBinary(4), "one Discrete that counts the combinations"),
         (BOX1, S.Dict({"a": BOX1}), "not supported"),
         (BOX1, S.Box(-np.inf, np.inf, (2,), np.float32), "unbounded"),
+        (BOX1, S.Box(0.0, np.inf, (2,), np.float64), "unbounded"),
+        (BOX1, S.Box(np.finfo(np.float32).min, np.finfo(np.float32).max, (2,), np.float32), "unbounded"),
         (BOX1, S.Box(0, 3, (2,), np.int64), "integers"),
         (BOX1, S.Box(-1.0, 1.0, (0,), np.float32), "no component"),
         (S.Box(0, 255, (8, 8, 3), np.uint8), BOX1, "CNN"),

@@ -98,7 +98,8 @@ def test_errors_on_purpose_become_a_line_and_a_code(capsys):
         text = " ".join(str(error).split())
         assert captured.err == f"error: {text}\n"
         assert json.loads(captured.out) == {"error": text, "kind": type(error).__name__}
-    assert guarded(lambda: fail(KeyboardInterrupt())) == 130
+    assert guarded(lambda: fail(KeyboardInterrupt()), as_json=True) == 130
+    assert json.loads(capsys.readouterr().out) == {"error": "interrupted", "kind": "KeyboardInterrupt"}
 
 
 def test_a_full_or_forbidden_disk_is_one_line_and_another_error_of_the_system_is_not_hidden(capsys):

@@ -20,6 +20,8 @@ from spreeze.metrics.comparison import (
     spread,
     spread_text,
     verdicts,
+    whole,
+    worst_of_last,
 )
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 
@@ -71,6 +73,13 @@ def test_the_running_mean_looks_back_only_and_starts_with_what_there_is():
 def test_the_mean_is_over_episodes_so_a_short_evaluation_counts_less():
     run = [*evaluations((1, 10.0), episodes=10), *evaluations((2, 40.0), episodes=5)]
     assert final_metric(run) == (10 * 10.0 + 5 * 40.0) / 15
+
+
+def test_an_evaluation_that_time_cut_short_is_no_worst_one():
+    run = [*evaluations((1, 10.0), (2, 20.0)), *evaluations((3, 1.0), episodes=4)]
+    assert worst_of_last(run) == worst_of_last(run, 1) + -10.0 == 10.0
+    assert [record.episodes for record in whole(run)] == [10, 10]
+    assert worst_of_last([]) is None
 
 
 def test_the_final_metric_is_of_the_last_ten_policies():
@@ -265,6 +274,7 @@ def test_settings_that_differ_part_the_groups_of_the_table(runs_dir, capfd):
         (["h1", "--resamples", "5"], "at least 100"),
         (["h1", "--limit-s", "0"], "more than 0"),
         (["h1", "--by", "epochs"], "expected part.field"),
+        (["h1", "--by", "rollout.corection"], "did you mean 'rollout.correction'?"),
         (["h3"], "no run 'h3'"),
         (["fresh"], "no evaluation yet"),
     ],

@@ -117,4 +117,5 @@ def test_the_closing_words_tell_the_final_metric_of_more_than_one_evaluation():
 def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
     document = {"stopped_by": "seconds", "env_steps": 1, "updates": 1, "run_dir": "runs/x", "eval_return_mean": 7.0,
                 "eval_return_best": 8.0, "eval_episodes": 4, "eval_episodes_cut": cut, "eval_episodes_lost": lost}
-    assert words in train._closing(document)
+    assert words in train._closing(document, None)
+    assert train._closing(document, "my_robot").count("runs/x --import my_robot") == 2

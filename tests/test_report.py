@@ -88,6 +88,15 @@ def test_the_sample_run_has_its_curves_settings_with_sources_tuner_machine_and_p
         assert words in found.said, words
 
 
+def test_runs_of_the_same_name_in_two_directories_have_a_row_each(make_run, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    runs = [make_run("a"), make_run("elsewhere/a")]
+    for path, reason in zip(runs, ("the first", "the second"), strict=True):
+        state = json.loads((path / "run.json").read_text()) | {"exit_reason": reason}
+        (path / "run.json").write_text(json.dumps(state))
+    assert {"the first", "the second"} <= set(parsed(html_report.make(runs)).said)
+
+
 def test_runs_of_one_setting_are_a_mean_with_a_band_and_others_a_curve_of_their_own(make_run):
     paths = [make_run("a", 1.0), make_run("b", 2.0), make_run("d", 3.0), make_run("c", 7.0, batch_size=32)]
     found = parsed(html_report.make(paths))

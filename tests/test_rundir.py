@@ -171,8 +171,12 @@ def test_list_shows_state_and_is_one_json_document(run, capsys):
     runs = ["--runs-dir", str(run.path.parent)]
     assert runs_main(runs) == 0
     assert "running" in capsys.readouterr().out
+    assert runs_main(["list", "--json", *runs]) == 0
+    behind = capsys.readouterr().out
     assert runs_main([*runs, "--json", "list"]) == 0
-    rows = json.loads(capsys.readouterr().out)["runs"]
+    before = capsys.readouterr().out
+    assert before == behind
+    rows = json.loads(before)["runs"]
     assert [(row["name"], row["state"]) for row in rows] == [("one", "running")]
     assert runs_main(["--runs-dir", str(run.path / "none")]) == 0
 

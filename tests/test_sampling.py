@@ -31,7 +31,7 @@ class Script:
 
     def step(self, action):
         self.steps += 1
-        self.actions.append(action.copy())
+        self.actions.append(action)
         self.plan.fail("step", self)
         end = self.plan.ends.get(self.steps)
         obs = np.array([self.number, self.steps], np.float32)
@@ -91,6 +91,14 @@ def test_rows_are_what_happened_and_actions_reach_the_environment_in_its_own_uni
     sampling.step(actions, 8)
     assert rows.rows[2] == [0, 1, -1.0, 2.0, 0.0, 0, 2]
     assert sampling.counts.env_steps == 4
+
+
+def test_an_action_that_an_environment_keeps_stays_as_it_was():
+    plan = Plan()
+    sampling, _ = _sampling(plan)
+    for value in (0.5, -0.5, 0.0):
+        sampling.step(_actions(value, value), 0)
+    assert [[action.item() for action in task.actions] for task in plan.made] == [[5.0, -1.0, 2.0]] * 2
 
 
 @pytest.mark.parametrize(("end", "flag"), [("terminated", 1.0), ("truncated", 0.0)])

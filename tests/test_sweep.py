@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from spreeze.cli import sweep
-from spreeze.errors import ConfigError, RunError
+from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.metrics.comparison import iqm
+from spreeze.run_directory import RunDir
 
 
 def test_a_grid_is_every_combination_and_names_what_varies():
@@ -25,6 +26,24 @@ def test_a_grid_is_every_combination_and_names_what_varies():
 def test_a_malformed_axis_is_refused(text):
     with pytest.raises(ConfigError, match="--set"):
         sweep.grid([text])
+
+
+@pytest.mark.parametrize(("texts", "words"), [
+    (["sac.gamma=0.9", "sac.gamma =0.99"], "set twice; give all of its values in one --set"),
+    (["run.seed=5"], "--seeds N"), (["run.name=a,b"], "--name"),
+])  # fmt: skip
+def test_settings_that_would_be_lost_or_are_the_sweep_s_own_are_refused(texts, words):
+    with pytest.raises(ConfigError, match=words):
+        sweep.grid(texts)
+
+
+def test_a_runs_directory_that_is_a_file_is_said_in_one_line(tmp_path, capsys):
+    place = tmp_path / "runs"
+    place.write_text("")
+    assert sweep.main(["--env", "Pendulum-v1", "--stop-seconds", "1", "--runs-dir", str(place)]) != 0
+    assert f"cannot write below {place}" in capsys.readouterr().err
+    with pytest.raises(ResourceError, match="cannot write below"):
+        RunDir.create(place, "one")
 
 
 def test_cores_are_dealt_without_overlap_and_one_at_least_to_each():

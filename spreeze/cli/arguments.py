@@ -43,6 +43,8 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
         return _told(error, as_json=as_json)
     except KeyboardInterrupt:
         say("interrupted", as_json=True)
+        if as_json:
+            emit({"error": "interrupted", "kind": "KeyboardInterrupt"})
         return 130
     except BrokenPipeError:
         return 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.config.algorithms import actions_text
+from spreeze.config.profiles import shipped
 from spreeze.envs.make import one_line, refuse_foreign
 from spreeze.envs.task import Task, frame_options, make_task
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError
@@ -26,7 +27,7 @@ from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list
 CHECKPOINTS = ("best", "latest")
 _FIRST_SEED = 1_000_000
 RUN_OR_POLICY = "name or path of a run, 'latest', a .safetensors file, or a pretrained policy such as walker2d"
-_PRETRAINED = Path(__file__).resolve().parents[2] / "assets" / "policies"
+_PRETRAINED = shipped("assets/policies")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -45,31 +45,42 @@ _MOST = 1e18
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m spreeze runs", description="List runs; steer, stop or describe one.")
-    parser.add_argument("--runs-dir", default="runs", help="directory that holds the run directories (default: runs)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
+    _add_common(parser, "runs", False)
+    common = argparse.ArgumentParser(add_help=False)  # a verb's flags may stand on either side of it
+    _add_common(common, argparse.SUPPRESS, argparse.SUPPRESS)
     verbs = parser.add_subparsers(dest="verb")
-    verbs.add_parser("list", help="all runs, oldest first (the default)")
-    stop = verbs.add_parser("stop", help="end a run as Ctrl-C would, and wait for it")
-    stop.add_argument("run", help="name, path, or latest")
+
+    def verb(name: str, text: str, *, run: bool = True) -> argparse.ArgumentParser:
+        made = verbs.add_parser(name, help=text, parents=[common])
+        if run:
+            made.add_argument("run", help="name, path, or latest")
+        return made
+
+    verb("list", "all runs, oldest first (the default)", run=False)
+    stop = verb("stop", "end a run as Ctrl-C would, and wait for it")
     stop.add_argument("--timeout", type=float, default=30.0, help="how long to wait [s] (default: 30)")
     stop.add_argument("--force", action="store_true", help="kill its supervisor; its workers follow (default: off)")
     for name, (_, text) in _REQUESTS.items():
-        verbs.add_parser(name, help=text).add_argument("run", help="name, path, or latest")
-    share = verbs.add_parser("leave-free", help="change the share of the cores that stays with your other programs")
-    share.add_argument("run", help="name, path, or latest")
+        verb(name, text)
+    share = verb("leave-free", "change the share of the cores that stays with your other programs")
     share.add_argument("share", type=float, help="share of the usable cores, 0 to 0.9")
-    about = verbs.add_parser("describe", help="give a run a title, a note, tags; without any, show them")
-    about.add_argument("run", help="name, path, or latest")
+    about = verb("describe", "give a run a title, a note, tags; without any, show them")
     about.add_argument("--title", help="what lists show instead of its name; empty: its name again (default: as it is)")
     about.add_argument("--note", help="free text (default: as it is)")
     about.add_argument("--tags", help="words with commas between them, in place of those it has (default: as they are)")
-    rest = verbs.add_parser("visualizer", help="pause or resume a run's visualizer")
-    rest.add_argument("run", help="name, path, or latest")
+    rest = verb("visualizer", "pause or resume a run's visualizer")
     rest.add_argument("what", choices=("pause", "resume"))
     args = parser.parse_args(argv)
     bodies = {"stop": _stop, "leave-free": _leave_free, "describe": _describe, "visualizer": _visualizer}
     body = bodies.get(args.verb or "list", _request if args.verb in _REQUESTS else _list)
     return guarded(lambda: body(args), as_json=args.json)
+
+
+def _add_common(parser: argparse.ArgumentParser, runs_dir: str, as_json: bool | str) -> None:
+    """The flags of all verbs with these defaults."""
+    parser.add_argument("--runs-dir", default=runs_dir, help="directory that holds the run directories (default: runs)")
+    parser.add_argument("--json", action="store_true", default=as_json,
+                        help="one JSON document on standard output (default: off)")
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -32,10 +32,22 @@ from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.machine.output import complain, emit, say
 from spreeze.machine.processes import end_with_parent, kill_and_wait
-from spreeze.metrics.comparison import HELD, Spread, bootstrap_interval, final_metric, iqm, read_curve, required_time
+from spreeze.metrics.comparison import (
+    HELD,
+    Spread,
+    bootstrap_interval,
+    final_metric,
+    iqm,
+    read_curve,
+    required_time,
+    whole,
+)
 from spreeze.metrics.comparison import spread_text as shown
-from spreeze.run_directory import read_json, read_run, write_json
+from spreeze.run_directory import make_runs_dir, read_json, read_run, write_json
 
+_OF_EACH_RUN = {"run.seed": "--seeds N gives each setting the seeds 1 to N", "run.name": "--name names the sweep",
+                "run.runs_dir": "--runs-dir names the directory"}
+"""Settings that a sweep gives to each of its runs -> what to do instead."""
 _RUN_BYTES = 20_000_000
 """Disk that a run takes at least: two checkpoints of small networks, metrics and log."""
 _POLL_S = 0.1
@@ -141,7 +153,7 @@ def _sweep(args: argparse.Namespace) -> int:
         if args.json:
             emit({"sweep": asdict(sweep), "left": [run.name for run in left]})
         return 0
-    runs_dir.mkdir(parents=True, exist_ok=True)
+    make_runs_dir(runs_dir)
     with _held(runs_dir, sweep.name):
         if args.resume:  # another process may have gone on with it meanwhile
             sweep = _continued(args, runs_dir)
@@ -174,6 +186,8 @@ def _carried_out(
     except KeyboardInterrupt:
         say(f"interrupted; continue: python -m spreeze sweep --resume {sweep.name} --runs-dir {runs_dir}",
             as_json=args.json)
+        if args.json:
+            emit({"sweep": asdict(sweep), "table": table(sweep, runs_dir)})
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -235,17 +249,21 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
 
 def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Each combination: what varies in it, and all of its assignments ``part.field=value``."""
-    axes = []
+    axes: dict[str, list[tuple[str, bool]]] = {}
     for text in texts:
-        key, sep, raw = text.partition("=")
+        key, sep, raw = (word.strip() for word in text.partition("="))
         if not sep or not all(key.partition(".")):
             raise ConfigError(f"--set {text!r}: expected part.field=value,value, for example sac.gamma=0.98,0.99")
         values = split_values(raw)
         if not all(values) or len(set(values)) < len(values):
             raise ConfigError(f"--set {text!r}: a value is empty or occurs twice")
-        axes.append([(f"{key}={value}", len(values) > 1) for value in values])
+        if key in axes:
+            raise ConfigError(f"--set {text!r}: {key} is set twice; give all of its values in one --set")
+        if key in _OF_EACH_RUN:
+            raise ConfigError(f"--set {text!r}: {_OF_EACH_RUN[key]}")
+        axes[key] = [(f"{key}={value}", len(values) > 1) for value in values]
     return [(" ".join(text for text, varied in point if varied), [text for text, _ in point])
-            for point in itertools.product(*axes)]
+            for point in itertools.product(*axes.values())]
 
 
 def split_values(text: str) -> list[str]:
@@ -409,9 +427,9 @@ def table(sweep: Sweep, runs_dir: Path) -> list[dict[str, Any]]:
         known = [curve.evaluations for curve in curves]
         row: dict[str, Any] = {"setting": setting or "as given", "seeds": len(done)}
         row["final"] = _as_row([value for found in known if (value := final_metric(found)) is not None])
-        row["best"] = _as_row([max(record.return_mean for record in found) for found in known])
+        row["best"] = _as_row([max(record.return_mean for record in whole(found)) for found in known])
         for key, count in (("to_target_s", 1), ("held_s", HELD)) if sweep.target is not None else ():
-            times = [required_time(found, sweep.target or 0.0, count) for found in known]
+            times = [required_time(whole(found), sweep.target or 0.0, count) for found in known]
             reached = [at_s for at_s in times if at_s is not None]
             row[key] = _as_row(reached) if len(reached) == len(done) else None
             row[f"{key}_reached"] = len(reached)

@@ -39,7 +39,7 @@ from spreeze.config.layers import (
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, reached_with, read_profile, task_profile
 from spreeze.config.schema import Config
-from spreeze.envs.make import bullet_engine, default_env_id, refuse_foreign
+from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, refuse_foreign
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
@@ -435,7 +435,7 @@ def _run(
     if args.json:
         emit(document)
     else:
-        say(_closing(document))
+        say(_closing(document, foreign_module(plan.spec.env_id, plan.config.env.import_module)))
     if outcome.error:
         complain(outcome.error)
     return 1 if outcome.error else 0
@@ -465,7 +465,8 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
         )
 
 
-def _closing(document: dict[str, Any]) -> str:
+def _closing(document: dict[str, Any], import_module: str | None) -> str:
+    more = f" --import {import_module}" if import_module else ""
     def text(name: str, form: str = ".1f") -> str:
         value = document.get(name)
         return "-" if value is None else format(value, form)
@@ -475,8 +476,8 @@ def _closing(document: dict[str, Any]) -> str:
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
         f"(best {text('eval_return_best')}{_missing(document)}){_final(document)}\n"
-        f"watch it: python -m spreeze play {document['run_dir']}\n"
-        f"continue: python -m spreeze.train --resume {document['run_dir']}"
+        f"watch it: python -m spreeze play {document['run_dir']}{more}\n"
+        f"continue: python -m spreeze.train --resume {document['run_dir']}{more}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sysconfig
 import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,7 +15,14 @@ from spreeze.config.schema import check_name, field_of
 from spreeze.errors import ConfigError, ResourceError, did_you_mean
 from spreeze.formatting import clean
 
-PROFILE_DIR = Path(__file__).resolve().parents[2] / "profiles"
+
+def shipped(folder: str) -> Path:
+    """A folder that comes with Spreeze: that of the checkout, or where an installation from a wheel has put it."""
+    beside = Path(__file__).resolve().parents[2] / folder
+    return beside if beside.is_dir() else Path(sysconfig.get_path("data")) / "share" / "spreeze" / folder
+
+
+PROFILE_DIR = shipped("profiles")
 MAX_PROFILE_BYTES = 1_000_000
 _COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("cluster", "address"), ("exchange", "join"),
                       ("exchange", "secret_file"), ("run", "runs_dir"), ("run", "name")}

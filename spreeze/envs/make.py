@@ -268,14 +268,16 @@ def refuse_foreign(env_id: str, import_module: str | None, allowed: str | None) 
     Raises:
         EnvironmentError_: it needs another module from outside of this package.
     """
+    module = foreign_module(env_id, import_module)
+    if module is not None and module != allowed:
+        raise EnvironmentError_(f"{env_id} comes from module '{module}': if you trust it, add --import {module}")
+
+
+def foreign_module(env_id: str, import_module: str | None) -> str | None:
+    """The module from outside of this package that an environment needs; None if it needs none."""
     prefix = "" if engine_of(env_id) is not None or is_team(env_id) else env_id.rpartition(":")[0]
-    for module in (import_module, prefix):
-        if module and module.partition(".")[0] != "spreeze":
-            if module != allowed:
-                raise EnvironmentError_(
-                    f"{env_id} comes from module '{module}': if you trust it, add --import {module}"
-                )
-            return
+    return next((module for module in (import_module, prefix) if module and module.partition(".")[0] != "spreeze"),
+                None)
 
 
 def import_user_module(module: str) -> None:
@@ -406,10 +408,9 @@ def _action_bounds(env_id: str, space: Any) -> tuple[tuple[float, ...], tuple[fl
     high = np.asarray(space.high, dtype=np.float64).reshape(-1)
     if not low.size:
         raise EnvironmentError_(f"{what} has no component: there is nothing to learn")
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise EnvironmentError_(
-            f"{what} is unbounded; sac, td3 and ddpg need finite bounds: wrap it with RescaleAction"
-        )
+    if not (high - low < np.finfo(np.float32).max).all():  # also where a bound is infinite or not a number
+        raise EnvironmentError_(f"{what} is unbounded; policies need finite bounds: wrap it with TransformAction, "
+                                "whose action_space is a Box with bounds")
     return tuple(low.tolist()), tuple(high.tolist())
 
 

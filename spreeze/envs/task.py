@@ -46,7 +46,7 @@ class ActionScaling:
     def __call__(self, actions: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """A policy's actions [N, A], float32, as ``Task.step`` takes them; discrete ones are returned as they are.
 
-        They go to ``out``, if it is given, which environments may write into; else to a new array.
+        They go to ``out``, if it is given, which environments may write into and keep; else to a new array.
         """
         if self._discrete:
             return actions

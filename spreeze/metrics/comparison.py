@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.config.algorithms import ROWS
-from spreeze.errors import ConfigError, RunError
+from spreeze.errors import ConfigError, RunError, did_you_mean
 from spreeze.formatting import DASH, clean, duration, number
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import read_config, read_json, read_run
@@ -190,9 +190,15 @@ def reached(curve: Sequence[EvaluationRow], target: float, policies: int = POLIC
     return next((one for one, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
 
 
+def whole(curve: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+    """Those with at least half of the episodes that others have: one that time cut short may be luck."""
+    most = max((record.episodes for record in curve), default=0)
+    return [record for record in curve if 2 * record.episodes >= most]
+
+
 def worst_of_last(curve: Sequence[EvaluationRow], policies: int = WORST_OF) -> float | None:
-    """The lowest of the latest evaluations; None if there are none."""
-    return min((record.return_mean for record in curve[-policies:]), default=None)
+    """The lowest of the latest whole evaluations; None if there are none."""
+    return min((record.return_mean for record in whole(curve)[-policies:]), default=None)
 
 
 def spread(values: Sequence[float], rules: Rules) -> Spread | None:
@@ -330,7 +336,7 @@ def report_of(paths: Sequence[Path], by: Sequence[str] | None, rules: Rules) -> 
     """Compares runs, grouped by the settings in ``by``, or by all in which they differ.
 
     Raises:
-        ConfigError: a setting is not ``part.field``.
+        ConfigError: a setting is not ``part.field``, or no run has it.
         RunError: a run has no evaluation, or its metrics cannot be read.
     """
     for key in by or ():
@@ -340,7 +346,12 @@ def report_of(paths: Sequence[Path], by: Sequence[str] | None, rules: Rules) -> 
     for path, curve in found.items():
         if curve is None:
             raise RunError(f"{path.name} has no evaluation yet; wait for one, or leave the run out")
-    return report(parted([curve for curve in found.values() if curve is not None], by), rules)
+    curves = [curve for curve in found.values() if curve is not None]
+    known = sorted({name for curve in curves for name in curve.settings})
+    for key in by or ():
+        if key not in known:
+            raise ConfigError(f"--by {key}: none of the runs has this setting{did_you_mean(key, known)}")
+    return report(parted(curves, by), rules)
 
 
 def document(found: Report) -> dict[str, Any]:

@@ -158,11 +158,11 @@ def _note(text: object) -> str:
 
 
 def _overview(runs: Sequence[_Run]) -> str:
-    facts = {run.name: [_written(run.state.get(name), form) for name, _, form in _FACTS] for run in runs}
+    facts = [[_written(run.state.get(name), form) for name, _, form in _FACTS] for run in runs]
     if len(runs) > 1:
         return _section("Runs", _table(("run", *(title for _, title, _ in _FACTS)),
-                                       ([name, *cells] for name, cells in facts.items())))
-    (cells,) = facts.values()
+                                       ([run.name, *cells] for run, cells in zip(runs, facts, strict=True))))
+    (cells,) = facts
     shown = "".join(f"<div><dt>{_text(title)}</dt><dd>{_text(cell)}</dd></div>"
                     for (_, title, _), cell in zip(_FACTS, cells, strict=True))
     return f"<section><dl>{shown}</dl></section>"

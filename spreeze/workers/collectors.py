@@ -162,7 +162,6 @@ class TransitionCollector(Collector):
     ) -> None:
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
         self._to_native = ActionScaling(spec, bounded=True)
-        self._native = np.zeros((num_envs, spec.action_dim), np.float32)
         writer = VectorRowWriter if spec.frames is None else FrameRowWriter
         self._rows: VectorRowWriter | FrameRowWriter = writer(spec, num_envs, sink, n_step, gamma)
         self._reward = np.zeros(num_envs, np.float32)
@@ -186,7 +185,7 @@ class TransitionCollector(Collector):
     def step(self, actions: np.ndarray, version: int) -> None:
         """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows."""
         start = perf_counter()
-        native = self._to_native(actions, self._native)
+        native = self._to_native(actions, np.empty_like(actions))  # a new array: environments may keep their action
         ended, broken = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
         stepped = perf_counter()
         self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version))
