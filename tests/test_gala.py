@@ -142,6 +142,13 @@ def test_learners_without_locks_cannot_learn_over_connections(tmp_path):
     assert "gala.mixing = hogwild) share memory; leave one of them out" in run.stdout + run.stderr
 
 
+def test_a_topology_needs_no_second_learner_before_the_tuner_has_chosen_their_number():
+    settings = resolve([Layer("user", {"run": {"algo": "a2c", "mode": "gala"}, "gala": {"topology": "exponential"}})])
+    RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False, to_tune=True)
+    with pytest.raises(ConfigError, match="nobody to mix with"):
+        RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False)
+
+
 @pytest.mark.parametrize(("changes", "factor"), [
     ({}, 2.0), ({"scale_lr": False}, 1.0), ({"mixing": "all_reduce"}, 1.0), ({"mixing": "none"}, 1.0),
 ])  # fmt: skip

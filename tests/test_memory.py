@@ -1,5 +1,6 @@
 """Nameless shared memory."""
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 from harness import PATIENCE_S
 
+from spreeze.cli import train
+from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ResourceError, TransportError
-from spreeze.machine.hardware import memory_limits
+from spreeze.machine.hardware import memory_limits, read_machine
+from spreeze.runtime.plan import RunPlan
 from spreeze.transport import shared_memory
 from spreeze.transport.shared_memory import allocate, attach
+from spreeze.types import EnvSpec
 
 
 def test_block_is_zeroed_page_aligned_and_whole_pages():
@@ -99,3 +104,18 @@ def test_fallback_without_memfd_works_alike(monkeypatch):
     assert other.view[0] == 1
     other.close()
     block.close()
+
+
+def test_the_tuner_may_choose_a_replay_for_which_there_is_room_unless_its_size_is_asked_for(monkeypatch):
+    def check(*facts):
+        raise ResourceError("no room")
+
+    monkeypatch.setattr(train, "check_room", check)
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+                   max_episode_steps=None, reward_threshold=None)
+    asked = {"replay": {"capacity": 500_000}}
+    for values, to_tune, refused in (({}, True, False), ({}, False, True), (asked, True, True)):
+        plan = RunPlan(settings=resolve([Layer("user", values)]), spec=spec, samplers=1, free_core=True,
+                       to_tune=to_tune)
+        with pytest.raises(ResourceError) if refused else contextlib.nullcontext():
+            train._check_machine(plan, read_machine())

@@ -102,6 +102,10 @@ def test_a_profile_whose_about_is_no_table_is_refused(tmp_path):
     path.write_text("about = 3\n")
     with pytest.raises(ConfigError, match="about = 3: expected a table"):
         read_profile(str(path))
+    for text in ("samplers = 4", "run = 5", "[only.ppo]\nrollout = 4"):
+        path.write_text(f"{text}\n[about]\nmachine_id = 'of another'\n")
+        with pytest.raises(ConfigError, match="expected a table of fields"):
+            read_profile(str(path))
 
 
 @pytest.mark.parametrize("name", ["../up", "", "pendulum", "a/b/c.toml"])

@@ -150,6 +150,52 @@ def test_another_question_has_an_answer_of_its_own(bench, user):
     assert len(bench.records()) == 2
 
 
+@pytest.mark.parametrize("learner", [{"threads": 2}, {"device": "cuda:0"}], ids=str)
+def test_a_learner_that_no_knob_chooses_is_part_of_the_question(learner):
+    layers = [Layer("user", {"run": {"algo": "ppo", "mode": "hts"}})]
+    plain = run._facts(resolve(layers), PROBE, MACHINE)
+    assert plain == run._facts(resolve(layers), PROBE, MACHINE)
+    assert plain != run._facts(resolve([*layers, Layer("user", {"learner": learner})]), PROBE, MACHINE)
+
+
+def test_the_answer_for_an_imported_algorithm_is_found_again(bench, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "imported_for_a_test.py").write_text(
+        "from spreeze.algorithms.a2c import A2C\nfrom spreeze.config.algorithms import AlgorithmRow\n"
+        "from spreeze.config.algorithm_settings import A2CConfig\n"
+        "ALGORITHMS = (AlgorithmRow(name='a2c_of_a_test', config=A2CConfig, on_policy=A2C),)\n")
+    asked = {"run": {"algo": "a2c_of_a_test", "mode": "hts"}, "env": {"import_module": "imported_for_a_test"}}
+    settings = resolve([Layer("user", asked)], "imported_for_a_test")
+    path = tmp_path / "tune.json"
+    choice = {"a2c_of_a_test.gae_lambda": 0.5}
+    path.write_text(json.dumps({**dict.fromkeys(run._NEEDED), "schema": SCHEMA, "key": "k", "choice": choice,
+                                "reasons": choice, "settings": choice}))
+    assert run._load(path, "k", settings, bench.said.append)["choice"] == choice, bench.said
+
+
+def test_samplers_that_are_asked_for_are_those_whose_rollouts_are_checked(bench, monkeypatch):
+    class Stop(Exception):
+        pass
+
+    def measuring(plan, **facts):
+        assert (plan.samplers, plan.to_tune) == (3, True)
+        raise Stop
+
+    monkeypatch.setattr(run, "Measurer", measuring)
+    with pytest.raises(Stop):
+        bench.tune({"run": {"algo": "ppo", "mode": "hts"}, "rollout": {"samplers": 3}, "ppo": {"minibatches": 3}})
+
+
+def test_a_user_without_a_home_has_a_cache_in_a_temporary_folder(monkeypatch, tmp_path):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(run.Path, "home", homeless)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run.cache_dir().parent == tmp_path
+
+
 def test_other_candidates_of_another_module_s_knob_are_another_question(bench, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     records = []
@@ -284,6 +330,7 @@ def test_a_lock_file_of_somebody_who_is_gone_holds_nobody_up(bench):
 @pytest.mark.parametrize(
     "change",
     [{"cpu_model": "another processor"}, {"cores": dataclasses.replace(MACHINE.cores, usable=0.5, quota=0.5)},
+     {"cores": dataclasses.replace(MACHINE.cores, physical=77)},
      {"memory": dataclasses.replace(MACHINE.memory, total_bytes=2**33, cgroup_limit_bytes=None)},
      {"gpus": (hardware.GpuFacts(index=0, uuid="GPU-1", name="G", memory_bytes=1, memory_free_bytes=1,
                                  power_limit_w=None, clock_max_hz=None, driver="600", is_mig=False),)}],

@@ -18,7 +18,7 @@ from test_hardware import FakeNvml
 
 from spreeze.machine.gpu import GPU_ENERGY, GpuMonitor
 from spreeze.machine.hardware import core_facts
-from spreeze.machine.utilisation import Utilisation
+from spreeze.machine.utilisation import Utilisation, _core_numbers
 from spreeze.metrics.table import by_name
 
 _TICKS_S = 2 / os.sysconf("SC_CLK_TCK")
@@ -52,6 +52,11 @@ def test_first_sample_has_levels_but_no_rates(no_gpu):
     first = Utilisation({"self": os.getpid()}, gpu_monitor=no_gpu).sample()
     assert set(first) == {"memory_used_bytes", "process_memory_bytes/self"}
     assert first["process_memory_bytes/self"] > 1e6
+
+
+def test_cores_have_their_own_numbers_where_some_are_offline(tmp_path):
+    (tmp_path / "stat").write_text("cpu  9 9 9\ncpu0 1 1 1\ncpu2 1 1 1\ncpu6 1 1 1\nintr 5\n")
+    assert _core_numbers(tmp_path) == [0, 2, 6]
 
 
 def test_second_sample_has_rates_under_known_names(no_gpu, tmp_path):

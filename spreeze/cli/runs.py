@@ -46,7 +46,7 @@ _MOST = 1e18
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m spreeze runs", description="List runs; steer, stop or describe one.")
     _add_common(parser, "runs", False)
-    common = argparse.ArgumentParser(add_help=False)  # a verb's flags may stand on either side of it
+    common = Parser(add_help=False)  # a verb's flags may stand on either side of it
     _add_common(common, argparse.SUPPRESS, argparse.SUPPRESS)
     verbs = parser.add_subparsers(dest="verb")
 

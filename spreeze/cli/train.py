@@ -38,7 +38,7 @@ from spreeze.config.layers import (
 )
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, reached_with, read_profile, task_profile
-from spreeze.config.schema import Config
+from spreeze.config.schema import MOST_DEFAULT_SAMPLERS, Config
 from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, refuse_foreign
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, ResourceError, RunError
@@ -105,7 +105,7 @@ def _train(args: argparse.Namespace) -> int:
         engine = bullet_engine(part.id, plain=part.plain, args=part.args)
         if engine is not None:
             say(f"{part.id}: {engine.reason}", as_json=args.json)
-        plan = _plan(settings, probe, machine, resumed)
+        plan = _plan(settings, probe, machine, resumed, to_tune=args.auto)
         _check_machine(plan, machine)
         if args.auto:
             check_tunable(plan.config)
@@ -300,9 +300,9 @@ def tune_arguments(settings: Settings) -> tuple[str, ...]:
 
 def _plan(
     settings: Settings, probe: Probe, machine: Machine, resumed: Path | None, tuned: dict[str, str] | None = None, *,
-    tune_hosts: bool = False,
+    tune_hosts: bool = False, to_tune: bool = False,
 ) -> RunPlan:
-    """Decides what is left open; ``tuned`` has the tuner's reasons."""
+    """Decides what is left open; ``tuned`` has the tuner's reasons, ``to_tune`` is a plan that it has still to see."""
     config = settings.config
     usable = machine.cores.usable
     samplers, reasons = config.sampling.samplers, dict(tuned or {})
@@ -310,11 +310,11 @@ def _plan(
     if config.on_policy is not None:
         learners = config.run.learners
         cores = config.rollout_cores(usable)
-        most = max(1, min(int(cores), 16) // learners) * learners
+        most = max(1, config.rollout_samplers(usable) // learners) * learners
         samplers = part.samplers or (1 if wiring.in_turns else most)
         inference_workers = part.inference_workers if wiring.inference_workers else 0
         if part.samplers is None and not wiring.in_turns:
-            reasons["rollout.samplers"] = f"{cores:g} usable cores" + (
+            reasons["rollout.samplers"] = f"{cores:g} usable cores" + _at_most(cores) + (
                 "" if learners == 1 else f", at least one for each of {learners} learners")
         if "rollout.inference_workers" not in settings.sources and wiring.inference_workers:
             reasons["rollout.inference_workers"] = "none: samplers infer for themselves, which saves a hand-over"
@@ -326,9 +326,10 @@ def _plan(
     elif samplers is None:
         learners = config.run.learners
         threads = config.learner.threads * learners
-        samplers = max(learners, min(int(usable) - threads, 16))
+        samplers = max(learners, min(int(usable) - threads, MOST_DEFAULT_SAMPLERS))
         reasons["sampling.samplers"] = f"{usable:g} usable cores less {threads} for " + (
-            "the learner" if learners == 1 else f"{learners} learners, at least one for each")
+            "the learner" if learners == 1 else f"{learners} learners, at least one for each"
+        ) + _at_most(usable - threads)
     if wiring.balanced and config.on_policy is None:
         ratio = config.replay.serial_ratio(config.learner.batch_size)
         settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(BAND, ratio)}))
@@ -352,6 +353,7 @@ def _plan(
         host_shards=0 if cluster is None else min((cluster.local or _LIKELY_HOSTS) * samplers, _MOST_HOST_SHARDS),
         host_tune=tune_arguments(settings) if tune_hosts and cluster is not None else (),
         settings=settings, spec=probe.spec, samplers=samplers, inference_workers=inference_workers, reasons=reasons,
+        to_tune=to_tune,
         free_core=usable - samplers - config.learner.threads * config.run.learners >= 1.0,
         earlier=EarlierSessions(
             env_steps=int(run.get("env_steps") or 0), wall_s=float(run.get("wall_s") or 0.0),
@@ -362,9 +364,15 @@ def _plan(
     )
 
 
+def _at_most(cores: float) -> str:
+    return f", at most {MOST_DEFAULT_SAMPLERS}" if int(cores) > MOST_DEFAULT_SAMPLERS else ""
+
+
 def _check_machine(plan: RunPlan, machine: Machine) -> None:
     """Rejects, before anything is written, a plan that this machine cannot run."""
-    check_room(*plan.shared_bytes())
+    capacity_is_open = plan.to_tune and plan.settings.sources.get("replay.capacity") not in ("user", "resumed run")
+    if not capacity_is_open:  # else the tuner chooses what there is room for
+        check_room(*plan.shared_bytes())
     learner = plan.config.learner
     devices = named_devices(learner.device, len(machine.gpus), machine.gpu_reason)
     check_precision(learner.precision, on_gpu=any(device != "cpu" for device in devices))

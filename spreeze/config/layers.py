@@ -271,7 +271,8 @@ def from_toml(text: str, source: str, import_module: str | None = None) -> Setti
 
 def renewed(values: Values) -> Values:
     """Settings of earlier versions, from a file, as they are called now; changed in place."""
-    algo = values.get("run", {}).get("algo")
+    run = values.get("run")
+    algo = run.get("algo") if isinstance(run, dict) else None
     for part, fields in list(values.items()):
         for name in list(fields) if isinstance(fields, dict) else ():
             if (part, name) in _OF_ALGORITHM:

@@ -57,27 +57,37 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     about = values.pop("about", {})
     if not isinstance(about, dict):
         raise ConfigError(f"profile {path}: about = {about!r}: expected a table")
-    only = values.pop("only", {})
-    if not isinstance(only, dict) or not all(isinstance(parts, dict) for parts in only.values()):
-        raise ConfigError(f"profile {path}: only = {clean(only, 100)}: expected tables such as [only.\"ENV\".sac] "
-                          "or [only.a2c.rollout]")
-    for part, fields in only.get(env_id, {}).items():
-        values[part] = {**values.get(part, {}), **fields} if isinstance(fields, dict) else fields
+    only = _popped_only(path, values)
+    for part, fields in only.get(env_id or "", {}).items():
+        values[part] = {**values.get(part, {}), **fields}
     of_algorithm = {name: parts for name, parts in only.items() if name in ALGORITHMS}
     for said in (values, *of_algorithm.values()):
         for part, name in _COMMAND_LINE_ONLY:
-            if isinstance(said.get(part), dict) and name in said[part]:
+            if name in said.get(part, ()):
                 raise ConfigError(f"profile {path}: {part}.{name} may only be set on the command line")
     keep = about.get("keep", [])
-    own = [f"{part}.{name}" for part, fields in values.items() if isinstance(fields, dict) for name in fields]
+    own = [f"{part}.{name}" for part, fields in values.items() for name in fields]
     if not isinstance(keep, list) or any(key not in own for key in keep):
         raise ConfigError(f"profile {path}: about.keep = {clean(repr(keep), 200)}: expected a list of settings that "
                           "this profile has")
     choice = None
-    if isinstance(run := values.get("run"), dict) and {"algo", "mode"} <= run.keys():
+    if {"algo", "mode"} <= (run := values.get("run", {})).keys():
         choice = {name: run.pop(name) for name in ("algo", "mode", "learners") if name in run}
     return Layer(source=f"profile {path.stem}", values=renewed(values), about=about, of_algorithm=of_algorithm,
                  choice=choice)
+
+
+def _popped_only(path: Path, values: Values) -> dict[str, Values]:
+    """Takes ``[only.NAME.part]`` out of a profile's values; a ConfigError unless each part is a table of fields."""
+    only = values.pop("only", {})
+    if not isinstance(only, dict) or not all(isinstance(parts, dict) for parts in only.values()):
+        raise ConfigError(f"profile {path}: only = {clean(only, 100)}: expected tables such as [only.\"ENV\".sac] "
+                          "or [only.a2c.rollout]")
+    for said in (values, *only.values()):
+        for part, fields in said.items():
+            if not isinstance(fields, dict):
+                raise ConfigError(f"profile {path}: {part} = {clean(repr(fields), 100)}: expected a table of fields")
+    return only
 
 
 def task_profile(env_id: str) -> Layer | None:

@@ -40,6 +40,10 @@ _RESERVED = ("con", "prn", "aux", "nul", "latest")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
+MOST_DEFAULT_SAMPLERS = 16
+"""Samplers that a run starts unasked; more are seldom worth a core each."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Part):
     """What is run and where its files go."""
@@ -142,8 +146,8 @@ class SamplingConfig(Part):
 class RolloutConfig(Part):
     """Collection of rollouts in modes hts, serial and impact."""
 
-    samplers: int | None = setting(None, "sampler processes; not set: hts one a usable core, serial 1, which steps "
-                                   "in the run's own process", low=1, high=512, flag="--samplers")
+    samplers: int | None = setting(None, "sampler processes; not set: hts one a usable core, at most 16, serial 1, "
+                                   "which steps in the run's own process", low=1, high=512, flag="--samplers")
     envs_per_sampler: int = setting(8, "environments stepped in one sampler", low=1, high=1024,
                                     flag="--envs-per-sampler")
     inference_workers: int = setting(0, "hts, tianji with one learner: processes that infer actions in batches; 0: "
@@ -361,6 +365,10 @@ class Config:
         """Cores for samplers of rollouts: without those to stay free, where no governor keeps them free."""
         return usable if self.wiring.free_running else usable * (1.0 - self.tuning.leave_free)
 
+    def rollout_samplers(self, usable: float) -> int:
+        """Samplers of rollouts where none are asked for."""
+        return max(1, min(int(self.rollout_cores(usable)), MOST_DEFAULT_SAMPLERS))
+
     @property
     def wiring(self) -> Wiring:
         """How the chosen mode runs the chosen algorithm; a ConfigError if it does not."""
@@ -420,6 +428,8 @@ _ONLY_WITH_REPLAY: tuple[str, ...] = (
     "learner.fuse",
 )
 _ONLY_ON_POLICY: tuple[str, ...] = ("rollout",)
+_OBJECTIVES = ("tuning.objective", "tuning.cpu_target", "tuning.gpu_target")
+"""Rollouts are tuned for their own objective alone."""
 _ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning", "logging")
 
 
@@ -431,6 +441,9 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     algo, on_policy = config.run.algo, config.on_policy is not None
     own, other = (_ONLY_ON_POLICY, _ONLY_WITH_REPLAY) if on_policy else (_ONLY_WITH_REPLAY, _ONLY_ON_POLICY)
     other += () if config.wiring.inference_workers else ("rollout.inference_workers",)
+    other += _OBJECTIVES if on_policy else ()
+    governed = not config.wiring.in_turns and (not on_policy or config.wiring.free_running)
+    other += () if governed else ("tuning.govern", "tuning.give_way")
     own += ("gala",) if config.wiring.mixes else ()
     other += () if config.wiring.averages else ("learner.average_interval",)
     own += ("exchange",) if config.wiring.averages or config.wiring.mixes else ()

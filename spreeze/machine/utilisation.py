@@ -95,7 +95,8 @@ class Utilisation:
         if before_s is None or elapsed_s >= _MIN_INTERVAL_S:
             self._before_s = now_s
             uses = psutil.cpu_percent(percpu=True)
-            own = {f"cpu_core_use/{core}": uses[core] / 100 for core in self._core_ids if core < len(uses)}
+            uses_of = dict(zip(_core_numbers(), uses, strict=False))
+            own = {f"cpu_core_use/{core}": uses_of[core] / 100 for core in self._core_ids if core in uses_of}
             values |= self._process_values(elapsed_s)
             if elapsed_s:
                 values |= own | {"cpu_use": sum(own.values()) / max(1, len(own))}
@@ -178,6 +179,12 @@ class ExternalLoad:
         """Cores that other programs than this process and its children kept busy."""
         others_s = (_busy_s(self._core_ids) - self._busy_s) - (_own_s() - self._own_s)
         return max(0.0, others_s) / max(_MIN_INTERVAL_S, time.monotonic() - self._start_s)
+
+
+def _core_numbers(proc: Path = _PROC) -> list[int]:
+    """Numbers of the cores in the order in which the kernel, and so psutil, lists them: cores may be offline."""
+    words = [line.split(None, 1)[0] for line in (proc / "stat").read_text().splitlines() if line.startswith("cpu")]
+    return [int(word[3:]) for word in words if word[3:].isdigit()]
 
 
 def _busy_s(core_ids: tuple[int, ...], proc: Path = _PROC) -> float:

@@ -53,6 +53,7 @@ class RunPlan:
     inference_workers: int = 0  # processes that compute actions for samplers
     hosts: int = 0  # other hosts that there may be at a time; 0: the run has this machine alone
     host_shards: int = 0  # of replay, for the rows of all other hosts
+    to_tune: bool = False  # the tuner has still to choose, so what it may change is not rejected
     host_tune: tuple[str, ...] = ()  # arguments of each host's own tuner; empty: it measures nothing
 
     def __post_init__(self) -> None:
@@ -128,7 +129,7 @@ class RunPlan:
                               f"--samplers {self.samplers // learners * learners}")
         asked = "user" in (self.settings.sources.get(key) for key in ("gala.topology", "gala.mixing"))
         alone = learners == 1 and not self.config.exchange.spans_hosts
-        if alone and self.config.wiring.mixes and asked:
+        if alone and self.config.wiring.mixes and asked and not self.to_tune:
             raise ConfigError(f"gala.topology = {self.config.gala.topology}, gala.mixing = {self.config.gala.mixing}: "
                               "one learner has nobody to mix with; add --learners 2, or leave them out")
 

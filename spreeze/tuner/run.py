@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spreeze.config.layers import Layer, Settings, resolve
+from spreeze.config.layers import Layer, Settings
 from spreeze.config.modes import DECLARED
 from spreeze.config.schema import Config, LearnerConfig
 from spreeze.envs.probe import Probe, probe_env
@@ -96,9 +96,11 @@ def tuned_layer(
     path = cache_dir() / f"tune-{key}.json"
 
     def known() -> dict[str, Any] | None:
-        record = None if fresh else _load(path, key, listener.say)
+        record = None if fresh else _load(path, key, settings, listener.say)
         if record is not None:
             listener.say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
+            for limit in record["limits"]:  # that of free memory may hold no longer
+                listener.say(f"  {limit}")
         return record
 
     record = known()
@@ -106,7 +108,7 @@ def tuned_layer(
         return layer_of(record), {**record, "reused": True}
     listener.before()
     with only_tuner(listener.say, interrupts):
-        if path.exists() and (record := known()) is not None:  # by the tuner that this one had to wait for
+        if os.path.exists(path) and (record := known()) is not None:  # by the tuner that this one had to wait for
             return layer_of(record), {**record, "reused": True}
         record = {**_measured(settings, probe, machine, interrupts, listener, spent_s, samplers_only=samplers_only),
                   "key": key}
@@ -124,8 +126,10 @@ def _measured(
     listener.say(f"tuning for {spec.env_id} on this machine (under a minute):")
     load, free_bytes = ExternalLoad(machine.cores.ids), memory_limits().usable_bytes
     cores = machine.cores.usable
+    configured = problem_of(settings, probe, machine, free_bytes, samplers_only=samplers_only).configured
+    samplers = config.run.learners if config.on_policy is None else configured.get(ROLLOUT_SAMPLERS, 1)
     with Measurer(
-        RunPlan(settings=settings, spec=spec, samplers=config.run.learners, free_core=False), usable_cores=cores,
+        RunPlan(settings=settings, spec=spec, samplers=samplers, free_core=False, to_tune=True), usable_cores=cores,
         memory_cap_bytes=int(_CAP_SHARE * free_bytes), ends_s=start + BUDGET_S - spent_s - _CLOSING_S,
         group_bytes=_LEARNER_BYTES + int(cores * (_SAMPLER_BYTES + _ENV_BYTES)), interrupts=interrupts,
         samplers_only=samplers_only,
@@ -206,8 +210,7 @@ def _configured(config: Config, name: str, machine: Machine) -> Any:
     value = getattr(owner, item)
     if name == DEVICE:
         return {"cuda": "cuda:0", "split": "cuda:0+cuda:1"}.get(value, value)
-    cores = config.rollout_cores(machine.cores.usable)
-    return max(1, int(cores)) if name == ROLLOUT_SAMPLERS and value is None else value
+    return config.rollout_samplers(machine.cores.usable) if name == ROLLOUT_SAMPLERS and value is None else value
 
 
 def _with_learners(values: dict[str, Any], pins: set[str], usable: float) -> dict[str, Any]:
@@ -240,8 +243,8 @@ def _devices(machine: Machine, learner: LearnerConfig, pins: set[str], can_split
     return tuple(found)
 
 
-_SPEED = ("overlap", "mirror", "updates_per_launch", "fuse")
-"""Settings of the learner that no knob is for."""
+_SPEED = ("overlap", "mirror", "updates_per_launch", "fuse", "device", "threads", "precision")
+"""Settings of the learner on which rates depend, also where no knob is for them."""
 
 
 def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only: bool = False) -> dict[str, Any]:
@@ -252,6 +255,7 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
     return {
         **({"samplers_only": True} if samplers_only else {}),
         "schema": SCHEMA, "machine": machine.identity(), "versions": versions(), "mode": config.run.mode,
+        "physical_cores": problem.physical_cores,  # of two usable ones perhaps one, by whatever pins this process
         "env": {name: value for name, value in dataclasses.asdict(probe.spec).items() if name not in _NOT_SPEED},
         "normalize_obs": config.env.normalize_obs, "tuning": dataclasses.asdict(config.tuning),
         "algo": config.run.algo, "correction": config.rollout.correction,
@@ -260,7 +264,8 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
         "algorithm": {name: value for name, value in part.items() if not isinstance(value, float)},
         "configured": {name: repr(value) for name, value in problem.configured.items()},
         "pins": sorted(problem.pins), "learning_starts": config.replay.learning_starts,
-        "learner": {name: getattr(config.learner, name) for name in _SPEED},
+        "learner": {name: getattr(config.learner, name) for name in _SPEED
+                    if f"learner.{name}" not in problem.configured},
         "own": {knob.name: [repr(value) for value in knob.candidates(problem, problem.configured)]
                 for knob in problem.knobs if knob.own},
     }
@@ -289,8 +294,11 @@ _NEEDED = ("reasons", "measured_at", "notes", "limits", "formula", "labels", "up
 
 
 def cache_dir() -> Path:
-    """Where results are kept: ``$XDG_CACHE_HOME/spreeze`` or ``~/.cache/spreeze``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spreeze"
+    """Where results are kept: ``$XDG_CACHE_HOME/spreeze``, ``~/.cache/spreeze``, or a temporary folder without both."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spreeze"
+    except RuntimeError:  # this user has no home
+        return Path(tempfile.gettempdir()) / f"spreeze-cache-{os.getuid()}"
 
 
 def layer_of(record: dict[str, Any]) -> Layer:
@@ -298,7 +306,7 @@ def layer_of(record: dict[str, Any]) -> Layer:
     return Setting(record["settings"]).layer()
 
 
-def _load(path: Path, key: str, say: Callable[[str], None]) -> dict[str, Any] | None:
+def _load(path: Path, key: str, settings: Settings, say: Callable[[str], None]) -> dict[str, Any] | None:
     """The cached result, or None; ``say`` hears of a damaged one."""
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -310,7 +318,7 @@ def _load(path: Path, key: str, say: Callable[[str], None]) -> dict[str, Any] | 
             raise ValueError(f"it has no {', '.join(missing)}")
         if set(record["reasons"]) != set(record["choice"]):
             raise ValueError("reasons and choice differ")
-        resolve([layer_of(record)])  # impossible values must not stop the run
+        settings.with_layer(layer_of(record))  # impossible values must not stop the run
         return record
     except FileNotFoundError:
         return None
