@@ -1,11 +1,21 @@
 """Profiles that travel between machines: what is written, what holds elsewhere."""
 
+import sysconfig
 import tomllib
+from pathlib import Path
 
 import pytest
 
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.profiles import MACHINE_FIELDS, applicable, export_path, read_profile, write_profile
+from spreeze.config.profiles import (
+    MACHINE_FIELDS,
+    PROFILE_DIR,
+    applicable,
+    export_path,
+    read_profile,
+    shipped,
+    write_profile,
+)
 from spreeze.errors import ConfigError
 
 RECORD = {
@@ -123,3 +133,12 @@ def test_a_profile_may_have_settings_under_the_names_of_earlier_versions(tmp_pat
     file.write_text("[rollout]\nexecutors = 3\nenvs_per_executor = 4\nactors = 1\n\n[learner]\ncopy_interval = 0\n")
     config = resolve([read_profile(str(file))]).config
     assert (config.rollout.samplers, config.rollout.envs_per_sampler, config.rollout.inference_workers) == (3, 4, 1)
+
+
+def test_what_is_not_beside_the_package_is_where_a_wheel_puts_it():
+    data = tomllib.loads((PROFILE_DIR.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    assert shipped("profiles") == PROFILE_DIR
+    for folder in ("profiles", "assets/policies"):
+        assert (PROFILE_DIR.parent / folder).is_dir()
+        assert f"share/spreeze/{folder}" in data
+    assert shipped("nowhere") == Path(sysconfig.get_path("data"), "share", "spreeze", "nowhere")
