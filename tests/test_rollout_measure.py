@@ -228,7 +228,8 @@ def test_the_tables_show_every_candidate_and_the_choice(tuned):
     assert not any("updates alone" in line for line in lines)
 
 
-def test_the_serial_mode_is_refused_before_anything_is_measured(tuned):
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_the_serial_mode_is_refused_before_anything_is_measured(tuned, algo):
     with pytest.raises(ConfigError, match="leaves nothing to choose"):
-        tuned(run={"mode": "serial", "algo": "ppo"})
+        tuned(run={"mode": "serial", "algo": algo})
     assert Asleep.asked == 0

@@ -441,7 +441,7 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     algo, on_policy = config.run.algo, config.on_policy is not None
     own, other = (_ONLY_ON_POLICY, _ONLY_WITH_REPLAY) if on_policy else (_ONLY_WITH_REPLAY, _ONLY_ON_POLICY)
     other += () if config.wiring.inference_workers else ("rollout.inference_workers",)
-    other += _OBJECTIVES if on_policy else ()
+    other += _OBJECTIVES if on_policy else ("sampling.samplers",) if config.wiring.in_turns else ()
     governed = not config.wiring.in_turns and (not on_policy or config.wiring.free_running)
     other += () if governed else ("tuning.govern", "tuning.give_way")
     own += ("gala",) if config.wiring.mixes else ()
