@@ -74,6 +74,14 @@ def test_environments_that_were_handed_in_are_used_again_and_stay_open():
     assert not any(env.closed for env in made)
 
 
+def test_each_environment_that_is_made_and_each_reset_has_a_heartbeat_before_it():
+    happened, made = [], []
+    make = countdown(made)
+    run_episodes(lambda: happened.append("made") or make(), half, [2, 2, 2], max_envs=2,
+                 heartbeat=lambda: happened.append("beat"))
+    assert happened == ["made", "beat", "made", "beat", "beat", "beat"]
+
+
 def test_a_stop_keeps_the_finished_episodes_only():
     asked = []
     found = run_episodes(countdown([]), half, [1, 9, 2], should_stop=lambda: len(asked) == 3 or asked.append(1))

@@ -410,3 +410,13 @@ def test_the_interval_s_memory_is_free_after_learning():
         algorithm.metrics()
         del obs, batch
         block.release()
+
+
+@pytest.mark.parametrize(("name", "gradients"), [("ppo", 6), ("a2c", 1)])
+def test_every_gradient_is_told_since_learning_from_one_rollout_may_take_minutes(name, gradients):
+    spec = task()
+    made = learner(name, spec, **({"epochs": 3, "minibatches": 2} if name == "ppo" else {}))
+    told = []
+    made.on_gradient = lambda: told.append(1)
+    made.learn(rollout(made, spec, np.random.default_rng(0)), None)
+    assert len(told) == gradients

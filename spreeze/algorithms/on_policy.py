@@ -61,6 +61,10 @@ Passed = tuple[Tensor, Tensor]
 """Outputs [K, M] and values [M] of the network's latest forward pass, over all samples."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class OnPolicyAlgorithm(Algorithm):
     """Networks, losses and update of one algorithm, but for ``_update`` itself."""
 
@@ -75,6 +79,8 @@ class OnPolicyAlgorithm(Algorithm):
             raise ConfigError(f"correction = {correction!r}: allowed is {', '.join(CORRECTIONS)}")
         if normalize_obs and spec.frames is not None:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
+        self.on_gradient: Callable[[], None] = _nothing
+        """Called at every gradient: learning from one rollout may take minutes."""
         self.correction = correction
         self.policy_average = config.policy_average
         """Decay in one update of the average that a trainer publishes; 0: the newest policy."""
@@ -203,6 +209,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
         """The gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""
+        self.on_gradient()
         config, rows = self._config, len(samples.target)
         out, value = self._forward(samples.obs) if passed is None else passed
         log_prob = self._kind.log_prob(out, samples.action)

@@ -136,8 +136,8 @@ class Collector:
                 f"{where}: {type(error).__name__}: {error}"
             ) from error
 
-    def _replace(self, index: int, phase: Phase) -> None:
-        self._on_progress(phase)
+    def _replace(self, index: int) -> None:
+        self._on_progress(Phase.INIT)
         try:
             self._tasks[index].close()
         except Exception:
@@ -273,7 +273,7 @@ class TransitionCollector(Collector):
 
     def _rebuild(self, index: int) -> int:
         """Replaces an environment; returns the seed of its first reset, so that runs are repeatable."""
-        self._replace(index, Phase.INIT)
+        self._replace(index)
         return int(self._later_seeds.integers(2**31))
 
     def close(self) -> None:
@@ -438,7 +438,7 @@ class RolloutCollector(Collector):
         self._noise_rows = np.zeros((num_envs, noise_dim), np.float32)
         try:
             for index in range(num_envs):
-                on_progress(Phase.RESET)
+                on_progress(Phase.INIT)
                 self._tasks.append(make_task())
                 self._go_back(index)
         except BaseException:
@@ -463,7 +463,7 @@ class RolloutCollector(Collector):
             return
         # These steps succeeded before, so an error does not belong to the episode, which is tried again.
         while (ended := self._replayed(index, actions)) is None:
-            self._replace(index, Phase.RESET)
+            self._replace(index)
         stored = self._rollouts.last_obs(env)
         if ended:
             raise self._unlike(env, f"its episode ended after {self._lengths[index]} of {len(actions)} steps")
@@ -505,7 +505,7 @@ class RolloutCollector(Collector):
         """Gives up the current episode and replaces its environment; does not begin the next episode."""
         self._count_error(self._where(index, what), error)
         self.columns.abandon(index)
-        self._replace(index, Phase.RESET)
+        self._replace(index)
 
     def _where(self, index: int, what: str) -> str:
         return f"environment {self._first + index}, episode {self.columns.episode[index]}, {what}"

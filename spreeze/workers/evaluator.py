@@ -215,8 +215,8 @@ class Evaluation:
 
         policy = Policy.from_weights(weights.arrays, weights.meta)
         episodes = run_episodes(
-            self._make_task, policy.act_greedy, seeds, should_stop=should_stop, tasks=self._tasks, on_error=on_error,
-            max_envs=envs_at_once(self._tasks[0].spec), whole_rounds=partial,
+            self._make_task, policy.act_greedy, seeds, should_stop=should_stop, heartbeat=should_stop,
+            tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec), whole_rounds=partial,
         )  # fmt: skip
         return episodes, lost
 
@@ -345,13 +345,14 @@ def run_episodes(
     make_task: Callable[[], Task], policy_act: Act, seeds: Sequence[int],
     on_step: Callable[[int, Task], None] | None = None, should_stop: Callable[[], bool] | None = None, *,
     max_envs: int | None = None, tasks: list[Task] | None = None, on_error: OnError | None = None,
-    whole_rounds: bool = False,
+    whole_rounds: bool = False, heartbeat: Callable[[], object] = lambda: None,
 ) -> list[Episode]:
     """Runs one episode for each seed, with one policy call a step; returns the finished ones in the order of the seeds.
 
     ``on_step`` is called with the episode's position in ``seeds`` after its reset and each step, ``should_stop`` before
-    every step. New environments are added to ``tasks``, which the caller closes. An environment that raises or
-    gives a bad transition loses its episode and is replaced; without ``on_error`` the error is raised.
+    every step, ``heartbeat`` before each environment that is made or reset, since either may take long. New ones are
+    added to ``tasks``, which the caller closes. An environment that raises or gives a bad transition loses its episode
+    and is replaced; without ``on_error`` the error is raised.
 
     Under a time limit the short episodes end first, and their mean would be biased. With ``whole_rounds``, as many
     episodes begin as there are environments, the next ones begin when all of these are over, and a round cut by a stop
@@ -363,8 +364,10 @@ def run_episodes(
             pool.append(_new_task(make_task))
         count = min(len(seeds), max_envs or envs_at_once(pool[0].spec))
         while len(pool) < count:
+            heartbeat()
             pool.append(_new_task(make_task))
-        return _Lockstep(pool, count, policy_act, seeds, on_step, on_error, make_task).run(should_stop, whole_rounds)
+        lockstep = _Lockstep(pool, count, policy_act, seeds, on_step, on_error, make_task, heartbeat)
+        return lockstep.run(should_stop, whole_rounds)
     finally:
         if tasks is None:
             for task in pool:
@@ -397,9 +400,11 @@ class _Lockstep:
     def __init__(
         self, pool: list[Task], count: int, act: Act, seeds: Sequence[int],
         on_step: Callable[[int, Task], None] | None, on_error: OnError | None, make_task: Callable[[], Task],
+        heartbeat: Callable[[], object],
     ) -> None:
         self._pool, self._act, self._seeds = pool, act, seeds
         self._on_step, self._on_error, self._make_task = on_step, on_error, make_task
+        self._heartbeat = heartbeat
         self._next = 0
         self._done: dict[int, Episode] = {}
         self._envs = [_Env(row, task) for row, task in enumerate(pool[:count])]
@@ -427,6 +432,7 @@ class _Lockstep:
         while self._next < len(self._seeds):
             env.place, env.total, env.length = self._next, 0.0, 0
             self._next += 1
+            self._heartbeat()
             try:
                 self._obs.start(env.row, env.task.reset(seed=int(self._seeds[env.place])))
             except Exception as error:

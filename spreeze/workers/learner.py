@@ -41,6 +41,7 @@ from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
 from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, resolve_device
 
 _POLL_S = 0.0005
+_BEAT_S = 1.0
 _LONGEST_POLL_S, _LOOKED_SHARE = 0.005, 0.125
 """Of a learner that waits for rollouts: its longest sleep, and a sleep as a share of the wait so far."""
 _POST_S = 0.25
@@ -371,6 +372,7 @@ class _RolloutLearner(_Learner):
         self._mixer = None if job.mix is None else Mixer(job.mix, _Peers(context, job.mix), self._wait_for_peers)
         self._context = context
         super().__init__(context, job, open_on_policy_trainer(job, rollouts, self._mixer))
+        self._trainer.algorithm.on_gradient, self._beat_s = self._on_gradient, perf_counter()
         self._rollouts = rollouts
         self._samplers, (self._wakeup,) = wakeups_of(job.sampler_wakeup_fds), wakeups_of(job.wakeup_fds)
 
@@ -391,6 +393,12 @@ class _RolloutLearner(_Learner):
         if self._job.max_env_steps is not None and self.env_steps() >= self._job.max_env_steps:
             return "env_steps"
         return super().stop_reason()
+
+    def _on_gradient(self) -> None:
+        """The heartbeat while a large rollout is learned from; once a second, or a timeline would be full of it."""
+        if perf_counter() - self._beat_s >= _BEAT_S:
+            self._beat_s = perf_counter()
+            self._context.beat(Phase.UPDATE)
 
     def _wait_for_peers(self) -> bool:
         self._context.beat(Phase.WAIT)
