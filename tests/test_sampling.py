@@ -5,6 +5,7 @@ from spreeze.envs.task import BadTransition
 from spreeze.errors import WorkerError
 from spreeze.metrics.table import Phase
 from spreeze.types import EnvSpec
+from spreeze.workers import collectors
 from spreeze.workers.collectors import TransitionCollector
 
 SPEC = EnvSpec(
@@ -198,6 +199,16 @@ def test_making_environments_keeps_the_heartbeat_going():
     beats = []
     _sampling(Plan(), 5, on_progress=beats.append)
     assert beats.count(Phase.INIT) == 5
+
+
+@pytest.mark.parametrize(("slow_s", "rounds"), [(1000.0, 1), (0.0, 3)])
+def test_each_environment_has_a_heartbeat_where_a_step_of_all_takes_long(monkeypatch, slow_s, rounds):
+    monkeypatch.setattr(collectors, "_SLOW_S", slow_s)
+    beats = []
+    sampling, _ = _sampling(Plan(), 5, on_progress=beats.append)
+    for _ in range(3):
+        sampling.step(_actions(*[0.0] * 5), 0)
+    assert beats.count(Phase.STEP) == 5 * rounds, "how long a step takes is not known before the first"
 
 
 def test_n_step_rows_by_hand():

@@ -47,6 +47,7 @@ _BLOCK_STEPS = 32
 _SEED_BITS = 31
 _DRAWN_ROWS, _DRAWN_IMAGES = 4096, 2000
 _ALL = slice(None)
+_SLOW_S = 1.0
 
 OnError = Callable[[str, Exception, int], None]
 """Called to report an error: where it happened, the error, and the number of errors so far."""
@@ -105,6 +106,8 @@ class Collector:
         self._tasks: list[Task] = []
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
+        self._is_slow = True
+        """Whether the latest step of all environments took long: then each of them has a heartbeat of its own."""
 
     def _count_episode(self, index: int) -> None:
         self._recent.append((self._returns[index], self._lengths[index]))
@@ -188,6 +191,7 @@ class TransitionCollector(Collector):
         native = self._to_native(actions, np.empty_like(actions))  # a new array: environments may keep their action
         ended, broken = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
         stepped = perf_counter()
+        self._is_slow = stepped - start > _SLOW_S
         self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version))
         written = perf_counter()
         self.counts.env_steps += self.num_envs - len(broken)
@@ -210,6 +214,8 @@ class TransitionCollector(Collector):
         broken: list[int] = []
         take, reward, terminated = self._rows.take, self._reward, self._terminated
         for index, task in enumerate(self._tasks):
+            if self._is_slow:
+                self._on_progress(Phase.STEP)
             try:
                 step_obs, step_reward, step_terminated, step_truncated = task.step(native[index])
             except Exception as error:
@@ -551,6 +557,8 @@ class RolloutCollector(Collector):
         rewards, terminated, truncated = [], [], []
         failed: dict[int, Exception] = {}
         for row, index in enumerate(indices):
+            if self._is_slow:
+                self._on_progress(Phase.STEP)
             try:
                 step_obs, reward, is_terminated, is_truncated = self._tasks[index].step(native[row])
             except Exception as error:
@@ -561,6 +569,7 @@ class RolloutCollector(Collector):
             terminated.append(is_terminated)
             truncated.append(is_truncated)
         stepped = perf_counter()
+        self._is_slow = stepped - start > _SLOW_S
         if failed:
             kept = [row for row, index in enumerate(indices) if index not in failed]
             indices, obs, answers = [indices[row] for row in kept], obs[kept], answers.of(kept)
