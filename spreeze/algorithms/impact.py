@@ -13,7 +13,8 @@ impala  pi_theta / pi_worker, values of theta       rho A log pi_theta
 
 IMPACT (Luo et al. 2020, arXiv 1912.00167): R = min(pi_worker / pi_target, rho) pi_theta / pi_worker; the target is a
 copy of theta that is made anew every ``target_interval`` updates, so ratios to it have one trust region for all
-samplers. With N = K = 1, that interval 1 and no lag it is PPO. IMPALA: Espeholt et al. 2018, arXiv 1802.01561.
+samplers. With N = K = 1, that interval 1 and no lag it is PPO. IMPALA: Espeholt et al. 2018, arXiv 1802.01561. With
+``vtrace`` false, the ratios of V-trace count as 1 for impact and appo, which makes their advantages those of GAE.
 """
 
 from __future__ import annotations
