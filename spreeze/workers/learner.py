@@ -42,8 +42,6 @@ from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmu
 
 _POLL_S = 0.0005
 _BEAT_S = 1.0
-_LONGEST_POLL_S, _LOOKED_SHARE = 0.005, 0.125
-"""Of a learner that waits for rollouts: its longest sleep, and a sleep as a share of the wait so far."""
 _POST_S = 0.25
 _FIRST_CHECKPOINT_S = 5.0
 _LAST_PUBLICATION_S = 5.0
@@ -468,7 +466,6 @@ class _BufferLearner(_Learner):
             env_steps_base=job.env_steps_base, meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         ))
         self._broadcast_updates = int(job.algorithm["broadcast_updates"])
-        self._waits_since_s: float | None = None
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
@@ -486,18 +483,13 @@ class _BufferLearner(_Learner):
         self._context.beat(Phase.UPDATE)
         if not self._trainer.learn():
             return False
-        self._waits_since_s = None
         due = self._trainer.updates - self._files.offered_updates >= self._broadcast_updates
         if due and perf_counter() - self._published_s >= _BROADCAST_S:
             self._publish()
         return True
 
     def wait(self) -> None:
-        """The longer it has waited, the more rarely it looks: where it shares a core, each look delays samplers."""
-        now = perf_counter()
-        if self._waits_since_s is None:
-            self._waits_since_s = now
-        time.sleep(min(max(_POLL_S, (now - self._waits_since_s) * _LOOKED_SHARE), _LONGEST_POLL_S))
+        time.sleep(_POLL_S)
 
     def env_steps(self) -> int:
         return self._trainer.env_steps
