@@ -22,6 +22,7 @@ from spreeze.runtime.recorder import CounterSample, Outcome, Recorder, View
 from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rollouts import Rollouts
+from spreeze.transport.shared_memory import Wakeup
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.roles import Address
@@ -44,8 +45,9 @@ def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
     with (
         contextlib.closing(Rollouts.create(plan.rollout_spec())) as rollouts,
         contextlib.closing(StatusTable.create(plan.samplers + 3)) as status,
+        contextlib.closing(Wakeup.create()) as wakeup,
     ):
-        specs = worker_specs(plan, run_dir, rollouts, recorder.started_s)
+        specs = worker_specs(plan, run_dir, rollouts, recorder.started_s, wakeup.fds)
 
         def read() -> CounterSample:
             inserted = int(rollouts.steps.sum())
@@ -59,27 +61,32 @@ def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
         )
 
 
-def worker_specs(plan: RunPlan, run_dir: Path, rollouts: Rollouts, run_started_s: float) -> dict[str, WorkerSpec]:
-    """Learner, samplers and watchers, in starting order: slowest imports first."""
+def worker_specs(
+    plan: RunPlan, run_dir: Path, rollouts: Rollouts, run_started_s: float, wakeup_fds: tuple[int, ...] = ()
+) -> dict[str, WorkerSpec]:
+    """Learner, samplers and watchers, in starting order: slowest imports first.
+
+    ``wakeup_fds`` are of the wakeup of the learner, for complete rollouts; without them it polls.
+    """
     config, each = plan.config, plan.config.rollout.envs_per_sampler
     learner = BufferLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
         learner=config.learner, seed=config.run.seed, normalize_obs=config.env.normalize_obs,
         max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, run_started_s=run_started_s,
         wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps, envs_per_sampler=each,
-        rollouts=rollouts.spec, rollouts_fd=rollouts.fd,
+        rollouts=rollouts.spec, rollouts_fd=rollouts.fd, wakeup_fds=wakeup_fds,
     )
     specs = [WorkerSpec(address=Address("learner"), body="buffer-learner", row=plan.samplers, job=learner.to_json(),
-                        threads=config.learner.threads, inherited_fds=(rollouts.fd,))]
+                        threads=config.learner.threads, inherited_fds=(rollouts.fd, *wakeup_fds))]
     for index in range(plan.samplers):
         job = BufferSamplerJob(
             run_dir=str(run_dir), spec=plan.spec, index=index, num_envs=each, nan_policy=config.sampling.nan_policy,
             seed=config.run.seed + _SESSION_SEEDS * plan.earlier.sessions, rollouts=rollouts.spec,
-            rollouts_fd=rollouts.fd,
+            rollouts_fd=rollouts.fd, learner_wakeup_fds=wakeup_fds,
         )
         specs.append(WorkerSpec(
             address=Address("sampler", index=index), body="buffer-sampler", row=index, job=job.to_json(),
-            inherited_fds=(rollouts.fd,), step_deadline_s=config.sampling.step_deadline_s,
+            inherited_fds=(rollouts.fd, *wakeup_fds), step_deadline_s=config.sampling.step_deadline_s,
             memory_limit_bytes=memory_limit_bytes(plan),
         ))
     return {spec.name: spec for spec in specs} | watcher_specs(plan, run_dir, plan.samplers + 1)

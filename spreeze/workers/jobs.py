@@ -82,6 +82,8 @@ class BufferLearnerJob(AnyLearnerJob):
     envs_per_sampler: int
     rollouts: RolloutSpec
     rollouts_fd: int
+    wakeup_fds: tuple[int, ...] = ()
+    """Of the wakeup by which samplers tell it of complete rollouts; empty: it polls."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -466,6 +466,7 @@ class _BufferLearner(_Learner):
             env_steps_base=job.env_steps_base, meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         ))
         self._broadcast_updates = int(job.algorithm["broadcast_updates"])
+        self._wakeup = next(iter(wakeups_of(job.wakeup_fds)), None)
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
@@ -489,7 +490,10 @@ class _BufferLearner(_Learner):
         return True
 
     def wait(self) -> None:
-        time.sleep(_POLL_S)
+        if self._wakeup is None:
+            time.sleep(_POLL_S)
+        else:
+            self._wakeup.wait(WAIT_S)
 
     def env_steps(self) -> int:
         return self._trainer.env_steps

@@ -18,7 +18,7 @@ from spreeze.envs.task import open_task
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource
 from spreeze.transport.rollouts import Answers, InferenceMailbox, Rollouts, RolloutSpec
-from spreeze.transport.shared_memory import WAIT_S, wakeups_of
+from spreeze.transport.shared_memory import WAIT_S, Wakeup, wakeups_of
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.collectors import NewestPolicy, RolloutCollector, RolloutPolicy
@@ -66,6 +66,8 @@ class BufferSamplerJob(Jsonable):
     nan_policy: str
     rollouts: RolloutSpec
     rollouts_fd: int
+    learner_wakeup_fds: tuple[int, ...] = ()
+    """Of the wakeup by which it tells the learner of a complete rollout; empty: the learner polls."""
 
 
 def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
@@ -95,14 +97,16 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> None:
             seed=job.seed, replays=False, on_progress=context.beat, nan_policy=job.nan_policy,
             on_error=context.env_error,
         )))
-        loop = _BufferSampler(context, envs, open_weights(Path(job.run_dir)))
+        loop = _BufferSampler(context, envs, open_weights(Path(job.run_dir)), wakeups_of(job.learner_wakeup_fds))
         while not context.stopping:
             loop.turn()
 
 
 class _BufferSampler:
-    def __init__(self, context: WorkerContext, envs: RolloutCollector, weights: ParameterSource) -> None:
-        self._context, self._envs, self._policy = context, envs, NewestPolicy(weights)
+    def __init__(
+        self, context: WorkerContext, envs: RolloutCollector, weights: ParameterSource, learner: list[Wakeup]
+    ) -> None:
+        self._context, self._envs, self._policy, self._learner = context, envs, NewestPolicy(weights), learner
         self._hint, self._begins = -1, True
         self._rest_until_s = 0.0
         self._base = context.slots.tolist()  # counters continue after a restart
@@ -136,6 +140,8 @@ class _BufferSampler:
         self._context.beat(Phase.STEP)
         stepped = self._envs.advance(self._policy)
         self._begins = self._envs.columns.filled
+        for wakeup in self._learner if self._begins else ():
+            wakeup.notify()
         return stepped
 
     def _refresh(self) -> None:
