@@ -1,9 +1,12 @@
 """Mode impact with real processes: any of them killed, stopped, resumed; and what it refuses."""
 
+import contextlib
 import dataclasses
 import os
 import signal
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from harness import HIDDEN_SIZES, Run, train
 
@@ -11,8 +14,12 @@ from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, Settings, resolve
 from spreeze.errors import ConfigError
+from spreeze.metrics.table import SLOTS
 from spreeze.runtime.plan import RunPlan
+from spreeze.transport.shared_memory import Wakeup
 from spreeze.types import EnvSpec, TeamSpec
+from spreeze.workers.collectors import SamplerStats
+from spreeze.workers.rollout_workers import _BufferSampler
 
 SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
                max_episode_steps=500, reward_threshold=None, num_actions=2)  # fmt: skip
@@ -115,3 +122,25 @@ def test_each_sampler_has_a_slot_to_fill_besides_its_share_of_those_to_read():
     for samplers, slots in ((1, 5), (2, 3), (3, 3), (8, 2)):
         spec = plan(samplers, "--algo", "impact").rollout_spec()
         assert (spec.num_slots, spec.max_uses, spec.least_uses, spec.free_running) == (slots, 20, 10, True)
+
+
+def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
+    filled = iter([False, False, True, False])
+    columns = SimpleNamespace()
+    envs = SimpleNamespace(counts=SamplerStats(), columns=columns, open=lambda: [0])
+
+    def advance(policies):
+        columns.filled = next(filled)
+        return True
+
+    envs.advance = advance
+    context = SimpleNamespace(sampler_share=1.0, beat=lambda phase: None, slots=np.zeros(len(SLOTS["sampler"])),
+                              weights_hint=0)
+    with contextlib.closing(Wakeup.create()) as wakeup:
+        loop = _BufferSampler(context, envs, None, [wakeup])
+        loop._policy = SimpleNamespace(current=lambda: object(), refresh=lambda: None, version=0)
+        told = []
+        for _ in range(4):
+            loop.turn()
+            told.append(wakeup.wait(0.0))
+    assert told == [False, False, True, False]
