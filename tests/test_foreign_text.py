@@ -20,6 +20,7 @@ from spreeze.cli.play import main as play
 from spreeze.cli.runs import main as runs
 from spreeze.cli.terminal import Screen, show_tuning
 from spreeze.cli.train import main as trained
+from spreeze.config.layers import resolve
 from spreeze.machine import output
 from spreeze.transport.weights import encode, read_weights
 from spreeze.tuner import run as tuner_run
@@ -144,7 +145,7 @@ def test_the_memory_of_the_tuner_is_told_in_plain_text(tmp_path, monkeypatch, ca
         "schema": tuner_run.SCHEMA, "key": "k", "reasons": {}, "measured_at": "", "notes": [], "limits": [],
         "formula": "", "labels": {}, "update_rates": [], "joint_rates": [], "choice": {},
         "settings": {f"learner.{EVIL}": 1}}))
-    assert tuner_run._load(tmp_path / "spreeze" / "tune-k.json", "k", output.say) is None
+    assert tuner_run._load(tmp_path / "spreeze" / "tune-k.json", "k", resolve([]), output.say) is None
     assert "damaged" in plain(capsys)
 
 
