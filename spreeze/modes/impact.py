@@ -47,7 +47,7 @@ def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
         contextlib.closing(StatusTable.create(plan.samplers + 3)) as status,
         contextlib.closing(Wakeup.create()) as wakeup,
     ):
-        specs = worker_specs(plan, run_dir, rollouts, recorder.started_s, wakeup.fds)
+        specs = worker_specs(plan, run_dir, rollouts, recorder.started_s, wakeup)
 
         def read() -> CounterSample:
             inserted = int(rollouts.steps.sum())
@@ -62,31 +62,28 @@ def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
 
 
 def worker_specs(
-    plan: RunPlan, run_dir: Path, rollouts: Rollouts, run_started_s: float, wakeup_fds: tuple[int, ...] = ()
+    plan: RunPlan, run_dir: Path, rollouts: Rollouts, run_started_s: float, wakeup: Wakeup
 ) -> dict[str, WorkerSpec]:
-    """Learner, samplers and watchers, in starting order: slowest imports first.
-
-    ``wakeup_fds`` are of the wakeup of the learner, for complete rollouts; without them it polls.
-    """
+    """Learner, samplers and watchers, in starting order: slowest imports first; ``wakeup`` is the learner's."""
     config, each = plan.config, plan.config.rollout.envs_per_sampler
     learner = BufferLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
         learner=config.learner, seed=config.run.seed, normalize_obs=config.env.normalize_obs,
         max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, run_started_s=run_started_s,
         wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps, envs_per_sampler=each,
-        rollouts=rollouts.spec, rollouts_fd=rollouts.fd, wakeup_fds=wakeup_fds,
+        rollouts=rollouts.spec, rollouts_fd=rollouts.fd, wakeup_fds=wakeup.fds,
     )
     specs = [WorkerSpec(address=Address("learner"), body="buffer-learner", row=plan.samplers, job=learner.to_json(),
-                        threads=config.learner.threads, inherited_fds=(rollouts.fd, *wakeup_fds))]
+                        threads=config.learner.threads, inherited_fds=(rollouts.fd, *wakeup.fds))]
     for index in range(plan.samplers):
         job = BufferSamplerJob(
             run_dir=str(run_dir), spec=plan.spec, index=index, num_envs=each, nan_policy=config.sampling.nan_policy,
             seed=config.run.seed + _SESSION_SEEDS * plan.earlier.sessions, rollouts=rollouts.spec,
-            rollouts_fd=rollouts.fd, learner_wakeup_fds=wakeup_fds,
+            rollouts_fd=rollouts.fd, learner_wakeup_fds=wakeup.fds,
         )
         specs.append(WorkerSpec(
             address=Address("sampler", index=index), body="buffer-sampler", row=index, job=job.to_json(),
-            inherited_fds=(rollouts.fd, *wakeup_fds), step_deadline_s=config.sampling.step_deadline_s,
+            inherited_fds=(rollouts.fd, *wakeup.fds), step_deadline_s=config.sampling.step_deadline_s,
             memory_limit_bytes=memory_limit_bytes(plan),
         ))
     return {spec.name: spec for spec in specs} | watcher_specs(plan, run_dir, plan.samplers + 1)

@@ -27,6 +27,7 @@ from spreeze.transport import status_table as words
 from spreeze.transport.mixing import MixMemory
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.rollouts import Rollouts
+from spreeze.transport.shared_memory import Wakeup
 from spreeze.transport.status_table import StatusTable
 from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS, SAMPLERS, Setting, TrialResult
 from spreeze.workers.collectors import fill_with_synthetic_rows
@@ -372,7 +373,8 @@ class BufferTrial(RolloutTrial):
         self.callback(self._rollouts.close)
         status = StatusTable.create(plan.samplers + 3)
         self.callback(status.close)
-        specs = impact.worker_specs(plan, run_dir, self._rollouts, time.monotonic())
+        wakeup = self.enter_context(contextlib.closing(Wakeup.create()))
+        specs = impact.worker_specs(plan, run_dir, self._rollouts, time.monotonic(), wakeup)
         return status, self._rollouts.spec.size_bytes, [
             spec for spec in specs.values() if spec.role.steps or spec.role.learns]
 

@@ -28,6 +28,8 @@ class AnyLearnerJob(Jsonable):
     run_started_s: float
     """Monotonic time at which this session began; ``wall_base_s`` is the wall time of earlier sessions."""
     wall_base_s: float
+    wakeup_fds: tuple[int, ...] = ()
+    """Of the wakeup by which samplers tell it of rows or complete rollouts; empty: it polls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +48,6 @@ class LearnerJob(AnyLearnerJob):
     by gloo."""
     gloo: GlooPlace | None = None
     """Where it meets the others, to average with them; None: they share memory, or there are none."""
-    wakeup_fds: tuple[int, ...] = ()
-    """Of the wakeup by which samplers tell it of rows; empty: it polls."""
     sampler_wakeup_fds: tuple[int, ...] = ()
     """Of the wakeups of its samplers, two descriptors each."""
 
@@ -67,8 +67,6 @@ class OnPolicyLearnerJob(AnyLearnerJob):
     policy_fds: tuple[int, ...]
     state_fds: tuple[int, ...]
     sampler_wakeup_fds: tuple[int, ...]
-    wakeup_fds: tuple[int, ...]
-    """Of the learner."""
     mix: MixSpec | None = None
     """How it shares what it learns with other learners; None: it is alone."""
 
@@ -82,8 +80,6 @@ class BufferLearnerJob(AnyLearnerJob):
     envs_per_sampler: int
     rollouts: RolloutSpec
     rollouts_fd: int
-    wakeup_fds: tuple[int, ...] = ()
-    """Of the wakeup by which samplers tell it of complete rollouts; empty: it polls."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,6 +121,7 @@ class _Learner:
             on_progress=context.saving,
         )
         self._publisher = Publisher(self._files.weights, context.weights_published)
+        self._wakeup = next(iter(wakeups_of(job.wakeup_fds)), None)
         found = context.named(context.slots)
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
@@ -144,7 +145,11 @@ class _Learner:
         raise NotImplementedError
 
     def wait(self) -> None:
-        raise NotImplementedError
+        """Until samplers have written, or a little while where they tell nobody."""
+        if self._wakeup is None:
+            time.sleep(_POLL_S)
+        else:
+            self._wakeup.wait(WAIT_S)
 
     def env_steps(self) -> int:
         raise NotImplementedError
@@ -269,7 +274,6 @@ class _ReplayLearner(_Learner):
             mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch, fuse=job.learner.fuse,
         )
         self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
-        self._wakeup = next(iter(wakeups_of(job.wakeup_fds)), None)
         self._samplers = wakeups_of(job.sampler_wakeup_fds)
         super().__init__(context, job, trainer, ring if job.save_replay else None)
         self._replay = ring
@@ -338,13 +342,6 @@ class _ReplayLearner(_Learner):
         malloc_trim()
         self._context.beat(Phase.UPDATE)
 
-    def wait(self) -> None:
-        """Until samplers have written, or a little while where they tell nobody."""
-        if self._wakeup is None:
-            time.sleep(_POLL_S)
-        else:
-            self._wakeup.wait(WAIT_S)
-
     def env_steps(self) -> int:
         rows = range(self._job.num_samplers)
         return self._job.env_steps_base + int(sum(float(self._context.status.slots(row)[_ENV_STEPS]) for row in rows))
@@ -372,7 +369,7 @@ class _RolloutLearner(_Learner):
         super().__init__(context, job, open_on_policy_trainer(job, rollouts, self._mixer))
         self._trainer.algorithm.on_gradient, self._beat_s = self._on_gradient, perf_counter()
         self._rollouts = rollouts
-        self._samplers, (self._wakeup,) = wakeups_of(job.sampler_wakeup_fds), wakeups_of(job.wakeup_fds)
+        self._samplers = wakeups_of(job.sampler_wakeup_fds)
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Only reports: the trainer has read the state from the shared memory that outlives a learner."""
@@ -422,9 +419,6 @@ class _RolloutLearner(_Learner):
         self._notify()
         return True
 
-    def wait(self) -> None:
-        self._wakeup.wait(WAIT_S)
-
     def env_steps(self) -> int:
         """Env steps of finished rollouts, of all learners."""
         return self._trainer.env_steps if self._mixer is None else int(self._mixer.board["env_steps"].sum())
@@ -466,7 +460,6 @@ class _BufferLearner(_Learner):
             env_steps_base=job.env_steps_base, meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         ))
         self._broadcast_updates = int(job.algorithm["broadcast_updates"])
-        self._wakeup = next(iter(wakeups_of(job.wakeup_fds)), None)
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
@@ -488,12 +481,6 @@ class _BufferLearner(_Learner):
         if due and perf_counter() - self._published_s >= _BROADCAST_S:
             self._publish()
         return True
-
-    def wait(self) -> None:
-        if self._wakeup is None:
-            time.sleep(_POLL_S)
-        else:
-            self._wakeup.wait(WAIT_S)
 
     def env_steps(self) -> int:
         return self._trainer.env_steps

@@ -66,8 +66,7 @@ class BufferSamplerJob(Jsonable):
     nan_policy: str
     rollouts: RolloutSpec
     rollouts_fd: int
-    learner_wakeup_fds: tuple[int, ...] = ()
-    """Of the wakeup by which it tells the learner of a complete rollout; empty: the learner polls."""
+    learner_wakeup_fds: tuple[int, ...]
 
 
 def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
@@ -97,14 +96,15 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> None:
             seed=job.seed, replays=False, on_progress=context.beat, nan_policy=job.nan_policy,
             on_error=context.env_error,
         )))
-        loop = _BufferSampler(context, envs, open_weights(Path(job.run_dir)), wakeups_of(job.learner_wakeup_fds))
+        (learner,) = wakeups_of(job.learner_wakeup_fds)
+        loop = _BufferSampler(context, envs, open_weights(Path(job.run_dir)), learner)
         while not context.stopping:
             loop.turn()
 
 
 class _BufferSampler:
     def __init__(
-        self, context: WorkerContext, envs: RolloutCollector, weights: ParameterSource, learner: list[Wakeup]
+        self, context: WorkerContext, envs: RolloutCollector, weights: ParameterSource, learner: Wakeup
     ) -> None:
         self._context, self._envs, self._policy, self._learner = context, envs, NewestPolicy(weights), learner
         self._hint, self._begins = -1, True
@@ -140,8 +140,8 @@ class _BufferSampler:
         self._context.beat(Phase.STEP)
         stepped = self._envs.advance(self._policy)
         self._begins = self._envs.columns.filled
-        for wakeup in self._learner if self._begins else ():
-            wakeup.notify()
+        if self._begins:
+            self._learner.notify()
         return stepped
 
     def _refresh(self) -> None:
