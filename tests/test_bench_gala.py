@@ -11,7 +11,7 @@ from harness import PATIENCE_S
 
 from spreeze.bench import gala
 from spreeze.bench.__main__ import build_parser
-from spreeze.errors import UsageError
+from spreeze.errors import ConfigError, RunError, UsageError
 from spreeze.metrics.store import MetricsWriter
 
 
@@ -116,14 +116,18 @@ def test_gala_and_hts_train_for_the_same_time_though_they_reach_the_return(monke
     rows = gala.paired_rows(bench(run))
     times = {row["case"]: (row["value"], row["reached"]) for row in rows if row["metric"] == "time_to_target_s"}
     assert times == {"gala": (2.0, 2), "hts a2c": (None, 0)}
-    assert all("stop.target_evaluations=1000" in arguments for arguments in told)
+    assert all("stop.target_evaluations=1000000000" in arguments for arguments in told)
 
 
 def test_only_learners_among_the_processes_of_the_bench_are_killed():
-    code = "import sys; sys.stdin.read()"
+    code = ("import pathlib, sys; pathlib.Path('/proc/self/comm').write_text(sys.argv[1]); print(flush=True); "
+            "sys.stdin.read()")
     with contextlib.ExitStack() as stack:
-        started = [stack.enter_context(subprocess.Popen([sys.executable, "-c", code, f'{{"role": "{role}"}}'],
-                                                        stdin=subprocess.PIPE)) for role in ("learner", "sampler")]
+        started = [stack.enter_context(subprocess.Popen(
+            [sys.executable, "-c", code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            for name in ("learner-0", "sampler-0")]
+        for process in started:
+            assert process.stdout.readline() == b"\n"
         killed = []
         with gala.learners_killed(0.01, killed):
             assert started[0].wait(PATIENCE_S) == -signal.SIGKILL
@@ -134,3 +138,15 @@ def test_only_learners_among_the_processes_of_the_bench_are_killed():
 def test_the_flags_of_every_part_are_read():
     args = build_parser().parse_args(["gala", "--parts", "converge", "--envs", "8", "--learners", "2"])
     assert (args.parts, args.envs, args.learners) == (["converge"], [8], [2])
+
+
+def test_cases_of_unequal_numbers_of_environments_are_refused():
+    args = build_parser().parse_args(["gala", "--parts", "converge", "--envs", "8", "--team", "3"])
+    with pytest.raises(ConfigError, match="--envs 8: each has to be a multiple of --team 3"):
+        gala.gala_rows(args, lambda text: None)
+
+
+def test_a_picture_that_cannot_be_written_is_said_before_any_run(tmp_path):
+    args = build_parser().parse_args(["gala", "--out", str(tmp_path / "none" / "gala.png")])
+    with pytest.raises(RunError, match="there is no folder"):
+        gala.gala_rows(args, lambda text: None)

@@ -270,6 +270,7 @@ def test_every_figure_of_a_card_stands_beside_its_target(tmp_path, no_children, 
     found = {one.figure: one for one in targets(records, CARD)}
     assert [one.verdict for one in found.values()] == 7 * ["measured"]
     assert found["updates/s at 256, graph"].measured.startswith("4,848 [4,848 .. 4,848], n=2 (tf32, batch 256")
+    assert found["time that the tuner takes"].measured == "51 s", "not that of the grid"
     assert found["correctness list"].measured == "10 right, 0 wrong, 0 not taken"
     assert "on cpu, 2 cores: 8 s" in [*found.values()][-1].measured
     text = markdown(records, CARD, "a machine")

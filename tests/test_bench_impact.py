@@ -20,10 +20,11 @@ def bench(run, **fields):
 
 def test_the_share_of_linear_is_that_of_one_sampler():
     def run(arguments, timeout_s):
+        assert "--env-steps" not in arguments, "that of other parts: all are measured for the same time"
         samplers = int(arguments[arguments.index("--samplers") + 1])
         return document(arguments, env_steps_per_s=500.0 * samplers * (0.8 if samplers == 4 else 1.0))
 
-    rows = impact.steps_rows(bench(run, samplers=(1, 2, 4)))
+    rows = impact.steps_rows(bench(run, samplers=(1, 2, 4), env_steps=1000))
     found = {row["samplers"]: row["value"] for row in rows if row["metric"] == "share_of_linear"}
     assert found == {1: 1.0, 2: 1.0, 4: 0.8}
 
@@ -51,6 +52,8 @@ def test_ablations_have_slow_weights_and_every_setting_is_one(tmp_path, monkeypa
     rows = impact.ablation_rows(made)
     assert len(told) == 2 * 6, "R3 and N = 4 are the same runs"
     assert all("impact.broadcast_updates=256" in flags for flags in told)
+    settings = [impact._settings(flags)[0].config.on_policy for flags in told]
+    assert {one.target_interval for one in settings} == {0}, "whatever the task's profile has"
     assert [row["value"] for row in rows if row["metric"] == "env_steps_to_target"] == [20] * 7
     assert impact.ablation_rows(made) == rows, "from the file"
     assert len(told) == 2 * 6
@@ -72,6 +75,8 @@ def test_impala_s_score_is_that_of_ten_evaluations_and_impact_is_timed_until_it_
                                [run("impala", [0.0] * 10 + [40.0] * 12), run("other", [5.0] * 10)], "E")  # fmt: skip
     assert [(row["metric"], row["repeats"], row["reached"]) for row in rows] == [
         ("wall_s_to_impala_score", [0.5, None], 1), ("env_steps_to_impala_score", [0.5, None], 1)]
+    rows = impact._impala_rows([run("third", [50.0] * 15)], [run("short", [0.0] * 9)], "E")
+    assert [row["repeats"] for row in rows] == [[], []], "nobody can reach a score that there is not"
 
 
 def test_a_counted_run_is_the_same_each_time_and_uses_each_rollout_k_times():

@@ -63,6 +63,7 @@ def test_algorithms_are_compared_after_as_many_updates_where_counts_are_asked_fo
     rows, told, _ = rows_of(["--parts", "algorithms", "--updates", "100"], monkeypatch, lambda flags: answer)
     assert [flags[flags.index("--algo") + 1] for flags, _ in told] == ["sac", "td3"]
     assert all("serial" in flags and "--auto" not in flags for flags, _ in told)
+    assert all(float(flags[flags.index("--seconds") + 1]) > 3600.0 for flags, _ in told), "updates end them, not time"
     assert {(row["algo"], row["value"]) for row in rows if row["metric"] == "time_to_target_s"} == {("sac", 4.0),
                                                                                                     ("td3", 4.0)}
 

@@ -77,18 +77,27 @@ def _add_env(parser: argparse.ArgumentParser) -> None:
 def _add_task(parser: argparse.ArgumentParser) -> None:
     _add_env(parser)
     add = parser.add_argument
-    add("--samplers", type=int, default=1, help="sampler processes (default: 1)")
     add("--envs-per-sampler", type=int, default=None, help="environments in a sampler (default: 8)")
     add("--import", dest="import_module", metavar="MODULE", default=None,
         help="module to import for it (default: none)")
     add("--env-arg", action="append", default=[], metavar="KEY=VALUE",
         help="for the environment's constructor, as often as needed (default: none)")
-    add("--seconds", type=float, default=None, help="length of one measurement [s] (default: 3, of whole runs 90)")
-    add("--runs-dir", default="runs", help="where runs go (default: runs)")
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    _add_task(parser)
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement [s] (default: 3)")
+
+
+def _add_rates(parser: argparse.ArgumentParser) -> None:
+    _add_task(parser)
+    parser.add_argument("--seconds", type=float, default=90.0, help="length of one run [s] (default: 90)")
+    parser.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
     _add_task(parser)
+    parser.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
     parser.add_argument("--target-return", type=float, default=-200.0,
                         help="mean of 10 greedy episodes (default: -200, for Pendulum-v1)")
     parser.add_argument("--held", action="store_true",
@@ -162,9 +171,9 @@ def _extra(args: argparse.Namespace) -> list[str]:
 def _sampling(args: argparse.Namespace, say: Say) -> list[Row]:
     from spreeze.bench.sampling import sampling_rows, task_plan
 
-    plan = task_plan(args.env, args.samplers, args.envs_per_sampler, args.import_module,
+    plan = task_plan(args.env, envs_per_sampler=args.envs_per_sampler, import_module=args.import_module,
                      plain=args.plain_env, env_args=tuple(args.env_arg))
-    return sampling_rows(plan, args.repeats, args.seconds or 3.0)
+    return sampling_rows(plan, args.repeats, args.seconds)
 
 
 def _learner(args: argparse.Namespace, say: Say) -> list[Row]:
@@ -177,7 +186,7 @@ def _learner(args: argparse.Namespace, say: Say) -> list[Row]:
 def _rates(args: argparse.Namespace, say: Say) -> list[Row]:
     from spreeze.bench.runs import rates_rows
 
-    return rates_rows(args.env, args.seconds or 90.0, args.repeats, args.runs_dir, _extra(args))
+    return rates_rows(args.env, args.seconds, args.repeats, args.runs_dir, _extra(args))
 
 
 def _target(args: argparse.Namespace, say: Say) -> list[Row]:
@@ -220,9 +229,10 @@ class Bench(NamedTuple):
 
 
 BENCHES = {
-    "sampling": Bench("the real sampler against a bare environment loop with the same actions", _add_task, _sampling),
+    "sampling": Bench("the real sampler against a bare environment loop with the same actions", _add_sampling,
+                      _sampling),
     "learner": Bench("updates a second of the whole learner, by batch size and device", _add_learner, _learner),
-    "rates": Bench("env steps/s and updates/s of whole runs, batch 256, one sampler", _add_task, _rates),
+    "rates": Bench("env steps/s and updates/s of whole runs, batch 256, one sampler", _add_rates, _rates),
     "target": Bench("wall time to a return, asynchronous and serial mode in turn", _add_target, _target),
     "tune": Bench("the tuner's pick against the exhaustive grid of batch sizes and samplers", _add_tune, _tune),
     "paper": Bench("the Spreeze paper's Table 1 and Figs. 3 and 4 on this machine; samplers at once", add_paper_flags,

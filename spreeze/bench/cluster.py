@@ -234,8 +234,15 @@ def _cost(nodes: Nodes, args: argparse.Namespace, say: Say) -> list[Row]:
 
 
 def _own_raylet() -> psutil.Process:
-    """The raylet of the head, the first that was started."""
+    """The raylet of the head, the first that was started: by this process, or by ``ray start``.
+
+    Raises:
+        SpreezeError: this machine has none.
+    """
     found = [child for child in psutil.Process().children() if child.name() == "raylet"]
+    found = found or [process for process in psutil.process_iter() if process.name() == "raylet"]
+    if not found:
+        raise SpreezeError("no raylet runs on this machine: start the bench on the head of the cluster")
     return min(found, key=lambda child: child.create_time())
 
 

@@ -32,9 +32,9 @@ from typing import Any
 import numpy as np
 
 from spreeze.bench import Row, row
-from spreeze.bench.runs import Say
+from spreeze.bench.runs import Say, check_picture
 from spreeze.bench.sampling import publish_policy, real_sampler, run_folder, task_plan
-from spreeze.errors import TransportError, UsageError
+from spreeze.errors import TransportError
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import median
 from spreeze.transport.gloo_gossip import GlooGossip
@@ -495,6 +495,7 @@ def add_cluster_plan_flags(parser: argparse.ArgumentParser) -> None:
 
 def cluster_plan_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     """Measures unit costs, simulates up to 64 hosts, draws."""
+    check_picture(args.out)
     say("unit costs:")
     costs, rows = measured_costs(args.env, args.repeats)
     rows += ring_rows(args.repeats, int(costs.message_bytes) // 4)
@@ -528,14 +529,12 @@ def _told(outcome: Flow, network: str, hosts: int, design: str) -> list[Row]:
 def _draw(
     args: argparse.Namespace, costs: Costs, found: dict[str, list[Flow]], helped: dict[str, list[Flow]]
 ) -> None:
-    """Rows/s, ages, what would help, and gossip; a UsageError if matplotlib is not installed."""
-    try:
-        import matplotlib
+    """Rows/s, ages, what would help, and gossip."""
+    import matplotlib
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise UsageError("a picture needs matplotlib: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     figure, ((rates, ages), (help_rates, gossip)) = pyplot.subplots(2, 2, figsize=(13, 10.4))
     figure.subplots_adjust(left=0.07, right=0.985, top=0.93, bottom=0.155, hspace=0.3, wspace=0.16)
     rates.plot(HOSTS, [args.host_rows * hosts for hosts in HOSTS], color="0.8", linewidth=7,

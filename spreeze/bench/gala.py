@@ -23,6 +23,7 @@ from spreeze.bench.runs import (
     Axes,
     Document,
     Say,
+    check_picture,
     documents_rows,
     in_turn,
     linear_rows,
@@ -30,8 +31,9 @@ from spreeze.bench.runs import (
     time_row,
     train,
 )
+from spreeze.errors import ConfigError
 from spreeze.machine.hardware import read_machine
-from spreeze.machine.processes import MARK
+from spreeze.machine.processes import MARK, is_worker
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
 from spreeze.testing import FAULT_ID, SYNTHETIC_ID
@@ -161,7 +163,7 @@ def learners_killed(every_s: float, found: list[int]) -> Iterator[None]:
         while not over.wait(every_s):
             with contextlib.suppress(psutil.Error):
                 learners = [child for child in psutil.Process().children(recursive=True)
-                            if any('"role": "learner"' in word for word in child.cmdline())]
+                            if is_worker(child.name(), "learner")]
                 if learners:
                     found.append(dice.choice(learners).pid)
                     psutil.Process(found[-1]).kill()
@@ -212,7 +214,7 @@ def converge_rows(bench: GalaBench) -> list[Row]:
     rows = []
     for env_id in bench.env_ids:
         for envs in bench.envs:
-            each = ["--envs-per-sampler", str(max(1, envs // bench.team))]
+            each = ["--envs-per-sampler", str(envs // bench.team)]
             cases = {"gala": [*bench.mixing("gossip"), *each], "hogwild": [*bench.mixing("hogwild"), *each],
                      "a2c": ["--algo", "a2c", "--mode", "serial", "--envs-per-sampler", str(envs)]}
             found = bench.in_turn(cases, ["--env", env_id, "--env-steps", str(bench.env_steps)], _PATIENCE_S)
@@ -233,7 +235,8 @@ def paired_rows(bench: GalaBench) -> list[Row]:
     """
     rows = []
     for env_id in bench.env_ids:
-        common = ["--env", env_id, "--target-return", str(bench.target_return), "--set", "stop.target_evaluations=1000"]
+        common = ["--env", env_id, "--target-return", str(bench.target_return), "--set",
+                  "stop.target_evaluations=1000000000"]
         found = bench.in_turn({"gala": bench.mixing("gossip"), "hts a2c": ["--algo", "a2c", "--mode", "hts"]}, common,
                               bench.seconds)
         rows += [row(name, unit, [one.get(name) for one in documents], case=case, env=env_id)
@@ -316,7 +319,15 @@ def add_gala_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def gala_rows(args: argparse.Namespace, say: Say) -> list[Row]:
-    """Measures the parts that were asked for; a SpreezeError if a run failed."""
+    """Measures the parts that were asked for.
+
+    Raises:
+        ConfigError: environments of part converge that do not divide among the learners.
+        SpreezeError: a run failed.
+    """
+    if "converge" in args.parts and any(envs % args.team for envs in args.envs):
+        raise ConfigError(f"--envs {' '.join(map(str, args.envs))}: each has to be a multiple of --team {args.team}, "
+                          "so that all cases have as many environments")
     bench = GalaBench(
         env_ids=tuple(args.env), seeds=args.repeats, seconds=args.seconds or (900.0 if args.long else 60.0),
         step_seconds=60.0 if args.long else 10.0, target_return=args.target_return, runs_dir=args.runs_dir, say=say,
@@ -325,10 +336,12 @@ def gala_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     )
     parts = {"slow": slow_rows, "steps": steps_rows, "radius": radius_rows, "kills": kills_rows,
              "converge": converge_rows, "paired": paired_rows}
+    earlier = documents_rows(args.rows)
+    check_picture(args.out)
     rows = []
     for part in args.parts:
         say(f"{part}:")
         rows += [{**one, "part": part} for one in parts[part](bench)]
     if args.out is not None:
-        draw_gala([*documents_rows(args.rows), *rows], Path(args.out))
+        draw_gala([*earlier, *rows], Path(args.out))
     return rows

@@ -199,7 +199,7 @@ class GpuBench(NamedTuple):
             return {"verdict": "wrong", "text": str(found)}
         rows = {one["metric"]: one for one in found["rows"]}
         share, seconds = rows["score_of_pick_over_best_of_grid"]["value"], rows["tuning_s"]["value"]
-        return {"verdict": "measured", "share": share, "seconds": seconds,
+        return {"verdict": "measured", "share": share, "tuning_s": seconds,
                 "text": f"{share:.2f} of the best of {len(found['rows']) - 2} settings, in {seconds:.0f} s; best: "
                         f"{rows['score_of_pick_over_best_of_grid']['best']}"}
 
@@ -292,7 +292,7 @@ def targets(records: dict[str, Record], place: Place) -> list[Target]:
     at_8192 = [one for one in rates if one["batch_size"] == 8192]
     graphs = [one for one in rates if one["batch_size"] == BATCHES[0] and "graph" in one["kind"]]
     tuner = {} if place.small else records.get("tuner over its grid", {})
-    share, seconds = tuner.get("share"), tuner.get("seconds")
+    share, seconds = tuner.get("share"), tuner.get("tuning_s")
     checks = [records[name]["verdict"] for name in CHECKS if name in records]
     right, wrong = checks.count("right"), checks.count("wrong")
     return [

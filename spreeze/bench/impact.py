@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
-import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from spreeze.bench.hts import scores
 from spreeze.bench.runs import (
     Document,
     Say,
+    check_picture,
     documents_rows,
     in_turn,
     linear_rows,
@@ -58,18 +59,21 @@ CASES: dict[str, list[str]] = {
     "serial ppo": ["--algo", "ppo", "--mode", "serial"], "appo": ["--algo", "appo"], "impala": ["--algo", "impala"],
 }
 BROADCAST = 256
-SLOW_WEIGHTS = ["--set", f"impact.broadcast_updates={BROADCAST}", "--set", "impact.slots=4", "--sync-interval", "16"]
-"""New weights for the samplers after so many updates: the lag that the ablations are about."""
+SLOW_WEIGHTS = [
+    "--set", f"impact.broadcast_updates={BROADCAST}", "--set", "impact.slots=4", "--set", "impact.uses=20",
+    "--set", "impact.minibatches=1", "--set", "impact.target_interval=0", "--sync-interval", "16",
+]
+"""New weights for the samplers after so many updates: the lag that the ablations are about, whatever the profile."""
 ABLATIONS: dict[str, dict[str, list[str]]] = {
     "ratio": {"R1": ["--set", "impact.ratio=R1"], "R2": ["--set", "impact.ratio=R2"], "R3": []},
     "K": {str(uses): [] if uses == 20 else ["--set", f"impact.uses={uses}"] for uses in (1, 2, 5, 10, 20, 40)},
     "N": {str(slots): [] if slots == 4 else ["--set", f"impact.slots={slots}"] for slots in (2, 4, 8, 16)},
-    "t_target": {str(updates): [] if updates == 80 else ["--set", f"impact.target_interval={updates}"]
+    "t_target": {str(updates): ["--set", f"impact.target_interval={updates}"]
                  for updates in (2, 5, 20, 80, 320, 1280)},
 }
-"""One thing at a time is changed: without a flag it is R3, K = 20, N = 4, t_target = N K = 80, with rollouts of 16.
+"""One thing at a time is changed: without a flag it is R3, K = 20, N = 4, with rollouts of 16.
 
-K and t_target are those of tasks whose profile has none for impact, as Bullet's has.
+t_target is N K there, and so follows both, as by default.
 """
 ABLATION_STEPS = 30_000
 _EVALUATIONS, _LAST = 30, 10
@@ -122,6 +126,7 @@ class ImpactBench:
 
 def steps_rows(bench: ImpactBench) -> list[Row]:
     """Env steps a second by the number of samplers that sleep (gamma, coefficient of variation 1)."""
+    bench = dataclasses.replace(bench, env_steps=None)  # all are measured for the same time
     common = ["--env", SYNTHETIC_ID, "--env-arg=law=gamma", f"--env-arg=mean_s={MEAN_S}", "--env-arg=cv=1", "--algo",
               "impact", "--envs-per-sampler", "1", "--sync-interval", "64", "--set", "impact.least_uses=0", "--set",
               "impact.uses=2", "--set", "evaluation.episodes=1"]
@@ -173,7 +178,9 @@ def _impala_rows(impact: list[Document], impala: list[Document], env_id: str) ->
     ratios: dict[str, list[float | None]] = {"wall_s": [], "env_steps": []}
     for one, other in zip(impact, impala, strict=True):
         held = [_held(Path(document["run_dir"])) for document in (one, other)]
-        best = max((value for value, _ in held[1]), default=math.inf)
+        if not held[1]:
+            continue  # IMPALA has no score
+        best = max(value for value, _ in held[1])
         for name, values in ratios.items():
             first = [next((at[name] for value, at in each if value >= best), None) for each in held]
             values.append(first[0] / first[1] if first[0] and first[1] else None)
@@ -213,18 +220,23 @@ def _first(curve: CountedCurve, target: float) -> int | None:
     return next((steps for steps, value in zip(curve.env_steps, curve.returns, strict=True) if value >= target), None)
 
 
-def draw_ablations(rows: list[Row], out: Path) -> None:
-    """Median greedy return over env steps, with least and greatest of the seeds: a panel for each ablation of a task.
-
-    Raises:
-        UsageError: there are none, or matplotlib is not installed.
-    """
+def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
     panels: dict[str, list[Row]] = {}
     for one in rows:
         if "curves" in one:
             panels.setdefault(f"{one['env']}: {one['ablation']}", []).append(one)
     if not panels:
         raise UsageError("--out: the picture is of part ablation; add it to --parts, or its document to --rows")
+    return panels
+
+
+def draw_ablations(rows: list[Row], out: Path) -> None:
+    """Median greedy return over env steps, with least and greatest of the seeds: a panel for each ablation of a task.
+
+    Raises:
+        UsageError: there are none, or matplotlib is not installed.
+    """
+    panels = _panels(rows)
     title = f"IMPACT by counts, weights every {BROADCAST} updates: median, least and greatest of the seeds"
     width = min(3, len(panels))
     with picture(out, title, -(-len(panels) // width), width) as grid:
@@ -381,11 +393,15 @@ def impact_rows(args: argparse.Namespace, say: Say) -> list[Row]:
         env_steps=args.env_steps, curves=args.curves,
     )
     parts = {"steps": steps_rows, "target": target_rows, "paired": paired_rows, "ablation": ablation_rows}
+    earlier = documents_rows(args.rows)
+    check_picture(args.out)
+    if args.out is not None and "ablation" not in args.parts:
+        _panels(earlier)
     rows = []
     for part in args.parts:
         say(f"{part}:")
         rows += [{**one, "part": part} for one in parts[part](bench)]
     if args.out is not None:
-        draw_ablations([*documents_rows(args.rows), *rows], args.out)
+        draw_ablations([*earlier, *rows], args.out)
         rows.append({"metric": "picture", "value": str(args.out), "unit": "file"})
     return rows

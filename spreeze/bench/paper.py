@@ -44,6 +44,8 @@ _LEARNED = {"env_steps_per_s": "1/s", "updates_per_s": "1/s", "updates": "update
 _BATCHES = (128, 8192)
 """Of the paper's own rows of Table 1."""
 _START_S, _SETTLE_S = 60.0, 0.5
+_COUNTED_S = 86_400.0
+"""Of a run that ends by its updates, the most."""
 _FIRST_STEPS = 2000
 """Env steps of each sampler before anything is measured."""
 
@@ -55,8 +57,8 @@ def add_paper_flags(parser: argparse.ArgumentParser) -> None:
     add("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
     add("--seconds", type=float, default=60.0, help="length of one run [s] (default: 60)")
     add("--updates", type=int, default=None,
-        help="part algorithms: runs end after so many updates, in mode serial, whose counts no other program changes "
-             "(default: off)")
+        help="part algorithms: runs end after so many updates and not by --seconds, in mode serial, whose counts no "
+             "other program changes (default: off)")
     add("--target-return", type=float, default=909.0, help="return to reach (default: 909)")
     add("--batch-size", type=int, nargs="+", default=list(_BATCHES),
         help="part table: batch sizes beside the tuner's choice (default: 128 8192)")
@@ -74,9 +76,10 @@ def paper_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     return [line for part in args.parts for line in _PARTS[part](args, say)]
 
 
-def _run(args: argparse.Namespace, flags: list[str]) -> Document:
-    return train(["--env", args.env, "--seconds", str(args.seconds), "--runs-dir", args.runs_dir, "--no-visualizer",
-                  *flags], args.seconds + _OUTSIDE_S)
+def _run(args: argparse.Namespace, flags: list[str], seconds: float | None = None) -> Document:
+    seconds = args.seconds if seconds is None else seconds
+    return train(["--env", args.env, "--seconds", str(seconds), "--runs-dir", args.runs_dir, "--no-visualizer",
+                  *flags], seconds + _OUTSIDE_S)
 
 
 # --- Table 1 ---
@@ -151,7 +154,8 @@ def _cpu_rows(args: argparse.Namespace, say: Say) -> list[Row]:
 def _algorithm_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     counted = ["--mode", "serial", "--updates", str(args.updates)] if args.updates else ["--auto"]
     cases = {algo: ["--algo", algo, *counted] for algo in ("sac", "td3")}
-    found = in_turn(cases, args.repeats, lambda flags: _run(args, flags), say)
+    most_s = _COUNTED_S if args.updates else None
+    found = in_turn(cases, args.repeats, lambda flags: _run(args, flags, most_s), say)
     return [line for algo, documents in found.items() for line in _learning(documents, algo=algo)]
 
 

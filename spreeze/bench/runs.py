@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import itertools
 import json
 import math
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.bench import Row, row, row_of_reached
+from spreeze.cli.arguments import check_output
 from spreeze.errors import ConfigError, RunError, SpreezeError, UsageError
 from spreeze.metrics.comparison import (
     HELD,
@@ -188,11 +190,17 @@ while os.getppid() == int(sys.argv[2]):
 
 @contextlib.contextmanager
 def busy_core(core: int) -> Iterator[None]:
-    """Another program that keeps that core busy, from a session of its own; ends with this process at the latest."""
+    """Another program that keeps that core busy, from a session of its own; ends with this process at the latest.
+
+    Raises:
+        SpreezeError: at the end, where it had ended before.
+    """
     process = subprocess.Popen([sys.executable, "-c", _SPIN, str(core), str(os.getpid())], stdin=subprocess.DEVNULL,
                                start_new_session=True, env={"PATH": os.defpath})
     try:
         yield
+        if process.poll() is not None:
+            raise SpreezeError(f"the busy process on core {core} ended by itself, with exit code {process.returncode}")
     finally:
         process.kill()
         process.wait()
@@ -223,6 +231,22 @@ CURVE_AXES = tuple(_CURVE_AXES)
 _TRAINING_POINTS = 300
 
 
+_NO_MATPLOTLIB = "a picture needs matplotlib: pip install matplotlib"
+
+
+def check_picture(out: str | Path | None) -> None:
+    """Checks before any measurement that a picture can be written at its end.
+
+    Raises:
+        RunError: its folder does not exist, or the path is a folder.
+        UsageError: matplotlib is not installed.
+    """
+    if out is not None:
+        check_output(str(out))
+        if importlib.util.find_spec("matplotlib") is None:
+            raise UsageError(_NO_MATPLOTLIB)
+
+
 @contextlib.contextmanager
 def picture(out: Path, title: str, lines: int = 1, panels: int = 3, **options: Any) -> Iterator[Any]:
     """Axes [lines, panels], which are written to ``out`` at the end; a UsageError if matplotlib is not installed."""
@@ -232,7 +256,7 @@ def picture(out: Path, title: str, lines: int = 1, panels: int = 3, **options: A
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
-        raise UsageError("a picture needs matplotlib: pip install matplotlib") from None
+        raise UsageError(_NO_MATPLOTLIB) from None
     figure, grid = pyplot.subplots(lines, panels, figsize=(4 * panels, 3.6 * lines), squeeze=False,
                                    constrained_layout=True, **options)
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from spreeze.bench.runs import (
     Document,
     Say,
     busy_core,
+    check_picture,
     documents_rows,
     env_steps_to_target,
     in_turn,
@@ -149,7 +151,7 @@ def load_that_comes_and_goes(core: int, period_s: float) -> Iterator[None]:
 
 def balance_rows(bench: TianjiBench) -> list[Row]:
     """How far consumption over production strays from the serial value while a foreign load comes and goes."""
-    with load_that_comes_and_goes(0, _PERIOD_S):
+    with load_that_comes_and_goes(max(os.sched_getaffinity(0)), _PERIOD_S):
         found = bench.in_turn({"balance": [*_MODE]}, ["--env", bench.env_id, "--algo", bench.algo], bench.seconds)
     rows: list[Row] = []
     strays, within, changes = [], [], []
@@ -347,10 +349,12 @@ def tianji_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     parts = {"curve": curve_rows, "sleeping": sleeping_rows, "balance": balance_rows, "serial": serial_rows,
              "modes": modes_rows, "groups": groups_rows, "collect": collect_rows, "game": game_rows,
              "qmix": qmix_rows}
+    earlier = documents_rows(args.rows)
+    check_picture(args.out)
     rows = []
     for part in args.parts:
         say(f"{part}:")
         rows += [{**one, "part": part} for one in parts[part](bench)]
     if args.out is not None:
-        draw_tianji([*documents_rows(args.rows), *rows], Path(args.out))
+        draw_tianji([*earlier, *rows], Path(args.out))
     return rows

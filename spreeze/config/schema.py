@@ -309,7 +309,7 @@ class StopConfig(Part):
                                   flag="--updates")
     target_return: float | None = setting(None, "mean greedy episode return of an evaluation", flag="--target-return")
     target_evaluations: int = setting(1, "evaluations in a row whose mean has to reach the target; 5: it is held",
-                                      unit="evaluations", low=1, high=1000)
+                                      unit="evaluations", low=1, high=10**9)
 
 
 @dataclass(frozen=True, kw_only=True)
