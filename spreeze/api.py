@@ -463,8 +463,11 @@ def _shared(import_module: str | None, auto: bool, settings: Mapping[str, Any] |
 
 
 def _toml(value: Any) -> str:
-    """A value as the command line takes it; those of NumPy as Python's."""
+    """A value as the command line takes it; those of NumPy as Python's, a path as text."""
     plain = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    plain = os.fspath(plain) if isinstance(plain, os.PathLike) else plain
+    if not isinstance(plain, bool | int | float | str | list | tuple):
+        raise UsageError(f"{value!r}: expected a number, True, False, a text or a list; leave out what is not set")
     return toml_value(tuple(plain) if isinstance(plain, list) else plain)
 
 

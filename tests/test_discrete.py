@@ -219,6 +219,25 @@ def test_a_gpu_that_is_left_alone_is_explained(gpus, asked, says):
     assert ("cpu: networks over vectors are too small to keep a GPU busy; --device cuda:0" in reason) == says
 
 
+def test_what_a_mode_gives_for_a_session_is_not_what_was_asked_for():
+    layers, spec = layers_with("dqn", None)
+    user = Layer("user", {"run": {"mode": "tianji"}, "learner": {"batch_size": 256}})
+    settings, _ = with_algorithm([*layers, user], resolve([*layers, user]), spec)
+    machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=4.0))
+    plan = train_module._plan(settings, SimpleNamespace(spec=spec), machine, None)
+    asked, given = plan.asked.config.replay, plan.config.replay
+    assert given.samples_per_insert_min == given.samples_per_insert_max == asked.serial_ratio(256)
+    assert asked.samples_per_insert_max > asked.samples_per_insert_min, "another batch has another ratio on resume"
+
+
+@pytest.mark.parametrize(("n_step", "fixed"), [(1, False), (3, True)])
+def test_the_discount_of_saved_sums_of_rewards_cannot_change(n_step, fixed):
+    values = {"run": {"algo": "td3"}, "td3": {"n_step": n_step, "gamma": 0.9}, "replay": {"save": True}}
+    config = resolve([Layer("user", values)]).config
+    fields = {part: dict.fromkeys(vars(value)) for part, value in config.parts().items()}
+    assert ("td3.gamma" in train_module._fixed(config, fields)) == fixed
+
+
 @pytest.mark.parametrize(("given", "scaled"), [({}, False), ({"learners": 3, "transport": "gloo"}, True)])
 def test_gala_of_unknown_many_hosts_learns_with_the_step_size_as_it_is(given, scaled):
     layers, spec = layers_with("a2c", None)

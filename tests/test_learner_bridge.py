@@ -182,6 +182,7 @@ def test_a_host_has_the_settings_of_the_run_but_not_those_of_this_machine(values
     assert flags[flags.index("--seed") + 1] == "7"
     assert flags[flags.index("--samplers") + 1] == "3"
     assert flags[flags.index("--learners") + 1] == "1"
+    assert flags[flags.index("--profile") + 1] == "none", "what is default here would be the task's profile's there"
 
 
 @pytest.mark.slow

@@ -51,6 +51,23 @@ def run_evaluate(runs_dir, *args):
     return evaluate.main([*args, "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--episodes", "3"])
 
 
+@pytest.mark.parametrize("verb", [evaluate, play])
+def test_a_run_of_the_plain_environment_is_shown_in_it(runs_dir, monkeypatch, verb):
+    told = meta(3)
+    told["env"]["plain"] = True
+    weights = runs_dir / "second" / "checkpoints" / "best.safetensors"
+    weights.write_bytes(encode(arrays(GOOD), told, 3, 3))
+    asked = []
+
+    def make(*_, **options):
+        asked.append(options["plain"])
+        raise EnvironmentError_("enough")
+
+    monkeypatch.setattr(verb, "make_task", make)
+    assert verb.main([str(weights), "--import", FAULT_MODULE]) != 0
+    assert asked == [True]
+
+
 # --- finding weights ---
 
 

@@ -52,6 +52,14 @@ def test_a_written_profile_says_unit_and_reason_of_each_value_and_holds_nothing_
     assert all("#" in line for line in lines if "=" in line)
 
 
+def test_defaults_of_one_algorithm_do_not_reach_another(tmp_path):
+    path = tmp_path / "shared.toml"
+    layers = [Layer("default of ppo", {"rollout": {"correction": "none"}}), Layer("user", {"run": {"algo": "ppo"}})]
+    write_profile(path, resolve(layers), RECORD, "2 cores")
+    assert "rollout" not in tomllib.loads(path.read_text())
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_a_mode_travels_with_its_algorithm(tmp_path):
     path = tmp_path / "shared.toml"
     chosen = Layer("profile bullet-locomotion", {"run": {"algo": "ppo", "mode": "hts"}})

@@ -65,6 +65,12 @@ def test_bad_values_name_source_path_value_and_what_is_allowed(values, pattern):
         ({"algo": "impact", "mode": "impact"}, {"tuning": {"give_way": True}}, []),
         ({"algo": "sac", "mode": "serial"}, {"sampling": {"samplers": 4, "envs_per_sampler": 2}}, ["--samplers"]),
         ({"algo": "ppo", "mode": "hts"}, {"sampling": {"samplers": 2}, "rollout": {"samplers": 2}}, []),
+        ({"algo": "ppo", "mode": "hts"}, {"sampling": {"samplers": 2}}, ["--samplers"]),
+        ({"algo": "sac", "mode": "spreeze"}, {"rollout": {"samplers": 2}}, ["--samplers"]),
+        ({"algo": "ppo", "mode": "hts"}, {"sampling": {"memory_limit_bytes": 10**9}, "rollout": {"synchrony": "step"}},
+         ["--synchrony"]),
+        ({"algo": "a2c", "mode": "serial"}, {"learner": {"publish_interval_s": 9.0}, "rollout": {"correction": "none"}},
+         ["learner.publish_interval_s", "--correction"]),
         ({"algo": "a2c", "mode": "serial"}, {"gala": {"mixing": "hogwild"}, "stop": {"seconds": 1.0}}, ["gala.mixing"]),
     ],
 )  # fmt: skip
@@ -162,6 +168,18 @@ def test_a_profile_keeps_settings_from_the_tuner_unless_the_user_says_otherwise(
     asked = resolve([layer, Layer("user", {"learner": {"batch_size": 32}})])
     assert asked.kept == {"sac.tau"}
     assert asked.with_layer(Layer("more", {"sac": {"gamma": 0.9}})).kept == {"sac.tau"}
+
+
+def test_a_damaged_profile_is_no_task_s_and_none_means_no_profile(tmp_path, monkeypatch):
+    monkeypatch.setattr(profiles, "PROFILE_DIR", tmp_path)
+    for name, text in zip("abcd", ("about = [", "about = 3", "[about]\nenvs = 3", "[about]\nenvs = [3]"), strict=True):
+        (tmp_path / f"{name}.toml").write_text(text)
+    (tmp_path / "z.toml").write_text("[about]\nenvs = ['E-*']\n[sac]\ngamma = 0.5")
+    assert profiles.task_profile("F-v1") is None
+    assert profiles.chosen_profile(None, "E-v1").values == {"sac": {"gamma": 0.5}}
+    assert profiles.chosen_profile("none", "E-v1") is None
+    with pytest.raises(ConfigError, match="--profile none means no profile"):
+        profiles.export_path("none")
 
 
 def test_an_unknown_profile_lists_the_known(tmp_path, monkeypatch):

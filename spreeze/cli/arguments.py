@@ -101,7 +101,8 @@ def build_parser() -> argparse.ArgumentParser:
                              "and samplers; what you set yourself stays (default: off)")
     parser.add_argument("--fresh", action="store_true", help="with --auto: measure again (default: use the cache)")
     parser.add_argument("--profile", metavar="NAME|PATH", default=None,
-                        help="settings from profiles/NAME.toml or a file (default: the task's own profile, if any)")
+                        help="settings from profiles/NAME.toml or a file; none: no profile (default: the task's own, "
+                             "if any)")
     parser.add_argument("--resume", metavar="RUN|latest", default=None,
                         help="continue a run: its name, its path, or latest (default: a new run)")
     parser.add_argument("--json", action="store_true",

@@ -110,7 +110,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
     def make() -> Task:
         task = make_task(spec.env_id, args.import_module, "rgb_array" if args.video else None, args=spec.args,
-                         image=frame_options(spec), action_mask=spec.action_mask)
+                         plain=spec.plain, image=frame_options(spec), action_mask=spec.action_mask)
         check_fits(spec, task.spec, weights.path)
         return task
 

@@ -70,7 +70,7 @@ def play(args: argparse.Namespace) -> str:
     window = args.clip is None and has_display()
     task = make_task(
         source.spec.env_id, args.import_module, "human" if window else "rgb_array", args=source.spec.args,
-        image=frame_options(source.spec), action_mask=source.spec.action_mask,
+        plain=source.spec.plain, image=frame_options(source.spec), action_mask=source.spec.action_mask,
     )
     try:
         check_fits(source.spec, task.spec, source.weights.path)

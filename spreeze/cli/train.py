@@ -25,6 +25,8 @@ from spreeze.cli.arguments import build_parser, guarded, user_values
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.layers import (
     BAND,
+    RESUMED,
+    USER,
     Layer,
     Settings,
     Values,
@@ -37,7 +39,7 @@ from spreeze.config.layers import (
     without_effect,
 )
 from spreeze.config.modes import recorded
-from spreeze.config.profiles import applicable, reached_with, read_profile, task_profile
+from spreeze.config.profiles import applicable, chosen_profile, reached_with
 from spreeze.config.schema import MOST_DEFAULT_SAMPLERS, Config
 from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, refuse_foreign
 from spreeze.envs.probe import Probe, probe_env
@@ -201,7 +203,8 @@ _OF_NETWORKS = (
 
 def _fixed(config: Config, values: dict[str, dict[str, Any]]) -> list[str]:
     """The settings of a run that a resume cannot change, each as ``part.field``."""
-    names = [*_OF_NETWORKS, *(["n_step"] if config.replay.save else [])]  # saved rows are sums of n rewards
+    rewards = ["n_step", *(["gamma"] if getattr(config.algorithm, "n_step", 1) > 1 else [])]
+    names = [*_OF_NETWORKS, *(rewards if config.replay.save else [])]  # saved rows are discounted sums of n rewards
     fixed = ["env.id", "env.args", "run.algo", "run.learners", "env.normalize_obs",
              *(f"{config.run.algo}.{name}" for name in values[config.run.algo] if name in names)]
     if config.on_policy is not None:
@@ -237,7 +240,7 @@ def _layers(
         address, notes = values.get("cluster", {}).pop("address", None), [f"continuing {resumed.name}"]
         if address is not None and "address" not in user.values.get("cluster", {}):
             notes.append(f"it had other hosts, --cluster {clean(address, 80)}: give that again to have them again")
-        return [Layer("resumed run", values), user], notes
+        return [Layer(RESUMED, values), user], notes
     notes, layers = [], []
     env_id = user.values.get("env", {}).get("id")
     if env_id is None:
@@ -245,7 +248,7 @@ def _layers(
         env_id = choice.value
         layers.append(Layer("default", {"env": {"id": env_id}}))
         notes.append(f"environment {env_id}: {choice.reason}")
-    profile = read_profile(args.profile, env_id) if args.profile else task_profile(env_id)
+    profile = chosen_profile(args.profile, env_id)
     if profile is not None:
         notes.append(f"settings from {profile.source}")
         if (reached := reached_with(profile, env_id)) is not None:
@@ -272,7 +275,7 @@ def settings_of(run: Path, import_module: str | None = None) -> Settings:
         RunError: the session ended before they were written, or they cannot be read.
     """
     try:
-        return from_toml((run / "config.toml").read_text(encoding="utf-8"), "resumed run", import_module)
+        return from_toml((run / "config.toml").read_text(encoding="utf-8"), RESUMED, import_module)
     except FileNotFoundError:
         raise RunError(f"{run.name} ended before training began: nothing to resume; start a new run") from None
     except (OSError, ValueError) as error:
@@ -303,7 +306,7 @@ def _plan(
     tune_hosts: bool = False, to_tune: bool = False,
 ) -> RunPlan:
     """Decides what is left open; ``tuned`` has the tuner's reasons, ``to_tune`` is a plan that it has still to see."""
-    config = settings.config
+    config, asked = settings.config, settings
     usable = machine.cores.usable
     samplers, reasons = config.sampling.samplers, dict(tuned or {})
     part, wiring, inference_workers = config.rollout, config.wiring, 0
@@ -341,7 +344,7 @@ def _plan(
         most = config.exchange.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
         values: Values = {"exchange": {"transport": "gloo", "learners": most}}
         unknown = config.exchange.learners is None and not cluster.local
-        if unknown and wiring.mixes and "gala.scale_lr" not in settings.sources:
+        if unknown and wiring.mixes and settings.sources.get("gala.scale_lr") in (None, RESUMED):
             values["gala"] = {"scale_lr": False}
             reasons["gala.scale_lr"] = ("false: how many learners will come is not known; for the root of their number "
                                         "--set exchange.learners=N")
@@ -352,7 +355,8 @@ def _plan(
         # As if each host had as many samplers as this one; how many hosts will come is not known.
         host_shards=0 if cluster is None else min((cluster.local or _LIKELY_HOSTS) * samplers, _MOST_HOST_SHARDS),
         host_tune=tune_arguments(settings) if tune_hosts and cluster is not None else (),
-        settings=settings, spec=probe.spec, samplers=samplers, inference_workers=inference_workers, reasons=reasons,
+        settings=settings, asked=asked, spec=probe.spec, samplers=samplers, inference_workers=inference_workers,
+        reasons=reasons,
         to_tune=to_tune,
         free_core=usable - samplers - config.learner.threads * config.run.learners >= 1.0,
         earlier=EarlierSessions(
@@ -370,7 +374,7 @@ def _at_most(cores: float) -> str:
 
 def _check_machine(plan: RunPlan, machine: Machine) -> None:
     """Rejects, before anything is written, a plan that this machine cannot run."""
-    capacity_is_open = plan.to_tune and plan.settings.sources.get("replay.capacity") not in ("user", "resumed run")
+    capacity_is_open = plan.to_tune and plan.settings.sources.get("replay.capacity") not in (USER, RESUMED)
     if not capacity_is_open:  # else the tuner chooses what there is room for
         check_room(*plan.shared_bytes())
     learner = plan.config.learner
@@ -412,7 +416,7 @@ def _run(
     settings_before = _settings_bytes(run_dir.path) if plan.earlier.sessions else None
     checkpoints_before = _checkpoint_times(run_dir.path)
     try:
-        write_settings(run_dir.path, plan.settings)
+        write_settings(run_dir.path, plan.asked or plan.settings)  # a resumed run may have another batch, other hosts
         if tune_record is not None:
             write_json(run_dir.path / "tune.json", tune_record)
     except OSError as error:

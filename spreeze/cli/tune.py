@@ -10,7 +10,7 @@ from pathlib import Path
 from spreeze.cli.arguments import build_parser, check_output, guarded, user_values
 from spreeze.cli.terminal import show_tuning
 from spreeze.config.layers import Layer, resolve, with_algorithm
-from spreeze.config.profiles import applicable, export_path, read_profile, task_profile, write_profile
+from spreeze.config.profiles import applicable, chosen_profile, export_path, write_profile
 from spreeze.envs.make import default_env_id
 from spreeze.envs.probe import probe_env
 from spreeze.errors import ConfigError
@@ -51,7 +51,7 @@ def _tune(args: argparse.Namespace) -> int:
     with Interrupts() as interrupts:
         user = Layer("user", user_values(args))
         env_id = user.values.get("env", {}).get("id") or default_env_id().value
-        profile = read_profile(args.profile, env_id) if args.profile else task_profile(env_id)
+        profile = chosen_profile(args.profile, env_id)
         layers = [Layer("default", {"env": {"id": env_id}})]
         if profile is not None:
             profile, notes = applicable(profile, machine.identity())

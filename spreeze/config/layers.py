@@ -35,6 +35,8 @@ BAND = ("samples_per_insert_min", "samples_per_insert_max")
 """Settings of ``replay`` that bound the samples per insert."""
 USER = "user"
 """Source of what the command line says. No file may give a layer this name: modules are imported because of it."""
+RESUMED = "resumed run"
+"""Source of what the earlier sessions of a run had."""
 
 Values = dict[str, dict[str, Any]]
 """part -> field -> value."""
@@ -200,7 +202,8 @@ def without_effect(settings: Settings) -> list[str]:
     config = settings.config
     knobs, others = offered(config)
     read = {*knobs, *others}
-    flags = {FLAG_OF.get(key) for key in read}  # one flag may set fields of several parts
+    # One flag may set fields of several parts; --set sets one of them.
+    flags = {FLAG_OF.get(key) for key in read if settings.sources.get(key) == USER}
     looked_at = {*config.parts()} - {"run", "env", "cluster", "exchange", "stop"}
     return [FLAG_OF.get(key, key) for key, source in settings.sources.items()
             if source == USER and key not in read and key.partition(".")[0] in looked_at

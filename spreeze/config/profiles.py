@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.layers import Layer, Settings, Values, iterate, renewed, toml_value
+from spreeze.config.layers import Layer, Settings, Values, default_of, iterate, renewed, toml_value
 from spreeze.config.schema import check_name, field_of
 from spreeze.errors import ConfigError, ResourceError, did_you_mean
 from spreeze.formatting import clean
@@ -24,6 +24,8 @@ def shipped(folder: str) -> Path:
 
 PROFILE_DIR = shipped("profiles")
 MAX_PROFILE_BYTES = 1_000_000
+NO_PROFILE = "none"
+"""In place of a name: not even the profile of the task."""
 _COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("cluster", "address"), ("exchange", "join"),
                       ("exchange", "secret_file"), ("run", "runs_dir"), ("run", "name")}
 MACHINE_FIELDS = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers",
@@ -90,15 +92,35 @@ def _popped_only(path: Path, values: Values) -> dict[str, Values]:
     return only
 
 
+def chosen_profile(name_or_path: str | None, env_id: str) -> Layer | None:
+    """What ``--profile`` names; without it that of the task, if any; with ``none`` no profile.
+
+    Raises:
+        ConfigError: as ``read_profile``.
+    """
+    if name_or_path == NO_PROFILE:
+        return None
+    return read_profile(name_or_path, env_id) if name_or_path else task_profile(env_id)
+
+
 def task_profile(env_id: str) -> Layer | None:
     """The profile that names this environment in its ``about.envs`` (``ALE/*``: all that begin so), if any."""
     for name in profile_names():
-        path = PROFILE_DIR / f"{name}.toml"
-        if path.stat().st_size <= MAX_PROFILE_BYTES:
-            about = tomllib.loads(path.read_text(encoding="utf-8")).get("about", {})
-            if any(fnmatchcase(env_id, pattern) for pattern in about.get("envs", [])):
-                return read_profile(name, env_id)
+        if any(fnmatchcase(env_id, pattern) for pattern in _tasks(PROFILE_DIR / f"{name}.toml")):
+            return read_profile(name, env_id)
     return None
+
+
+def _tasks(path: Path) -> list[str]:
+    """``about.envs`` of a profile; none of one that is damaged, which is an error where it is asked for."""
+    try:
+        if path.stat().st_size > MAX_PROFILE_BYTES:
+            return []
+        about = tomllib.loads(path.read_text(encoding="utf-8")).get("about")
+    except (OSError, ValueError, RecursionError):
+        return []
+    envs = about.get("envs") if isinstance(about, dict) else None
+    return [pattern for pattern in envs if isinstance(pattern, str)] if isinstance(envs, list) else []
 
 
 def profile_names() -> list[str]:
@@ -151,6 +173,8 @@ def _elsewhere(said: Values, dropped: list[str]) -> Values:
 def export_path(name_or_path: str) -> Path:
     """Where a profile is written; a ConfigError if that is impossible or there already."""
     path = _path(name_or_path)
+    if name_or_path == NO_PROFILE:
+        raise ConfigError(f"--export {NO_PROFILE}: --profile {NO_PROFILE} means no profile; choose another name")
     if not path.parent.is_dir():
         raise ConfigError(f"--export {name_or_path}: there is no folder {path.parent}")
     if path.exists():
@@ -185,7 +209,8 @@ def write_profile(path: Path, settings: Settings, record: dict[str, Any], machin
     for part, name, value in iterate(settings.config):
         key = f"{part}.{name}"
         source = settings.sources.get(key, "default")
-        if source == "default" or value is None or part in _LEFT_OUT or name not in _KEPT.get(part, (name,)):
+        own = source == "default" or source == default_of(settings)  # come back by themselves with the algorithm
+        if own or value is None or part in _LEFT_OUT or name not in _KEPT.get(part, (name,)):
             continue
         if key == "run.mode" and settings.config.on_policy is None:
             continue  # with an algorithm of replay the user may choose any mode that has one
@@ -196,6 +221,8 @@ def write_profile(path: Path, settings: Settings, record: dict[str, Any], machin
         why = record["reasons"].get(key, source) if source == "tuner" else source
         lines.append(f"{name} = {toml_value(value)}  # [{unit or '1'}]; {' '.join(why.split())}")
     try:
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        begun = path.with_name(f"{path.name}.new")  # runs that start meanwhile look through the folder
+        begun.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        begun.replace(path)
     except OSError as error:
         raise ResourceError(f"cannot write {path}: {error}") from None

@@ -423,9 +423,8 @@ def _class_of(part: str, config: Config | None) -> type[Part]:
 
 
 _ONLY_WITH_REPLAY: tuple[str, ...] = (
-    "replay", "sampling.samplers", "sampling.envs_per_sampler", "sampling.memory_limit_bytes", "learner.batch_size",
-    "learner.precision", "learner.overlap", "learner.mirror", "learner.updates_per_launch",
-    "learner.fuse",
+    "replay", "sampling.samplers", "sampling.envs_per_sampler", "learner.batch_size", "learner.precision",
+    "learner.overlap", "learner.mirror", "learner.updates_per_launch", "learner.fuse",
 )
 _ONLY_ON_POLICY: tuple[str, ...] = ("rollout",)
 _OBJECTIVES = ("tuning.objective", "tuning.cpu_target", "tuning.gpu_target")
@@ -444,6 +443,9 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     other += _OBJECTIVES if on_policy else ("sampling.samplers",) if config.wiring.in_turns else ()
     governed = not config.wiring.in_turns and (not on_policy or config.wiring.free_running)
     other += () if governed else ("tuning.govern", "tuning.give_way")
+    other += ("learner.publish_interval_s", "sampling.memory_limit_bytes") if config.wiring.in_turns else ()
+    other += () if config.wiring.lag == 0 else ("rollout.synchrony",)
+    other += ("rollout.correction",) if config.wiring.lag == 0 or config.wiring.free_running else ()
     own += ("gala",) if config.wiring.mixes else ()
     other += () if config.wiring.averages else ("learner.average_interval",)
     own += ("exchange",) if config.wiring.averages or config.wiring.mixes else ()

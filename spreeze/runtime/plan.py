@@ -8,6 +8,7 @@ from typing import Any
 
 from spreeze.config.algorithm_settings import AnyAgeConfig
 from spreeze.config.layers import Settings, toml_value
+from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config
 from spreeze.errors import ConfigError
 from spreeze.transport.replay_ring import RingSpec
@@ -55,6 +56,7 @@ class RunPlan:
     host_shards: int = 0  # of replay, for the rows of all other hosts
     to_tune: bool = False  # the tuner has still to choose, so what it may change is not rejected
     host_tune: tuple[str, ...] = ()  # arguments of each host's own tuner; empty: it measures nothing
+    asked: Settings | None = None  # ``settings`` before the mode or the hosts changed any for this session; None: equal
 
     def __post_init__(self) -> None:
         if self.spec.frames is not None and self.config.env.normalize_obs:
@@ -191,7 +193,7 @@ class RunPlan:
         flags = ["--env", env.id, *(("--import", env.import_module) if env.import_module else ()),
                  *(("--plain-env",) if env.plain else ()), *(f"--env-arg={text}" for text in env.args),
                  "--algo", config.run.algo, "--mode", config.run.mode, "--seed", str(config.run.seed),
-                 "--learners", "1", "--no-visualizer", "--set", "exchange.transport=gloo"]
+                 "--learners", "1", "--no-visualizer", "--profile", NO_PROFILE, "--set", "exchange.transport=gloo"]
         if config.cluster.samplers is not None:
             flags += ["--samplers", str(config.cluster.samplers)]
         for key, source in sorted(self.settings.sources.items()):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spreeze.config.layers import Layer, Settings
+from spreeze.config.layers import RESUMED, USER, Layer, Settings
 from spreeze.config.modes import DECLARED
 from spreeze.config.schema import Config, LearnerConfig
 from spreeze.envs.probe import Probe, probe_env
@@ -178,8 +178,8 @@ def problem_of(
     order = [name for name in (*config.wiring.knobs, *values) if name in values]
     kept = settings.kept & values.keys()
     # A resumed run keeps what its stored data depend on.
-    pins = {knob.name for knob in knobs if settings.sources.get(knob.name) == "user" or knob.name in kept
-            or (knob.fixed and settings.sources.get(knob.name) == "resumed run")}
+    pins = {knob.name for knob in knobs if settings.sources.get(knob.name) == USER or knob.name in kept
+            or (knob.fixed and settings.sources.get(knob.name) == RESUMED)}
     if config.learner.device == "auto":
         pins.discard(DEVICE)
     if LEARNERS in values:
