@@ -507,3 +507,12 @@ def test_a_policy_that_fell_from_the_best_is_told_with_what_is_kept(best, now, s
     last = EvaluationRow(10.0, 100, 5, 1, 5, 10, now, std, 200.0)
     assert ("is kept: it is what is played" in live_api._fallen(best, last)) is told
     assert live_api._fallen(best, None) == ""
+
+
+@pytest.mark.parametrize(("told", "band"), [
+    ([64.0, 64.0], (64.0, 64.0)), (None, (8.0, 512.0)), (["x", 1], (8.0, 512.0)),
+])  # fmt: skip
+def test_the_bounds_are_those_of_the_session_where_it_says_them(told, band):
+    config = {"replay": {"samples_per_insert_min": 8.0, "samples_per_insert_max": 512.0}}
+    found = live_api.snapshot({"samples_per_insert_band": told}, config, {}, "running")
+    assert (found.samples_per_insert_min, found.samples_per_insert_max) == band

@@ -200,6 +200,14 @@ def _new_timeline(path: Path, since: float) -> dict[str, Any] | None:
     return newest_timeline(path) if since <= 0.0 or abs(age_s) < _NEW_S else None
 
 
+def _band(run: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Bounds of the samples per insert of this session: a mode may have narrowed those that were asked for."""
+    band = run.get("samples_per_insert_band")
+    if not (isinstance(band, list) and len(band) == 2 and all(isinstance(bound, int | float) for bound in band)):
+        return None
+    return band[0], band[1]
+
+
 def snapshot(
     run: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]], values: Mapping[str, float], state: str,
     table: MetricTable = TABLE,
@@ -218,13 +226,14 @@ def snapshot(
     # Taken from the metrics, because the configuration of an old run may not say it.
     on_rollouts = lag is not None or bool(values.get("learner_learn_share"))
     known = measured({**values, **counts}, on_policy=on_rollouts, table=table)
+    low, high = _band(run) or (replay.get("samples_per_insert_min"), replay.get("samples_per_insert_max"))
     return Snapshot(
         lag=lag, in_turns=wiring is not None and wiring.in_turns,
         free_running=wiring is not None and wiring.free_running, state=state,
         env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20),
         wall_s=run.get("wall_s"), learning_starts=replay.get("learning_starts"),
-        samples_per_insert_min=replay.get("samples_per_insert_min"),
-        samples_per_insert_max=replay.get("samples_per_insert_max"), samplers_wanted=samplers,
+        samples_per_insert_min=low if replay else None, samples_per_insert_max=high if replay else None,
+        samplers_wanted=samplers,
         eval_best=run.get("eval_best"), eval_final=run.get("eval_final"),
         learner_device=device if device != "auto" else ("cuda:0" if known["gpus"] else "cpu"),
         samplers_alive=len(active) or None, **known,
