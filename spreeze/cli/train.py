@@ -203,8 +203,9 @@ _OF_NETWORKS = (
 
 def _fixed(config: Config, values: dict[str, dict[str, Any]]) -> list[str]:
     """The settings of a run that a resume cannot change, each as ``part.field``."""
-    rewards = ["n_step", *(["gamma"] if getattr(config.algorithm, "n_step", 1) > 1 else [])]
-    names = [*_OF_NETWORKS, *(rewards if config.replay.save else [])]  # saved rows are discounted sums of n rewards
+    names = [*_OF_NETWORKS]
+    if config.replay.save and config.on_policy is None:  # saved rows are discounted sums of n rewards
+        names += ["n_step", *(["gamma"] if config.algorithm.n_step > 1 else [])]
     fixed = ["env.id", "env.args", "run.algo", "run.learners", "env.normalize_obs",
              *(f"{config.run.algo}.{name}" for name in values[config.run.algo] if name in names)]
     if config.on_policy is not None:
