@@ -98,7 +98,7 @@ def test_a_picture_joins_the_rows_of_several_documents(tmp_path):
         (tmp_path / name).write_text(json.dumps({"rows": rows}))
     args = build_parser().parse_args(["gala", "--parts", "--rows", str(tmp_path / "a"), str(tmp_path / "b"), "--out",
                                       str(tmp_path / "gala.png")])
-    assert gala.gala_rows(args, print) == []
+    assert [row["value"] for row in gala.gala_rows(args, print)] == [str(tmp_path / "gala.png")]
     assert (tmp_path / "gala.png").read_bytes().startswith(b"\x89PNG")
     args.rows = [str(tmp_path / "c")]
     with pytest.raises(UsageError, match="not a document of a bench"):

@@ -23,11 +23,10 @@ from spreeze.bench.runs import (
     Axes,
     Document,
     Say,
-    check_picture,
-    documents_rows,
     in_turn,
     linear_rows,
     picture,
+    rows_of_parts,
     time_row,
     train,
 )
@@ -336,12 +335,4 @@ def gala_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     )
     parts = {"slow": slow_rows, "steps": steps_rows, "radius": radius_rows, "kills": kills_rows,
              "converge": converge_rows, "paired": paired_rows}
-    earlier = documents_rows(args.rows)
-    check_picture(args.out)
-    rows = []
-    for part in args.parts:
-        say(f"{part}:")
-        rows += [{**one, "part": part} for one in parts[part](bench)]
-    if args.out is not None:
-        draw_gala([*earlier, *rows], Path(args.out))
-    return rows
+    return rows_of_parts(args, bench, parts, draw_gala, say)

@@ -23,12 +23,12 @@ from spreeze.bench.hts import scores
 from spreeze.bench.runs import (
     Document,
     Say,
-    check_picture,
     documents_rows,
     in_turn,
     linear_rows,
     picture,
     ratio_row,
+    rows_of_parts,
     time_row,
     train,
 )
@@ -393,15 +393,6 @@ def impact_rows(args: argparse.Namespace, say: Say) -> list[Row]:
         env_steps=args.env_steps, curves=args.curves,
     )
     parts = {"steps": steps_rows, "target": target_rows, "paired": paired_rows, "ablation": ablation_rows}
-    earlier = documents_rows(args.rows)
-    check_picture(args.out)
     if args.out is not None and "ablation" not in args.parts:
-        _panels(earlier)
-    rows = []
-    for part in args.parts:
-        say(f"{part}:")
-        rows += [{**one, "part": part} for one in parts[part](bench)]
-    if args.out is not None:
-        draw_ablations([*earlier, *rows], args.out)
-        rows.append({"metric": "picture", "value": str(args.out), "unit": "file"})
-    return rows
+        _panels(documents_rows(args.rows))
+    return rows_of_parts(args, bench, parts, draw_ablations, say)

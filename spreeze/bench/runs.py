@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import importlib.util
@@ -14,7 +15,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -41,6 +42,7 @@ Document = dict[str, Any]
 """What ``train --json`` says of a run."""
 Train = Callable[[list[str]], Document]
 Say = Callable[[str], None]
+_Bench = TypeVar("_Bench")
 _RATES = {
     "env_steps_per_s": "1/s", "updates_per_s": "1/s", "update_frames_per_s": "1/s", "samples_per_insert": "ratio",
     "policy_lag_mean": "updates", "eval_return_mean": "return", "eval_return_best": "return",
@@ -277,6 +279,27 @@ def documents_rows(paths: Sequence[str]) -> list[Row]:
             rows += json.loads(Path(path).read_bytes())["rows"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"--rows {path}: not a document of a bench with --json: {error}") from None
+    return rows
+
+
+def rows_of_parts(
+    args: argparse.Namespace, bench: _Bench, parts: Mapping[str, Callable[[_Bench], list[Row]]],
+    draw: Callable[[list[Row], Path], None], say: Say,
+) -> list[Row]:
+    """Rows of the parts in ``args``, each with its ``part``; with ``--out`` ``draw`` gets those of ``--rows``, too.
+
+    Raises:
+        SpreezeError: a document or the picture's folder cannot be used, which is told before any run; or a run failed.
+    """
+    earlier = documents_rows(args.rows)
+    check_picture(args.out)
+    rows: list[Row] = []
+    for part in args.parts:
+        say(f"{part}:")
+        rows += [{**one, "part": part} for one in parts[part](bench)]
+    if args.out is not None:
+        draw([*earlier, *rows], Path(args.out))
+        rows.append({"metric": "picture", "value": str(args.out), "unit": "file"})
     return rows
 
 

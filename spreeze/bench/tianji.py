@@ -21,12 +21,11 @@ from spreeze.bench.runs import (
     Document,
     Say,
     busy_core,
-    check_picture,
-    documents_rows,
     env_steps_to_target,
     in_turn,
     linear_rows,
     picture,
+    rows_of_parts,
     time_row,
     train,
 )
@@ -349,12 +348,4 @@ def tianji_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     parts = {"curve": curve_rows, "sleeping": sleeping_rows, "balance": balance_rows, "serial": serial_rows,
              "modes": modes_rows, "groups": groups_rows, "collect": collect_rows, "game": game_rows,
              "qmix": qmix_rows}
-    earlier = documents_rows(args.rows)
-    check_picture(args.out)
-    rows = []
-    for part in args.parts:
-        say(f"{part}:")
-        rows += [{**one, "part": part} for one in parts[part](bench)]
-    if args.out is not None:
-        draw_tianji([*earlier, *rows], Path(args.out))
-    return rows
+    return rows_of_parts(args, bench, parts, draw_tianji, say)

@@ -422,8 +422,7 @@ def _run(
             write_json(run_dir.path / "tune.json", tune_record)
     except OSError as error:
         raise ResourceError(f"{run_dir.path} cannot be written: {error}; make room or choose --runs-dir") from None
-    replay = plan.config.replay
-    run_dir.write_state(samples_per_insert_band=[replay.samples_per_insert_min, replay.samples_per_insert_max])
+    run_dir.write_state(samples_per_insert_band=plan.config.replay.samples_per_insert_band)
     view = open_view(sys.stderr if args.json else sys.stdout, json_mode=args.json)
     state = "failed"
     try:

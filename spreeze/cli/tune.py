@@ -10,14 +10,15 @@ from pathlib import Path
 from spreeze.cli.arguments import build_parser, check_output, guarded, user_values
 from spreeze.cli.terminal import show_tuning
 from spreeze.config.layers import Layer, resolve, with_algorithm
-from spreeze.config.profiles import applicable, chosen_profile, export_path, write_profile
+from spreeze.config.profiles import applicable, chosen_profile, export_path, profile_text
 from spreeze.envs.make import default_env_id
 from spreeze.envs.probe import probe_env
-from spreeze.errors import ConfigError
+from spreeze.errors import ConfigError, ResourceError
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
 from spreeze.run_directory import process_age_s, write_json
 from spreeze.runtime.interrupts import Interrupts
+from spreeze.transport.files import replace_bytes
 from spreeze.tuner.run import Listener, tuned_layer
 
 
@@ -72,7 +73,11 @@ def _tune(args: argparse.Namespace) -> int:
         )
     show_tuning(record, sys.stderr if args.json else sys.stdout, reasons=True)
     if export is not None:
-        write_profile(export, resolve([*layers[:-1], tuned, user]), record, machine.one_line())
+        text = profile_text(resolve([*layers[:-1], tuned, user]), record, machine.one_line())
+        try:
+            replace_bytes(export, text.encode())  # runs that start meanwhile look through the folder
+        except OSError as error:
+            raise ResourceError(f"cannot write {export}: {error}") from None
         say(f"written: {export}; load it with --profile {args.export}", as_json=args.json)
     if args.out:
         write_json(Path(args.out), record)

@@ -12,7 +12,7 @@ from typing import Any
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import Layer, Settings, Values, default_of, iterate, renewed, toml_value
 from spreeze.config.schema import check_name, field_of
-from spreeze.errors import ConfigError, ResourceError, did_you_mean
+from spreeze.errors import ConfigError, did_you_mean
 from spreeze.formatting import clean
 
 
@@ -188,13 +188,10 @@ def _path(name_or_path: str) -> Path:
     return path if path.suffix == ".toml" else PROFILE_DIR / f"{check_name(name_or_path)}.toml"
 
 
-def write_profile(path: Path, settings: Settings, record: dict[str, Any], machine: str) -> None:
-    """Writes the settings that are not default as a profile that anybody can load with ``--profile``.
+def profile_text(settings: Settings, record: dict[str, Any], machine: str) -> str:
+    """The settings that are not default as a profile that anybody can load with ``--profile``.
 
     ``record`` is the tuner's result, ``machine`` this machine in one line.
-
-    Raises:
-        ResourceError: the file cannot be written.
     """
     about = {
         "machine": (machine, "where it was measured"),
@@ -220,9 +217,4 @@ def write_profile(path: Path, settings: Settings, record: dict[str, Any], machin
         unit = field_of(key, settings.config).metadata["unit"]
         why = record["reasons"].get(key, source) if source == "tuner" else source
         lines.append(f"{name} = {toml_value(value)}  # [{unit or '1'}]; {' '.join(why.split())}")
-    try:
-        begun = path.with_name(f"{path.name}.new")  # runs that start meanwhile look through the folder
-        begun.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        begun.replace(path)
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error}") from None
+    return "\n".join(lines) + "\n"

@@ -118,6 +118,11 @@ class ReplayConfig(Part):
             raise ConfigError(f"samples_per_insert_min = {self.samples_per_insert_min:g} is above "
                               f"samples_per_insert_max = {self.samples_per_insert_max:g}: nobody could ever move")
 
+    @property
+    def samples_per_insert_band(self) -> list[float]:
+        """Both bounds."""
+        return [self.samples_per_insert_min, self.samples_per_insert_max]
+
     def serial_ratio(self, batch_size: int) -> float:
         """As the function, within this band."""
         return serial_ratio(batch_size, self.samples_per_insert_min, self.samples_per_insert_max)

@@ -409,7 +409,7 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
         "rates_measured_s": rates.get("measured_s"), "rates_warmup_s": warmup_s,
         "time_split": {name: rates.get(name) for name in split_names(
             on_policy=on_policy, inference_workers=plan.inference_workers > 0)},
-        "samples_per_insert_band": [config.replay.samples_per_insert_min, config.replay.samples_per_insert_max],
+        "samples_per_insert_band": config.replay.samples_per_insert_band,
         "eval_return_mean": eval_return, "eval_return_best": eval_best, "target_return": config.stop.target_return,
         "eval_return_final": eval_final, "eval_return_final_evaluations": evaluations,
         "eval_return_worst_of_20": worst,
