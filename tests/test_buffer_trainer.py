@@ -8,8 +8,8 @@ from rollouts import learner, rollout, task
 from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.transport.protocols import StepRows
 from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter
-from spreeze.transport.weights import WeightsStore
-from spreeze.workers.buffer_trainer import BufferTrainer
+from spreeze.transport.weights import VersionedParameters, WeightsStore
+from spreeze.workers.buffer_trainer import BufferTrainer, PolicyBroadcast
 from spreeze.workers.collectors import NewestPolicy
 
 T, M = 4, 2
@@ -181,20 +181,48 @@ def test_an_average_of_the_policy_is_published_and_kept_while_samplers_get_the_n
         place.close()
 
 
-def test_new_weights_reach_every_sampler_also_one_that_has_returned_nothing(tmp_path, place):
+def test_new_weights_reach_every_sampler_also_one_that_has_returned_nothing(place):
     """RLlib sent weights only to the workers whose samples had come back (ray #48314)."""
-    store = WeightsStore(tmp_path)
-    samplers = [NewestPolicy(WeightsStore(tmp_path)) for _ in range(3)]
-    for sampler in samplers:
-        sampler.refresh()
-        assert (sampler.current(), sampler.version) == (None, 0)
-    for version in (1, 7):
-        arrays, meta = place.trainer.policy_snapshot()
-        store.publish(arrays(), meta, 1, version)
+    policies = VersionedParameters.create(3)
+    samplers = [NewestPolicy(VersionedParameters(policies.fds)) for _ in range(3)]
+    broadcast = PolicyBroadcast(place.trainer, policies, 2, least_s=0.0)
+
+    def seen():
         for sampler in samplers:
             sampler.refresh()
-            assert isinstance(sampler.current(), Policy)
-    assert [sampler.version for sampler in samplers] == [7, 7, 7]
+        return [None if sampler.current() is None else sampler.version for sampler in samplers]
+
+    try:
+        assert seen() == [None] * 3
+        broadcast.after(place.trainer.learn(), 1)
+        assert seen() == [0, 0, 0], "before there is anything to learn from"
+        place.fill(0)
+        place.fill(0)
+        found = []
+        for _ in range(5):
+            broadcast.after(place.trainer.learn(), 1)
+            found.append(seen()[2])
+        assert found == [0, 2, 2, 4, 4]
+        place.fill(1)
+        broadcast.after(place.trainer.learn(), 1)
+        assert (place.made.updates, seen()) == (5, [4] * 3)
+        broadcast.after(False, 1)
+        assert seen() == [5] * 3, "the learner waits: also what is less than two updates old"
+        PolicyBroadcast(place.trainer, policies, 2).after(False, 2)
+        assert samplers[0]._weights.read_latest((1, 5)).order == (2, 5), "a learner that was started again"
+    finally:
+        policies.close()
+
+
+def test_a_policy_that_is_not_finite_is_kept_back(place):
+    policies = VersionedParameters.create(3)
+    try:
+        PolicyBroadcast(place.trainer, policies, 1).after(False, 1)
+        place.made.net.flat[0], place.made.updates = float("nan"), 5
+        PolicyBroadcast(place.trainer, policies, 1).after(False, 1)
+        assert policies.read_latest().version == 0
+    finally:
+        policies.close()
 
 
 def test_its_state_comes_back(place):

@@ -301,6 +301,22 @@ def test_a_reader_goes_round_and_uses_none_again_before_all_others():
     place.close()
 
 
+@pytest.mark.parametrize("pattern", [[0], [0, 0, 0, 0, 1]])
+def test_a_sampler_that_is_dead_or_slow_takes_no_uses_from_the_rollouts_of_another(pattern):
+    place = Memory(spec(3, 8, free_running=True))
+    source, uses = RolloutReader(place.rollouts, M, goes_round=True), {}
+    for writer in (0, 1):
+        place.fill(writer, rollouts=2)
+    for turn in range(40):
+        while (taken := source.take()) is not None:
+            uses[taken.writer, taken.rollout] = taken.use
+        place.fill(pattern[turn % len(pattern)])
+    rollouts = [rollout for writer, rollout in uses if writer == 0]
+    late = [uses[0, rollout] for rollout in rollouts if max(rollouts) - 8 < rollout < max(rollouts)]
+    assert np.mean(late) >= 6, "nearly all of 8; by turns with a dead one it was 1"
+    place.close()
+
+
 def test_a_reader_that_goes_round_waits_for_nobody_while_a_sampler_waits_for_it():
     place = Memory(spec(3, 4, free_running=True, least_uses=2))
     source = RolloutReader(place.rollouts, M, goes_round=True)

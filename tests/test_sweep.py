@@ -1,17 +1,22 @@
 """``spreeze sweep``: the grid, the shares of the cores, the table, and a sweep that was interrupted."""
 
+import contextlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from harness import PATIENCE_S, REPO, poll
 
 from spreeze.cli import sweep
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.metrics.comparison import iqm
-from spreeze.run_directory import RunDir
+from spreeze.run_directory import LIVE_STATES, RunDir, state_of
+from spreeze.runtime.interrupts import Interrupts
 
 
 def test_a_grid_is_every_combination_and_names_what_varies():
@@ -47,7 +52,7 @@ def test_a_runs_directory_that_is_a_file_is_said_in_one_line(tmp_path, capsys):
 
 
 def test_cores_are_dealt_without_overlap_and_one_at_least_to_each():
-    assert sweep.core_shares([0, 2, 3, 7, 9], 2) == [[0, 2], [3, 7, 9]]
+    assert sweep.core_shares([0, 2, 3, 7, 9], 2) == [[0, 2], [3, 7]], "as many for each"
     with pytest.raises(ConfigError, match="--side-by-side 3"):
         sweep.core_shares([0, 1], 3)
 
@@ -74,13 +79,14 @@ def test_an_interrupted_run_begins_anew_beside_the_old_one_and_a_finished_one_is
     runs = [sweep.SweepRun("", seed, [*arguments, "--seed", str(seed)], f"x-c1-s{seed}", 1, state)
             for seed, state in enumerate(states, 1)]
     sweep.Sweep("x", None, None, 1, runs).write(tmp_path)
-    (tmp_path / "x-c1-s2").mkdir()
+    for name in ("x-c1-s1", "x-c1-s2"):
+        (tmp_path / name).mkdir()
     assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 0
     found = sweep.read_sweep(tmp_path, "x")
     assert [(run.name, run.state) for run in found.runs] == [("x-c1-s1", "finished"), ("x-c1-s2-again2", "finished")]
     assert json.loads((tmp_path / "x.sweep.json").read_text())["finished"] == [run.name for run in found.runs]
     assert json.loads((tmp_path / "x-c1-s2-again2" / "summary.json").read_text())["env_steps"] >= 60
-    assert not (tmp_path / "x-c1-s1").exists()
+    assert [*(tmp_path / "x-c1-s1").iterdir()] == []
 
 
 @pytest.mark.parametrize(("reason", "state"), [("seconds", "finished"), ("stop request", "interrupted"),
@@ -126,3 +132,73 @@ def test_a_plan_is_one_json_document_and_a_resumed_one_takes_another_number_side
     told = json.loads(capsys.readouterr().out)
     assert told["left"] == ["x-c1-s1"]
     assert told["sweep"]["side_by_side"] == 1
+
+
+ENDLESS = ["--env", "Pendulum-v1", "--mode", "serial", "--set", "stop.env_steps=1000000000"]
+
+
+@contextlib.contextmanager
+def endless_sweep(tmp_path):
+    """A sweep of two runs that would not end, the first of which learns; (process, directory of that run)."""
+    command = [sys.executable, "-m", "spreeze", "sweep", *ENDLESS, "--seeds", "2", "--name", "x",
+               "--runs-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                          cwd=REPO, start_new_session=True) as process:
+        run = tmp_path / "x-c1-s1"
+        try:
+            poll(lambda: list((run / "weights").glob("*")), what="weights of the first run")
+            yield process, run
+        finally:
+            process.kill()
+            poll(lambda: state_of(run) not in LIVE_STATES, what="the end of the first run")
+
+
+def test_a_closed_terminal_does_not_end_a_sweep_and_a_request_to_end_lets_its_run_save(tmp_path):
+    with endless_sweep(tmp_path) as (process, run):
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 130, "SIGHUP would have been the end of it"
+        assert [one.state for one in sweep.read_sweep(tmp_path, "x").runs] == ["interrupted", "waiting"]
+        assert json.loads((run / "run.json").read_text())["exit_reason"].startswith("interrupt")
+        assert list((run / "checkpoints").iterdir())
+
+
+def test_the_run_of_a_killed_sweep_ends_in_order(tmp_path):
+    with endless_sweep(tmp_path) as (process, run):
+        process.kill()
+        process.wait(PATIENCE_S)
+        poll(lambda: state_of(run) not in LIVE_STATES, what="the end of the run")
+        assert json.loads((run / "run.json").read_text())["exit_reason"].startswith("interrupt")
+
+
+def test_a_sweep_outlives_a_file_that_cannot_be_written_and_says_so_at_its_end(tmp_path, monkeypatch):
+    told = []
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sweep, "write_json", full)
+    plan = sweep.Sweep("x", None, None, 1, [sweep.SweepRun("", 1, [*ENDLESS[:-1], "stop.env_steps=60"], "x-c1-s1")])
+    with Interrupts() as interrupts, pytest.raises(ResourceError, match="No space left"):
+        sweep._run_all(plan, plan.runs, [[min(os.sched_getaffinity(0))]], tmp_path, interrupts, told.append)
+    assert plan.runs[0].state == "finished"
+    assert sum("cannot be written" in line for line in told) == 1
+
+
+def test_a_run_whose_metrics_are_damaged_is_no_result_and_leaves_the_others_theirs(tmp_path):
+    run = sweep.SweepRun("", 1, [], "x-c1-s1", 1, "running")
+    (tmp_path / run.name).mkdir()
+    (tmp_path / run.name / "metrics.db").write_bytes(b"no database" * 1000)
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    sweep._note_end(sweep._Child(run, process, io.BytesIO()), tmp_path, lambda line: None)
+    assert (run.state, "metrics.db" in run.error) == ("failed", True)
+    run.state = "finished"  # damaged later
+    (row,) = sweep.table(sweep.Sweep("x", None, 1.0, 1, [run]), tmp_path)
+    assert (row["seeds"], row["final"], row["to_target_s"]) == (1, None, None)
+
+
+def test_a_finished_run_that_was_deleted_is_done_again(tmp_path):
+    sweep.Sweep("x", None, None, 1, [sweep.SweepRun("", 1, [], "x-c1-s1", 1, "finished")]).write(tmp_path)
+    args = sweep._parser().parse_args(["--resume", "x"])
+    assert [run.state for run in sweep._continued(args, tmp_path).runs] == ["waiting"]

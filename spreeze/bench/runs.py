@@ -31,6 +31,7 @@ from spreeze.metrics.comparison import (
     parted,
     reached,
     read_curve,
+    whole,
     worst_of_last,
 )
 from spreeze.metrics.store import MetricsReader
@@ -333,12 +334,12 @@ def _group_rows(group: RunGroup, curves: list[Curve], targets: Sequence[float]) 
     more = {"env": group.env, "runs": group.label, "seeds": " ".join(str(curve.seed) for curve in curves)}
     worst = [_over(worst_of_last(one), final_metric(one, WORST_OF)) for one in found]
     rows = [row("eval_return_final", "return", [final_metric(one) for one in found], **more),
-            row("eval_return_best", "return", [max(each.return_mean for each in one) for one in found], **more),
+            row("eval_return_best", "return", [max(each.return_mean for each in whole(one)) for one in found], **more),
             row("worst_over_mean", "ratio", worst, **more),
             row("updates", "updates", [one[-1].updates for one in found], **more),
             row("env_steps", "env steps", [one[-1].env_steps for one in found], **more)]
     for target, (name, policies) in itertools.product(targets, (("first", 1), ("held", HELD))):
-        at = [reached(one, target, policies) for one in found]
+        at = [reached(whole(one), target, policies) for one in found]
         more_of = {**more, "of": target}
         rows += [row_of_reached(f"time_to_target_{name}_s", "s", [one and one.t for one in at], **more_of),
                  row_of_reached(f"updates_to_target_{name}", "updates", [one and one.updates for one in at],

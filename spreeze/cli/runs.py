@@ -97,11 +97,13 @@ def _list(args: argparse.Namespace) -> int:
     for row in rows:  # run directories may come from elsewhere
         row["name"], row["state"] = clean(row["name"], 128), clean(row["state"], 20)
     width = max(len(row["name"]) for row in rows)
-    say(f"{'run':{width}s}  {'state':9s} {'wall':>8s} {'env steps':>11s} {'updates':>9s} {'best return':>11s}")
+    say(f"{'run':{width}s}  {'state':9s} {'wall':>8s} {'env steps':>11s} {'updates':>9s} {'best return':>11s} "
+        f"{'last ten':>9s}")
     for row in rows:
         cells = (_cell(row["wall_s"], ".0f", " s"), _cell(row["env_steps"], ".0f"), _cell(row["updates"], ".0f"),
-                 _cell(row["eval_best"], ".1f"))
-        say(f"{row['name']:{width}s}  {row['state']:9s} {cells[0]:>8s} {cells[1]:>11s} {cells[2]:>9s} {cells[3]:>11s}")
+                 _cell(row["eval_best"], ".1f"), _cell(row["eval_final"], ".1f"))
+        say(f"{row['name']:{width}s}  {row['state']:9s} {cells[0]:>8s} {cells[1]:>11s} {cells[2]:>9s} {cells[3]:>11s} "
+            f"{cells[4]:>9s}")
     return 0
 
 

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,6 +43,7 @@ from spreeze.metrics.comparison import (
 )
 from spreeze.metrics.comparison import spread_text as shown
 from spreeze.run_directory import make_runs_dir, read_json, read_run, write_json
+from spreeze.runtime.interrupts import Interrupts
 
 _OF_EACH_RUN = {"run.seed": "--seeds N gives each setting the seeds 1 to N", "run.name": "--name names the sweep",
                 "run.runs_dir": "--runs-dir names the directory"}
@@ -180,20 +180,15 @@ def _carried_out(
     def tell(text: str) -> None:
         say(text, as_json=args.json)
 
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        _run_all(sweep, left, shares, runs_dir, tell)
-    except KeyboardInterrupt:
-        say(f"interrupted; continue: python -m spreeze sweep --resume {sweep.name} --runs-dir {runs_dir}",
-            as_json=args.json)
-        if args.json:
-            emit({"sweep": asdict(sweep), "table": table(sweep, runs_dir)})
-        return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with Interrupts() as interrupts:
+        _run_all(sweep, left, shares, runs_dir, interrupts, tell)
+        if interrupts.asked:
+            tell(f"interrupted; continue: python -m spreeze sweep --resume {sweep.name} --runs-dir {runs_dir}")
     rows = table(sweep, runs_dir)
     if args.json:
         emit({"sweep": asdict(sweep), "table": rows})
+    if interrupts.asked:
+        return 130
     stopped = [run.name for run in sweep.runs if run.state == "interrupted"]
     if stopped:
         say(f"stopped before their end, and no part of the result: {', '.join(stopped)}; "
@@ -205,15 +200,14 @@ def _carried_out(
     return 1 if failed else 0
 
 
-def _interrupt(number: int, frame: types.FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 # --- the plan ---
 
 
 def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
-    """The sweep to go on with; only how many of its runs go side by side may be another number than before."""
+    """The sweep to go on with; only how many of its runs go side by side may be another number than before.
+
+    A finished run whose directory was deleted is done again.
+    """
     planned = {"env": "--env", "module": "--import", "algo": "--algo", "mode": "--mode", "seeds": "--seeds",
                "set": "--set", "stop_seconds": "--stop-seconds", "target": "--target", "name": "--name"}
     given = [flag for name, flag in planned.items() if getattr(args, name) not in (None, [])]
@@ -222,6 +216,9 @@ def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     sweep = read_sweep(runs_dir, args.resume)
     if args.side_by_side is not None:
         sweep.side_by_side = args.side_by_side
+    for run in sweep.runs:
+        if run.state == "finished" and not (runs_dir / run.name).exists():
+            run.state = "waiting"
     return sweep
 
 
@@ -279,15 +276,15 @@ def split_values(text: str) -> list[str]:
 
 
 def core_shares(cores: Sequence[int], count: int) -> list[list[int]]:
-    """The cores dealt to ``count`` runs, none to two; sizes differ by one at most.
+    """The cores dealt to ``count`` runs, equally many to each and none to two; what is left over stays idle.
 
     Raises:
         ConfigError: not a core for each.
     """
     if not 1 <= count <= len(cores):
         raise ConfigError(f"--side-by-side {count}: 1 to {len(cores)}, a core for each run")
-    bounds = [len(cores) * i // count for i in range(count + 1)]
-    return [list(cores[low:high]) for low, high in itertools.pairwise(bounds)]
+    each = len(cores) // count
+    return [list(cores[each * i : each * (i + 1)]) for i in range(count)]
 
 
 def _check_settings(runs: Sequence[SweepRun]) -> None:
@@ -331,23 +328,40 @@ class _Child:
 
 
 def _run_all(
-    sweep: Sweep, left: Sequence[SweepRun], shares: Sequence[list[int]], runs_dir: Path, tell: Callable[[str], None]
+    sweep: Sweep, left: Sequence[SweepRun], shares: Sequence[list[int]], runs_dir: Path, interrupts: Interrupts,
+    tell: Callable[[str], None],
 ) -> None:
     waiting = list(left)
     children: dict[int, _Child] = {}
+    unwritten: OSError | None = None
+
+    def write() -> None:
+        nonlocal unwritten
+        try:
+            sweep.write(runs_dir)
+        except OSError as error:  # runs outlive a full disk, so a sweep does, too
+            if unwritten is None:
+                tell(f"{sweep_path(runs_dir, sweep.name)} cannot be written: {error}; the sweep goes on")
+            unwritten = error
+        else:
+            unwritten = None
+
     try:
-        while waiting or children:
+        while (waiting or children) and not interrupts.asked:
             for slot in [slot for slot in range(len(shares)) if slot not in children and waiting]:
                 children[slot] = _start(waiting.pop(0), shares[slot], runs_dir)
-                sweep.write(runs_dir)
+                write()
             for slot in [slot for slot, child in children.items() if child.process.poll() is not None]:
                 _note_end(children.pop(slot), runs_dir, tell)
-                sweep.write(runs_dir)
+                write()
                 tell(table_text(table(sweep, runs_dir), sweep.target))
             time.sleep(_POLL_S)
     finally:
-        _end(children.values())
-        sweep.write(runs_dir)
+        _end(list(children.values()), interrupts.again())
+        write()
+    if unwritten is not None:
+        raise ResourceError(f"{sweep_path(runs_dir, sweep.name)} cannot be written: {unwritten}; make room, and "
+                            f"--resume {sweep.name} runs again what it does not name as finished")
 
 
 def _start(run: SweepRun, cores: Sequence[int], runs_dir: Path) -> _Child:
@@ -365,10 +379,10 @@ def _start(run: SweepRun, cores: Sequence[int], runs_dir: Path) -> _Child:
 
 
 def begin() -> None:
-    """Entry of a run's process: pinned to its cores, ended with the sweep; then ``spreeze.train``."""
+    """Entry of a run's process: pinned to its cores, stopped in order with the sweep; then ``spreeze.train``."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent, cores, *arguments = sys.argv[1:]
-    end_with_parent()
+    end_with_parent(signal.SIGINT)
     if os.getppid() != int(parent):
         sys.exit(3)
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
@@ -384,25 +398,26 @@ def _note_end(child: _Child, runs_dir: Path, tell: Callable[[str], None]) -> Non
     child.errors.close()
     if code != 0:
         run.error = f"exit code {code}: {lines[-1] if lines else 'no output'}"
+    else:
+        try:
+            read_curve(runs_dir / run.name)
+        except RunError as error:
+            run.state, run.error = "failed", str(error)
     tell(f"{run.name} {run.state}" + (f" ({run.error})" if run.error else ""))
 
 
-def _end(children: Sequence[_Child] | Any) -> None:
-    """Asks the runs to stop, which writes their checkpoints; a second Ctrl-C, or too long a wait, kills them."""
-    found = list(children)
-    for child in found:
+def _end(children: Sequence[_Child], at_once: Callable[[], bool]) -> None:
+    """Asks the runs to stop, which writes their checkpoints; another Ctrl-C, or too long a wait, kills them."""
+    for child in children:
         child.run.state = "interrupted"
         child.process.send_signal(signal.SIGINT)
-    try:
-        for child in found:
-            child.process.wait(_CLOSING_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        pass
-    finally:
-        for child in found:
-            if child.process.poll() is None:
-                kill_and_wait(child.process)
-            child.errors.close()
+    deadline_s = time.monotonic() + _CLOSING_S
+    while any(child.process.poll() is None for child in children) and time.monotonic() < deadline_s and not at_once():
+        time.sleep(_POLL_S)
+    for child in children:
+        if child.process.poll() is None:
+            kill_and_wait(child.process)
+        child.errors.close()
 
 
 # --- the table ---
@@ -419,12 +434,18 @@ def spread_iqm(values: Sequence[float]) -> Spread | None:
 
 
 def table(sweep: Sweep, runs_dir: Path) -> list[dict[str, Any]]:
-    """One row a setting, over its finished runs; a time only if every one of them reached the target."""
+    """One row a setting, over its finished runs; a time only if every one of them reached the target.
+
+    Runs whose metrics cannot be read any more count as finished, without values.
+    """
     rows = []
     for setting in dict.fromkeys(run.setting for run in sweep.runs):
         done = [run for run in sweep.runs if run.setting == setting and run.state == "finished"]
-        curves = [curve for curve in (read_curve(runs_dir / run.name) for run in done) if curve is not None]
-        known = [curve.evaluations for curve in curves]
+        known = []
+        for run in done:
+            with contextlib.suppress(RunError):
+                if (curve := read_curve(runs_dir / run.name)) is not None:
+                    known.append(curve.evaluations)
         row: dict[str, Any] = {"setting": setting or "as given", "seeds": len(done)}
         row["final"] = _as_row([value for found in known if (value := final_metric(found)) is not None])
         row["best"] = _as_row([max(record.return_mean for record in whole(found)) for found in known])

@@ -489,7 +489,7 @@ def _closing(document: dict[str, Any], import_module: str | None) -> str:
         f"stopped by {document['stopped_by']} after {text('wall_s')} s: {document['env_steps']} env steps "
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
-        f"(best {text('eval_return_best')}{_missing(document)}){_final(document)}\n"
+        f"(best {text('eval_return_best')}{_missing(document)}){_final(document)}{_target(document)}\n"
         f"watch it: python -m spreeze play {document['run_dir']}{more}\n"
         f"continue: python -m spreeze.train --resume {document['run_dir']}{more}"
     )
@@ -501,6 +501,14 @@ def _final(document: dict[str, Any]) -> str:
     if final is None or count is None or count < 2:
         return ""
     return f", {final:.1f} over the last {count} evaluations"
+
+
+def _target(document: dict[str, Any]) -> str:
+    """When the target return was reached first, and when by the mean of several evaluations."""
+    first, held = document.get("time_to_target_s"), document.get("time_to_target_held_s")
+    if first is None:
+        return ""
+    return f", target after {first:.1f} s" + ("" if held is None else f", held after {held:.1f} s")
 
 
 def _missing(document: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from spreeze.dashboard.run_data import row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, duration, number
 from spreeze.metrics.comparison import (
+    HELD,
     POLICIES,
     RESAMPLES,
     WORST_OF,
@@ -35,6 +36,7 @@ from spreeze.metrics.comparison import (
     running_mean,
     spread_text,
     verdicts,
+    whole,
     worst_of_last,
 )
 from spreeze.metrics.html_report import MOST_RUNS
@@ -217,6 +219,7 @@ def _group_table(reports: list[Report]) -> None:
                 "runs": number(group.runs),
                 "final return": spread_text(group.final), "return at equal time": spread_text(group.final_time),
                 "time to target": spread_text(group.required_s[0], duration),
+                "held": spread_text(group.held_s[0], duration),
                 "reached": f"{group.reached[0]} of {group.runs}",
             }
             for found in reports for group in found.groups
@@ -229,6 +232,8 @@ def _group_table(reports: list[Report]) -> None:
                 help="The same, up to the wall time that all runs of the task reached."),
             "time to target": st.column_config.TextColumn(
                 help="Wall time until that mean reached the task's target [h:min:s]; a dash until all seeds did."),
+            "held": st.column_config.TextColumn(
+                help=f"Wall time until the mean of {HELD} evaluations in a row reached it [h:min:s]."),
         },
     )
 
@@ -239,8 +244,8 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
             {
                 "run": run.name, **({"task": run.group.env} if len(reports) > 1 else {}), "group": run.group.label,
                 "final return": number(run.final), "at equal time": number(run.final_time),
-                "time to target": duration(run.required_s[0]),
-                "best": number(max(record.return_mean for record in curves[run.name].evaluations)),
+                "time to target": duration(run.required_s[0]), "held": duration(run.held_s[0]),
+                "best": number(max(record.return_mean for record in whole(curves[run.name].evaluations))),
                 f"worst of {WORST_OF}": number(worst_of_last(curves[run.name].evaluations)),
                 "env steps": number(curves[run.name].evaluations[-1].env_steps),
             }

@@ -35,8 +35,8 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("frame_rate", "Update frames", "/s", "update_frames_per_s"),
     ("return", "Return", "", "eval_return"),
     ("interval", "95 % interval", "", "Half of the 95 % interval of the newest mean return, over its episodes."),
-    ("best", "Best return", "", "Best mean return of one whole evaluation in this run; its weights are what is "
-     "played and downloaded."),
+    ("best", "Best return", "", "Highest mean return of one whole evaluation. Played and downloaded is the policy with "
+     "the highest lower bound of its mean return, after more episodes on fresh seeds."),
     ("final", "Last ten", "", "Mean return over the episodes of the last ten evaluations: what the policy has kept."),
     ("cpu", "Processor", "", "cpu_use"),
     ("memory", "Memory", "", "memory_used_bytes"),

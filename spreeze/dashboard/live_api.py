@@ -308,8 +308,8 @@ def _fallen(best: float | None, last: EvaluationRow | None) -> str:
         return ""
     if best - last.return_mean <= max(2.0 * (half_width(last) or 0.0), _FALLEN * abs(best)):
         return ""
-    return (f" The newest policy has fallen to {number(last.return_mean)}; the best one, {number(best)}, is kept: it "
-            "is what is played and downloaded.")
+    return (f" The newest policy has fallen to {number(last.return_mean)}; the best evaluation had "
+            f"{number(best)}. A better policy is kept, and is what is played and downloaded.")
 
 
 def _sessions(run: Mapping[str, Any]) -> list[float]:

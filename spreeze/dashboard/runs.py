@@ -164,7 +164,7 @@ def _downloads(path: Path, folder: Path) -> str:
                             f"{path.name}_csv.zip", "application/zip", key="runs_csv", width="stretch",
                             on_click="ignore", help="Every metric over time, and every evaluation, as tables.")
     chosen = left.selectbox("Policy as", [row.name for row in POLICY_FORMATS], key=f"export_format_{path.name}",
-                            help="The greedy policy of the best evaluation, with normaliser and action scaling inside, "
+                            help="The greedy policy that was kept as best, with normaliser and action scaling inside, "
                                  "checked beside our own, and a program that plays it without Spreeze.")
     kind = next(row for row in POLICY_FORMATS if row.name == chosen)
     reason = control.no_export(path, kind)

@@ -103,6 +103,8 @@ class RunReport:
     limit_s: float
     required_s: tuple[float | None, ...]
     """One for each target."""
+    held_s: tuple[float | None, ...]
+    """For each target the time from which the mean of ``HELD`` evaluations in a row has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,8 @@ class GroupReport:
     final_time: Spread | None
     required_s: tuple[Spread | None, ...]
     """None while any seed has not reached the target: the mean of the others would be too good."""
+    held_s: tuple[Spread | None, ...]
+    """The same for ``held_s`` of the runs."""
     reached: tuple[int, ...]
 
 
@@ -257,16 +261,19 @@ def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
         name=curve.name, group=curve.group, seed=curve.seed, policies=min(rules.policies, len(found)),
         final=final_metric(found, rules.policies), final_time=final_metric(found, rules.policies, limit_s),
         limit_s=limit_s, required_s=tuple(required_time(found, target, rules.policies) for target in rules.targets),
+        held_s=tuple(required_time(whole(found), target, HELD) for target in rules.targets),
     )
 
 
 def _group(group: RunGroup, runs: Sequence[RunReport], rules: Rules) -> GroupReport:
-    times = [[run.required_s[i] for run in runs] for i in range(len(rules.targets))]
+    places = range(len(rules.targets))
+    times, held = ([[getattr(run, name)[i] for run in runs] for i in places] for name in ("required_s", "held_s"))
     return GroupReport(
         group=group, runs=len(runs),
         final=spread([run.final for run in runs if run.final is not None], rules),
         final_time=spread([run.final_time for run in runs if run.final_time is not None], rules),
         required_s=tuple(_of_all(values, rules) for values in times),
+        held_s=tuple(_of_all(values, rules) for values in held),
         reached=tuple(sum(value is not None for value in values) for values in times),
     )
 

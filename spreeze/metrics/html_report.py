@@ -60,7 +60,8 @@ _FACTS = (
     ("state", "state", clean), ("env_id", "task", clean), ("algo", "algorithm", clean), ("mode", "mode", clean),
     ("seed", "seed", whole), ("started", "started", _minute), ("wall_s", "wall time [h:min:s]", duration),
     ("env_steps", "env steps", number), ("updates", "updates", number), ("eval_best", "best return", number),
-    ("last_return", "last return", number), ("exit_reason", "ended by", clean),
+    ("last_return", "last return", number), ("eval_final", "mean of the last ten", number),
+    ("exit_reason", "ended by", clean),
 )
 """(name, title, how it is written) of what is told of each run."""
 _SUMMARY = (
@@ -69,7 +70,8 @@ _SUMMARY = (
     ("samples_per_insert", "samples per insert", number), ("policy_lag_mean", "mean policy lag", number),
     ("energy_per_million_steps_kj", "energy per million env steps [kJ]", number),
     ("restarts", "restarts", number), ("env_errors", "errors of environments", number),
-    ("time_to_target_s", "time to target [s]", number), ("bottleneck", "bottleneck", clean),
+    ("time_to_target_s", "time to target [s]", number), ("time_to_target_held_s", "target held from [s]", number),
+    ("bottleneck", "bottleneck", clean),
 )
 
 

@@ -2,8 +2,8 @@
 
 The algorithm says how many slots the buffer has, how often the learner uses a rollout (``slots``, ``uses``), and
 whether a sampler waits before it writes over one that was used too rarely (``least_uses``, by default half of
-``uses``, rounded down). The learner waits when all that is there is used up. Weights reach the samplers as they reach
-the evaluator: by files and a pointer.
+``uses``, rounded down). The learner waits when all that is there is used up. Weights reach the samplers in shared
+memory, and the evaluator by files and a pointer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.shared_memory import Wakeup
 from spreeze.transport.status_table import StatusTable
+from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.roles import Address
 from spreeze.workers.rollout_workers import BufferSamplerJob
 
+POLICIES = 3
+"""Versions of the policy in shared memory: while one is written or read, another newer one may be written."""
 _SESSION_SEEDS = 1000
 """Distance of the samplers' seeds of two sessions: a resumed run sees other episodes."""
 
@@ -46,8 +49,9 @@ def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
         contextlib.closing(Rollouts.create(plan.rollout_spec())) as rollouts,
         contextlib.closing(StatusTable.create(plan.samplers + 3)) as status,
         contextlib.closing(Wakeup.create()) as wakeup,
+        contextlib.closing(VersionedParameters.create(POLICIES)) as policies,
     ):
-        specs = worker_specs(plan, run_dir, rollouts, recorder.started_s, wakeup)
+        specs = worker_specs(plan, run_dir, rollouts, recorder.started_s, wakeup, policies)
 
         def read() -> CounterSample:
             inserted = int(rollouts.steps.sum())
@@ -62,28 +66,32 @@ def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
 
 
 def worker_specs(
-    plan: RunPlan, run_dir: Path, rollouts: Rollouts, run_started_s: float, wakeup: Wakeup
+    plan: RunPlan, run_dir: Path, rollouts: Rollouts, run_started_s: float, wakeup: Wakeup,
+    policies: VersionedParameters,
 ) -> dict[str, WorkerSpec]:
     """Learner, samplers and watchers, in starting order: slowest imports first; ``wakeup`` is the learner's."""
     config, each = plan.config, plan.config.rollout.envs_per_sampler
     learner = BufferLearnerJob(
-        run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
-        learner=config.learner, seed=config.run.seed, normalize_obs=config.env.normalize_obs,
+        run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, learner=config.learner,
+        seed=config.run.seed, normalize_obs=config.env.normalize_obs,
         max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, run_started_s=run_started_s,
         wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps, envs_per_sampler=each,
-        rollouts=rollouts.spec, rollouts_fd=rollouts.fd, wakeup_fds=wakeup.fds,
+        rollouts=rollouts.spec, rollouts_fd=rollouts.fd, policy_fds=policies.fds, wakeup_fds=wakeup.fds,
+        # As many as there are: each sampler has equally many, and one to fill.
+        algorithm=plan.algorithm_fields() | {"slots": plan.samplers * (rollouts.spec.num_slots - 1)},
     )
+    shared = (rollouts.fd, *policies.fds, *wakeup.fds)
     specs = [WorkerSpec(address=Address("learner"), body="buffer-learner", row=plan.samplers, job=learner.to_json(),
-                        threads=config.learner.threads, inherited_fds=(rollouts.fd, *wakeup.fds))]
+                        threads=config.learner.threads, inherited_fds=shared)]
     for index in range(plan.samplers):
         job = BufferSamplerJob(
-            run_dir=str(run_dir), spec=plan.spec, index=index, num_envs=each, nan_policy=config.sampling.nan_policy,
+            spec=plan.spec, index=index, num_envs=each, nan_policy=config.sampling.nan_policy,
             seed=config.run.seed + _SESSION_SEEDS * plan.earlier.sessions, rollouts=rollouts.spec,
-            rollouts_fd=rollouts.fd, learner_wakeup_fds=wakeup.fds,
+            rollouts_fd=rollouts.fd, policy_fds=policies.fds, learner_wakeup_fds=wakeup.fds,
         )
         specs.append(WorkerSpec(
             address=Address("sampler", index=index), body="buffer-sampler", row=index, job=job.to_json(),
-            inherited_fds=(rollouts.fd, *wakeup.fds), step_deadline_s=config.sampling.step_deadline_s,
+            inherited_fds=shared, step_deadline_s=config.sampling.step_deadline_s,
             memory_limit_bytes=memory_limit_bytes(plan),
         ))
     return {spec.name: spec for spec in specs} | watcher_specs(plan, run_dir, plan.samplers + 1)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from spreeze.config.algorithm_settings import AnyAgeConfig
 from spreeze.config.layers import Settings, toml_value
@@ -258,12 +261,19 @@ class RunPlan:
                                    least_uses=algorithm.uses_before_overwrite, free_running=True, log_steps=1)
 
     def shared_bytes(self) -> tuple[str, int, str]:
-        """Name and size of the shared memory that the run needs, except for some kilobytes, and what makes it less."""
+        """Name and size of the shared memory that the run needs, except for some kilobytes, and what makes it less.
+
+        With the circular buffer's counts what its learner keeps of it: the observations of every rollout once more.
+        """
         if self.config.on_policy is None:
             size_bytes = sum(self.ring_spec(group).size_bytes for group in range(self.learners))
             return "replay", size_bytes, "the replay capacity"
         if self.config.wiring.free_running:
-            return "circular buffer", self.rollout_spec().size_bytes, f"{self.config.run.algo}.slots or --sync-interval"
+            spec = self.rollout_spec()
+            rows = spec.num_slots * spec.sync_interval * spec.num_envs
+            kept_bytes = rows * math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize
+            less = f"{self.config.run.algo}.slots or --sync-interval"
+            return "circular buffer", spec.size_bytes + kept_bytes, less
         size_bytes = self.learners * self.rollout_spec().size_bytes
         return "rollout storages", size_bytes, "--sync-interval or --envs-per-sampler"
 

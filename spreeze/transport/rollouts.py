@@ -368,8 +368,9 @@ class RolloutReader:
         """Where samplers are slower than the reader, ``goes_round`` decides what happens once all others are used up.
 
         If true, a rollout is given again only after all others that are there, as minibatches are in an epoch of PPO:
-        ``take`` gives nothing until the next rollout comes, as long as no sampler waits for uses. If not, the same
-        rollout is given until it is used up, too.
+        ``take`` gives nothing until the next rollout comes, as long as no sampler waits for uses. What a sampler that
+        is dead, at rest or far slower than the others has left behind counts only until it is used up. If not, the
+        same rollout is given until it is used up, too.
         """
         spec = rollouts.spec
         if envs_per_writer < 1 or spec.num_envs % envs_per_writer:
@@ -379,6 +380,12 @@ class RolloutReader:
         self._takes, self._taken_at = 0, dict[tuple[int, int], int]()
         self._exhausted_at = -1
         """Complete rollouts when there was none to give."""
+        self._ends = np.zeros(len(self._columns), np.int64)
+        """Complete rollouts of each sampler when ``take`` looked last."""
+        self._ended_at = np.zeros(len(self._columns), np.int64)
+        """Complete rollouts of all samplers when the latest of each was seen."""
+        self._gaps = np.zeros(len(self._columns))
+        """Rollouts that all samplers completed for one of each, when the latest of it was seen."""
         self._begun = self._complete - self._unused
         self._given = 0
 
@@ -415,6 +422,7 @@ class RolloutReader:
         complete = self._complete
         if complete == self._exhausted_at:  # a reader that waits asks thousands of times a second
             return None
+        self._note_pace(complete)
         for _ in range(len(self._columns) * spec.num_slots):
             readable = self._readable()
             chosen = self._next(readable)
@@ -440,6 +448,14 @@ class RolloutReader:
                                     RolloutBatch(**copies) if copies else None)
         return None
 
+    def _note_pace(self, complete: int) -> None:
+        ends = self._steps.min(1) // self._rollouts.spec.sync_interval
+        more = ends - self._ends
+        moved = more > 0
+        self._gaps[moved] = (complete - self._ended_at[moved]) / more[moved]
+        self._ended_at[moved] = complete
+        self._ends = ends
+
     def _next(self, readable: list[_Readable]) -> _Readable | None:
         """The rollout whose turn it is: a new one, of these the oldest, or the one that was given longest ago."""
         spec, versions = self._rollouts.spec, self._rollouts.fields["version"]
@@ -452,7 +468,11 @@ class RolloutReader:
         if not turns:
             return None
         taken_at, chosen = min(turns)
-        is_early = self._takes - taken_at < len(readable) - 1
+        # At equal speed each sampler completes one in as many rollouts as there are samplers.
+        pace = np.maximum(self._gaps, self._ended_at.max() - self._ended_at)
+        keeps_up = (pace < 2 * len(self._columns)).tolist()
+        others = sum([one.uses < spec.max_uses or keeps_up[one.key[0]] for one in readable]) - 1
+        is_early = self._takes - taken_at < others
         return None if self._goes_round and is_early and not self._is_waited_for() else chosen
 
     def _readable(self) -> list[_Readable]:

@@ -28,7 +28,7 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.knobs import MOST_LEARNERS, host_knobs, knobs_of
 from spreeze.tuner.measure import Measurer
-from spreeze.tuner.model import FORMULAS, ROLLOUT_FORMULA
+from spreeze.tuner.model import formula
 from spreeze.tuner.problem import (
     DEVICE,
     JOINT,
@@ -259,7 +259,7 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
         "env": {name: value for name, value in dataclasses.asdict(probe.spec).items() if name not in _NOT_SPEED},
         "normalize_obs": config.env.normalize_obs, "tuning": dataclasses.asdict(config.tuning),
         "algo": config.run.algo, "correction": config.rollout.correction,
-        "formula": FORMULAS.get(problem.objective, ROLLOUT_FORMULA),
+        "formula": formula(problem),
         "mixing": dataclasses.asdict(config.gala) if config.wiring.mixes else None,
         "algorithm": {name: value for name, value in part.items() if not isinstance(value, float)},
         "configured": {name: repr(value) for name, value in problem.configured.items()},

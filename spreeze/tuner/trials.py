@@ -29,6 +29,7 @@ from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.shared_memory import Wakeup
 from spreeze.transport.status_table import StatusTable
+from spreeze.transport.weights import VersionedParameters
 from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS, SAMPLERS, Setting, TrialResult
 from spreeze.workers.collectors import fill_with_synthetic_rows
 
@@ -374,7 +375,8 @@ class BufferTrial(RolloutTrial):
         status = StatusTable.create(plan.samplers + 3)
         self.callback(status.close)
         wakeup = self.enter_context(contextlib.closing(Wakeup.create()))
-        specs = impact.worker_specs(plan, run_dir, self._rollouts, time.monotonic(), wakeup)
+        policies = self.enter_context(contextlib.closing(VersionedParameters.create(impact.POLICIES)))
+        specs = impact.worker_specs(plan, run_dir, self._rollouts, time.monotonic(), wakeup, policies)
         return status, self._rollouts.spec.size_bytes, [
             spec for spec in specs.values() if spec.role.steps or spec.role.learns]
 
@@ -383,7 +385,7 @@ class BufferTrial(RolloutTrial):
         return None if updates >= _ROLLOUTS else f"{updates:.0f} updates"
 
     def _mark(self) -> float:
-        return float(self._rollouts.steps.sum())
+        return self._counters()[1]
 
     def _counters(self) -> tuple[float, float]:
         samplers = self._trial_plan.samplers

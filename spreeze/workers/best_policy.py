@@ -5,10 +5,10 @@ All evaluations play the same seeds, so the highest of hundreds of scores is par
 1. A policy's bound is its mean return less ``t s / sqrt(n)`` over the n episodes that it has played: the one-sided 90 %
    bound for the mean of normal values (Student 1908).
 2. Until the kept policy is confirmed, a policy with a higher bound replaces it.
-3. After at most every eighth evaluation a policy plays as many episodes again, on seeds that no evaluation uses: the
-   kept one if it is not confirmed, otherwise the challenger. That is the policy with the highest bound of those whose
-   mean was above the kept one's since the last such test. The challenger replaces the kept policy if its bound over
-   all of its episodes is the higher one.
+3. After at most every eighth evaluation, and at the end of the run, a policy plays as many episodes again, on seeds
+   that no evaluation uses: the kept one if it is not confirmed, otherwise the challenger. That is the policy with the
+   highest bound of those whose mean was above the kept one's since the last such test. The challenger replaces the kept
+   policy if its bound over all of its episodes is the higher one.
 
 This takes the place of evaluations, at most one in nine, and no time of the learner.
 """
@@ -90,9 +90,9 @@ class BestPolicy:
         """The policy that would replace a confirmed one, if a test says so."""
         return self._challenger
 
-    def due(self) -> Candidate | None:
-        """The policy that is to play on fresh seeds now, if any."""
-        if self._evaluations - self._tested_at < _TEST_EVERY:
+    def due(self, *, last: bool = False) -> Candidate | None:
+        """The policy that is to play on fresh seeds now, if any; ``last``: however few evaluations there were since."""
+        if not last and self._evaluations - self._tested_at < _TEST_EVERY:
             return None
         return self._challenger if self._confirmed else self._kept
 

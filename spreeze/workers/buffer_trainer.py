@@ -13,12 +13,17 @@ from collections.abc import Callable, Collection
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from spreeze.algorithms.impact import AnyAge, Evaluated
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import RolloutReader, Rollouts
+from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.on_policy_trainer import RolloutAverage, sha256_of
 
+_BROADCAST_S = 0.002
+"""Least time between two policies for the samplers while there is something to learn from."""
 _RECENT = 64
 """Values that means of uses and lag are of."""
 
@@ -120,3 +125,29 @@ class BufferTrainer:
 
 def _mean(values: Collection[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+class PolicyBroadcast:
+    """Hands the newest policy to the samplers: after every few updates, and whenever the learner begins to wait."""
+
+    def __init__(
+        self, trainer: BufferTrainer, policies: VersionedParameters, every_updates: int, least_s: float = _BROADCAST_S
+    ) -> None:
+        self._trainer, self._policies = trainer, policies
+        self._every_updates, self._least_s = every_updates, least_s
+        self._updates, self._at_s = -1, 0.0
+
+    def after(self, learned: bool, epoch: int) -> float:
+        """To be called after each attempt at an update; returns the time taken [s]. ``epoch``: of the learner's start.
+
+        A policy that is not finite is kept back: the last good one stays.
+        """
+        new, start = self._trainer.updates - self._updates, perf_counter()
+        if new == 0 or (learned and (new < self._every_updates or start - self._at_s < self._least_s)):
+            return 0.0
+        made, meta = self._trainer.policy_snapshot()
+        arrays = made()
+        if all(np.isfinite(array).all() for array in arrays.values()):
+            self._policies.publish(arrays, meta, epoch, self._trainer.updates)
+        self._updates, self._at_s = self._trainer.updates, perf_counter()
+        return self._at_s - start

@@ -223,8 +223,8 @@ class Evaluation:
     def test_best(
         self, should_stop: Callable[[], bool], on_failure: Callable[[str], None], *, last: bool = False
     ) -> None:
-        """Plays the best policy or its challenger on fresh seeds if that is due; ``last``: a challenger in any case."""
-        found = self._best.challenger if last else self._best.due()
+        """Plays the best policy or its challenger on fresh seeds if that is due; ``last``: in any case."""
+        found = self._best.due(last=last)
         if found is None:
             return
         count = self._job.config.episodes

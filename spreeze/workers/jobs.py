@@ -80,6 +80,8 @@ class BufferLearnerJob(AnyLearnerJob):
     envs_per_sampler: int
     rollouts: RolloutSpec
     rollouts_fd: int
+    policy_fds: tuple[int, ...]
+    """By which samplers get new weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.transport.rollouts import Handover, Rollouts
 from spreeze.transport.shared_memory import WAIT_S, SharedArrays, wakeups_of
 from spreeze.transport.weights import VersionedParameters, Weights
-from spreeze.workers.buffer_trainer import BufferTrainer
+from spreeze.workers.buffer_trainer import BufferTrainer, PolicyBroadcast
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
@@ -47,8 +47,6 @@ _FIRST_CHECKPOINT_S = 5.0
 _LAST_PUBLICATION_S = 5.0
 """Longest wait for the disk to take the last weights of a run."""
 _MAX_SKIPPED_IN_A_ROW = 20
-_BROADCAST_S = 0.02
-"""Least time between two weights for samplers: each is a file, which stays for seconds."""
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
 
 
@@ -459,7 +457,8 @@ class _BufferLearner(_Learner):
             algorithm, rollouts, job.envs_per_sampler, progress_env_steps=job.max_env_steps,
             env_steps_base=job.env_steps_base, meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         ))
-        self._broadcast_updates = int(job.algorithm["broadcast_updates"])
+        self._broadcast = PolicyBroadcast(
+            self._trainer, VersionedParameters(job.policy_fds), int(job.algorithm["broadcast_updates"]))
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
@@ -473,14 +472,13 @@ class _BufferLearner(_Learner):
         return super().stop_reason()
 
     def advance(self) -> bool:
-        """One update; the samplers, all of them, find new weights after every few."""
+        """One update; the samplers, all of them, find new weights after every few, and before the learner waits."""
         self._context.beat(Phase.UPDATE)
-        if not self._trainer.learn():
-            return False
-        due = self._trainer.updates - self._files.offered_updates >= self._broadcast_updates
-        if due and perf_counter() - self._published_s >= _BROADCAST_S:
-            self._publish()
-        return True
+        learned = self._trainer.learn()
+        if learned:
+            self._context.slots[_UPDATES] = self._trainer.updates
+        self._publish_s += self._broadcast.after(learned, self._files.epoch)
+        return learned
 
     def env_steps(self) -> int:
         return self._trainer.env_steps

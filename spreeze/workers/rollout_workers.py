@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -22,7 +21,7 @@ from spreeze.transport.shared_memory import WAIT_S, Wakeup, wakeups_of
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.collectors import NewestPolicy, RolloutCollector, RolloutPolicy
-from spreeze.workers.context import WorkerContext, open_weights
+from spreeze.workers.context import WorkerContext
 
 POLL_S = 0.0005
 """Sleep of a sampler that waits for uses of its oldest rollout."""
@@ -58,7 +57,6 @@ class RolloutSamplerJob(RolloutWorkerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class BufferSamplerJob(Jsonable):
-    run_dir: str
     spec: EnvSpec
     index: int
     num_envs: int
@@ -66,6 +64,7 @@ class BufferSamplerJob(Jsonable):
     nan_policy: str
     rollouts: RolloutSpec
     rollouts_fd: int
+    policy_fds: tuple[int, ...]
     learner_wakeup_fds: tuple[int, ...]
 
 
@@ -97,7 +96,7 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> None:
             on_error=context.env_error,
         )))
         (learner,) = wakeups_of(job.learner_wakeup_fds)
-        loop = _BufferSampler(context, envs, open_weights(Path(job.run_dir)), learner)
+        loop = _BufferSampler(context, envs, VersionedParameters(job.policy_fds), learner)
         while not context.stopping:
             loop.turn()
 
@@ -107,7 +106,9 @@ class _BufferSampler:
         self, context: WorkerContext, envs: RolloutCollector, weights: ParameterSource, learner: Wakeup
     ) -> None:
         self._context, self._envs, self._policy, self._learner = context, envs, NewestPolicy(weights), learner
-        self._hint, self._begins = -1, True
+        self._asks = True
+        """Whether the next step is by the newest policy: in a new rollout, and after a rest."""
+        self._begins = True
         self._rest_until_s = 0.0
         self._base = context.slots.tolist()  # counters continue after a restart
 
@@ -116,6 +117,7 @@ class _BufferSampler:
         start, context, counts = perf_counter(), self._context, self._envs.counts
         share = context.sampler_share
         if share < 1.0 and (share <= 0.0 or start < self._rest_until_s):
+            self._asks = True
             context.beat(Phase.WAIT)  # a rest does not count as waiting
             time.sleep(REST_S if share <= 0.0 else min(REST_S, self._rest_until_s - start))
         elif self._step():
@@ -134,21 +136,15 @@ class _BufferSampler:
         start = perf_counter()
         if self._begins and not self._envs.open():
             return False
-        if self._begins or self._policy.current() is None:
-            self._refresh()
+        if self._asks or self._policy.current() is None:
+            self._policy.refresh()
         self._envs.counts.policy_s += perf_counter() - start
         self._context.beat(Phase.STEP)
         stepped = self._envs.advance(self._policy)
-        self._begins = self._envs.columns.filled
+        self._asks = self._begins = self._envs.columns.filled
         if self._begins:
             self._learner.notify()
         return stepped
-
-    def _refresh(self) -> None:
-        hint = self._context.weights_hint
-        if hint != self._hint or self._policy.current() is None:
-            self._policy.refresh()
-            self._hint = hint
 
 
 class MailboxClient:
