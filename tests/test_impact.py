@@ -145,7 +145,7 @@ def test_it_learns_from_images_and_tells_its_metrics(name):
     found = made.metrics()
     assert found["learning_rate"] == pytest.approx(1.5e-4)
     assert ("clip_share" in found) == (name != "impala")
-    assert ("target_kl" in found) == (name == "impact")
+    assert ("target_divergence" in found) == (name == "impact")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -168,7 +168,7 @@ def test_forbidden_actions_have_no_part_in_ratios_and_divergence(name):
     made.improve(evaluated, None)
     found = made.metrics()
     assert found["approx_kl"] == pytest.approx(0.0, abs=1e-8)
-    assert found.get("target_kl", 0.0) == 0.0
+    assert found.get("target_divergence", 0.0) == 0.0
     assert made.updates_skipped() == 0
 
 

@@ -356,7 +356,7 @@ class Impact(Appo):
         if self._using is not None:
             with torch.no_grad():
                 out = self._forward(self._using.samples.obs)[0]
-                found["target_kl"] = self._divergence_from(self._using, out)[0].mean().item()
+                found["target_divergence"] = self._divergence_from(self._using, out)[0].mean().item()
             found |= {"target_updates": float(self.target_updates), "kl_coef": self._kl_coef}
         return finite(found)
 

@@ -61,7 +61,8 @@ CASES: dict[str, list[str]] = {
 BROADCAST = 256
 SLOW_WEIGHTS = [
     "--set", f"impact.broadcast_updates={BROADCAST}", "--set", "impact.slots=4", "--set", "impact.uses=20",
-    "--set", "impact.minibatches=1", "--set", "impact.target_interval=0", "--sync-interval", "16",
+    "--set", "impact.minibatches=1", "--set", "impact.target_interval=0", "--set", "impact.vtrace=true",
+    "--set", "impact.rho=2.0", "--set", "impact.lr=1e-3", "--sync-interval", "16",
 ]
 """New weights for the samplers after so many updates: the lag that the ablations are about, whatever the profile."""
 ABLATIONS: dict[str, dict[str, list[str]]] = {
