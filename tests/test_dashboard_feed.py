@@ -505,7 +505,7 @@ def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path
 ])  # fmt: skip
 def test_a_policy_that_fell_from_the_best_is_told_with_what_is_kept(best, now, std, told):
     last = EvaluationRow(10.0, 100, 5, 1, 5, 10, now, std, 200.0)
-    assert ("is kept: it is what is played" in live_api._fallen(best, last)) is told
+    assert ("A better policy is kept, and is what is played" in live_api._fallen(best, last)) is told
     assert live_api._fallen(best, None) == ""
 
 
