@@ -55,7 +55,7 @@ def test_a_confirmed_policy_is_replaced_only_by_one_that_is_better_over_all_of_i
     best.tested(best.due(), Tally(10, 90.0, 10.0))
     assert kept(tmp_path) == (b"first", 95.0, True)
     best.offer(candidate(94.0, 0.0, b"no better"))
-    assert best.challenger is None
+    assert best._challenger is None
     for _ in range(7):
         best.offer(candidate(130.0, 1.0, b"lucky"))
     best.offer(candidate(125.0, 90.0, b"wide"))
@@ -63,14 +63,14 @@ def test_a_confirmed_policy_is_replaced_only_by_one_that_is_better_over_all_of_i
     assert lucky.data == b"lucky"
     best.tested(lucky, Tally(10, 40.0, 30.0))
     assert kept(tmp_path) == (b"first", 95.0, True)
-    assert best.due() is best.challenger is None
+    assert best.due() is best._challenger is None
     best.offer(candidate(120.0, 1.0, b"second"))
     assert best.due() is None, "one test in eight evaluations"
-    best.tested(best.challenger, Tally(10, 118.0, 1.0))  # the end of the run
+    best.tested(best._challenger, Tally(10, 118.0, 1.0))  # the end of the run
     assert kept(tmp_path) == (b"second", 119.0, True)
     again = BestPolicy(tmp_path)
     again.offer(candidate(118.5, 0.0, b"later"))
-    assert again.challenger is None, "a later session goes on from there"
+    assert again._challenger is None, "a later session goes on from there"
 
 
 def test_tests_that_no_challenger_took_do_not_follow_at_once(tmp_path):
@@ -100,10 +100,10 @@ def test_the_challenger_outlives_its_process_and_a_confirmed_bound_is_that_of_al
     assert facts["bound"] == Tally(10, 100.0, 10.0).with_more(Tally(10, 90.0, 10.0)).bound
     again.offer(candidate(130.0, 1.0, b"second"))
     last = BestPolicy(tmp_path)
-    assert last.challenger.data == b"second"
-    last.tested(last.challenger, Tally(10, 128.0, 1.0))
+    assert last._challenger.data == b"second"
+    last.tested(last._challenger, Tally(10, 128.0, 1.0))
     assert kept(tmp_path) == (b"second", 129.0, True)
-    assert BestPolicy(tmp_path).challenger is None
+    assert BestPolicy(tmp_path)._challenger is None
 
 
 def test_a_test_without_a_result_changes_nothing_and_is_not_repeated_at_once(tmp_path):

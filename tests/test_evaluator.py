@@ -277,9 +277,9 @@ def test_the_last_evaluation_tests_the_challenger_though_the_newest_weights_were
     publish(store, GOOD, 2)
     with contextlib.closing(Evaluation(job_of(tmp_path), lambda *error: None)) as evaluation:
         evaluation.evaluate(*WeightsWatch(tmp_path).newer(0), lambda: False)
-    assert BestPolicy(tmp_path).challenger is not None
+    assert BestPolicy(tmp_path)._challenger is not None
     assert final_evaluation(job_of(tmp_path), budget_s=30.0)["version"] == 2
-    assert BestPolicy(tmp_path).challenger is None
+    assert BestPolicy(tmp_path)._challenger is None
     assert read_weights(tmp_path / "checkpoints" / "best.safetensors").version == 2
 
 

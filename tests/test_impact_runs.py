@@ -134,8 +134,7 @@ def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
         return True
 
     envs.advance = advance
-    context = SimpleNamespace(sampler_share=1.0, beat=lambda phase: None, slots=np.zeros(len(SLOTS["sampler"])),
-                              weights_hint=0)
+    context = SimpleNamespace(sampler_share=1.0, beat=lambda phase: None, slots=np.zeros(len(SLOTS["sampler"])))
     with contextlib.closing(Wakeup.create()) as wakeup:
         loop = _BufferSampler(context, envs, None, wakeup)
         loop._policy = SimpleNamespace(current=lambda: object(), refresh=lambda: None, version=0)

@@ -267,7 +267,8 @@ def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
 
 def _group(group: RunGroup, runs: Sequence[RunReport], rules: Rules) -> GroupReport:
     places = range(len(rules.targets))
-    times, held = ([[getattr(run, name)[i] for run in runs] for i in places] for name in ("required_s", "held_s"))
+    times = [[run.required_s[i] for run in runs] for i in places]
+    held = [[run.held_s[i] for run in runs] for i in places]
     return GroupReport(
         group=group, runs=len(runs),
         final=spread([run.final for run in runs if run.final is not None], rules),

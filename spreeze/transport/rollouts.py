@@ -380,8 +380,8 @@ class RolloutReader:
         self._takes, self._taken_at = 0, dict[tuple[int, int], int]()
         self._exhausted_at = -1
         """Complete rollouts when there was none to give."""
-        self._ends = np.zeros(len(self._columns), np.int64)
-        """Complete rollouts of each sampler when ``take`` looked last."""
+        self._seen_ends = np.zeros(len(self._columns), np.int64)
+        """``_ends`` when ``take`` looked last."""
         self._ended_at = np.zeros(len(self._columns), np.int64)
         """Complete rollouts of all samplers when the latest of each was seen."""
         self._gaps = np.zeros(len(self._columns))
@@ -410,7 +410,13 @@ class RolloutReader:
     @property
     def _complete(self) -> int:
         """Complete rollouts of all samplers so far."""
-        return int((self._steps.min(1) // self._rollouts.spec.sync_interval).sum())
+        return int(self._ends.sum())
+
+    @property
+    def _ends(self) -> np.ndarray:
+        """Complete rollouts of each sampler so far, [samplers]."""
+        ends: np.ndarray = self._steps.min(1) // self._rollouts.spec.sync_interval
+        return ends
 
     @property
     def _steps(self) -> np.ndarray:
@@ -419,10 +425,11 @@ class RolloutReader:
 
     def take(self, known: Container[tuple[int, int]] = ()) -> TakenRollout | None:
         spec, fields = self._rollouts.spec, self._rollouts.fields
-        complete = self._complete
+        ends = self._ends
+        complete = int(ends.sum())
         if complete == self._exhausted_at:  # a reader that waits asks thousands of times a second
             return None
-        self._note_pace(complete)
+        self._note_pace(ends, complete)
         for _ in range(len(self._columns) * spec.num_slots):
             readable = self._readable()
             chosen = self._next(readable)
@@ -448,13 +455,12 @@ class RolloutReader:
                                     RolloutBatch(**copies) if copies else None)
         return None
 
-    def _note_pace(self, complete: int) -> None:
-        ends = self._steps.min(1) // self._rollouts.spec.sync_interval
-        more = ends - self._ends
+    def _note_pace(self, ends: np.ndarray, complete: int) -> None:
+        more = ends - self._seen_ends
         moved = more > 0
         self._gaps[moved] = (complete - self._ended_at[moved]) / more[moved]
         self._ended_at[moved] = complete
-        self._ends = ends
+        self._seen_ends = ends
 
     def _next(self, readable: list[_Readable]) -> _Readable | None:
         """The rollout whose turn it is: a new one, of these the oldest, or the one that was given longest ago."""
@@ -468,17 +474,21 @@ class RolloutReader:
         if not turns:
             return None
         taken_at, chosen = min(turns)
+        return None if self._goes_round and self._is_early(taken_at, readable) and not self._is_waited_for() else chosen
+
+    def _is_early(self, taken_at: int, readable: list[_Readable]) -> bool:
+        """Whether fewer were given since than others are there, not counting used-up ones of samplers that are slow."""
         # At equal speed each sampler completes one in as many rollouts as there are samplers.
         pace = np.maximum(self._gaps, self._ended_at.max() - self._ended_at)
-        keeps_up = (pace < 2 * len(self._columns)).tolist()
-        others = sum([one.uses < spec.max_uses or keeps_up[one.key[0]] for one in readable]) - 1
-        is_early = self._takes - taken_at < others
-        return None if self._goes_round and is_early and not self._is_waited_for() else chosen
+        keeps_up: list[bool] = (pace < 2 * len(self._columns)).tolist()
+        most_uses = self._rollouts.spec.max_uses
+        others = sum([one.uses < most_uses or keeps_up[one.key[0]] for one in readable]) - 1
+        return self._takes - taken_at < others
 
     def _readable(self) -> list[_Readable]:
         """Every rollout that is complete and not overwritten."""
         spec, fields = self._rollouts.spec, self._rollouts.fields
-        ends = (self._steps.min(1) // spec.sync_interval).tolist()
+        ends = self._ends.tolist()
         fields.in_order()
         uses = fields["uses"][:, :: self._columns[0].stop].T.tolist()
         fields.in_order()

@@ -59,7 +59,8 @@ def schema_of(arrays: Arrays) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _check_finite(arrays: Arrays, where: str) -> None:
+def check_finite(arrays: Arrays, where: str) -> None:
+    """A WeightsError that begins with ``where`` if a value is not finite."""
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(array.size - np.isfinite(array).sum())
@@ -92,7 +93,7 @@ def decode(data: bytes, path: Path) -> Weights:
     checksum, _, text = entry.partition(" ")
     if int(checksum) != _checksum(arrays, text):
         raise WeightsError(f"{path}: checksum differs; the file is damaged")
-    _check_finite(arrays, str(path))
+    check_finite(arrays, str(path))
     facts = json.loads(text)
     return Weights(arrays, dict(facts["meta"]), int(facts["epoch"]), int(facts["version"]), path)
 
@@ -125,7 +126,7 @@ class WeightsStore:
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> str:
         """Makes a new version visible, file first, pointer second; returns the file's path."""
-        _check_finite(arrays, f"version {epoch}-{version} is not published")
+        check_finite(arrays, f"version {epoch}-{version} is not published")
         self.directory.mkdir(parents=True, exist_ok=True)
         last = self._last
         if last is None:

@@ -85,11 +85,6 @@ class BestPolicy:
             self._challenger = found
             self._store("challenger", found, confirmed=False)
 
-    @property
-    def challenger(self) -> Candidate | None:
-        """The policy that would replace a confirmed one, if a test says so."""
-        return self._challenger
-
     def due(self, *, last: bool = False) -> Candidate | None:
         """The policy that is to play on fresh seeds now, if any; ``last``: however few evaluations there were since."""
         if not last and self._evaluations - self._tested_at < _TEST_EVERY:

@@ -13,13 +13,12 @@ from collections.abc import Callable, Collection
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from spreeze.algorithms.impact import AnyAge, Evaluated
+from spreeze.errors import WeightsError
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import RolloutReader, Rollouts
-from spreeze.transport.weights import VersionedParameters
+from spreeze.transport.weights import VersionedParameters, check_finite
 from spreeze.workers.on_policy_trainer import RolloutAverage, sha256_of
 
 _BROADCAST_S = 0.002
@@ -147,7 +146,11 @@ class PolicyBroadcast:
             return 0.0
         made, meta = self._trainer.policy_snapshot()
         arrays = made()
-        if all(np.isfinite(array).all() for array in arrays.values()):
+        try:
+            check_finite(arrays, "policy")
+        except WeightsError:
+            pass
+        else:
             self._policies.publish(arrays, meta, epoch, self._trainer.updates)
         self._updates, self._at_s = self._trainer.updates, perf_counter()
         return self._at_s - start
