@@ -15,11 +15,11 @@ from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.sac import DiscreteSAC
 from spreeze.config.algorithms import ROWS
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import PARTS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.learner import run_progress
+from spreeze.workers.learner import run_progress, scheduled
 
 OBS, ACT = 5, 2
 NAMES = sorted(row.name for row in ROWS if row.continuous)
@@ -353,3 +353,16 @@ def test_discrete_actions_have_no_penalty():
                    max_episode_steps=10, reward_threshold=None, num_actions=3)
     with pytest.raises(ConfigError, match=r"action_penalty = 0.1: discrete actions are not squashed"):
         PARTS["sac"](action_penalty=0.1).check_task(spec)
+
+
+def test_an_on_policy_step_size_follows_the_counts_where_a_run_ends_by_them_and_else_the_clock():
+    def session_s():
+        return 50.0
+
+    by_clock = scheduled(StopConfig(seconds=200.0, target_return=1.0), session_s)
+    assert (by_clock(0, 0), by_clock(10**9, 10**9)) == (0.25, 0.25)
+    assert scheduled(StopConfig(seconds=40.0), session_s)(0, 0) == 1.0, "also while a run ends"
+    assert scheduled(StopConfig(seconds=60.0, env_steps=1000), session_s)(100, 0) == 0.1
+    assert scheduled(StopConfig(seconds=60.0, env_steps=1000), session_s, learners=4)(100, 0) == 0.4
+    assert scheduled(StopConfig(seconds=60.0, updates=8), session_s, learners=4)(100, 2) == 0.25
+    assert scheduled(StopConfig(), session_s)(10**9, 10**9) == 0.0

@@ -16,7 +16,7 @@ import pytest
 import torch
 from harness import PATIENCE_S, REPO
 
-from spreeze.config.schema import LearnerConfig
+from spreeze.config.schema import LearnerConfig, StopConfig
 from spreeze.errors import CheckpointError, ConfigError, ResourceError, SpreezeError, WorkerError
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
@@ -60,7 +60,8 @@ class Learner:
         learner |= {name: changes.pop(name) for name in learner.keys() & changes.keys()}
         fields = {
             "run_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
-            "learner": LearnerConfig(**learner), "normalize_obs": False, "save_replay": False, "max_updates": 60,
+            "learner": LearnerConfig(**learner), "normalize_obs": False, "save_replay": False,
+            "stop": StopConfig(updates=60),
             "ring_fd": os.dup(self.ring.fd), "ring": self.ring.spec,
             "limiter": RateLimiter(0.0, 1e9, 1, learner["batch_size"], 1), "num_samplers": 1,
             "run_started_s": time.monotonic(), "wall_base_s": 0.0, "env_steps_base": 0,
@@ -160,7 +161,7 @@ def test_f01_a_writer_killed_before_any_of_its_lines_leaves_no_torn_row():
 
 
 def test_f14_a_huge_reward_is_stored_and_its_update_skipped(learner):
-    one = learner(reward=1e38, max_updates=8)
+    one = learner(reward=1e38, stop=StopConfig(updates=8))
     one.run()
     assert float(one.ring.rows[0, one.ring.spec.layout.reward]) == np.float32(1e38)
     assert one.context.named(one.context.slots)["updates_skipped"] >= 8
@@ -170,7 +171,7 @@ def test_f14_a_huge_reward_is_stored_and_its_update_skipped(learner):
 
 def test_f16_many_skipped_updates_in_a_row_end_the_learner_which_then_goes_back_to_its_checkpoint(learner):
     with pytest.raises(WorkerError, match=r"updates in a row had a non-finite loss or gradient"):
-        learner(reward=1e38, max_updates=10**6).run()
+        learner(reward=1e38, stop=StopConfig(updates=10**6)).run()
 
 
 @pytest.mark.parametrize("error", [
@@ -189,7 +190,7 @@ def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_s
         return original(self, most)
 
     monkeypatch.setattr(ReplayTrainer, "update", update)
-    one = learner(max_updates=5)
+    one = learner(stop=StopConfig(updates=5))
     one.run()
     assert drawn == [256, 128, 64, 64, 64, 64, 64]
     assert one.events()[1:] == [
@@ -211,7 +212,7 @@ def test_f19_stub_a_mirror_of_replay_gives_its_memory_back_before_the_batch_gets
 
     monkeypatch.setattr(ReplayTrainer, "update", update)
     monkeypatch.setattr(ReplayTrainer, "drop_mirror", lambda self: bool(mirrors) and mirrors.pop())
-    one = learner(max_updates=2)
+    one = learner(stop=StopConfig(updates=2))
     one.run()
     assert drawn == [256, 256, 128, 128]
     assert one.events()[1:] == [
@@ -224,11 +225,12 @@ SHORT_OF_MEMORY = """
 import json, pathlib, resource, sys
 import psutil, torch
 from test_fault_stubs import Learner
+from spreeze.config.schema import StopConfig
 from spreeze.workers.replay_trainer import ReplayTrainer
 
 threads, room_bytes = int(sys.argv[2]), 200 * 2**20
 torch.randn(512, 512) @ torch.randn(512, 512)  # what the maths library takes once
-one = Learner(pathlib.Path(sys.argv[1]), batch_size=65536, threads=threads, max_updates=2,
+one = Learner(pathlib.Path(sys.argv[1]), batch_size=65536, threads=threads, stop=StopConfig(updates=2),
               algorithm={"hidden_sizes": (256, 256)})
 original, drawn = ReplayTrainer.update, []
 

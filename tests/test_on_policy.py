@@ -373,6 +373,15 @@ def test_the_step_size_follows_the_divergence_within_its_bounds():
     assert adapted_share(0.9, math.nan, 0.01) == adapted_share(0.9, math.inf, 0.01) == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize("name", ["ppo", "a2c"])
+@pytest.mark.parametrize(("schedule", "rate"), [("constant", 0.02), ("linear", 0.015)])
+def test_the_step_size_falls_with_the_share_of_the_run_that_is_over(name, schedule, rate):
+    spec = task()
+    made = learner(name, spec, "on-policy", lr=0.02, lr_schedule=schedule, hidden_sizes=(4,))
+    made.learn(rollout(made, spec, np.random.default_rng(0)), 0.25)
+    assert made.optimiser.lr == pytest.approx(rate)
+
+
 @pytest.mark.parametrize("correction", ["on-policy", "delayed", "none", "truncated-is"])
 def test_a_target_for_the_divergence_keeps_an_interval_s_policies_together_and_outlives_a_checkpoint(correction):
     spec, rng = task(), np.random.default_rng(0)

@@ -287,7 +287,8 @@ def counted_curve(flags: list[str], env_steps: int, every: int) -> CountedCurve:
         algorithm = create_on_policy(config.run.algo, spec, config.on_policy, config.run.seed, "cpu",
                                      correction="none", normalize_obs=config.env.normalize_obs)
         assert isinstance(algorithm, AnyAge)
-        trainer = BufferTrainer(algorithm, rollouts, each, meta={}, progress_env_steps=env_steps, env_steps_base=0)
+        trainer = BufferTrainer(algorithm, rollouts, each, meta={}, env_steps_base=0,
+                                progress=lambda done, updates: min(1.0, done / env_steps))
         samplers = [stack.enter_context(contextlib.closing(RolloutCollector(
             lambda: open_task(spec), spec, rollouts, first=index * each, num_envs=each, seed=config.run.seed,
             replays=False,

@@ -183,7 +183,8 @@ class OnPolicyConfig(Part):
     gae_lambda: float = setting(0.95, "lambda of the advantage estimate; 1: returns alone (arXiv 1506.02438)",
                                 low=0.0, high=1.0)
     lr: float = setting(3e-4, "step size", low=0.0, high=1.0)
-    lr_schedule: str = setting("linear", "linear: the step size falls to 0 at stop.env_steps, if that is set",
+    lr_schedule: str = setting("linear", "linear: the step size falls to 0 at stop.env_steps or stop.updates; in a run "
+                               "without both at stop.seconds, counted from the start of the session",
                                choices=("linear", "constant"))
     value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
     entropy_coef: float = setting(0.0, "weight of the policy's entropy", low=0.0, high=1e3)

@@ -186,7 +186,7 @@ def learner_job(
         correction=config.rollout.correction if lag else "on-policy", lag=lag, seed=config.run.seed,
         learner=config.learner, normalize_obs=config.env.normalize_obs, batch_size=plan.batch_size,
         fingerprint=config.rollout.fingerprint,
-        max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, rollouts=memory.rollouts.spec,
+        stop=config.stop, rollouts=memory.rollouts.spec,
         rollouts_fd=memory.rollouts.fd, policy_fds=memory.handover.policies.fds, state_fds=memory.handover.states.fds,
         sampler_wakeup_fds=_fds(*wakeups.samplers) if wakeups else (),
         wakeup_fds=_fds(wakeups.learner) if wakeups else (), run_started_s=run_started_s,

@@ -74,7 +74,7 @@ def worker_specs(
     learner = BufferLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, learner=config.learner,
         seed=config.run.seed, normalize_obs=config.env.normalize_obs,
-        max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, run_started_s=run_started_s,
+        stop=config.stop, run_started_s=run_started_s,
         wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps, envs_per_sampler=each,
         rollouts=rollouts.spec, rollouts_fd=rollouts.fd, policy_fds=policies.fds, wakeup_fds=wakeup.fds,
         # As many as there are: each sampler has equally many, and one to fill.

@@ -303,7 +303,8 @@ class _Rollouts:
         self._serial = serial
         self._first_rollout, self._first_updates = memory.rollouts.current, memory.updates
         self.trainer = open_on_policy_trainer(
-            hts.learner_job(plan, serial.run_dir, memory, serial.recorder.started_s), memory.rollouts
+            hts.learner_job(plan, serial.run_dir, memory, serial.recorder.started_s), memory.rollouts,
+            lambda: serial.recorder.session_s,
         )
         self.files = serial.files(self.trainer, self.env_steps)
         self.files.begin()

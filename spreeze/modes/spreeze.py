@@ -224,7 +224,7 @@ def _learner_job(
         run_dir=str(group_folder(run_dir, group)), spec=plan.spec, algo=config.run.algo,
         algorithm=plan.algorithm_fields(), learner=config.learner,
         seed=config.run.seed + (0 if config.wiring.averages else group),
-        normalize_obs=config.env.normalize_obs, save_replay=config.replay.save, max_updates=config.stop.updates,
+        normalize_obs=config.env.normalize_obs, save_replay=config.replay.save,
         ring_fd=ring.block.fd, ring=ring.spec, limiter=_limiter(plan, ring),
         # Of the whole run, other hosts included, whose env steps go into weights and checkpoints.
         num_samplers=plan.samplers + plan.hosts,

@@ -19,7 +19,7 @@ from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import RolloutReader, Rollouts
 from spreeze.transport.weights import VersionedParameters, check_finite
-from spreeze.workers.on_policy_trainer import RolloutAverage, sha256_of
+from spreeze.workers.on_policy_trainer import Progress, RolloutAverage, sha256_of
 
 _BROADCAST_S = 0.002
 """Least time between two policies for the samplers while there is something to learn from."""
@@ -32,15 +32,15 @@ class BufferTrainer:
 
     def __init__(
         self, algorithm: AnyAge, rollouts: Rollouts, envs_per_sampler: int, *, meta: dict[str, Any],
-        progress_env_steps: int | None, env_steps_base: int,
+        progress: Progress, env_steps_base: int,
     ) -> None:
         """Reads ``rollouts`` as the only reader; ``env_steps_base`` are those of earlier sessions.
 
-        ``meta`` is published with every policy. At ``progress_env_steps`` the step size's schedule ends (None: none).
+        ``meta`` is published with every policy. The step size follows ``progress``.
         """
         self.algorithm, self._rollouts, self._meta = algorithm, rollouts, meta
         self._source = RolloutReader(rollouts, envs_per_sampler, goes_round=True)
-        self._progress_env_steps, self._env_steps_base = progress_env_steps, env_steps_base
+        self._progress, self._env_steps_base = progress, env_steps_base
         spec = rollouts.spec
         self.batch_size = spec.sync_interval * envs_per_sampler // algorithm.minibatches
         self.learn_s = 0.0
@@ -70,8 +70,7 @@ class BufferTrainer:
             return False
         # Not negative either after a learner that lost its latest updates.
         self._lags.append(max(0.0, self.updates - self._version))
-        end = self._progress_env_steps
-        self.algorithm.improve(self._parts.pop(0), None if end is None else min(1.0, self.env_steps / end))
+        self.algorithm.improve(self._parts.pop(0), self._progress(self.env_steps, self.updates))
         self._average.advance()
         self.learn_s += perf_counter() - start
         return True

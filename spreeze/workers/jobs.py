@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from spreeze.config.schema import LearnerConfig, StopConfig, VisualizerConfig
@@ -24,7 +24,8 @@ class AnyLearnerJob(Jsonable):
     learner: LearnerConfig
     seed: int
     normalize_obs: bool
-    max_updates: int | None
+    stop: StopConfig
+    """When the run ends; env steps are those of the whole run."""
     run_started_s: float
     """Monotonic time at which this session began; ``wall_base_s`` is the wall time of earlier sessions."""
     wall_base_s: float
@@ -41,8 +42,6 @@ class LearnerJob(AnyLearnerJob):
     num_samplers: int
     env_steps_base: int
     """Env steps of earlier sessions of this run."""
-    stop: StopConfig = field(default_factory=StopConfig)
-    """When the run ends, for schedules."""
     shared_fds: tuple[int, ...] = ()
     """Of the ``VersionedParameters`` of each group in turn, two files each; empty: this learner averages with none, or
     by gloo."""
@@ -60,8 +59,6 @@ class OnPolicyLearnerJob(AnyLearnerJob):
     lag: int
     """Rollouts between the policy that collects and the one that is learned from its data."""
     fingerprint: bool
-    max_env_steps: int | None
-    """Of the whole run, rounded up to whole rollouts."""
     rollouts: RolloutSpec
     rollouts_fd: int
     policy_fds: tuple[int, ...]
@@ -73,8 +70,6 @@ class OnPolicyLearnerJob(AnyLearnerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class BufferLearnerJob(AnyLearnerJob):
-    max_env_steps: int | None
-    """Of the whole run."""
     env_steps_base: int
     """Env steps of earlier sessions."""
     envs_per_sampler: int

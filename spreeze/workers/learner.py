@@ -36,7 +36,7 @@ from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.workers.buffer_trainer import BufferTrainer, PolicyBroadcast
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
-from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
+from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
 from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
 from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, resolve_device
 
@@ -129,13 +129,17 @@ class _Learner:
 
     def _wall_s(self) -> float:
         """Wall time of the run, without pauses."""
-        return self._job.wall_base_s + time.monotonic() - self._job.run_started_s - self._context.paused_s
+        return self._job.wall_base_s + self._session_s()
+
+    def _session_s(self) -> float:
+        """The same of this session."""
+        return time.monotonic() - self._job.run_started_s - self._context.paused_s
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         raise NotImplementedError
 
     def stop_reason(self) -> str | None:
-        most = self._job.max_updates
+        most = self._job.stop.updates
         return "updates" if most is not None and self._trainer.updates >= most else None
 
     def advance(self) -> bool:
@@ -317,8 +321,8 @@ class _ReplayLearner(_Learner):
             return False
         self._context.beat(Phase.UPDATE)
         if self._anneals:
-            elapsed_s = time.monotonic() - self._job.run_started_s - self._context.paused_s
-            self._trainer.anneal(run_progress(self._job.stop, elapsed_s, self.env_steps(), self._trainer.updates))
+            done = run_progress(self._job.stop, self._session_s(), self.env_steps(), self._trainer.updates)
+            self._trainer.anneal(done)
         self._update()
         self._context.slots[_UPDATES] = self._trainer.updates
         for sampler in self._samplers:
@@ -329,7 +333,7 @@ class _ReplayLearner(_Learner):
 
     def _update(self) -> None:
         trainer = self._trainer
-        most = None if self._job.max_updates is None else self._job.max_updates - trainer.updates
+        most = None if self._job.stop.updates is None else self._job.stop.updates - trainer.updates
         rows = trainer.update_within_memory(most, self._shrunk) * trainer.batch_size
         self._replay.sampled += rows  # in one go: the tuner sets it to 0 at any moment
 
@@ -364,7 +368,7 @@ class _RolloutLearner(_Learner):
     def __init__(self, context: WorkerContext, job: OnPolicyLearnerJob, rollouts: Rollouts) -> None:
         self._mixer = None if job.mix is None else Mixer(job.mix, _Peers(context, job.mix), self._wait_for_peers)
         self._context = context
-        super().__init__(context, job, open_on_policy_trainer(job, rollouts, self._mixer))
+        super().__init__(context, job, open_on_policy_trainer(job, rollouts, self._session_s, self._mixer))
         self._trainer.algorithm.on_gradient, self._beat_s = self._on_gradient, perf_counter()
         self._rollouts = rollouts
         self._samplers = wakeups_of(job.sampler_wakeup_fds)
@@ -383,7 +387,7 @@ class _RolloutLearner(_Learner):
             wakeup.notify()
 
     def stop_reason(self) -> str | None:
-        if self._job.max_env_steps is not None and self.env_steps() >= self._job.max_env_steps:
+        if self._job.stop.env_steps is not None and self.env_steps() >= self._job.stop.env_steps:
             return "env_steps"
         return super().stop_reason()
 
@@ -454,7 +458,7 @@ class _BufferLearner(_Learner):
         algorithm = _on_policy_algorithm(job, "none")
         assert isinstance(algorithm, AnyAge)
         super().__init__(context, job, BufferTrainer(
-            algorithm, rollouts, job.envs_per_sampler, progress_env_steps=job.max_env_steps,
+            algorithm, rollouts, job.envs_per_sampler, progress=scheduled(job.stop, self._session_s),
             env_steps_base=job.env_steps_base, meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         ))
         self._broadcast = PolicyBroadcast(
@@ -467,7 +471,7 @@ class _BufferLearner(_Learner):
             self._report(f"learner continues from update {self._trainer.updates}")
 
     def stop_reason(self) -> str | None:
-        if self._job.max_env_steps is not None and self.env_steps() >= self._job.max_env_steps:
+        if self._job.stop.env_steps is not None and self.env_steps() >= self._job.stop.env_steps:
             return "env_steps"
         return super().stop_reason()
 
@@ -493,6 +497,17 @@ def run_progress(stop: StopConfig, session_s: float, env_steps: float, updates: 
     return max((done / most for done, most in pairs if most), default=0.0)
 
 
+def scheduled(stop: StopConfig, session_s: Callable[[], float], learners: int = 1) -> Progress:
+    """The share of a run that is over, as an on-policy learner's step size follows it.
+
+    Where the run ends by counts, the clock is left out, so that what is learned does not depend on it. Each of
+    ``learners`` knows its own env steps, which are so many times those of the run.
+    """
+    counted = stop.env_steps is not None or stop.updates is not None
+    followed = dataclasses.replace(stop, seconds=None) if counted else stop
+    return lambda env_steps, updates: min(1.0, run_progress(followed, session_s(), env_steps * learners, updates))
+
+
 def _on_policy_algorithm(job: OnPolicyLearnerJob | BufferLearnerJob, correction: str) -> OnPolicyAlgorithm:
     return create_on_policy(
         job.algo, job.spec, algorithm_part(job.algo, job.spec.import_module)(**job.algorithm), job.seed,
@@ -501,14 +516,15 @@ def _on_policy_algorithm(job: OnPolicyLearnerJob | BufferLearnerJob, correction:
 
 
 def open_on_policy_trainer(
-    job: OnPolicyLearnerJob, rollouts: Rollouts, mixer: Mixer | None = None
+    job: OnPolicyLearnerJob, rollouts: Rollouts, session_s: Callable[[], float], mixer: Mixer | None = None
 ) -> OnPolicyTrainer:
+    """``session_s``: wall time of this session without pauses [s]."""
     algorithm = _on_policy_algorithm(job, job.correction)
     learners = 1 if job.mix is None else job.mix.learners
-    end = None if job.max_env_steps is None else -(-job.max_env_steps // learners)
     handover = Handover(policies=VersionedParameters(job.policy_fds), states=VersionedParameters(job.state_fds))
     return OnPolicyTrainer(
-        algorithm, rollouts, handover, lag=job.lag, batch_size=job.batch_size, progress_env_steps=end,
+        algorithm, rollouts, handover, lag=job.lag, batch_size=job.batch_size,
+        progress=scheduled(job.stop, session_s, learners),
         meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)}, mixer=mixer,
         fingerprints=Path(job.run_dir) / FINGERPRINTS if job.fingerprint else None,
     )

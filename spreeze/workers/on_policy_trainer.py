@@ -30,6 +30,8 @@ from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.types import RolloutBatch
 
 Arrays = dict[str, np.ndarray]
+Progress = Callable[[int, int], float]
+"""Env steps and updates of a learner -> share of the run that is over."""
 FINGERPRINTS = "fingerprints.jsonl"
 _AVERAGE = "policy_average/"
 """Begins the names of the averaged weights among the arrays of a learner's state."""
@@ -41,13 +43,13 @@ class OnPolicyTrainer:
 
     def __init__(
         self, algorithm: OnPolicyAlgorithm, rollouts: Rollouts, handover: Handover, *, lag: int, meta: dict[str, Any],
-        batch_size: int, progress_env_steps: int | None, fingerprints: Path | None, mixer: Mixer | None = None,
+        batch_size: int, progress: Progress, fingerprints: Path | None, mixer: Mixer | None = None,
     ) -> None:
         """Continues from the state of the current rollout, if there is one.
 
         ``lag`` is 1 or 0 rollouts between the policy that collects and the one that learns; ``meta`` is published with
-        every policy. At ``progress_env_steps`` the step size's schedule ends (None: no schedule). The file
-        ``fingerprints`` gets a line of hashes at each swap. With a ``mixer``, what is learned is shared with others.
+        every policy. The step size follows ``progress``. The file ``fingerprints`` gets a line of hashes at each swap.
+        With a ``mixer``, what is learned is shared with others.
 
         Raises:
             CheckpointError: the state belongs to another network.
@@ -55,7 +57,7 @@ class OnPolicyTrainer:
         """
         self.algorithm, self._rollouts, self._handover = algorithm, rollouts, handover
         self.batch_size, self._lag, self._meta = batch_size, lag, meta
-        self._progress_env_steps, self._fingerprints, self.mixer = progress_env_steps, fingerprints, mixer
+        self._progress, self._fingerprints, self.mixer = progress, fingerprints, mixer
         self.learn_s = self.hand_s = 0.0
         self._learned = -1
         self._average = RolloutAverage(algorithm)
@@ -108,8 +110,7 @@ class OnPolicyTrainer:
             if (versions != source).any():
                 found = sorted(set(versions.reshape(-1).tolist()))
                 raise WorkerError(f"rows of rollout {source} were collected by the policies of {found[:5]}")
-            end = self._progress_env_steps
-            progress = None if end is None else min(1.0, source * self._rollouts.spec.rows / end)
+            progress = self._progress(source * self._rollouts.spec.rows, self.algorithm.updates)
             waited_s = self.waited_s
             if self.mixer is None:
                 self.algorithm.learn(self._rollouts.batch(source), progress)
