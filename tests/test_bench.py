@@ -11,7 +11,7 @@ from harness import PATIENCE_S, poll
 
 from spreeze.bench import line, runs
 from spreeze.bench.runs import curve_rows, draw_curve, time_to_target_rows, train
-from spreeze.errors import RunError, SpreezeError
+from spreeze.errors import RunError, SpreezeError, UsageError
 from spreeze.metrics.comparison import Curve, RunGroup
 from spreeze.metrics.store import EvaluationRow
 from spreeze.workers.evaluator import COLUMNS
@@ -149,6 +149,12 @@ def test_time_to_a_return_is_compared_seed_by_seed_and_who_never_got_there_has_n
     rows = time_to_target_rows("Pendulum-v1", -200.0, 1, "runs", 30.0, [], said.append, held=True)
     assert [row["repeats"] for row in rows if row["metric"] == "time_to_target_held_s"] == [[20.0], [40.0]]
     assert "stop.target_evaluations=5" in trained.commands[-1]
+    rows = time_to_target_rows("AntBulletEnv-v0", 1.0, 1, "runs", 30.0, ["--algo", "ppo"], said.append,
+                               modes=("hts", "serial"))  # fmt: skip
+    assert [row["mode"] for row in rows if row["metric"] == "time_to_target_s"] == ["hts", "serial"]
+    assert (rows[-1]["metric"], rows[-1]["value"]) == ("time_over_serial", 0.5)
+    with pytest.raises(UsageError, match="--modes hts hts: expected two that differ"):
+        time_to_target_rows("AntBulletEnv-v0", 1.0, 1, "runs", 30.0, [], said.append, modes=("hts", "hts"))
 
 
 def test_a_bench_that_is_terminated_takes_its_runs_along(tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 
@@ -235,6 +236,20 @@ def test_play_writes_a_clip_into_the_run_where_there_is_no_display(runs_dir, mon
     assert f"return {expected(BAD, 1, seed=10_000).return_mean:.1f} in 50 env steps" in out
     with av.open(str(clip)) as container:
         assert len(list(container.decode(video=0))) == 50
+
+
+def test_a_pretrained_policy_leaves_its_clip_in_the_working_directory(runs_dir, tmp_path, monkeypatch, capfd):
+    shipped = tmp_path / "shipped" / "walker.safetensors"
+    shipped.parent.mkdir()
+    shutil.copy(evaluate.find_weights("second", runs_dir), shipped)
+    monkeypatch.setattr(evaluate, "_PRETRAINED", shipped.parent)
+    monkeypatch.setattr(play, "has_display", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    assert play.main(["walker", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE]) == 0
+    assert "clip: walker.mp4" in capfd.readouterr().out
+    assert (tmp_path / "walker.mp4").is_file()
+    assert [*shipped.parent.iterdir()] == [shipped]
+    assert "a pretrained policy: walker" in " ".join(play.build_parser().format_help().split())
 
 
 def test_play_writes_the_clip_that_was_asked_for(runs_dir, tmp_path, capfd):

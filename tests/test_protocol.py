@@ -19,6 +19,7 @@ from spreeze.metrics.comparison import (
     running_mean,
     spread,
     spread_text,
+    text,
     verdicts,
     whole,
     worst_of_last,
@@ -109,9 +110,21 @@ def test_fewer_than_three_seeds_have_no_interval_and_none_has_no_mean():
     assert spread([4.0], Rules()).low is None
     assert spread([], Rules()) is None
     two = spread([0.0, 1.0], Rules())
-    assert (two.mean, two.low, two.high, two.seeds) == (0.5, None, None, 2)
+    assert (two.centre, two.low, two.high, two.seeds) == (0.5, None, None, 2)
     three = spread([0.0, 1.0, 2.0], Rules())
-    assert (three.mean, three.low, three.high, three.seeds) == (1.0, 0.0, 2.0, 3)
+    assert (three.centre, three.low, three.high, three.seeds) == (1.0, 0.0, 2.0, 3)
+
+
+def test_the_centre_over_seeds_is_their_interquartile_mean_where_that_is_asked_for():
+    values = [0.0, 2.0, 4.0, 100.0]
+    assert spread(values, Rules()).centre == 26.5
+    robust = spread(values, Rules(robust=True))
+    assert (robust.centre, robust.seeds) == (3.0, 4)
+    assert robust.low < 3.0 < robust.high <= 100.0
+    curves = [curve(HTS, seed, (1, value)) for seed, value in enumerate(values)]
+    found = report(curves, Rules(policies=1, robust=True))
+    assert found.groups[0].final.centre == 3.0
+    assert text(found).startswith("interquartile means over seeds")
 
 
 def test_the_time_limit_of_a_task_is_the_end_of_its_fastest_run():
@@ -126,7 +139,7 @@ def test_the_time_limit_of_a_task_is_the_end_of_its_fastest_run():
 def test_a_target_that_one_seed_missed_has_no_mean_time():
     curves = [curve(HTS, 1, (1, 0.0), (2, 9.0)), curve(HTS, 2, (1, 9.0), (3, 9.0)), curve(HTS, 3, (1, 0.0), (2, 5.0))]
     group = report(curves, Rules(policies=1, targets=(5.0, 9.0))).groups[0]
-    assert group.required_s[0].mean == pytest.approx((2 + 1 + 2) / 3)
+    assert group.required_s[0].centre == pytest.approx((2 + 1 + 2) / 3)
     assert group.required_s[1] is None
     assert group.reached == (3, 2)
 
@@ -151,17 +164,17 @@ def test_pairs_take_the_seeds_that_both_have():
               curve(HTS, 4, (1, 2.0)), curve(SERIAL, 5, (1, 9.0))]
     (pair,) = report(curves, Rules(policies=1, targets=(9.0,), limit_s=9.0)).pairs
     assert (pair.group, pair.against, pair.seeds) == (HTS, SERIAL, 3)
-    assert (pair.final.mean, pair.final.low, pair.final.high) == (2.0, 1.0, 3.0)
+    assert (pair.final.centre, pair.final.low, pair.final.high) == (2.0, 1.0, 3.0)
     assert pair.required_ratio[0] is None, "seed 4 did not get there"
     (pair,) = report(curves[:5], Rules(policies=1, targets=(9.0,), limit_s=9.0)).pairs
-    assert pair.required_ratio[0].mean == (1 / 4 + 2 / 4) / 2
-    assert (pair.final.mean, pair.final.low) == (2.0, None), "two seeds have no interval"
+    assert pair.required_ratio[0].centre == (1 / 4 + 2 / 4) / 2
+    assert (pair.final.centre, pair.final.low) == (2.0, None), "two seeds have no interval"
 
 
 def test_groups_of_two_algorithms_are_a_pair():
     other = RunGroup(HTS.env, "impact", "impact")
     (pair,) = report([curve(HTS, 1, (1, 1.0)), curve(other, 1, (1, 3.0))], Rules(policies=1)).pairs
-    assert (pair.group, pair.against, pair.final.mean) == (HTS, other, -2.0)
+    assert (pair.group, pair.against, pair.final.centre) == (HTS, other, -2.0)
 
 
 def test_groups_of_different_tasks_or_without_a_common_seed_are_no_pair():
@@ -241,11 +254,11 @@ def test_the_verb_answers_with_one_document(runs_dir, capfd):
     document = json.loads(capfd.readouterr().out)
     hts, serial = document["groups"]
     assert hts["group"] == {"env": "T-v0", "algo": "ppo", "mode": "hts", "variant": ""}
-    assert (hts["final"]["mean"], hts["final"]["low"], hts["final"]["high"]) == (7.5, None, None)
-    assert (serial["final"]["mean"], serial["final_time"]["mean"]) == (6.0, 1.5), "the fastest run ends at 3 s"
+    assert (hts["final"]["centre"], hts["final"]["low"], hts["final"]["high"]) == (7.5, None, None)
+    assert (serial["final"]["centre"], serial["final_time"]["centre"]) == (6.0, 1.5), "the fastest run ends at 3 s"
     assert (hts["reached"], serial["reached"]) == ([2, 2], [1, 2])
-    assert document["pairs"][0]["final"]["mean"] == 1.5
-    assert document["pairs"][0]["required_ratio"][1]["mean"] == 0.5
+    assert document["pairs"][0]["final"]["centre"] == 1.5
+    assert document["pairs"][0]["required_ratio"][1]["centre"] == 0.5
     assert document["rules"]["resamples"] == 10_000
 
 

@@ -59,10 +59,11 @@ def test_cores_are_dealt_without_overlap_and_one_at_least_to_each():
 
 def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
     assert iqm(np.array([100.0, 1.0, 2.0, -50.0])) == 1.5
-    found = sweep.spread_iqm([0.0, 1.0, 5.0])
-    assert (found.mean, found.low, found.high) == (2.0, 0.0, 5.0)  # 3 // 4 = 0 are left out; 1/27 draw one value
-    assert sweep.spread_iqm([1.0, 2.0]).low is None
-    assert sweep.spread_iqm([]) is None
+    found = sweep._as_row([0.0, 1.0, 5.0])
+    assert found == {"centre": 2.0, "low": 0.0, "high": 5.0, "seeds": 3}  # 3 // 4 = 0 are left out; 1/27 draw one value
+    assert sweep._as_row([1.0, 2.0, 3.0, 100.0])["centre"] == 2.5
+    assert sweep._as_row([1.0, 2.0])["low"] is None
+    assert sweep._as_row([]) is None
 
 
 @pytest.mark.parametrize("flags", [["--set", "sac.gama=0.9"], ["--set", "sac.gamma=0.9,often"], []])
@@ -116,11 +117,22 @@ def test_a_taken_name_and_an_unknown_one_are_refused(tmp_path):
         sweep.read_sweep(tmp_path, "y")
 
 
-@pytest.mark.parametrize("flags", [["--seeds", "5"], ["--set", "sac.gamma=0.9"], ["--import", "mine"]])
+@pytest.mark.parametrize("flags", [["--seeds", "5"], ["--set", "sac.gamma=0.9"], ["--import", "mine"], ["--auto"]])
 def test_flags_that_a_resumed_sweep_would_ignore_are_refused(tmp_path, capsys, flags):
     sweep.Sweep("x", None, None, 1, []).write(tmp_path)
     assert sweep.main(["--resume", "x", *flags, "--runs-dir", str(tmp_path)]) == 2
     assert f"leave out {flags[0]}" in capsys.readouterr().err
+
+
+def test_a_profile_and_the_tuner_are_for_all_runs_of_a_sweep(tmp_path, capsys):
+    asked = ["--env", "Pendulum-v1", "--stop-seconds", "1", "--dry-run", "--json", "--runs-dir", str(tmp_path)]
+    assert sweep.main([*asked, "--profile", "none", "--auto", "--seeds", "2"]) == 0
+    runs = json.loads(capsys.readouterr().out)["sweep"]["runs"]
+    assert [run["arguments"] for run in runs] == [
+        ["--env", "Pendulum-v1", "--profile", "none", "--seconds", "1.0", "--auto", "--seed", seed] for seed in "12"]
+    assert sweep.main([*asked, "--profile", "absent"]) == 2
+    assert sweep.main([*asked, "--mode", "serial", "--auto"]) == 2, "there is nothing to tune"
+    assert "serial" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_plan_is_one_json_document_and_a_resumed_one_takes_another_number_side_by_side(tmp_path, capsys):

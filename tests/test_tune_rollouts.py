@@ -344,8 +344,20 @@ def test_updates_of_minibatches_count_by_their_rows_and_a_rollout_of_one_sampler
 def test_slots_and_uses_stay_and_their_reasons_say_what_runs_have_shown():
     found = tune(buffer_problem(), BufferMachine(lambda one: (1000.0, 100.0)), lambda result: None)
     assert chosen(found) == BUFFER
-    assert "counted runs" in found.choices["impact.slots"].reason
+    assert "with 4 and 8 differed less than their seeds" in found.choices["impact.slots"].reason
     assert "up to 20, the paper's value for continuous actions" in found.choices["impact.uses"].reason
+
+
+@pytest.mark.parametrize(("changes", "slots", "uses"), [
+    ({"impact.slots": 16, "impact.uses": 32}, "learned less with 16 than with 4", "more updates with 32 than with 20"),
+    ({"impact.slots": 2}, "with 2 learned later than with 4", "up to 20"),
+    ({"impact.slots": 2, "impact.minibatches": 8}, "minibatches out of all rollouts", "up to 20"),
+])  # fmt: skip
+def test_the_reason_for_slots_and_uses_is_what_was_seen_of_so_many(changes, slots, uses):
+    configured = Setting({**BUFFER, **changes})
+    found = tune(buffer_problem(configured), BufferMachine(lambda one: (1000.0, 100.0)), lambda result: None)
+    assert slots in found.choices["impact.slots"].reason
+    assert uses in found.choices["impact.uses"].reason
 
 
 def test_where_samplers_wait_for_nobody_the_rows_of_one_sampler_stay():

@@ -100,6 +100,10 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
     parser.add_argument("--target-return", type=float, default=-200.0,
                         help="mean of 10 greedy episodes (default: -200, for Pendulum-v1)")
+    parser.add_argument("--algo", default=None, help="algorithm (default: follows from task and mode)")
+    parser.add_argument("--modes", nargs=2, default=("spreeze", "serial"), metavar="MODE",
+                        help="the two that are compared, such as hts and serial with --algo ppo (default: spreeze "
+                             "serial)")
     parser.add_argument("--held", action="store_true",
                         help="runs end, and are timed, when the mean of 5 evaluations in a row reaches it (default: "
                              "the first evaluation that does)")
@@ -192,8 +196,9 @@ def _rates(args: argparse.Namespace, say: Say) -> list[Row]:
 def _target(args: argparse.Namespace, say: Say) -> list[Row]:
     from spreeze.bench.runs import time_to_target_rows
 
-    return time_to_target_rows(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, _extra(args), say,
-                               held=args.held)
+    extra = [*_extra(args), *(["--algo", args.algo] if args.algo else [])]
+    return time_to_target_rows(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, extra, say,
+                               modes=args.modes, held=args.held)
 
 
 def _tune(args: argparse.Namespace, say: Say) -> list[Row]:
@@ -233,7 +238,7 @@ BENCHES = {
                       _sampling),
     "learner": Bench("updates a second of the whole learner, by batch size and device", _add_learner, _learner),
     "rates": Bench("env steps/s and updates/s of whole runs, batch 256, one sampler", _add_rates, _rates),
-    "target": Bench("wall time to a return, asynchronous and serial mode in turn", _add_target, _target),
+    "target": Bench("wall time to a return, two modes in turn", _add_target, _target),
     "tune": Bench("the tuner's pick against the exhaustive grid of batch sizes and samplers", _add_tune, _tune),
     "paper": Bench("the Spreeze paper's Table 1 and Figs. 3 and 4 on this machine; samplers at once", add_paper_flags,
                    paper_rows),

@@ -192,7 +192,7 @@ def scores(found: dict[str, list[Document]], env_id: str) -> list[Row]:
 
 
 def _spread_row(metric: str, spread: Spread | None, repeats: list[float | None], **more: Any) -> Row:
-    mean, low, high = (None, None, None) if spread is None else (spread.mean, spread.low, spread.high)
+    mean, low, high = (None, None, None) if spread is None else (spread.centre, spread.low, spread.high)
     return {"metric": metric, "unit": "return", "value": mean, "low": low, "high": high, "repeats": repeats, **more}
 
 

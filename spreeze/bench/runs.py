@@ -90,17 +90,20 @@ def rates_rows(env_id: str, seconds: float, repeats: int, runs_dir: str, extra: 
 
 def time_to_target_rows(
     env_id: str, target: float, seeds: int, runs_dir: str, limit_s: float, extra: list[str], say: Say, *,
-    held: bool = False,
+    modes: Sequence[str] = ("spreeze", "serial"), held: bool = False,
 ) -> list[Row]:
     """Wall time from process start to the target return, both modes in turn, seed by seed.
 
     With ``held``, a run ends when the mean of ``HELD`` evaluations in a row reaches the target, and that time counts.
     """
-    cases = {mode: ["--mode", mode] for mode in ("spreeze", "serial")}
+    cases = {mode: ["--mode", mode] for mode in modes}
+    if len(cases) != 2:
+        raise UsageError(f"--modes {' '.join(modes)}: expected two that differ")
     extra = [*extra, "--set", f"stop.target_evaluations={HELD}"] if held else extra
     found = in_turn(cases, seeds, until_target(env_id, target, runs_dir, limit_s, extra), say)
     goals = {"spreeze": "<= 20 s"} if env_id == "Pendulum-v1" else {}
-    return target_rows(found, env_id, {} if held else goals, "<= 0.6", "time_to_target_held_s" if held else _FIRST)
+    return target_rows(found, env_id, {} if held else goals, "<= 0.6" if "spreeze" in cases else None,
+                       "time_to_target_held_s" if held else _FIRST)
 
 
 def until_target(env_id: str, target: float, runs_dir: str, limit_s: float, extra: list[str]) -> Train:
@@ -130,7 +133,8 @@ def in_turn(
 
 
 def target_rows(
-    found: Mapping[str, list[Document]], env_id: str, goals: Mapping[str, str], ratio_goal: str, key: str = _FIRST
+    found: Mapping[str, list[Document]], env_id: str, goals: Mapping[str, str], ratio_goal: str | None,
+    key: str = _FIRST,
 ) -> list[Row]:
     """Times to the target return of each mode, what they took, and the ratio of the first mode to the second.
 
@@ -142,7 +146,7 @@ def target_rows(
         rows += [row(name, unit, [document[name] for document in documents], mode=mode, env=env_id)
                  for name, unit in _TAKEN.items() if all(document.get(name) is not None for document in documents)]
     first, second = found.values()
-    return [*rows, ratio_row("time_over_serial", first, second, key, env=env_id, target=ratio_goal)]
+    return [*rows, ratio_row(f"time_over_{list(found)[1]}", first, second, key, env=env_id, target=ratio_goal)]
 
 
 def time_row(documents: list[Document], key: str = _FIRST, **more: Any) -> Row:

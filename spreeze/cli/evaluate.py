@@ -26,7 +26,6 @@ from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list
 
 CHECKPOINTS = ("best", "latest")
 _FIRST_SEED = 1_000_000
-RUN_OR_POLICY = "name or path of a run, 'latest', a .safetensors file, or a pretrained policy such as walker2d"
 _PRETRAINED = shipped("assets/policies")
 
 
@@ -35,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="spreeze evaluate", description="Run greedy episodes of trained weights and report mean and uncertainty."
     )
     parser.add_argument("runs", metavar="RUN", nargs="+",
-                        help=f"{RUN_OR_POLICY}; several runs with --protocol")
+                        help=f"{run_or_policy()}; several runs with --protocol")
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
     parser.add_argument("--episodes", type=int, default=10, help="episodes to run (default: 10)")
     parser.add_argument("--seed", type=int, default=_FIRST_SEED, help="seed of the first episode (default: "
@@ -54,6 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
     protocol.add_argument("--limit-s", type=float, default=None, help="wall time of the final-time metric [s] "
                           "(default: for each task, the end of its fastest run)")
     protocol.add_argument("--policies", type=int, default=POLICIES, help="policies in a metric (default: 10)")
+    protocol.add_argument("--centre", choices=("mean", "iqm"), default="mean",
+                          help="centre over seeds; iqm, the interquartile mean, leaves out the best and worst quarter "
+                          "(default: mean)")
     protocol.add_argument("--resamples", type=int, default=RESAMPLES, help="bootstrap resamples (default: 10000)")
     protocol.add_argument("--by", action="append", default=None, metavar="PART.FIELD",
                           help="group runs by this setting only, as often as needed (default: by all settings in "
@@ -78,7 +80,8 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     rules = comparison.rules_of(
-        policies=args.policies, targets=args.target, limit_s=args.limit_s, resamples=args.resamples
+        policies=args.policies, targets=args.target, limit_s=args.limit_s, resamples=args.resamples,
+        robust=args.centre == "iqm",
     )
     paths = [find_run(run, Path(args.runs_dir)) for run in args.runs]
     found = comparison.report_of(paths, args.by, rules)
@@ -203,6 +206,12 @@ def _summary(document: dict[str, Any]) -> str:
 def pretrained_policies() -> dict[str, Path]:
     """The weights files that come with Spreeze, by name."""
     return {path.stem: path for path in sorted(_PRETRAINED.glob("*.safetensors"))}
+
+
+def run_or_policy() -> str:
+    """What the argument RUN may be."""
+    return ("name or path of a run, 'latest', a .safetensors file, or a pretrained policy: "
+            + ", ".join(pretrained_policies()))
 
 
 def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:

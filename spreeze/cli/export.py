@@ -19,7 +19,7 @@ import numpy as np
 
 from spreeze import __version__
 from spreeze.cli.arguments import Parser, check_output, guarded
-from spreeze.cli.evaluate import CHECKPOINTS, RUN_OR_POLICY, find_weights, pretrained_policies, spec_of
+from spreeze.cli.evaluate import CHECKPOINTS, find_weights, pretrained_policies, run_or_policy, spec_of
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.task import ActionScaling
 from spreeze.errors import ConfigError, RunError, did_you_mean
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     "Spreeze, with normaliser and action scaling inside, and a short program that uses it. The file is "
                     f"checked against our own policy on {OBSERVATIONS:,} observations. csv writes metrics and "
                     "evaluations instead.")
-    parser.add_argument("run", metavar="RUN", help=RUN_OR_POLICY)
+    parser.add_argument("run", metavar="RUN", help=run_or_policy())
     parser.add_argument("--format", default=names[0], metavar="|".join(names),
                         help=f"what to write (default: {names[0]})")
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")

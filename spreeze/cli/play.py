@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spreeze.cli.arguments import check_output
-from spreeze.cli.evaluate import CHECKPOINTS, RUN_OR_POLICY, check_fits, environment_errors, find_weights, spec_of
+from spreeze.cli.evaluate import (
+    CHECKPOINTS,
+    check_fits,
+    environment_errors,
+    find_weights,
+    pretrained_policies,
+    run_or_policy,
+    spec_of,
+)
 from spreeze.envs.make import has_display, is_bullet
 from spreeze.envs.task import ObsRows, Task, frame_options, make_task
 from spreeze.errors import ConfigError, SpreezeError, WeightsError
@@ -26,12 +34,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="spreeze play", description="Show a policy in a window, or write a clip where there is no display."
     )
-    parser.add_argument("run", metavar="RUN", help=RUN_OR_POLICY)
+    parser.add_argument("run", metavar="RUN", help=run_or_policy())
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best",
                         help="which weights; both follow a run that is training (default: best)")
     parser.add_argument("--clip", metavar="FILE",
-                        help="write an MP4 clip even with a display (default: beside the weights)")
+                        help="write an MP4 clip even with a display (default: with the run's videos, beside a file of "
+                        "weights, or here)")
     parser.add_argument("--episodes", type=int,
                         help="episodes to show (default: until Ctrl-C in a window, 1 in a clip)")
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
@@ -177,11 +186,13 @@ def _clip(source: _Source, task: Task, args: argparse.Namespace) -> str:
 
 
 def _default_clip(weights: Weights) -> Path:
-    """A file in the run's ``videos``, or beside the weights if they are not in a run.
+    """A file in the run's ``videos``, or beside the weights if they are not in a run; of a pretrained policy here.
 
     Raises:
         RunError: that folder has links that lead out of it.
     """
+    if weights.path in pretrained_policies().values():
+        return Path(f"{weights.path.stem}.mp4")
     folder = weights.path.absolute().parent
     if (folder.parent / "videos").is_dir():
         folder = folder.parent / "videos"

@@ -23,8 +23,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from spreeze.cli import train
 from spreeze.cli.arguments import Parser, guarded
 from spreeze.config.schema import check_name
@@ -33,15 +31,15 @@ from spreeze.machine.output import complain, emit, say
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics.comparison import (
     HELD,
+    Rules,
     Spread,
-    bootstrap_interval,
     final_metric,
-    iqm,
     read_curve,
     required_time,
+    spread,
+    spread_text,
     whole,
 )
-from spreeze.metrics.comparison import spread_text as shown
 from spreeze.run_directory import make_runs_dir, read_json, read_run, write_json
 from spreeze.runtime.interrupts import Interrupts
 
@@ -51,8 +49,6 @@ _OF_EACH_RUN = {"run.seed": "--seeds N gives each setting the seeds 1 to N", "ru
 _RUN_BYTES = 20_000_000
 """Disk that a run takes at least: two checkpoints of small networks, metrics and log."""
 _POLL_S = 0.1
-_INTERVAL_SEEDS = 3
-"""Fewer seeds have no interval."""
 _CLOSING_S = 60.0
 """Time of an interrupted run for its checkpoint and last evaluation."""
 
@@ -122,6 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--import", dest="module", metavar="MODULE", help="module that registers it (default: none)")
     parser.add_argument("--algo", metavar="NAME", help="algorithm (default: follows from the task)")
     parser.add_argument("--mode", metavar="NAME", help="mode (default: that of train)")
+    parser.add_argument("--profile", metavar="NAME|PATH", help="profile of all settings (default: the task's own)")
+    parser.add_argument("--auto", action="store_true",
+                        help="let the tuner choose for each run, on the cores that it has (default: off)")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds 1 to N of each setting (default: 3)")
     parser.add_argument("--set", action="append", default=[], metavar="PART.FIELD=VALUE,VALUE",
                         help="a setting and its values, as often as needed; lists in brackets (default: none)")
@@ -208,9 +207,10 @@ def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
 
     A finished run whose directory was deleted is done again.
     """
-    planned = {"env": "--env", "module": "--import", "algo": "--algo", "mode": "--mode", "seeds": "--seeds",
-               "set": "--set", "stop_seconds": "--stop-seconds", "target": "--target", "name": "--name"}
-    given = [flag for name, flag in planned.items() if getattr(args, name) not in (None, [])]
+    planned = {"env": "--env", "module": "--import", "algo": "--algo", "mode": "--mode", "profile": "--profile",
+               "auto": "--auto", "seeds": "--seeds", "set": "--set", "stop_seconds": "--stop-seconds",
+               "target": "--target", "name": "--name"}
+    given = [flag for name, flag in planned.items() if getattr(args, name) not in (None, [], False)]
     if given:
         raise ConfigError(f"--resume {args.resume}: its runs stay as they were planned; leave out {', '.join(given)}")
     sweep = read_sweep(runs_dir, args.resume)
@@ -230,8 +230,9 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     if sweep_path(runs_dir, name).exists():
         raise RunError(f"sweep {name} exists in {runs_dir}; --resume {name} continues it, or choose another --name")
     flags = {"--env": args.env, "--import": args.module, "--algo": args.algo, "--mode": args.mode,
-             "--seconds": args.stop_seconds}
+             "--profile": args.profile, "--seconds": args.stop_seconds}
     common = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+    common += ["--auto"] if args.auto else []
     runs = []
     for seed in range(1, seeds + 1):
         for number, (setting, chosen) in enumerate(grid(args.set), 1):
@@ -423,16 +424,6 @@ def _end(children: Sequence[_Child], at_once: Callable[[], bool]) -> None:
 # --- the table ---
 
 
-def spread_iqm(values: Sequence[float]) -> Spread | None:
-    """Interquartile mean with its 95 % bootstrap interval (Agarwal et al. 2021); no interval below three seeds."""
-    if not values:
-        return None
-    data = np.asarray(values, np.float64)
-    low, high = bootstrap_interval(data, centre=lambda rows: iqm(rows.T)) if len(data) >= _INTERVAL_SEEDS else (
-        None, None)
-    return Spread(float(iqm(data)), low, high, len(data))
-
-
 def table(sweep: Sweep, runs_dir: Path) -> list[dict[str, Any]]:
     """One row a setting, over its finished runs; a time only if every one of them reached the target.
 
@@ -459,7 +450,8 @@ def table(sweep: Sweep, runs_dir: Path) -> list[dict[str, Any]]:
 
 
 def _as_row(values: Sequence[float]) -> dict[str, Any] | None:
-    found = spread_iqm(values)
+    """Interquartile mean with its bootstrap interval (Agarwal et al. 2021)."""
+    found = spread(values, Rules(robust=True))
     return None if found is None else dataclasses.asdict(found)
 
 
@@ -470,7 +462,7 @@ def table_text(rows: Sequence[dict[str, Any]], target: float | None) -> str:
     lines = [["setting", "seeds", *keys.values()]]
     for row in rows:
         counts = {key: row.get(f"{key}_reached", row[key]["seeds"] if row[key] else 0) for key in keys}
-        cells = [shown(None if row[key] is None else Spread(**row[key]))
+        cells = [spread_text(None if row[key] is None else Spread(**row[key]))
                  + (f" ({counts[key]} of {row['seeds']})" if counts[key] < row["seeds"] else "") for key in keys]
         lines.append([row["setting"], str(row["seeds"]), *cells])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -154,7 +154,9 @@ def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], Prob
         part = config.env
         probe = known or probe_env(part.id, part.import_module, steps=0, plain=part.plain, args=part.args,
                                    image=dataclasses.asdict(config.image))
-        with_algorithm(base, settings, probe.spec)
+        found, _ = with_algorithm(base, settings, probe.spec)
+        if args.auto:
+            check_tunable(found.config)
         return probe
 
     return config, check

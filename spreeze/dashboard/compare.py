@@ -77,7 +77,8 @@ def page() -> None:
     metric = cells[0].selectbox("Metric", _metrics(list(found)), help="Greedy return: mean of 3 evaluations.")
     axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is what a user waits for.")
     centre = cells[2].selectbox("Centre", ["mean", "interquartile mean"],
-                                help="Over runs; the interquartile mean drops the best and worst quarter.")
+                                help="Over runs, in the chart and in the table; the interquartile mean drops the best "
+                                     "and worst quarter.")
     grouping = cells[3].segmented_control(
         "One curve for each", _GROUPINGS, default=_SETTINGS, required=True, key="compare_group",
         help="Task, algorithm and mode always part runs. Seeds of the same settings are one curve with a band.",
@@ -94,7 +95,7 @@ def page() -> None:
     st.download_button("Report of these runs", lambda: control.reported(list(curves)), "report.html", "text/html",
                        key="compare_report", disabled=len(curves) > MOST_RUNS,
                        help=crowded if len(curves) > MOST_RUNS else "One HTML file to keep or send.")
-    _protocol(list(curves.values()))
+    _protocol(list(curves.values()), robust=centre != "mean")
     _differences(list(curves.values()))
 
 
@@ -184,7 +185,7 @@ def figure(groups: Mapping[str, Sequence[Line]], axis: str, metric: str, robust:
     return chart
 
 
-def _protocol(curves: list[Curve]) -> None:
+def _protocol(curves: list[Curve], *, robust: bool) -> None:
     """The metrics of the HTS-RL paper, with a target of its own for each task."""
     tasks = list(dict.fromkeys(curve.group.env for curve in curves))
     cells = st.columns(max(3, len(tasks)))
@@ -193,14 +194,15 @@ def _protocol(curves: list[Curve]) -> None:
         own = [curve for curve in curves if curve.group.env == task]
         target = cell.number_input(f"Target return of {components.plain(task)}", value=_target(own),
                                    key=f"target_{task}", help="For the time to target.")
-        found.append(report(own, Rules(targets=(float(target),))))
+        found.append(report(own, Rules(targets=(float(target),), robust=robust)))
     for sentence in (sentence for part in found for sentence in verdicts(part)):
         st.markdown(f"**{components.plain(sentence)}.**")
     _group_table(found)
     _run_table(found, {curve.name: curve for curve in curves})
     st.caption(f"From all episodes of the last {POLICIES} evaluated policies, with a [95 % bootstrap interval over "
                f"seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, there called final, "
-               "final-time and required-time; `python -m spreeze evaluate --protocol hts RUN ...` gives the same.")
+               "final-time and required-time; `python -m spreeze evaluate --protocol hts RUN ...` gives the same"
+               f"{', with --centre iqm' if robust else ''}.")
 
 
 def _target(curves: list[Curve]) -> float:

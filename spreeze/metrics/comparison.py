@@ -47,6 +47,8 @@ class Rules:
     """Wall time of the final-time metric; None: for each task, the end of its fastest run."""
     resamples: int = RESAMPLES
     level: float = LEVEL
+    robust: bool = False
+    """The centre over seeds is their interquartile mean, as the sweep's, not the mean of the protocol."""
 
 
 FEWEST_RUNS = 3
@@ -81,9 +83,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds with its interval, which fewer than three do not have: a bootstrap of two is their range."""
+    """A centre over seeds with its interval, which fewer than three do not have: a bootstrap of two is their range."""
 
-    mean: float
+    centre: float
     low: float | None
     high: float | None
     seeds: int
@@ -206,11 +208,13 @@ def worst_of_last(curve: Sequence[EvaluationRow], policies: int = WORST_OF) -> f
 
 
 def spread(values: Sequence[float], rules: Rules) -> Spread | None:
+    """Centre and bootstrap interval of the values, one a seed; None if there are none."""
     if not values:
         return None
+    drawn = (lambda rows: iqm(rows.T)) if rules.robust else None
     enough = len(values) >= FEWEST_RUNS
-    low, high = bootstrap_interval(values, rules.level, rules.resamples) if enough else (None, None)
-    return Spread(sum(values) / len(values), low, high, len(values))
+    low, high = bootstrap_interval(values, rules.level, rules.resamples, centre=drawn) if enough else (None, None)
+    return Spread(float(iqm(np.array(values))) if rules.robust else sum(values) / len(values), low, high, len(values))
 
 
 def differing(curves: Sequence[Curve]) -> list[str]:
@@ -370,7 +374,8 @@ def document(found: Report) -> dict[str, Any]:
 def text(found: Report) -> str:
     """The tables, one block per task."""
     rules = found.rules
-    lines = [f"means over seeds, {100 * rules.level:g} % bootstrap interval of {rules.resamples:,} resamples; "
+    centre = "interquartile means" if rules.robust else "means"
+    lines = [f"{centre} over seeds, {100 * rules.level:g} % bootstrap interval of {rules.resamples:,} resamples; "
              f"final: all evaluation episodes of the last {rules.policies} policies"]
     for env in dict.fromkeys(run.group.env for run in found.runs):
         limit_s = next(run.limit_s for run in found.runs if run.group.env == env)
@@ -412,7 +417,7 @@ def spread_text(value: Spread | None, form: Callable[[float | None], str] = numb
     """``12.0 [10.0, 14.0]``; without an interval for one seed, a dash if unknown."""
     if value is None:
         return DASH
-    return form(value.mean) + ("" if value.low is None else f" [{form(value.low)}, {form(value.high)}]")
+    return form(value.centre) + ("" if value.low is None else f" [{form(value.low)}, {form(value.high)}]")
 
 
 def verdicts(found: Report) -> list[str]:
@@ -426,7 +431,7 @@ def verdicts(found: Report) -> list[str]:
 
 
 def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport]) -> str:
-    times = {group.group.label: time.mean for group in groups if (time := group.required_s[place]) is not None}
+    times = {group.group.label: time.centre for group in groups if (time := group.required_s[place]) is not None}
     late = [f"{group.group.label} did not" if group.runs == 1 else
             f"{group.group.label} did with {group.reached[place]} of {group.runs} runs"
             for group in groups if group.group.label not in times]
@@ -466,7 +471,9 @@ def _remarks(found: Report) -> list[str]:
     return ["", *remarks] if remarks else []
 
 
-def rules_of(*, policies: int, targets: Sequence[float], limit_s: float | None, resamples: int) -> Rules:
+def rules_of(
+    *, policies: int, targets: Sequence[float], limit_s: float | None, resamples: int, robust: bool = False
+) -> Rules:
     """The rules that a command line asks for; a ConfigError if a number is out of range."""
     if policies < 1:
         raise ConfigError(f"--policies {policies}: at least 1")
@@ -474,7 +481,7 @@ def rules_of(*, policies: int, targets: Sequence[float], limit_s: float | None, 
         raise ConfigError(f"--resamples {resamples}: at least 100")
     if limit_s is not None and not limit_s > 0.0:
         raise ConfigError(f"--limit-s {limit_s:g}: more than 0")
-    return Rules(policies=policies, targets=tuple(targets), limit_s=limit_s, resamples=resamples)
+    return Rules(policies=policies, targets=tuple(targets), limit_s=limit_s, resamples=resamples, robust=robust)
 
 
 # --- curves over several runs ---
