@@ -262,10 +262,10 @@ def test_what_is_written_over_unused_is_counted_also_if_the_sampler_is_killed_ov
     circular.fill(0, rollouts=9)
     assert circular.source.dropped == 7, "rollouts 1 to 7; 8 to 11 can still be used"
     assert circular.source.take().rollout == 8
-    later = RolloutReader(circular.rollouts, M)
+    later = RolloutReader(circular.rollouts, M)  # of a learner that was started again
     for _ in range(2 * T + 1):  # the last one is of rollout 14, over the unused rollout 9
         step(circular.sinks[0], circular.sinks[0].open())
-    assert (circular.source.dropped, later.dropped) == (8, 1)
+    assert (circular.source.dropped, later.dropped) == (8, 8)
     successor = RolloutWriter(circular.rollouts, 0, M)  # the sampler was killed in the middle
     assert [circular.source.take().rollout for _ in range(2)] == [10, 11]
     assert (circular.source.dropped, successor.steps) == (8, [14 * T + 1] * M)

@@ -162,7 +162,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout_uses", "uses", "uses so far of the rollouts of the latest updates, on average (impact)", "learner",
            needs=Needs.ROLLOUTS, shown=True, chart=Chart("uses", "Uses of a rollout", "Balance")),
     Metric("rollouts_dropped", "rollouts", "rollouts written over before they were used once (impact)", "learner",
-           kind=Kind.COUNTER, needs=Needs.ROLLOUTS, cumulative=True, shown=True),
+           kind=Kind.COUNTER, needs=Needs.ROLLOUTS, shown=True),
     Metric("gossip_radius", "norm", "distance of the learners' parameters from their mean, all together (gala)",
            "algorithm", needs=Needs.ROLLOUTS, shown=True, chart=Chart("radius", "Ball around the mean", "Balance")),
     Metric("gossip_bound_1", "norm", "bound of that distance by GALA's Proposition 1; it holds where all mix at every "

@@ -97,6 +97,7 @@ class RolloutSpec(Jsonable):
             *(ArraySpec(name, slots, "uint8") for name in ("terminated", "truncated")),
             ArraySpec("version", slots, "int64"),
             ArraySpec("uses", (self.num_slots, count), "int64"),
+            ArraySpec("given", (1,), "int64"),
         )
 
 
@@ -386,8 +387,6 @@ class RolloutReader:
         """Complete rollouts of all samplers when the latest of each was seen."""
         self._gaps = np.zeros(len(self._columns))
         """Rollouts that all samplers completed for one of each, when the latest of it was seen."""
-        self._begun = self._complete - self._unused
-        self._given = 0
 
     @property
     def uses_left(self) -> int:
@@ -400,8 +399,8 @@ class RolloutReader:
 
     @property
     def dropped(self) -> int:
-        """Rollouts that were written over, since this source was opened, before they were given once."""
-        return max(0, self._complete - self._unused - self._begun - self._given)
+        """Rollouts that were written over before they were given once, also while nobody read."""
+        return max(0, self._complete - self._unused - int(self._rollouts.fields["given"][0]))
 
     @property
     def _unused(self) -> int:
@@ -446,7 +445,7 @@ class RolloutReader:
             if rollout >= self._first_whole()[writer]:
                 self._takes += 1
                 if uses == 0:
-                    self._given += 1
+                    fields["given"][0] += 1
                     there = {key for key, _ in readable}
                     self._taken_at = {key: at for key, at in self._taken_at.items() if key in there}
                 self._taken_at[chosen.key] = self._takes
