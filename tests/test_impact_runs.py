@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from harness import HIDDEN_SIZES, Run, train
+from harness import HIDDEN_SIZES, Run, train, train_until
 
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithms import check_algorithm
@@ -48,6 +48,31 @@ def test_any_process_may_die_and_a_resumed_run_goes_on(tmp_path):
     wanted = document["updates"] + 50
     _, code, second = train(tmp_path, "--resume", "run", "--updates", str(wanted), tiny=())
     assert code == 0
+    assert second["updates"] >= wanted
+    assert second["env_steps"] > document["env_steps"]
+
+
+_FRAMES = ("--set", "image.max_episode_frames=400", "--set", "{}.cnn=impala_small", "--set", "{}.hidden_sizes=[32]")
+
+
+@pytest.mark.parametrize(("env", "algo", "extra"), [
+    ("Pendulum-v1", "impact", ()), ("Pendulum-v1", "appo", ()), ("Pendulum-v1", "impala", ()),
+    ("ALE/Pong-v5", "impact", _FRAMES),
+], ids=["continuous-impact", "continuous-appo", "continuous-impala", "images-impact"])  # fmt: skip
+def test_continuous_actions_and_images_are_learned_evaluated_and_resumed(tmp_path, env, algo, extra):
+    def seen(run):
+        return run.numbers().get("updates", 0) >= 20 and "eval_return" in run.numbers()
+
+    tiny = ("--samplers", "1", "--envs-per-sampler", "2", "--sync-interval", "8", "--set", "evaluation.episodes=1",
+            "--set", f"{algo}.hidden_sizes={HIDDEN_SIZES}", "--no-visualizer", "--no-governor")  # fmt: skip
+    tiny = (*tiny, *(word.format(algo) for word in extra))
+    run, code, document = train_until(tmp_path, seen, "--env", env, "--algo", algo, tiny=tiny)
+    assert code == 0, run.stderr
+    assert (document["algo"], document["mode"], document["restarts"]) == (algo, "impact", 0)
+    assert document["eval_return_mean"] is not None
+    wanted = document["updates"] + 10
+    again, code, second = train(tmp_path, "--resume", str(run.path), "--updates", str(wanted), tiny=())
+    assert code == 0, again.stderr
     assert second["updates"] >= wanted
     assert second["env_steps"] > document["env_steps"]
 
