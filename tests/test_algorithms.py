@@ -295,9 +295,10 @@ def test_step_sizes_fall_to_nothing_at_the_end_of_a_run(schedule, shares):
 
 def test_a_run_is_over_by_the_stop_condition_that_comes_first():
     stop = PARTS["stop"](seconds=100.0, env_steps=1000, updates=None, target_return=1.0)
-    assert run_progress(stop, 50.0, 100, 10**9) == 0.5
-    assert run_progress(stop, 50.0, 900, 0) == 0.9
-    assert run_progress(PARTS["stop"](target_return=1.0), 50.0, 900, 5) == 0.0
+    assert run_progress(stop, 0.0, 50.0, 100, 10**9) == 0.5
+    assert run_progress(stop, 0.0, 50.0, 900, 0) == 0.9
+    assert run_progress(stop, 300.0, 50.0, 0, 0) == 0.875, "a resumed run does not begin anew"
+    assert run_progress(PARTS["stop"](target_return=1.0), 0.0, 50.0, 900, 5) == 0.0
 
 
 def test_flat_adam_equals_torch_adam():
@@ -355,14 +356,16 @@ def test_discrete_actions_have_no_penalty():
         PARTS["sac"](action_penalty=0.1).check_task(spec)
 
 
-def test_an_on_policy_step_size_follows_the_counts_where_a_run_ends_by_them_and_else_the_clock():
+def test_an_on_policy_step_size_follows_env_steps_where_a_run_ends_by_them_and_else_the_clock_if_alone():
     def session_s():
         return 50.0
 
-    by_clock = scheduled(StopConfig(seconds=200.0, target_return=1.0), session_s)
-    assert (by_clock(0, 0), by_clock(10**9, 10**9)) == (0.25, 0.25)
-    assert scheduled(StopConfig(seconds=40.0), session_s)(0, 0) == 1.0, "also while a run ends"
-    assert scheduled(StopConfig(seconds=60.0, env_steps=1000), session_s)(100, 0) == 0.1
-    assert scheduled(StopConfig(seconds=60.0, env_steps=1000), session_s, learners=4)(100, 0) == 0.4
-    assert scheduled(StopConfig(seconds=60.0, updates=8), session_s, learners=4)(100, 2) == 0.25
-    assert scheduled(StopConfig(), session_s)(10**9, 10**9) == 0.0
+    assert scheduled(StopConfig(seconds=200.0), 0.0, session_s)(10**9) == 0.25
+    assert scheduled(StopConfig(seconds=200.0), 200.0, session_s)(0) == 0.625, "a resumed run does not begin anew"
+    assert scheduled(StopConfig(seconds=40.0), 0.0, session_s)(0) == 1.0, "also while a run ends"
+    assert scheduled(StopConfig(seconds=60.0, env_steps=1000), 0.0, session_s)(100) == 0.1
+    assert scheduled(StopConfig(seconds=60.0, env_steps=1000), 0.0, session_s, learners=4)(100) == 0.4
+    for other in ({"target_return": 1.0}, {"updates": 8}):
+        assert scheduled(StopConfig(seconds=60.0, **other), 0.0, session_s)(0) == 0.0, "the time is only a limit"
+    assert scheduled(StopConfig(seconds=60.0), 0.0, session_s, by_clock=False)(0) == 0.0
+    assert scheduled(StopConfig(), 0.0, session_s)(10**9) == 0.0

@@ -29,8 +29,7 @@ class Place:
         self.trainer = self.open()
 
     def open(self, base=0):
-        return BufferTrainer(self.made, self.rollouts, M, meta={}, progress=lambda env_steps, updates: 0.0,
-                             env_steps_base=base)
+        return BufferTrainer(self.made, self.rollouts, M, meta={}, progress=lambda env_steps: 0.0, env_steps_base=base)
 
     def close(self):
         for sink in self.sinks:

@@ -59,7 +59,7 @@ class HandMovedRun:
         return OnPolicyTrainer(
             Ascent(self.spec.obs_dim, self.spec.action_dim, policy_average=self._policy_average), self.rollouts,
             self.handover, lag=self.lag, meta={}, batch_size=T * ROLLOUT_SAMPLERS * ENVS,
-            progress=lambda env_steps, updates: min(1.0, env_steps / 1000), fingerprints=self.path,
+            progress=lambda env_steps: min(1.0, env_steps / 1000), fingerprints=self.path,
         )  # fmt: skip
 
     def new_sampler(self, index):

@@ -246,8 +246,8 @@ def test_a_pretrained_policy_leaves_its_clip_in_the_working_directory(runs_dir, 
     monkeypatch.setattr(play, "has_display", lambda: False)
     monkeypatch.chdir(tmp_path)
     assert play.main(["walker", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE]) == 0
-    assert "clip: walker.mp4" in capfd.readouterr().out
-    assert (tmp_path / "walker.mp4").is_file()
+    assert "clip: play-walker.mp4" in capfd.readouterr().out
+    assert (tmp_path / "play-walker.mp4").is_file()
     assert [*shipped.parent.iterdir()] == [shipped]
     assert "a pretrained policy: walker" in " ".join(play.build_parser().format_help().split())
 

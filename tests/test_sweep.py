@@ -117,7 +117,8 @@ def test_a_taken_name_and_an_unknown_one_are_refused(tmp_path):
         sweep.read_sweep(tmp_path, "y")
 
 
-@pytest.mark.parametrize("flags", [["--seeds", "5"], ["--set", "sac.gamma=0.9"], ["--import", "mine"], ["--auto"]])
+@pytest.mark.parametrize("flags", [["--seeds", "5"], ["--set", "sac.gamma=0.9"], ["--import", "mine"], ["--auto"],
+                                   ["--target", "0"]])  # fmt: skip
 def test_flags_that_a_resumed_sweep_would_ignore_are_refused(tmp_path, capsys, flags):
     sweep.Sweep("x", None, None, 1, []).write(tmp_path)
     assert sweep.main(["--resume", "x", *flags, "--runs-dir", str(tmp_path)]) == 2
@@ -131,6 +132,8 @@ def test_a_profile_and_the_tuner_are_for_all_runs_of_a_sweep(tmp_path, capsys):
     assert [run["arguments"] for run in runs] == [
         ["--env", "Pendulum-v1", "--profile", "none", "--seconds", "1.0", "--auto", "--seed", seed] for seed in "12"]
     assert sweep.main([*asked, "--profile", "absent"]) == 2
+    assert sweep.main([*asked, "--auto", "--side-by-side", "2"]) == 2
+    assert "with --auto one run at a time" in capsys.readouterr().err
     assert sweep.main([*asked, "--mode", "serial", "--auto"]) == 2, "there is nothing to tune"
     assert "serial" in capsys.readouterr().err.splitlines()[-1]
 

@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     protocol.add_argument("--policies", type=int, default=POLICIES, help="policies in a metric (default: 10)")
     protocol.add_argument("--centre", choices=("mean", "iqm"), default="mean",
                           help="centre over seeds; iqm, the interquartile mean, leaves out the best and worst quarter "
-                          "(default: mean)")
+                          "of four or more (default: mean)")
     protocol.add_argument("--resamples", type=int, default=RESAMPLES, help="bootstrap resamples (default: 10000)")
     protocol.add_argument("--by", action="append", default=None, metavar="PART.FIELD",
                           help="group runs by this setting only, as often as needed (default: by all settings in "

@@ -192,7 +192,7 @@ def _default_clip(weights: Weights) -> Path:
         RunError: that folder has links that lead out of it.
     """
     if weights.path in pretrained_policies().values():
-        return Path(f"{weights.path.stem}.mp4")
+        return Path(f"play-{weights.path.stem}.mp4")
     folder = weights.path.absolute().parent
     if (folder.parent / "videos").is_dir():
         folder = folder.parent / "videos"

@@ -120,7 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mode", metavar="NAME", help="mode (default: that of train)")
     parser.add_argument("--profile", metavar="NAME|PATH", help="profile of all settings (default: the task's own)")
     parser.add_argument("--auto", action="store_true",
-                        help="let the tuner choose for each run, on the cores that it has (default: off)")
+                        help="let the tuner choose for each setting; one run at a time, for others would disturb it "
+                        "(default: off)")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds 1 to N of each setting (default: 3)")
     parser.add_argument("--set", action="append", default=[], metavar="PART.FIELD=VALUE,VALUE",
                         help="a setting and its values, as often as needed; lists in brackets (default: none)")
@@ -144,6 +145,9 @@ def _sweep(args: argparse.Namespace) -> int:
     runs_dir = Path(args.runs_dir)
     sweep = _continued(args, runs_dir) if args.resume else _new(args, runs_dir)
     left = [run for run in sweep.runs if run.state != "finished"]
+    if sweep.side_by_side > 1 and _tunes(sweep):
+        raise ConfigError(f"--side-by-side {sweep.side_by_side}: with --auto one run at a time, for the tuner measures "
+                          "the whole machine; leave one of them out")
     shares = core_shares(sorted(os.sched_getaffinity(0)), sweep.side_by_side)
     _check_disk(runs_dir, len(left))
     _check_settings(left)
@@ -210,7 +214,8 @@ def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     planned = {"env": "--env", "module": "--import", "algo": "--algo", "mode": "--mode", "profile": "--profile",
                "auto": "--auto", "seeds": "--seeds", "set": "--set", "stop_seconds": "--stop-seconds",
                "target": "--target", "name": "--name"}
-    given = [flag for name, flag in planned.items() if getattr(args, name) not in (None, [], False)]
+    values = {flag: getattr(args, name) for name, flag in planned.items()}
+    given = [flag for flag, value in values.items() if value is not None and value is not False and value != []]
     if given:
         raise ConfigError(f"--resume {args.resume}: its runs stay as they were planned; leave out {', '.join(given)}")
     sweep = read_sweep(runs_dir, args.resume)
@@ -229,8 +234,11 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     name = check_name(args.name or time.strftime("sweep-%Y%m%d-%H%M%S"))
     if sweep_path(runs_dir, name).exists():
         raise RunError(f"sweep {name} exists in {runs_dir}; --resume {name} continues it, or choose another --name")
+    profile = args.profile  # a file is found from another directory, too, when the sweep is resumed
+    if profile is not None and profile.endswith(".toml"):
+        profile = str(Path(profile).resolve())
     flags = {"--env": args.env, "--import": args.module, "--algo": args.algo, "--mode": args.mode,
-             "--profile": args.profile, "--seconds": args.stop_seconds}
+             "--profile": profile, "--seconds": args.stop_seconds}
     common = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
     common += ["--auto"] if args.auto else []
     runs = []
@@ -308,6 +316,10 @@ def _check_disk(runs_dir: Path, count: int) -> None:
                             f"{free / 1e6:.0f} MB are free in {place}; make room, or choose fewer seeds or values")
 
 
+def _tunes(sweep: Sweep) -> bool:
+    return any("--auto" in run.arguments for run in sweep.runs)
+
+
 def plan_text(sweep: Sweep, left: int) -> str:
     settings = list(dict.fromkeys(run.setting for run in sweep.runs))
     seeds = len({run.seed for run in sweep.runs})
@@ -315,6 +327,7 @@ def plan_text(sweep: Sweep, left: int) -> str:
     if sweep.stop_seconds is not None:
         rounds = -(-left // sweep.side_by_side)
         text += f", {rounds * sweep.stop_seconds / 60.0:.1f} min of training, and a few seconds to start each"
+        text += ", a minute more for each setting that is tuned" * _tunes(sweep)
     return "\n".join([text, *(f"  {setting}" for setting in settings if setting)])
 
 

@@ -27,7 +27,7 @@ class AlgorithmConfig(Part):
     weight_decay: float = setting(0.0, "share of the weights that a step takes off, times its size (AdamW, arXiv "
                                   "1711.05101)", low=0.0, high=10.0)
     lr_schedule: str = setting("constant", "linear, cosine: all step sizes fall to 0 at the stop condition that comes "
-                               "first, that of time counted from the start of the session",
+                               "first; time of earlier sessions is over",
                                choices=("constant", "linear", "cosine"))
     policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
                                     "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
@@ -183,8 +183,8 @@ class OnPolicyConfig(Part):
     gae_lambda: float = setting(0.95, "lambda of the advantage estimate; 1: returns alone (arXiv 1506.02438)",
                                 low=0.0, high=1.0)
     lr: float = setting(3e-4, "step size", low=0.0, high=1.0)
-    lr_schedule: str = setting("linear", "linear: the step size falls to 0 at stop.env_steps or stop.updates; in a run "
-                               "without both at stop.seconds, counted from the start of the session",
+    lr_schedule: str = setting("linear", "linear: the step size falls to 0 at stop.env_steps, or at stop.seconds where "
+                               "nothing else ends the run; time of earlier sessions is over",
                                choices=("linear", "constant"))
     value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
     entropy_coef: float = setting(0.0, "weight of the policy's entropy", low=0.0, high=1e3)

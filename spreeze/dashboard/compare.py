@@ -78,7 +78,7 @@ def page() -> None:
     axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is what a user waits for.")
     centre = cells[2].selectbox("Centre", ["mean", "interquartile mean"],
                                 help="Over runs, in the chart and in the table; the interquartile mean drops the best "
-                                     "and worst quarter.")
+                                     "and worst quarter of four or more.")
     grouping = cells[3].segmented_control(
         "One curve for each", _GROUPINGS, default=_SETTINGS, required=True, key="compare_group",
         help="Task, algorithm and mode always part runs. Seeds of the same settings are one curve with a band.",

@@ -272,8 +272,8 @@ class _Replay:
                 break
             trainer.refresh()
             if self._anneals:
-                elapsed_s = self._serial.recorder.session_s
-                trainer.anneal(run_progress(self._plan.config.stop, elapsed_s, self.env_steps(), trainer.updates))
+                trainer.anneal(run_progress(self._plan.config.stop, self._plan.earlier.wall_s,
+                                            self._serial.recorder.session_s, self.env_steps(), trainer.updates))
             trainer.update()
             ring.sampled += trainer.batch_size
         if trainer.updates != before:

@@ -422,7 +422,7 @@ def rollout_plan(plan: RunPlan, setting: Setting) -> RunPlan:
     """The same task with that setting, until it is stopped."""
     settings = _with(plan, setting, {
         "learner": {"publish_interval_s": 3600.0, "checkpoint_interval_s": 1e6}, "visualizer": {"enabled": False},
-        "stop": {"updates": None, "env_steps": None},
+        "stop": {"updates": None, "env_steps": None, "seconds": None},
     })
     return dataclasses.replace(plan, settings=settings, samplers=setting[ROLLOUT_SAMPLERS],
                                inference_workers=settings.config.rollout.inference_workers)

@@ -70,7 +70,7 @@ class BufferTrainer:
             return False
         # Not negative either after a learner that lost its latest updates.
         self._lags.append(max(0.0, self.updates - self._version))
-        self.algorithm.improve(self._parts.pop(0), self._progress(self.env_steps, self.updates))
+        self.algorithm.improve(self._parts.pop(0), self._progress(self.env_steps))
         self._average.advance()
         self.learn_s += perf_counter() - start
         return True

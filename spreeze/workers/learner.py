@@ -321,7 +321,8 @@ class _ReplayLearner(_Learner):
             return False
         self._context.beat(Phase.UPDATE)
         if self._anneals:
-            done = run_progress(self._job.stop, self._session_s(), self.env_steps(), self._trainer.updates)
+            done = run_progress(self._job.stop, self._job.wall_base_s, self._session_s(), self.env_steps(),
+                                self._trainer.updates)
             self._trainer.anneal(done)
         self._update()
         self._context.slots[_UPDATES] = self._trainer.updates
@@ -458,8 +459,9 @@ class _BufferLearner(_Learner):
         algorithm = _on_policy_algorithm(job, "none")
         assert isinstance(algorithm, AnyAge)
         super().__init__(context, job, BufferTrainer(
-            algorithm, rollouts, job.envs_per_sampler, progress=scheduled(job.stop, self._session_s),
-            env_steps_base=job.env_steps_base, meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
+            algorithm, rollouts, job.envs_per_sampler, env_steps_base=job.env_steps_base,
+            progress=scheduled(job.stop, job.wall_base_s, self._session_s),
+            meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         ))
         self._broadcast = PolicyBroadcast(
             self._trainer, VersionedParameters(job.policy_fds), int(job.algorithm["broadcast_updates"]))
@@ -491,21 +493,31 @@ class _BufferLearner(_Learner):
         self._skipped.check()
 
 
-def run_progress(stop: StopConfig, session_s: float, env_steps: float, updates: int) -> float:
-    """Share of a run that is over, by the stop condition that comes first; 0 where it has none that can be foreseen."""
-    pairs = ((session_s, stop.seconds), (env_steps, stop.env_steps), (updates, stop.updates))
+def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps: float, updates: int) -> float:
+    """Share of a run that is over, by the stop condition that comes first; 0 where it has none that can be foreseen.
+
+    ``earlier_s`` [s] of earlier sessions are over, so that a resumed run does not begin anew.
+    """
+    pairs = ((earlier_s + session_s, stop.seconds and earlier_s + stop.seconds), (env_steps, stop.env_steps),
+             (updates, stop.updates))
     return max((done / most for done, most in pairs if most), default=0.0)
 
 
-def scheduled(stop: StopConfig, session_s: Callable[[], float], learners: int = 1) -> Progress:
+def scheduled(
+    stop: StopConfig, earlier_s: float, session_s: Callable[[], float], learners: int = 1, *, by_clock: bool = True
+) -> Progress:
     """The share of a run that is over, as an on-policy learner's step size follows it.
 
-    Where the run ends by counts, the clock is left out, so that what is learned does not depend on it. Each of
-    ``learners`` knows its own env steps, which are so many times those of the run.
+    It goes by env steps where the run ends by them, so that what is learned does not depend on the clock; each of
+    ``learners`` takes its part of them. It goes by the clock where nothing else ends the run: beside a return or a
+    number of updates the time is a limit, and the share stays 0, as without ``by_clock``.
     """
-    counted = stop.env_steps is not None or stop.updates is not None
-    followed = dataclasses.replace(stop, seconds=None) if counted else stop
-    return lambda env_steps, updates: min(1.0, run_progress(followed, session_s(), env_steps * learners, updates))
+    if stop.env_steps is not None:
+        end = -(-stop.env_steps // learners)
+        return lambda env_steps: min(1.0, env_steps / end)
+    if not by_clock or stop.seconds is None or stop.updates is not None or stop.target_return is not None:
+        return lambda env_steps: 0.0
+    return lambda env_steps: min(1.0, run_progress(stop, earlier_s, session_s(), 0, 0))
 
 
 def _on_policy_algorithm(job: OnPolicyLearnerJob | BufferLearnerJob, correction: str) -> OnPolicyAlgorithm:
@@ -521,10 +533,11 @@ def open_on_policy_trainer(
     """``session_s``: wall time of this session without pauses [s]."""
     algorithm = _on_policy_algorithm(job, job.correction)
     learners = 1 if job.mix is None else job.mix.learners
+    in_step = job.mix is not None and job.mix.mixing == "all_reduce"  # each has a clock of its own
     handover = Handover(policies=VersionedParameters(job.policy_fds), states=VersionedParameters(job.state_fds))
     return OnPolicyTrainer(
         algorithm, rollouts, handover, lag=job.lag, batch_size=job.batch_size,
-        progress=scheduled(job.stop, session_s, learners),
+        progress=scheduled(job.stop, job.wall_base_s, session_s, learners, by_clock=not in_step),
         meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)}, mixer=mixer,
         fingerprints=Path(job.run_dir) / FINGERPRINTS if job.fingerprint else None,
     )

@@ -30,8 +30,8 @@ from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.types import RolloutBatch
 
 Arrays = dict[str, np.ndarray]
-Progress = Callable[[int, int], float]
-"""Env steps and updates of a learner -> share of the run that is over."""
+Progress = Callable[[int], float]
+"""Env steps of a learner -> share of the run that is over."""
 FINGERPRINTS = "fingerprints.jsonl"
 _AVERAGE = "policy_average/"
 """Begins the names of the averaged weights among the arrays of a learner's state."""
@@ -110,7 +110,7 @@ class OnPolicyTrainer:
             if (versions != source).any():
                 found = sorted(set(versions.reshape(-1).tolist()))
                 raise WorkerError(f"rows of rollout {source} were collected by the policies of {found[:5]}")
-            progress = self._progress(source * self._rollouts.spec.rows, self.algorithm.updates)
+            progress = self._progress(source * self._rollouts.spec.rows)
             waited_s = self.waited_s
             if self.mixer is None:
                 self.algorithm.learn(self._rollouts.batch(source), progress)
