@@ -214,6 +214,22 @@ def test_new_weights_reach_every_sampler_also_one_that_has_returned_nothing(plac
         policies.close()
 
 
+def test_a_learner_that_lost_updates_hands_over_again_though_no_file_tells_of_the_epoch_before(place):
+    policies = VersionedParameters.create(3)
+    try:
+        place.made.updates = 500
+        PolicyBroadcast(place.trainer, policies, 1).after(False, 1)
+        place.made.updates = 300  # of the newest checkpoint
+        successor = PolicyBroadcast(place.trainer, policies, 1, least_s=0.0)
+        successor.after(False, 1)
+        assert policies.read_latest().order == (2, 300)
+        place.made.updates = 301
+        successor.after(False, 1)
+        assert policies.read_latest().order == (2, 301)
+    finally:
+        policies.close()
+
+
 def test_a_policy_that_is_not_finite_is_kept_back(place):
     policies = VersionedParameters.create(3)
     try:

@@ -11,7 +11,7 @@ import pytest
 from harness import REPO, poll
 
 from spreeze.errors import WeightsError
-from spreeze.transport.weights import VersionedParameters, WeightsStore
+from spreeze.transport.weights import _EMPTY, _HEADER, VersionedParameters, WeightsStore, _slot_header
 
 PUBLISHER = """
 import sys
@@ -158,6 +158,22 @@ def test_two_versions_of_parameters_are_kept_and_older_ones_are_gone():
         assert parameters.read(2).meta == {"updates": 2}
         parameters.publish({"w": np.zeros(3, np.float32)}, {}, 0, 2)  # there already: somebody may be reading it
         assert parameters.read(2).arrays["w"][0] == 2
+    finally:
+        parameters.close()
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 6])
+def test_the_newest_versions_stay_whatever_lies_between_them(step):
+    parameters = VersionedParameters.create(3)
+    try:
+        assert parameters.newest is None
+        for number in range(5):
+            parameters.publish_over_oldest({"w": np.full(2, number, np.float32)}, {}, 1, step * number)
+        assert parameters.newest == (1, 4 * step)
+        os.pwrite(max(parameters.fds, key=_slot_header), _HEADER.pack(*_EMPTY), 0)  # it is being written over
+        assert parameters.read_latest().arrays["w"][0] == 3.0, "the newest but one"
+        with pytest.raises(WeightsError, match="is not published"):
+            parameters.publish_over_oldest({"w": np.zeros(2, np.float32)}, {}, 0, 100)
     finally:
         parameters.close()
 

@@ -125,6 +125,18 @@ def plan(samplers, *argv):
     return RunPlan(settings=Settings(config=asked(*argv), sources={}), spec=SPEC, samplers=samplers, free_core=True)
 
 
+@pytest.mark.parametrize(("samplers", "slots"), [(1, 4), (2, 4), (3, 6), (16, 16)])
+def test_each_sampler_has_equally_many_rollouts_and_the_target_follows_what_there_is(samplers, slots):
+    assert plan(samplers, "--algo", "impact", "--set", "impact.slots=4").buffer_slots == slots
+
+
+def test_the_memory_that_is_asked_for_counts_what_the_learner_keeps():
+    one = plan(2, "--algo", "impact", "--set", "impact.slots=4", "--sync-interval", "16", "--envs-per-sampler", "2")
+    spec = one.rollout_spec()
+    rows = spec.num_slots * 16 * 4
+    assert one.shared_bytes()[1] == spec.size_bytes + rows * (4 * 4 + 4 * (1 + 4 + 2))  # SPEC: 4 numbers, 2 actions
+
+
 def test_inference_workers_are_refused_where_samplers_wait_for_nobody():
     with pytest.raises(ConfigError, match=r"inference_workers = 1: in mode impact samplers .* infer for themselves"):
         plan(2, "--algo", "impact", "--set", "rollout.inference_workers=1")

@@ -77,8 +77,7 @@ def worker_specs(
         stop=config.stop, run_started_s=run_started_s,
         wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps, envs_per_sampler=each,
         rollouts=rollouts.spec, rollouts_fd=rollouts.fd, policy_fds=policies.fds, wakeup_fds=wakeup.fds,
-        # As many as there are: each sampler has equally many, and one to fill.
-        algorithm=plan.algorithm_fields() | {"slots": plan.samplers * (rollouts.spec.num_slots - 1)},
+        algorithm=plan.algorithm_fields() | {"slots": plan.buffer_slots},
     )
     shared = (rollouts.fd, *policies.fds, *wakeup.fds)
     specs = [WorkerSpec(address=Address("learner"), body="buffer-learner", row=plan.samplers, job=learner.to_json(),

@@ -260,10 +260,15 @@ class RunPlan:
         return dataclasses.replace(spec, num_slots=-(-algorithm.slots // samplers) + 1, max_uses=algorithm.uses,
                                    least_uses=algorithm.uses_before_overwrite, free_running=True, log_steps=1)
 
+    @property
+    def buffer_slots(self) -> int:
+        """Rollouts that the circular buffer holds: ``slots``, rounded up to equally many of each sampler."""
+        return self.samplers * (self.rollout_spec().num_slots - 1)
+
     def shared_bytes(self) -> tuple[str, int, str]:
         """Name and size of the shared memory that the run needs, except for some kilobytes, and what makes it less.
 
-        With the circular buffer's counts what its learner keeps of it: the observations of every rollout once more.
+        With the circular buffer's counts what its learner keeps of it: observations and some columns of every rollout.
         """
         if self.config.on_policy is None:
             size_bytes = sum(self.ring_spec(group).size_bytes for group in range(self.learners))
@@ -271,7 +276,11 @@ class RunPlan:
         if self.config.wiring.free_running:
             spec = self.rollout_spec()
             rows = spec.num_slots * spec.sync_interval * spec.num_envs
-            kept_bytes = rows * math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize
+            outputs = self.spec.num_actions or 2 * spec.action_dim  # means and standard deviations, or logits
+            # Action, log-probability, advantage, target and value, float32.
+            row_bytes = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 4 * (
+                spec.action_dim + 4 + outputs)
+            kept_bytes = rows * row_bytes
             less = f"{self.config.run.algo}.slots or --sync-interval"
             return "circular buffer", spec.size_bytes + kept_bytes, less
         size_bytes = self.learners * self.rollout_spec().size_bytes

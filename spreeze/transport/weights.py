@@ -230,13 +230,25 @@ class VersionedParameters:
         return cls(tuple(nameless_file("spreeze-parameters") for _ in range(slots)))
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
-        """Stores a version; does nothing if it is already there, since a reader may be using it."""
-        fd, order = self.fds[version % len(self.fds)], (epoch, version)
-        if _slot_header(fd)[:2] == order:
+        """Stores a version for ``read``; does nothing if it is already there, since a reader may be using it."""
+        self._write(self.fds[version % len(self.fds)], arrays, meta, epoch, version)
+
+    def publish_over_oldest(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
+        """The same for ``read_latest``: the newest ones stay, whatever their versions are."""
+        self._write(min(self.fds, key=_slot_header), arrays, meta, epoch, version)
+
+    @property
+    def newest(self) -> tuple[int, int] | None:
+        """Epoch and version; None before the first."""
+        found = max(_slot_header(slot) for slot in self.fds)
+        return None if found == _EMPTY else found[:2]
+
+    def _write(self, fd: int, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
+        order, headers = (epoch, version), [_slot_header(slot)[:2] for slot in self.fds]
+        if order in headers:
             return
-        newest = max(_slot_header(slot) for slot in self.fds)
-        if newest[:2] > order:
-            raise _not_newer(epoch, version, newest[:2])
+        if max(headers) > order:
+            raise _not_newer(epoch, version, max(headers))
         own = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         facts = json.dumps({"meta": meta, "arrays": [[name, array.dtype.str, array.shape]
                                                      for name, array in own.items()]}).encode()

@@ -387,7 +387,11 @@ def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
 
 def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
     """What counted runs showed of so many slots; the paper's values are 4 and 16."""
-    slots, minibatches = setting[problem.named(SLOTS) or SLOTS], _minibatches(setting)
+    configured, minibatches = setting[problem.named(SLOTS) or SLOTS], _minibatches(setting)
+    samplers = setting[ROLLOUT_SAMPLERS]
+    slots = samplers * -(-configured // samplers)
+    if slots > configured:
+        return f"as configured, but each of {samplers} samplers has as many: {slots}"
     if slots > 8:
         return "as configured: counted runs with slow weights learned less with 16 than with 4"
     if slots >= 4:

@@ -133,6 +133,9 @@ class PolicyBroadcast:
     ) -> None:
         self._trainer, self._policies = trainer, policies
         self._every_updates, self._least_s = every_updates, least_s
+        newest = policies.newest
+        # A learner that was killed may have handed over policies of an epoch of which no file tells.
+        self._least_epoch = 0 if newest is None else newest[0] + 1
         self._updates, self._at_s = -1, 0.0
 
     def after(self, learned: bool, epoch: int) -> float:
@@ -150,6 +153,6 @@ class PolicyBroadcast:
         except WeightsError:
             pass
         else:
-            self._policies.publish(arrays, meta, epoch, self._trainer.updates)
+            self._policies.publish_over_oldest(arrays, meta, max(epoch, self._least_epoch), self._trainer.updates)
         self._updates, self._at_s = self._trainer.updates, perf_counter()
         return self._at_s - start
