@@ -180,3 +180,17 @@ def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
             loop.turn()
             told.append(wakeup.wait(0.0))
     assert told == [False, False, True, False]
+
+
+@pytest.mark.parametrize(("algo", "mode"), [("impact", "impact"), ("ppo", "hts"), ("ppo", "serial")])
+def test_the_step_size_of_a_run_that_ends_by_the_clock_alone_falls_with_it(tmp_path, algo, mode):
+    def seen(run):
+        return 0.0 < run.numbers().get("learning_rate", 1.0) < 1e-3
+
+    args = ("--env", "Pendulum-v1", "--algo", algo, "--mode", mode, "--sync-interval", "8", "--seconds", "3600",
+            "--set", f"{algo}.lr=1e-3", "--set", f"{algo}.lr_schedule=linear")  # fmt: skip
+    tiny = ("--envs-per-sampler", "2", "--set", f"{algo}.hidden_sizes={HIDDEN_SIZES}", "--set", "evaluation.episodes=1",
+            "--no-visualizer")  # fmt: skip
+    run, code, _ = train_until(tmp_path, seen, *args, tiny=tiny)
+    assert code == 0, run.stderr
+    assert run.numbers()["learning_rate"] > 0.5e-3, "an hour is far away"
