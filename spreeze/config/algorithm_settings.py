@@ -267,7 +267,8 @@ class ImpalaConfig(AnyAgeConfig):
 
     gae_lambda: float = setting(1.0, "lambda of V-trace; 1: returns alone (arXiv 1802.01561, remark 2)", low=0.0,
                                 high=1.0)
-    entropy_coef: float = setting(0.0, "weight of the policy's entropy", low=0.0, high=1e3)
+    normalize_advantage: bool = setting(False, "scale the weighted advantages of a rollout to mean 0 and standard "
+                                        "deviation 1")
 
 
 @dataclass(frozen=True, kw_only=True)
