@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import json
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from spreeze.config.schema import PARTS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.learner import run_progress, scheduled
+from spreeze.workers.learner import progress_of, run_progress, scheduled
 
 OBS, ACT = 5, 2
 NAMES = sorted(row.name for row in ROWS if row.continuous)
@@ -369,3 +370,13 @@ def test_an_on_policy_step_size_follows_env_steps_where_a_run_ends_by_them_and_e
         assert scheduled(StopConfig(seconds=60.0, **other), 0.0, session_s)(0) == 0.0, "the time is only a limit"
     assert scheduled(StopConfig(seconds=60.0), 0.0, session_s, by_clock=False)(0) == 0.0
     assert scheduled(StopConfig(), 0.0, session_s)(10**9) == 0.0
+
+
+@pytest.mark.parametrize(("mixing", "gloo", "share"), [("gossip", None, 0.625), ("all_reduce", None, 0.0),
+                                                       ("gossip", "another host", 0.0)])  # fmt: skip
+def test_learners_whose_clocks_differ_keep_their_step_size(mixing, gloo, share):
+    mix = SimpleNamespace(learners=2, mixing=mixing, gloo=gloo)
+    job = SimpleNamespace(stop=StopConfig(seconds=200.0), wall_base_s=200.0, mix=mix)
+    assert progress_of(job, lambda: 50.0)(0) == share
+    job.stop = StopConfig(seconds=200.0, env_steps=1000)
+    assert progress_of(job, lambda: 50.0)(100) == 0.2, "env steps are counted alike by all"

@@ -15,8 +15,11 @@ from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, Settings, resolve
 from spreeze.errors import ConfigError
 from spreeze.metrics.table import SLOTS
+from spreeze.modes.impact import worker_specs
 from spreeze.runtime.plan import RunPlan
+from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.shared_memory import Wakeup
+from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, TeamSpec
 from spreeze.workers.collectors import SamplerStats
 from spreeze.workers.rollout_workers import _BufferSampler
@@ -126,8 +129,13 @@ def plan(samplers, *argv):
 
 
 @pytest.mark.parametrize(("samplers", "slots"), [(1, 4), (2, 4), (3, 6), (16, 16)])
-def test_each_sampler_has_equally_many_rollouts_and_the_target_follows_what_there_is(samplers, slots):
-    assert plan(samplers, "--algo", "impact", "--set", "impact.slots=4").buffer_slots == slots
+def test_each_sampler_has_equally_many_rollouts_and_the_learner_knows_how_many_there_are(samplers, slots, tmp_path):
+    one = plan(samplers, "--algo", "impact", "--set", "impact.slots=4", "--sync-interval", "4")
+    with contextlib.ExitStack() as stack:
+        rollouts, policies, wakeup = (stack.enter_context(contextlib.closing(made)) for made in (
+            Rollouts.create(one.rollout_spec()), VersionedParameters.create(), Wakeup.create()))
+        job = worker_specs(one, tmp_path, rollouts, 0.0, wakeup, policies)["learner"].job
+    assert job["algorithm"]["slots"] == one.buffer_slots == slots
 
 
 def test_the_memory_that_is_asked_for_counts_what_the_learner_keeps():

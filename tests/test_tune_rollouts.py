@@ -352,7 +352,8 @@ def test_slots_and_uses_stay_and_their_reasons_say_what_runs_have_shown():
     ({"impact.slots": 16, "impact.uses": 32}, "learned less with 16 than with 4", "more updates with 32 than with 20"),
     ({"impact.slots": 2}, "with 2 learned later than with 4", "up to 20"),
     ({"impact.slots": 2, "impact.minibatches": 8}, "minibatches out of all rollouts", "up to 20"),
-    ({"impact.slots": 1}, "each of 2 samplers has as many: 2", "up to 20"),
+    ({"impact.slots": 3}, "4 of all together, since each of 2 samplers has as many", "up to 20"),
+    ({"impact.slots": 15}, "learned less with 16 than with 4; 16 of all together", "up to 20"),
 ])  # fmt: skip
 def test_the_reason_for_slots_and_uses_is_what_was_seen_of_so_many(changes, slots, uses):
     configured = Setting({**BUFFER, **changes})

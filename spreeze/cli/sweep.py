@@ -147,7 +147,7 @@ def _sweep(args: argparse.Namespace) -> int:
     left = [run for run in sweep.runs if run.state != "finished"]
     if sweep.side_by_side > 1 and _tunes(sweep):
         raise ConfigError(f"--side-by-side {sweep.side_by_side}: with --auto one run at a time, for the tuner measures "
-                          "the whole machine; leave one of them out")
+                          "the whole machine; " + ("add --side-by-side 1" if args.resume else "leave one of them out"))
     shares = core_shares(sorted(os.sched_getaffinity(0)), sweep.side_by_side)
     _check_disk(runs_dir, len(left))
     _check_settings(left)

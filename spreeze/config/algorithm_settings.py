@@ -184,7 +184,8 @@ class OnPolicyConfig(Part):
                                 low=0.0, high=1.0)
     lr: float = setting(3e-4, "step size", low=0.0, high=1.0)
     lr_schedule: str = setting("linear", "linear: the step size falls to 0 at stop.env_steps, or at stop.seconds where "
-                               "nothing else ends the run; time of earlier sessions is over",
+                               "nothing else ends the run; time of earlier sessions is over. Learners on several "
+                               "hosts, or with gala.mixing=all_reduce, do not follow the clock",
                                choices=("linear", "constant"))
     value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
     entropy_coef: float = setting(0.0, "weight of the policy's entropy", low=0.0, high=1e3)
@@ -248,7 +249,7 @@ class AnyAgeConfig(OnPolicyConfig):
         super().__post_init__()
         if self.uses_before_overwrite > self.uses:
             raise ConfigError(f"least_uses = {self.least_uses} is above uses = {self.uses}: samplers would wait for "
-                              "ever; leave it out, for half of uses")
+                              "ever; lower it, or leave it out for half of uses")
 
     @property
     def updates_of_buffer(self) -> int:

@@ -8,6 +8,7 @@ from.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -220,6 +221,9 @@ class _Replay:
         plan, recorder, config = serial.plan, serial.recorder, serial.plan.config
         self._serial, self._plan, self._ring = serial, plan, ring
         self._anneals = config.algorithm.lr_schedule != "constant"
+        counts = config.stop.env_steps is not None or config.stop.updates is not None
+        # What is learned by a run that ends by counts does not depend on the clock.
+        self._stop = dataclasses.replace(config.stop, seconds=None) if counts else config.stop
         self.saved_ring = ring if config.replay.save else None
         self._rng = np.random.default_rng([config.run.seed, plan.earlier.sessions])
         self.envs = TransitionCollector(
@@ -272,7 +276,7 @@ class _Replay:
                 break
             trainer.refresh()
             if self._anneals:
-                trainer.anneal(run_progress(self._plan.config.stop, self._plan.earlier.wall_s,
+                trainer.anneal(run_progress(self._stop, self._plan.earlier.wall_s,
                                             self._serial.recorder.session_s, self.env_steps(), trainer.updates))
             trainer.update()
             ring.sampled += trainer.batch_size

@@ -216,7 +216,7 @@ _HEADER = struct.Struct("<3q")
 
 
 class VersionedParameters:
-    """Arrays and metadata of the newest versions, version v in slot v mod N; one writer, any number of readers.
+    """Arrays and metadata of the newest versions in N slots; one writer, any number of readers.
 
     The writer stores a slot's header last, and a reader checks it again after reading. An unfinished slot of a killed
     writer counts as empty. There are no checksums: no other process has these files.
@@ -230,7 +230,10 @@ class VersionedParameters:
         return cls(tuple(nameless_file("spreeze-parameters") for _ in range(slots)))
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
-        """Stores a version for ``read``; does nothing if it is already there, since a reader may be using it."""
+        """Stores version v in slot v mod N, where ``read`` looks for it.
+
+        Does nothing if it is already there, since a reader may be using it.
+        """
         self._write(self.fds[version % len(self.fds)], arrays, meta, epoch, version)
 
     def publish_over_oldest(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:

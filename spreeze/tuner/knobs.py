@@ -390,14 +390,17 @@ def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
     configured, minibatches = setting[problem.named(SLOTS) or SLOTS], _minibatches(setting)
     samplers = setting[ROLLOUT_SAMPLERS]
     slots = samplers * -(-configured // samplers)
-    if slots > configured:
-        return f"as configured, but each of {samplers} samplers has as many: {slots}"
+    return _slots_seen(slots, minibatches is not None and setting[minibatches] > 1) + (
+        f"; {slots} of all together, since each of {samplers} samplers has as many" if slots > configured else "")
+
+
+def _slots_seen(slots: int, several: bool) -> str:
     if slots > 8:
         return "as configured: counted runs with slow weights learned less with 16 than with 4"
     if slots >= 4:
         return "as configured: counted runs with 4 and 8 differed less than their seeds"
     return ("as configured: with minibatches out of all rollouts, counted runs with 2 and 4 differed less than their "
-            "seeds" if minibatches and setting[minibatches] > 1 else
+            "seeds" if several else
             "as configured: counted runs with 2 learned later than with 4, or not")
 
 

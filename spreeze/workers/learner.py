@@ -527,17 +527,24 @@ def _on_policy_algorithm(job: OnPolicyLearnerJob | BufferLearnerJob, correction:
     )
 
 
+def progress_of(job: OnPolicyLearnerJob, session_s: Callable[[], float]) -> Progress:
+    """The share that this learner's step size follows; not by the clock where others have one of their own."""
+    mix = job.mix
+    if mix is None:
+        return scheduled(job.stop, job.wall_base_s, session_s)
+    by_clock = mix.mixing != "all_reduce" and mix.gloo is None
+    return scheduled(job.stop, job.wall_base_s, session_s, mix.learners, by_clock=by_clock)
+
+
 def open_on_policy_trainer(
     job: OnPolicyLearnerJob, rollouts: Rollouts, session_s: Callable[[], float], mixer: Mixer | None = None
 ) -> OnPolicyTrainer:
     """``session_s``: wall time of this session without pauses [s]."""
     algorithm = _on_policy_algorithm(job, job.correction)
-    learners = 1 if job.mix is None else job.mix.learners
-    in_step = job.mix is not None and job.mix.mixing == "all_reduce"  # each has a clock of its own
     handover = Handover(policies=VersionedParameters(job.policy_fds), states=VersionedParameters(job.state_fds))
     return OnPolicyTrainer(
         algorithm, rollouts, handover, lag=job.lag, batch_size=job.batch_size,
-        progress=scheduled(job.stop, job.wall_base_s, session_s, learners, by_clock=not in_step),
+        progress=progress_of(job, session_s),
         meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)}, mixer=mixer,
         fingerprints=Path(job.run_dir) / FINGERPRINTS if job.fingerprint else None,
     )
