@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from spreeze.algorithms import create, optimizers
-from spreeze.algorithms.fused_mlp import relu_layer
+from spreeze.algorithms.fused_mlp import Tape, mlp_backward, mlp_forward, new_parameters, relu_layer
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import PARTS
 from spreeze.types import RowLayout, TeamSpec
@@ -28,7 +28,7 @@ CASES = [
     ("sac", {"activation": "gelu"}, {}, 135), ("sac", {"activation": "tanh"}, {}, 115),
     ("sac", {}, {"num_actions": 4}, 86), ("sac", {}, {"num_actions": 4, "masked": True}, 92),
     ("dqn", {}, {"num_actions": 4}, 36), ("dqn", {"duelling": True}, {"num_actions": 4, "masked": True}, 43),
-    ("qmix", {}, {"num_actions": 3, "team": TEAM}, 157),
+    ("qmix", {}, {"num_actions": 3, "team": TEAM}, 158),
 ]  # fmt: skip
 
 
@@ -138,3 +138,47 @@ def test_the_guard_of_a_gpu_counts_and_rejects_as_that_of_a_processor(monkeypatc
         found.append((parameters.tolist(), adam.rejected, float(adam.tensors()["steps"])))
     assert found[0] == found[1]
     assert found[0][1:] == (3, 2.0)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_steps_of_a_vector_in_parts_are_those_of_the_whole(monkeypatch, decay):
+    found = []
+    for size in (5000, 768):
+        monkeypatch.setattr(optimizers, "_part_size", lambda vector, size=size: size)
+        generator = torch.Generator().manual_seed(1)
+        parameters, gradient = torch.randn(5000, generator=generator), torch.zeros(5000)
+        adam = FlatAdam(parameters, gradient, 1e-2)
+        adam.weight_decay = decay
+        for _ in range(5):
+            gradient.copy_(torch.randn(5000, generator=generator))
+            adam.step()
+        found.append([parameters, *adam.tensors().values()])
+    for whole, parts in zip(*found, strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("length", "parts"), [(1, 1), (2048, 1), (2049, 2), (148_000, 36), (3_000_000, 36)])
+def test_a_vector_on_a_gpu_is_taken_in_parts_that_fill_one_launch(length, parts):
+    vector = torch.empty(length, device=META)
+    size = optimizers._part_size(vector)
+    assert len(vector.split(size)) <= parts
+    assert parts == 1 or len(vector.split(size)) >= parts - 1
+    assert size % 16 == 0
+    assert optimizers._part_size(torch.empty(length)) == length
+
+
+@pytest.mark.parametrize("rows", [16, 2048])
+def test_weight_gradients_by_the_way_of_a_gpu_are_those_of_a_processor(rows):
+    generator = torch.Generator().manual_seed(1)
+    parameters = new_parameters((5, 16, 16, 1), 2, torch.device("cpu"))
+    parameters.initialise(generator)
+    x = torch.randn(1, rows, 5, generator=generator).expand(2, -1, -1)
+    found = []
+    for on_gpu in (False, True):
+        tape, gradient = Tape.allocate(parameters, rows), new_parameters((5, 16, 16, 1), 2, torch.device("cpu"))
+        tape.ones = torch.ones(2, 1, rows) if on_gpu else None
+        mlp_forward(parameters, x, tape)
+        tape.grad_out.copy_(torch.linspace(-1.0, 1.0, rows))
+        mlp_backward(parameters, tape, x.transpose(1, 2), gradient)
+        found.append(gradient.flat)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, Tape, ThreadPair, mlp_backward, mlp_forward
+from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, Pair, Tape, mlp_backward, mlp_forward
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 
@@ -29,7 +29,7 @@ _PAIRS = 2**17
 
 def create_critics(
     config: ActorCriticConfig, obs_dim: int, action_dim: int, stack: int, generator: torch.Generator,
-    device: torch.device, pair: ThreadPair | None = None, layers: HiddenLayers = RELU,
+    device: torch.device, pair: Pair | None = None, layers: HiddenLayers = RELU,
 ) -> Critics:
     """The critics that an algorithm's settings ask for: ``stack`` networks."""
     kind = config.critics if isinstance(config, DistributionalConfig) else "twin"
@@ -107,7 +107,7 @@ class _Distributional(Critics):
 
     def __init__(
         self, config: DistributionalConfig, obs_dim: int, action_dim: int, outputs: int, stack: int,
-        generator: torch.Generator, device: torch.device, pair: ThreadPair | None, layers: HiddenLayers = RELU,
+        generator: torch.Generator, device: torch.device, pair: Pair | None, layers: HiddenLayers = RELU,
     ) -> None:
         super().__init__(obs_dim, action_dim, config.hidden_sizes, stack, config.critic_lr, generator, device, pair,
                          layers, outputs=outputs)
@@ -153,7 +153,8 @@ class _Distributional(Critics):
                 mlp_forward(chunk.online, x, chunk.tape)
                 self._fill_loss_gradient(chunk.tape, goal, chunk.rows, chunk.td_error)
                 chunk.tape.grad_out.mul_(per_row[chunk.rows])
-                mlp_backward(chunk.online, chunk.tape, x.transpose(1, 2), chunk.gradient, add=not chunk.is_first)
+                mlp_backward(chunk.online, chunk.tape, x.transpose(1, 2), chunk.gradient, add=not chunk.is_first,
+                             streams=self._streams)
 
         self._each(differentiate, buffers.groups)
         self.adam.step()

@@ -32,7 +32,9 @@ from spreeze.algorithms.conv_networks import ConvParameters
 from spreeze.algorithms.fused_mlp import (
     RELU,
     HiddenLayers,
+    Pair,
     Parameters,
+    StreamPair,
     Tape,
     ThreadPair,
     mlp_backward,
@@ -344,7 +346,7 @@ class Chunk:
 class _Buffers:
     """Everything whose size depends on the batch."""
 
-    def __init__(self, critics: Critics, rows: int, obs_dim: int, threads: int) -> None:
+    def __init__(self, critics: Critics, rows: int, obs_dim: int, pair: Pair | None) -> None:
         networks = (critics.online, critics.target, critics.gradient)
         like, stack, inputs = critics.online.flat, critics.online.stack, critics.online.sizes[0]
         self.rows, self.obs_dim = rows, obs_dim
@@ -362,11 +364,12 @@ class _Buffers:
         self.q = [self.out[index, 0] for index in range(stack)]
         each = [(tuple(network.one(index) for network in networks), slice(index, index + 1)) for index in range(stack)]
         (chunks,) = row_chunks(like.device, rows)
-        groups = [(networks, slice(0, stack))] if threads == 1 and len(chunks) == 1 else each
-        scratch = [Tape.allocate(groups[0][0][0], chunks[0].stop) for _ in range(threads)]
-        self.groups = [[Chunk(*group, self, scratch[index % threads], chunk) for chunk in chunks]
+        groups = [(networks, slice(0, stack))] if pair is None and len(chunks) == 1 else each
+        scratch = [Tape.allocate(groups[0][0][0], chunks[0].stop) for _ in range(1 if pair is None else 2)]
+        self.groups = [[Chunk(*group, self, scratch[index % len(scratch)], chunk) for chunk in chunks]
                        for index, group in enumerate(groups)]
         """Chunks of the whole stack, or of each critic."""
+        threads = 2 if isinstance(pair, ThreadPair) else 1
         self.first = [[Chunk(*each[0], self, scratch[thread], chunk) for chunk in share]
                       for thread, share in enumerate(row_chunks(like.device, rows, threads))]
         """Chunks of the first critic alone; with a pair of threads half of the rows for each."""
@@ -381,7 +384,7 @@ class _Buffers:
 
 
 class Critics(CriticNetworks[Parameters]):
-    """S networks Q(s, a) as one stacked network, or one in each thread of a pair.
+    """S networks Q(s, a) as one stacked network, or one in each thread or stream of a pair.
 
     On a CPU, batches of more than ``CHUNK_ROWS`` rows go through one critic after the other, in chunks of rows whose
     gradients are summed.
@@ -389,22 +392,23 @@ class Critics(CriticNetworks[Parameters]):
 
     def __init__(
         self, obs_dim: int, action_dim: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
-        generator: torch.Generator, device: torch.device, pair: ThreadPair | None = None,
+        generator: torch.Generator, device: torch.device, pair: Pair | None = None,
         layers: HiddenLayers = RELU, *, outputs: int = 1,
     ) -> None:
         sizes = (obs_dim + action_dim, *hidden_sizes, outputs)
         super().__init__(lambda: new_parameters(sizes, stack, device, layers=layers), lr, generator)
         self._obs_dim, self._pair = obs_dim, pair
+        self._streams = pair if isinstance(pair, StreamPair) else None
 
     def _sized(self, rows: int) -> _Buffers:
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self, rows, self._obs_dim, 1 if self._pair is None else 2)
+            self._buffers = _Buffers(self, rows, self._obs_dim, self._pair)
             self.action_value = self._buffers.q_action
         buffers: _Buffers = self._buffers
         return buffers
 
     def _each(self, work: Callable[[list[Chunk]], object], shares: list[list[Chunk]]) -> None:
-        """Runs ``work`` for every share, with a pair of threads for two at once."""
+        """Runs ``work`` for every share, with a pair for two at once."""
         if self._pair is None or len(shares) == 1:
             for chunks in shares:
                 work(chunks)
@@ -435,7 +439,8 @@ class Critics(CriticNetworks[Parameters]):
                 mlp_forward(chunk.online, x, chunk.tape)
                 torch.sub(chunk.all_q, target[chunk.rows], out=chunk.td_error)
                 torch.mul(chunk.td_error, buffers.per_row, out=chunk.all_grad)
-                mlp_backward(chunk.online, chunk.tape, x.transpose(1, 2), chunk.gradient, add=not chunk.is_first)
+                mlp_backward(chunk.online, chunk.tape, x.transpose(1, 2), chunk.gradient, add=not chunk.is_first,
+                             streams=self._streams)
 
         self._each(differentiate, buffers.groups)
         self.adam.step()

@@ -22,9 +22,10 @@ from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
     MlpPasses,
+    Pair,
     Parameters,
+    StreamPair,
     Tape,
-    ThreadPair,
     mlp_backward,
     mlp_forward,
     new_parameters,
@@ -71,7 +72,7 @@ class _Buffers:
 class _GaussianBuffers(_Buffers):
     """The same for actions that are drawn."""
 
-    def __init__(self, parameters: Parameters, rows: int, pair: ThreadPair | None) -> None:
+    def __init__(self, parameters: Parameters, rows: int, pair: Pair | None) -> None:
         super().__init__(parameters, rows)
         like, action_dim = parameters.flat, parameters.sizes[-1] // 2
         self.passes = {count: MlpPasses(parameters, tape, pair) for count, tape in self.tapes.items()}
@@ -142,7 +143,7 @@ class SAC(_SoftActorCritic):
 
     def __init__(
         self, obs_dim: int, action_dim: int, config: SACConfig, seed: int, device: str = "cpu",
-        pair: ThreadPair | None = None, *, overlap: bool = False, network: NetworkRow | None = None,
+        pair: Pair | None = None, *, overlap: bool = False, network: NetworkRow | None = None,
     ) -> None:
         place, hidden = Placement.parse(device), config.actor_sizes
         init = torch.Generator().manual_seed(seed)
@@ -204,12 +205,23 @@ class SAC(_SoftActorCritic):
         # Outside of its range log_std is constant, so it gets no gradient there.
         torch.eq(buffers.fresh_log_std, buffers.fresh_raw_log_std, out=buffers.in_range)
         torch.mul(grad_log_std, buffers.in_range, out=buffers.grad_log_std)
-        buffers.fresh_passes.backward(buffers.x_obs_t, self.actor.gradient)
-        self.actor.adam.step()
+        if isinstance(self._pair, StreamPair) and self._config.tune_alpha:
+            self._pair.both(self._actor_descent, self._alpha_descent)
+            return
+        self._actor_descent()
         if self._config.tune_alpha:
-            entropy = torch.dot(buffers.negative_entropy, buffers.minus_mean)
-            torch.sub(entropy, self._target_entropy, out=self.alpha_gradient)
-            self._temperature_step()
+            self._alpha_descent()
+
+    def _actor_descent(self) -> None:
+        assert self._buffers is not None
+        self._buffers.fresh_passes.backward(self._buffers.x_obs_t, self.actor.gradient)
+        self.actor.adam.step()
+
+    def _alpha_descent(self) -> None:
+        assert self._buffers is not None
+        entropy = torch.dot(self._buffers.negative_entropy, self._buffers.minus_mean)
+        torch.sub(entropy, self._target_entropy, out=self.alpha_gradient)
+        self._temperature_step()
 
 
 class DiscreteSAC(_SoftActorCritic):

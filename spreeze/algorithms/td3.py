@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.distributional import create_critics
-from spreeze.algorithms.fused_mlp import HiddenLayers, MlpPasses, Parameters, Tape, ThreadPair, new_parameters
+from spreeze.algorithms.fused_mlp import HiddenLayers, MlpPasses, Pair, Parameters, Tape, new_parameters
 from spreeze.algorithms.off_policy import Critics, OffPolicyAlgorithm, Placement, Proposal, TrainedNetworks
 from spreeze.config.algorithm_settings import DDPGConfig, TD3Config
 from spreeze.config.algorithms import NetworkRow
@@ -24,7 +24,7 @@ from spreeze.types import TransitionBatch
 class _Buffers:
     """Everything of the actor whose size depends on the batch."""
 
-    def __init__(self, actor: TrainedNetworks[Parameters], rows: int, pair: ThreadPair | None) -> None:
+    def __init__(self, actor: TrainedNetworks[Parameters], rows: int, pair: Pair | None) -> None:
         like, action_dim = actor.online.flat, actor.online.sizes[-1]
         self.rows = rows
         self.tape = Tape.allocate(actor.online, rows)
@@ -46,7 +46,7 @@ class DDPG(OffPolicyAlgorithm):
 
     def __init__(
         self, obs_dim: int, action_dim: int, config: DDPGConfig | TD3Config, seed: int, device: str = "cpu",
-        pair: ThreadPair | None = None, *, overlap: bool = False, network: NetworkRow | None = None,
+        pair: Pair | None = None, *, overlap: bool = False, network: NetworkRow | None = None,
     ) -> None:
         place, hidden = Placement.parse(device), config.actor_sizes
         # Networks are drawn in this order from one generator, so that a seed means the same weights for ever.

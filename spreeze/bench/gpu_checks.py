@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import create
+from spreeze.algorithms.fused_mlp import StreamPair
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
 from spreeze.bench.learner import synthetic_spec
 from spreeze.bench.runs import train
@@ -258,13 +259,17 @@ def new_graph(trainer: ReplayTrainer, device: str) -> CudaGraph:
 
 def trainer_of(
     ring: ReplayRing, case: Trained, place: Place, *, per_launch: int | None = None, fuse: bool = False,
-    batch_size: int | None = None, make_graph: Callable[[], CudaGraph] | None = None,
+    batch_size: int | None = None, make_graph: Callable[[], CudaGraph] | None = None, branches: bool = False,
 ) -> ReplayTrainer:
-    """The learner's trainer; where ``per_launch`` is given, with replay on the device, as a learner on a GPU has it."""
+    """The learner's trainer; where ``per_launch`` is given, with replay on the device, as a learner on a GPU has it.
+
+    With ``branches`` its kernels are those that a graph has, whose branches run at once.
+    """
     spec, size_ = case.spec(), batch_size or place.batch_size
     trainer = ReplayTrainer(
         spec, case.algo, case.config(place), ring.spec.layout, ReplayReader(ring), batch_size=size_, fuse=fuse,
         device=place.device, seed=_SEED, normalize_obs=False, updates_per_launch=per_launch or 0,
+        pair=StreamPair() if branches and spec.num_actions is None else None,
     )
     if per_launch is not None:
         mirror = GpuReplay(ReplayReader(ring), size_, torch.device(place.device), _SEED)
@@ -291,7 +296,7 @@ def graph_against_eager(place: Place) -> Finding:
             with ring_of(case.spec()) as ring:
                 ways = []
                 for per_launch in (0, 4):
-                    trainer = trainer_of(ring, case, place, per_launch=per_launch)
+                    trainer = trainer_of(ring, case, place, per_launch=per_launch, branches=True)
                     ways.append(_trained_way(trainer, place.updates))
                     failed += [f"{case.text}: {note}" for note in trainer.notes if "one by one" in note]
                     with HostWaits(place.device) as waiting:

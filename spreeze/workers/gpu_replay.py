@@ -67,9 +67,10 @@ class GpuReplay:
         self._staging = Staging((self._chunk, spec.layout.width), torch.float32, pinned=pinned)
         self._end = [0] * spec.num_shards
         self._floor = [0] * spec.num_shards
-        self._starts = torch.arange(spec.num_shards, device=device) * self.rows_per_shard
         self._staged_windows = Staging((2, spec.num_shards), torch.int64, pinned=pinned)
-        self._windows = torch.zeros((2, spec.num_shards), dtype=torch.int64, device=device)
+        self._windows = torch.zeros((3, spec.num_shards), dtype=torch.int64, device=device)
+        """By shard: the end of its draws, what takes a draw to a logical index, the shard's first row."""
+        self._windows[2] = torch.arange(spec.num_shards, device=device) * self.rows_per_shard
         # Memory is zeroed on the main stream: an earlier copy would be lost.
         self._draws_before = self._main.mark()
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -149,7 +150,7 @@ class GpuReplay:
         staged.numpy()[:] = ends, lows - ends + sizes
         self._main.follow(self._beside.mark())
         self._draws_before = self._main.mark()
-        self._main.copy(self._windows, staged)
+        self._main.copy(self._windows[:2], staged)
         self._staged_windows.sent(self._main.mark())
         self.available = int(ends[-1])
 
@@ -161,11 +162,12 @@ class GpuReplay:
         """
         if self.available < 1:
             raise TransportError("no replay row can be drawn: none was pulled")
-        ends, shifts = self._windows
+        ends = self._windows[0]
         self._random.random_(generator=self.generator).remainder_(ends[-1])
         torch.searchsorted(ends, self._random, right=True, out=self._shard)
-        torch.add(self._random, shifts[self._shard], out=self.logical)
-        place = torch.remainder(self.logical, self.rows_per_shard).add_(self._starts[self._shard])
+        shifts, starts = self._windows[1:, self._shard]
+        torch.add(self._random, shifts, out=self.logical)
+        place = torch.remainder(self.logical, self.rows_per_shard).add_(starts)
         return torch.index_select(self._rows, 0, place, out=self.batch)
 
     def settle(self) -> None:

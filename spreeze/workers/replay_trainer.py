@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import ThreadPair
+from spreeze.algorithms.fused_mlp import Pair, StreamPair
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
@@ -58,7 +58,7 @@ class ReplayTrainer:
 
     def __init__(
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: BatchSource, *,
-        batch_size: int, device: str, seed: int, normalize_obs: bool, pair: ThreadPair | None = None,
+        batch_size: int, device: str, seed: int, normalize_obs: bool, pair: Pair | None = None,
         overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0, fuse: bool = False,
     ) -> None:
         """With ``fuse`` the kernels of an update are fused by ``torch.compile`` before this returns.
@@ -67,6 +67,9 @@ class ReplayTrainer:
 
         Samplers explore with the newest weights, or with the average too (``config.explore_average``).
         """
+        placement = Placement.parse(device)
+        if pair is None and updates_per_launch and mirror and not fuse and _shares_streams(spec, placement):
+            pair = StreamPair()
         # A network of one's own is one module, which two threads cannot run with parameters of their own.
         options: dict[str, Any] = {} if pair is None or config.network else {"pair": pair}
         options |= {} if spec.frames is None else {"frames": spec.frames}
@@ -81,7 +84,6 @@ class ReplayTrainer:
         self._average = PolicyAverage(self.algorithm, config.policy_average) if config.policy_average else None
         self._explore_average = config.explore_average
         self._reader, self._layout, self._gamma = reader, layout, config.gamma
-        placement = Placement.parse(device)
         self._device, self._actor_device, self._device_text = placement.critics, placement.actor, device
         self._rng, self._seed = np.random.default_rng([seed, 7]), seed
         self._frame_shape = None if spec.frames is None else spec.frames.shape
@@ -161,7 +163,7 @@ class ReplayTrainer:
             for adam in algorithm._adams:
                 adam.step = compiler.disable(adam.step)
             for name in _PARTS:
-                setattr(algorithm, name, torch.compile(getattr(algorithm, name)))
+                setattr(algorithm, name, torch.compile(getattr(algorithm, name), dynamic=False))
             for _ in range(max(3, min(algorithm.period, 16) + 1)):
                 self._update_with(torch.zeros(self._rows.shape, device=self._device))
         except Exception as error:  # the compiler raises many kinds; the update itself has run in tests
@@ -452,6 +454,11 @@ class ReplayTrainer:
             self.normalizer.load_state(state["normalizer"])
             if self._scale is not None:
                 self._scale.renew()
+
+
+def _shares_streams(spec: EnvSpec, placement: Placement) -> bool:
+    """Whether an update that is recorded as a graph has branches; with both sides apart it has two of its own."""
+    return placement.critics.type == "cuda" and not placement.split and spec.num_actions is None
 
 
 class PolicyAverage:

@@ -70,7 +70,8 @@ class HostWaits:
     def __exit__(self, *exc: object) -> None:
         if self._on_gpu:
             torch.cuda.set_sync_debug_mode("default")
-            self.count = sum("synchroniz" in str(warning.message) for warning in self._caught)
+            # Not the one that says, at first use, that the mode does not know all such operations.
+            self.count = sum("called a synchroniz" in str(warning.message) for warning in self._caught)
             self._catching.__exit__(None, None, None)
 
 
@@ -112,10 +113,13 @@ def kernels_of(work: Callable[[], object], device: str) -> int:
 def forget_memory(device: str) -> None:
     """Gives back what earlier work of this process left on the GPUs, and begins a new ``peak_bytes``.
 
-    Objects that refer to each other hold their memory until Python looks for them.
+    Objects that refer to each other hold their memory until Python looks for them. cuBLAS keeps a workspace, of up to
+    32 MiB, for each stream that it was ever used on.
     """
     gc.collect()
     torch.cuda.init()  # type: ignore[no-untyped-call]  # or there is no peak yet that could be reset
+    if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):  # not where PyTorch is built without CUDA
+        torch._C._cuda_clearCublasWorkspaces()
     with contextlib.suppress(RuntimeError):  # the allocator does not free after a recording that failed
         torch.cuda.empty_cache()
     for gpu in gpus_of(device):
