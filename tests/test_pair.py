@@ -169,6 +169,7 @@ def test_a_recording_that_fails_in_a_branch_leaves_the_pair_as_it_was(recording)
 
     for _ in range(2):
         with pytest.raises(RuntimeError, match="capture"):
-            pair.both(fail, fail)
+            pair.both(fail, lambda: current[-1].log.append("there"))
         del current[1:]
     assert len(made) == 1
+    assert current[0].log[-1] == ("waits for", made[0].log)  # or the recording could not be ended

@@ -12,6 +12,7 @@ network has the same parameters with and without.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import threading
@@ -536,6 +537,12 @@ class StreamPair:
             with cuda.stream(side):
                 there()
             here()
+        except BaseException:
+            # A recording with a branch that nothing waits for cannot be ended, nor its memory be freed.
+            with contextlib.suppress(RuntimeError):
+                main.wait_stream(side)
+            raise
+        else:
             main.wait_stream(side)
         finally:
             self._depth -= 1

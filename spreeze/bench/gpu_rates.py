@@ -1,8 +1,8 @@
 """How fast a learner is on a card: updates of the whole learner by batch, precision and kind, and two bounds of them.
 
 Updates are timed by the tuner's own probe. *Launch bound*: a graph of as many kernels that do nothing, one after the
-other, as an update has. *Matmul bound*: the matmuls that an update cannot avoid, alone, in a graph. Both are taken in
-the same session as the updates, on the same device.
+other, as an update has; kernels in branches of a graph run at once and may pass it. *Matmul bound*: the matmuls that an
+update cannot avoid, alone, in a graph. Both are taken in the same session as the updates, on the same device.
 """
 
 from __future__ import annotations
@@ -140,11 +140,11 @@ def _timed(helper: UpdateHelper, plan: RunPlan, place: Place, rate: Rate, repeat
 
 
 def kernels(place: Place) -> dict[str, int]:
-    """Kernels of one update with its draw, one by one and, on a GPU, fused; on a processor the operations."""
+    """Kernels of one update with its draw, as a graph has them and, on a GPU, fused; on a processor the operations."""
     case, found = VECTORS[0], {}
     with ring_of(case.spec()) as ring:
         for name in ("eager", "fused") if place.on_gpu else ("eager",):
-            trainer = trainer_of(ring, case, place, per_launch=0, fuse=name == "fused")
+            trainer = trainer_of(ring, case, place, per_launch=0, fuse=name == "fused", branches=name == "eager")
             for _ in range(3):
                 trainer.update()
             found[name] = trainer.kernels()

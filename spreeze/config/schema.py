@@ -198,7 +198,8 @@ class LearnerConfig(Part):
                           "auto is a GPU where there is one, but the CPU for algorithms of rollouts without images",
                           flag="--device")
     precision: str = setting("float32", "what matmuls round their inputs to: tf32 on GPUs, bfloat16 on processors "
-                             "that have it; weights, sums and optimisers are always float32",
+                             "that have it; weights and optimisers are always float32, and so are sums of "
+                             "products",
                              choices=("float32", "tf32", "bfloat16"))
     overlap: bool = setting(False, "the actor follows the critics of one update before: two devices work at once")
     mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows")

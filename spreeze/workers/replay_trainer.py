@@ -37,7 +37,7 @@ from spreeze.workers.gpu_replay import (
     reason_against,
 )
 from spreeze.workers.on_policy_trainer import sha256_of
-from spreeze.workers.torch_devices import free_bytes, kernels_of, out_of_memory
+from spreeze.workers.torch_devices import free_bytes, kernels_of, out_of_memory, release_cached
 
 _REFRESH_S = 0.005
 """Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
@@ -211,7 +211,7 @@ class ReplayTrainer:
     def release_cached(self) -> None:
         """Returns the memory that PyTorch caches to the GPUs, where that is possible."""
         if not self._recording_failed:
-            torch.cuda.empty_cache()
+            release_cached()
 
     def _note_failed_recording(self, text: str) -> None:
         self._recording_failed = True

@@ -113,17 +113,26 @@ def kernels_of(work: Callable[[], object], device: str) -> int:
 def forget_memory(device: str) -> None:
     """Gives back what earlier work of this process left on the GPUs, and begins a new ``peak_bytes``.
 
-    Objects that refer to each other hold their memory until Python looks for them. cuBLAS keeps a workspace, of up to
-    32 MiB, for each stream that it was ever used on.
+    Objects that refer to each other hold their memory until Python looks for them.
     """
     gc.collect()
     torch.cuda.init()  # type: ignore[no-untyped-call]  # or there is no peak yet that could be reset
-    if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):  # not where PyTorch is built without CUDA
-        torch._C._cuda_clearCublasWorkspaces()
     with contextlib.suppress(RuntimeError):  # the allocator does not free after a recording that failed
-        torch.cuda.empty_cache()
+        release_cached()
     for gpu in gpus_of(device):
         torch.cuda.reset_peak_memory_stats(gpu)
+
+
+def release_cached() -> None:
+    """Returns the memory that PyTorch and cuBLAS cache to the GPUs; no recorded graph may run or be replayed again.
+
+    cuBLAS keeps a workspace, of up to 32 MiB, for each stream that it was ever used on.
+    """
+    cuda: Any = torch.cuda
+    if cuda.is_initialized() and hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+        cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+    cuda.empty_cache()
 
 
 def free_bytes(device: torch.device) -> int:
