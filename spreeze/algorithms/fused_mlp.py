@@ -314,17 +314,14 @@ def mlp_backward(
     if parameters.layers.own is not None:
         return parameters.backward(tape, tape.grad_out, gradient, add=add)
     for index in range(len(tape.hidden), -1, -1):
-        if gradient is None:
-            works: list[Work] = []
-        else:
-            works = [partial(weight_gradients, tape, x_t, gradient, index, add=add)]
+        if streams is not None and gradient is not None and index:
+            streams.both(partial(input_gradients, parameters, tape, index),
+                         partial(weight_gradients, tape, x_t, gradient, index, add=add))
+            continue
+        if gradient is not None:
+            weight_gradients(tape, x_t, gradient, index, add=add)
         if index:
-            works.append(partial(input_gradients, parameters, tape, index))
-        if streams is not None and len(works) == 2:
-            streams.both(works[1], works[0])
-        else:
-            for work in works:
-                work()
+            input_gradients(parameters, tape, index)
     return tape.grads[0]
 
 
@@ -398,7 +395,7 @@ def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index
             torch.mm(left[one], right[one], out=weight[one])
     else:
         torch.bmm(left, right, out=weight)
-    if dim == 1 and tape.ones is not None and values is right:
+    if dim == 1 and tape.ones is not None and values is right:  # shifts are sums already
         torch.bmm(tape.ones, values, out=bias)
     else:
         torch.sum(values, dim, keepdim=True, out=bias)
@@ -518,7 +515,7 @@ class StreamPair:
 
     def __init__(self) -> None:
         self._streams: list[Any] = []
-        self._taken = self._depth = 0
+        self._taken = 0
 
     def both(self, here: Work, there: Work) -> None:
         """Records ``there`` as a branch beside ``here``; what is recorded next waits for both."""
@@ -531,7 +528,8 @@ class StreamPair:
         if self._taken == len(self._streams):
             self._streams.append(cuda.Stream(main.device))
         # A stream is taken once until the outermost call ends: work of a second one would wait for that of the first.
-        side, self._taken, self._depth = self._streams[self._taken], self._taken + 1, self._depth + 1
+        side, outermost = self._streams[self._taken], self._taken == 0
+        self._taken += 1
         try:
             side.wait_stream(main)
             with cuda.stream(side):
@@ -545,8 +543,7 @@ class StreamPair:
         else:
             main.wait_stream(side)
         finally:
-            self._depth -= 1
-            if self._depth == 0:
+            if outermost:
                 self._taken = 0
 
 
