@@ -15,7 +15,7 @@ VERBS: dict[str, str] = {
     "tune": "measure this machine for a task and choose batch size, threads and samplers",
     "evaluate": "greedy episodes of a run's weights: mean, interval, CSV, video",
     "play": "watch a run's policy in a window, or as a clip",
-    "runs": "list runs, stop one",
+    "runs": "list, steer, stop and describe runs",
     "export": "a run's policy as a file that runs without Spreeze, or its metrics as CSV",
     "report": "one HTML file of a run, or of several compared",
     "doctor": "what this machine has and what is missing",

@@ -64,8 +64,8 @@ def train(
 
     Args:
         env_id: Gymnasium id of the task.
-        algo: algorithm; None: as the action space asks.
-        mode: such as ``spreeze``, ``hts`` or ``serial``; None: the default.
+        algo: algorithm; None: the profile's, else by the action space.
+        mode: such as ``spreeze``, ``hts`` or ``serial``; None: the profile's, else the algorithm's or ``spreeze``.
         seed: of networks, exploration and environments.
         auto: measures this machine first (at most 60 s, then cached) and chooses what was not set.
         seconds: stop condition, wall time of training.

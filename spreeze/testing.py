@@ -3,12 +3,12 @@ r"""Environments for tests and measurements: of a given cost (``spreeze/Syntheti
 ::
 
     python -m spreeze.train --env spreeze/Synthetic-v0 --env-arg law=gamma --env-arg mean_s=0.002 --env-arg cv=0.5
-    python -m spreeze.train --env spreeze/Faulty-v0 --import spreeze.testing      # SPREEZE_FAULT_ENV=MyRobot-v0
+    python -m spreeze.train --env spreeze/Faulty-v0 --import spreeze.testing  # SPREEZE_FAULT_ENV=my_robot:MyRobot-v0
 
     from spreeze.testing import FaultWrapper
     env = FaultWrapper(MyRobot(), p_crash=1e-4, p_crash_reset=1e-3, p_stall=5e-4, stall_s=3.0)
 
-``spreeze/Numbered-v0`` gives rows that can be told apart, so that none is torn, lost or there twice unseen.
+``spreeze/Numbered-v0`` numbers every transition, so that a torn, lost or repeated one shows.
 ``spreeze/Faulty-v0`` is any task with faults, ``spreeze/Fault-v0`` a small task of its own. Each fault is a keyword
 argument or an environment variable ``SPREEZE_FAULT_<NAME>``; ``SPREEZE_FAULT_WORKERS`` lists the workers affected::
 

@@ -368,6 +368,8 @@ def test_an_on_policy_step_size_follows_env_steps_where_a_run_ends_by_them_and_e
     assert scheduled(StopConfig(seconds=60.0, env_steps=1000), 0.0, session_s, learners=4)(100) == 0.4
     for other in ({"target_return": 1.0}, {"updates": 8}):
         assert scheduled(StopConfig(seconds=60.0, **other), 0.0, session_s)(0) == 0.0, "the time is only a limit"
+    told = StopConfig(seconds=200.0, target_return=1.0, target_evaluations=0)
+    assert scheduled(told, 0.0, session_s)(0) == 0.25, "this return ends nothing"
     assert scheduled(StopConfig(seconds=60.0), 0.0, session_s, by_clock=False)(0) == 0.0
     assert scheduled(StopConfig(), 0.0, session_s)(10**9) == 0.0
 

@@ -94,7 +94,7 @@ def test_the_lines_of_the_readme_do_what_they_say(tmp_path):
     code = (REPO / "README.md").read_text(encoding="utf-8").partition("## From Python")[2].split("```")[1]
     assert code.startswith("python\nfrom spreeze import ")
     told = code.removeprefix("python\n").partition("arrays: ")[2].splitlines()[0]
-    script = f"observation = [1.0, 0.0, 0.0]\n{code.removeprefix('python')}\n" \
+    script = f"{code.removeprefix('python')}\n" \
              f"values = {told}\nprint(run.summary['stopped_by'], len(values) > 0, values.ndim, action.shape)"
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment,

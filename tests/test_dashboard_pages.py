@@ -137,8 +137,9 @@ def test_compare_shows_the_three_metrics_of_the_protocol(world):
     page.multiselect(key="compare_runs").set_value(page.multiselect(key="compare_runs").value[:1]).run()
     groups, runs = (table.value.iloc[0] for table in page.dataframe)
     # Ten evaluations of -1000, -920 .. -280, the last at 36.6 s.
-    assert (groups["final return"], groups["return at equal time"], groups["reached"]) == ("-640", "-640", "1 of 1")
-    assert (groups["time to target"], groups["runs"]) == ("0:37", "1")
+    assert (groups["final return"], groups["return at equal time"], groups["runs"]) == ("-640", "-640", "1")
+    times = "first at target", "held", "mean of 10 at target"
+    assert [groups[title] for title in times] == [runs[title] for title in times] == ["0:21", "0:29", "0:37"]
     assert (runs["final return"], runs["best"], runs["worst of 20"]) == ("-640", "-280", "-1,000")
 
 
@@ -208,6 +209,21 @@ def test_a_sweep_is_one_choice_and_stands_for_its_finished_runs(world):
     assert not page.exception
 
 
+def test_the_runs_of_a_sweep_are_parted_by_what_it_varies_and_compared_by_its_own_centre(world):
+    folder, page = compared(world, a=256, b=256)
+    for name, seconds in (("a", 300), ("b", 600)):
+        with (folder / name / "config.toml").open("a") as config:
+            config.write(f"[stop]\nseconds = {seconds}\n")
+    names = {"finished": ["a", "b"], "runs": [{"setting": f"stop.seconds={seconds}"} for seconds in (300, 600)]}
+    (folder / "s.sweep.json").write_text(json.dumps(names))
+    page.run()
+    assert groups_of(page) == [["sac -", 2]], "how long it goes on makes no other experiment of a run"
+    assert page.selectbox(key="compare_centre_False").value == "mean"
+    page.multiselect(key="compare_runs").set_value(["sweep s"]).run()
+    assert groups_of(page) == [["sac - stop.seconds=300", 1], ["sac - stop.seconds=600", 1]]
+    assert page.selectbox(key="compare_centre_True").value == "interquartile mean"
+
+
 def test_a_sweep_of_more_runs_than_a_report_takes_says_so_instead_of_failing(world, monkeypatch):
     monkeypatch.setattr("spreeze.dashboard.compare.MOST_RUNS", 2)
     folder, page = compared(world, a=256, b=32, c=32)
@@ -226,7 +242,7 @@ def test_a_report_that_cannot_be_made_holds_the_reason(world):
 
     path = world("damaged") / "a1"
     assert "cannot be read as metrics" in control.reported([path])
-    assert "from 1 to 20 fit" in control.reported([path] * 21)
+    assert "from 1 to 60 fit" in control.reported([path] * 61)
 
 
 def test_each_task_has_a_target_of_its_own(world):
@@ -237,8 +253,8 @@ def test_each_task_has_a_target_of_its_own(world):
     assert [box.label for box in page.number_input] == ["Target return of Pendulum-v1", "Target return of CartPole-v1"]
     page.number_input[0].set_value(-300.0)
     page.number_input[1].set_value(0.0).run()
-    reached = dict(page.dataframe[0].value[["task", "reached"]].values.tolist())
-    assert reached == {"Pendulum-v1": "0 of 1", "CartPole-v1": "0 of 1"}
+    times = dict(page.dataframe[0].value[["task", "held"]].values.tolist())
+    assert times == {"Pendulum-v1": "- (0 of 1)", "CartPole-v1": "- (0 of 1)"}
 
 
 def test_a_run_that_is_not_there_is_said_and_no_other_is_shown_in_its_place(world):

@@ -165,7 +165,7 @@ def test_the_step_size_grows_with_the_root_of_the_number_of_learners_that_gossip
 
 @pytest.mark.parametrize(("mixing", "expected"), [("gossip", 0.03), ("all_reduce", None)])
 def test_learners_of_one_mean_gradient_take_steps_of_one_size(tmp_path, mixing, expected):
-    """A step size by each learner's own divergence would lead them apart for ever."""
+    """A learning rate by each learner's own divergence would lead them apart for ever."""
     values = {"run": {"algo": "ppo", "mode": "gala", "learners": 2}, "gala": {"mixing": mixing},
               "ppo": {"target_kl": 0.03}}
     plan = RunPlan(settings=resolve([Layer("test", values)]), spec=SPEC, samplers=2, free_core=False)

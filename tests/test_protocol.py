@@ -192,6 +192,11 @@ def test_runs_are_parted_by_a_setting_only_where_it_differs():
               curve(SERIAL, 1, (1, 1.0), **{key: "delayed"})]
     assert [found.group.variant for found in parted(curves)] == [f"{key}=delayed", f"{key}=none", ""]
     assert [found.group.variant for found in parted(curves, ())] == ["", "", ""]
+    stops = [curve(HTS, 1, (1, 1.0), **{"stop.seconds": seconds}) for seconds in ("300", "600")]
+    assert [found.group.variant for found in parted(stops)] == ["", ""], "longer, and otherwise the same"
+    apart = ["stop.seconds=300", "stop.seconds=600"]
+    assert [found.group.variant for found in parted(stops, ["stop.seconds"])] == apart, "by --by"
+    assert [found.group.variant for found in parted(stops, also=["stop.seconds"])] == apart
 
 
 def test_settings_of_algorithms_that_no_run_has_part_nothing():

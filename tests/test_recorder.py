@@ -71,6 +71,15 @@ def test_a_target_met_once_by_luck_is_told_apart_from_one_that_is_held(made):
     assert (made.outcome.eval_final, made.outcome.eval_final_evaluations, made.outcome.eval_worst) == (7.0, 10, 7.0)
 
 
+def test_a_target_that_ends_nothing_is_told_all_the_same(made):
+    made._plan.config.stop.target_evaluations = 0
+    for version in range(1, 6):
+        made.evaluation(RECORD | {"return_mean": 6.0, "version": version})
+        assert made.stop_reason() is None
+    assert made.outcome.time_to_target_s is not None
+    assert made.outcome.time_to_target_held_s is not None
+
+
 @pytest.mark.parametrize(("outcome", "failed"), [
     ({"stopped_by": "seconds"}, False), ({"stopped_by": "seconds", "error": "the learner failed"}, True), ({}, True),
 ])  # fmt: skip

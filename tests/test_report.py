@@ -172,8 +172,21 @@ def test_the_command_writes_the_file_and_says_what_it_cannot(make_run, tmp_path,
 
 
 def test_more_runs_than_fit_are_refused():
-    with pytest.raises(ConfigError, match="a report of 21 runs: from 1 to 20"):
-        html_report.make([SAMPLE] * 21)
+    with pytest.raises(ConfigError, match="a report of 61 runs: from 1 to 60"):
+        html_report.make([SAMPLE] * 61)
+
+
+def test_a_report_tells_the_times_to_a_target_and_the_centre_that_were_asked_for(make_run, tmp_path, monkeypatch):
+    paths = [make_run(name, level) for name, level in zip("abcd", (1.0, 2.0, 3.0, 10.0), strict=True)]
+    found = parsed(html_report.make(paths, targets={"Pendulum-v1": 3.0}, robust=True))
+    assert found.said[found.said.index("first at 3") : found.said.index("first at 3") + 3] == [
+        "first at 3", "mean of 5 at it", "mean of 10"]
+    assert "0:00 [0:00, 0:02]" in found.said, "after 2, 1, 0 and 0 s: the middle two of four"
+    assert "- (0 of 4)" in found.said, "three evaluations are no five"
+    assert any("the interquartile mean over the runs" in words for words in found.said)
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["a", "b", "--runs-dir", str(tmp_path), "--target", "3", "--centre", "iqm"]) == 0
+    assert "first at 3" in parsed((tmp_path / "report.html").read_text()).said
 
 
 def test_sources_are_read_back_as_they_were_written():

@@ -213,6 +213,14 @@ def test_a_run_whose_metrics_are_damaged_is_no_result_and_leaves_the_others_thei
     assert (row["seeds"], row["final"], row["to_target_s"]) == (1, None, None)
 
 
+def test_a_sweep_that_is_complete_prints_its_table_and_trains_nothing(tmp_path, capsys):
+    run = sweep.SweepRun("sac.gamma=0.9", 1, ["--env", "Pendulum-v1", "--updates", "1"], "x-c1-s1", 1, "finished")
+    (tmp_path / run.name).mkdir()
+    sweep.Sweep("x", None, None, 1, [run]).write(tmp_path)
+    assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 0
+    assert "sac.gamma=0.9  1" in capsys.readouterr().out
+
+
 def test_a_finished_run_that_was_deleted_is_done_again(tmp_path):
     sweep.Sweep("x", None, None, 1, [sweep.SweepRun("", 1, [], "x-c1-s1", 1, "finished")]).write(tmp_path)
     args = sweep._parser().parse_args(["--resume", "x"])

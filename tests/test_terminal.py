@@ -146,8 +146,8 @@ def test_plain_view_tells_the_first_error_at_once_and_once():
 
 def test_plain_line_has_the_main_numbers():
     assert plain_line(FULL) == (
-        "12:34 training | env steps 1.23 M (1921/s) | updates 56.8 k (81.2/s, 20.8 k frames/s) | samples/insert 11.8 | "
-        "return 1240 (best 1301) | cpu 97 % | gpu0 84 % | 31 %, 30:00 left"
+        "12:34 training | env steps 1.23 M (1921/s) | updates 56.8 k (81.2/s, 20.8 k update frames/s) | "
+        "samples/insert 11.8 | return 1240 (best 1301, mean of ten -) | cpu 97 % | gpu0 84 % | 31 %, 30:00 left"
     )
     assert "env steps - (-/s)" in plain_line(EMPTY)
 

@@ -231,7 +231,7 @@ class Appo(AnyAge):
     name = "appo"
     _config: AppoConfig
     _step_share = 1.0
-    """Share of the scheduled step size that the divergence so far allows."""
+    """Share of the scheduled learning rate that the divergence so far allows."""
     _divergences = 0
     """Updates since what follows the divergence was last adapted."""
 
@@ -275,7 +275,7 @@ class Appo(AnyAge):
             sums = [math.inf if total is None else float(total) for total in state["divergence_sums"]]
             self._divergence_sums.copy_(torch.tensor(sums, dtype=torch.float64))
             self._divergences = int(state["divergences"])
-        if self._config.target_kl is not None:  # without it, then or now, the step size is the whole one
+        if self._config.target_kl is not None:  # without it, then or now, the learning rate is the whole one
             self._step_share = float(state.get("step_share", 1.0))
 
     def metrics(self) -> dict[str, float]:

@@ -277,7 +277,7 @@ def adapted_coefficient(coefficient: float, divergence: float, target: float) ->
 
 
 def adapted_share(share: float, divergence: float, target: float) -> float:
-    """The share of the step size for the next updates, 0.01 to 1, from the one that led to ``divergence`` [nat].
+    """The share of the learning rate for the next updates, 0.01 to 1, from the one that led to ``divergence`` [nat].
 
     Rule and factors are those of Rudin et al. 2021 (arXiv 2109.11978), who aim at 0.01 and do not bound the share by 1.
     The share stays while the divergence is half to twice the ``target``; a non-finite one counts as too large.

@@ -215,7 +215,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.anneal(0.0)
 
     def anneal(self, progress: float) -> None:
-        """Sets the step sizes by a schedule, if there is one, for a run of which this share, 0 to 1, is over."""
+        """Sets the learning rates by a schedule, if there is one, for a run of which this share, 0 to 1, is over."""
         if self._schedule == "constant":
             return
         left = 1.0 - progress if self._schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))

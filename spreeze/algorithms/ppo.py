@@ -33,7 +33,7 @@ class PPO(OnPolicyAlgorithm):
     single_step = False
     _config: PPOConfig
     _step_share = 1.0
-    """Share of the scheduled step size that the divergence so far allows."""
+    """Share of the scheduled learning rate that the divergence so far allows."""
 
     def _new_optimiser(self) -> FlatAdam:
         config = self._config
@@ -83,5 +83,5 @@ class PPO(OnPolicyAlgorithm):
 
     def load_state_json(self, state: dict[str, Any]) -> None:
         super().load_state_json(state)
-        # Without target_kl, then or now, the step size is the whole one.
+        # Without target_kl, then or now, the learning rate is the whole one.
         self._step_share = 1.0 if self._config.target_kl is None else float(state.get("step_share", 1.0))

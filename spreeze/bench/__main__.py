@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_env(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", default=_WALKER, help=f"Gymnasium id (default: {_WALKER})")
     parser.add_argument("--plain-env", action="store_true",
-                        help="Bullet tasks as their package has them, not the fast equal ones (default: off)")
+                        help="use the package's own Bullet tasks, not our faster equivalents (default: off)")
 
 
 def _add_task(parser: argparse.ArgumentParser) -> None:
@@ -249,7 +249,7 @@ BENCHES = {
     "tianji": Bench("TianJi: number of samplers, balance, groups, QMIX", add_tianji_flags, tianji_rows),
     "cluster-plan": Bench("up to 64 hosts and internet distance, simulated from costs measured here",
                           add_cluster_plan_flags, cluster_plan_rows),
-    "gpu": Bench("right, fast, learning: all that is to be known of a card, in one resumable command", _add_gpu, _gpu),
+    "gpu": Bench("one GPU: correctness, speed and learning, resumable", _add_gpu, _gpu),
     "curve": Bench("what finished runs reached and kept, and a picture of their curves", _add_curve, _curve),
     "cluster": Bench("samplers on simulated hosts through Ray: rows, cost, weights, deaths", add_cluster_flags,
                      cluster_rows),

@@ -44,8 +44,8 @@ def learner_rows(
 ) -> list[Row]:
     """Rates, the parts of an update's time, what crosses a split, and how often the host waits for the device.
 
-    Networks and step sizes are the algorithm's defaults, replay holds synthetic rows. On a GPU, batches come from the
-    GPU replay.
+    Networks and learning rates are the algorithm's defaults, replay holds synthetic rows. On a GPU, batches come from
+    the GPU replay.
 
     Raises:
         ConfigError: the device or the precision is not there.

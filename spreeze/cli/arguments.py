@@ -82,7 +82,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of ``spreeze.train``; the help of each setting gives its unit and default."""
     parser = Parser(
         prog="python -m spreeze.train",
-        description="Train an agent: samplers, shared-memory replay, learner, evaluation and visualization at once.",
+        description="Train an agent: samplers, shared-memory replay, learner, evaluation and visualization at once. "
+                    "A task's profile changes some of the defaults below.",
         epilog="Stop with Ctrl-C: once writes a checkpoint and evaluates, twice ends at once.",
     )
     added = set()
@@ -116,10 +117,11 @@ def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
     item, kind = field_of(key), kind_of(key)
     doc, unit, choices = (item.metadata[name] for name in ("doc", "unit", "choices"))
     if kind is bool:
-        text = f"do not {doc} (default: do)" if item.default else f"{doc} (default: off)"
+        text = f"do not {doc} (default: on)" if item.default else f"{doc} (default: off)"
         parser.add_argument(flag, dest=flag, default=None, action="store_const", const=not item.default, help=text)
         return
-    default = "not set" if item.default is None else item.default or "none" if kind is tuple else item.default
+    default = item.metadata["default_text"] or (
+        "not set" if item.default is None else item.default or "none" if kind is tuple else item.default)
     text = f"{doc}{f' [{unit}]' if unit else ''} (default: {default})".replace("%", "%%")
     if kind is tuple:  # of names; the setting itself checks each
         parser.add_argument(flag, dest=flag, default=None, type=_names, help=text, metavar="NAME,NAME")

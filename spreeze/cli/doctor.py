@@ -143,7 +143,7 @@ def _pictures(env_id: str, import_module: str | None, args: tuple[str, ...], tim
     try:
         found = in_child("draw", env_id, import_module, deadline_s=timeout_s, args=args)
     except SpreezeError as error:
-        return Check("env pictures", "warn", clean(error), "training works without; --no-visualizer says nothing of it")
+        return Check("env pictures", "warn", clean(error), "training works without; --no-visualizer silences this")
     return Check("env pictures", "ok", f"draws {found['width']} x {found['height']} without a window")
 
 

@@ -8,15 +8,19 @@ from pathlib import Path
 
 from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.errors import RunError
+from spreeze.formatting import clean
 from spreeze.machine.output import emit, say
 from spreeze.metrics import html_report
-from spreeze.run_directory import find_run
+from spreeze.run_directory import find_run, read_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="spreeze report", description="Write one HTML file, which opens without a network: learning "
                     "curves, rates, settings with their sources, the tuner's table, machine, versions, events.")
     parser.add_argument("runs", metavar="RUN", nargs="+", help="name, path, or latest; several are compared")
+    parser.add_argument("--target", type=float, metavar="R", help="return whose times are told (default: none)")
+    parser.add_argument("--centre", choices=("mean", "iqm"), default="mean",
+                        help="centre over seeds; iqm: their interquartile mean (default: mean)")
     parser.add_argument("--out", metavar="FILE", default="report.html", help="file to write (default: report.html)")
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
@@ -27,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(args: argparse.Namespace) -> int:
     check_output(args.out)
     paths = list(dict.fromkeys(find_run(run, Path(args.runs_dir)) for run in args.runs))
-    text = html_report.make(paths)
+    targets = {} if args.target is None else {clean(read_run(path).get("env_id"), 200): args.target for path in paths}
+    text = html_report.make(paths, targets=targets, robust=args.centre == "iqm")
     try:
         Path(args.out).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -125,10 +125,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds 1 to N of each setting (default: 3)")
     parser.add_argument("--set", action="append", default=[], metavar="PART.FIELD=VALUE,VALUE",
                         help="a setting and its values, as often as needed; lists in brackets (default: none)")
-    parser.add_argument("--stop-seconds", type=float, metavar="S", help="training time of each run [s] (default: none; "
-                        "or set stop.env_steps or stop.updates)")
-    parser.add_argument("--target", type=float, metavar="R", help="return whose time is told; it ends no run "
-                        "(default: none)")
+    parser.add_argument("--seconds", "--stop-seconds", dest="stop_seconds", type=float, metavar="S",
+                        help="training time of each run [s] (default: none; or set stop.env_steps or stop.updates)")
+    parser.add_argument("--target", type=float, metavar="R", help="return whose time is told; unlike --target-return "
+                        "of train it ends no run (default: none)")
     parser.add_argument("--side-by-side", type=int, metavar="N",
                         help="runs at once, each with cores of its own (default: 1, or as the sweep began)")
     parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: sweep and the time)")
@@ -188,6 +188,8 @@ def _carried_out(
         if interrupts.asked:
             tell(f"interrupted; continue: python -m spreeze sweep --resume {sweep.name} --runs-dir {runs_dir}")
     rows = table(sweep, runs_dir)
+    if not left:
+        tell(table_text(rows, sweep.target))
     if args.json:
         emit({"sweep": asdict(sweep), "table": rows})
     if interrupts.asked:
@@ -212,7 +214,7 @@ def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     A finished run whose directory was deleted is done again.
     """
     planned = {"env": "--env", "module": "--import", "algo": "--algo", "mode": "--mode", "profile": "--profile",
-               "auto": "--auto", "seeds": "--seeds", "set": "--set", "stop_seconds": "--stop-seconds",
+               "auto": "--auto", "seeds": "--seeds", "set": "--set", "stop_seconds": "--seconds",
                "target": "--target", "name": "--name"}
     values = {flag: getattr(args, name) for name, flag in planned.items()}
     given = [flag for flag, value in values.items() if value is not None and value is not False and value != []]
@@ -303,7 +305,7 @@ def _check_settings(runs: Sequence[SweepRun]) -> None:
         config, check = train.checked(run.arguments)
         stop = config.stop
         if stop.seconds is None and stop.env_steps is None and stop.updates is None:
-            raise ConfigError("no run of the sweep would end; give --stop-seconds, or --set stop.env_steps=N")
+            raise ConfigError("no run of the sweep would end; give --seconds, or --set stop.env_steps=N")
         key = repr((config.env, config.image))
         probes[key] = check(probes.get(key))
 
@@ -400,6 +402,7 @@ def begin() -> None:
     if os.getppid() != int(parent):
         sys.exit(3)
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    sys.argv = ["spreeze.train", *arguments]  # what run.json keeps as the command
     sys.exit(train.main(arguments))
 
 

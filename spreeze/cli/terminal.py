@@ -164,9 +164,10 @@ def plain_line(snapshot: Snapshot) -> str:
         f"{duration(snapshot.wall_s)} {snapshot.state}",
         f"env steps {number(snapshot.env_steps)} ({number(snapshot.env_steps_per_s)}/s)",
         f"updates {number(snapshot.updates)} ({number(snapshot.updates_per_s)}/s, "
-        f"{number(snapshot.update_frames_per_s)} frames/s)",
+        f"{number(snapshot.update_frames_per_s)} update frames/s)",
         f"samples/insert {number(snapshot.samples_per_insert)}",
-        f"return {number(snapshot.eval_return)} (best {number(snapshot.eval_best)})",
+        f"return {number(snapshot.eval_return)} (best {number(snapshot.eval_best)}, "
+        f"mean of ten {number(snapshot.eval_final)})",
         f"cpu {percent(snapshot.cpu_use)}",
     ]
     if snapshot.env_errors:
@@ -245,7 +246,8 @@ def _rates(snapshot: Snapshot, inner: int) -> Table:
     cells = (
         ("env steps", number(snapshot.env_steps)), ("env steps/s", number(snapshot.env_steps_per_s)),
         ("updates", number(snapshot.updates)), ("updates/s", number(snapshot.updates_per_s)),
-        ("samples/insert", number(snapshot.samples_per_insert)), ("frames/s", number(snapshot.update_frames_per_s)),
+        ("samples/insert", number(snapshot.samples_per_insert)),
+        ("upd. frames/s", number(snapshot.update_frames_per_s)),
         ("policy lag", number(snapshot.policy_lag)), ("row age", number(snapshot.transition_age)),
     )  # fmt: skip
     pairs = 4 if inner >= 90 else 2
@@ -315,7 +317,7 @@ def _bar(share: float | None, width: int, style: str, ascii_only: bool) -> Text:
 def _returns(snapshot: Snapshot, inner: int, ascii_only: bool) -> Text:
     line = Text.assemble(
         ("return    ", "dim"), (number(snapshot.eval_return), "bold"), f"  best {number(snapshot.eval_best)}"
-        f"  samplers' {number(snapshot.episode_return)}  "
+        f"  mean of ten {number(snapshot.eval_final)}  samplers' {number(snapshot.episode_return)}  "
     )  # fmt: skip
     return line.append(sparkline(snapshot.eval_returns, max(0, min(30, inner - len(line))), ascii_only), style="cyan")
 

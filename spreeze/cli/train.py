@@ -1,6 +1,6 @@
 """``python -m spreeze.train``: examines the machine, resolves the settings, trains, reports.
 
-python -m spreeze.train --auto                                # SAC on Walker2DBulletEnv-v0, until Ctrl-C
+python -m spreeze.train --auto                                # a walking robot, until Ctrl-C
 python -m spreeze.train --env Pendulum-v1 --target-return -200
 python -m spreeze.train --resume latest
 """

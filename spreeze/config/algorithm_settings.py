@@ -26,8 +26,8 @@ class AlgorithmConfig(Part):
     n_step: int = setting(1, "env steps a stored transition spans", unit="env steps", low=1, high=64)
     weight_decay: float = setting(0.0, "share of the weights that a step takes off, times its size (AdamW, arXiv "
                                   "1711.05101)", low=0.0, high=10.0)
-    lr_schedule: str = setting("constant", "linear, cosine: all step sizes fall to 0 at the stop condition that comes "
-                               "first; time of earlier sessions is over",
+    lr_schedule: str = setting("constant", "linear, cosine: all learning rates fall to 0 at the stop condition that "
+                               "comes first; time of earlier sessions is over",
                                choices=("constant", "linear", "cosine"))
     policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
                                     "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
@@ -42,8 +42,8 @@ class AlgorithmConfig(Part):
 class ActorCriticConfig(AlgorithmConfig):
     """What the algorithms with an actor share."""
 
-    actor_lr: float = setting(3e-4, "Adam step size of the actor", low=0.0, high=1.0)
-    critic_lr: float = setting(3e-4, "Adam step size of the critics", low=0.0, high=1.0)
+    actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", low=0.0, high=1.0)
+    critic_lr: float = setting(3e-4, "learning rate of the critics (Adam)", low=0.0, high=1.0)
     actor_hidden_sizes: tuple[int, ...] = setting((), "width of each hidden layer of the actor, which is what samplers "
                                                   "compute; empty: as hidden_sizes", unit="units", low=1, high=4096)
     actor_layer_norm: bool = setting(False, "normalise the hidden layers of the actor (arXiv 1607.06450)")
@@ -97,7 +97,7 @@ class DistributionalConfig(ActorCriticConfig):
 class SACConfig(DistributionalConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
 
-    alpha_lr: float = setting(3e-4, "Adam step size of the temperature", low=0.0, high=1.0)
+    alpha_lr: float = setting(3e-4, "learning rate of the temperature (Adam)", low=0.0, high=1.0)
     policy_delay: int = setting(1, "critic steps for one step of actor and temperature", low=1, high=100)
     initial_alpha: float = setting(1.0, "temperature at the start", low=1e-8, high=1e3)
     tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
@@ -135,7 +135,7 @@ class DDPGConfig(ActorCriticConfig):
 class ActionValueConfig(AlgorithmConfig):
     """What the algorithms share that take the action of the highest value."""
 
-    lr: float = setting(3e-4, "Adam step size", low=0.0, high=1.0)
+    lr: float = setting(3e-4, "learning rate (Adam)", low=0.0, high=1.0)
     target_interval: int = setting(1, "updates between two moves of the target network by tau; tau = 1 copies",
                                    unit="updates", low=1, high=10**9)
     double: bool = setting(True, "the online network chooses the next action (arXiv 1509.06461)")
@@ -180,11 +180,11 @@ class OnPolicyConfig(Part):
     cnn: str = setting("nature", "convolutional layers for images, which policy and value share; hidden_sizes follow",
                        choices=tuple(CNNS))
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
-    gae_lambda: float = setting(0.95, "lambda of the advantage estimate; 1: returns alone (arXiv 1506.02438)",
+    gae_lambda: float = setting(0.95, "lambda of GAE; 1: returns alone (arXiv 1506.02438)",
                                 low=0.0, high=1.0)
-    lr: float = setting(3e-4, "step size", low=0.0, high=1.0)
-    lr_schedule: str = setting("linear", "linear: the step size falls to 0 at stop.env_steps, or at stop.seconds where "
-                               "nothing else ends the run; time of earlier sessions is over. Learners on several "
+    lr: float = setting(3e-4, "learning rate", low=0.0, high=1.0)
+    lr_schedule: str = setting("linear", "linear: the learning rate falls to 0 at stop.env_steps, or at stop.seconds "
+                               "where nothing else ends the run; time of earlier sessions is over. Learners on several "
                                "hosts, or with gala.mixing=all_reduce, do not follow the clock",
                                choices=("linear", "constant"))
     value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
@@ -207,17 +207,18 @@ class PPOConfig(OnPolicyConfig):
     epochs: int = setting(10, "passes over the data of a rollout", low=1, high=1000)
     minibatches: int = setting(4, "minibatches of a rollout, one update each", low=1, high=2**20)
     adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
-    target_kl: float | None = setting(None, "divergence in the update from one rollout that the step size aims at: "
-                                      "lr is its upper bound then", unit="nat", low=1e-6, high=10.0)
+    target_kl: float | None = setting(None, "KL divergence of the update from one rollout that an adaptive learning "
+                                      "rate, at most lr, aims at; SB3 leaves epochs out instead", unit="nat", low=1e-6,
+                                      high=10.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class A2CConfig(OnPolicyConfig):
     """Advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783), synchronous, with RMSProp."""
 
-    gae_lambda: float = setting(1.0, "lambda of the advantage estimate; 1: returns alone (arXiv 1506.02438)",
+    gae_lambda: float = setting(1.0, "lambda of GAE; 1: returns alone (arXiv 1506.02438)",
                                 low=0.0, high=1.0)
-    lr: float = setting(7e-4, "step size", low=0.0, high=1.0)
+    lr: float = setting(7e-4, "learning rate", low=0.0, high=1.0)
     entropy_coef: float = setting(0.01, "weight of the policy's entropy", low=0.0, high=1e3)
     normalize_advantage: bool = setting(False, "scale the advantages of a rollout to mean 0 and standard deviation 1")
     rmsprop_alpha: float = setting(0.99, "decay of the mean squared gradient", low=0.0, high=1.0)
@@ -281,8 +282,8 @@ class AppoConfig(AnyAgeConfig):
     vtrace: bool = setting(True, "advantages and targets of values by V-trace; false: by generalised advantage "
                            "estimation, as if the policy that collected were the newest")
     target_kl: float | None = setting(None, "divergence from the policy in the ratio's denominator, mean of the "
-                                      "updates of a whole buffer, that the step size aims at: lr is its upper bound "
-                                      "then", unit="nat", low=1e-6, high=10.0)
+                                      "updates of a whole buffer, that an adaptive learning rate aims at, "
+                                      "below lr", unit="nat", low=1e-6, high=10.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,16 @@ from spreeze.errors import ConfigError, did_you_mean
 
 def setting(
     default: Any, doc: str, *, unit: str = "", low: float | None = None, high: float | None = None,
-    choices: tuple[str, ...] | None = None, flag: str = "",
+    choices: tuple[str, ...] | None = None, flag: str = "", default_text: str = "",
 ) -> Any:
     """A dataclass field: all that is known of a setting, for checks, the command line and the page.
 
     ``doc`` says of a switch what is done while it is on. ``low`` and ``high`` are themselves allowed. The ``flag`` of a
-    switch inverts its default (``--no-...`` if the default is on).
+    switch inverts its default (``--no-...`` if the default is on). ``default_text`` is what the command line says of
+    a default that other settings decide.
     """
-    known = {"doc": doc, "unit": unit, "low": low, "high": high, "choices": choices, "flag": flag}
+    known = {"doc": doc, "unit": unit, "low": low, "high": high, "choices": choices, "flag": flag,
+             "default_text": default_text}
     return field(default=default, metadata=known)
 
 

@@ -48,11 +48,11 @@ MOST_DEFAULT_SAMPLERS = 16
 class RunConfig(Part):
     """What is run and where its files go."""
 
-    algo: str = setting("sac", f"algorithm: {', '.join(ALGORITHMS)}, or one that the module of --import declares; not "
-                        "set: by the action space", flag="--algo")
+    algo: str = setting("sac", f"algorithm: {', '.join(ALGORITHMS)}, or one that the module of --import declares",
+                        flag="--algo", default_text="the profile's, else by the action space: sac or dqn")
     mode: str = setting(DECLARED[0].name, "how the parts are wired together: "
                         f"{', '.join(mode.name for mode in DECLARED)}, or one that the module of --import declares",
-                        flag="--mode")
+                        flag="--mode", default_text="the profile's, else the algorithm's own, else spreeze")
     seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1, flag="--seed")
     runs_dir: str = setting("runs", "directory that holds the run directories", flag="--runs-dir")
     name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given",
@@ -71,10 +71,11 @@ class RunConfig(Part):
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(Part):
     id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id, or mpe2:NAME or lbf:ID for several agents; observations "
-                      "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; actions Box or Discrete", flag="--env")
-    import_module: str | None = setting(None, "module to import before the id is made (command line only)",
-                                        flag="--import")
-    plain: bool = setting(False, "step Bullet tasks as their package has them, not the fast equal ones",
+                      "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; actions Box or Discrete", flag="--env",
+                      default_text="a walking robot: Walker2DBulletEnv-v0, or Walker2d-v5 without Bullet")
+    import_module: str | None = setting(None, "module to import first: it registers tasks, algorithms or modes "
+                                        "(command line only)", flag="--import")
+    plain: bool = setting(False, "use the package's own Bullet tasks, not our faster equivalents",
                           flag="--plain-env")
     args: tuple[str, ...] = setting((), "key=value texts for the environment's constructor (command line only)")
     normalize_obs: bool = setting(False, "scale observations by their running mean and standard deviation")
@@ -158,8 +159,9 @@ class RolloutConfig(Part):
     inference_workers: int = setting(0, "hts, tianji with one learner: processes that infer actions in batches; 0: "
                                      "samplers infer for themselves, the same bits", low=0, high=512,
                                      flag="--inference-workers")
-    sync_interval: int = setting(64, "env steps of each environment in one rollout (alpha); with impact, appo, impala "
-                                 "16 unless it is set", unit="env steps", low=1, high=65_536, flag="--sync-interval")
+    sync_interval: int = setting(64, "env steps of each environment in one rollout (SB3: n_steps); with impact, "
+                                 "appo, impala 16 unless it is set", unit="env steps", low=1, high=65_536,
+                                 flag="--sync-interval")
     correction: str = setting("delayed", "hts, tianji: what is done about data that is one rollout old; with ppo none "
                               "unless it is set", choices=("delayed", "none", "truncated-is"), flag="--correction")
     synchrony: str = setting("batch", "serial: environments wait for each other at every step, or once a rollout",
@@ -181,7 +183,7 @@ class GalaConfig(Part):
     mixing: str = setting("gossip", "gossip; or, to compare it with, all_reduce: gradients are averaged before each "
                           "step, whose size no target_kl changes; hogwild: all update the same parameters; none",
                           choices=MIXINGS)
-    scale_lr: bool = setting(True, "gossip: the step size times the root of the number of learners, as each learns "
+    scale_lr: bool = setting(True, "gossip: the learning rate times the root of the number of learners, as each learns "
                              "from that share of the env steps, with more noise")
     similarity_interval: int = setting(500, "updates between two comparisons of the learners' gradients",
                                        unit="updates", low=1, high=10**9)
@@ -189,8 +191,8 @@ class GalaConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig(Part):
-    batch_size: int = setting(256, "transitions in one update", unit="transitions", low=1, high=2**24,
-                              flag="--batch-size")
+    batch_size: int = setting(256, "transitions in one update from replay; for rollouts see ppo.minibatches",
+                              unit="transitions", low=1, high=2**24, flag="--batch-size")
     threads: int = setting(1, "threads of the learner: two share an update as a pair, more share each matmul",
                            low=1, high=256, flag="--learner-threads")
     device: str = setting("auto", "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS "
@@ -314,8 +316,14 @@ class StopConfig(Part):
     updates: int | None = setting(None, "updates (gradient steps of the critics)", unit="updates", low=1,
                                   flag="--updates")
     target_return: float | None = setting(None, "mean greedy episode return of an evaluation", flag="--target-return")
-    target_evaluations: int = setting(1, "evaluations in a row whose mean has to reach the target; 5: it is held",
-                                      unit="evaluations", low=1, high=10**9)
+    target_evaluations: int = setting(1, "evaluations in a row whose mean has to reach the target; 5: it is held; 0: "
+                                      "the target ends nothing, its times are told", unit="evaluations", low=0,
+                                      high=10**9)
+
+    @property
+    def at_return(self) -> bool:
+        """Whether a return ends the run."""
+        return self.target_return is not None and self.target_evaluations > 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import streamlit as st
@@ -35,6 +35,7 @@ from spreeze.metrics.comparison import (
     returns,
     running_mean,
     spread_text,
+    time_text,
     verdicts,
     whole,
     worst_of_last,
@@ -54,6 +55,12 @@ _RUNS = "compare_runs"
 _MAX_RUNS, _FIRST_RUNS, _LOOKED_AT = 20, 6, 60
 """Runs in a comparison, those that it begins with, and the newest runs among which these are looked for."""
 _MAX_POINTS = 400
+_TIMES = {
+    "first at target": ("first_s", "one evaluation"),
+    "held": ("held_s", f"the mean of {HELD} evaluations in a row"),
+    f"mean of {POLICIES} at target": ("required_s", f"the mean of {POLICIES} evaluations in a row"),
+}
+"""Title -> the time's name in a report, and what has reached the target then."""
 CONFIG: dict[str, Any] = {"displayModeBar": False, "displaylogo": False, "showTips": False, "showSendToCloud": False,
                           "plotlyServerURL": ""}
 
@@ -69,21 +76,24 @@ def page() -> None:
     st.session_state[_RUNS] = kept or _of_task(names, current)
     picked = st.multiselect("Runs", [*sweeps, *names], max_selections=_MAX_RUNS, key=_RUNS,
                             help="Take one out with its cross; a click in the chart's legend hides a curve.")
-    found = _read(list(dict.fromkeys(run for name in picked for run in sweeps.get(name, [name]))))
+    found = _read(list(dict.fromkeys(run for name in picked for run in sweeps.get(name, _Sweep([name])).runs)))
     if not found:
         st.info("Nothing to compare: choose runs that have at least one evaluation.")
         return
     cells = st.columns([1.2, 1, 1, 1.7])
     metric = cells[0].selectbox("Metric", _metrics(list(found)), help="Greedy return: mean of 3 evaluations.")
     axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is what a user waits for.")
-    centre = cells[2].selectbox("Centre", ["mean", "interquartile mean"],
-                                help="Over runs, in the chart and in the table; the interquartile mean drops the best "
-                                     "and worst quarter of four or more.")
+    of_sweeps = all(name in sweeps for name in picked)
+    centre = cells[2].selectbox("Centre", ["mean", "interquartile mean"], index=int(of_sweeps),
+                                key=f"compare_centre_{of_sweeps}",  # each kind keeps its own choice
+                                help="Over runs, in the chart and in the table; the interquartile mean, a sweep's, "
+                                     "drops the best and worst quarter of four or more.")
     grouping = cells[3].segmented_control(
         "One curve for each", _GROUPINGS, default=_SETTINGS, required=True, key="compare_group",
         help="Task, algorithm and mode always part runs. Seeds of the same settings are one curve with a band.",
     )
-    curves = grouped(found, grouping or _SETTINGS)
+    varied = sorted({key for name in picked if name in sweeps for key in sweeps[name].varied})
+    curves = grouped(found, grouping or _SETTINGS, varied)
     lines: dict[str, list[Line]] = {}
     for path, curve in curves.items():
         line = returns(curve.evaluations, _AXES[axis]) if metric == _GREEDY else _series(path, metric, _AXES[axis])
@@ -91,12 +101,15 @@ def page() -> None:
     st.plotly_chart(figure(lines, axis, metric, centre != "mean"), config=CONFIG, key="compare_chart")
     st.caption("Band: 95 % bootstrap interval over runs (1,000 resamples). A single run has no band: one seed says "
                "nothing about the spread.")
+    scores = _scores(list(curves.values()), robust=centre != "mean")
     crowded = f"A report has room for {MOST_RUNS} runs, and these are {len(curves)}: take some out."
-    st.download_button("Report of these runs", lambda: control.reported(list(curves)), "report.html", "text/html",
+    targets = {task: one.rules.targets[0] for task, one in scores.items()}
+    st.download_button("Report of these runs", lambda: control.reported(
+                           list(curves), targets=targets, robust=centre != "mean"), "report.html", "text/html",
                        key="compare_report", disabled=len(curves) > MOST_RUNS,
                        help=crowded if len(curves) > MOST_RUNS else "One HTML file to keep or send.")
-    _protocol(list(curves.values()), robust=centre != "mean")
-    _differences(list(curves.values()))
+    _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()})
+    _differences(list(curves.values()), varied)
 
 
 def _of_task(names: list[str], current: Path | None) -> list[str]:
@@ -108,13 +121,25 @@ def _of_task(names: list[str], current: Path | None) -> list[str]:
     return [own.name, *others][:_FIRST_RUNS] if own.name in names else names[:1]
 
 
-def _sweeps() -> dict[str, list[str]]:
-    """``sweep NAME`` -> names of its finished runs."""
+class _Sweep(NamedTuple):
+    runs: list[str]
+    """Names of the finished ones."""
+    varied: Sequence[str] = ()
+    """Settings in which they differ, as ``part.field``."""
+
+
+def _sweeps() -> dict[str, _Sweep]:
+    """``sweep NAME`` -> what is in its file."""
     found = {}
     for path in sorted(runs_dir().glob("*.sweep.json")):
-        names = read_json(path).get("finished")
+        written = read_json(path)
+        names, runs = written.get("finished"), written.get("runs")
         if isinstance(names, list):
-            found[f"sweep {path.name.removesuffix('.sweep.json')}"] = [name for name in names if isinstance(name, str)]
+            settings = [str(run.get("setting")) for run in runs if isinstance(run, dict)] if isinstance(
+                runs, list) else []
+            varied = {word.partition("=")[0] for setting in settings for word in setting.split() if "=" in word}
+            found[f"sweep {path.name.removesuffix('.sweep.json')}"] = _Sweep(
+                [name for name in names if isinstance(name, str)], sorted(varied))
     return found
 
 
@@ -133,10 +158,10 @@ def _read(names: list[str]) -> dict[Path, Curve]:
     return found
 
 
-def grouped(curves: Mapping[Path, Curve], grouping: str) -> dict[Path, Curve]:
-    """The curves with the groups that make one curve each."""
+def grouped(curves: Mapping[Path, Curve], grouping: str, varied: Sequence[str] = ()) -> dict[Path, Curve]:
+    """The curves with the groups that make one curve each; ``varied`` settings part runs whatever they are."""
     if grouping == _SETTINGS:
-        return dict(zip(curves, parted(list(curves.values())), strict=True))
+        return dict(zip(curves, parted(list(curves.values()), also=varied), strict=True))
     variants = {path: curve.name if grouping == _EACH else "tuned" if (path / "tune.json").is_file() else "fixed"
                 for path, curve in curves.items()}
     return {path: dataclasses.replace(curve, group=dataclasses.replace(curve.group, variant=variants[path]))
@@ -185,20 +210,25 @@ def figure(groups: Mapping[str, Sequence[Line]], axis: str, metric: str, robust:
     return chart
 
 
-def _protocol(curves: list[Curve], *, robust: bool) -> None:
-    """The metrics of the HTS-RL paper, with a target of its own for each task."""
+def _scores(curves: list[Curve], *, robust: bool) -> dict[str, Report]:
+    """Task -> the metrics of the HTS-RL paper, with a target of its own for each task."""
     tasks = list(dict.fromkeys(curve.group.env for curve in curves))
     cells = st.columns(max(3, len(tasks)))
-    found = []
+    found = {}
     for cell, task in zip(cells, tasks, strict=False):
         own = [curve for curve in curves if curve.group.env == task]
         target = cell.number_input(f"Target return of {components.plain(task)}", value=_target(own),
-                                   key=f"target_{task}", help="For the time to target.")
-        found.append(report(own, Rules(targets=(float(target),), robust=robust)))
+                                   key=f"target_{task}", help="For the times to it.")
+        found[task] = report(own, Rules(targets=(float(target),), robust=robust))
+    return found
+
+
+def _protocol(found: list[Report], curves: Mapping[str, Curve]) -> None:
+    robust = found[0].rules.robust
     for sentence in (sentence for part in found for sentence in verdicts(part)):
         st.markdown(f"**{components.plain(sentence)}.**")
     _group_table(found)
-    _run_table(found, {curve.name: curve for curve in curves})
+    _run_table(found, curves)
     st.caption(f"From all episodes of the last {POLICIES} evaluated policies, with a [95 % bootstrap interval over "
                f"seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, there called final, "
                "final-time and required-time; `python -m spreeze evaluate --protocol hts RUN ...` gives the same"
@@ -220,9 +250,7 @@ def _group_table(reports: list[Report]) -> None:
                 **({"task": group.group.env} if len(reports) > 1 else {}), "group": group.group.label,
                 "runs": number(group.runs),
                 "final return": spread_text(group.final), "return at equal time": spread_text(group.final_time),
-                "time to target": spread_text(group.required_s[0], duration),
-                "held": spread_text(group.held_s[0], duration),
-                "reached": f"{group.reached[0]} of {group.runs}",
+                **{title: time_text(found, group, kind) for title, (kind, _) in _TIMES.items()},
             }
             for found in reports for group in found.groups
         ],
@@ -232,10 +260,9 @@ def _group_table(reports: list[Report]) -> None:
                 help=f"Mean over all episodes of the last {POLICIES} evaluated policies."),
             "return at equal time": st.column_config.TextColumn(
                 help="The same, up to the wall time that all runs of the task reached."),
-            "time to target": st.column_config.TextColumn(
-                help="Wall time until that mean reached the task's target [h:min:s]; a dash until all seeds did."),
-            "held": st.column_config.TextColumn(
-                help=f"Wall time until the mean of {HELD} evaluations in a row reached it [h:min:s]."),
+            **{title: st.column_config.TextColumn(
+                help=f"Wall time until {what} reached the task's target [h:min:s]; a dash until all seeds did.")
+               for title, (_, what) in _TIMES.items()},
         },
     )
 
@@ -246,7 +273,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
             {
                 "run": run.name, **({"task": run.group.env} if len(reports) > 1 else {}), "group": run.group.label,
                 "final return": number(run.final), "at equal time": number(run.final_time),
-                "time to target": duration(run.required_s[0]), "held": duration(run.held_s[0]),
+                **{title: duration(getattr(run, kind)[0]) for title, (kind, _) in _TIMES.items()},
                 "best": number(max(record.return_mean for record in whole(curves[run.name].evaluations))),
                 f"worst of {WORST_OF}": number(worst_of_last(curves[run.name].evaluations)),
                 "env steps": number(curves[run.name].evaluations[-1].env_steps),
@@ -266,9 +293,9 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
     )
 
 
-def _differences(curves: list[Curve]) -> None:
+def _differences(curves: list[Curve], varied: Sequence[str]) -> None:
     """The settings in which the runs differ, one a line."""
-    names = differing(curves)
+    names = differing(curves, varied)
     if names:
         st.markdown("**Settings in which these runs differ**")
         st.dataframe(

@@ -382,10 +382,10 @@ def exported(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
         return buffer.getvalue()
 
 
-def reported(paths: Sequence[Path]) -> str:
+def reported(paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False) -> str:
     """The report of these runs; of the reason alone where it failed, because a download shows no error."""
     try:
-        return html_report.make(paths)
+        return html_report.make(paths, targets=targets, robust=robust)
     except SpreezeError as error:
         return f'<!doctype html>\n<meta charset="utf-8"><title>No report</title>\n<p>{html.escape(clean(error))}</p>\n'
 

@@ -99,7 +99,7 @@ def form(folder: Path) -> None:
     with st.container(border=True):
         first = st.columns([2.4, 1, 1.1, 0.9, 1], vertical_alignment="bottom")
         env_id = str(first[0].selectbox("Task", tasks(), index=1, accept_new_options=True, key="start_env",
-                                        help="Any installed Gymnasium id. Pendulum-v1 learns in about a minute."))
+                                        help="Any installed Gymnasium id. Pendulum-v1 is learned in seconds."))
         env_id = known_task(env_id)
         last = st.columns([1, 1.2, 1.6, 4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
@@ -156,8 +156,8 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     runnable = [name for name in fitting if any(algorithms[name].runs_in(mode) for mode in known.values())]
     _follow_profile(env_id, runnable)
     algo = _one_of(cells[1], "Algorithm", runnable, "start_algo",
-                   "The algorithms that fit the task. DQN and SAC learn discrete actions, PPO and A2C any, the others "
-                   "continuous ones.")
+                   "The algorithms that fit the task. DQN: discrete actions. SAC: both kinds. TD3, DDPG: continuous. "
+                   "QMIX: teams. The others: any.")
     row = algorithms[algo]
     taking = {name: mode for name, mode in known.items() if row.runs_in(mode)}
     lines = "\n".join(f"- **{name}**: {components.plain(mode.doc)}" for name, mode in taking.items())

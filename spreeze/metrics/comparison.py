@@ -105,6 +105,8 @@ class RunReport:
     limit_s: float
     required_s: tuple[float | None, ...]
     """One for each target."""
+    first_s: tuple[float | None, ...]
+    """For each target the time of the first evaluation that has it, which may be luck."""
     held_s: tuple[float | None, ...]
     """For each target the time from which the mean of ``HELD`` evaluations in a row has it."""
 
@@ -119,9 +121,11 @@ class GroupReport:
     final_time: Spread | None
     required_s: tuple[Spread | None, ...]
     """None while any seed has not reached the target: the mean of the others would be too good."""
+    first_s: tuple[Spread | None, ...]
     held_s: tuple[Spread | None, ...]
-    """The same for ``held_s`` of the runs."""
+    """These two the same, for ``first_s`` and ``held_s`` of the runs."""
     reached: tuple[int, ...]
+    """Runs that have the required time of each target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,19 +221,26 @@ def spread(values: Sequence[float], rules: Rules) -> Spread | None:
     return Spread(float(iqm(np.array(values))) if rules.robust else sum(values) / len(values), low, high, len(values))
 
 
-def differing(curves: Sequence[Curve]) -> list[str]:
-    """The settings in which runs differ, by name, without those ``IGNORED`` and those of algorithms that none runs."""
+def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
+    """The settings in which runs differ, by name, without those of algorithms that none runs.
+
+    Of those ``IGNORED`` only the ones in ``also`` count.
+    """
     unused = {row.name for row in ROWS} - {curve.group.algo for curve in curves}
     names = sorted({name for curve in curves for name in curve.settings
-                    if not name.startswith(IGNORED) and name.partition(".")[0] not in unused})
+                    if name in also
+                    or (not name.startswith(IGNORED) and name.partition(".")[0] not in unused)})
     return [name for name in names if len({curve.settings.get(name) for curve in curves}) > 1]
 
 
-def parted(curves: Sequence[Curve], by: Sequence[str] | None = None) -> list[Curve]:
-    """The curves with their groups split by settings; None: by all in which runs of a group differ."""
+def parted(curves: Sequence[Curve], by: Sequence[str] | None = None, also: Sequence[str] = ()) -> list[Curve]:
+    """The curves with their groups split by the settings ``by``; None: by all in which runs of a group differ.
+
+    Those ``also`` given split them even where they are ``IGNORED``.
+    """
     found = []
     for curve in curves:
-        differ = differing([other for other in curves if other.group == curve.group])
+        differ = differing([other for other in curves if other.group == curve.group], by or also)
         variant = ", ".join(f"{name}={curve.settings.get(name, 'unknown')}" for name in differ
                             if by is None or name in by)
         found.append(replace(curve, group=replace(curve.group, variant=variant)))
@@ -265,21 +276,20 @@ def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
         name=curve.name, group=curve.group, seed=curve.seed, policies=min(rules.policies, len(found)),
         final=final_metric(found, rules.policies), final_time=final_metric(found, rules.policies, limit_s),
         limit_s=limit_s, required_s=tuple(required_time(found, target, rules.policies) for target in rules.targets),
+        first_s=tuple(required_time(whole(found), target, 1) for target in rules.targets),
         held_s=tuple(required_time(whole(found), target, HELD) for target in rules.targets),
     )
 
 
 def _group(group: RunGroup, runs: Sequence[RunReport], rules: Rules) -> GroupReport:
-    places = range(len(rules.targets))
-    times = [[run.required_s[i] for run in runs] for i in places]
-    held = [[run.held_s[i] for run in runs] for i in places]
+    times = {kind: list(zip(*(getattr(run, kind) for run in runs), strict=True))
+             for kind in ("required_s", "first_s", "held_s")}
     return GroupReport(
         group=group, runs=len(runs),
         final=spread([run.final for run in runs if run.final is not None], rules),
         final_time=spread([run.final_time for run in runs if run.final_time is not None], rules),
-        required_s=tuple(_of_all(values, rules) for values in times),
-        held_s=tuple(_of_all(values, rules) for values in held),
-        reached=tuple(sum(value is not None for value in values) for values in times),
+        **{kind: tuple(_of_all(values, rules) for values in found) for kind, found in times.items()},
+        reached=tuple(sum(value is not None for value in values) for values in times["required_s"]),
     )
 
 
@@ -411,6 +421,13 @@ def _group_row(group: GroupReport) -> list[str]:
 def _pair_row(pair: PairReport) -> list[str]:
     return [f"{pair.group.label} less {pair.against.label}, same seeds", str(pair.seeds), spread_text(pair.final),
             spread_text(pair.final_time), *(f"{spread_text(value)} of its time" for value in pair.required_ratio)]
+
+
+def time_text(found: Report, group: GroupReport, kind: str, form: Callable[[float | None], str] = duration) -> str:
+    """The time to the only target, ``kind`` being a field such as ``held_s``; ``(1 of 3)`` where not all have it."""
+    known = sum(getattr(run, kind)[0] is not None for run in found.runs if run.group == group.group)
+    told = spread_text(getattr(group, kind)[0], form)
+    return told if known == group.runs else f"{told} ({known} of {group.runs})"
 
 
 def spread_text(value: Spread | None, form: Callable[[float | None], str] = number) -> str:

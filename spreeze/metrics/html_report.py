@@ -23,6 +23,7 @@ from spreeze.errors import ConfigError
 from spreeze.formatting import DASH, clean, duration, number, percent, whole
 from spreeze.metrics import tuning_record
 from spreeze.metrics.comparison import (
+    HELD,
     POLICIES,
     RESAMPLES,
     SMOOTHING,
@@ -38,6 +39,7 @@ from spreeze.metrics.comparison import (
     report,
     returns,
     spread_text,
+    time_text,
 )
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import by_name
@@ -49,7 +51,7 @@ def _minute(started: object) -> str:
     return clean(started, 40)[:16].replace("T", " ")
 
 
-MOST_RUNS = 20
+MOST_RUNS = 60
 _MOST_ROWS = 400
 _MOST_EVENTS = 100
 _MOST_PICTURE_BYTES = 400_000
@@ -87,8 +89,13 @@ class _Run(NamedTuple):
         return clean(self.path.name, 128)
 
 
-def make(paths: Sequence[Path]) -> str:
+def make(paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False) -> str:
     """The whole file, as text.
+
+    Args:
+        paths: run directories.
+        targets: a return for each task whose times are told.
+        robust: the centre over seeds is their interquartile mean.
 
     Raises:
         ConfigError: too many runs.
@@ -98,7 +105,8 @@ def make(paths: Sequence[Path]) -> str:
         raise ConfigError(f"a report of {len(paths)} runs: from 1 to {MOST_RUNS} fit on a page")
     runs = [_read(path) for path in paths]
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
-    parts = [_overview(runs), _picture(runs[0]) if len(runs) == 1 else "", _curves(runs), _rates(runs)]
+    parts = [_overview(runs), _picture(runs[0]) if len(runs) == 1 else "", _curves(runs, targets or {}, robust),
+             _rates(runs)]
     parts += [_differences(runs)] if len(runs) > 1 else []
     parts += [_details(run, alone=len(runs) == 1) for run in runs]
     made = f"Made {time.strftime('%Y-%m-%d %H:%M')} by Spreeze {__version__}"
@@ -184,7 +192,7 @@ def _picture(run: _Run) -> str:
                                         f"src=\"data:image/jpeg;base64,{base64.b64encode(data).decode()}\">")
 
 
-def _curves(runs: Sequence[_Run]) -> str:
+def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool) -> str:
     """Greedy returns of each task over wall time and env steps, with the protocol's metrics where seeds repeat."""
     curves = parted([run.curve for run in runs if run.curve is not None])
     if not curves:
@@ -197,25 +205,33 @@ def _curves(runs: Sequence[_Run]) -> str:
             groups: dict[str, list[Line]] = {}
             for curve in own:
                 groups.setdefault(curve.group.label, []).append(returns(curve.evaluations, axis))
-            traces = [_trace(f"{label} ({len(lines)} run{'s' if len(lines) > 1 else ''})", lines)
+            traces = [_trace(f"{label} ({len(lines)} run{'s' if len(lines) > 1 else ''})", lines, robust)
                       for label, lines in groups.items()]
             charts.append(_chart(traces, title, "greedy return"))
-        parts.append(_charts(f"{task}: greedy return, mean of {SMOOTHING} evaluations", charts))
-    parts.append(_note("A curve is the mean over the runs of the same settings, up to the end of the shortest; the "
-                       "band is the 95 % bootstrap interval over them, and one run has none."
+        parts += [_charts(f"{task}: greedy return, mean of {SMOOTHING} evaluations", charts),
+                  _scores(own, targets.get(task), robust)]
+    centre = "interquartile mean" if robust else "mean"
+    parts.append(_note(f"A curve is the {centre} over the runs of the same settings, up to the end of the shortest; "
+                       "the band is the 95 % bootstrap interval over them, and one run has none."
                        if len(curves) > 1 else "One run: one seed says nothing about the spread over seeds."))
-    found = report(curves, Rules())
-    parts.append(_table(
-        ("task", "group", "runs", "final metric", "final-time metric"),
-        ([group.group.env, group.group.label, group.runs, spread_text(group.final), spread_text(group.final_time)]
-         for group in found.groups),
-    ))
     parts.append(_note(
         f"Metrics of the HTS-RL paper: mean over the episodes of the last {POLICIES} evaluated policies, at the end,"
-        f" and up to the wall time that all runs of a task reached [95 % bootstrap interval over seeds, {RESAMPLES:,} "
-        "resamples]."
+        f" and up to the wall time that all runs of a task reached; the {centre} over seeds [95 % bootstrap interval, "
+        f"{RESAMPLES:,} resamples]."
     ))
     return _section("Learning curves", *parts)
+
+
+def _scores(curves: Sequence[Curve], target: float | None, robust: bool) -> str:
+    """The protocol's metrics of one task, group by group, and the times to its target, if there is one."""
+    found = report(curves, Rules(targets=() if target is None else (target,), robust=robust))
+    times = {} if target is None else {
+        f"first at {number(target)}": "first_s", f"mean of {HELD} at it": "held_s", f"mean of {POLICIES}": "required_s"}
+    return _table(
+        ("group", "runs", "final metric", "final-time metric", *times),
+        ([group.group.label, group.runs, spread_text(group.final), spread_text(group.final_time),
+          *(time_text(found, group, kind) for kind in times.values())] for group in found.groups),
+    )
 
 
 def _rates(runs: Sequence[_Run]) -> str:
@@ -338,11 +354,11 @@ class _Trace(NamedTuple):
     high: np.ndarray | None
 
 
-def _trace(name: str, lines: Sequence[Line]) -> _Trace:
-    """One run as it is, several as their mean with its interval, as far as all of them reach."""
+def _trace(name: str, lines: Sequence[Line], robust: bool) -> _Trace:
+    """One run as it is, several as their centre with its interval, as far as all of them reach."""
     if len(lines) == 1:
         return _Trace(name, *lines[0], None, None)
-    found = band(*on_grid(lines, _POINTS), robust=False)
+    found = band(*on_grid(lines, _POINTS), robust)
     whole = found.runs == len(lines)
     return _Trace(name, found.x[whole], found.centre[whole], found.low[whole], found.high[whole])
 

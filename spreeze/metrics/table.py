@@ -243,7 +243,7 @@ METRICS: tuple[Metric, ...] = (
            "mean of r - 1 - log r over the ratios r of the latest minibatch: with PPO and A2C the estimated divergence "
            "of the policy from the one that collected", "algorithm",
            needs=Needs.ROLLOUTS, chart=Chart("kl", "Divergence in an update", "Learning")),
-    Metric("learning_rate", "ratio", "step size of the latest update (PPO, A2C)", "algorithm",
+    Metric("learning_rate", "ratio", "learning rate of the latest update (PPO, A2C)", "algorithm",
            needs=Needs.ROLLOUTS, chart=Chart("rate", "Learning rate", "Learning")),
     Metric("clip_share", "share", "probability ratios outside of PPO's range on the latest minibatch", "algorithm",
            needs=Needs.ROLLOUTS, chart=Chart("clipped", "Clipped ratios", "Learning", "%", 100.0)),

@@ -13,7 +13,7 @@ on the previous rollout. Two slots in shared memory are swapped only when one is
 lags by exactly one rollout. Random numbers are counter-based (seed, environment, episode, step), and inference works in
 tiles of a fixed height. So trajectories, parameters and optimiser are the same bits for any number of inference
 workers, any timing, and across a resume, as long as the learner is on the CPU (a GPU may sum in another order each
-time) and no step size follows the clock. Without inference workers, the default, an env step costs half as much.
+time) and no learning rate follows the clock. Without inference workers, the default, an env step costs half as much.
 
 The successor of a killed sampler repeats the episode's actions and continues; if the observation differs, the run ends
 with an error that the environment is not repeatable. A step that raises or gives NaN is not stored (see

@@ -8,9 +8,9 @@ and evaluated; each learner writes checkpoints of its own. This process measures
 other hosts may be in the ring (settings ``exchange``, or ``--cluster``): a run on each host, which publishes the mean
 of its own learners; one that joins begins with a neighbour's parameters.
 
-*Step size.* Each of n learners has 1/n of the rows, so its gradient has sqrt(n) times the noise, and Adam makes steps
-of one size of either. The mean of n such steps goes 1/sqrt(n) as far as one step from all rows would. So the step
-size is multiplied by sqrt(n) (``gala.scale_lr``; figures in ``assets/figures.md``).
+*Learning rate.* Each of n learners has 1/n of the rows, so its gradient has sqrt(n) times the noise, and Adam makes
+steps of one size of either. The mean of n such steps goes 1/sqrt(n) as far as one step from all rows would. So the
+learning rate is multiplied by sqrt(n) (``gala.scale_lr``; figures in ``assets/figures.md``).
 
 Learners keep samplers of their own, also on small tasks: on CartPole-v1 and InvertedPendulumBulletEnv-v0 a learner with
 one made 1.00 and 1.04 times the env steps of a process that steps its environments itself (mode serial), and a crash of

@@ -250,7 +250,7 @@ _SPEED = ("overlap", "mirror", "updates_per_launch", "fuse", "device", "threads"
 def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only: bool = False) -> dict[str, Any]:
     """Everything that a result depends on."""
     config, problem = settings.config, problem_of(settings, probe, machine, 0, samplers_only=samplers_only)
-    # Step sizes, discounts and other floats do not change how long anything takes.
+    # Learning rates, discounts and other floats do not change how long anything takes.
     part = dataclasses.asdict(config.on_policy or config.algorithm)
     return {
         **({"samplers_only": True} if samplers_only else {}),

@@ -36,7 +36,7 @@ class BufferTrainer:
     ) -> None:
         """Reads ``rollouts`` as the only reader; ``env_steps_base`` are those of earlier sessions.
 
-        ``meta`` is published with every policy. The step size follows ``progress``.
+        ``meta`` is published with every policy. The learning rate follows ``progress``.
         """
         self.algorithm, self._rollouts, self._meta = algorithm, rollouts, meta
         self._source = RolloutReader(rollouts, envs_per_sampler, goes_round=True)

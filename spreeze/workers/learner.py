@@ -506,7 +506,7 @@ def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps
 def scheduled(
     stop: StopConfig, earlier_s: float, session_s: Callable[[], float], learners: int = 1, *, by_clock: bool = True
 ) -> Progress:
-    """The share of a run that is over, as an on-policy learner's step size follows it.
+    """The share of a run that is over, as an on-policy learner's learning rate follows it.
 
     It goes by env steps where the run ends by them, so that what is learned does not depend on the clock; each of
     ``learners`` takes its part of them. It goes by the clock where nothing else ends the run: beside a return or a
@@ -515,7 +515,7 @@ def scheduled(
     if stop.env_steps is not None:
         end = -(-stop.env_steps // learners)
         return lambda env_steps: min(1.0, env_steps / end)
-    if not by_clock or stop.seconds is None or stop.updates is not None or stop.target_return is not None:
+    if not by_clock or stop.seconds is None or stop.updates is not None or stop.at_return:
         return lambda env_steps: 0.0
     return lambda env_steps: min(1.0, run_progress(stop, earlier_s, session_s(), 0, 0))
 
@@ -528,7 +528,7 @@ def _on_policy_algorithm(job: OnPolicyLearnerJob | BufferLearnerJob, correction:
 
 
 def progress_of(job: OnPolicyLearnerJob, session_s: Callable[[], float]) -> Progress:
-    """The share that this learner's step size follows; not by the clock where others have one of their own."""
+    """The share that this learner's learning rate follows; not by the clock where others have one of their own."""
     mix = job.mix
     if mix is None:
         return scheduled(job.stop, job.wall_base_s, session_s)

@@ -48,8 +48,8 @@ class OnPolicyTrainer:
         """Continues from the state of the current rollout, if there is one.
 
         ``lag`` is 1 or 0 rollouts between the policy that collects and the one that learns; ``meta`` is published with
-        every policy. The step size follows ``progress``. The file ``fingerprints`` gets a line of hashes at each swap.
-        With a ``mixer``, what is learned is shared with others.
+        every policy. The learning rate follows ``progress``. The file ``fingerprints`` gets a line of hashes at each
+        swap. With a ``mixer``, what is learned is shared with others.
 
         Raises:
             CheckpointError: the state belongs to another network.
@@ -141,7 +141,7 @@ class OnPolicyTrainer:
         if self._skipped_rollouts > _MAX_SKIPPED_ROLLOUTS:
             raise WorkerError(
                 f"in {self._skipped_rollouts} rollouts in a row every update had a non-finite loss or gradient; lower "
-                "the step size, or look at the rewards' size"
+                "the learning rate, or look at the rewards' size"
             )
 
     def swap(self) -> bool:

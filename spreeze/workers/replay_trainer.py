@@ -111,7 +111,7 @@ class ReplayTrainer:
             self._fuse()
 
     def anneal(self, progress: float) -> None:
-        """Sets the step sizes for this share of the run, rounded down to thousandths: few changes, and repeatable."""
+        """Sets the learning rates for this share of the run, in whole thousandths: few changes, and repeatable."""
         thousandths = int(1000.0 * min(max(progress, 0.0), 1.0))
         if thousandths != self._progress:
             self._progress = thousandths
