@@ -11,8 +11,7 @@ import pytest
 from harness import REPO, poll
 
 from spreeze.transport.gloo_gossip import GlooGossip, MemberStore
-from spreeze.transport.gossip import GlooPlace, SharedGossip, messages_kept
-from spreeze.transport.socket_sink import create_secret
+from spreeze.transport.gossip import GlooPlace, SharedGossip, create_secret, messages_kept
 from spreeze.transport.weights import VersionedParameters
 
 SENDER = """

@@ -39,9 +39,8 @@ import torch
 from torch.distributed import ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
 
 from spreeze.errors import TransportError
-from spreeze.transport.gossip import GlooPlace, NeighbourGossip, messages_kept
+from spreeze.transport.gossip import GlooPlace, NeighbourGossip, messages_kept, read_secret
 from spreeze.transport.protocols import GossipMessage
-from spreeze.transport.socket_sink import read_secret
 
 DEAD_S = 0.7
 """Silence in the store after which a learner counts as dead."""

@@ -8,6 +8,8 @@ an older one, and nobody waits for a reader. Between hosts they travel by ``gloo
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.errors import TransportError
+from spreeze.transport import files
 from spreeze.transport.protocols import GossipMessage
-from spreeze.transport.socket_sink import create_secret, read_secret
 from spreeze.transport.topology import in_neighbours, out_neighbours
 from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.types import Jsonable
@@ -24,6 +27,23 @@ from spreeze.types import Jsonable
 _PARAMETERS = "parameters"
 _MOST_SLOTS = 9
 """Each is a descriptor in every learner."""
+_SECRET_BYTES = 32
+
+
+def create_secret(path: Path, secret: bytes | None = None) -> bytes:
+    """Writes a secret (None: a new one) into a file that only this user can read; an OSError if that fails."""
+    secret = secret or secrets.token_bytes(_SECRET_BYTES)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secret)
+    return secret
+
+
+def read_secret(path: Path) -> bytes:
+    """Reads the file of ``create_secret``; a TransportError if that fails."""
+    try:
+        return files.read_bytes(path, _SECRET_BYTES)
+    except (OSError, ValueError) as error:
+        raise TransportError(f"the secret of the run cannot be read: {error}") from None
 
 
 def messages_kept(learners: int) -> int:

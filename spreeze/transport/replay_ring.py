@@ -37,8 +37,6 @@ _RESERVED, _COMMITTED = 0, 1
 _MAX_TRIES = 10_000
 _LAG_SAMPLE_ROWS = 2048
 _NONE = np.empty(0, np.int64)
-NO_STEPS = "this ring holds n-step transitions: num_steps is missing"
-NO_FRAMES = "this ring holds images: frames are missing"
 
 
 @dataclass(frozen=True)
@@ -225,8 +223,6 @@ class ShardWriter:
     were announced may be half overwritten.
     """
 
-    has_room = True
-
     def __init__(self, ring: ReplayRing, shard: int) -> None:
         spec, layout = ring.spec, ring.spec.layout
         if not 0 <= shard < spec.num_shards:
@@ -296,7 +292,7 @@ class ShardWriter:
                 self._reward[at], self._terminated[at] = reward, terminated
             if self._num_steps is not None:
                 if num_steps is None:
-                    raise ValueError(NO_STEPS)
+                    raise ValueError("this ring holds n-step transitions: num_steps is missing")
                 self._num_steps[position:stop] = num_steps
             if self._has_frames:
                 self._write_frames(slice(position, stop), frames)
@@ -314,7 +310,7 @@ class ShardWriter:
 
     def _write_frames(self, at: slice, frames: FrameColumns | None) -> None:
         if frames is None:
-            raise ValueError(NO_FRAMES)
+            raise ValueError("this ring holds images: frames are missing")
         self._frames[at], self._links[at, 0], self._links[at, 1] = frames
 
     def _seal(self, position: int, stop: int) -> None:
@@ -348,13 +344,12 @@ class ShardWriter:
             start = stop
 
 
-def write_rows(sink: TransitionSink, rows: np.ndarray, version: int, frames: np.ndarray | None = None) -> None:
-    """Writes packed rows [N, W] float32 and, for images, their ``frames`` [N, F] uint8."""
+def write_rows(sink: TransitionSink, rows: np.ndarray, version: int) -> None:
+    """Writes packed rows [N, W] float32, not of images."""
     layout = sink.layout
     batch = layout.split(rows, 1.0)
     steps = None if layout.num_steps is None else rows[:, layout.num_steps]
-    columns = None if frames is None else FrameColumns(frames, rows[:, layout.back], rows[:, layout.age])
-    sink.write(batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, version, columns)
+    sink.write(batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, version)
 
 
 class Drawn(NamedTuple):

@@ -11,11 +11,9 @@ import numpy as np
 
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
 from spreeze.metrics.table import SLOTS, Phase
-from spreeze.transport.protocols import TransitionSink
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.shared_memory import WAIT_S, wakeups_of
-from spreeze.transport.socket_sink import SocketSink, read_secret
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.collectors import NewestPolicy, TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
@@ -39,11 +37,7 @@ class SamplerJob(Jsonable):
     nan_policy: str
     limiter: RateLimiter
     ring: RingSpec
-    """Of the ring that the rows go to, through its descriptor or a socket."""
-    ring_fd: int = -1
-    sink_address: str = ""
-    """Of the gateway to another process's ring (see ``transport.socket_sink``); empty if there is a descriptor."""
-    sink_secret_file: str = ""
+    ring_fd: int
     wakeup_fds: tuple[int, ...] = ()
     """Of the wakeup by which the learner tells it of batches drawn; empty: it polls."""
     learner_wakeup_fds: tuple[int, ...] = ()
@@ -52,11 +46,7 @@ class SamplerJob(Jsonable):
 
 def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
     """Samples until asked to stop, then closes its environments."""
-    sink: TransitionSink
-    if job.sink_address:
-        sink = SocketSink(job.sink_address, read_secret(Path(job.sink_secret_file)), job.ring.layout, job.index)
-    else:
-        sink = ShardWriter(ReplayRing.attach(job.ring_fd, job.ring), job.index)
+    sink = ShardWriter(ReplayRing.attach(job.ring_fd, job.ring), job.index)
     # The row count of the sink changes the stream after a restart, so no episode is repeated.
     stream = np.random.SeedSequence([job.seed, job.index, sink.next_logical])
     rng = np.random.default_rng(stream)
@@ -80,7 +70,7 @@ class SamplerLoop:
     """The steady state: limiter, weights, actions, environments, rows, metrics."""
 
     def __init__(
-        self, context: WorkerContext, job: SamplerJob, sink: TransitionSink, sampling: TransitionCollector,
+        self, context: WorkerContext, job: SamplerJob, sink: ShardWriter, sampling: TransitionCollector,
         rng: np.random.Generator,
     ) -> None:
         self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng
@@ -125,7 +115,7 @@ class SamplerLoop:
 
     def _may_insert(self) -> bool:
         self._counts = counts = self._sink.counts()
-        return self._sink.has_room and self._job.limiter.may_insert(*counts, self._sampling.num_envs)
+        return self._job.limiter.may_insert(*counts, self._sampling.num_envs)
 
     def _refresh_policy(self) -> None:
         hint = self._context.weights_hint

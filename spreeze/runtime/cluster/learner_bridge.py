@@ -27,8 +27,7 @@ from spreeze.runtime.cluster.ray_nodes import (
 from spreeze.runtime.launcher import WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.chunks import seal_json, unseal_json
-from spreeze.transport.gossip import GlooPlace
-from spreeze.transport.socket_sink import read_secret
+from spreeze.transport.gossip import GlooPlace, read_secret
 from spreeze.types import Jsonable
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.roles import Address
