@@ -74,7 +74,7 @@ def worker_specs(
     learner = BufferLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, learner=config.learner,
         seed=config.run.seed, normalize_obs=config.env.normalize_obs,
-        stop=config.stop, run_started_s=run_started_s,
+        stop=config.stop, run_started_s=run_started_s, batch_size=plan.batch_size,
         wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps, envs_per_sampler=each,
         rollouts=rollouts.spec, rollouts_fd=rollouts.fd, policy_fds=policies.fds, wakeup_fds=wakeup.fds,
         algorithm=plan.algorithm_fields() | {"slots": plan.buffer_slots},

@@ -34,7 +34,7 @@ from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.learner import LearnerFiles, SkippedUpdates, open_on_policy_trainer, run_progress
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, resolve_device
+from spreeze.workers.torch_devices import open_device, resolve_device
 
 _FINAL_EVALUATION_S = 6.0
 
@@ -44,17 +44,15 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
     on_policy = plan.config.on_policy is not None
     if on_policy and plan.samplers > 1:
         return hts.run_mode(plan, run_dir, view, interrupts, launcher)
-    learner = plan.config.learner
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(hts.open_memory(plan, run_dir.path)) if on_policy else None
         plan = plan if memory is None else hts.continued(plan, memory.rollouts)
         recorder = Recorder(plan, run_dir, view)
         stack.callback(lambda: recorder.close(interrupts.again()))
         stack.enter_context(stdout_to_stderr())
-        recorder.outcome.device = device = resolve_device(learner.device)
         hidden_sizes = (plan.config.on_policy or plan.config.algorithm).hidden_sizes
-        stack.enter_context(matmuls_in(learner.precision, device, largest_matmul(hidden_sizes, plan.batch_size)))
-        pair = stack.enter_context(learner_threads(plan.spec, learner.threads, device))
+        recorder.outcome.device, pair = stack.enter_context(
+            open_device(plan.config.learner, plan.spec, hidden_sizes, plan.batch_size))
         serial = _Serial(plan, run_dir, recorder, interrupts)
         if memory is not None:
             serial.run(_Rollouts(serial, memory))

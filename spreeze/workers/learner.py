@@ -38,7 +38,7 @@ from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
 from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
-from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, resolve_device
+from spreeze.workers.torch_devices import open_device, resolve_device
 
 _POLL_S = 0.0005
 _BEAT_S = 1.0
@@ -54,10 +54,8 @@ def run_learner(context: WorkerContext, job: LearnerJob) -> None:
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
     ring = ReplayRing.attach(job.ring_fd, job.ring)
     try:
-        device = resolve_device(job.learner.device)
-        largest = largest_matmul(job.algorithm["hidden_sizes"], job.learner.batch_size)
-        with matmuls_in(job.learner.precision, device, largest), \
-                learner_threads(job.spec, job.learner.threads, device) as pair:
+        hidden_sizes, rows = job.algorithm["hidden_sizes"], job.learner.batch_size
+        with open_device(job.learner, job.spec, hidden_sizes, rows) as (device, pair):
             _ReplayLearner(context, job, ring, pair, device).run()
     finally:
         ring.close()
@@ -65,10 +63,9 @@ def run_learner(context: WorkerContext, job: LearnerJob) -> None:
 
 def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
     """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
-    rollouts, device = Rollouts.attach(job.rollouts_fd, job.rollouts), resolve_device(job.learner.device)
+    rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
     try:
-        largest = largest_matmul(job.algorithm["hidden_sizes"], job.batch_size)
-        with matmuls_in(job.learner.precision, device, largest), learner_threads(job.spec, job.learner.threads, device):
+        with open_device(job.learner, job.spec, job.algorithm["hidden_sizes"], job.batch_size):
             _RolloutLearner(context, job, rollouts).run()
     finally:
         rollouts.close()
@@ -78,7 +75,7 @@ def run_buffer_learner(context: WorkerContext, job: BufferLearnerJob) -> None:
     """Learns from the circular buffer until asked to stop; writes a final checkpoint and final weights."""
     rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
     try:
-        with learner_threads(job.spec, job.learner.threads, resolve_device(job.learner.device)):
+        with open_device(job.learner, job.spec, job.algorithm["hidden_sizes"], job.batch_size):
             _BufferLearner(context, job, rollouts).run()
     finally:
         rollouts.close()
