@@ -14,7 +14,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -34,6 +33,7 @@ from spreeze.metrics.table import RETURN, TABLE, MetricTable
 from spreeze.run_directory import RunDir, read_run, versions
 from spreeze.runtime.launcher import child_environment, log_file
 from spreeze.runtime.plan import RunPlan
+from spreeze.transport.shared_memory import readable
 
 OPEN_S = 120.0
 """Longest time without an answer until a sink is open: imports, a database, a login."""
@@ -246,7 +246,7 @@ class Loggers:
             sink.end(failed=failed)
         begun_s, said = time.monotonic(), False
         while (left := [sink for sink in self._sinks if sink.open]) and not hurry():
-            select.select(left, [], [], 0.05)
+            readable([sink.fileno() for sink in left], 0.05)
             waited_s = time.monotonic() - begun_s
             if waited_s > _LONGEST_CLOSE_S:
                 break

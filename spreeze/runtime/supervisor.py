@@ -284,7 +284,6 @@ class WorkerHandle:
     spec: WorkerSpec
     restarts: Restarts
     process: WorkerProcess | None = None
-    finished: bool = False
     last_heartbeat: int = -1
     heartbeat_seen_s: float = 0.0
     failures: list[str] = field(default_factory=list)
@@ -438,7 +437,6 @@ class ProcessSupervisor:
     def _ended(self, handle: WorkerHandle, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
         messages, phase = self._close(handle)
         if code == 0 and phase is Phase.DONE and handle.spec.role.may_end:
-            handle.finished = True
             return messages
         reason = why or _exit_text(code, phase)
         handle.failures.append(f"{reason}: {handle.reported}" if handle.reported else reason)

@@ -159,6 +159,11 @@ class RowOutlet:
         return self._ring.total_committed() - self.taken
 
     @property
+    def fills_a_chunk(self) -> bool:
+        """Whether these have the least size of a chunk."""
+        return self.waiting * self._ring.spec.layout.row_bytes >= LEAST_CHUNK_BYTES
+
+    @property
     def is_spent(self) -> bool:
         """Whether the samplers have written all that they may."""
         return self._ring.total_committed() >= self._ring.sampled

@@ -428,13 +428,8 @@ class GlooGossip(NeighbourGossip):
     def _is_out_of_reach(self, peer: int, now_s: float) -> bool:
         return now_s - self._alone_s.get(peer, now_s) > _UNREACHABLE_S
 
-    def leave(self) -> None:
-        """Tells the others that no more messages follow."""
-        self._left = True
-        self._change.set()
-
     def close(self) -> None:
-        """Leaves, and ends all threads; gives up on one that the network holds."""
+        """Tells the others that it leaves, and ends all threads; gives up on one that the network holds."""
         if self._closing.is_set():
             return
         self._left = True

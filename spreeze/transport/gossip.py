@@ -20,7 +20,7 @@ import numpy as np
 from spreeze.errors import TransportError
 from spreeze.transport import files
 from spreeze.transport.protocols import GossipMessage
-from spreeze.transport.topology import in_neighbours, out_neighbours
+from spreeze.transport.topology import in_neighbours
 from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.types import Jsonable
 
@@ -137,10 +137,6 @@ class NeighbourGossip:
     @property
     def in_neighbours(self) -> tuple[int, ...]:
         return self._in_neighbours
-
-    @property
-    def out_neighbours(self) -> tuple[int, ...]:
-        return out_neighbours(self._topology, self._learner, self._living)
 
     def close_over(self, living: Sequence[int]) -> None:
         self._living = tuple(living)

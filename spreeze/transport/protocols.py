@@ -215,9 +215,6 @@ class Gossip(Protocol):
     @property
     def in_neighbours(self) -> tuple[int, ...]: ...  # whose messages this learner receives
 
-    @property
-    def out_neighbours(self) -> tuple[int, ...]: ...  # who receives this learner's messages
-
     def close_over(self, living: Sequence[int]) -> None:
         """Leaves the others out of the graph, until they are among the living again."""
         ...

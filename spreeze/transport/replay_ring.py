@@ -388,8 +388,6 @@ class ReplayReader:
         self._age_clock = 0
         self._drawn: Drawn | None = None
         self.inserted, self.available = 0, 0
-        self.redrawn = 0
-        """Rows that this reader has drawn again because they may have been overwritten during the copy."""
         self.refresh()
 
     @property
@@ -450,7 +448,6 @@ class ReplayReader:
         bad, redrawn = self._copy(drawn, rows, frames)
         for _ in range(_MAX_TRIES):
             if not bad.size:
-                self.redrawn += redrawn
                 return redrawn
             self.refresh()
             again = self._draw(rng, bad.size)

@@ -75,9 +75,6 @@ class GpuReplay:
         self._draws_before = self._main.mark()
         self.generator = torch.Generator(device).manual_seed(seed)
         self.available = 0
-        self.rows_pulled = 0
-        self.rows_torn = 0
-        """Rows that were overwritten during the copy, and so dropped."""
         self.set_batch_size(batch_size)
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -134,8 +131,6 @@ class GpuReplay:
             self._beside.copy(self._rows[first + place : first + place + count], staged[torn + at : torn + at + count])
         self._staging.sent(self._beside.mark())
         self._end[shard] = end
-        self.rows_torn += torn
-        self.rows_pulled += end - begin - torn
 
     def _publish(self, windows: list[tuple[int, int]]) -> None:
         """Passes the new windows to the draws, which begin after the copies."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.formatting import clean
-from spreeze.machine.processes import MARK, OrphanWatch, kill_and_wait
+from spreeze.machine.processes import OrphanWatch, kill_and_wait
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.launcher import child_environment
 from spreeze.transport.gossip import create_secret
@@ -80,7 +80,7 @@ class HostRun(threading.Thread):
                        "--name", f"host-{self.starts}", "--set", f"exchange.secret_file={secret_file}"]
             with open(said, "wb") as output:
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                           process_group=0, env={**child_environment(1, nonce), MARK: nonce})
+                                           process_group=0, env=child_environment(1, nonce))
             if not self._watch(process):
                 continue
             why = (said.read_text(errors="replace").strip().splitlines() or ["no word"])[-1]
