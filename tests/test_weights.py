@@ -39,6 +39,7 @@ def test_what_is_published_comes_back(store):
         assert weights.order == (1, 20)
         assert weights.meta == {"algo": "sac", "sizes": [4, 3], "gamma": 0.99}
         assert weights.path == path
+        assert weights.to_bytes() == path.read_bytes()
         assert weights.arrays.keys() == arrays().keys()
         np.testing.assert_array_equal(weights.arrays["actor.0.weight"], arrays(2.5)["actor.0.weight"])
         assert weights.arrays["count"].shape == ()

@@ -28,7 +28,7 @@ from spreeze.runtime.launcher import FRESH, Launcher
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder, View
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
-from spreeze.transport.weights import Weights, encode
+from spreeze.transport.weights import Weights
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.learner import LearnerFiles, SkippedUpdates, open_on_policy_trainer, run_progress
@@ -75,7 +75,7 @@ class _Serial:
         ), recorder.env_error)
         self._ending = self._checkpoint_asked = False
         self._evaluations_s = 0.0
-        self._unscored: tuple[Weights, bytes] | None = None
+        self._unscored: Weights | None = None
         """The newest weights, if an interrupt cut their evaluation short."""
         self._next_sample_s = self._next_evaluation_s = 0.0
         self._next_evaluation_update = 0
@@ -170,11 +170,11 @@ class _Serial:
             self.recorder.event("warning", text)
 
         try:
-            weights, data = self._newest()
+            weights = self._newest()
         except (OSError, WeightsError) as error:
             warn(f"weights not published, the last good ones stay: {error}")
         else:
-            record = self._evaluation.attempt(weights, data, should_stop, partial=final, on_failure=warn)
+            record = self._evaluation.attempt(weights, should_stop, warn, keep_partial=final)
             if record is not None:
                 self._unscored = None
                 self.recorder.evaluation(record, final=final)
@@ -187,11 +187,10 @@ class _Serial:
         interval = self.plan.config.evaluation.interval_updates or 1
         self._next_evaluation_update = (self._data.trainer.updates // interval + 1) * interval
 
-    def _newest(self) -> tuple[Weights, bytes]:
+    def _newest(self) -> Weights:
         """Publishes the newest weights, unless those were published that have no score yet."""
         if self._unscored is None or self._data.files.is_new:
-            weights = self._data.files.publish()
-            self._unscored = weights, encode(weights.arrays, weights.meta, weights.epoch, weights.version)
+            self._unscored = self._data.files.publish()
         return self._unscored
 
     def _checkpoint(self) -> None:

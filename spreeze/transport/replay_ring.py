@@ -101,7 +101,7 @@ class RingSpec(Jsonable):
 class ReplayRing:
     """Typed view of the memory, created by the supervisor and attached by descriptor in the workers."""
 
-    def __init__(self, spec: RingSpec, block: Block, locked: bool | None) -> None:
+    def __init__(self, spec: RingSpec, block: Block, locked: bool | None = None) -> None:
         self.spec, self.block = spec, block
         self.locked = not STRONGLY_ORDERED if locked is None else locked
         shards, blocks = spec.num_shards, spec.blocks_per_shard
@@ -132,9 +132,9 @@ class ReplayRing:
         return ring
 
     @classmethod
-    def attach(cls, fd: int, spec: RingSpec, *, locked: bool | None = None) -> ReplayRing:
+    def attach(cls, fd: int, spec: RingSpec) -> ReplayRing:
         """Attaches to an inherited descriptor; a TransportError if it belongs to another ring."""
-        ring = cls(spec, attach(fd, spec.size_bytes), locked)
+        ring = cls(spec, attach(fd, spec.size_bytes))
         found, expected = ring.words[:6].tolist(), spec.header()
         if found != expected:
             ring.close()

@@ -52,6 +52,10 @@ class Weights:
         """The epoch rises when a learner starts, the version with its updates."""
         return self.epoch, self.version
 
+    def to_bytes(self) -> bytes:
+        """The bytes of a weights file; those of its own, if it has one."""
+        return encode(self.arrays, self.meta, self.epoch, self.version)
+
 
 def schema_of(arrays: Arrays) -> str:
     """Short hash of names, types and shapes."""

@@ -155,11 +155,11 @@ class WorkerContext:
         self.beat(Phase.CHECKPOINT)
         self.post(checkpoint_left_bytes=left_bytes)
 
-    def sleep(self, seconds: float, phase: Phase = Phase.WAIT, until: Callable[[], bool] = lambda: False) -> None:
+    def sleep(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Sleeps in short pieces, so that the heartbeat goes on and a stop, or ``until``, is noticed at once."""
         end = time.monotonic() + seconds
         while not self.stopping and not until():
-            self.beat(phase)
+            self.beat(Phase.WAIT)
             left = end - time.monotonic()
             if left <= 0:
                 return

@@ -148,15 +148,15 @@ class _Show:
         now_s = time.monotonic()
         if self._clip is not None or not (self._at_start or now_s >= self._new_weights_s):
             return
-        found = self._watch.newer(self._context.weights_hint)
-        if found is None:
+        weights = self._watch.newer(self._context.weights_hint)
+        if weights is None:
             return
         if self._policy is None:
             self._next_clip_s = now_s + min(_FIRST_CLIP_S, self._config.clip_interval_s)
-        self._weights = found[0]
-        self._policy = Policy.from_weights(self._weights.arrays, self._weights.meta)
+        self._weights = weights
+        self._policy = Policy.from_weights(weights.arrays, weights.meta)
         self._new_weights_s = now_s + _NEW_WEIGHTS_S
-        self._context.post(policy_version=self._weights.version)
+        self._context.post(policy_version=weights.version)
 
     def _frame(self, policy: Policy) -> None:
         self._context.beat(Phase.RENDER)
@@ -243,11 +243,11 @@ def _clear(run_dir: Path, videos: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_jpeg(path: Path, frame: np.ndarray, quality: int = 80) -> None:
+def write_jpeg(path: Path, frame: np.ndarray) -> None:
     """Replaces a picture atomically; ``frame`` is uint8 [H, W, 3]."""
     temporary = _temporary(path)
     try:
-        Image.fromarray(frame).save(temporary, format="JPEG", quality=quality)
+        Image.fromarray(frame).save(temporary, format="JPEG", quality=80)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

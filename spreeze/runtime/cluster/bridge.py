@@ -36,7 +36,6 @@ from spreeze.transport.chunks import (
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter, write_rows
 from spreeze.transport.shared_memory import wakeups_of
-from spreeze.transport.weights import encode
 from spreeze.types import Jsonable
 from spreeze.workers.context import WorkerContext, open_weights
 
@@ -349,8 +348,7 @@ class Bridge:
             return
         weights = self._weights.read_latest(self._order)
         if weights is not None and weights.version > 0:  # hosts act uniformly until there are trained ones
-            data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
-            self._shared = self._nodes.share(seal(self._secret, b"weights", data))
+            self._shared = self._nodes.share(seal(self._secret, b"weights", weights.to_bytes()))
             self._order = weights.order
             self._published_s = weights.path.stat().st_mtime if weights.path.exists() else time.time()
         elif weights is None and self._order is None:
