@@ -1,7 +1,7 @@
 """Shared memory, files, sockets and arithmetic between processes; knows no algorithm and no environment.
 
 *Interfaces.* Samplers write into a ``TransitionSink`` or a ``RolloutSink``, learners read from a ``BatchSource`` or a
-``RolloutSource``, and parameters go from a ``ParameterPublisher`` to a ``ParameterSource``: see ``protocols``. A new
+``RolloutReader``, and parameters go from a ``ParameterPublisher`` to a ``ParameterSource``: see ``protocols``. A new
 transport is one more class and one more line in the tests' tables of implementations.
 
 *Nothing can hang on a dead process.* Processes of one machine share only memory, files, pipes and exit codes.

@@ -118,7 +118,7 @@ class NeighbourGossip:
         self._learner, self._topology, self._max_staleness = learner, topology, max_staleness
         self._number = -1
         self._held = [(-1, -1)] * learners
-        self._in_neighbours: tuple[int, ...] = ()
+        self.in_neighbours: tuple[int, ...] = ()
         self.staleness: dict[int, int] = {}
         self.close_over(range(learners))
 
@@ -134,14 +134,10 @@ class NeighbourGossip:
         """A peer's newest message; None if there is none, or none newer than (epoch, number)."""
         raise NotImplementedError
 
-    @property
-    def in_neighbours(self) -> tuple[int, ...]:
-        return self._in_neighbours
-
     def close_over(self, living: Sequence[int]) -> None:
         self._living = tuple(living)
-        self._in_neighbours = in_neighbours(self._topology, self._learner, self._living)
-        self.staleness = {peer: self.staleness.get(peer, 0) for peer in self._in_neighbours}
+        self.in_neighbours = in_neighbours(self._topology, self._learner, self._living)
+        self.staleness = {peer: self.staleness.get(peer, 0) for peer in self.in_neighbours}
 
     def send(self, parameters: np.ndarray, number: int) -> None:
         self._put(parameters, number)
@@ -149,7 +145,7 @@ class NeighbourGossip:
         self.staleness = {peer: updates + 1 for peer, updates in self.staleness.items()}
 
     def receive(self) -> list[GossipMessage]:
-        found = [message for peer in self._in_neighbours if (message := self._due(peer)) is not None]
+        found = [message for peer in self.in_neighbours if (message := self._due(peer)) is not None]
         for message in found:
             self._held[message.sender] = message.epoch, message.number
             self.staleness[message.sender] = 0

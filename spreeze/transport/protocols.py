@@ -6,7 +6,7 @@ and does something else where there is no room. The tests ``tests/test_contract_
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -154,23 +154,6 @@ class TakenRollout(NamedTuple):
     version: int  # of the oldest policy in it
     versions: np.ndarray  # [T, M]
     batch: RolloutBatch | None  # None of a rollout that the taker knew
-
-
-class RolloutSource(Protocol):
-    """Where a learner takes rollouts from: only complete ones, each at most K times, whichever process is killed.
-
-    A rollout is gone after K uses, or when its writer needs the slot: the newest are kept.
-    """
-
-    def take(self, known: Container[tuple[int, int]] = ()) -> TakenRollout | None:
-        """Takes a rollout that was never given, of these the oldest, or else the one that was given longest ago.
-
-        None while there is none. Of rollouts (writer, j) that are ``known`` nothing but the versions is copied.
-        """
-        ...
-
-    @property
-    def uses_left(self) -> int: ...  # of all rollouts that are there
 
 
 class ParameterPublisher(Protocol):

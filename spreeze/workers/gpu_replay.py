@@ -83,12 +83,9 @@ class GpuReplay:
         """[B, W], the rows of the latest draw."""
         self.logical = torch.zeros(batch_size, dtype=torch.int64, device=device)
         """[B], the rows' logical indices in their shards."""
-        self._random, self._shard = torch.zeros_like(self.logical), torch.zeros_like(self.logical)
-
-    @property
-    def shard(self) -> Tensor:
-        """[B], the shards of the rows of the latest draw."""
-        return self._shard
+        self.shard = torch.zeros_like(self.logical)
+        """[B], these shards."""
+        self._random = torch.zeros_like(self.logical)
 
     @property
     def size_bytes(self) -> int:
@@ -159,8 +156,8 @@ class GpuReplay:
             raise TransportError("no replay row can be drawn: none was pulled")
         ends = self._windows[0]
         self._random.random_(generator=self.generator).remainder_(ends[-1])
-        torch.searchsorted(ends, self._random, right=True, out=self._shard)
-        shifts, starts = self._windows[1:, self._shard]
+        torch.searchsorted(ends, self._random, right=True, out=self.shard)
+        shifts, starts = self._windows[1:, self.shard]
         torch.add(self._random, shifts, out=self.logical)
         place = torch.remainder(self.logical, self.rows_per_shard).add_(starts)
         return torch.index_select(self._rows, 0, place, out=self.batch)
@@ -174,7 +171,7 @@ class GpuReplay:
         """Mean policy lag and age of the latest draw (reads the device); 0 before anything was pulled."""
         if self.available < 1:
             return 0.0, 0.0
-        shard, logical = self._shard.cpu().numpy(), self.logical.cpu().numpy()
+        shard, logical = self.shard.cpu().numpy(), self.logical.cpu().numpy()
         spec = self._reader.ring.spec
         return self._reader.lag_age(shard * spec.stride_rows + logical % spec.rows_per_shard, version_now)
 

@@ -577,7 +577,8 @@ class LearnerFiles:
         self._env_steps, self._wall_s = env_steps, wall_s
         self.weights = open_weights(run_dir)
         self._checkpoints = CheckpointStore(run_dir / "checkpoints", on_progress)
-        self._epoch = 0
+        self.epoch = 0
+        """Rises with each start of the learner."""
         self.offered_updates = -1
         """Updates of the last offered policy."""
         self.saved_updates = 0
@@ -586,16 +587,11 @@ class LearnerFiles:
     def begin(self) -> Checkpoint | None:
         """Begins an epoch after all existing ones; returns the newest checkpoint, if any."""
         latest, checkpoint = self.weights.read_latest(None), self._checkpoints.load_latest()
-        self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
+        self.epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
         return checkpoint
 
     def _now(self) -> dict[str, Any]:
         return {"env_steps": self._env_steps(), "wall_s": self._wall_s()}
-
-    @property
-    def epoch(self) -> int:
-        """Rises with each start of the learner."""
-        return self._epoch
 
     @property
     def is_new(self) -> bool:
@@ -605,7 +601,7 @@ class LearnerFiles:
     def offer(self) -> Offer:
         arrays, meta = self._trainer.policy_snapshot()
         self.offered_updates = self._trainer.updates
-        return Offer(arrays, meta | self._now(), self._epoch, self.offered_updates)
+        return Offer(arrays, meta | self._now(), self.epoch, self.offered_updates)
 
     def publish(self) -> Weights:
         """Publishes in this thread.
@@ -627,7 +623,7 @@ class LearnerFiles:
         """
         tensors, state = self._trainer.state()
         state, updates = state | self._names | self._now(), int(state["updates"])
-        self._checkpoints.save(tensors, state, epoch=self._epoch, updates=updates, ring=ring)
+        self._checkpoints.save(tensors, state, epoch=self.epoch, updates=updates, ring=ring)
         self.saved_updates = updates
 
 

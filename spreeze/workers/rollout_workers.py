@@ -233,7 +233,7 @@ class Inference:
         if policy is None:
             return envs[:0]
         action, log_prob = policy.draw(self._mailbox.obs[envs], self._mailbox.noise[envs])
-        self._mailbox.answer(envs, Answers(action, log_prob, self._policies.rollout))
+        self._mailbox.answer(envs, Answers(action, log_prob, self._policies.version))
         return envs
 
 
@@ -262,5 +262,5 @@ def run_inference_worker(context: WorkerContext, job: RolloutWorkerJob) -> None:
                 context.beat(Phase.WAIT)
                 wakeup.wait(WAIT_S)
                 numbers["wait_s"] += perf_counter() - start
-            numbers["policy_version"] = max(policies.rollout, 0)
+            numbers["policy_version"] = max(policies.version, 0)
             context.post(**numbers)
