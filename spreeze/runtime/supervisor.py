@@ -226,7 +226,7 @@ class _Supervisor:
     def _waited(self, specs: list[WorkerSpec]) -> None:
         """Called while waiting for ``specs``; shows what learners still have to write."""
         self._report_hang_up()
-        if any(spec.role.saves for spec in specs):
+        if any(spec.role.learns for spec in specs):
             groups = self._mode.read().groups
             self._recorder.saving(int(sum(group.learner["checkpoint_left_bytes"] for group in groups)))
 
@@ -498,7 +498,7 @@ class ProcessSupervisor:
     def _is_late(self, handle: WorkerHandle, start: float) -> bool:
         """Whether a worker has used up its time to end since ``start``."""
         now = self._clock()
-        if not handle.spec.role.saves:
+        if not handle.spec.role.learns:
             return now - start > _STOP_S
         phase = self._note_heartbeat(handle, now)
         silent_s = now - max(start, handle.heartbeat_seen_s)
@@ -521,7 +521,7 @@ class ProcessSupervisor:
         assert handle.process is not None
         code = handle.process.poll()
         messages, phase = self._close(handle)
-        if code != 0 and handle.spec.role.saves and phase is not Phase.DONE:
+        if code != 0 and handle.spec.role.learns and phase is not Phase.DONE:
             how = "was left behind" if code is None else _exit_text(code, phase)
             self.on_event("warning", f"{handle.spec.name} {how} while stopping; its last checkpoint counts")
         return messages
