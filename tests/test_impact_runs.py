@@ -208,7 +208,8 @@ def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
         return True
 
     envs.advance = advance
-    context = SimpleNamespace(sampler_share=1.0, beat=lambda phase: None, slots=np.zeros(len(SLOTS["sampler"])))
+    context = SimpleNamespace(rests=lambda now_s: False, worked=lambda since_s: None, beat=lambda phase: None,
+                              slots=np.zeros(len(SLOTS["sampler"])))
     with contextlib.closing(Wakeup.create()) as wakeup:
         loop = _BufferSampler(context, envs, None, wakeup)
         loop._policy = SimpleNamespace(current=lambda: object(), refresh=lambda: None, version=0)

@@ -62,8 +62,8 @@ class Told:
     def beat(self, phase):
         pass
 
-    def send(self, kind, **facts):
-        self.events.append(facts["text"])
+    def event(self, level, text):
+        self.events.append(text)
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
         return context.stopping
 
     def on_failure(text: str) -> None:
-        context.send("event", level="warning", text=text)
+        context.event("warning", text)
 
     with contextlib.closing(Evaluation(job, context.env_error)) as evaluation:
         with contextlib.suppress(Exception):
@@ -112,8 +112,8 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
                 )
                 context.send("evaluation", **record)
                 if was_asked:
-                    context.send("event", level="info", text=f"evaluation on request, after {record['updates']} "
-                                 f"updates: mean return {record['return_mean']:.1f} of {record['episodes']} episodes")
+                    context.event("info", f"evaluation on request, after {record['updates']} updates: mean return "
+                                  f"{record['return_mean']:.1f} of {record['episodes']} episodes")
                 evaluation.test_best(should_stop, on_failure)
             if evaluation.failures:
                 context.sleep(pause_s(evaluation.failures))

@@ -84,7 +84,7 @@ def run_buffer_learner(context: WorkerContext, job: BufferLearnerJob) -> None:
 class SkippedUpdates:
     """Notices that no update is applied any more, because loss or gradient is not finite."""
 
-    def __init__(self, trainer: ReplayTrainer | BufferTrainer | OnPolicyTrainer) -> None:
+    def __init__(self, trainer: ReplayTrainer | BufferTrainer) -> None:
         self._trainer, self._in_a_row = trainer, 0
         self._updates, self._skipped = trainer.updates, trainer.algorithm.updates_skipped()
 
@@ -104,6 +104,8 @@ class _Learner:
 
     began = True
     """Whether there was enough data to begin."""
+    ends_by_env_steps = True
+    """Whether it ends the run at the number of env steps that was asked for; if not, the supervisor does."""
 
     def __init__(
         self, context: WorkerContext, job: AnyLearnerJob, trainer: ReplayTrainer | OnPolicyTrainer | BufferTrainer,
@@ -121,7 +123,6 @@ class _Learner:
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
-        self._skipped = SkippedUpdates(trainer)
         self._checkpoints_asked = context.checkpoints_asked
 
     def _wall_s(self) -> float:
@@ -136,8 +137,10 @@ class _Learner:
         raise NotImplementedError
 
     def stop_reason(self) -> str | None:
-        most = self._job.stop.updates
-        return "updates" if most is not None and self._trainer.updates >= most else None
+        stop = self._job.stop
+        if self.ends_by_env_steps and stop.env_steps is not None and self.env_steps() >= stop.env_steps:
+            return "env_steps"
+        return "updates" if stop.updates is not None and self._trainer.updates >= stop.updates else None
 
     def advance(self) -> bool:
         """Learns what is due; False if the learner has to wait for data."""
@@ -167,7 +170,7 @@ class _Learner:
         context.send("started", device=resolve_device(self._job.learner.device))
         checkpoint = self._files.begin()
         for damage in checkpoint.skipped if checkpoint else ():
-            self._report(f"checkpoint left out: {damage}"[:500], "warning")
+            self._report(f"checkpoint left out: {damage}", "warning")
         self.restore(checkpoint)
         del checkpoint
         self._publish()
@@ -254,12 +257,30 @@ class _Learner:
             time.sleep(0.02)
 
     def _report(self, text: str, level: str = "info") -> None:
-        self._context.send("event", level=level, text=text)
+        self._context.event(level, text)
 
 
-class _ReplayLearner(_Learner):
+class _RestoredLearner(_Learner):
+    """One whose state is in its checkpoint."""
+
+    _trainer: ReplayTrainer | BufferTrainer
+    _skipped: SkippedUpdates
+
+    def restore(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None:
+            self._trainer.load_state(checkpoint.tensors, checkpoint.state)
+            self._report(f"learner continues from update {self._trainer.updates}")
+        self._skipped = SkippedUpdates(self._trainer)
+
+    def check(self) -> None:
+        """Raises a WorkerError if too many updates in a row were skipped."""
+        self._skipped.check()
+
+
+class _ReplayLearner(_RestoredLearner):
     """Batches drawn from replay, within the band of samples per insert."""
 
+    ends_by_env_steps = False
     _job: LearnerJob
     _trainer: ReplayTrainer
 
@@ -284,11 +305,7 @@ class _ReplayLearner(_Learner):
             returned = self._context.named(self._context.slots)["updates"] > 0.0  # its parameters are old
             joins = returned or (self._job.gloo is not None and self._job.gloo.joined)
             self._peers = PeerAverage(self._trainer.algorithm, gossip, self._job.learner.average_interval, joins=joins)
-        if checkpoint is None:
-            return
-        self._trainer.load_state(checkpoint.tensors, checkpoint.state)
-        self._skipped = SkippedUpdates(self._trainer)
-        self._report(f"learner continues from update {self._trainer.updates}")
+        super().restore(checkpoint)
 
     def _open_gossip(self) -> Gossip | None:
         """The exchange with the learners to average with; None where there are none."""
@@ -347,12 +364,8 @@ class _ReplayLearner(_Learner):
         return self._job.env_steps_base + int(sum(float(self._context.status.slots(row)[_ENV_STEPS]) for row in rows))
 
     def check(self) -> None:
-        """Reports the trainer's notes.
-
-        Raises:
-            WorkerError: too many updates in a row were skipped.
-        """
-        self._skipped.check()
+        """Also reports the trainer's notes."""
+        super().check()
         while self._trainer.notes:
             self._report(self._trainer.notes.pop(0))
 
@@ -383,11 +396,6 @@ class _RolloutLearner(_Learner):
         """Wakes the rollout samplers, which wait for a swap, or at the start for the first policy."""
         for wakeup in self._samplers:
             wakeup.notify()
-
-    def stop_reason(self) -> str | None:
-        if self._job.stop.env_steps is not None and self.env_steps() >= self._job.stop.env_steps:
-            return "env_steps"
-        return super().stop_reason()
 
     def _on_gradient(self) -> None:
         """The heartbeat while a large rollout is learned from; once a second, or a timeline would be full of it."""
@@ -446,7 +454,7 @@ class _Peers:
         return True
 
 
-class _BufferLearner(_Learner):
+class _BufferLearner(_RestoredLearner):
     """Rollouts of any age, from a buffer that samplers write without waiting."""
 
     _job: BufferLearnerJob
@@ -463,17 +471,6 @@ class _BufferLearner(_Learner):
         self._broadcast = PolicyBroadcast(
             self._trainer, VersionedParameters(job.policy_fds), int(job.algorithm["broadcast_updates"]))
 
-    def restore(self, checkpoint: Checkpoint | None) -> None:
-        if checkpoint is not None:
-            self._trainer.load_state(checkpoint.tensors, checkpoint.state)
-            self._skipped = SkippedUpdates(self._trainer)
-            self._report(f"learner continues from update {self._trainer.updates}")
-
-    def stop_reason(self) -> str | None:
-        if self._job.stop.env_steps is not None and self.env_steps() >= self._job.stop.env_steps:
-            return "env_steps"
-        return super().stop_reason()
-
     def advance(self) -> bool:
         """One update; the samplers, all of them, find new weights after every few, and before the learner waits."""
         self._context.beat(Phase.UPDATE)
@@ -485,9 +482,6 @@ class _BufferLearner(_Learner):
 
     def env_steps(self) -> int:
         return self._trainer.env_steps
-
-    def check(self) -> None:
-        self._skipped.check()
 
 
 def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps: float, updates: int) -> float:

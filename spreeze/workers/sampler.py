@@ -21,8 +21,6 @@ from spreeze.workers.context import WorkerContext, open_weights
 _POLL_S = 0.0005
 """Sleep while the limiter holds the sampler: shorter than a learner update, longer than a wakeup."""
 _POLICY_VERSION = SLOTS["sampler"].index("policy_version")
-_REST_S = 0.01
-"""Sleep while the governor pauses the sampler: it returns soon and takes almost no processor time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +75,6 @@ class SamplerLoop:
         self._policy = NewestPolicy(open_weights(Path(job.run_dir)))
         self._hint = -1
         self._counts = sink.counts()
-        self._rest_until_s = 0.0
         self._wakeup, self._learner = (next(iter(wakeups_of(fds)), None)
                                        for fds in (job.wakeup_fds, job.learner_wakeup_fds))
         # Slots outlive this process, so counters continue after a restart.
@@ -87,10 +84,8 @@ class SamplerLoop:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
         start = perf_counter()
         actions = None
-        share = self._context.sampler_share
-        if share < 1.0 and (share <= 0.0 or start < self._rest_until_s):
-            self._context.beat(Phase.WAIT)  # a rest does not count as waiting for the limiter
-            time.sleep(_REST_S if share <= 0.0 else min(_REST_S, self._rest_until_s - start))
+        if self._context.rests(start):
+            pass
         elif self._may_insert():
             self._context.beat(Phase.STEP)
             self._refresh_policy()
@@ -99,9 +94,7 @@ class SamplerLoop:
             self._sampling.step(actions, self._policy.version)
             if self._learner is not None:
                 self._learner.notify()
-            if 0.0 < share < 1.0:
-                end = perf_counter()
-                self._rest_until_s = end + (end - start) * (1.0 - share) / share
+            self._context.worked(start)
         else:
             self._context.beat(Phase.WAIT)
             if self._wakeup is None:

@@ -49,7 +49,7 @@ def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
             task.render()
         except Exception as error:
             text = f"no pictures: {type(error).__name__}: {one_line(error)}; training goes on"
-            context.send("event", level="warning", text=text)
+            context.event("warning", text)
             return
         show = _Show(context, job, task)
         stack.pop_all()  # the show closes it, or the one in its place
@@ -126,7 +126,7 @@ class _Show:
         self._failures += 1
         if is_power_of_ten(self._failures):
             text = f"picture failed{in_a_row(self._failures)}: {type(error).__name__}: {one_line(error)}"
-            self._context.send("event", level="warning", text=text)
+            self._context.event("warning", text)
         self.drop_clip()
         self._context.sleep(pause_s(self._failures))
 
