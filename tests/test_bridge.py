@@ -121,18 +121,18 @@ def test_samplers_of_a_host_do_not_go_on_further_than_the_driver_allows(job):
         assert before + len(chunk.rows) <= 100 + slack
 
 
-def test_a_gateway_does_nothing_for_who_does_not_know_the_token(job):
+def test_a_gateway_does_nothing_for_who_does_not_know_the_secret(job):
     with gateway(job) as there:
         stranger = seal_json(bytes(range(32)), b"pull", {"epoch": 0, "allowed": 10**6})
         chunk = unseal_chunk(SECRET, job.layout, there.pull(stranger))
         assert (chunk.epoch, len(chunk.rows)) == (0, 0)
-        assert "token" in chunk.facts["failure"]
+        assert "signed" in chunk.facts["failure"]
         for method in ("weights", "ping", "check", "end"):
-            assert "token" in told(getattr(there, method)(stranger))["failure"]
+            assert "signed" in told(getattr(there, method)(stranger))["failure"]
         assert there.bandwidth(stranger) == b""
         assert there._samplers.is_alive(), "the end was not meant"
     imposter = GatewayActor(SECRET, stranger)
-    assert "token" in unseal_chunk(SECRET, job.layout, imposter.pull(seal_json(SECRET, b"pull", {}))).facts["failure"]
+    assert "signed" in unseal_chunk(SECRET, job.layout, imposter.pull(seal_json(SECRET, b"pull", {}))).facts["failure"]
 
 
 def test_a_host_takes_what_its_own_tuner_says_and_goes_by_its_cores_where_that_fails(job, monkeypatch, tmp_path):

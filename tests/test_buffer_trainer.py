@@ -60,7 +60,7 @@ def test_each_rollout_is_used_k_times_and_evaluated_once(place, monkeypatch):
     place.fill(1)
     assert [place.trainer.learn() for _ in range(5)] == [True] * 4 + [False]
     assert (evaluated, place.made.updates) == ([0, 1], 4), "with the sampler that it is of"
-    numbers = place.trainer.numbers(wait_s=0.0, publish_s=0.0)
+    numbers = place.trainer.metrics(wait_s=0.0, publish_s=0.0)
     assert (numbers["rollout_uses"], numbers["rollouts_dropped"], numbers["batch_size"]) == (1.5, 0, T * M)
 
 
@@ -104,7 +104,7 @@ def test_the_lag_is_that_of_the_batch_and_env_steps_are_those_that_were_collecte
     place.fill(0, version=4)
     place.fill(1, version=8)
     place.trainer.learn()
-    assert place.trainer.numbers(wait_s=0.0, publish_s=0.0)["policy_lag"] == 6.0
+    assert place.trainer.metrics(wait_s=0.0, publish_s=0.0)["policy_lag"] == 6.0
     while place.trainer.learn():
         pass
     assert place.trainer.env_steps == 2 * T * M
@@ -121,7 +121,7 @@ def test_the_oldest_come_first_and_what_is_too_old_is_gone(place):
         place.trainer.learn()
         lags.append(100 + count - place.trainer._lags[-1])
     assert lags == [6, 7, 8], "of three slots that can be read, each once before any is used again"
-    assert place.trainer.numbers(wait_s=0.0, publish_s=0.0)["rollouts_dropped"] == 6
+    assert place.trainer.metrics(wait_s=0.0, publish_s=0.0)["rollouts_dropped"] == 6
 
 
 def test_nothing_is_kept_of_rollouts_that_are_gone(place):

@@ -43,9 +43,9 @@ def test_a_learner_takes_the_mean_of_its_parameters_and_of_those_that_still_publ
     averages = [PeerAverage(learner, gossip(shared, index), 10) for index, learner in enumerate(learners)]
     assert [average.advance(1) for average in averages] == [None, None, None]
     assert averages[0].advance(10) is None, "ten updates after the first"
-    assert averages[0].advance(11) == "update 11: takes the mean of its parameters and those of 0 other learners"
-    assert averages[1].advance(11) == "update 11: takes the mean of its parameters and those of 1 other learner"
-    assert averages[2].advance(11) == "update 11: takes the mean of its parameters and those of 2 other learners"
+    assert averages[0].advance(11) == "update 11: averages parameters with 0 other learners"
+    assert averages[1].advance(11) == "update 11: averages parameters with 1 other learner"
+    assert averages[2].advance(11) == "update 11: averages parameters with 2 other learners"
 
     def scales(index):
         found = learners[index].state_arrays()
@@ -71,7 +71,7 @@ def test_a_learner_that_began_again_is_newer_than_before(shared):
     other.advance(0)
     other.advance(1)
     again.advance(0)
-    assert again.advance(1) == "update 1: takes the mean of its parameters and those of 1 other learner"
+    assert again.advance(1) == "update 1: averages parameters with 1 other learner"
     assert other.advance(2) is None, "one other, as before"
 
 

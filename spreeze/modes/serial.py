@@ -68,8 +68,7 @@ class _Serial:
 
     def __init__(self, plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts) -> None:
         self._data: _Replay | _Rollouts
-        self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir.path, recorder, interrupts
-        self._requests = run_dir
+        self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir, recorder, interrupts
         self._evaluation = Evaluation(EvaluatorJob(
             run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
         ), recorder.env_error)
@@ -82,7 +81,7 @@ class _Serial:
         self._next_checkpoint_s = time.monotonic() + plan.config.learner.checkpoint_interval_s
 
     def files(self, trainer: ReplayTrainer | OnPolicyTrainer, env_steps: Callable[[], int]) -> LearnerFiles:
-        return LearnerFiles(self.run_dir, self.plan.config.run.algo, self.plan.spec.env_id, trainer,
+        return LearnerFiles(self.run_dir.path, self.plan.config.run.algo, self.plan.spec.env_id, trainer,
                             env_steps=env_steps, wall_s=lambda: self.recorder.wall_s, on_progress=self._saving)
 
     def run(self, data: _Replay | _Rollouts) -> None:
@@ -131,15 +130,15 @@ class _Serial:
 
     def _obey(self) -> None:
         """Does what the user asks of a live run."""
-        if self._requests.asked("pause"):
+        if self.run_dir.asked("pause"):
             self.recorder.hold(lambda: self._stop_reason() is None)
-        if self._requests.take("evaluate") is not None:
+        if self.run_dir.take("evaluate") is not None:
             self._next_evaluation_s = 0.0
-        if self._requests.take("checkpoint") is not None:
+        if self.run_dir.take("checkpoint") is not None:
             self._next_checkpoint_s, self._checkpoint_asked = 0.0, True
-        if self._requests.take("timeline") is not None:
+        if self.run_dir.take("timeline") is not None:
             self.recorder.event("warning", "timeline: mode serial has one process, which does one thing at a time")
-        if self._requests.take("leave-free") is not None:
+        if self.run_dir.take("leave-free") is not None:
             self.recorder.event("warning", "leave-free: no governor watches this run, so nothing changes")
 
     def _counters(self) -> CounterSample:
@@ -149,7 +148,7 @@ class _Serial:
                 "write_s")
         sampler = {name: getattr(counts, name) or 0.0 for name in same}
         sampler |= {"env_steps": env_steps, "policy_version": data.trainer.updates, "wait_s": 0.0}
-        learner = data.trainer.numbers(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
+        learner = data.trainer.metrics(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
         return CounterSample(time.monotonic(), (GroupSample((sampler,), learner, inserted, baseline, sampled),))
 
     def _evaluation_due(self) -> bool:
@@ -304,7 +303,7 @@ class _Rollouts:
         self._serial = serial
         self._first_rollout, self._first_updates = memory.rollouts.current, memory.updates
         self.trainer = open_on_policy_trainer(
-            hts.learner_job(plan, serial.run_dir, memory, serial.recorder.started_s), memory.rollouts,
+            hts.learner_job(plan, serial.run_dir.path, memory, serial.recorder.started_s), memory.rollouts,
             lambda: serial.recorder.session_s,
         )
         self.files = serial.files(self.trainer, self.env_steps)

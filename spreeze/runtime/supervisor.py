@@ -389,7 +389,7 @@ class ProcessSupervisor:
                 messages += self._check(handle, handle.process, now, look_at_memory)
             elif handle.restarts.due(now):
                 self._restart(handle)
-        self._judge()
+        self._check_lost()
         return messages
 
     def _check(
@@ -457,7 +457,8 @@ class ProcessSupervisor:
             return
         handle.restarts.restarted()
 
-    def _judge(self) -> None:
+    def _check_lost(self) -> None:
+        """Raises a WorkerError if the run cannot go on without the workers that are lost."""
         for role in ROLES.values():
             handles = [handle for handle in self.handles.values() if handle.spec.role is role]
             for handle in handles if role.lost is Loss.ANY else ():

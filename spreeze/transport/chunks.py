@@ -52,7 +52,7 @@ def unseal(secret: bytes, kind: bytes, message: bytes) -> memoryview:
     proof = hmac.new(secret, kind + b"\0", "sha256")
     proof.update(view[_PROOF_BYTES:])
     if not hmac.compare_digest(proof.digest(), view[:_PROOF_BYTES]):
-        raise TransportError(f"a message of {len(message)} bytes does not bear this run's token")
+        raise TransportError(f"a message of {len(message)} bytes is not signed with this run's secret")
     return view[_PROOF_BYTES:]
 
 

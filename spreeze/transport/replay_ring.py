@@ -216,6 +216,13 @@ def row_checksum(row: np.ndarray, frame: np.ndarray, logical: int) -> int:
     return zlib.crc32(row[:-1].data, zlib.crc32(frame.data, logical & 0xFFFFFFFF))
 
 
+def torn_rows(rows: np.ndarray, logical: np.ndarray) -> int:
+    """How many rows [n, W] without frames, of these logical indices [n], do not have the checksum of their values."""
+    nothing, checksums = np.empty(0, np.uint8), rows[:, -1].copy().view(np.uint32).tolist()
+    return sum(row_checksum(row, nothing, number) != checksum
+               for row, number, checksum in zip(rows, logical.tolist(), checksums, strict=True))
+
+
 class ShardWriter:
     """Writes rows into one shard, over its oldest ones; a shard has one writer at any time.
 
@@ -563,7 +570,4 @@ class ReplayReader:
         """Number of rows of the last batch whose checksum does not match; 0 in a ring without checksums."""
         if self._drawn is None or not self.ring.spec.layout.checksum:
             return 0
-        checksums = out[:, -1].copy().view(np.uint32).tolist()
-        nothing = np.empty(0, np.uint8)
-        return sum(row_checksum(row, nothing, logical) != checksum
-                   for row, logical, checksum in zip(out, self._drawn.logical.tolist(), checksums, strict=True))
+        return torn_rows(out, self._drawn.logical)

@@ -111,7 +111,7 @@ class BufferTrainer:
     def parameters_sha256(self) -> str:
         return sha256_of(self.algorithm.state_arrays())
 
-    def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
+    def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         self._dropped = max(self._dropped, self._source.dropped)
         return {
             **blank_learner(), "updates": self.updates, "wait_s": wait_s, "learn_s": self.learn_s,

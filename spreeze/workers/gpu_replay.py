@@ -197,15 +197,15 @@ def fitted_gpu_replay(
     least = -(-_LEAST_BATCHES * batch_size // spec.num_shards)
     while rows >= min(whole, least):
         try:
-            mirror = GpuReplay(reader, batch_size, device, seed, rows)
+            gpu_replay = GpuReplay(reader, batch_size, device, seed, rows)
         except torch.OutOfMemoryError:
             rows //= 2  # taken by another process meanwhile, or fragmented
             continue
-        held = f"replay is mirrored on {device}: {size(mirror.size_bytes)} of {size(free_bytes)} that were free"
+        held = f"replay is copied to {device}: {size(gpu_replay.size_bytes)} of {size(free_bytes)} that were free"
         if rows < whole:
             held += f", so only the newest {spec.num_shards * rows} of {spec.capacity} rows ({size(needed)})"
-        return mirror, held
-    return None, (f"batches come from the host: a mirror of replay needs {size(needed)}, {device} has "
+        return gpu_replay, held
+    return None, (f"batches come from the host: a copy of replay needs {size(needed)}, {device} has "
                   f"{size(free_bytes)} free")
 
 
@@ -335,7 +335,7 @@ class GraphedUpdates:
     """Updates with batches from GPU replay: one by one at first, then as graphs if possible."""
 
     def __init__(
-        self, algorithm: OffPolicyAlgorithm, mirror: GpuReplay, update: Callable[[Tensor], None],
+        self, algorithm: OffPolicyAlgorithm, gpu_replay: GpuReplay, update: Callable[[Tensor], None],
         stream: DeviceStream, *, wanted: int = 1, make_graph: Callable[[], CudaGraph] | None = None,
         on_failure: Callable[[str], None],
     ) -> None:
@@ -344,7 +344,7 @@ class GraphedUpdates:
         Without ``make_graph`` every kernel is launched by itself. ``on_failure`` gets the reason if no graph can be
         recorded.
         """
-        self.mirror = mirror
+        self.gpu_replay = gpu_replay
         self.in_graph = updates_in_graph(wanted, algorithm.period)
         self._algorithm, self._update, self._stream = algorithm, update, stream
         self._make_graph, self._on_failure = make_graph, on_failure
@@ -384,7 +384,7 @@ class GraphedUpdates:
                 self._graph.replay()
                 algorithm.updates += count
                 return count
-        self._update(self.mirror.draw())
+        self._update(self.gpu_replay.draw())
         self._singles += 1
         return 1
 
@@ -393,10 +393,10 @@ class GraphedUpdates:
 
         def several() -> None:
             for _ in range(self.in_graph):
-                self._update(self.mirror.draw())
+                self._update(self.gpu_replay.draw())
 
         try:
-            graph.record(several, [self._algorithm.noise, self.mirror.generator])
+            graph.record(several, [self._algorithm.noise, self.gpu_replay.generator])
             self._graph = graph
         except NotRecorded as error:
             self._make_graph = None
@@ -407,4 +407,4 @@ class GraphedUpdates:
     def set_batch_size(self, batch_size: int) -> None:
         """Draws that many rows from now on; the graph is recorded again."""
         self._graph, self._singles = None, 0
-        self.mirror.set_batch_size(batch_size)
+        self.gpu_replay.set_batch_size(batch_size)

@@ -233,12 +233,12 @@ class _Learner:
 
     def _post(self) -> None:
         self.check()
-        numbers = self._trainer.numbers(wait_s=self._wait_s, publish_s=self._publish_s)
+        metrics = self._trainer.metrics(wait_s=self._wait_s, publish_s=self._publish_s)
         for name, before in self._base.items():
-            numbers[name] += before
-        numbers["policy_version"] = max(self._publisher.version, 0)
-        numbers["checkpoint_updates"] = self._files.saved_updates
-        self._context.post(**numbers)
+            metrics[name] += before
+        metrics["policy_version"] = max(self._publisher.version, 0)
+        metrics["checkpoint_updates"] = self._files.saved_updates
+        self._context.post(**metrics)
         self._report_unpublished()
 
     def _finish(self, reason: str | None) -> None:
