@@ -1,5 +1,8 @@
 """The learner's side of mode impact, on rollouts in shared memory that are written here; and faults of RLlib's."""
 
+import json
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -24,8 +27,9 @@ class Place:
                            noise_dim=1, log_steps=1, num_slots=slots, max_uses=uses, free_running=True)  # fmt: skip
         self.rollouts = Rollouts.create(spec)
         self.sinks = [RolloutWriter(self.rollouts, first, M) for first in (0, M)]
-        self.made = learner("impact", SPEC, "none", slots=slots, uses=uses, least_uses=0, hidden_sizes=(4,),
-                            **settings)  # fmt: skip
+        self.learner = partial(learner, "impact", SPEC, "none", slots=slots, uses=uses, least_uses=0, hidden_sizes=(4,),
+                               **settings)  # fmt: skip
+        self.made = self.learner()
         self.trainer = self.open()
 
     def open(self, base=0):
@@ -96,6 +100,34 @@ def test_a_restarted_learner_evaluates_again_what_has_uses_left(place):
     again = place.open()
     assert [again.learn(), again.learn()] == [True, False]
     assert place.made.updates == 2
+
+
+def statistics_of(algorithm):
+    state = algorithm.state_json()
+    return [state[name]["count"] for name in ("normalizer", "reward_scale")]
+
+
+def test_a_restarted_learner_counts_no_rollout_twice_in_its_statistics_and_leaves_none_out():
+    place, other = (Place(normalize_obs=True, normalize_returns=True) for _ in range(2))
+    try:
+        place.fill(0)
+        place.trainer.learn()
+        tensors, state = place.trainer.state()
+        place.fill(1)
+        place.trainer.learn()  # it dies after this, and what came after the checkpoint is lost with it
+        place.made, other.made = place.learner(), place.learner()
+        again, resumed = place.open(), other.open(base=T * M)
+        for trainer in (again, resumed):
+            trainer.load_state(tensors, json.loads(json.dumps(state)))
+        while again.learn():
+            pass
+        assert statistics_of(place.made) == [2 * T * M, 2 * T * M]
+        other.fill(0)  # in the next session, whose rollouts are others
+        resumed.learn()
+        assert statistics_of(other.made) == [2 * T * M, 2 * T * M]
+    finally:
+        place.close()
+        other.close()
 
 
 def test_the_lag_is_that_of_the_batch_and_env_steps_are_those_that_were_collected(place):
