@@ -123,7 +123,7 @@ def test_the_evaluator_tests_the_best_on_seeds_that_no_evaluation_uses(tmp_path,
     with contextlib.closing(Evaluation(job_of(tmp_path, episodes=2), lambda *error: None)) as evaluation:
         for version, gain in enumerate([IDLE, BAD, IDLE, GOOD, IDLE, BAD, IDLE, IDLE, IDLE], start=1):
             publish(store, gain, version)
-            evaluation.evaluate(*WeightsWatch(tmp_path).newer(0), lambda: False)
+            evaluation.evaluate(WeightsWatch(tmp_path).newer(0), lambda: False)
             evaluation.test_best(lambda: False, told.append)
     assert seeds == [range(10, 12)] * 8 + [range(12, 14), range(10, 12)]
     best = read_weights(tmp_path / "checkpoints" / "best.safetensors")

@@ -1,5 +1,8 @@
 """The learner's side of mode impact, on rollouts in shared memory that are written here; and faults of RLlib's."""
 
+import json
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -24,8 +27,9 @@ class Place:
                            noise_dim=1, log_steps=1, num_slots=slots, max_uses=uses, free_running=True)  # fmt: skip
         self.rollouts = Rollouts.create(spec)
         self.sinks = [RolloutWriter(self.rollouts, first, M) for first in (0, M)]
-        self.made = learner("impact", SPEC, "none", slots=slots, uses=uses, least_uses=0, hidden_sizes=(4,),
-                            **settings)  # fmt: skip
+        self.learner = partial(learner, "impact", SPEC, "none", slots=slots, uses=uses, least_uses=0, hidden_sizes=(4,),
+                               **settings)  # fmt: skip
+        self.made = self.learner()
         self.trainer = self.open()
 
     def open(self, base=0):
@@ -60,7 +64,7 @@ def test_each_rollout_is_used_k_times_and_evaluated_once(place, monkeypatch):
     place.fill(1)
     assert [place.trainer.learn() for _ in range(5)] == [True] * 4 + [False]
     assert (evaluated, place.made.updates) == ([0, 1], 4), "with the sampler that it is of"
-    numbers = place.trainer.numbers(wait_s=0.0, publish_s=0.0)
+    numbers = place.trainer.metrics(wait_s=0.0, publish_s=0.0)
     assert (numbers["rollout_uses"], numbers["rollouts_dropped"], numbers["batch_size"]) == (1.5, 0, T * M)
 
 
@@ -98,13 +102,41 @@ def test_a_restarted_learner_evaluates_again_what_has_uses_left(place):
     assert place.made.updates == 2
 
 
+def statistics_of(algorithm):
+    state = algorithm.state_json()
+    return [state[name]["count"] for name in ("normalizer", "reward_scale")]
+
+
+def test_a_restarted_learner_counts_no_rollout_twice_in_its_statistics_and_leaves_none_out():
+    place, other = (Place(normalize_obs=True, normalize_returns=True) for _ in range(2))
+    try:
+        place.fill(0)
+        place.trainer.learn()
+        tensors, state = place.trainer.state()
+        place.fill(1)
+        place.trainer.learn()  # it dies after this, and what came after the checkpoint is lost with it
+        place.made, other.made = place.learner(), place.learner()
+        again, resumed = place.open(), other.open(base=T * M)
+        for trainer in (again, resumed):
+            trainer.load_state(tensors, json.loads(json.dumps(state)))
+        while again.learn():
+            pass
+        assert statistics_of(place.made) == [2 * T * M, 2 * T * M]
+        other.fill(0)  # in the next session, whose rollouts are others
+        resumed.learn()
+        assert statistics_of(other.made) == [2 * T * M, 2 * T * M]
+    finally:
+        place.close()
+        other.close()
+
+
 def test_the_lag_is_that_of_the_batch_and_env_steps_are_those_that_were_collected(place):
     """Env steps belong to the batch that they came in (ray #59544), and are not counted once more at each use."""
     place.made.updates = 10
     place.fill(0, version=4)
     place.fill(1, version=8)
     place.trainer.learn()
-    assert place.trainer.numbers(wait_s=0.0, publish_s=0.0)["policy_lag"] == 6.0
+    assert place.trainer.metrics(wait_s=0.0, publish_s=0.0)["policy_lag"] == 6.0
     while place.trainer.learn():
         pass
     assert place.trainer.env_steps == 2 * T * M
@@ -121,7 +153,7 @@ def test_the_oldest_come_first_and_what_is_too_old_is_gone(place):
         place.trainer.learn()
         lags.append(100 + count - place.trainer._lags[-1])
     assert lags == [6, 7, 8], "of three slots that can be read, each once before any is used again"
-    assert place.trainer.numbers(wait_s=0.0, publish_s=0.0)["rollouts_dropped"] == 6
+    assert place.trainer.metrics(wait_s=0.0, publish_s=0.0)["rollouts_dropped"] == 6
 
 
 def test_nothing_is_kept_of_rollouts_that_are_gone(place):

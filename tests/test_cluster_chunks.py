@@ -170,7 +170,7 @@ def test_a_chunk_that_is_lost_leaves_a_gap_and_one_of_a_closed_epoch_is_refused(
         assert (ledger.epoch, ledger.rows) == (again.outlet.epoch, 3 * ENVS)
 
 
-def test_what_does_not_bear_the_run_s_token_is_not_read():
+def test_what_is_not_signed_with_the_run_s_secret_is_not_read():
     with host() as there:
         there.sample(0)
         message = there.pull()
@@ -178,19 +178,19 @@ def test_what_does_not_bear_the_run_s_token_is_not_read():
     for place in (0, 31, 32, 40, 100, len(message) - 1):
         forged = bytearray(message)
         forged[place] ^= 1
-        with pytest.raises(TransportError, match="token"):
+        with pytest.raises(TransportError, match="is not signed with"):
             unseal_chunk(SECRET, LAYOUT, bytes(forged))
     for wrong in (message[:-1], message + b"\0", b"", b"short", message[32:]):
-        with pytest.raises(TransportError, match="token"):
+        with pytest.raises(TransportError, match="is not signed with"):
             unseal_chunk(SECRET, LAYOUT, wrong)
-    with pytest.raises(TransportError, match="token"):
+    with pytest.raises(TransportError, match="is not signed with"):
         unseal_chunk(bytes(32), LAYOUT, message)
-    with pytest.raises(TransportError, match="token"):
+    with pytest.raises(TransportError, match="is not signed with"):
         unseal(SECRET, b"weights", message)  # of another kind
 
 
 @given(st.binary(max_size=200))
-def test_noise_under_the_token_is_an_error_and_nothing_else(noise):
+def test_noise_under_the_secret_is_an_error_and_nothing_else(noise):
     with contextlib.suppress(TransportError):
         unseal_chunk(SECRET, LAYOUT, seal(SECRET, b"chunk", noise))
     head = struct.pack("<8sqqII", b"SPCHUNK\x01", 1, 0, 0, len(noise))

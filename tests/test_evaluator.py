@@ -268,7 +268,7 @@ def test_the_last_evaluation_takes_the_newest_weights_once(tmp_path, store):
 def test_the_last_evaluation_tests_the_challenger_though_the_newest_weights_were_evaluated_before(tmp_path, store):
     publish(store, BAD, 1)
     with contextlib.closing(Evaluation(job_of(tmp_path), lambda *error: None)) as evaluation:
-        evaluation.evaluate(*WeightsWatch(tmp_path).newer(0), lambda: False)
+        evaluation.evaluate(WeightsWatch(tmp_path).newer(0), lambda: False)
         evaluation.test_best(lambda: False, print)
     best = BestPolicy(tmp_path)
     while best.due() is None:
@@ -276,7 +276,7 @@ def test_the_last_evaluation_tests_the_challenger_though_the_newest_weights_were
     best.tested(best.due(), Tally(4, -1e9, 0.0))  # confirmed
     publish(store, GOOD, 2)
     with contextlib.closing(Evaluation(job_of(tmp_path), lambda *error: None)) as evaluation:
-        evaluation.evaluate(*WeightsWatch(tmp_path).newer(0), lambda: False)
+        evaluation.evaluate(WeightsWatch(tmp_path).newer(0), lambda: False)
     assert BestPolicy(tmp_path)._challenger is not None
     assert final_evaluation(job_of(tmp_path), budget_s=30.0)["version"] == 2
     assert BestPolicy(tmp_path)._challenger is None
@@ -300,7 +300,7 @@ def test_a_stop_leaves_whole_rounds_and_the_record_says_how_many_were_cut(tmp_pa
     asked = []
     with contextlib.closing(Evaluation(job_of(tmp_path, episodes=10), lambda *error: None)) as evaluation:
         found = evaluation.evaluate(
-            *WeightsWatch(tmp_path).newer(0), lambda: len(asked) == 120 or asked.append(1), partial=True
+            WeightsWatch(tmp_path).newer(0), lambda: len(asked) == 120 or asked.append(1), keep_partial=True
         )
         assert found["return_mean"] == expected_return(GOOD, episodes=8), "two rounds of 50 steps, and a part of one"
         assert (found["episodes"], found["episodes_cut"], found["episodes_lost"]) == (8, 2, 0)
@@ -308,7 +308,7 @@ def test_a_stop_leaves_whole_rounds_and_the_record_says_how_many_were_cut(tmp_pa
         assert not (tmp_path / "checkpoints").exists()
         asked.clear()
         weights = WeightsWatch(tmp_path).newer(0)
-        assert evaluation.evaluate(*weights, lambda: len(asked) == 49 or asked.append(1), partial=True) is None
+        assert evaluation.evaluate(weights, lambda: len(asked) == 49 or asked.append(1), keep_partial=True) is None
 
 
 def test_the_last_evaluation_without_weights_or_time_is_none(tmp_path, store):

@@ -211,12 +211,12 @@ def test_f19_stub_a_mirror_of_replay_gives_its_memory_back_before_the_batch_gets
         return original(self, most)
 
     monkeypatch.setattr(ReplayTrainer, "update", update)
-    monkeypatch.setattr(ReplayTrainer, "drop_mirror", lambda self: bool(mirrors) and mirrors.pop())
+    monkeypatch.setattr(ReplayTrainer, "drop_gpu_replay", lambda self: bool(mirrors) and mirrors.pop())
     one = learner(stop=StopConfig(updates=2))
     one.run()
     assert drawn == [256, 256, 128, 128]
     assert one.events()[1:] == [
-        "the mirror of replay gives back the memory that updates need on cpu: batches come from the host",
+        "out of memory on cpu: the GPU copy of replay is freed, batches come from the host",
         "batch 256 does not fit into the memory of cpu: goes on with 128; set --batch-size 128",
     ]
 

@@ -16,7 +16,7 @@ from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
-from spreeze.modes.gala import Ball, open_team, worker_specs
+from spreeze.modes.gala import LearnerSpread, open_team, worker_specs
 from spreeze.run_directory import group_folder
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.mixing import Mixer, MixMemory, MixSpec
@@ -71,7 +71,7 @@ def test_a_learner_that_is_ten_times_slower_is_named_at_most_once_a_minute(tmp_p
     told = []
     plan = SimpleNamespace(config=asked("--mode", "gala", "--algo", "a2c", "--learners", "4"), learners=4,
                            earlier=SimpleNamespace(sessions=0))  # fmt: skip
-    ball = Ball(plan, tmp_path, None, SimpleNamespace(event=lambda level, text: told.append(text)))
+    ball = LearnerSpread(plan, tmp_path, None, SimpleNamespace(event=lambda level, text: told.append(text)))
     for second in range(70):
         ball._name_slow([100.0 * second, 90.0 * second, 110.0 * second, 10.0 * second], float(second))
     assert [text.partition(";")[0] for text in told] == ["learner-g3 is slow: 10 updates/s, the others 100"] * 2

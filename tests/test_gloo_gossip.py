@@ -15,8 +15,7 @@ from harness import REPO, poll
 from spreeze.errors import TransportError
 from spreeze.transport import gloo_gossip
 from spreeze.transport.gloo_gossip import GlooGossip, MemberStore, SignedStore
-from spreeze.transport.gossip import GlooPlace
-from spreeze.transport.socket_sink import create_secret
+from spreeze.transport.gossip import GlooPlace, create_secret, read_secret
 
 LEARNER = """
 import json, sys
@@ -160,6 +159,17 @@ def test_who_was_replaced_while_it_was_out_of_reach_is_alone_and_does_not_distur
     successor.send(np.full(2, 5.0, np.float32), 1)
     assert heard(other, 0).parameters.tolist() == [5.0, 5.0]
     assert other._members[0].epoch == 2
+
+
+def test_only_this_user_can_read_the_secret_and_it_is_written_once(tmp_path):
+    path = tmp_path / "secret"
+    secret = create_secret(path)
+    assert (path.stat().st_mode & 0o777, read_secret(path)) == (0o600, secret)
+    with pytest.raises(FileExistsError):
+        create_secret(path)
+    assert create_secret(tmp_path / "copy", secret) == read_secret(tmp_path / "copy") == secret
+    with pytest.raises(TransportError, match="cannot be read"):
+        read_secret(tmp_path / "none")
 
 
 def test_who_does_not_know_the_secret_is_neither_seen_nor_heard(ring, tmp_path):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from harness import HIDDEN_SIZES, Run, train, train_until
 
 from spreeze.cli.arguments import build_parser, user_values
@@ -21,7 +22,10 @@ from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.shared_memory import Wakeup
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, TeamSpec
+from spreeze.workers import learner as workers_learner
+from spreeze.workers import torch_devices
 from spreeze.workers.collectors import SamplerStats
+from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.rollout_workers import _BufferSampler
 
 SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
@@ -128,14 +132,39 @@ def plan(samplers, *argv):
     return RunPlan(settings=Settings(config=asked(*argv), sources={}), spec=SPEC, samplers=samplers, free_core=True)
 
 
-@pytest.mark.parametrize(("samplers", "slots"), [(1, 4), (2, 4), (3, 6), (16, 16)])
-def test_each_sampler_has_equally_many_rollouts_and_the_learner_knows_how_many_there_are(samplers, slots, tmp_path):
-    one = plan(samplers, "--algo", "impact", "--set", "impact.slots=4", "--sync-interval", "4")
+def learner_job(one, folder):
+    """The learner's job, and an end to what it refers to."""
     with contextlib.ExitStack() as stack:
         rollouts, policies, wakeup = (stack.enter_context(contextlib.closing(made)) for made in (
             Rollouts.create(one.rollout_spec()), VersionedParameters.create(), Wakeup.create()))
-        job = worker_specs(one, tmp_path, rollouts, 0.0, wakeup, policies)["learner"].job
-    assert job["algorithm"]["slots"] == one.buffer_slots == slots
+        return worker_specs(one, folder, rollouts, 0.0, wakeup, policies)["learner"].job
+
+
+@pytest.mark.parametrize(("samplers", "slots"), [(1, 4), (2, 4), (3, 6), (16, 16)])
+def test_each_sampler_has_equally_many_rollouts_and_the_learner_knows_how_many_there_are(samplers, slots, tmp_path):
+    one = plan(samplers, "--algo", "impact", "--set", "impact.slots=4", "--sync-interval", "4")
+    assert learner_job(one, tmp_path)["algorithm"]["slots"] == one.buffer_slots == slots
+
+
+def test_the_learner_computes_with_the_kernels_that_its_batches_ask_for(tmp_path, monkeypatch):
+    one = plan(1, "--algo", "impact", "--sync-interval", "8", "--set", "impact.hidden_sizes=[256,256]")
+    job, seen = BufferLearnerJob.from_json(learner_job(one, tmp_path)), []
+
+    class Noting:
+        def __init__(self, *arguments):
+            seen.append(torch.backends.mkldnn.matmul.fp32_precision)
+
+        def run(self):
+            assert torch.full((1,), 2e-38).mul(0.25).count_nonzero() == 0, "denormal numbers are zero"
+
+    monkeypatch.setattr(torch_devices, "mkl_lacks_avx512", lambda: True)
+    monkeypatch.setattr(torch_devices, "_matmuls_round", lambda: False)
+    monkeypatch.setattr(workers_learner, "_BufferLearner", Noting)
+    with contextlib.closing(Rollouts.create(one.rollout_spec())) as rollouts:
+        for batch_size in (one.batch_size, one.batch_size - 1):
+            workers_learner.run_buffer_learner(None, dataclasses.replace(
+                job, rollouts_fd=os.dup(rollouts.fd), batch_size=batch_size))
+    assert seen == ["bf16", "ieee"]
 
 
 def test_the_memory_that_is_asked_for_counts_what_the_learner_keeps():
@@ -179,7 +208,8 @@ def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
         return True
 
     envs.advance = advance
-    context = SimpleNamespace(sampler_share=1.0, beat=lambda phase: None, slots=np.zeros(len(SLOTS["sampler"])))
+    context = SimpleNamespace(rests=lambda now_s: False, worked=lambda since_s: None, beat=lambda phase: None,
+                              slots=np.zeros(len(SLOTS["sampler"])))
     with contextlib.closing(Wakeup.create()) as wakeup:
         loop = _BufferSampler(context, envs, None, wakeup)
         loop._policy = SimpleNamespace(current=lambda: object(), refresh=lambda: None, version=0)

@@ -19,7 +19,7 @@ from spreeze.machine.hardware import read_machine
 from spreeze.metrics.table import Phase
 from spreeze.modes.spreeze import open_memory, status_rows, worker_specs
 from spreeze.runtime import launcher
-from spreeze.runtime.launcher import FreshProcess, Prewarm, RunContext
+from spreeze.runtime.launcher import Launcher, Prewarm, RunContext
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import status_table as words
 
@@ -43,10 +43,10 @@ class Recording:
 
     def start(self, spec, run_context):
         self.started.append(spec.name)
-        return FreshProcess().start(spec, run_context)
+        return Launcher().start(spec, run_context)
 
 
-LAUNCHERS = {"fresh": FreshProcess, "prewarmed": lambda: Prewarm(1), "recording": Recording}
+LAUNCHERS = {"fresh": Launcher, "prewarmed": lambda: Prewarm(1), "recording": Recording}
 every_launcher = pytest.mark.parametrize("name", [
     "fresh", "recording", pytest.param("prewarmed", marks=pytest.mark.skipif(
         read_machine().cores.usable < 2, reason="loading beforehand takes a core of its own")),
@@ -139,7 +139,7 @@ def test_a_launcher_that_cannot_start_a_worker_raises_and_leaves_no_descriptor(t
         raise OSError("no more processes")
 
     monkeypatch.setattr("spreeze.runtime.launcher.subprocess.Popen", refuse)
-    with pytest.raises(OSError, match="no more processes"), worker(tmp_path, FreshProcess):
+    with pytest.raises(OSError, match="no more processes"), worker(tmp_path, Launcher):
         pass
     assert set(os.listdir("/proc/self/fd")) == before
 
@@ -154,7 +154,7 @@ def test_a_start_that_gets_only_one_of_its_pipes_leaves_no_descriptor(tmp_path, 
         return made[0]
 
     monkeypatch.setattr(launcher, "os", types.SimpleNamespace(**{**vars(os), "pipe": pipe}))
-    with pytest.raises(OSError, match="too many open files"), worker(tmp_path, FreshProcess):
+    with pytest.raises(OSError, match="too many open files"), worker(tmp_path, Launcher):
         pass
     assert made
     assert set(os.listdir("/proc/self/fd")) == before

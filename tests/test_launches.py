@@ -157,13 +157,13 @@ def test_after_a_recording_that_failed_the_allocator_is_not_asked_for_its_cache(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append(True))
     with filled() as ring:
         learning = learning_of(ring, updates_per_launch=1)
-        learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: Asked(learning.algorithm))
+        learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: Asked(learning.algorithm))
         learning.release_cached()
         assert asked == [True], "nothing was recorded yet"
         while learning.updates < 6:
             learning.update()
         learning.release_cached()
-        assert learning.drop_mirror(), "and it stays so without the mirror"
+        assert learning.drop_gpu_replay(), "and it stays so without the mirror"
         learning.release_cached()
         assert len(asked) == (1 if fails else 3)
 
@@ -183,7 +183,7 @@ def test_on_a_gpu_a_recording_that_fails_costs_no_update_and_no_memory():
         while learning.updates < 12:
             learning.update()
         assert any("no graph could be recorded" in note for note in learning.notes)
-        learning.drop_mirror()
+        learning.drop_gpu_replay()
         learning.release_cached()
         learning.set_batch_size(BATCH // 2)
         for _ in range(5):
@@ -293,7 +293,7 @@ def test_a_failed_recording_is_an_answer_but_a_lost_device_ends_the_process(monk
 
 @pytest.mark.parametrize(
     ("free_rows", "held", "words"),
-    [(10_000, 512, "is mirrored on cpu"), (500, 400, "only the newest 400 of 512 rows"), (200, None, "from the host")],
+    [(10_000, 512, "is copied to cpu"), (500, 400, "only the newest 400 of 512 rows"), (200, None, "from the host")],
 )
 def test_a_mirror_is_as_large_as_the_devices_free_memory_allows(free_rows, held, words):
     with filled() as ring:
@@ -327,11 +327,11 @@ def learning_of(ring, *, policy_average=0.0, explore_average=False, **options):
 def test_a_learner_with_a_mirror_counts_its_updates_and_tells_lag_and_age(device):
     with filled() as ring:
         learning = learning_of(ring, updates_per_launch=4, device=device)
-        learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
+        learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
         done = [learning.update(20 - learning.updates) for _ in range(8)]
         assert done == [1, 1, 1, 4, 4, 4, 4, 1]
         assert learning.updates == learning.algorithm.updates == 20
-        numbers = learning.numbers(wait_s=0.0, publish_s=0.0)
+        numbers = learning.metrics(wait_s=0.0, publish_s=0.0)
         assert numbers["policy_lag"] == 20
         assert numbers["transition_age"] == pytest.approx(200, rel=0.4)
         assert numbers["critic_s"] > 0
@@ -341,26 +341,26 @@ def test_a_learner_with_a_mirror_counts_its_updates_and_tells_lag_and_age(device
 def test_a_mirror_that_is_given_back_leaves_batches_from_the_host():
     with filled() as ring:
         learning = learning_of(ring)
-        learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
+        learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
         learning.update()
-        assert learning.drop_mirror()
-        assert not learning.drop_mirror()
+        assert learning.drop_gpu_replay()
+        assert not learning.drop_gpu_replay()
         assert learning.update() == 1
-        assert learning.numbers(wait_s=0.0, publish_s=0.0)["policy_lag"] == 2
+        assert learning.metrics(wait_s=0.0, publish_s=0.0)["policy_lag"] == 2
 
 
 @pytest.mark.parametrize(
     ("free", "words"),
-    [(10**9, "replay is mirrored on cpu"), (10, "batches come from the host: a mirror of replay needs")],
+    [(10**9, "replay is copied to cpu"), (10, "batches come from the host: a copy of replay needs")],
 )
 def test_a_learner_says_where_its_batches_come_from(monkeypatch, free, words):
     monkeypatch.setattr(learning_module, "free_bytes", lambda device: free)
     with filled() as ring:
         learning = learning_of(ring)
-        learning._open_mirror()
+        learning._open_gpu_replay()
         assert len(learning.notes) == 1
         assert words in learning.notes[0]
-        assert learning.drop_mirror() == ("mirrored" in words)
+        assert learning.drop_gpu_replay() == ("is copied" in words)
 
 
 def test_batches_of_a_mirror_are_normalised_as_those_of_the_host(monkeypatch):
@@ -368,7 +368,7 @@ def test_batches_of_a_mirror_are_normalised_as_those_of_the_host(monkeypatch):
     with filled() as ring:
         learning = learning_of(ring, normalize_obs=True)
         mirror = GpuReplay(ReplayReader(ring), BATCH, CPU, 5)
-        learning.use_mirror(mirror, lambda: PlayedGraph(learning.algorithm))
+        learning.use_gpu_replay(mirror, lambda: PlayedGraph(learning.algorithm))
         monkeypatch.setattr(learning.algorithm, "update", lambda batch, _: taken.append(batch) or (0.0, 0.0))
         for _ in range(30):
             learning.refresh()
@@ -386,7 +386,7 @@ def test_a_split_with_a_mirror_launches_kernels_one_by_one_and_says_so():
     with filled() as ring:
         learning = learning_of(ring, updates_per_launch=1, device="cpu+cpu")
         learning._actor_device = torch.device("meta")  # stands in for a second device
-        learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: pytest.fail("recorded"))
+        learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: pytest.fail("recorded"))
         assert learning.notes == ["kernels are launched one by one: actor and critics are on two devices"]
 
 
@@ -404,7 +404,8 @@ def test_the_policy_is_published_as_an_average_and_as_the_newest_for_samplers(gr
     with filled() as ring:
         learning = learning_of(ring, policy_average=0.9, updates_per_launch=4)
         if graphs:
-            learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
+            learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5),
+                                    lambda: PlayedGraph(learning.algorithm))
         steps, counts = [learning.policy()[0]["w0"]], []
         while learning.updates < 43:
             before = learning._average.updates
@@ -492,7 +493,8 @@ def test_the_comparison_of_displacements_finds_out_replays_that_do_nothing(name,
         moved = []
         for per_launch in (0, 4):
             learning = learner_of(ring, name, per_launch)
-            learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda one=learning: graph(one.algorithm))
+            learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5),
+                                    lambda one=learning: graph(one.algorithm))
             moved.append(displacement(learning, name))
         with pytest.raises(AssertionError) if found_out else contextlib.nullcontext():
             check_the_same_way(*moved)
@@ -517,7 +519,7 @@ def test_a_smaller_batch_is_also_drawn_from_the_mirror():
     with filled() as ring:
         learning = learning_of(ring)
         mirror = GpuReplay(ReplayReader(ring), BATCH, CPU, 5)
-        learning.use_mirror(mirror, lambda: PlayedGraph(learning.algorithm))
+        learning.use_gpu_replay(mirror, lambda: PlayedGraph(learning.algorithm))
         learning.set_batch_size(4)
         learning.update()
         assert mirror.batch.shape == (4, LAYOUT.width)

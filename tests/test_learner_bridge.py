@@ -14,8 +14,7 @@ from spreeze.runtime.cluster.host_run import HostRun, HostRunJob
 from spreeze.runtime.cluster.learner_bridge import LearnerBridge, LearnerBridgeJob
 from spreeze.runtime.cluster.ray_nodes import Node
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport.gossip import GlooPlace
-from spreeze.transport.socket_sink import create_secret
+from spreeze.transport.gossip import GlooPlace, create_secret
 from spreeze.types import EnvSpec
 
 SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,),
@@ -63,8 +62,8 @@ class Told:
     def beat(self, phase):
         pass
 
-    def send(self, kind, **facts):
-        self.events.append(facts["text"])
+    def event(self, level, text):
+        self.events.append(text)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,9 @@
 """Sinks of ``--log``: the numbers of the store arrive, and none can end, stop or slow a run."""
 
+import fcntl
 import json
+import os
+import resource
 from types import SimpleNamespace
 
 import harness
@@ -224,6 +227,25 @@ def test_a_sink_without_its_package_is_refused_with_the_command_that_installs_it
     monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: found)
     with pytest.raises(ConfigError, match=r"--log mlflow: .* pip install -e '\.\[mlflow\]'"):
         loggers.check_sinks(["mlflow"])
+
+
+def test_the_end_waits_for_sinks_whose_descriptors_are_above_1023():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("this process may not open so many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    logged = loggers.Loggers(lambda level, text: None)
+    try:
+        with open(os.devnull, "rb") as null:
+            sink = SimpleNamespace(open=True, end=lambda failed: None, late=lambda: None, reap=lambda: None,
+                                   fileno=lambda: high, look=lambda: setattr(sink, "open", False))
+            high = fcntl.fcntl(null, fcntl.F_DUPFD, 1024)
+            logged._sinks.append(sink)
+            logged.close(failed=False)
+            os.close(high)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not sink.open
 
 
 def test_sinks_are_named_with_commas_and_a_wrong_name_is_told():

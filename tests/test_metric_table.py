@@ -55,7 +55,7 @@ def told(monkeypatch):
         trainer = ReplayTrainer(SPEC, "ddpg", PARTS["ddpg"](hidden_sizes=(8, 8)), ring.spec.layout, ReplayReader(ring),
                                 batch_size=16, device="cpu", seed=1, normalize_obs=False)  # fmt: skip
         trainer.update(1)
-        yield trainer.numbers(wait_s=0.0, publish_s=0.0)
+        yield trainer.metrics(wait_s=0.0, publish_s=0.0)
 
 
 @contextlib.contextmanager

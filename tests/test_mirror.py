@@ -11,7 +11,7 @@ from spreeze.errors import TransportError
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter, row_checksum
 from spreeze.types import RowLayout
 from spreeze.workers import gpu_replay as mirror_module
-from spreeze.workers.gpu_replay import GpuReplay, StreamEvent, gpu_replay_bytes
+from spreeze.workers.gpu_replay import DeviceStream, GpuReplay, StreamEvent, gpu_replay_bytes
 
 CPU = torch.device("cpu")
 NO_FRAME = np.empty(0, np.uint8)
@@ -20,6 +20,18 @@ DRAWS = 4000
 
 def mirror_of(ring, draws=DRAWS, **options):
     return GpuReplay(ReplayReader(ring), draws, CPU, 5, **options)
+
+
+class Counting(DeviceStream):
+    """The stream of the copies, which counts the rows that travel."""
+
+    def __init__(self):
+        super().__init__(CPU, beside=True)
+        self.rows = 0
+
+    def copy(self, to, source):
+        super().copy(to, source)
+        self.rows += len(to)
 
 
 def numbers(mirror):
@@ -47,14 +59,15 @@ def test_every_row_that_the_ring_gives_is_drawn_bit_for_bit_and_about_equally_of
 
 def test_only_new_rows_travel_and_the_newest_are_there_after_each_pull():
     with ring_of(rows=64) as ring:
-        writer, mirror = ShardWriter(ring, 0), mirror_of(ring)
+        copies = Counting()
+        writer, mirror = ShardWriter(ring, 0), mirror_of(ring, beside=copies)
         for start in range(0, 40, 8):
             put(writer, start, 8)
             mirror.pull()
-            assert mirror.rows_pulled == start + 8
+            assert copies.rows == start + 8
             assert start + 7 in numbers(mirror)
         mirror.pull()
-        assert mirror.rows_pulled == 40
+        assert copies.rows == 40
 
 
 def test_wrapping_round_many_times_leaves_the_newest_rows_of_the_ring():
@@ -74,13 +87,14 @@ def test_wrapping_round_many_times_leaves_the_newest_rows_of_the_ring():
 
 def test_a_pull_after_a_long_pause_skips_what_would_be_overwritten_at_once():
     with ring_of(rows=64) as ring:
-        writer, mirror = ShardWriter(ring, 0), mirror_of(ring)
+        copies = Counting()
+        writer, mirror = ShardWriter(ring, 0), mirror_of(ring, beside=copies)
         put(writer, 0, 20)
         mirror.pull()
         for start in range(20, 500, 16):
             put(writer, start, 16)
         mirror.pull()
-        assert mirror.rows_pulled == 20 + 60  # the ring's 64 without the chunk of 4
+        assert copies.rows == 20 + 60  # the ring's 64 without the chunk of 4
         assert numbers(mirror) <= set(range(500 - 60, 500))
 
 
@@ -141,11 +155,12 @@ def test_rows_announced_as_overwritten_during_the_copy_are_not_taken():
         writer = ShardWriter(ring, 0)
         put(writer, 0, 64)
         reader = Overwritten(ring)
-        mirror = GpuReplay(reader, DRAWS, CPU, 5)
+        copies = Counting()
+        mirror = GpuReplay(reader, DRAWS, CPU, 5, beside=copies)
         # After the mirror noted what is committed, the writer goes on by half of the ring.
         reader.during = [lambda: put(writer, 64, 32)]
         mirror.pull()
-        assert mirror.rows_torn == 28  # of 60 rows from 4 on, those below 96 - 64
+        assert copies.rows == 60 - 28  # of 60 rows from 4 on, without those below 96 - 64
         assert numbers(mirror) == set(range(32, 64))
         mirror.pull()
         assert numbers(mirror) == set(range(36, 96))

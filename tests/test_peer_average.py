@@ -43,9 +43,9 @@ def test_a_learner_takes_the_mean_of_its_parameters_and_of_those_that_still_publ
     averages = [PeerAverage(learner, gossip(shared, index), 10) for index, learner in enumerate(learners)]
     assert [average.advance(1) for average in averages] == [None, None, None]
     assert averages[0].advance(10) is None, "ten updates after the first"
-    assert averages[0].advance(11) == "update 11: takes the mean of its parameters and those of 0 other learners"
-    assert averages[1].advance(11) == "update 11: takes the mean of its parameters and those of 1 other learner"
-    assert averages[2].advance(11) == "update 11: takes the mean of its parameters and those of 2 other learners"
+    assert averages[0].advance(11) == "update 11: averages parameters with 0 other learners"
+    assert averages[1].advance(11) == "update 11: averages parameters with 1 other learner"
+    assert averages[2].advance(11) == "update 11: averages parameters with 2 other learners"
 
     def scales(index):
         found = learners[index].state_arrays()
@@ -54,11 +54,11 @@ def test_a_learner_takes_the_mean_of_its_parameters_and_of_those_that_still_publ
 
     # What was published: 1, then 2, then 6; each before it took the mean.
     assert [set(scales(index).values()) for index in range(3)] == [{1.0}, {1.5}, {3.0}]
-    assert averages[0].advance(21).endswith("of 2 other learners")
+    assert averages[0].advance(21).endswith("with 2 other learners")
     assert set(scales(0).values()) == {3.0}, "the mean of 1, 2 and 6"
     assert [averages[0].advance(updates) for updates in (31, 41, 51)] == [None] * 3
     assert set(scales(0).values()) == {3.963}, "(3 + 8) / 3, and so on"
-    assert averages[0].advance(61).endswith("of 0 other learners"), "nothing new for four times: they are left out"
+    assert averages[0].advance(61).endswith("with 0 other learners"), "nothing new for four times: they are left out"
     assert set(scales(0).values()) == {3.963}
     assert [float(learner.critics.adam._m[0]) for learner in learners] == [1.0, 2.0, 6.0]
 
@@ -71,7 +71,7 @@ def test_a_learner_that_began_again_is_newer_than_before(shared):
     other.advance(0)
     other.advance(1)
     again.advance(0)
-    assert again.advance(1) == "update 1: takes the mean of its parameters and those of 1 other learner"
+    assert again.advance(1) == "update 1: averages parameters with 1 other learner"
     assert other.advance(2) is None, "one other, as before"
 
 
@@ -100,16 +100,16 @@ def test_the_mode_runs_what_learns_from_replay_and_says_what_it_does():
 def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tmp_path, transport):
     with Run(tmp_path, *FAULT, *_TWO, "--set", "learner.average_interval=5",
              "--set", f"exchange.transport={transport}") as run:
-        run.wait_for(lambda: sum("those of 1 other learner" in event for event in run.events()) >= 2,
+        run.wait_for(lambda: sum("with 1 other learner" in event for event in run.events()) >= 2,
                      what="means of both learners")  # fmt: skip
         ask(run.path, "timeline")
         run.wait_for((run.path / TIMELINE).exists, what="what each worker does")
         before = len(run.events())
         run.children()["learner-g1"].kill()
-        run.wait_for(lambda: any("of 0 other learners" in event for event in run.events()[before:]),
+        run.wait_for(lambda: any("with 0 other learners" in event for event in run.events()[before:]),
                      what="the first learner alone")  # fmt: skip
         alone = len(run.events())
-        run.wait_for(lambda: sum("those of 1 other learner" in event for event in run.events()[alone:]) >= 2,
+        run.wait_for(lambda: sum("with 1 other learner" in event for event in run.events()[alone:]) >= 2,
                      what="means of both learners again")  # fmt: skip
         code, document = run.stop()
     assert (code, document["error"], document["mode"], len(document["learners"])) == (0, None, "tianji", 2)

@@ -159,7 +159,7 @@ def test_a_visualizer_that_says_done_is_finished_and_not_started_again(stage):
     scene.beat("visualizer", Phase.DONE)
     scene.child("visualizer").code = 0
     scene.pass_time(20, [("sampler-0", Phase.STEP)])
-    assert scene.workers.handles["visualizer"].finished
+    assert scene.workers.handles["visualizer"].process is None
     assert (scene.workers.restarts, scene.events) == (0, [])
 
 

@@ -26,7 +26,8 @@ def made(tmp_path, monkeypatch):
     earlier = EarlierSessions()
     plan = SimpleNamespace(config=config, batch_size=1, learners=1, policies=1, earlier=earlier)
     notes = []
-    found = recorder.Recorder(plan, SimpleNamespace(path=tmp_path), SimpleNamespace(note=notes.append))
+    found = recorder.Recorder(plan, SimpleNamespace(path=tmp_path, asked=lambda name: False),
+                              SimpleNamespace(note=notes.append))
     found.notes = notes
     yield found
     found.close()
@@ -96,7 +97,7 @@ def test_without_a_whole_round_the_score_of_before_stays_and_it_is_said(made):
     made.evaluation(RECORD)
     made.no_final_evaluation(6.0)
     assert (made.outcome.eval_return, counts(made.outcome)) == (7.0, (10, 0, 0))
-    assert made.notes[-1].startswith("no final evaluation: no whole round of episodes gave a score within 6 s")
+    assert made.notes[-1].startswith("no full set of episodes ended within 6 s; the last score")
 
 
 def test_an_environments_error_is_kept_with_its_traceback_and_said(made, tmp_path):

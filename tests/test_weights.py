@@ -39,10 +39,10 @@ def test_what_is_published_comes_back(store):
         assert weights.order == (1, 20)
         assert weights.meta == {"algo": "sac", "sizes": [4, 3], "gamma": 0.99}
         assert weights.path == path
+        assert weights.to_bytes() == path.read_bytes()
         assert weights.arrays.keys() == arrays().keys()
         np.testing.assert_array_equal(weights.arrays["actor.0.weight"], arrays(2.5)["actor.0.weight"])
         assert weights.arrays["count"].shape == ()
-    assert store.rejected == 0
 
 
 def test_the_name_of_a_version_does_not_stay_in_the_interpreter_s_table(store):
@@ -58,9 +58,8 @@ def test_views_that_are_not_contiguous_are_stored_as_seen(store):
     np.testing.assert_array_equal(store.read_latest().arrays["t"], matrix.T)
 
 
-def test_nothing_there_yet_is_no_doubt(store):
+def test_where_nothing_is_published_nothing_is_read(store):
     assert store.read_latest() is None
-    assert store.rejected == 0
 
 
 def test_only_newer_versions_are_read_and_epoch_counts_more_than_version(store):
@@ -69,7 +68,6 @@ def test_only_newer_versions_are_read_and_epoch_counts_more_than_version(store):
     assert store.read_latest((1, 499)).order == (1, 500)
     store.publish(arrays(), {}, 2, 10)
     assert store.read_latest((1, 500)).order == (2, 10)
-    assert store.rejected == 0
 
 
 @pytest.mark.parametrize("order", [(1, 5), (1, 4), (0, 9)])
@@ -137,12 +135,11 @@ def test_temporary_names_match_nothing_a_reader_looks_for(store):
         lambda pointer: {},
     ],
 )
-def test_a_pointer_that_lies_is_refused_and_counted(store, damage):
+def test_a_pointer_that_lies_is_refused(store, damage):
     store.publish(arrays(), {}, 1, 1)
     pointer = store.directory / LATEST
     pointer.write_text(json.dumps(damage(json.loads(pointer.read_text()))))
     assert store.read_latest() is None
-    assert store.rejected == 1
 
 
 @settings(max_examples=100, deadline=None)
@@ -152,7 +149,6 @@ def test_any_bytes_as_pointer_or_weights_end_in_a_refusal(tmp_path_factory, data
     (directory / LATEST).write_bytes(data)
     store = WeightsStore(directory)
     assert store.read_latest() is None
-    assert store.rejected == 1
     path = directory / "w-000001-000000000001.safetensors"
     path.write_bytes(data)
     with pytest.raises(WeightsError):
@@ -216,7 +212,7 @@ while seen is None or seen[1] < int(sys.argv[2]):
         assert seen is None or weights.order > seen
         assert (weights.arrays["w"] == weights.version).all()
         seen, reads = weights.order, reads + 1
-print(reads, store.rejected)
+print(reads)
 """
 
 
@@ -237,7 +233,7 @@ def test_readers_live_through_a_publisher_that_deletes_at_once(tmp_path):
             child.wait()
             child.stdout.close()
     assert [child.returncode for child in children] == [0, 0]
-    assert all(int(output.split()[0]) >= 1 for output in outputs)
+    assert all(int(output) >= 1 for output in outputs)
 
 
 def test_encoding_is_the_same_bytes_for_the_same_weights():

@@ -139,10 +139,11 @@ class AnyAge(OnPolicyAlgorithm):
             for part in self.parts(kept, (0, 0)):
                 self.improve(part, progress)
 
-    def evaluate(self, batch: RolloutBatch, sampler: int = 0) -> Evaluated:
+    def evaluate(self, batch: RolloutBatch, sampler: int = 0, is_new: bool = True) -> Evaluated:
         """What is computed once, at a rollout's first use; its observations enter the normaliser afterwards.
 
-        ``sampler`` collected it: the returns that rewards are divided by continue in each sampler's own rollouts.
+        ``sampler`` collected it: the returns that rewards are divided by continue in each sampler's own rollouts. One
+        that is not new, of before a restart, is in these statistics already.
         """
         config, (steps, envs) = self._config, batch.reward.shape
         with torch.no_grad():
@@ -155,7 +156,7 @@ class AnyAge(OnPolicyAlgorithm):
             old = value.cpu().numpy().reshape(steps, envs)
             ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
             scale = self._reward_scale
-            reward = batch.reward if scale is None else scale.apply(batch.reward, *ended, sampler)
+            reward = batch.reward if scale is None else scale.apply(batch.reward, *ended, sampler, is_new=is_new)
             rho = np.minimum(ratio, config.rho_bar)
             excess, ahead = losses.vtrace(
                 reward, old, self._next_values(batch, old, self._normalizer), *ended, config.gamma, config.gae_lambda,
@@ -168,7 +169,7 @@ class AnyAge(OnPolicyAlgorithm):
                 advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
             columns = self._tensor(np.stack((advantage.reshape(-1), target.reshape(-1)), 1))
             samples = Samples(obs, action, self._denominator(reference, worker), columns[:, 0], columns[:, 1], value)
-        if self._normalizer is not None and np.isfinite(batch.obs).all():
+        if is_new and self._normalizer is not None and np.isfinite(batch.obs).all():
             self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
         return Evaluated(samples, out, self.net.log_std.clone().unsqueeze(1).expand(-1, steps * envs))
 
@@ -306,12 +307,12 @@ class Impact(Appo):
         self._using: Evaluated | None = None
         """The rollout of the latest update."""
 
-    def evaluate(self, batch: RolloutBatch, sampler: int = 0) -> Evaluated:
+    def evaluate(self, batch: RolloutBatch, sampler: int = 0, is_new: bool = True) -> Evaluated:
         """All of it by the target network, whose place is the network's own meanwhile."""
         theta = self.net.flat.clone()
         self.net.flat.copy_(self.target)
         try:
-            return super().evaluate(batch, sampler)
+            return super().evaluate(batch, sampler, is_new)
         finally:
             self.net.flat.copy_(theta)
 

@@ -321,11 +321,19 @@ class RewardScale:
         self._count, self._mean, self._m2 = 0.0, 0.0, 0.0
 
     def apply(
-        self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, source: int = 0
+        self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, source: int = 0, *,
+        is_new: bool = True,
     ) -> np.ndarray:
-        """Adds a rollout's rewards [T, N] and returns them scaled and clipped; unchanged if any is not finite."""
+        """A rollout's rewards [T, N], scaled and clipped; unchanged if any is not finite. New ones are added first."""
         if not np.isfinite(reward).all():
             return reward
+        if is_new:
+            self._add(reward, terminated, truncated, source)
+        scaled = reward / max(np.sqrt(self._m2 / self._count), 1e-4)
+        clipped: np.ndarray = np.clip(scaled, -self.CLIP, self.CLIP).astype(np.float32)
+        return clipped
+
+    def _add(self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, source: int) -> None:
         returns = self._returns.get(source, np.zeros(0))
         if len(returns) != reward.shape[1]:
             returns = np.zeros(reward.shape[1])
@@ -341,9 +349,6 @@ class RewardScale:
         self._m2 += float(((found - mean) ** 2).sum()) + delta**2 * self._count * count / total
         self._mean += delta * count / total
         self._count = total
-        scaled = reward / max(np.sqrt(self._m2 / self._count), 1e-4)
-        clipped: np.ndarray = np.clip(scaled, -self.CLIP, self.CLIP).astype(np.float32)
-        return clipped
 
     def state(self) -> dict[str, Any]:
         returns = {str(source): values.tolist() for source, values in self._returns.items()}

@@ -45,7 +45,7 @@ from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, row_checksum
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, torn_rows
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, JOINT, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
 from spreeze.tuner.trials import Trial
 from spreeze.types import EnvSpec, Jsonable, RowLayout, TeamSpec, TransitionBatch
@@ -273,7 +273,7 @@ def trainer_of(
     )
     if per_launch is not None:
         mirror = GpuReplay(ReplayReader(ring), size_, torch.device(place.device), _SEED)
-        trainer.use_mirror(mirror, make_graph or (lambda: new_graph(trainer, place.device)))
+        trainer.use_gpu_replay(mirror, make_graph or (lambda: new_graph(trainer, place.device)))
     return trainer
 
 
@@ -315,15 +315,13 @@ def mirror_against_host(place: Place) -> Finding:
     checked = same = torn = 0
     with _sampled_ring() as ring:
         mirror, first = GpuReplay(ReplayReader(ring), draws, device, _SEED), ring.total_committed()
-        capacity, stride, nothing = ring.spec.rows_per_shard, ring.spec.stride_rows, np.empty(0, np.uint8)
+        capacity, stride = ring.spec.rows_per_shard, ring.spec.stride_rows
         end_s = time.monotonic() + 60.0
         while (checked < wanted or ring.total_committed() - first < wanted // 4) and time.monotonic() < end_s:
             mirror.pull()
             rows = mirror.draw().cpu().numpy()
-            sums = rows[:, -1].copy().view(np.uint32).tolist()
             logical, shards = mirror.logical.cpu().numpy(), mirror.shard.cpu().numpy()
-            torn += sum(row_checksum(row, nothing, number) != checksum
-                        for row, number, checksum in zip(rows, logical.tolist(), sums, strict=True))
+            torn += torn_rows(rows, logical)
             host = ring.rows[shards * stride + logical % capacity]
             # Those that a sampler may have written over since cannot be compared.
             kept = logical >= np.array(ring.counters())[shards, 0] - capacity
@@ -378,7 +376,7 @@ def failed_capture(place: Place) -> Finding:
         trainer = trainer_of(ring, case, place, per_launch=1, make_graph=lambda: Spoiled(torch.device(place.device)))
         spoiled = _trained_way(trainer, place.updates)
         said = [note for note in trainer.notes if "no graph could be recorded" in note]
-        trainer.drop_mirror()
+        trainer.drop_gpu_replay()
         trainer.release_cached()
         trainer.update()
     found = _compared([(case.text, plain, spoiled)], SAME_TOLERANCE, "updates go on one by one")

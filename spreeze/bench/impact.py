@@ -320,7 +320,7 @@ def _turns(
                 curve.env_steps.append(trainer.env_steps)
                 curve.updates.append(trainer.updates)
                 curve.returns.append(greedy.mean(trainer.algorithm))
-                lags.append(trainer.numbers(wait_s=0.0, publish_s=0.0)["policy_lag"])
+                lags.append(trainer.metrics(wait_s=0.0, publish_s=0.0)["policy_lag"])
     return curve._replace(lag=sum(lags) / max(1, len(lags)))
 
 

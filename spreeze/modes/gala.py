@@ -4,7 +4,7 @@ Each learner is wired as in mode hts with a lag of 0: its samplers and it take t
 is ``run.seed`` + its number. All begin with the same parameters. After an update each sends its parameters to its
 out-neighbours, takes the mean with what has arrived from its in-neighbours, and goes on; it waits only for one of
 which nothing came for ``gala.max_staleness`` rollouts (``transport.mixing``). The mean of all policies is published
-and evaluated; each learner writes checkpoints of its own. This process measures the ball around the mean. Learners of
+and evaluated; each learner writes checkpoints of its own. This process measures how far apart they are. Learners of
 other hosts may be in the ring (settings ``exchange``, or ``--cluster``): a run on each host, which publishes the mean
 of its own learners; one that joins begins with a neighbour's parameters.
 
@@ -121,12 +121,12 @@ def _wired(
             memory.board["env_steps"][group] = team.memory.rollouts.current * team.memory.rollouts.spec.rows
         specs = worker_specs(plan, run_dir, teams, memory, recorder.started_s, place)
         readers = [hts.reader(team.plan, team.memory, status, specs, group) for group, team in enumerate(teams)]
-        ball = Ball(plan, run_dir, memory, recorder)
+        spread = LearnerSpread(plan, run_dir, memory, recorder)
 
         def read() -> CounterSample:
             now, groups = time.monotonic(), tuple(read_one() for read_one in readers)
             alone = plan.learners == 1 or plan.config.exchange.spans_hosts  # parameters of other hosts are not here
-            return CounterSample(now, groups if alone else ball.measured(groups, now))
+            return CounterSample(now, groups if alone else spread.measured(groups, now))
 
         yield Wired(status=status, specs=specs, read=read)
 
@@ -183,7 +183,7 @@ def _with_mix(
     return dataclasses.replace(spec, job=job, inherited_fds=tuple(sorted(fds)), limit=_LIMIT)
 
 
-class Ball:
+class LearnerSpread:
     """Measures how far apart the learners are, compares their gradients, and names the slow ones."""
 
     def __init__(self, plan: RunPlan, run_dir: Path, memory: MixMemory, recorder: Recorder) -> None:

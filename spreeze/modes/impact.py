@@ -31,8 +31,6 @@ from spreeze.workers.rollout_workers import BufferSamplerJob
 
 POLICIES = 3
 """Versions of the policy in shared memory: while one is written or read, another newer one may be written."""
-_SESSION_SEEDS = 1000
-"""Distance of the samplers' seeds of two sessions: a resumed run sees other episodes."""
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
@@ -44,7 +42,7 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 @contextlib.contextmanager
 def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
     checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
-    first_updates = 0 if checkpoint is None else int(checkpoint.state["updates"])
+    first_updates = 0 if checkpoint is None else checkpoint.updates
     with (
         contextlib.closing(Rollouts.create(plan.rollout_spec())) as rollouts,
         contextlib.closing(StatusTable.create(plan.samplers + 3)) as status,
@@ -74,7 +72,7 @@ def worker_specs(
     learner = BufferLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, learner=config.learner,
         seed=config.run.seed, normalize_obs=config.env.normalize_obs,
-        stop=config.stop, run_started_s=run_started_s,
+        stop=config.stop, run_started_s=run_started_s, batch_size=plan.batch_size,
         wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps, envs_per_sampler=each,
         rollouts=rollouts.spec, rollouts_fd=rollouts.fd, policy_fds=policies.fds, wakeup_fds=wakeup.fds,
         algorithm=plan.algorithm_fields() | {"slots": plan.buffer_slots},
@@ -85,7 +83,7 @@ def worker_specs(
     for index in range(plan.samplers):
         job = BufferSamplerJob(
             spec=plan.spec, index=index, num_envs=each, nan_policy=config.sampling.nan_policy,
-            seed=config.run.seed + _SESSION_SEEDS * plan.earlier.sessions, rollouts=rollouts.spec,
+            seed=plan.session_seed, rollouts=rollouts.spec,
             rollouts_fd=rollouts.fd, policy_fds=policies.fds, learner_wakeup_fds=wakeup.fds,
         )
         specs.append(WorkerSpec(

@@ -28,13 +28,13 @@ from spreeze.runtime.launcher import FRESH, Launcher
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder, View
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
-from spreeze.transport.weights import Weights, encode
+from spreeze.transport.weights import Weights
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.learner import LearnerFiles, SkippedUpdates, open_on_policy_trainer, run_progress
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, resolve_device
+from spreeze.workers.torch_devices import open_device, resolve_device
 
 _FINAL_EVALUATION_S = 6.0
 
@@ -44,17 +44,15 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
     on_policy = plan.config.on_policy is not None
     if on_policy and plan.samplers > 1:
         return hts.run_mode(plan, run_dir, view, interrupts, launcher)
-    learner = plan.config.learner
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(hts.open_memory(plan, run_dir.path)) if on_policy else None
         plan = plan if memory is None else hts.continued(plan, memory.rollouts)
         recorder = Recorder(plan, run_dir, view)
         stack.callback(lambda: recorder.close(interrupts.again()))
         stack.enter_context(stdout_to_stderr())
-        recorder.outcome.device = device = resolve_device(learner.device)
         hidden_sizes = (plan.config.on_policy or plan.config.algorithm).hidden_sizes
-        stack.enter_context(matmuls_in(learner.precision, device, largest_matmul(hidden_sizes, plan.batch_size)))
-        pair = stack.enter_context(learner_threads(plan.spec, learner.threads, device))
+        recorder.outcome.device, pair = stack.enter_context(
+            open_device(plan.config.learner, plan.spec, hidden_sizes, plan.batch_size))
         serial = _Serial(plan, run_dir, recorder, interrupts)
         if memory is not None:
             serial.run(_Rollouts(serial, memory))
@@ -70,21 +68,20 @@ class _Serial:
 
     def __init__(self, plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts) -> None:
         self._data: _Replay | _Rollouts
-        self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir.path, recorder, interrupts
-        self._requests = run_dir
+        self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir, recorder, interrupts
         self._evaluation = Evaluation(EvaluatorJob(
             run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
         ), recorder.env_error)
         self._ending = self._checkpoint_asked = False
         self._evaluations_s = 0.0
-        self._unscored: tuple[Weights, bytes] | None = None
+        self._unscored: Weights | None = None
         """The newest weights, if an interrupt cut their evaluation short."""
         self._next_sample_s = self._next_evaluation_s = 0.0
         self._next_evaluation_update = 0
         self._next_checkpoint_s = time.monotonic() + plan.config.learner.checkpoint_interval_s
 
     def files(self, trainer: ReplayTrainer | OnPolicyTrainer, env_steps: Callable[[], int]) -> LearnerFiles:
-        return LearnerFiles(self.run_dir, self.plan.config.run.algo, self.plan.spec.env_id, trainer,
+        return LearnerFiles(self.run_dir.path, self.plan.config.run.algo, self.plan.spec.env_id, trainer,
                             env_steps=env_steps, wall_s=lambda: self.recorder.wall_s, on_progress=self._saving)
 
     def run(self, data: _Replay | _Rollouts) -> None:
@@ -133,15 +130,15 @@ class _Serial:
 
     def _obey(self) -> None:
         """Does what the user asks of a live run."""
-        if self._requests.asked("pause"):
+        if self.run_dir.asked("pause"):
             self.recorder.hold(lambda: self._stop_reason() is None)
-        if self._requests.take("evaluate") is not None:
+        if self.run_dir.take("evaluate") is not None:
             self._next_evaluation_s = 0.0
-        if self._requests.take("checkpoint") is not None:
+        if self.run_dir.take("checkpoint") is not None:
             self._next_checkpoint_s, self._checkpoint_asked = 0.0, True
-        if self._requests.take("timeline") is not None:
+        if self.run_dir.take("timeline") is not None:
             self.recorder.event("warning", "timeline: mode serial has one process, which does one thing at a time")
-        if self._requests.take("leave-free") is not None:
+        if self.run_dir.take("leave-free") is not None:
             self.recorder.event("warning", "leave-free: no governor watches this run, so nothing changes")
 
     def _counters(self) -> CounterSample:
@@ -151,7 +148,7 @@ class _Serial:
                 "write_s")
         sampler = {name: getattr(counts, name) or 0.0 for name in same}
         sampler |= {"env_steps": env_steps, "policy_version": data.trainer.updates, "wait_s": 0.0}
-        learner = data.trainer.numbers(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
+        learner = data.trainer.metrics(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
         return CounterSample(time.monotonic(), (GroupSample((sampler,), learner, inserted, baseline, sampled),))
 
     def _evaluation_due(self) -> bool:
@@ -172,11 +169,11 @@ class _Serial:
             self.recorder.event("warning", text)
 
         try:
-            weights, data = self._newest()
+            weights = self._newest()
         except (OSError, WeightsError) as error:
             warn(f"weights not published, the last good ones stay: {error}")
         else:
-            record = self._evaluation.attempt(weights, data, should_stop, partial=final, on_failure=warn)
+            record = self._evaluation.attempt(weights, should_stop, warn, keep_partial=final)
             if record is not None:
                 self._unscored = None
                 self.recorder.evaluation(record, final=final)
@@ -189,11 +186,10 @@ class _Serial:
         interval = self.plan.config.evaluation.interval_updates or 1
         self._next_evaluation_update = (self._data.trainer.updates // interval + 1) * interval
 
-    def _newest(self) -> tuple[Weights, bytes]:
+    def _newest(self) -> Weights:
         """Publishes the newest weights, unless those were published that have no score yet."""
         if self._unscored is None or self._data.files.is_new:
-            weights = self._data.files.publish()
-            self._unscored = weights, encode(weights.arrays, weights.meta, weights.epoch, weights.version)
+            self._unscored = self._data.files.publish()
         return self._unscored
 
     def _checkpoint(self) -> None:
@@ -307,7 +303,7 @@ class _Rollouts:
         self._serial = serial
         self._first_rollout, self._first_updates = memory.rollouts.current, memory.updates
         self.trainer = open_on_policy_trainer(
-            hts.learner_job(plan, serial.run_dir, memory, serial.recorder.started_s), memory.rollouts,
+            hts.learner_job(plan, serial.run_dir.path, memory, serial.recorder.started_s), memory.rollouts,
             lambda: serial.recorder.session_s,
         )
         self.files = serial.files(self.trainer, self.env_steps)

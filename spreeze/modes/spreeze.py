@@ -48,8 +48,6 @@ from spreeze.workers.sampler import SamplerJob
 _HOST_LEAD_ROWS = 2048
 """Rows that other hosts may insert where samplers of this machine already wait: so hosts come first, and cores here are
 left to the learner, as long as what hosts have under way covers what is drawn."""
-_SESSION_SEEDS = 1000
-"""Distance of the samplers' seeds of two sessions: a resumed run sees other episodes."""
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
@@ -153,21 +151,31 @@ def worker_specs(
     config, rows = plan.config, status_rows(plan.samplers, plan.learners, plan.hosts)
     limit, none = memory_limit_bytes(plan), ((),) * plan.learners
     averages, learners, samplers = links or Links((), none, none)
-    specs = [
-        WorkerSpec(address=Address("learner", group), row=rows[Address("learner", group).name],
-                   job=dataclasses.replace(_learner_job(plan, run_dir, ring, run_started_s, group),
-                                           shared_fds=averages, gloo=place, wakeup_fds=learners[group],
-                                           sampler_wakeup_fds=samplers[group]).to_json(),
-                   threads=config.learner.threads,
-                   inherited_fds=(ring.block.fd, *averages, *learners[group], *samplers[group]))
-        for group, ring in enumerate(rings)
-    ]
+    specs = []
+    for group, ring in enumerate(rings):
+        learner_job = LearnerJob(
+            run_dir=str(group_folder(run_dir, group)), spec=plan.spec, algo=config.run.algo,
+            algorithm=plan.algorithm_fields(), learner=config.learner,
+            seed=config.run.seed + (0 if config.wiring.averages else group),
+            normalize_obs=config.env.normalize_obs, save_replay=config.replay.save,
+            ring_fd=ring.block.fd, ring=ring.spec, limiter=_limiter(plan, ring),
+            # Of the whole run, other hosts included, whose env steps go into weights and checkpoints.
+            num_samplers=plan.samplers + plan.hosts,
+            run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
+            stop=config.stop, shared_fds=averages, gloo=place, wakeup_fds=learners[group],
+            sampler_wakeup_fds=samplers[group],
+        )
+        address = Address("learner", group)
+        specs.append(WorkerSpec(
+            address=address, row=rows[address.name], job=learner_job.to_json(), threads=config.learner.threads,
+            inherited_fds=(ring.block.fd, *averages, *learners[group], *samplers[group]),
+        ))
     for group, ring in enumerate(rings):
         number = group if place is None else place.own[group]
         for index in range(plan.samplers_of(group)):
             job = SamplerJob(
                 run_dir=str(group_folder(run_dir, group)), spec=plan.spec, index=index,
-                seed=config.run.seed + number + _SESSION_SEEDS * plan.earlier.sessions,
+                seed=plan.session_seed + number,
                 num_envs=config.sampling.envs_per_sampler, n_step=config.algorithm.n_step,
                 gamma=config.algorithm.gamma, nan_policy=config.sampling.nan_policy, ring_fd=ring.block.fd,
                 ring=ring.spec, limiter=_limiter(plan, ring), wakeup_fds=samplers[group][2 * index : 2 * index + 2],
@@ -213,21 +221,4 @@ def _limiter(plan: RunPlan, ring: ReplayRing) -> RateLimiter:
     return RateLimiter(
         minimum=part.samples_per_insert_min, maximum=part.samples_per_insert_max, learning_starts=part.learning_starts,
         batch_size=config.learner.batch_size, rows_per_write=config.sampling.envs_per_sampler * ring.spec.num_shards,
-    )
-
-
-def _learner_job(
-    plan: RunPlan, run_dir: Path, ring: ReplayRing, run_started_s: float, group: int
-) -> LearnerJob:
-    config = plan.config
-    return LearnerJob(
-        run_dir=str(group_folder(run_dir, group)), spec=plan.spec, algo=config.run.algo,
-        algorithm=plan.algorithm_fields(), learner=config.learner,
-        seed=config.run.seed + (0 if config.wiring.averages else group),
-        normalize_obs=config.env.normalize_obs, save_replay=config.replay.save,
-        ring_fd=ring.block.fd, ring=ring.spec, limiter=_limiter(plan, ring),
-        # Of the whole run, other hosts included, whose env steps go into weights and checkpoints.
-        num_samplers=plan.samplers + plan.hosts,
-        run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
-        stop=config.stop,
     )

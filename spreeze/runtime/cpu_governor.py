@@ -3,11 +3,9 @@
 It changes only the number of active samplers, in eighths: 1.25 is one sampler and a second that works a quarter of its
 time.
 
-* Other programs go first by priority, and that suffices: on two cores (n = 3 pairs) a program that keeps a core busy
-  did 1,003 rounds beside half a sampler and 1,031 beside a whole one, one that wakes up 60 times a second was as late,
-  and the learner made 178 and 194 updates/s. So samplers rest for other programs only where ``give_way`` asks for it,
-  for what priorities do not reach (memory bandwidth, the second thread of a core): at most half of them, and not for
-  light loads, up to half a core, such as the browser that looks at the page.
+* Other programs go first by priority, and that suffices. So samplers rest for other programs only where ``give_way``
+  asks for it, for what priorities do not reach (memory bandwidth, the second thread of a core): at most half of them,
+  and not for light loads, up to half a core, such as the browser that looks at the page.
 * Samplers may use what the usable cores leave after the other programs (or the share that the user keeps free, if that
   is more), the learner, evaluation and pictures. If the run alone wants more than all cores, that is the tuner's or the
   user's choice and stays.

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Self
 
 from spreeze.machine.processes import DEATH_S, MARK, held_back, kill_and_wait
 from spreeze.metrics.table import DEADLINE_S, Phase
@@ -57,48 +57,13 @@ class RunContext:
     nonce: str  # marks every process of the run in its environment, so that all can be found
 
 
-class WorkerProcess(Protocol):
-    """A started worker, on this machine or elsewhere."""
-
-    spec: WorkerSpec
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def message_fd(self) -> int:
-        """A descriptor that is readable when there are messages, or when the worker has ended."""
-
-    def poll(self) -> int | None:
-        """Exit code, negative signal number, or None while it runs."""
-
-    def read_messages(self) -> list[dict[str, Any]]:
-        """Whole messages that have arrived; damaged lines are skipped. Never waits."""
-
-    def signal_group(self, number: signal.Signals) -> None:
-        """Signals the worker and its child processes."""
-
-    def kill_and_wait(self, within_s: float = DEATH_S) -> int | None:
-        """Kills the whole group and waits, so that the worker never writes again; as ``processes.kill_and_wait``."""
-
-    def close(self) -> None:
-        """Closes this side's descriptors; the worker must have ended."""
-
-
-class Launcher(Protocol):
-    """Starts workers; may be implemented for another machine."""
-
-    def start(self, spec: WorkerSpec, run_context: RunContext) -> WorkerProcess:
-        """Starts a worker process that ends whenever this one ends; an OSError if that fails."""
-
-
 @dataclass
-class LocalProcess:
-    """A worker on this machine: a child process that leads a process group, and two pipes."""
+class WorkerProcess:
+    """A started worker: a child process that leads a process group, and two pipes."""
 
     spec: WorkerSpec
     process: subprocess.Popen[bytes]
-    message_fd: int
+    message_fd: int  # readable when there are messages, or when the worker has ended
     lifeline: int
     _pending: bytes = b""
 
@@ -107,9 +72,11 @@ class LocalProcess:
         return self.process.pid
 
     def poll(self) -> int | None:
+        """Exit code, negative signal number, or None while it runs."""
         return self.process.poll()
 
     def read_messages(self) -> list[dict[str, Any]]:
+        """Whole messages that have arrived; damaged lines are skipped. Never waits."""
         with contextlib.suppress(OSError):  # nothing more has arrived
             while data := os.read(self.message_fd, 65536):
                 self._pending += data
@@ -123,22 +90,26 @@ class LocalProcess:
         return messages
 
     def signal_group(self, number: signal.Signals) -> None:
+        """Signals the worker and its child processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def kill_and_wait(self, within_s: float = DEATH_S) -> int | None:
+        """Kills the whole group and waits, so that the worker never writes again; as ``processes.kill_and_wait``."""
         return kill_and_wait(self.process, within_s)
 
     def close(self) -> None:
+        """Closes this side's descriptors; the worker must have ended."""
         for fd in (self.message_fd, self.lifeline):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
 
-class FreshProcess:
+class Launcher:
     """Starts each worker in a fresh interpreter."""
 
     def start(self, spec: WorkerSpec, run_context: RunContext) -> WorkerProcess:
+        """Starts a worker process that ends whenever this one ends; an OSError if that fails."""
         with contextlib.ExitStack() as given, contextlib.ExitStack() as kept:
             message_read, message_write = os.pipe()
             kept.callback(os.close, message_read)
@@ -159,7 +130,7 @@ class FreshProcess:
             fds = (run_context.status_fd, message_write, lifeline_read, *spec.inherited_fds)
             process = self._begin(argument, spec, run_context, fds)
             kept.pop_all()
-        return LocalProcess(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write)
+        return WorkerProcess(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write)
 
     def _begin(
         self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
@@ -173,7 +144,7 @@ class FreshProcess:
             )
 
 
-FRESH: Launcher = FreshProcess()
+FRESH = Launcher()
 
 
 def log_file(run_dir: Path, name: str) -> IO[bytes]:
@@ -206,10 +177,10 @@ def child_environment(threads: int, nonce: str, name: str = "") -> dict[str, str
     }
 
 
-_PREWARMED = next(role.name for role in ROLES.values() if role.prewarmed)
+_PREWARMED = next(role.name for role in ROLES.values() if role.learns)
 
 
-class Prewarm(FreshProcess):
+class Prewarm(Launcher):
     """Starts the first learner in a process that waits with its libraries loaded, and all others fresh.
 
     The waiting process ends with the ``with`` block unless a worker has taken it.
@@ -258,7 +229,7 @@ class Prewarm(FreshProcess):
         self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
     ) -> subprocess.Popen[bytes]:
         """Hands the job to the waiting process if it fits and lives, else starts a fresh one; for one learner only."""
-        if not spec.role.prewarmed:
+        if not spec.role.learns:
             return super()._begin(argument, spec, run_context, fds)
         taken = None
         fits = (spec.threads, run_context.nonce) == (self._threads, self.nonce) and len(set(fds)) + 2 <= MOST_FDS

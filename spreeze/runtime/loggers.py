@@ -14,7 +14,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -34,6 +33,7 @@ from spreeze.metrics.table import RETURN, TABLE, MetricTable
 from spreeze.run_directory import RunDir, read_run, versions
 from spreeze.runtime.launcher import child_environment, log_file
 from spreeze.runtime.plan import RunPlan
+from spreeze.transport.shared_memory import readable
 
 OPEN_S = 120.0
 """Longest time without an answer until a sink is open: imports, a database, a login."""
@@ -127,9 +127,9 @@ class Sink:
         ended = self._process.poll() is not None  # before its last words are read
         for message in self._answers():
             self._take(message)
-        self._judge(ended)
+        self._check_alive(ended)
 
-    def _judge(self, ended: bool) -> None:
+    def _check_alive(self, ended: bool) -> None:
         """Switches the sink off if its process has ended, or has not answered for too long."""
         if not self.open:
             return
@@ -176,7 +176,7 @@ class Sink:
         if "closed" in message:
             self.open = False
             if self.dropped:
-                self._on_event("warning", f"{self.name} lacks {self.dropped} rows, which it was too slow for")
+                self._on_event("warning", f"{self.name} missed {self.dropped} rows: it could not keep up")
 
     def _switch_off(self, why: str) -> None:
         self.open = False  # first: the event goes to all sinks
@@ -246,14 +246,14 @@ class Loggers:
             sink.end(failed=failed)
         begun_s, said = time.monotonic(), False
         while (left := [sink for sink in self._sinks if sink.open]) and not hurry():
-            select.select(left, [], [], 0.05)
+            readable([sink.fileno() for sink in left], 0.05)
             waited_s = time.monotonic() - begun_s
             if waited_s > _LONGEST_CLOSE_S:
                 break
             if waited_s > _SAY_AFTER_S and not said:
                 said = True
                 names = " and ".join(sink.name for sink in left)
-                self._on_event("info", f"the run ends when {names} has what was recorded; Ctrl-C gives that up")
+                self._on_event("info", f"waiting for {names} to write the last rows; Ctrl-C skips this")
             self.look()
         for sink in self._sinks:
             sink.late()

@@ -217,6 +217,11 @@ class RunPlan:
                 "run.seed": config.run.seed, "env.normalize_obs": config.env.normalize_obs, **mixing, **own}
 
     @property
+    def session_seed(self) -> int:
+        """Of the samplers: a resumed run sees other episodes."""
+        return self.config.run.seed + 1000 * self.earlier.sessions
+
+    @property
     def learners(self) -> int:
         return self.config.run.learners
 

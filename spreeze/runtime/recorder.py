@@ -230,13 +230,13 @@ class Recorder:
             self._store.evaluation(row)
             self._loggers.evaluation(row)
             self._write(row.t, int(row.env_steps), {"eval_return": value, "eval_length": float(row.length_mean)})
-        self._judge(final=final)
+        self._update_target(final=final)
 
     def _write(self, t: float, step: int, values: dict[str, float]) -> None:
         self._store.write(t, step, values)
         self._loggers.write(t, step, values)
 
-    def _judge(self, *, final: bool) -> None:
+    def _update_target(self, *, final: bool) -> None:
         """The final metric so far, and whether the target is reached or held."""
         outcome, stop = self.outcome, self._plan.config.stop
         self._count_curve()
@@ -259,8 +259,8 @@ class Recorder:
         outcome.eval_final_evaluations = min(len(curve), POLICIES)
 
     def no_final_evaluation(self, budget_s: float) -> None:
-        self.event("info", f"no final evaluation: no whole round of episodes gave a score within {budget_s:.0f} s; the "
-                           "score is the latest one of training")
+        self.event("info", f"no full set of episodes ended within {budget_s:.0f} s; the last score during training "
+                           "counts")
 
     def sample(
         self, reading: CounterSample, *, pids: Mapping[str, int] | None, restarts: int = 0, samplers_alive: int = 1,
@@ -321,7 +321,7 @@ class Recorder:
     def stop_reason(self) -> str | None:
         """The stop condition that is met, or None."""
         stop, reading = self._plan.config.stop, self.reading
-        if (self._run_dir.path / "control" / "stop").exists():
+        if self._run_dir.asked("stop"):
             return "stop request"
         if self._target_reached or (stop.target_evaluations == 1 and self.outcome.time_to_target_s is not None):
             return "target_return"

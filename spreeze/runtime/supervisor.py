@@ -226,7 +226,7 @@ class _Supervisor:
     def _waited(self, specs: list[WorkerSpec]) -> None:
         """Called while waiting for ``specs``; shows what learners still have to write."""
         self._report_hang_up()
-        if any(spec.role.saves for spec in specs):
+        if any(spec.role.learns for spec in specs):
             groups = self._mode.read().groups
             self._recorder.saving(int(sum(group.learner["checkpoint_left_bytes"] for group in groups)))
 
@@ -284,7 +284,6 @@ class WorkerHandle:
     spec: WorkerSpec
     restarts: Restarts
     process: WorkerProcess | None = None
-    finished: bool = False
     last_heartbeat: int = -1
     heartbeat_seen_s: float = 0.0
     failures: list[str] = field(default_factory=list)
@@ -390,7 +389,7 @@ class ProcessSupervisor:
                 messages += self._check(handle, handle.process, now, look_at_memory)
             elif handle.restarts.due(now):
                 self._restart(handle)
-        self._judge()
+        self._check_lost()
         return messages
 
     def _check(
@@ -438,7 +437,6 @@ class ProcessSupervisor:
     def _ended(self, handle: WorkerHandle, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
         messages, phase = self._close(handle)
         if code == 0 and phase is Phase.DONE and handle.spec.role.may_end:
-            handle.finished = True
             return messages
         reason = why or _exit_text(code, phase)
         handle.failures.append(f"{reason}: {handle.reported}" if handle.reported else reason)
@@ -459,7 +457,8 @@ class ProcessSupervisor:
             return
         handle.restarts.restarted()
 
-    def _judge(self) -> None:
+    def _check_lost(self) -> None:
+        """Raises a WorkerError if the run cannot go on without the workers that are lost."""
         for role in ROLES.values():
             handles = [handle for handle in self.handles.values() if handle.spec.role is role]
             for handle in handles if role.lost is Loss.ANY else ():
@@ -500,7 +499,7 @@ class ProcessSupervisor:
     def _is_late(self, handle: WorkerHandle, start: float) -> bool:
         """Whether a worker has used up its time to end since ``start``."""
         now = self._clock()
-        if not handle.spec.role.saves:
+        if not handle.spec.role.learns:
             return now - start > _STOP_S
         phase = self._note_heartbeat(handle, now)
         silent_s = now - max(start, handle.heartbeat_seen_s)
@@ -523,7 +522,7 @@ class ProcessSupervisor:
         assert handle.process is not None
         code = handle.process.poll()
         messages, phase = self._close(handle)
-        if code != 0 and handle.spec.role.saves and phase is not Phase.DONE:
+        if code != 0 and handle.spec.role.learns and phase is not Phase.DONE:
             how = "was left behind" if code is None else _exit_text(code, phase)
             self.on_event("warning", f"{handle.spec.name} {how} while stopping; its last checkpoint counts")
         return messages

@@ -1,12 +1,12 @@
 """Shared memory, files, sockets and arithmetic between processes; knows no algorithm and no environment.
 
 *Interfaces.* Samplers write into a ``TransitionSink`` or a ``RolloutSink``, learners read from a ``BatchSource`` or a
-``RolloutSource``, and parameters go from a ``ParameterPublisher`` to a ``ParameterSource``: see ``protocols``. A new
+``RolloutReader``, and parameters go from a ``ParameterPublisher`` to a ``ParameterSource``: see ``protocols``. A new
 transport is one more class and one more line in the tests' tables of implementations.
 
-*Nothing can hang on a dead process.* Processes share only memory, files, one-way pipes, exit codes, and non-blocking
-sockets. ``multiprocessing`` locks, events and queues can hang forever after their holder or waiter gets a SIGKILL, so
-none is used. Shared memory has no name and is freed with the last process that holds it.
+*Nothing can hang on a dead process.* Processes of one machine share only memory, files, pipes and exit codes.
+``multiprocessing`` locks, events and queues can hang forever after their holder or waiter gets a SIGKILL, so none is
+used. Shared memory has no name and is freed with the last process that holds it.
 
 *The replay ring* has one shard per sampler. A writer announces what it is about to overwrite, writes rows in place, and
 publishes last. The reader copies, checks again, and redraws rows that may have been overwritten. The protocol is

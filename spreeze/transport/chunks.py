@@ -52,7 +52,7 @@ def unseal(secret: bytes, kind: bytes, message: bytes) -> memoryview:
     proof = hmac.new(secret, kind + b"\0", "sha256")
     proof.update(view[_PROOF_BYTES:])
     if not hmac.compare_digest(proof.digest(), view[:_PROOF_BYTES]):
-        raise TransportError(f"a message of {len(message)} bytes does not bear this run's token")
+        raise TransportError(f"a message of {len(message)} bytes is not signed with this run's secret")
     return view[_PROOF_BYTES:]
 
 
@@ -157,6 +157,11 @@ class RowOutlet:
     def waiting(self) -> int:
         """Rows that could be taken now."""
         return self._ring.total_committed() - self.taken
+
+    @property
+    def fills_a_chunk(self) -> bool:
+        """Whether these have the least size of a chunk."""
+        return self.waiting * self._ring.spec.layout.row_bytes >= LEAST_CHUNK_BYTES
 
     @property
     def is_spent(self) -> bool:

@@ -74,8 +74,8 @@ def remove_unfinished(folder: Path) -> None:
                     os.unlink(entry.path)
 
 
-def replace_json(path: Path, value: Any, *, durable: bool = False) -> None:
-    replace_bytes(path, json_bytes(value), durable=durable)
+def replace_json(path: Path, value: Any) -> None:
+    replace_bytes(path, json_bytes(value))
 
 
 def json_bytes(value: Any) -> bytes:

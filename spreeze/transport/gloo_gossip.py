@@ -39,9 +39,8 @@ import torch
 from torch.distributed import ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
 
 from spreeze.errors import TransportError
-from spreeze.transport.gossip import GlooPlace, NeighbourGossip, messages_kept
+from spreeze.transport.gossip import GlooPlace, NeighbourGossip, messages_kept, read_secret
 from spreeze.transport.protocols import GossipMessage
-from spreeze.transport.socket_sink import read_secret
 
 DEAD_S = 0.7
 """Silence in the store after which a learner counts as dead."""
@@ -252,7 +251,7 @@ class _Link:
 
     def __init__(self, gossip: GlooGossip, peer: int, name: str, rank: int) -> None:
         """``name`` is the same on both sides; rank 0 sends, rank 1 receives."""
-        self.peer, self.name, self._gossip, self._rank = peer, name, gossip, rank
+        self.peer, self.name, self._gossip, self.rank = peer, name, gossip, rank
         self.up, self.stopping = False, False
         self.heard_s = time.monotonic()
         self.error: str | None = None
@@ -270,16 +269,12 @@ class _Link:
     def _run(self) -> None:
         try:
             group = self._gossip.open_group(self)
-            (self._send if self._rank == 0 else self._receive)(group)
+            (self._send if self.rank == 0 else self._receive)(group)
         except (RuntimeError, OSError, TransportError) as error:  # of gloo, of the store, of this protocol
             self.error = str(error)
             self._gossip.rejected += isinstance(error, _Forged)
         finally:
             self.up = False
-
-    @property
-    def rank(self) -> int:
-        return self._rank
 
     def _proof(self, frame: np.ndarray) -> bytes:
         """Of a frame but for its proof, in this link and nowhere else."""
@@ -404,7 +399,7 @@ class GlooGossip(NeighbourGossip):
 
     def close_over(self, living: Sequence[int]) -> None:
         super().close_over(living)
-        followed = frozenset(self._in_neighbours)
+        followed = frozenset(self.in_neighbours)
         if followed != self._followed:
             self._followed = followed
             self._change.set()
@@ -429,13 +424,8 @@ class GlooGossip(NeighbourGossip):
     def _is_out_of_reach(self, peer: int, now_s: float) -> bool:
         return now_s - self._alone_s.get(peer, now_s) > _UNREACHABLE_S
 
-    def leave(self) -> None:
-        """Tells the others that no more messages follow."""
-        self._left = True
-        self._change.set()
-
     def close(self) -> None:
-        """Leaves, and ends all threads; gives up on one that the network holds."""
+        """Tells the others that it leaves, and ends all threads; gives up on one that the network holds."""
         if self._closing.is_set():
             return
         self._left = True

@@ -8,6 +8,8 @@ an older one, and nobody waits for a reader. Between hosts they travel by ``gloo
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +17,33 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.errors import TransportError
+from spreeze.transport import files
 from spreeze.transport.protocols import GossipMessage
-from spreeze.transport.socket_sink import create_secret, read_secret
-from spreeze.transport.topology import in_neighbours, out_neighbours
+from spreeze.transport.topology import in_neighbours
 from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.types import Jsonable
 
 _PARAMETERS = "parameters"
 _MOST_SLOTS = 9
 """Each is a descriptor in every learner."""
+_SECRET_BYTES = 32
+
+
+def create_secret(path: Path, secret: bytes | None = None) -> bytes:
+    """Writes a secret (None: a new one) into a file that only this user can read; an OSError if that fails."""
+    secret = secret or secrets.token_bytes(_SECRET_BYTES)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secret)
+    return secret
+
+
+def read_secret(path: Path) -> bytes:
+    """Reads the file of ``create_secret``; a TransportError if that fails."""
+    try:
+        return files.read_bytes(path, _SECRET_BYTES)
+    except (OSError, ValueError) as error:
+        raise TransportError(f"the secret of the run cannot be read: {error}") from None
 
 
 def messages_kept(learners: int) -> int:
@@ -98,7 +118,7 @@ class NeighbourGossip:
         self._learner, self._topology, self._max_staleness = learner, topology, max_staleness
         self._number = -1
         self._held = [(-1, -1)] * learners
-        self._in_neighbours: tuple[int, ...] = ()
+        self.in_neighbours: tuple[int, ...] = ()
         self.staleness: dict[int, int] = {}
         self.close_over(range(learners))
 
@@ -114,18 +134,10 @@ class NeighbourGossip:
         """A peer's newest message; None if there is none, or none newer than (epoch, number)."""
         raise NotImplementedError
 
-    @property
-    def in_neighbours(self) -> tuple[int, ...]:
-        return self._in_neighbours
-
-    @property
-    def out_neighbours(self) -> tuple[int, ...]:
-        return out_neighbours(self._topology, self._learner, self._living)
-
     def close_over(self, living: Sequence[int]) -> None:
         self._living = tuple(living)
-        self._in_neighbours = in_neighbours(self._topology, self._learner, self._living)
-        self.staleness = {peer: self.staleness.get(peer, 0) for peer in self._in_neighbours}
+        self.in_neighbours = in_neighbours(self._topology, self._learner, self._living)
+        self.staleness = {peer: self.staleness.get(peer, 0) for peer in self.in_neighbours}
 
     def send(self, parameters: np.ndarray, number: int) -> None:
         self._put(parameters, number)
@@ -133,7 +145,7 @@ class NeighbourGossip:
         self.staleness = {peer: updates + 1 for peer, updates in self.staleness.items()}
 
     def receive(self) -> list[GossipMessage]:
-        found = [message for peer in self._in_neighbours if (message := self._due(peer)) is not None]
+        found = [message for peer in self.in_neighbours if (message := self._due(peer)) is not None]
         for message in found:
             self._held[message.sender] = message.epoch, message.number
             self.staleness[message.sender] = 0

@@ -258,9 +258,9 @@ class Mixer:
         self.messages += (1.0 - _LATE) * (len(found) - self.messages)
         return _mean([parameters, *found.values()])
 
-    def numbers(self) -> dict[str, float]:
-        """What the metrics say of the messages; nothing where there are none."""
-        if self.spec.mixing not in ("gossip", "average"):
+    def metrics(self) -> dict[str, float]:
+        """Of the messages; nothing where there are none."""
+        if self.spec.mixing not in _SENDING_PARAMETERS:
             return {}
         stale = max(self._gossip.staleness.values(), default=0)
         return {"gossip_staleness": float(stale), "gossip_messages": self.messages}

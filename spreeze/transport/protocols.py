@@ -6,7 +6,7 @@ and does something else where there is no room. The tests ``tests/test_contract_
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,17 +30,17 @@ class FrameColumns(NamedTuple):
 class ReplayCounts(NamedTuple):
     """Inputs of a sampler's rate limiter."""
 
-    inserted: int  # rows inserted into replay so far, including those of this sink that are still on their way
+    inserted: int  # rows inserted into replay so far
     baseline: int  # ``inserted`` when learning began, -1 before
     sampled: int  # rows drawn since learning began
 
 
 class TransitionSink(Protocol):
-    """Where one sampler's transitions go: a shard of the ring, or a socket to one.
+    """Where one sampler's transitions go: a shard of the ring, whose oldest rows are overwritten.
 
     Rows arrive complete, in order, each at most once. If a writer is killed, what ``write`` had published still
-    arrives; of the write in which it was killed, the first rows may arrive, perhaps all. A ring overwrites its oldest
-    rows; a socket takes no more while ``has_room`` is false. A sink has one writer at any time.
+    arrives; of the write in which it was killed, the first rows may arrive, perhaps all. A sink has one writer at any
+    time.
     """
 
     @property
@@ -49,12 +49,7 @@ class TransitionSink(Protocol):
     @property
     def next_logical(self) -> int: ...  # number of the next row, counted over all writers that this sink has had
 
-    @property
-    def has_room(self) -> bool: ...  # whether write may be called now; always true of a ring
-
-    def counts(self) -> ReplayCounts:
-        """The newest known counts; a TransportError if the other side is gone for good."""
-        ...
+    def counts(self) -> ReplayCounts: ...
 
     def write(
         self, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any = None,
@@ -64,7 +59,6 @@ class TransitionSink(Protocol):
 
         Raises:
             ValueError: a shape does not fit; nothing was published.
-            TransportError: no room, or the other side is gone for good; nothing was written.
         """
         ...
 
@@ -162,23 +156,6 @@ class TakenRollout(NamedTuple):
     batch: RolloutBatch | None  # None of a rollout that the taker knew
 
 
-class RolloutSource(Protocol):
-    """Where a learner takes rollouts from: only complete ones, each at most K times, whichever process is killed.
-
-    A rollout is gone after K uses, or when its writer needs the slot: the newest are kept.
-    """
-
-    def take(self, known: Container[tuple[int, int]] = ()) -> TakenRollout | None:
-        """Takes a rollout that was never given, of these the oldest, or else the one that was given longest ago.
-
-        None while there is none. Of rollouts (writer, j) that are ``known`` nothing but the versions is copied.
-        """
-        ...
-
-    @property
-    def uses_left(self) -> int: ...  # of all rollouts that are there
-
-
 class ParameterPublisher(Protocol):
     """The learner's side: one at any time, which never waits for a reader."""
 
@@ -220,9 +197,6 @@ class Gossip(Protocol):
 
     @property
     def in_neighbours(self) -> tuple[int, ...]: ...  # whose messages this learner receives
-
-    @property
-    def out_neighbours(self) -> tuple[int, ...]: ...  # who receives this learner's messages
 
     def close_over(self, living: Sequence[int]) -> None:
         """Leaves the others out of the graph, until they are among the living again."""

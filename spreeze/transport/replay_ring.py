@@ -37,8 +37,6 @@ _RESERVED, _COMMITTED = 0, 1
 _MAX_TRIES = 10_000
 _LAG_SAMPLE_ROWS = 2048
 _NONE = np.empty(0, np.int64)
-NO_STEPS = "this ring holds n-step transitions: num_steps is missing"
-NO_FRAMES = "this ring holds images: frames are missing"
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class RingSpec(Jsonable):
 class ReplayRing:
     """Typed view of the memory, created by the supervisor and attached by descriptor in the workers."""
 
-    def __init__(self, spec: RingSpec, block: Block, locked: bool | None) -> None:
+    def __init__(self, spec: RingSpec, block: Block, locked: bool | None = None) -> None:
         self.spec, self.block = spec, block
         self.locked = not STRONGLY_ORDERED if locked is None else locked
         shards, blocks = spec.num_shards, spec.blocks_per_shard
@@ -134,9 +132,9 @@ class ReplayRing:
         return ring
 
     @classmethod
-    def attach(cls, fd: int, spec: RingSpec, *, locked: bool | None = None) -> ReplayRing:
+    def attach(cls, fd: int, spec: RingSpec) -> ReplayRing:
         """Attaches to an inherited descriptor; a TransportError if it belongs to another ring."""
-        ring = cls(spec, attach(fd, spec.size_bytes), locked)
+        ring = cls(spec, attach(fd, spec.size_bytes))
         found, expected = ring.words[:6].tolist(), spec.header()
         if found != expected:
             ring.close()
@@ -218,14 +216,19 @@ def row_checksum(row: np.ndarray, frame: np.ndarray, logical: int) -> int:
     return zlib.crc32(row[:-1].data, zlib.crc32(frame.data, logical & 0xFFFFFFFF))
 
 
+def torn_rows(rows: np.ndarray, logical: np.ndarray) -> int:
+    """How many rows [n, W] without frames, of these logical indices [n], do not have the checksum of their values."""
+    nothing, checksums = np.empty(0, np.uint8), rows[:, -1].copy().view(np.uint32).tolist()
+    return sum(row_checksum(row, nothing, number) != checksum
+               for row, number, checksum in zip(rows, logical.tolist(), checksums, strict=True))
+
+
 class ShardWriter:
     """Writes rows into one shard, over its oldest ones; a shard has one writer at any time.
 
     The successor of a dead writer continues after its last committed row. It leaves ``reserved`` as it is: rows that
     were announced may be half overwritten.
     """
-
-    has_room = True
 
     def __init__(self, ring: ReplayRing, shard: int) -> None:
         spec, layout = ring.spec, ring.spec.layout
@@ -296,7 +299,7 @@ class ShardWriter:
                 self._reward[at], self._terminated[at] = reward, terminated
             if self._num_steps is not None:
                 if num_steps is None:
-                    raise ValueError(NO_STEPS)
+                    raise ValueError("this ring holds n-step transitions: num_steps is missing")
                 self._num_steps[position:stop] = num_steps
             if self._has_frames:
                 self._write_frames(slice(position, stop), frames)
@@ -314,7 +317,7 @@ class ShardWriter:
 
     def _write_frames(self, at: slice, frames: FrameColumns | None) -> None:
         if frames is None:
-            raise ValueError(NO_FRAMES)
+            raise ValueError("this ring holds images: frames are missing")
         self._frames[at], self._links[at, 0], self._links[at, 1] = frames
 
     def _seal(self, position: int, stop: int) -> None:
@@ -348,13 +351,12 @@ class ShardWriter:
             start = stop
 
 
-def write_rows(sink: TransitionSink, rows: np.ndarray, version: int, frames: np.ndarray | None = None) -> None:
-    """Writes packed rows [N, W] float32 and, for images, their ``frames`` [N, F] uint8."""
+def write_rows(sink: TransitionSink, rows: np.ndarray, version: int) -> None:
+    """Writes packed rows [N, W] float32, not of images."""
     layout = sink.layout
     batch = layout.split(rows, 1.0)
     steps = None if layout.num_steps is None else rows[:, layout.num_steps]
-    columns = None if frames is None else FrameColumns(frames, rows[:, layout.back], rows[:, layout.age])
-    sink.write(batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, version, columns)
+    sink.write(batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, version)
 
 
 class Drawn(NamedTuple):
@@ -393,8 +395,6 @@ class ReplayReader:
         self._age_clock = 0
         self._drawn: Drawn | None = None
         self.inserted, self.available = 0, 0
-        self.redrawn = 0
-        """Rows that this reader has drawn again because they may have been overwritten during the copy."""
         self.refresh()
 
     @property
@@ -455,7 +455,6 @@ class ReplayReader:
         bad, redrawn = self._copy(drawn, rows, frames)
         for _ in range(_MAX_TRIES):
             if not bad.size:
-                self.redrawn += redrawn
                 return redrawn
             self.refresh()
             again = self._draw(rng, bad.size)
@@ -571,7 +570,4 @@ class ReplayReader:
         """Number of rows of the last batch whose checksum does not match; 0 in a ring without checksums."""
         if self._drawn is None or not self.ring.spec.layout.checksum:
             return 0
-        checksums = out[:, -1].copy().view(np.uint32).tolist()
-        nothing = np.empty(0, np.uint8)
-        return sum(row_checksum(row, nothing, logical) != checksum
-                   for row, logical, checksum in zip(out, self._drawn.logical.tolist(), checksums, strict=True))
+        return torn_rows(out, self._drawn.logical)

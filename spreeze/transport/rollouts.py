@@ -359,10 +359,11 @@ class RolloutWriter:
 
 
 class RolloutReader:
-    """A ``RolloutSource`` that gives copies, each rollout at most K times; the only reader of its memory.
+    """Gives copies of complete rollouts, each at most K times, whichever process is killed; the only reader.
 
-    It goes round the rollouts, new ones first. Uses are counted in shared memory before a copy is made: a killed reader
-    may lose a use but never adds one.
+    It goes round the rollouts, new ones first. A rollout is gone after K uses, or when its writer needs the slot: the
+    newest are kept. Uses are counted in shared memory before a copy is made: a killed reader may lose a use but never
+    adds one.
     """
 
     def __init__(self, rollouts: Rollouts, envs_per_writer: int, *, goes_round: bool = False) -> None:
@@ -387,10 +388,6 @@ class RolloutReader:
         """Complete rollouts of all samplers when the latest of each was seen."""
         self._gaps = np.zeros(len(self._columns))
         """Rollouts that all samplers completed for one of each, when the latest of it was seen."""
-
-    @property
-    def uses_left(self) -> int:
-        return sum([self._rollouts.spec.max_uses - uses for _, uses in self._readable()])
 
     @property
     def readable(self) -> set[tuple[int, int]]:
@@ -423,6 +420,10 @@ class RolloutReader:
         return self._rollouts.steps.reshape(len(self._columns), -1)
 
     def take(self, known: Container[tuple[int, int]] = ()) -> TakenRollout | None:
+        """Takes a rollout that was never given, of these the oldest, or else the one that was given longest ago.
+
+        None while there is none. Of rollouts (writer, j) that are ``known`` nothing but the versions is copied.
+        """
         spec, fields = self._rollouts.spec, self._rollouts.fields
         ends = self._ends
         complete = int(ends.sum())

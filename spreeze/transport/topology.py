@@ -32,13 +32,6 @@ def in_neighbours(topology: str, learner: int, living: Sequence[int]) -> tuple[i
     return tuple(ring[(place - distance) % len(ring)] for distance in _distances(topology, len(ring)))
 
 
-def out_neighbours(topology: str, learner: int, living: Sequence[int]) -> tuple[int, ...]:
-    """Those that take a learner's messages."""
-    ring = sorted({*living, learner})
-    place = ring.index(learner)
-    return tuple(ring[(place + distance) % len(ring)] for distance in _distances(topology, len(ring)))
-
-
 def mixing_matrix(topology: str, count: int) -> np.ndarray:
     """P [n, n]; its columns sum to 1 as well."""
     matrix = np.eye(count)

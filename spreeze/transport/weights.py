@@ -52,6 +52,10 @@ class Weights:
         """The epoch rises when a learner starts, the version with its updates."""
         return self.epoch, self.version
 
+    def to_bytes(self) -> bytes:
+        """The bytes of a weights file; those of its own, if it has one."""
+        return encode(self.arrays, self.meta, self.epoch, self.version)
+
 
 def schema_of(arrays: Arrays) -> str:
     """Short hash of names, types and shapes."""
@@ -119,8 +123,6 @@ class WeightsStore:
         """The ``keep`` newest versions stay, and all that are younger than ``min_age_s``."""
         self.directory = Path(directory)
         self.keep, self.min_age_s, self._clock = max(1, keep), min_age_s, clock
-        self.rejected = 0
-        """How often ``read_latest`` met something inconsistent."""
         self._last: tuple[int, int] | None = None
         self._present: deque[tuple[float, str]] | None = None
 
@@ -170,19 +172,12 @@ class WeightsStore:
                 os.unlink(path)
 
     def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
-        """The newest version; None if there is none newer, or if it is inconsistent (then ``rejected`` rises)."""
-        try:
+        """The newest version; None if there is none newer, or if it is inconsistent."""
+        with contextlib.suppress(*DAMAGE, WeightsError):
             pointer, order = self._pointer()
-            if newer_than is not None and order <= newer_than:
-                return None
-            return self._checked(pointer, order)
-        except FileNotFoundError:
-            # No pointer yet is consistent; a pointer to a missing file is not.
-            self.rejected += (self.directory / LATEST).exists()
-            return None
-        except (*DAMAGE, WeightsError):
-            self.rejected += 1
-            return None
+            if newer_than is None or order > newer_than:
+                return self._checked(pointer, order)
+        return None
 
     def _checked(self, pointer: dict[str, Any], order: tuple[int, int]) -> Weights:
         """The version that a pointer names, if everything agrees; otherwise one of many errors."""

@@ -30,9 +30,7 @@ from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import (
     forget_memory,
     gpus_of,
-    largest_matmul,
-    learner_threads,
-    matmuls_in,
+    open_device,
     peak_bytes,
     resolve_device,
     synchronise,
@@ -160,8 +158,7 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
     else:
         _limit_data(job.memory_cap_bytes)
     config: Any = algorithm_part(job.algo, job.spec.import_module)(**turn.algorithm)
-    largest = largest_matmul(config.hidden_sizes, learner.batch_size)
-    with matmuls_in(learner.precision, device, largest), learner_threads(job.spec, learner.threads, device) as pair:
+    with open_device(learner, job.spec, config.hidden_sizes, learner.batch_size) as (_, pair):
         learning = ReplayTrainer(
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=learner.batch_size,
             device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair, overlap=learner.overlap,

@@ -71,7 +71,7 @@ class BestPolicy:
         self._folder = run_dir / "checkpoints"
         self._kept, self._confirmed = _stored(self._folder, "best")
         self._challenger, _ = _stored(self._folder, "challenger")
-        self._tests = self._evaluations = self._tested_at = 0
+        self.tests = self._evaluations = self._tested_at = 0
 
     def offer(self, found: Candidate) -> None:
         """Takes a policy that was evaluated on all seeds."""
@@ -91,14 +91,9 @@ class BestPolicy:
             return None
         return self._challenger if self._confirmed else self._kept
 
-    @property
-    def tests(self) -> int:
-        """Tests so far, for the seeds of the next one."""
-        return self._tests
-
     def tested(self, candidate: Candidate, more: Tally | None) -> None:
         """Takes the result of a candidate's test; None if it gave none."""
-        self._tests, self._tested_at = self._tests + 1, self._evaluations
+        self.tests, self._tested_at = self.tests + 1, self._evaluations
         whole = candidate if more is None else candidate._replace(tally=candidate.tally.with_more(more))
         if candidate is self._kept:
             if more is not None:

@@ -46,6 +46,8 @@ class BufferTrainer:
         self.learn_s = 0.0
         self._average = RolloutAverage(algorithm)
         self._kept = algorithm.room_for(spec.num_slots * (spec.num_envs // envs_per_sampler))
+        self._counted: set[tuple[int, int]] = set()
+        """Those that can be read of the rollouts in the algorithm's running statistics of observations and rewards."""
         self._parts: list[Evaluated] = []
         """What the further updates of the present use learn from."""
         self._version = 0.0
@@ -85,7 +87,8 @@ class BufferTrainer:
             readable = self._source.readable
             for other in [other for other in self._kept if other not in readable]:  # written over, with uses left
                 del self._kept[other]
-            self._kept[key] = self.algorithm.evaluate(taken.batch, taken.writer)
+            self._kept[key] = self.algorithm.evaluate(taken.batch, taken.writer, key not in self._counted)
+            self._counted = self._counted & readable | {key}
         self._version = float(taken.versions.mean())
         self._uses.append(taken.use)
         self._parts = self.algorithm.parts(self._kept, key)
@@ -100,18 +103,21 @@ class BufferTrainer:
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Tensors and JSON of a checkpoint; rollouts are collected again."""
         arrays = self.algorithm.state_arrays() | self._average.state_arrays()
-        return arrays, {"algorithm": self.algorithm.state_json(), "updates": self.updates}
+        return arrays, {"algorithm": self.algorithm.state_json(), "updates": self.updates,
+                        "counted": sorted(self._counted), "env_steps_base": self._env_steps_base}
 
     def load_state(self, tensors: Arrays, state: dict[str, Any]) -> None:
         """Raises a CheckpointError if it is that of another network or algorithm."""
         self.algorithm.load_state_arrays(tensors)
         self.algorithm.load_state_json(state["algorithm"])
         self._average.restore(tensors)
+        if state.get("env_steps_base") == self._env_steps_base:  # of this session, so of the same rollouts
+            self._counted = {(writer, rollout) for writer, rollout in state["counted"]}
 
     def parameters_sha256(self) -> str:
         return sha256_of(self.algorithm.state_arrays())
 
-    def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
+    def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         self._dropped = max(self._dropped, self._source.dropped)
         return {
             **blank_learner(), "updates": self.updates, "wait_s": wait_s, "learn_s": self.learn_s,

@@ -373,22 +373,18 @@ class RolloutPolicy:
     def __init__(self, rollouts: Rollouts, policies: VersionedParameters) -> None:
         self._rollouts, self._policies = rollouts, policies
         self._policy: Policy | None = None
-        self.rollout = -1
+        self.version = -1
         """Rollout of the policy that was returned last."""
-
-    @property
-    def version(self) -> int:
-        return self.rollout
 
     def current(self) -> Policy | None:
         """The policy, or None while it is not published. A rollout lasts until no worker needs its policy any more."""
         current = self._rollouts.current
-        if current != self.rollout:
+        if current != self.version:
             weights = self._policies.read(current)
             if weights is None:
                 return None
             self._policy = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
-            self.rollout = current
+            self.version = current
         return self._policy
 
 

@@ -20,6 +20,8 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.roles import Address
 
+_REST_S = 0.01
+"""Sleep while the governor pauses a sampler: it returns soon and takes almost no processor time."""
 _MAX_MESSAGE_BYTES = 4096
 """A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
 
@@ -51,6 +53,7 @@ class WorkerContext:
         self._control, self._events = status.control(row), status.events(row)
         self._slot_index = {name: i for i, name in enumerate(table.slots[address.role])}
         self._message_fd, self._errors_dir = message_fd, errors_dir
+        self._share, self._rest_until_s = 1.0, 0.0
         self._control[words.PID] = os.getpid()
 
     @property
@@ -113,6 +116,24 @@ class WorkerContext:
         beyond = (self.address.index - int(group[words.FIRST_SAMPLER])) % samplers - active
         return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(group[words.SLOWED_SHARE]) / 1000
 
+    def rests(self, now_s: float) -> bool:
+        """Whether the governor wants this sampler to rest at ``perf_counter`` time ``now_s``; it then did, a little.
+
+        A rest does not count as waiting for the limiter or the learner.
+        """
+        self._share = share = self.sampler_share
+        if share >= 1.0 or (share > 0.0 and now_s >= self._rest_until_s):
+            return False
+        self.beat(Phase.WAIT)
+        time.sleep(_REST_S if share <= 0.0 else min(_REST_S, self._rest_until_s - now_s))
+        return True
+
+    def worked(self, since_s: float) -> None:
+        """Notes that the sampler has worked, after which it may have to rest."""
+        if 0.0 < self._share < 1.0:
+            now_s = time.perf_counter()
+            self._rest_until_s = now_s + (now_s - since_s) * (1.0 - self._share) / self._share
+
     def post(self, **values: float) -> None:
         """Stores numbers into slots by name (see ``metrics.table``).
 
@@ -144,22 +165,25 @@ class WorkerContext:
         with contextlib.suppress(OSError):
             os.write(self._message_fd, line)
 
+    def event(self, level: str, text: str) -> None:
+        self.send("event", level=level, text=text[:500])
+
     def env_error(self, where: str, error: Exception, count: int) -> None:
         """Reports an environment error that cost at most an episode."""
         if self._errors_dir is not None:
             write_error(self._errors_dir, self.name, error, f"environment-{count}")
-        self.send("event", level="warning", text=event_text(where, error, count)[:500])
+        self.event("warning", event_text(where, error, count))
 
     def saving(self, left_bytes: int) -> None:
         """Signals that a checkpoint is in progress, with this many bytes left to write and check."""
         self.beat(Phase.CHECKPOINT)
         self.post(checkpoint_left_bytes=left_bytes)
 
-    def sleep(self, seconds: float, phase: Phase = Phase.WAIT, until: Callable[[], bool] = lambda: False) -> None:
+    def sleep(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Sleeps in short pieces, so that the heartbeat goes on and a stop, or ``until``, is noticed at once."""
         end = time.monotonic() + seconds
         while not self.stopping and not until():
-            self.beat(phase)
+            self.beat(Phase.WAIT)
             left = end - time.monotonic()
             if left <= 0:
                 return

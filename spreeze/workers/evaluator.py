@@ -89,7 +89,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
         return context.stopping
 
     def on_failure(text: str) -> None:
-        context.send("event", level="warning", text=text)
+        context.event("warning", text)
 
     with contextlib.closing(Evaluation(job, context.env_error)) as evaluation:
         with contextlib.suppress(Exception):
@@ -103,7 +103,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
             was_asked, asked = context.evaluation_asked(asked), context.evaluations_asked
-            record = evaluation.attempt(*found, should_stop=should_stop, on_failure=on_failure, group=group)
+            record = evaluation.attempt(found, should_stop, on_failure, group=group)
             if record is not None:
                 context.post(
                     evaluations=evaluation.evaluations, policy_version=record["version"],
@@ -112,8 +112,8 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
                 )
                 context.send("evaluation", **record)
                 if was_asked:
-                    context.send("event", level="info", text=f"evaluation on request, after {record['updates']} "
-                                 f"updates: mean return {record['return_mean']:.1f} of {record['episodes']} episodes")
+                    context.event("info", f"evaluation on request, after {record['updates']} updates: mean return "
+                                  f"{record['return_mean']:.1f} of {record['episodes']} episodes")
                 evaluation.test_best(should_stop, on_failure)
             if evaluation.failures:
                 context.sleep(pause_s(evaluation.failures))
@@ -123,27 +123,22 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
 
 
 class WeightsWatch:
-    """Finds weights newer than the last ones seen, with the bytes of their file."""
+    """Finds weights newer than the last ones seen."""
 
     def __init__(self, folder: Path, seen: tuple[int, int] | None = None) -> None:
         self._store, self._seen = open_weights(folder), seen
         self._hint, self._look_at_s = -1, 0.0
 
-    def newer(self, hint: int) -> tuple[Weights, bytes] | None:
+    def newer(self, hint: int) -> Weights | None:
         """The newest weights, or None; looks at the file when the hint changed, and every second."""
         now_s = time.monotonic()
         if hint == self._hint and now_s < self._look_at_s:
             return None
         self._look_at_s = now_s + _LOOK_S
         weights = self._store.read_latest(self._seen)
-        if weights is None:
-            return None
-        try:
-            data = weights.path.read_bytes()
-        except OSError:
-            return None  # already replaced by newer ones: the next look finds them
-        self._seen, self._hint = weights.order, hint
-        return weights, data
+        if weights is not None:
+            self._seen, self._hint = weights.order, hint
+        return weights
 
 
 class Evaluation:
@@ -168,13 +163,12 @@ class Evaluation:
             self._tasks.append(_new_task(self._make_task))
 
     def evaluate(
-        self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False,
-        group: int = 0,
+        self, weights: Weights, should_stop: Callable[[], bool], *, keep_partial: bool = False, group: int = 0,
     ) -> Record | None:
         """Runs the episodes of one version and records them in the group's ``eval.csv``.
 
-        With ``partial``, the rounds finished before a stop count. ``data`` holds the bytes of the weights' file, which
-        are kept if these are the best weights of all groups so far (``best_policy``).
+        With ``keep_partial``, the rounds finished before a stop count. The weights are kept if they are the best ones
+        of all groups so far (``best_policy``).
 
         Returns:
             The record, or None if stopped or if no episode finished. It adds to the columns of ``eval.csv``:
@@ -183,9 +177,9 @@ class Evaluation:
         """
         self.prepare()
         seeds = seed_list(self._job.config.seed, self._job.config.episodes)
-        episodes, lost = self._play(weights, seeds, should_stop, partial=partial)
+        episodes, lost = self._play(weights, seeds, should_stop, whole_rounds=keep_partial)
         cut = len(seeds) - len(episodes) - lost
-        if not episodes or (cut and not partial):
+        if not episodes or (cut and not keep_partial):
             return None
         record: Record = {
             "wall_s": float(weights.meta.get("wall_s", 0.0)), "env_steps": int(weights.meta.get("env_steps", 0)),
@@ -196,11 +190,11 @@ class Evaluation:
         self.evaluations += 1
         append_row(group_folder(self._run_dir, group) / "eval.csv", record)
         if record["whole"]:
-            self._best.offer(Candidate(_tally(episodes), data, record))
+            self._best.offer(Candidate(_tally(episodes), weights.to_bytes(), record))
         return record
 
     def _play(
-        self, weights: Weights, seeds: range, should_stop: Callable[[], bool], *, partial: bool = False
+        self, weights: Weights, seeds: range, should_stop: Callable[[], bool], *, whole_rounds: bool = False
     ) -> tuple[list[Episode], int]:
         """The finished episodes of these seeds, and the number lost to errors."""
         lost = 0
@@ -216,7 +210,7 @@ class Evaluation:
         policy = Policy.from_weights(weights.arrays, weights.meta)
         episodes = run_episodes(
             self._make_task, policy.act_greedy, seeds, should_stop=should_stop, heartbeat=should_stop,
-            tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec), whole_rounds=partial,
+            tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec), whole_rounds=whole_rounds,
         )  # fmt: skip
         return episodes, lost
 
@@ -241,12 +235,12 @@ class Evaluation:
             self._best.tested(found, None)
 
     def attempt(
-        self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False,
-        on_failure: Callable[[str], None], group: int = 0,
+        self, weights: Weights, should_stop: Callable[[], bool], on_failure: Callable[[str], None], *,
+        keep_partial: bool = False, group: int = 0,
     ) -> Record | None:
         """Like ``evaluate``, but reports a failure instead of raising it; the next attempt makes new environments."""
         return self._attempt(
-            lambda: self.evaluate(weights, data, should_stop, partial=partial, group=group), on_failure
+            lambda: self.evaluate(weights, should_stop, keep_partial=keep_partial, group=group), on_failure
         )
 
     def _attempt(self, work: Callable[[], T], on_failure: Callable[[str], None]) -> T | None:
@@ -484,10 +478,9 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
     scores = [found[-1]["return_mean"] if found else -math.inf for found in rows]
     group = scores.index(max(scores))
     folder = group_folder(run_dir, group)
-    found = WeightsWatch(folder).newer(0)
-    if found is None:
+    weights = WeightsWatch(folder).newer(0)
+    if weights is None:
         return None
-    weights, data = found
     wanted = (weights.epoch, weights.version, job.config.episodes)
     known = next((row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True}
                   for row in reversed(rows[group]) if (row["epoch"], row["version"], row["episodes"]) == wanted), None)
@@ -500,7 +493,7 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
         def late() -> bool:
             return time.monotonic() >= end_s
 
-        record = known or evaluation.evaluate(weights, data, late, partial=True, group=group)
+        record = known or evaluation.evaluate(weights, late, keep_partial=True, group=group)
         if not late():  # resetting its environments alone may take longer than what is left
             evaluation.test_best(late, lambda text: None, last=True)
         return record

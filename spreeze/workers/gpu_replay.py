@@ -75,9 +75,6 @@ class GpuReplay:
         self._draws_before = self._main.mark()
         self.generator = torch.Generator(device).manual_seed(seed)
         self.available = 0
-        self.rows_pulled = 0
-        self.rows_torn = 0
-        """Rows that were overwritten during the copy, and so dropped."""
         self.set_batch_size(batch_size)
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -86,12 +83,9 @@ class GpuReplay:
         """[B, W], the rows of the latest draw."""
         self.logical = torch.zeros(batch_size, dtype=torch.int64, device=device)
         """[B], the rows' logical indices in their shards."""
-        self._random, self._shard = torch.zeros_like(self.logical), torch.zeros_like(self.logical)
-
-    @property
-    def shard(self) -> Tensor:
-        """[B], the shards of the rows of the latest draw."""
-        return self._shard
+        self.shard = torch.zeros_like(self.logical)
+        """[B], these shards."""
+        self._random = torch.zeros_like(self.logical)
 
     @property
     def size_bytes(self) -> int:
@@ -134,8 +128,6 @@ class GpuReplay:
             self._beside.copy(self._rows[first + place : first + place + count], staged[torn + at : torn + at + count])
         self._staging.sent(self._beside.mark())
         self._end[shard] = end
-        self.rows_torn += torn
-        self.rows_pulled += end - begin - torn
 
     def _publish(self, windows: list[tuple[int, int]]) -> None:
         """Passes the new windows to the draws, which begin after the copies."""
@@ -164,8 +156,8 @@ class GpuReplay:
             raise TransportError("no replay row can be drawn: none was pulled")
         ends = self._windows[0]
         self._random.random_(generator=self.generator).remainder_(ends[-1])
-        torch.searchsorted(ends, self._random, right=True, out=self._shard)
-        shifts, starts = self._windows[1:, self._shard]
+        torch.searchsorted(ends, self._random, right=True, out=self.shard)
+        shifts, starts = self._windows[1:, self.shard]
         torch.add(self._random, shifts, out=self.logical)
         place = torch.remainder(self.logical, self.rows_per_shard).add_(starts)
         return torch.index_select(self._rows, 0, place, out=self.batch)
@@ -179,7 +171,7 @@ class GpuReplay:
         """Mean policy lag and age of the latest draw (reads the device); 0 before anything was pulled."""
         if self.available < 1:
             return 0.0, 0.0
-        shard, logical = self._shard.cpu().numpy(), self.logical.cpu().numpy()
+        shard, logical = self.shard.cpu().numpy(), self.logical.cpu().numpy()
         spec = self._reader.ring.spec
         return self._reader.lag_age(shard * spec.stride_rows + logical % spec.rows_per_shard, version_now)
 
@@ -205,15 +197,15 @@ def fitted_gpu_replay(
     least = -(-_LEAST_BATCHES * batch_size // spec.num_shards)
     while rows >= min(whole, least):
         try:
-            mirror = GpuReplay(reader, batch_size, device, seed, rows)
+            gpu_replay = GpuReplay(reader, batch_size, device, seed, rows)
         except torch.OutOfMemoryError:
             rows //= 2  # taken by another process meanwhile, or fragmented
             continue
-        held = f"replay is mirrored on {device}: {size(mirror.size_bytes)} of {size(free_bytes)} that were free"
+        held = f"replay is copied to {device}: {size(gpu_replay.size_bytes)} of {size(free_bytes)} that were free"
         if rows < whole:
             held += f", so only the newest {spec.num_shards * rows} of {spec.capacity} rows ({size(needed)})"
-        return mirror, held
-    return None, (f"batches come from the host: a mirror of replay needs {size(needed)}, {device} has "
+        return gpu_replay, held
+    return None, (f"batches come from the host: a copy of replay needs {size(needed)}, {device} has "
                   f"{size(free_bytes)} free")
 
 
@@ -343,7 +335,7 @@ class GraphedUpdates:
     """Updates with batches from GPU replay: one by one at first, then as graphs if possible."""
 
     def __init__(
-        self, algorithm: OffPolicyAlgorithm, mirror: GpuReplay, update: Callable[[Tensor], None],
+        self, algorithm: OffPolicyAlgorithm, gpu_replay: GpuReplay, update: Callable[[Tensor], None],
         stream: DeviceStream, *, wanted: int = 1, make_graph: Callable[[], CudaGraph] | None = None,
         on_failure: Callable[[str], None],
     ) -> None:
@@ -352,7 +344,7 @@ class GraphedUpdates:
         Without ``make_graph`` every kernel is launched by itself. ``on_failure`` gets the reason if no graph can be
         recorded.
         """
-        self.mirror = mirror
+        self.gpu_replay = gpu_replay
         self.in_graph = updates_in_graph(wanted, algorithm.period)
         self._algorithm, self._update, self._stream = algorithm, update, stream
         self._make_graph, self._on_failure = make_graph, on_failure
@@ -392,7 +384,7 @@ class GraphedUpdates:
                 self._graph.replay()
                 algorithm.updates += count
                 return count
-        self._update(self.mirror.draw())
+        self._update(self.gpu_replay.draw())
         self._singles += 1
         return 1
 
@@ -401,10 +393,10 @@ class GraphedUpdates:
 
         def several() -> None:
             for _ in range(self.in_graph):
-                self._update(self.mirror.draw())
+                self._update(self.gpu_replay.draw())
 
         try:
-            graph.record(several, [self._algorithm.noise, self.mirror.generator])
+            graph.record(several, [self._algorithm.noise, self.gpu_replay.generator])
             self._graph = graph
         except NotRecorded as error:
             self._make_graph = None
@@ -415,4 +407,4 @@ class GraphedUpdates:
     def set_batch_size(self, batch_size: int) -> None:
         """Draws that many rows from now on; the graph is recorded again."""
         self._graph, self._singles = None, 0
-        self.mirror.set_batch_size(batch_size)
+        self.gpu_replay.set_batch_size(batch_size)

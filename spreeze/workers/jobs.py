@@ -70,6 +70,8 @@ class OnPolicyLearnerJob(AnyLearnerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class BufferLearnerJob(AnyLearnerJob):
+    batch_size: int
+    """Rows of one update."""
     env_steps_base: int
     """Env steps of earlier sessions."""
     envs_per_sampler: int

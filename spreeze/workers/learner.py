@@ -38,7 +38,7 @@ from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
 from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
-from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, resolve_device
+from spreeze.workers.torch_devices import open_device, resolve_device
 
 _POLL_S = 0.0005
 _BEAT_S = 1.0
@@ -54,10 +54,8 @@ def run_learner(context: WorkerContext, job: LearnerJob) -> None:
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
     ring = ReplayRing.attach(job.ring_fd, job.ring)
     try:
-        device = resolve_device(job.learner.device)
-        largest = largest_matmul(job.algorithm["hidden_sizes"], job.learner.batch_size)
-        with matmuls_in(job.learner.precision, device, largest), \
-                learner_threads(job.spec, job.learner.threads, device) as pair:
+        hidden_sizes, rows = job.algorithm["hidden_sizes"], job.learner.batch_size
+        with open_device(job.learner, job.spec, hidden_sizes, rows) as (device, pair):
             _ReplayLearner(context, job, ring, pair, device).run()
     finally:
         ring.close()
@@ -65,10 +63,9 @@ def run_learner(context: WorkerContext, job: LearnerJob) -> None:
 
 def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
     """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
-    rollouts, device = Rollouts.attach(job.rollouts_fd, job.rollouts), resolve_device(job.learner.device)
+    rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
     try:
-        largest = largest_matmul(job.algorithm["hidden_sizes"], job.batch_size)
-        with matmuls_in(job.learner.precision, device, largest), learner_threads(job.spec, job.learner.threads, device):
+        with open_device(job.learner, job.spec, job.algorithm["hidden_sizes"], job.batch_size):
             _RolloutLearner(context, job, rollouts).run()
     finally:
         rollouts.close()
@@ -78,7 +75,7 @@ def run_buffer_learner(context: WorkerContext, job: BufferLearnerJob) -> None:
     """Learns from the circular buffer until asked to stop; writes a final checkpoint and final weights."""
     rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
     try:
-        with learner_threads(job.spec, job.learner.threads, resolve_device(job.learner.device)):
+        with open_device(job.learner, job.spec, job.algorithm["hidden_sizes"], job.batch_size):
             _BufferLearner(context, job, rollouts).run()
     finally:
         rollouts.close()
@@ -87,7 +84,7 @@ def run_buffer_learner(context: WorkerContext, job: BufferLearnerJob) -> None:
 class SkippedUpdates:
     """Notices that no update is applied any more, because loss or gradient is not finite."""
 
-    def __init__(self, trainer: ReplayTrainer | BufferTrainer | OnPolicyTrainer) -> None:
+    def __init__(self, trainer: ReplayTrainer | BufferTrainer) -> None:
         self._trainer, self._in_a_row = trainer, 0
         self._updates, self._skipped = trainer.updates, trainer.algorithm.updates_skipped()
 
@@ -107,6 +104,8 @@ class _Learner:
 
     began = True
     """Whether there was enough data to begin."""
+    ends_by_env_steps = True
+    """Whether it ends the run at the number of env steps that was asked for; if not, the supervisor does."""
 
     def __init__(
         self, context: WorkerContext, job: AnyLearnerJob, trainer: ReplayTrainer | OnPolicyTrainer | BufferTrainer,
@@ -124,7 +123,6 @@ class _Learner:
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
-        self._skipped = SkippedUpdates(trainer)
         self._checkpoints_asked = context.checkpoints_asked
 
     def _wall_s(self) -> float:
@@ -139,8 +137,10 @@ class _Learner:
         raise NotImplementedError
 
     def stop_reason(self) -> str | None:
-        most = self._job.stop.updates
-        return "updates" if most is not None and self._trainer.updates >= most else None
+        stop = self._job.stop
+        if self.ends_by_env_steps and stop.env_steps is not None and self.env_steps() >= stop.env_steps:
+            return "env_steps"
+        return "updates" if stop.updates is not None and self._trainer.updates >= stop.updates else None
 
     def advance(self) -> bool:
         """Learns what is due; False if the learner has to wait for data."""
@@ -170,7 +170,7 @@ class _Learner:
         context.send("started", device=resolve_device(self._job.learner.device))
         checkpoint = self._files.begin()
         for damage in checkpoint.skipped if checkpoint else ():
-            self._report(f"checkpoint left out: {damage}"[:500], "warning")
+            self._report(f"checkpoint left out: {damage}", "warning")
         self.restore(checkpoint)
         del checkpoint
         self._publish()
@@ -233,12 +233,12 @@ class _Learner:
 
     def _post(self) -> None:
         self.check()
-        numbers = self._trainer.numbers(wait_s=self._wait_s, publish_s=self._publish_s)
+        metrics = self._trainer.metrics(wait_s=self._wait_s, publish_s=self._publish_s)
         for name, before in self._base.items():
-            numbers[name] += before
-        numbers["policy_version"] = max(self._publisher.version, 0)
-        numbers["checkpoint_updates"] = self._files.saved_updates
-        self._context.post(**numbers)
+            metrics[name] += before
+        metrics["policy_version"] = max(self._publisher.version, 0)
+        metrics["checkpoint_updates"] = self._files.saved_updates
+        self._context.post(**metrics)
         self._report_unpublished()
 
     def _finish(self, reason: str | None) -> None:
@@ -257,12 +257,30 @@ class _Learner:
             time.sleep(0.02)
 
     def _report(self, text: str, level: str = "info") -> None:
-        self._context.send("event", level=level, text=text)
+        self._context.event(level, text)
 
 
-class _ReplayLearner(_Learner):
+class _RestoredLearner(_Learner):
+    """One whose state is in its checkpoint."""
+
+    _trainer: ReplayTrainer | BufferTrainer
+    _skipped: SkippedUpdates
+
+    def restore(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None:
+            self._trainer.load_state(checkpoint.tensors, checkpoint.state)
+            self._report(f"learner continues from update {self._trainer.updates}")
+        self._skipped = SkippedUpdates(self._trainer)
+
+    def check(self) -> None:
+        """Raises a WorkerError if too many updates in a row were skipped."""
+        self._skipped.check()
+
+
+class _ReplayLearner(_RestoredLearner):
     """Batches drawn from replay, within the band of samples per insert."""
 
+    ends_by_env_steps = False
     _job: LearnerJob
     _trainer: ReplayTrainer
 
@@ -287,11 +305,7 @@ class _ReplayLearner(_Learner):
             returned = self._context.named(self._context.slots)["updates"] > 0.0  # its parameters are old
             joins = returned or (self._job.gloo is not None and self._job.gloo.joined)
             self._peers = PeerAverage(self._trainer.algorithm, gossip, self._job.learner.average_interval, joins=joins)
-        if checkpoint is None:
-            return
-        self._trainer.load_state(checkpoint.tensors, checkpoint.state)
-        self._skipped = SkippedUpdates(self._trainer)
-        self._report(f"learner continues from update {self._trainer.updates}")
+        super().restore(checkpoint)
 
     def _open_gossip(self) -> Gossip | None:
         """The exchange with the learners to average with; None where there are none."""
@@ -350,12 +364,8 @@ class _ReplayLearner(_Learner):
         return self._job.env_steps_base + int(sum(float(self._context.status.slots(row)[_ENV_STEPS]) for row in rows))
 
     def check(self) -> None:
-        """Reports the trainer's notes.
-
-        Raises:
-            WorkerError: too many updates in a row were skipped.
-        """
-        self._skipped.check()
+        """Also reports the trainer's notes."""
+        super().check()
         while self._trainer.notes:
             self._report(self._trainer.notes.pop(0))
 
@@ -386,11 +396,6 @@ class _RolloutLearner(_Learner):
         """Wakes the rollout samplers, which wait for a swap, or at the start for the first policy."""
         for wakeup in self._samplers:
             wakeup.notify()
-
-    def stop_reason(self) -> str | None:
-        if self._job.stop.env_steps is not None and self.env_steps() >= self._job.stop.env_steps:
-            return "env_steps"
-        return super().stop_reason()
 
     def _on_gradient(self) -> None:
         """The heartbeat while a large rollout is learned from; once a second, or a timeline would be full of it."""
@@ -449,7 +454,7 @@ class _Peers:
         return True
 
 
-class _BufferLearner(_Learner):
+class _BufferLearner(_RestoredLearner):
     """Rollouts of any age, from a buffer that samplers write without waiting."""
 
     _job: BufferLearnerJob
@@ -466,17 +471,6 @@ class _BufferLearner(_Learner):
         self._broadcast = PolicyBroadcast(
             self._trainer, VersionedParameters(job.policy_fds), int(job.algorithm["broadcast_updates"]))
 
-    def restore(self, checkpoint: Checkpoint | None) -> None:
-        if checkpoint is not None:
-            self._trainer.load_state(checkpoint.tensors, checkpoint.state)
-            self._skipped = SkippedUpdates(self._trainer)
-            self._report(f"learner continues from update {self._trainer.updates}")
-
-    def stop_reason(self) -> str | None:
-        if self._job.stop.env_steps is not None and self.env_steps() >= self._job.stop.env_steps:
-            return "env_steps"
-        return super().stop_reason()
-
     def advance(self) -> bool:
         """One update; the samplers, all of them, find new weights after every few, and before the learner waits."""
         self._context.beat(Phase.UPDATE)
@@ -488,9 +482,6 @@ class _BufferLearner(_Learner):
 
     def env_steps(self) -> int:
         return self._trainer.env_steps
-
-    def check(self) -> None:
-        self._skipped.check()
 
 
 def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps: float, updates: int) -> float:
@@ -580,7 +571,8 @@ class LearnerFiles:
         self._env_steps, self._wall_s = env_steps, wall_s
         self.weights = open_weights(run_dir)
         self._checkpoints = CheckpointStore(run_dir / "checkpoints", on_progress)
-        self._epoch = 0
+        self.epoch = 0
+        """Rises with each start of the learner."""
         self.offered_updates = -1
         """Updates of the last offered policy."""
         self.saved_updates = 0
@@ -589,16 +581,11 @@ class LearnerFiles:
     def begin(self) -> Checkpoint | None:
         """Begins an epoch after all existing ones; returns the newest checkpoint, if any."""
         latest, checkpoint = self.weights.read_latest(None), self._checkpoints.load_latest()
-        self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
+        self.epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
         return checkpoint
 
     def _now(self) -> dict[str, Any]:
         return {"env_steps": self._env_steps(), "wall_s": self._wall_s()}
-
-    @property
-    def epoch(self) -> int:
-        """Rises with each start of the learner."""
-        return self._epoch
 
     @property
     def is_new(self) -> bool:
@@ -608,7 +595,7 @@ class LearnerFiles:
     def offer(self) -> Offer:
         arrays, meta = self._trainer.policy_snapshot()
         self.offered_updates = self._trainer.updates
-        return Offer(arrays, meta | self._now(), self._epoch, self.offered_updates)
+        return Offer(arrays, meta | self._now(), self.epoch, self.offered_updates)
 
     def publish(self) -> Weights:
         """Publishes in this thread.
@@ -630,7 +617,7 @@ class LearnerFiles:
         """
         tensors, state = self._trainer.state()
         state, updates = state | self._names | self._now(), int(state["updates"])
-        self._checkpoints.save(tensors, state, epoch=self._epoch, updates=updates, ring=ring)
+        self._checkpoints.save(tensors, state, epoch=self.epoch, updates=updates, ring=ring)
         self.saved_updates = updates
 
 

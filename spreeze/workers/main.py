@@ -89,7 +89,7 @@ def _job_of_waiting(fd: int) -> str | None:
     leave_to_supervisor()
     with socket.socket(fileno=fd) as line:
         for role in ROLES.values():
-            for body in role.bodies.values() if role.prewarmed else ():
+            for body in role.bodies.values() if role.learns else ():
                 _load(body.module)
         data, fds = receive(line)
     if not data:

@@ -25,11 +25,11 @@ from spreeze.errors import WorkerError
 from spreeze.inference.policy import with_exploring
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.mixing import Mixer
+from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import LEARNER, ROLLOUTS, Handover, Rollouts
 from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.types import RolloutBatch
 
-Arrays = dict[str, np.ndarray]
 Progress = Callable[[int], float]
 """Env steps of a learner -> share of the run that is over."""
 FINGERPRINTS = "fingerprints.jsonl"
@@ -196,14 +196,14 @@ class OnPolicyTrainer:
         """Hash of the learner's arrays at the start of this rollout; equal runs have equal hashes."""
         return sha256_of(_found(self._handover.states, self._rollouts.current).arrays)
 
-    def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
+    def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         return {
             **blank_learner(), "updates": self.algorithm.updates, "wait_s": wait_s + self.waited_s,
             "learn_s": self.learn_s, "publish_s": publish_s + self.hand_s, "policy_lag": self._lag,
             "batch_size": self.batch_size, "updates_skipped": self.algorithm.updates_skipped(),
             "rollout_uses": math.nan, "rollouts_dropped": math.nan,  # there is no circular buffer
             **self.algorithm.metrics(),
-            **({} if self.mixer is None else self.mixer.numbers()),
+            **({} if self.mixer is None else self.mixer.metrics()),
         }
 
 
@@ -251,7 +251,7 @@ class RolloutAverage:
 def _found(parameters: VersionedParameters, current: int) -> Weights:
     held = parameters.read(current)
     if held is None:
-        raise WorkerError(f"what was handed over for rollout {current} is gone")
+        raise WorkerError(f"the stored policy or learner state of rollout {current} is missing")
     return held
 
 

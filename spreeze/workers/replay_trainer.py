@@ -103,7 +103,7 @@ class ReplayTrainer:
         self._progress = 0
         self._scaled_updates = 0
         if mirror and self._device.type == "cuda":
-            self._open_mirror()
+            self._open_gpu_replay()
         self.rows_redrawn = 0
         self.gather_s = self.critic_s = self.actor_s = 0.0
         self._refreshed_s = -1.0
@@ -117,19 +117,19 @@ class ReplayTrainer:
             self._progress = thousandths
             self.algorithm.anneal(thousandths / 1000.0)
 
-    def _open_mirror(self) -> None:
+    def _open_gpu_replay(self) -> None:
         if self._frame_shape is not None:
-            self.notes.append("batches come from the host: frames are followed there")
+            self.notes.append("image batches are drawn on the host: frame stacks are rebuilt there")
             return
         assert isinstance(self._reader, ReplayReader)
-        mirror, note = fitted_gpu_replay(
+        gpu_replay, note = fitted_gpu_replay(
             self._reader, self.batch_size, self._device, self._seed, free_bytes(self._device)
         )
         self.notes.append(note)
-        if mirror is not None:
-            self.use_mirror(mirror, lambda: CudaGraph(self._device))
+        if gpu_replay is not None:
+            self.use_gpu_replay(gpu_replay, lambda: CudaGraph(self._device))
 
-    def use_mirror(self, mirror: GpuReplay, make_graph: Callable[[], CudaGraph]) -> None:
+    def use_gpu_replay(self, gpu_replay: GpuReplay, make_graph: Callable[[], CudaGraph]) -> None:
         """Draws from GPU replay from now on, with several updates in one launch where possible."""
         period = self.algorithm.period
         against = None if self._updates_per_launch == 0 else reason_against(
@@ -139,7 +139,7 @@ class ReplayTrainer:
             self.notes.append(f"kernels are launched one by one: {against}")
         graphs = self._updates_per_launch > 0 and against is None
         self._launches = GraphedUpdates(
-            self.algorithm, mirror, self._update_with, DeviceStream(self._device), wanted=self._updates_per_launch,
+            self.algorithm, gpu_replay, self._update_with, DeviceStream(self._device), wanted=self._updates_per_launch,
             make_graph=make_graph if graphs else None, on_failure=self._note_failed_recording,
         )
         if self.normalizer is not None:
@@ -179,7 +179,7 @@ class ReplayTrainer:
         self.gather_s = self.critic_s = self.actor_s = 0.0
 
     @property
-    def has_mirror(self) -> bool:
+    def has_gpu_replay(self) -> bool:
         return self._launches is not None
 
     @property
@@ -187,19 +187,19 @@ class ReplayTrainer:
         """Updates before the first replay of a recorded graph; 0 if none is recorded."""
         return 0 if self._launches is None else self._launches.updates_before_replay
 
-    def drop_mirror(self) -> bool:
+    def drop_gpu_replay(self) -> bool:
         """Frees GPU replay; batches come from the host from now on. False if there is none."""
         launches, self._launches, self._scale = self._launches, None, None
         if launches is None:
             return False
-        launches.mirror.settle()
+        launches.gpu_replay.settle()
         return True
 
     def shrink(self) -> str:
         """Goes on with less memory, without GPU replay or else with half of the batch; returns what was done."""
-        if self.drop_mirror():
-            done = (f"the mirror of replay gives back the memory that updates need on {self._device_text}: batches "
-                    "come from the host")
+        if self.drop_gpu_replay():
+            done = (f"out of memory on {self._device_text}: the GPU copy of replay is freed, batches come from the "
+                    "host")
         else:
             before = self.batch_size
             self.set_batch_size(before // 2)
@@ -241,7 +241,7 @@ class ReplayTrainer:
         if self._launches is None:
             self._reader.refresh()
         else:
-            self._launches.mirror.pull()
+            self._launches.gpu_replay.pull()
             self._renew_scale()
         self._refreshed_s = perf_counter()
 
@@ -283,7 +283,7 @@ class ReplayTrainer:
             try:
                 return self.update(most)
             except (RuntimeError, MemoryError) as error:
-                can_shrink = self.has_mirror or self.batch_size // 2 >= _LEAST_BATCH
+                can_shrink = self.has_gpu_replay or self.batch_size // 2 >= _LEAST_BATCH
                 if not out_of_memory(error) or not can_shrink:
                     raise
             # Outside the handler, so that the traceback no longer holds what the update allocated.
@@ -298,7 +298,7 @@ class ReplayTrainer:
         launches, period = self._launches, self.algorithm.period
         def single() -> None:
             for _ in range(period):
-                self.update(1) if launches is None else self._update_with(launches.mirror.draw())
+                self.update(1) if launches is None else self._update_with(launches.gpu_replay.draw())
 
         found = kernels_of(single, self._device_text) / period
         self.updates = self.algorithm.updates
@@ -369,11 +369,11 @@ class ReplayTrainer:
             return self._layout.split(rows, self._gamma)
         return self._layout.split_frames(rows, frames, self._gamma)
 
-    def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
+    def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         lag_age = (0.0, 0.0)
         if self.updates > 0:
             lag_age = (self._reader.last_lag_age(self.updates) if self._launches is None
-                       else self._launches.mirror.lag_and_age(self.updates))
+                       else self._launches.gpu_replay.lag_and_age(self.updates))
         return {
             **blank_learner(), "updates": self.updates, "policy_version": self.updates,
             "batch_size": self.batch_size, "wait_s": wait_s,
@@ -449,7 +449,7 @@ class ReplayTrainer:
             )
         self._rng.bit_generator.state = state["draw_rng"]
         if self._launches is not None:
-            self._launches.mirror.generator.manual_seed(self._seed + self.updates)  # do not repeat earlier draws
+            self._launches.gpu_replay.generator.manual_seed(self._seed + self.updates)  # do not repeat earlier draws
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state(state["normalizer"])
             if self._scale is not None:
@@ -510,9 +510,8 @@ class PeerAverage:
     Every ``interval`` updates a learner sends its networks, targets and temperature. It then takes the mean of these
     and of the newest of each other learner. Moments of the optimiser stay its own. Nobody waits: a learner of which
     nothing new has come for ``_LIVING`` of these steps, since it is dead, done or far slower, is left out until it
-    sends again. (torchft 0.2's LocalSGD was tried: a learner ten times as fast waited 0.9 s for the slow one at each
-    averaging, and 5 s, the limit set, when that was killed. It also hands state over by unpickling what comes over
-    HTTP without a token, at all addresses of the machine.)
+    sends again. (In torchft's LocalSGD the fast ones wait for the slow, and state is unpickled that comes over HTTP
+    without a token.)
     """
 
     def __init__(
@@ -551,8 +550,8 @@ class PeerAverage:
         if len(others) == self._others:
             return None
         self._others = len(others)
-        with_whom = "1 other learner" if self._others == 1 else f"{self._others} other learners"
-        return f"update {updates}: takes the mean of its parameters and those of {with_whom}"
+        plural = "" if self._others == 1 else "s"
+        return f"update {updates}: averages parameters with {self._others} other learner{plural}"
 
     def _living(self) -> list[np.ndarray]:
         """The newest of each other learner that still sends."""

@@ -65,13 +65,13 @@ class Role:
     infers: bool = False
     """It chooses actions for those that step environments."""
     learns: bool = False
-    """It takes gradient steps. The run ends when all such workers have finished."""
-    saves: bool = False
-    """It writes checkpoints, so a stop waits for its last one."""
+    """It takes gradient steps and writes checkpoints: a stop waits for its last one.
+
+    The run ends when all such workers have finished. Their imports are slow, so a process may begin them before the job
+    is known.
+    """
     rests: bool = False
     """The governor may pause it while other programs need its core."""
-    prewarmed: bool = False
-    """Its imports are slow, so a process may begin them before the job is known."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ _WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_del
 _ALL = (
     # The run waits for it: highest priority, and the last to be killed when memory runs out.
     Role(
-        name="learner", learns=True, saves=True, prewarmed=True, lost=Loss.ANY,
+        name="learner", learns=True, lost=Loss.ANY,
         limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None),
         bodies={
             "learner": Body("spreeze.workers.learner", "run_learner", "LearnerJob"),

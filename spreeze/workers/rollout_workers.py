@@ -25,8 +25,6 @@ from spreeze.workers.context import WorkerContext
 
 POLL_S = 0.0005
 """Sleep of a sampler that waits for uses of its oldest rollout."""
-REST_S = 0.01
-"""Sleep while the governor pauses the sampler."""
 _POLICY_VERSION = SLOTS["sampler"].index("policy_version")
 
 
@@ -109,21 +107,15 @@ class _BufferSampler:
         self._asks = True
         """Whether the next step is by the newest policy: in a new rollout, and after a rest."""
         self._begins = True
-        self._rest_until_s = 0.0
         self._base = context.slots.tolist()  # counters continue after a restart
 
     def turn(self) -> None:
         """One step of all environments, or one short sleep."""
         start, context, counts = perf_counter(), self._context, self._envs.counts
-        share = context.sampler_share
-        if share < 1.0 and (share <= 0.0 or start < self._rest_until_s):
+        if context.rests(start):
             self._asks = True
-            context.beat(Phase.WAIT)  # a rest does not count as waiting
-            time.sleep(REST_S if share <= 0.0 else min(REST_S, self._rest_until_s - start))
         elif self._step():
-            if 0.0 < share < 1.0:
-                end = perf_counter()
-                self._rest_until_s = end + (end - start) * (1.0 - share) / share
+            context.worked(start)
         else:
             context.beat(Phase.WAIT)
             time.sleep(POLL_S)
@@ -233,7 +225,7 @@ class Inference:
         if policy is None:
             return envs[:0]
         action, log_prob = policy.draw(self._mailbox.obs[envs], self._mailbox.noise[envs])
-        self._mailbox.answer(envs, Answers(action, log_prob, self._policies.rollout))
+        self._mailbox.answer(envs, Answers(action, log_prob, self._policies.version))
         return envs
 
 
@@ -262,5 +254,5 @@ def run_inference_worker(context: WorkerContext, job: RolloutWorkerJob) -> None:
                 context.beat(Phase.WAIT)
                 wakeup.wait(WAIT_S)
                 numbers["wait_s"] += perf_counter() - start
-            numbers["policy_version"] = max(policies.rollout, 0)
+            numbers["policy_version"] = max(policies.version, 0)
             context.post(**numbers)

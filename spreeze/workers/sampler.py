@@ -11,11 +11,9 @@ import numpy as np
 
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
 from spreeze.metrics.table import SLOTS, Phase
-from spreeze.transport.protocols import TransitionSink
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.shared_memory import WAIT_S, wakeups_of
-from spreeze.transport.socket_sink import SocketSink, read_secret
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.collectors import NewestPolicy, TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
@@ -23,8 +21,6 @@ from spreeze.workers.context import WorkerContext, open_weights
 _POLL_S = 0.0005
 """Sleep while the limiter holds the sampler: shorter than a learner update, longer than a wakeup."""
 _POLICY_VERSION = SLOTS["sampler"].index("policy_version")
-_REST_S = 0.01
-"""Sleep while the governor pauses the sampler: it returns soon and takes almost no processor time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +35,7 @@ class SamplerJob(Jsonable):
     nan_policy: str
     limiter: RateLimiter
     ring: RingSpec
-    """Of the ring that the rows go to, through its descriptor or a socket."""
-    ring_fd: int = -1
-    sink_address: str = ""
-    """Of the gateway to another process's ring (see ``transport.socket_sink``); empty if there is a descriptor."""
-    sink_secret_file: str = ""
+    ring_fd: int
     wakeup_fds: tuple[int, ...] = ()
     """Of the wakeup by which the learner tells it of batches drawn; empty: it polls."""
     learner_wakeup_fds: tuple[int, ...] = ()
@@ -52,11 +44,7 @@ class SamplerJob(Jsonable):
 
 def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
     """Samples until asked to stop, then closes its environments."""
-    sink: TransitionSink
-    if job.sink_address:
-        sink = SocketSink(job.sink_address, read_secret(Path(job.sink_secret_file)), job.ring.layout, job.index)
-    else:
-        sink = ShardWriter(ReplayRing.attach(job.ring_fd, job.ring), job.index)
+    sink = ShardWriter(ReplayRing.attach(job.ring_fd, job.ring), job.index)
     # The row count of the sink changes the stream after a restart, so no episode is repeated.
     stream = np.random.SeedSequence([job.seed, job.index, sink.next_logical])
     rng = np.random.default_rng(stream)
@@ -80,14 +68,13 @@ class SamplerLoop:
     """The steady state: limiter, weights, actions, environments, rows, metrics."""
 
     def __init__(
-        self, context: WorkerContext, job: SamplerJob, sink: TransitionSink, sampling: TransitionCollector,
+        self, context: WorkerContext, job: SamplerJob, sink: ShardWriter, sampling: TransitionCollector,
         rng: np.random.Generator,
     ) -> None:
         self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng
         self._policy = NewestPolicy(open_weights(Path(job.run_dir)))
         self._hint = -1
         self._counts = sink.counts()
-        self._rest_until_s = 0.0
         self._wakeup, self._learner = (next(iter(wakeups_of(fds)), None)
                                        for fds in (job.wakeup_fds, job.learner_wakeup_fds))
         # Slots outlive this process, so counters continue after a restart.
@@ -97,10 +84,8 @@ class SamplerLoop:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
         start = perf_counter()
         actions = None
-        share = self._context.sampler_share
-        if share < 1.0 and (share <= 0.0 or start < self._rest_until_s):
-            self._context.beat(Phase.WAIT)  # a rest does not count as waiting for the limiter
-            time.sleep(_REST_S if share <= 0.0 else min(_REST_S, self._rest_until_s - start))
+        if self._context.rests(start):
+            pass
         elif self._may_insert():
             self._context.beat(Phase.STEP)
             self._refresh_policy()
@@ -109,9 +94,7 @@ class SamplerLoop:
             self._sampling.step(actions, self._policy.version)
             if self._learner is not None:
                 self._learner.notify()
-            if 0.0 < share < 1.0:
-                end = perf_counter()
-                self._rest_until_s = end + (end - start) * (1.0 - share) / share
+            self._context.worked(start)
         else:
             self._context.beat(Phase.WAIT)
             if self._wakeup is None:
@@ -125,7 +108,7 @@ class SamplerLoop:
 
     def _may_insert(self) -> bool:
         self._counts = counts = self._sink.counts()
-        return self._sink.has_room and self._job.limiter.may_insert(*counts, self._sampling.num_envs)
+        return self._job.limiter.may_insert(*counts, self._sampling.num_envs)
 
     def _refresh_policy(self) -> None:
         hint = self._context.weights_hint

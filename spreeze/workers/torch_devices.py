@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spreeze.algorithms.fused_mlp import ThreadPair, thread_pair_for
+from spreeze.config.schema import LearnerConfig
 from spreeze.errors import ConfigError
 from spreeze.machine.hardware import check_precision, mkl_lacks_avx512, named_devices
 from spreeze.types import EnvSpec
@@ -222,3 +223,20 @@ def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
     finally:
         for place, value in zip(places, before, strict=True):
             place.fp32_precision = value
+
+
+@contextlib.contextmanager
+def open_device(
+    learner: LearnerConfig, spec: EnvSpec, hidden_sizes: Sequence[int], rows: int
+) -> Iterator[tuple[str, ThreadPair | None]]:
+    """Readies this process for updates of that many rows: precision and threads. Yields device and second thread.
+
+    Networks must be created within this context.
+
+    Raises:
+        ConfigError: the device, or its precision, is not there.
+    """
+    device = resolve_device(learner.device)
+    with matmuls_in(learner.precision, device, largest_matmul(hidden_sizes, rows)), \
+            learner_threads(spec, learner.threads, device) as pair:
+        yield device, pair

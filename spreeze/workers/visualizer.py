@@ -49,7 +49,7 @@ def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
             task.render()
         except Exception as error:
             text = f"no pictures: {type(error).__name__}: {one_line(error)}; training goes on"
-            context.send("event", level="warning", text=text)
+            context.event("warning", text)
             return
         show = _Show(context, job, task)
         stack.pop_all()  # the show closes it, or the one in its place
@@ -126,7 +126,7 @@ class _Show:
         self._failures += 1
         if is_power_of_ten(self._failures):
             text = f"picture failed{in_a_row(self._failures)}: {type(error).__name__}: {one_line(error)}"
-            self._context.send("event", level="warning", text=text)
+            self._context.event("warning", text)
         self.drop_clip()
         self._context.sleep(pause_s(self._failures))
 
@@ -148,15 +148,15 @@ class _Show:
         now_s = time.monotonic()
         if self._clip is not None or not (self._at_start or now_s >= self._new_weights_s):
             return
-        found = self._watch.newer(self._context.weights_hint)
-        if found is None:
+        weights = self._watch.newer(self._context.weights_hint)
+        if weights is None:
             return
         if self._policy is None:
             self._next_clip_s = now_s + min(_FIRST_CLIP_S, self._config.clip_interval_s)
-        self._weights = found[0]
-        self._policy = Policy.from_weights(self._weights.arrays, self._weights.meta)
+        self._weights = weights
+        self._policy = Policy.from_weights(weights.arrays, weights.meta)
         self._new_weights_s = now_s + _NEW_WEIGHTS_S
-        self._context.post(policy_version=self._weights.version)
+        self._context.post(policy_version=weights.version)
 
     def _frame(self, policy: Policy) -> None:
         self._context.beat(Phase.RENDER)
@@ -243,11 +243,11 @@ def _clear(run_dir: Path, videos: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_jpeg(path: Path, frame: np.ndarray, quality: int = 80) -> None:
+def write_jpeg(path: Path, frame: np.ndarray) -> None:
     """Replaces a picture atomically; ``frame`` is uint8 [H, W, 3]."""
     temporary = _temporary(path)
     try:
-        Image.fromarray(frame).save(temporary, format="JPEG", quality=quality)
+        Image.fromarray(frame).save(temporary, format="JPEG", quality=80)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

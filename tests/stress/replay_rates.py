@@ -121,18 +121,18 @@ def torn_rows(checked_rows: int, *, capacity: int = 16_384, batch: int = 1024) -
     The ring is small, so that the writer laps the reader all the time.
     """
     layout = RowLayout(LAYOUT.obs_dim, LAYOUT.action_dim, checksum=True)
-    torn = checked = 0
+    torn = checked = redrawn = 0
     with open_ring(layout, capacity) as ring, ring_writer(ring, rows_per_s=0) as child:
         wait_for_rows(ring, child)
         reader, rng = ReplayReader(ring), np.random.default_rng(0)
         out = np.empty((batch, layout.width), dtype=np.float32)
         while checked < checked_rows or reader.inserted < checked_rows:
-            reader.sample(rng, out)
+            redrawn += reader.sample(rng, out)
             torn += reader.count_torn(out)
             checked += batch
             if child.poll() is not None:
                 raise WorkerError(f"the writing process ended with {child.returncode}")
-        more = {"rows_written": reader.inserted, "rows_checked": checked, "rows_redrawn": reader.redrawn}
+        more = {"rows_written": reader.inserted, "rows_checked": checked, "rows_redrawn": redrawn}
     return [row("torn_rows", "rows", [float(torn)], **more)]
 
 

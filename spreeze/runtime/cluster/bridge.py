@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections import deque
@@ -36,7 +37,6 @@ from spreeze.transport.chunks import (
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter, write_rows
 from spreeze.transport.shared_memory import wakeups_of
-from spreeze.transport.weights import encode
 from spreeze.types import Jsonable
 from spreeze.workers.context import WorkerContext, open_weights
 
@@ -79,13 +79,9 @@ class BridgeJob(Jsonable):
 
 def run_bridge(context: WorkerContext, job: BridgeJob) -> None:
     """Joins the cluster and moves rows and weights until asked to stop."""
-    with connected(parse_address(job.address)) as nodes:
-        bridge = Bridge(context, job, nodes)
-        try:
-            while not context.stopping:
-                bridge.turn()
-        finally:
-            bridge.close()
+    with connected(parse_address(job.address)) as nodes, contextlib.closing(Bridge(context, job, nodes)) as bridge:
+        while not context.stopping:
+            bridge.turn()
 
 
 class Host:
@@ -156,7 +152,7 @@ class Bridge:
     """All hosts, and the part of the ring that their rows go into."""
 
     def __init__(self, context: WorkerContext, job: BridgeJob, nodes: Nodes) -> None:
-        self._context, self._job, self._nodes = context, job, nodes
+        self._context, self._event, self._job, self._nodes = context, context.event, job, nodes
         self._secret = secrets.token_bytes(32)
         ring = ReplayRing.attach(job.ring_fd, job.ring)
         self._ring, self._layout = ring, job.ring.layout
@@ -180,9 +176,6 @@ class Bridge:
             self._event("warning", f"the Ray cluster at {nodes.address} asks for no token: anybody who reaches it can "
                         "run code on its hosts; set RAY_AUTH_MODE=token on all of them (ray get-auth-token --generate)")
         self._event("info", f"joined the Ray cluster at {nodes.address} (Ray {nodes.version})")
-
-    def _event(self, level: str, text: str) -> None:
-        self._context.send("event", level=level, text=text[:500])
 
     def turn(self) -> None:
         """Looks at nodes and weights, waits a little for answers, takes what has arrived, and asks every host again."""
@@ -349,8 +342,7 @@ class Bridge:
             return
         weights = self._weights.read_latest(self._order)
         if weights is not None and weights.version > 0:  # hosts act uniformly until there are trained ones
-            data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
-            self._shared = self._nodes.share(seal(self._secret, b"weights", data))
+            self._shared = self._nodes.share(seal(self._secret, b"weights", weights.to_bytes()))
             self._order = weights.order
             self._published_s = weights.path.stat().st_mtime if weights.path.exists() else time.time()
         elif weights is None and self._order is None:

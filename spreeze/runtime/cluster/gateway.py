@@ -16,7 +16,7 @@ from spreeze.machine.hardware import core_facts
 from spreeze.run_directory import versions
 from spreeze.runtime.cluster.host import HostJob, HostSamplers, host_checks
 from spreeze.runtime.cluster.host_run import HostRun, HostRunJob
-from spreeze.transport.chunks import LEAST_CHUNK_BYTES, Taken, seal_chunk, seal_json, unseal, unseal_json
+from spreeze.transport.chunks import Taken, seal_chunk, seal_json, unseal, unseal_json
 
 PULL, CONTROL = "pull", "control"
 """Groups of methods, each with a thread of its own."""
@@ -35,7 +35,6 @@ class GatewayActor:
     def __init__(self, secret: bytes, job: bytes) -> None:
         """Starts the samplers of a sealed ``HostJob``, or the run of a ``HostRunJob``; neither for a mere look."""
         self._secret = secret
-        self._layout_bytes = 0
         self._failure: str | None = None
         self._samplers: HostSamplers | None = None
         self._run: HostRun | None = None
@@ -46,57 +45,53 @@ class GatewayActor:
                 self._run = HostRun(HostRunJob.from_json(facts))
                 self._run.start()
             elif facts:
-                read = HostJob.from_json(facts)
-                self._layout_bytes = read.layout.row_bytes
-                self._job = read
+                self._job = HostJob.from_json(facts)
                 self._start()
         except (SpreezeError, TypeError, KeyError) as error:
             self._failure = clean(f"{type(error).__name__}: {error}", 500)
 
     def _start(self) -> None:
         """Starts samplers; they begin an epoch of their own."""
-        assert self._job is not None
+        job = self._job
+        assert job is not None
         # The time tells this start from earlier ones with the same job.
-        self._samplers = HostSamplers(self._job, (self._job.seed << 40) + time.time_ns() // 1000 % (1 << 40))
+        self._samplers = HostSamplers(job, (job.seed << 40) + time.time_ns() // 1000 % (1 << 40))
         self._samplers.start()
 
     def pull(self, request: bytes) -> bytes:
         """The next chunk, when it has its least size or has waited long enough.
 
-        The request says how far the samplers may go on in which epoch; its answer also has ``HostSamplers.facts`` and
-        the times at which it came and went.
+        The request says how far the samplers may go on in which epoch; its answer also has ``HostSamplers.facts``.
         """
-        came_s = time.time()
-
-        def answer() -> bytes:
-            asked = unseal_json(self._secret, b"pull", request)
-            if self._samplers is not None and self._samplers.forsaken and not self._samplers.is_alive():
-                self._start()
-            samplers = self._samplers
-            if samplers is not None:
-                samplers.asked_s = time.monotonic()
-            outlet = None if samplers is None else samplers.outlet
-            if samplers is None or outlet is None:
-                time.sleep(LINGER_S)
-                told = samplers.facts() if samplers is not None else {"failure": self._failure}
-                return seal_chunk(self._secret, 0, 0, Taken([], []), {**told, "came_s": came_s, "went_s": time.time()})
-            if asked.get("epoch") == outlet.epoch:
-                outlet.allow(int(asked["allowed"]))
-            end = time.monotonic() + min(_MOST_LINGER_S, max(0.0, float(asked.get("linger_s", LINGER_S))))
-            while outlet.waiting * self._layout_bytes < LEAST_CHUNK_BYTES and time.monotonic() < end:
-                if outlet.waiting and outlet.is_spent:
-                    break
-                time.sleep(_POLL_S)
-            first, taken = outlet.taken, outlet.take()
-            told = {**samplers.facts(), "came_s": came_s, "went_s": time.time()}
-            return seal_chunk(self._secret, outlet.epoch, first, taken, told)
-
         try:
-            return answer()
+            return self._chunk(unseal_json(self._secret, b"pull", request))
         except (SpreezeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            time.sleep(LINGER_S)
-            facts = {"failure": clean(f"{type(error).__name__}: {error}", 300)}
-            return seal_chunk(self._secret, 0, 0, Taken([], []), facts)
+            return self._no_rows({"failure": clean(f"{type(error).__name__}: {error}", 300)})
+
+    def _chunk(self, asked: dict[str, Any]) -> bytes:
+        if self._samplers is not None and self._samplers.forsaken and not self._samplers.is_alive():
+            self._start()
+        samplers = self._samplers
+        if samplers is None:
+            return self._no_rows({"failure": self._failure})
+        samplers.asked_s = time.monotonic()
+        outlet = samplers.outlet
+        if outlet is None:
+            return self._no_rows(samplers.facts())
+        if asked.get("epoch") == outlet.epoch:
+            outlet.allow(int(asked["allowed"]))
+        end = time.monotonic() + min(_MOST_LINGER_S, max(0.0, float(asked.get("linger_s", LINGER_S))))
+        while not outlet.fills_a_chunk and time.monotonic() < end:
+            if outlet.waiting and outlet.is_spent:
+                break
+            time.sleep(_POLL_S)
+        first, taken = outlet.taken, outlet.take()
+        return seal_chunk(self._secret, outlet.epoch, first, taken, samplers.facts())
+
+    def _no_rows(self, facts: dict[str, Any]) -> bytes:
+        """A chunk of no rows, after a pause: the driver asks again at once."""
+        time.sleep(LINGER_S)
+        return seal_chunk(self._secret, 0, 0, Taken([], []), facts)
 
     def weights(self, data: bytes) -> bytes:
         """Takes one version of the weights, sealed; answers which one the samplers have now, and since when."""

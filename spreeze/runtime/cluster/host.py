@@ -20,7 +20,7 @@ from spreeze.envs.probe import probe_env
 from spreeze.errors import SpreezeError, TransportError, WeightsError, WorkerError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import core_facts, memory_limits
-from spreeze.machine.processes import MARK, OrphanWatch, held_back, kill_and_wait
+from spreeze.machine.processes import OrphanWatch, held_back, kill_and_wait
 from spreeze.metrics.table import SLOTS, TABLE
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment
@@ -77,8 +77,6 @@ class HostSamplers(threading.Thread):
         super().__init__(name="host-samplers", daemon=True)
         self._job, self._seed = job, seed
         self._ending = threading.Event()
-        self.ready = threading.Event()
-        """Set once there are rows to come, or a ``failure``."""
         self.failure: str | None = None
         self.forsaken = False
         """Whether they ended because nobody asked for rows."""
@@ -86,8 +84,6 @@ class HostSamplers(threading.Thread):
         """When somebody did."""
         self.outlet: RowOutlet | None = None
         self.samplers, self.envs_per_sampler = 0, job.envs_per_sampler
-        self.reason = ""
-        """Why so many samplers and environments."""
         self._events: deque[str] = deque(maxlen=_MOST_EVENTS)
         self._folder = Path()
         self._status: StatusTable | None = None
@@ -98,7 +94,6 @@ class HostSamplers(threading.Thread):
         try:
             with contextlib.ExitStack() as stack:
                 self._open(stack)
-                self.ready.set()
                 self._watch()
         except (SpreezeError, OSError) as error:
             self.failure = clean(error, 500)
@@ -106,7 +101,6 @@ class HostSamplers(threading.Thread):
             self.failure = clean(f"{type(error).__name__}: {error}", 500)
         finally:
             self.outlet = None
-            self.ready.set()
 
     def end(self, within_s: float) -> None:
         """Ends the samplers and everything that they started."""
@@ -119,7 +113,7 @@ class HostSamplers(threading.Thread):
         watch = OrphanWatch(nonce, self._folder)
         stack.callback(watch.end)
         watch.start()
-        self.samplers, self.envs_per_sampler, self.reason = self._choose(nonce)
+        self.samplers, self.envs_per_sampler = self._choose(nonce)
         spec = outlet_spec(job.layout, self.samplers, self.envs_per_sampler)
         ring = stack.enter_context(contextlib.closing(ReplayRing.create(spec)))
         self._status = stack.enter_context(contextlib.closing(StatusTable.create(self.samplers)))
@@ -141,22 +135,18 @@ class HostSamplers(threading.Thread):
             ))
         self.outlet = outlet
 
-    def _choose(self, nonce: str) -> tuple[int, int, str]:
-        """Samplers, environments of each, and why."""
+    def _choose(self, nonce: str) -> tuple[int, int]:
+        """Samplers, and environments of each."""
         job = self._job
-        cores = core_facts()
-        by_cores = max(1, min(int(cores.usable), _MOST_SAMPLERS))
         if job.samplers is not None:
-            return job.samplers, job.envs_per_sampler, "as asked"
-        if not job.tune:
-            return by_cores, job.envs_per_sampler, f"{cores.usable:g} usable cores"
-        try:
-            choice = self._tuned(nonce)
-            return (int(choice["sampling.samplers"]), int(choice["sampling.envs_per_sampler"]),
-                    "this host's own measurement")
-        except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
-            self._note("warning", f"not tuned here: {clean(error, 200)}")
-            return by_cores, job.envs_per_sampler, f"{cores.usable:g} usable cores"
+            return job.samplers, job.envs_per_sampler
+        if job.tune:
+            try:
+                choice = self._tuned(nonce)
+                return int(choice["sampling.samplers"]), int(choice["sampling.envs_per_sampler"])
+            except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
+                self._note("warning", f"not tuned here: {clean(error, 200)}")
+        return max(1, min(int(core_facts().usable), _MOST_SAMPLERS)), job.envs_per_sampler
 
     def _tuned(self, nonce: str) -> dict[str, Any]:
         """The choice of this host's tuner, which keeps its results in this host's cache."""
@@ -164,7 +154,7 @@ class HostSamplers(threading.Thread):
             process = subprocess.Popen(
                 [sys.executable, *_TUNER, *self._job.tune],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0,
-                env={**child_environment(1, nonce), MARK: nonce},
+                env=child_environment(1, nonce),
             )
         try:
             output, _ = process.communicate(timeout=_TUNE_S)
@@ -219,14 +209,12 @@ class HostSamplers(threading.Thread):
     def facts(self) -> dict[str, Any]:
         """What the host tells with each chunk; events are told once."""
         events = [self._events.popleft() for _ in range(len(self._events))]
-        found: dict[str, Any] = {"samplers": self.samplers, "envs": self.envs_per_sampler, "events": events,
-                                 "weights": list(self.weights_order)}
         status = self._status
         if self.outlet is None or status is None:
-            return {**found, "failure": self.failure}
+            return {"events": events, "failure": self.failure}
         rows = [status.named_slots(row, "sampler") for row in range(self.samplers)]
         slots = together(rows) | {"policy_version": min(row["policy_version"] for row in rows)}
-        return {**found, "slots": slots}
+        return {"events": events, "slots": slots}
 
 
 def together(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -5,7 +5,6 @@ It has samplers of its own, and leaves nothing behind: what it learned is in the
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import subprocess
@@ -18,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.formatting import clean
-from spreeze.machine.processes import MARK, OrphanWatch, kill_and_wait
+from spreeze.machine.processes import OrphanWatch, kill_and_wait
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.launcher import child_environment
+from spreeze.transport.gossip import create_secret
 from spreeze.types import Jsonable
 
 _TURN_S, _AGAIN_S = 0.2, 3.0
@@ -68,8 +68,7 @@ class HostRun(threading.Thread):
 
     def _keep(self, folder: Path, nonce: str) -> None:
         secret_file = folder / "secret-of-the-ring"
-        with open(os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(bytes.fromhex(self._job.secret))
+        create_secret(secret_file, bytes.fromhex(self._job.secret))
         failed_s: deque[float] = deque(maxlen=_MOST_FAILURES)
         while not self._ending.is_set():
             if self._forsaken:
@@ -81,7 +80,7 @@ class HostRun(threading.Thread):
                        "--name", f"host-{self.starts}", "--set", f"exchange.secret_file={secret_file}"]
             with open(said, "wb") as output:
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                           process_group=0, env={**child_environment(1, nonce), MARK: nonce})
+                                           process_group=0, env=child_environment(1, nonce))
             if not self._watch(process):
                 continue
             why = (said.read_text(errors="replace").strip().splitlines() or ["no word"])[-1]

@@ -5,6 +5,7 @@ Ray starts these runs and ends them (``host_run``). Parameters go from learner t
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from dataclasses import dataclass
@@ -27,8 +28,7 @@ from spreeze.runtime.cluster.ray_nodes import (
 from spreeze.runtime.launcher import WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.chunks import seal_json, unseal_json
-from spreeze.transport.gossip import GlooPlace
-from spreeze.transport.socket_sink import read_secret
+from spreeze.transport.gossip import GlooPlace, read_secret
 from spreeze.types import Jsonable
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.roles import Address
@@ -56,13 +56,10 @@ def learner_bridge_spec(plan: RunPlan, place: GlooPlace, row: int) -> WorkerSpec
 
 def run_learner_bridge(context: WorkerContext, job: LearnerBridgeJob) -> None:
     """Joins the cluster and keeps a learner on each other host until asked to stop."""
-    with connected(parse_address(job.address)) as nodes:
-        bridge = LearnerBridge(context, job, nodes)
-        try:
-            while not context.stopping:
-                bridge.turn()
-        finally:
-            bridge.close()
+    with (connected(parse_address(job.address)) as nodes,
+          contextlib.closing(LearnerBridge(context, job, nodes)) as bridge):
+        while not context.stopping:
+            bridge.turn()
 
 
 class _Host:
@@ -81,15 +78,12 @@ class LearnerBridge:
     """All other hosts, as far as there are learners for them."""
 
     def __init__(self, context: WorkerContext, job: LearnerBridgeJob, nodes: Nodes) -> None:
-        self._context, self._job, self._nodes = context, job, nodes
+        self._context, self._event, self._job, self._nodes = context, context.event, job, nodes
         self._secret = secrets.token_bytes(32)
         self._ring_secret = read_secret(Path(job.place.secret_file)).hex()
         self._hosts: dict[str, _Host] = {}
         self._failed_s: dict[str, float] = {}
         self._event("info", f"joined the Ray cluster at {nodes.address} (Ray {nodes.version})")
-
-    def _event(self, level: str, text: str) -> None:
-        self._context.send("event", level=level, text=text[:500])
 
     def turn(self) -> None:
         """Looks at the nodes, gives new ones a learner, and asks the others how they are."""
