@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, Pair, Tape, mlp_backward, mlp_forward
+from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, Tape, mlp_backward, mlp_forward
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 
@@ -29,15 +29,14 @@ _PAIRS = 2**17
 
 def create_critics(
     config: ActorCriticConfig, obs_dim: int, action_dim: int, stack: int, generator: torch.Generator,
-    device: torch.device, pair: Pair | None = None, layers: HiddenLayers = RELU,
+    device: torch.device, layers: HiddenLayers = RELU,
 ) -> Critics:
     """The critics that an algorithm's settings ask for: ``stack`` networks."""
     kind = config.critics if isinstance(config, DistributionalConfig) else "twin"
     if kind == "twin" or not isinstance(config, DistributionalConfig):
-        return Critics(obs_dim, action_dim, config.hidden_sizes, stack, config.critic_lr, generator, device, pair,
-                       layers)
+        return Critics(obs_dim, action_dim, config.hidden_sizes, stack, config.critic_lr, generator, device, layers)
     made = QuantileCritics if kind == "quantile" else CategoricalCritics
-    return made(config, obs_dim, action_dim, stack, generator, device, pair, layers)
+    return made(config, obs_dim, action_dim, stack, generator, device, layers)
 
 
 # --- the maths ---
@@ -107,9 +106,9 @@ class _Distributional(Critics):
 
     def __init__(
         self, config: DistributionalConfig, obs_dim: int, action_dim: int, outputs: int, stack: int,
-        generator: torch.Generator, device: torch.device, pair: Pair | None, layers: HiddenLayers = RELU,
+        generator: torch.Generator, device: torch.device, layers: HiddenLayers = RELU,
     ) -> None:
-        super().__init__(obs_dim, action_dim, config.hidden_sizes, stack, config.critic_lr, generator, device, pair,
+        super().__init__(obs_dim, action_dim, config.hidden_sizes, stack, config.critic_lr, generator, device,
                          layers, outputs=outputs)
 
     @abstractmethod

@@ -146,8 +146,14 @@ class OffPolicyAlgorithm(Algorithm):
         self._adams = [critics.adam] if actor is None else [critics.adam, actor.adam]
         self._placement = placement or Placement(noise.device, noise.device, split=False)
         self._overlap = overlap
+        self._pair: Pair | None = None
         self._buffers: Any = None
         """Everything of the actor whose size depends on the batch."""
+
+    def share(self, pair: Pair | None) -> None:
+        """From now on two threads or streams share the work of an update; None: one does all of it."""
+        self._pair = self.critics.pair = pair
+        self.drop_buffers()
 
     def draw_noise(self, out: Tensor) -> None:
         """Fills ``out`` with standard normal numbers; all noise of an update comes from here."""
@@ -302,6 +308,8 @@ class TrainedNetworks(Generic[F]):
 class CriticNetworks(TrainedNetworks[F]):
     """The action values of one algorithm."""
 
+    pair: Pair | None = None
+    """What shares their work, if anything; a change needs new buffers."""
     _buffers: Any = None
     """Everything else whose size depends on the batch."""
     _td_error: Tensor | None = None  # [S, B], of the latest step
@@ -392,29 +400,31 @@ class Critics(CriticNetworks[Parameters]):
 
     def __init__(
         self, obs_dim: int, action_dim: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
-        generator: torch.Generator, device: torch.device, pair: Pair | None = None,
-        layers: HiddenLayers = RELU, *, outputs: int = 1,
+        generator: torch.Generator, device: torch.device, layers: HiddenLayers = RELU, *, outputs: int = 1,
     ) -> None:
         sizes = (obs_dim + action_dim, *hidden_sizes, outputs)
         super().__init__(lambda: new_parameters(sizes, stack, device, layers=layers), lr, generator)
-        self._obs_dim, self._pair = obs_dim, pair
-        self._streams = pair if isinstance(pair, StreamPair) else None
+        self._obs_dim = obs_dim
+
+    @property
+    def _streams(self) -> StreamPair | None:
+        return self.pair if isinstance(self.pair, StreamPair) else None
 
     def _sized(self, rows: int) -> _Buffers:
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self, rows, self._obs_dim, self._pair)
+            self._buffers = _Buffers(self, rows, self._obs_dim, self.pair)
             self.action_value = self._buffers.q_action
         buffers: _Buffers = self._buffers
         return buffers
 
     def _each(self, work: Callable[[list[Chunk]], object], shares: list[list[Chunk]]) -> None:
         """Runs ``work`` for every share, with a pair for two at once."""
-        if self._pair is None or len(shares) == 1:
+        if self.pair is None or len(shares) == 1:
             for chunks in shares:
                 work(chunks)
         else:
             here, there = shares
-            self._pair.both(lambda: work(here), lambda: work(there))
+            self.pair.both(lambda: work(here), lambda: work(there))
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """Minimum [B] of the target networks' values at actions [A, B] (clipped double Q, arXiv 1802.09477, eq. 10)."""

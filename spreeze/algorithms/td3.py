@@ -45,8 +45,8 @@ class DDPG(OffPolicyAlgorithm):
     _buffers: _Buffers | None
 
     def __init__(
-        self, obs_dim: int, action_dim: int, config: DDPGConfig | TD3Config, seed: int, device: str = "cpu",
-        pair: Pair | None = None, *, overlap: bool = False, network: NetworkRow | None = None,
+        self, obs_dim: int, action_dim: int, config: DDPGConfig | TD3Config, seed: int, device: str = "cpu", *,
+        overlap: bool = False, network: NetworkRow | None = None,
     ) -> None:
         place, hidden = Placement.parse(device), config.actor_sizes
         # Networks are drawn in this order from one generator, so that a seed means the same weights for ever.
@@ -54,7 +54,7 @@ class DDPG(OffPolicyAlgorithm):
         sizes = (obs_dim, *hidden, action_dim)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init)
-        critics = create_critics(config, obs_dim, action_dim, self.num_critics, init, place.critics, pair,
+        critics = create_critics(config, obs_dim, action_dim, self.num_critics, init, place.critics,
                                  HiddenLayers(config.activation, config.critic_layer_norm, network))
         meta = {"policy": "deterministic", "obs_dim": obs_dim, "action_dim": action_dim, "hidden_sizes": list(hidden),
                 "exploration_noise": config.exploration_noise, **layers.meta}  # fmt: skip
@@ -62,7 +62,7 @@ class DDPG(OffPolicyAlgorithm):
             meta["exploration_noise_max"] = config.exploration_noise_max
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
         super().__init__(actor, critics, noise, meta, place, overlap=overlap)
-        self._tau, self._action_penalty, self._pair = config.tau, config.action_penalty, pair
+        self._tau, self._action_penalty = config.tau, config.action_penalty
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Target actions; fresh ones where the actor moves, with activations that are kept for ``actor_step``."""

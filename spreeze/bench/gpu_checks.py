@@ -269,11 +269,12 @@ def trainer_of(
     trainer = ReplayTrainer(
         spec, case.algo, case.config(place), ring.spec.layout, ReplayReader(ring), batch_size=size_, fuse=fuse,
         device=place.device, seed=_SEED, normalize_obs=False, updates_per_launch=per_launch or 0,
-        pair=StreamPair() if branches and spec.num_actions is None else None,
     )
     if per_launch is not None:
         mirror = GpuReplay(ReplayReader(ring), size_, torch.device(place.device), _SEED)
         trainer.use_mirror(mirror, make_graph or (lambda: new_graph(trainer, place.device)))
+    if branches:
+        trainer.algorithm.share(StreamPair())
     return trainer
 
 
