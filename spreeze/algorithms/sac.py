@@ -93,6 +93,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
 
     name = "sac"
     actor: TrainedNetworks[Parameters]
+    _config: SACConfig
 
     def __init__(
         self, actor: TrainedNetworks[Parameters], critics: CriticNetworks[Any], config: SACConfig, seed: int,

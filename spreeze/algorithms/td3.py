@@ -42,6 +42,7 @@ class DDPG(OffPolicyAlgorithm):
     num_critics = 1
     actor: TrainedNetworks[Parameters]
     critics: Critics
+    _config: DDPGConfig | TD3Config
     _buffers: _Buffers | None
 
     def __init__(
@@ -62,7 +63,7 @@ class DDPG(OffPolicyAlgorithm):
             meta["exploration_noise_max"] = config.exploration_noise_max
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
         super().__init__(actor, critics, noise, meta, place, overlap=overlap)
-        self._tau, self._action_penalty = config.tau, config.action_penalty
+        self._config = config
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Target actions; fresh ones where the actor moves, with activations that are kept for ``actor_step``."""
@@ -95,17 +96,11 @@ class DDPG(OffPolicyAlgorithm):
         buffers = self._buffers
         assert buffers is not None
         buffers.tape.grad_out[0].copy_(losses.tanh_backward(buffers.action, dq_da * buffers.minus_per_row))
-        if self._action_penalty > 0.0:
-            weight = 2.0 * self._action_penalty / buffers.action.numel()
+        if self._config.action_penalty > 0.0:
+            weight = 2.0 * self._config.action_penalty / buffers.action.numel()
             buffers.tape.grad_out[0].add_(buffers.tape.out[0], alpha=weight)
         buffers.online.backward(buffers.x_obs_t, self.actor.gradient)
         self.actor.adam.step()
-
-    def update_targets(self) -> None:
-        if self._moves_actor():
-            self.critics.update_target(self._tau)
-            self.actor.update_target(self._tau)
-        self.updates += 1
 
 
 class TD3(DDPG):
@@ -113,10 +108,11 @@ class TD3(DDPG):
 
     name = "td3"
     num_critics = 2
+    _config: TD3Config
 
     def __init__(self, obs_dim: int, action_dim: int, config: TD3Config, *args: Any, **options: Any) -> None:
         super().__init__(obs_dim, action_dim, config, *args, **options)
-        self.period, self._config = config.policy_delay, config
+        self.period = config.policy_delay
 
     def _smoothed(self, action: Tensor, noise: Tensor) -> Tensor:
         if self._config.target_noise == 0.0:
