@@ -28,13 +28,12 @@ from spreeze.bench.runs import (
     ratio_row,
     rows_of_parts,
     sleeping,
+    task_settings,
     time_row,
 )
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithm_settings import AnyAgeConfig
-from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
-from spreeze.config.profiles import task_profile
-from spreeze.envs.probe import probe_env
+from spreeze.config.layers import Layer, Settings
 from spreeze.envs.task import Task, open_task
 from spreeze.errors import ConfigError, UsageError
 from spreeze.inference.policy import Policy
@@ -328,13 +327,7 @@ class _Greedy:
 
 def _settings(flags: list[str]) -> tuple[Settings, EnvSpec]:
     """The settings that ``spreeze.train`` would have with these flags, and the task."""
-    user = user_values(build_parser().parse_args(flags))
-    env = resolve([Layer("user", user)]).config.env
-    profile = task_profile(env.id)
-    layers = [*([profile] if profile else []), Layer("user", user)]
-    spec = probe_env(env.id, env.import_module, steps=0, plain=env.plain, args=env.args).spec
-    settings, _ = with_algorithm(layers, resolve(layers), spec)
-    return settings, spec
+    return task_settings([Layer("user", user_values(build_parser().parse_args(flags)))])
 
 
 # --- the command ---

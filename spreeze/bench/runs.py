@@ -22,6 +22,9 @@ import numpy as np
 
 from spreeze.bench import Row, ratios, row, row_of_reached
 from spreeze.cli.arguments import check_output
+from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
+from spreeze.config.profiles import task_profile
+from spreeze.envs.probe import probe_of
 from spreeze.errors import ConfigError, RunError, SpreezeError, UsageError
 from spreeze.metrics.comparison import (
     HELD,
@@ -38,6 +41,7 @@ from spreeze.metrics.comparison import (
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
 from spreeze.testing import SYNTHETIC_ID
+from spreeze.types import EnvSpec
 from spreeze.workers.evaluator import read_rows
 
 Axes = Any
@@ -106,6 +110,15 @@ class RunsBench:
         """The documents of each case, seed by seed."""
         return in_turn(cases, self.seeds, lambda own: self.train([*common, *own], seconds, **options), self.say,
                        self.first_seed)
+
+
+def task_settings(layers: list[Layer]) -> tuple[Settings, EnvSpec]:
+    """A task's settings as ``spreeze.train`` has them, its profile and the algorithm that fits below these layers."""
+    profile = task_profile(resolve(layers).config.env.id)
+    layers = [*([profile] if profile else []), *layers]
+    settings = resolve(layers)
+    spec = probe_of(settings.config).spec
+    return with_algorithm(layers, settings, spec)[0], spec
 
 
 # --- rates, and time to a return ---
