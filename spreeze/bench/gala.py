@@ -32,7 +32,7 @@ from spreeze.bench.runs import (
 )
 from spreeze.errors import ConfigError
 from spreeze.machine.hardware import read_machine
-from spreeze.machine.processes import MARK, is_worker
+from spreeze.machine.processes import is_worker, marked
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
 from spreeze.testing import FAULT_ID
@@ -179,12 +179,8 @@ def kills_rows(bench: GalaBench) -> list[Row]:
 
 
 def _left(run: Path) -> int:
-    """Processes that carry the run's mark and still live."""
-    nonce, left = read_run(run).get("nonce"), 0
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            left += process.environ().get(MARK) == nonce and process.status() != psutil.STATUS_ZOMBIE
-    return left
+    """Processes of a run that still live."""
+    return len([*marked(str(read_run(run).get("nonce")))])
 
 
 def converge_rows(bench: GalaBench) -> list[Row]:
