@@ -54,9 +54,3 @@ def _short(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def main(argv: list[str] | None = None) -> int:
-    from spreeze.bench.__main__ import main as command
-
-    return command(argv)
