@@ -75,7 +75,7 @@ def steps_rows(bench: HtsBench) -> list[Row]:
     """Env steps a second of HTS-RL over both baselines, with a learner that takes next to no time."""
     rows = []
     for law in bench.laws:
-        rates: dict[str, list[float | None]] = {mode: [] for mode in MODES}
+        rates: dict[str, list[float]] = {mode: [] for mode in MODES}
         lags: list[float] = []
         for seed in range(1, bench.repeats + 1):
             for mode, found in rates.items():

@@ -100,7 +100,7 @@ class RunsBench:
     run: Callable[..., Document] = train
 
     def train(self, flags: list[str], seconds: float, **options: Any) -> Document:
-        """One run; of flags that are given twice the later ones count, which are these."""
+        """One run; where ``flags`` say its length or folder themselves, that counts."""
         common = ["--seconds", str(seconds), "--runs-dir", self.runs_dir, "--no-visualizer"]
         return self.run([*common, *flags], seconds + OUTSIDE_S, **options)
 
