@@ -10,7 +10,7 @@ a metric             metrics/table.py        its worker posts it; those of the s
 a setting or a flag  config/schema.py        whoever reads it; ``setting(..., flag="--name")`` makes the flag
 a kind of worker     workers/roles.py        workers/NAME.py
 a family of tasks    envs/vector_engines.py  there, or envs/make.py for a package with Gymnasium ids
-a way of weights     transport/protocols.py  transport/weights.py; opened in one place: workers/context.py
+a weight transport   transport/protocols.py  transport/weights.py; opened in one place: workers/context.py
 ===================  ======================  ==============================================================
 
 A module that ``--import`` names may declare algorithms, modes, knobs, metrics and networks of its own in one file.

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"error: no verb '{verb}'{did_you_mean(verb, VERBS)} (verbs: {', '.join(VERBS)})\n")
         return 2
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the import prints no traceback
-    module = importlib.import_module("spreeze.bench" if verb == "bench" else f"spreeze.cli.{verb}")
+    module = importlib.import_module("spreeze.bench.__main__" if verb == "bench" else f"spreeze.cli.{verb}")
     signal.signal(signal.SIGINT, before)
     code: int = module.main(rest)
     return code

@@ -109,6 +109,13 @@ class EnvSpec:
         """Values at the end of an observation that are the action mask: K, or 0 without masks."""
         return self.num_actions or 0 if self.action_mask else 0
 
+    def float32_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds of the actions; of float64 ones between two float32 the inner one, which is a valid action."""
+        exact_low, exact_high = np.array(self.action_low), np.array(self.action_high)
+        low, high = exact_low.astype(np.float32), exact_high.astype(np.float32)
+        return (np.where(low < exact_low, np.nextafter(low, np.float32(np.inf)), low),
+                np.where(high > exact_high, np.nextafter(high, np.float32(-np.inf)), high))
+
     @property
     def parts(self) -> tuple[str, ...]:
         """``obs_layout`` without the mask, which is its last entry; empty where the rest is a single Box."""

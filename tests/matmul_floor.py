@@ -87,8 +87,8 @@ class _Case:
         config = algorithm_config(algo, hidden)
         self.algo, self.batch_size = algo, batch_size
         self.threads, self.precision = 1 if pair is None else 2, precision
-        options: dict[str, Any] = {} if pair is None else {"pair": pair}
-        self.algorithm = create(algo, obs_dim, action_dim, config, seed=0, **options)
+        self.algorithm = create(algo, obs_dim, action_dim, config, seed=0)
+        self.algorithm.share(pair)
         self.batch = synthetic_batch(RowLayout(obs_dim, action_dim), batch_size, config.gamma)
         delay = getattr(config, "policy_delay", 1)
         self.round = MatmulRound(matmuls(algo, batch_size, obs_dim, action_dim, hidden, delay))

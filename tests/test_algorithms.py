@@ -66,8 +66,8 @@ def test_dropped_buffers_are_free_and_the_next_update_is_what_it_would_have_been
     with contextlib.ExitStack() as stack:
         found = []
         for drops in (False, True):
-            pair = stack.enter_context(ThreadPair()) if threads == 2 else None
-            algorithm = create(name, OBS, ACT, config, 1, **({"pair": pair} if pair else {}))
+            algorithm = create(name, OBS, ACT, config, 1)
+            algorithm.share(stack.enter_context(ThreadPair()) if threads == 2 else None)
             for index, batch in enumerate(batches(4, size=1999)):
                 algorithm.update(batch)
                 if drops and index % 2:

@@ -48,7 +48,7 @@ def test_one_of_four_learners_is_slowed_ten_times_in_both_ways_to_share():
 
 
 def test_the_share_of_linear_is_that_of_one_learner():
-    def run(arguments, timeout_s, environment):
+    def run(arguments, timeout_s):
         learners = int(arguments[arguments.index("--learners") + 1])
         return document(env_steps_per_s=500.0 * learners * (0.8 if learners == 4 else 1.0))
 
@@ -60,7 +60,7 @@ def test_the_share_of_linear_is_that_of_one_learner():
 def test_environments_are_shared_out_and_a_run_whose_last_policy_is_below_the_return_did_not_converge():
     told = []
 
-    def run(arguments, timeout_s, environment):
+    def run(arguments, timeout_s):
         told.append(arguments)
         return document() | {"eval_return_mean": 470.0 if "gala.mixing=hogwild" in arguments else 475.0}
 
@@ -73,7 +73,7 @@ def test_environments_are_shared_out_and_a_run_whose_last_policy_is_below_the_re
 
 
 def test_the_radius_is_held_against_the_bound_of_the_same_moment(tmp_path):
-    def run(arguments, timeout_s, environment):
+    def run(arguments, timeout_s):
         path = tmp_path / "run"
         path.mkdir(exist_ok=True)
         writer = MetricsWriter(path / "metrics.db")
@@ -108,7 +108,7 @@ def test_a_picture_joins_the_rows_of_several_documents(tmp_path):
 def test_gala_and_hts_train_for_the_same_time_though_they_reach_the_return(monkeypatch):
     told = []
 
-    def run(arguments, timeout_s, environment):
+    def run(arguments, timeout_s):
         told.append(arguments)
         return document(time_s=2.0 if "gala" in arguments else None)
 

@@ -46,7 +46,7 @@ def test_a_check_runs_in_a_process_of_its_own():
 
 
 @pytest.mark.slow
-def test_fused_kernels_give_the_same_way():
+def test_fused_kernels_give_the_same_parameter_change():
     found = gpu.in_child(SLOW, CPU)  # the compiler keeps processes of its own
     assert found.ok, found
 
@@ -79,7 +79,8 @@ class Refusing(PlayedGraph):
 
 @pytest.mark.parametrize(
     ("graph", "ok", "words"),
-    [(PlayedGraph, True, "tolerance 0.01), 10 cases; the host waited 0 times"), (Idle, False, "the ways differ by"),
+    [(PlayedGraph, True, "tolerance 0.01), 10 cases; the host waited 0 times"),
+     (Idle, False, "parameter changes differ by"),
      (Refusing, False, "sac: kernels are launched one by one: no graph could be recorded")],
 )
 def test_graphs_are_compared_with_single_kernels(monkeypatch, graph, ok, words):
@@ -102,16 +103,16 @@ def test_a_recording_that_fails_is_right_where_updates_go_on(monkeypatch):
     assert found.text.endswith("no graph could be recorded: a wait of the host (pretended)")
 
 
-def test_ways_that_differ_are_wrong_and_the_worst_case_is_named(monkeypatch):
-    way = gpu_checks._way
+def test_parameter_changes_that_differ_are_wrong_and_the_worst_case_is_named(monkeypatch):
+    change = gpu_checks._parameter_change
 
     def off(case, place, device, dtype, **options):
-        return way(case, place, device, dtype, **options) * (1.2 if device == "cpu+cpu" else 1.0)
+        return change(case, place, device, dtype, **options) * (1.2 if device == "cpu+cpu" else 1.0)
 
-    monkeypatch.setattr(gpu_checks, "_way", off)
+    monkeypatch.setattr(gpu_checks, "_parameter_change", off)
     found = answer("split against one device", CPU)
     assert not found.ok
-    assert "differ by 2.0e-01 of themselves at most" in found.text
+    assert "parameter changes differ by 2.0e-01 relative to their length at most" in found.text
 
 
 # --- speed ---
@@ -142,7 +143,7 @@ def test_a_card_is_timed_at_every_batch_and_kind_once():
     for precision in ("float32", "tf32"):
         assert [one.batch_size for one in rates if one[::2] == (precision, "graph")] == list(BATCHES)
     assert {one.kind for one in rates} == set(KINDS)
-    assert {one.precision for one in rates} == set(gpu_rates.PRECISIONS)
+    assert {one.precision for one in rates} == {"float32", "tf32", "bfloat16"}
     assert {one.precision for one in wanted(CPU)} == {"float32", "bfloat16"}
 
 

@@ -1,10 +1,15 @@
 """The bench of IMPACT: what it starts, and what it makes of known figures; no test judges a speed."""
 
+import contextlib
+import json
+
 import pytest
 
 from spreeze.bench import impact
+from spreeze.bench.__main__ import build_parser
 from spreeze.bench.impact import CountedCurve, counted_curve
-from spreeze.errors import ConfigError
+from spreeze.errors import ConfigError, UsageError
+from spreeze.metrics.store import EvaluationRow, MetricsWriter
 
 
 def document(arguments, env_steps_per_s=500.0, time_s=4.0):
@@ -63,12 +68,12 @@ def test_ablations_have_slow_weights_and_every_setting_is_one(tmp_path, monkeypa
 
 
 def test_impala_s_score_is_that_of_ten_evaluations_and_impact_is_timed_until_it_holds_it(tmp_path):
-    header = "wall_s,env_steps,updates,epoch,version,episodes,return_mean,return_std,length_mean\n"
-
-    def run(name, returns):
+    def run(name, returns, episodes=10):
         (tmp_path / name).mkdir()
-        lines = [f"{at}.0,{100 * at},1,1,{at},1,{value},0.0,1.0\n" for at, value in enumerate(returns, 1)]
-        (tmp_path / name / "eval.csv").write_text(header + "".join(lines))
+        with contextlib.closing(MetricsWriter(tmp_path / name / "metrics.db")) as writer:
+            for at, value in enumerate(returns, 1):
+                count = episodes if at == len(returns) else 10
+                writer.evaluation(EvaluationRow(float(at), 100 * at, 1, 1, at, count, value, 0.0, 1.0))
         return {"run_dir": str(tmp_path / name)}
 
     rows = impact._impala_rows([run("impact", [0.0] + [50.0] * 15), run("never", [1.0] * 20)],
@@ -77,6 +82,18 @@ def test_impala_s_score_is_that_of_ten_evaluations_and_impact_is_timed_until_it_
         ("wall_s_to_impala_score", [0.5, None], 1), ("env_steps_to_impala_score", [0.5, None], 1)]
     rows = impact._impala_rows([run("third", [50.0] * 15)], [run("short", [0.0] * 9)], "E")
     assert [row["repeats"] for row in rows] == [[], []], "nobody can reach a score that there is not"
+    rows = impact._impala_rows([run("fourth", [9.5] * 20)], [run("cut short", [9.0] * 9 + [99.0], episodes=0)], "E")
+    assert [row["repeats"] for row in rows] == [[1.0], [1.0]], "an evaluation of no episode does not count"
+
+
+def test_a_picture_without_an_ablation_is_refused_before_any_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(impact, "steps_rows", lambda bench: pytest.fail("was run"))
+    (tmp_path / "rows.json").write_text(json.dumps({"rows": [{"metric": "env_steps"}]}))
+    args = build_parser().parse_args(["impact", "--parts", "steps", "--rows", str(tmp_path / "rows.json"), "--out",
+                                      str(tmp_path / "impact.png")])
+    pytest.importorskip("matplotlib")
+    with pytest.raises(UsageError, match="the picture is of part ablation"):
+        impact.impact_rows(args, lambda text: None)
 
 
 def test_a_counted_run_is_the_same_each_time_and_uses_each_rollout_k_times():

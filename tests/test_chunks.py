@@ -20,7 +20,8 @@ def trained(name, hidden, paired=False):
     config = dataclasses.replace(PARTS[name](), hidden_sizes=hidden)
     with contextlib.ExitStack() as stack:
         pair = stack.enter_context(ThreadPair()) if paired else None
-        algorithm = exact(create, name, OBS, ACT, config, 1, pair=pair)
+        algorithm = exact(create, name, OBS, ACT, config, 1)
+        algorithm.share(pair)
         for batch in batches(4, ROWS):
             algorithm.update(type(batch)(*(x.double() if isinstance(x, torch.Tensor) else x for x in batch)))
         return algorithm.state_arrays()

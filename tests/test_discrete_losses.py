@@ -121,7 +121,7 @@ def test_dqn_gradient_equals_autograd():
     torch.nn.functional.smooth_l1_loss(chosen, goal.detach()).backward()
     dqn.critic_step(batch, next_action, None)
     own = flat.grad.clone()
-    type(net)(own, net.sizes, 1).head_weight.mul_(dqn.critics._streams.mask)  # the other stream's block stays zero
+    type(net)(own, net.sizes, 1).head_weight.mul_(dqn.critics._dueling.mask)  # the other stream's block stays zero
     torch.testing.assert_close(dqn.critics.gradient.flat, own, rtol=1e-9, atol=1e-12)
 
 

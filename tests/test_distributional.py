@@ -72,8 +72,9 @@ def forward(critics, x, network):
 def test_gradients_are_those_of_autograd_in_chunks_and_by_two_threads(name, changes, threads, rows):
     config = dataclasses.replace(PARTS[name](), hidden_sizes=(16, 16), **changes)
     with ThreadPair() as pair:
-        options = {"pair": pair} if threads == 2 else {}
-        critics = create(name, OBS, ACT, config, 1, **options).critics
+        algorithm = create(name, OBS, ACT, config, 1)
+        algorithm.share(pair if threads == 2 else None)
+        critics = algorithm.critics
         generator = torch.Generator().manual_seed(3)
         obs, next_obs = torch.randn(2, rows, OBS, generator=generator)
         action, next_action = torch.rand(2, ACT, rows, generator=generator)

@@ -13,6 +13,7 @@ from test_algorithms import same
 from test_ring import ring_of
 
 from spreeze.algorithms import create
+from spreeze.algorithms.fused_mlp import StreamPair
 from spreeze.config.schema import PARTS
 from spreeze.inference.policy import exploring_arrays
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
@@ -151,6 +152,7 @@ def test_after_a_recording_that_failed_the_allocator_is_not_asked_for_its_cache(
         def record(self, work, generators):
             super().record(work, generators)
             if fails:
+                assert isinstance(self.algorithm.critics.pair, StreamPair)
                 raise NotRecorded("operation not permitted when stream is capturing")
 
     asked = []
@@ -162,6 +164,7 @@ def test_after_a_recording_that_failed_the_allocator_is_not_asked_for_its_cache(
         assert asked == [True], "nothing was recorded yet"
         while learning.updates < 6:
             learning.update()
+        assert (learning.algorithm.critics.pair is None) == fails
         learning.release_cached()
         assert learning.drop_gpu_replay(), "and it stays so without the mirror"
         learning.release_cached()
@@ -336,6 +339,22 @@ def test_a_learner_with_a_mirror_counts_its_updates_and_tells_lag_and_age(device
         assert numbers["transition_age"] == pytest.approx(200, rel=0.4)
         assert numbers["critic_s"] > 0
         assert learning.notes == []
+
+
+@pytest.mark.parametrize(("options", "shared"), [
+    ({"updates_per_launch": 1}, True), ({}, False), ({"updates_per_launch": 1, "device": "cpu+cpu"}, False),
+])  # fmt: skip
+def test_two_streams_share_an_update_only_while_it_is_recorded_as_a_graph(options, shared):
+    with filled() as ring:
+        learning = learning_of(ring, **options)
+        assert learning.algorithm.critics.pair is None
+        learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
+        assert isinstance(learning.algorithm.critics.pair, StreamPair) == shared
+        for _ in range(4):
+            learning.update()
+        learning.shrink()
+        assert learning.algorithm.critics.pair is None
+        learning.update()
 
 
 def test_a_mirror_that_is_given_back_leaves_batches_from_the_host():

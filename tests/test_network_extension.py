@@ -27,7 +27,6 @@ from spreeze.config.schema import PARTS
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.policy import Policy
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers import replay_trainer
 from spreeze.workers.replay_trainer import ReplayTrainer
 
 MODULE = "made_up_networks"
@@ -106,19 +105,16 @@ def test_gradients_of_a_stack_of_own_modules_equal_autograd(module):
     assert parameters.one(1)._each[0]["last.bias"].data_ptr() == parameters._each[1]["last.bias"].data_ptr()
 
 
-def test_two_threads_do_not_share_the_module_of_a_network_of_ones_own(module, monkeypatch):
+def test_two_threads_do_not_share_the_module_of_a_network_of_ones_own(module):
     """Each call puts parameters of its own into the one module and takes them out again."""
     spec = EnvSpec(env_id="Any-v0", import_module=module, obs_dim=3, action_dim=1, action_low=(-1.0,),
                    action_high=(1.0,), max_episode_steps=50, reward_threshold=None)  # fmt: skip
-    given = []
-    monkeypatch.setattr(replay_trainer, "create",
-                        lambda *args, **options: given.append("pair" in options) or create(*args, **options))
     with contextlib.closing(ThreadPair()) as pair:
-        for network in ("", "residual"):
+        for network, shared in (("", pair), ("residual", None)):
             config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8,), network=network)
-            ReplayTrainer(spec, "sac", config, RowLayout(3, 1), None, batch_size=8, device="cpu", seed=1,
-                          normalize_obs=False, pair=pair)  # fmt: skip
-    assert given == [True, False]
+            trainer = ReplayTrainer(spec, "sac", config, RowLayout(3, 1), None, batch_size=8, device="cpu", seed=1,
+                                    normalize_obs=False, pair=pair)  # fmt: skip
+            assert trainer.algorithm.critics.pair is shared
 
 
 @pytest.mark.parametrize("name", ["sac", "td3", "ddpg", "dqn", "discrete sac"])

@@ -21,7 +21,8 @@ UPDATES = 1000
 
 def trained(name, dtype, pair):
     config = dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32))
-    algorithm = exact(create, name, OBS, ACT, config, 1, dtype=dtype, pair=pair)
+    algorithm = exact(create, name, OBS, ACT, config, 1, dtype=dtype)
+    algorithm.share(pair)
     for batch in batches(UPDATES):
         algorithm.update(type(batch)(*(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in batch)))
     return {key: torch.from_numpy(value.copy()) for key, value in algorithm.state_arrays().items()}
@@ -85,7 +86,8 @@ def test_updates_of_a_pair_of_streams_are_those_of_one(name, changes):
     found = []
     for pair in (None, StreamPair()):
         config = dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32), **changes)
-        algorithm = exact(create, name, OBS, ACT, config, 1, dtype=torch.float64, pair=pair)
+        algorithm = exact(create, name, OBS, ACT, config, 1, dtype=torch.float64)
+        algorithm.share(pair)
         for batch in batches(50):
             algorithm.update(type(batch)(*(x.double() if isinstance(x, torch.Tensor) else x for x in batch)))
         found.append(algorithm.state_arrays())

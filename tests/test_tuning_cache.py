@@ -23,7 +23,7 @@ SPEC = EnvSpec(
     env_id="Pendulum-v1", import_module=None, obs_dim=3, action_dim=1, action_low=(-2.0,), action_high=(2.0,),
     max_episode_steps=200, reward_threshold=None,
 )  # fmt: skip
-PROBE = Probe(spec=SPEC, step_us_median=50.0, step_cv=0.1, first_reset_s=0.1, memory_bytes=10**6)
+PROBE = Probe(spec=SPEC, step_us_median=50.0, step_cv=0.1, memory_bytes=10**6)
 MACHINE = read_machine()
 
 

@@ -55,7 +55,7 @@ def create(
 
     ``num_actions`` is None for continuous actions. ``import_module`` of the command's ``--import`` may declare the row.
     The class is called with (obs_dim, action_dim or num_actions, config, seed, device) and the options by name:
-    where they are set, for continuous actions ``pair`` and ``overlap``, for images ``frames``, for action masks
+    where they are set, for continuous actions ``overlap``, for images ``frames``, for action masks
     ``masked``, for several agents ``team``, for a network of the user's own ``network``.
 
     Raises:

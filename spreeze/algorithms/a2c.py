@@ -31,9 +31,3 @@ class A2C(OnPolicyAlgorithm):
             self.net.flat.copy_(theta)
         self.optimiser.step()
         self.updates += 1
-
-    def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        return log_prob * advantage, advantage.clone()
-
-    def _value_error(self, value: Tensor, samples: Samples) -> Tensor:
-        return value - samples.target

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, Pair, Tape, mlp_backward, mlp_forward
+from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, Tape, mlp_backward, mlp_forward
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 
@@ -29,15 +29,12 @@ _PAIRS = 2**17
 
 def create_critics(
     config: ActorCriticConfig, obs_dim: int, action_dim: int, stack: int, generator: torch.Generator,
-    device: torch.device, pair: Pair | None = None, layers: HiddenLayers = RELU,
+    device: torch.device, layers: HiddenLayers = RELU,
 ) -> Critics:
     """The critics that an algorithm's settings ask for: ``stack`` networks."""
-    kind = config.critics if isinstance(config, DistributionalConfig) else "twin"
-    if kind == "twin" or not isinstance(config, DistributionalConfig):
-        return Critics(obs_dim, action_dim, config.hidden_sizes, stack, config.critic_lr, generator, device, pair,
-                       layers)
-    made = QuantileCritics if kind == "quantile" else CategoricalCritics
-    return made(config, obs_dim, action_dim, stack, generator, device, pair, layers)
+    kinds: dict[str, type[Critics]] = {"twin": Critics, "quantile": QuantileCritics, "categorical": CategoricalCritics}
+    made = kinds[config.critics] if isinstance(config, DistributionalConfig) else Critics
+    return made(config, obs_dim, action_dim, stack, generator, device, layers)
 
 
 # --- the maths ---
@@ -105,59 +102,32 @@ class _Distributional(Critics):
     _values: Tensor | None = None
     """[S, B], means of the critics at the latest fresh actions."""
 
-    def __init__(
-        self, config: DistributionalConfig, obs_dim: int, action_dim: int, outputs: int, stack: int,
-        generator: torch.Generator, device: torch.device, pair: Pair | None, layers: HiddenLayers = RELU,
-    ) -> None:
-        super().__init__(obs_dim, action_dim, config.hidden_sizes, stack, config.critic_lr, generator, device, pair,
-                         layers, outputs=outputs)
-
     @abstractmethod
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """Returns [M, B] after actions [A, B], by the target networks, in new memory."""
 
     @abstractmethod
-    def _fill_loss_gradient(self, tape: Tape, goal: Any, rows: slice, td_error: Tensor) -> None:
+    def _fill_loss_gradient(self, tape: Tape, goal: Tensor, td_error: Tensor) -> None:
         """Fills ``tape.grad_out`` with the gradient of the summed loss and ``td_error`` [S, rows] with mean errors."""
 
     @abstractmethod
     def _fill_mean_gradient(self, tape: Tape, values: Tensor) -> None:
         """Fills ``tape.grad_out`` with the derivative of each critic's mean, which goes into ``values`` [S, rows]."""
 
-    def _evaluate(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
-        """Outputs [S, K, B] of the target networks."""
-        buffers = self._sized(next_obs.shape[0])
-        buffers.fill(next_obs, next_action)
-
-        def evaluate(chunks: list[Chunk]) -> None:
-            for chunk in chunks:
-                mlp_forward(chunk.target, chunk.x, chunk.tape)
-
-        self._each(evaluate, buffers.groups)
-        return buffers.out
-
-    def _differentiate(self, obs_action: Tensor, target: Tensor, goal: Any, mean_goal: Tensor) -> None:
+    def _differentiate(self, obs_action: Tensor, target: Tensor, goal: Tensor, mean_goal: Tensor) -> None:
         """One gradient step toward ``target`` [M, B].
 
         ``goal`` goes to ``_fill_loss_gradient``, ``mean_goal`` [B] to the metrics. Clamps hide what is not finite, so
         the gradient of such a row is made NaN, and the optimiser rejects it.
         """
-        buffers = self._sized(obs_action.shape[0])
-        self._td_error, self._goal = buffers.td_error, mean_goal
         total = target.sum(0)
-        per_row = torch.sub(total, total).add_(buffers.per_row)
+        per_row = torch.sub(total, total).add_(self._sized(obs_action.shape[0]).per_row)
 
-        def differentiate(chunks: list[Chunk]) -> None:
-            for chunk in chunks:
-                x = obs_action[chunk.rows].expand(chunk.stack, -1, -1)
-                mlp_forward(chunk.online, x, chunk.tape)
-                self._fill_loss_gradient(chunk.tape, goal, chunk.rows, chunk.td_error)
-                chunk.tape.grad_out.mul_(per_row[chunk.rows])
-                mlp_backward(chunk.online, chunk.tape, x.transpose(1, 2), chunk.gradient, add=not chunk.is_first,
-                             streams=self._streams)
+        def fill(chunk: Chunk) -> None:
+            self._fill_loss_gradient(chunk.tape, goal[:, chunk.rows], chunk.td_error)
+            chunk.tape.grad_out.mul_(per_row[chunk.rows])
 
-        self._each(differentiate, buffers.groups)
-        self.adam.step()
+        self._take_step(obs_action, mean_goal, fill)
 
     def _descend(self, obs: Tensor, action: Tensor, *, first: bool = False) -> tuple[Tensor, Tensor]:
         """Means [S, B] and their derivatives by the action [S, A, B], in buffers; ``first``: only that critic's."""
@@ -186,8 +156,7 @@ class QuantileCritics(_Distributional):
     """S networks of K quantiles at the middle levels ``(2 k + 1) / (2 K)``."""
 
     def __init__(self, config: DistributionalConfig, *place: Any) -> None:
-        obs_dim, action_dim, *rest = place
-        super().__init__(config, obs_dim, action_dim, config.quantiles, *rest)
+        super().__init__(config, *place, outputs=config.quantiles)
         count, like = config.quantiles, self.online.flat
         self._drop = config.drop_quantiles * self.online.stack
         self._levels = torch.arange(count, device=like.device, dtype=like.dtype).add_(0.5).div_(count)
@@ -195,21 +164,20 @@ class QuantileCritics(_Distributional):
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """The pooled quantiles without the highest, in any order."""
-        out = self._evaluate(next_obs, next_action)
+        out = self._evaluate(next_obs, next_action).out
         return truncated(out.flatten(0, 1).t(), self._drop).t().contiguous()
 
     def step(self, obs_action: Tensor, target: Tensor) -> None:
         """One gradient step toward targets [M, B]; the loss of a critic is the mean over its quantiles."""
         self._differentiate(obs_action, target, target, target.mean(0))
 
-    def _fill_loss_gradient(self, tape: Tape, goal: Any, rows: slice, td_error: Tensor) -> None:
-        target: Tensor = goal[:, rows]
+    def _fill_loss_gradient(self, tape: Tape, goal: Tensor, td_error: Tensor) -> None:
         quantiles = tape.out.flatten(0, 1)
         if tape.loss_scratch is None:
-            tape.loss_scratch = pairs_for(quantiles, len(target))
-        found = quantile_huber_gradient(quantiles, target, self._levels.repeat(tape.stack), tape.loss_scratch)
+            tape.loss_scratch = pairs_for(quantiles, len(goal))
+        found = quantile_huber_gradient(quantiles, goal, self._levels.repeat(tape.stack), tape.loss_scratch)
         torch.mul(found.view_as(tape.out), self._mean_gradient, out=tape.grad_out)
-        torch.sub(tape.out.mean(1), target.mean(0), out=td_error)
+        torch.sub(tape.out.mean(1), goal.mean(0), out=td_error)
 
     def _fill_mean_gradient(self, tape: Tape, values: Tensor) -> None:
         tape.grad_out.fill_(self._mean_gradient)
@@ -227,8 +195,7 @@ class CategoricalCritics(_Distributional):
     """S networks of K logits, of returns on a grid."""
 
     def __init__(self, config: DistributionalConfig, *place: Any) -> None:
-        obs_dim, action_dim, *rest = place
-        super().__init__(config, obs_dim, action_dim, config.atoms, *rest)
+        super().__init__(config, *place, outputs=config.atoms)
         like = self.online.flat
         self._range = config.v_min, config.v_max
         self._grid = torch.linspace(*self._range, config.atoms, device=like.device, dtype=like.dtype).unsqueeze(1)
@@ -236,7 +203,7 @@ class CategoricalCritics(_Distributional):
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """The grid; the probabilities, of the critic whose mean is the least in each row, are kept for ``step``."""
-        prob = self._evaluate(next_obs, next_action).softmax(1)
+        prob = self._evaluate(next_obs, next_action).out.softmax(1)
         least = (prob * self._grid).sum(1).argmin(0)
         self._next_prob = prob.gather(0, least.expand(1, prob.shape[1], -1))[0]
         return self._grid.expand_as(self._next_prob).clone()
@@ -247,8 +214,8 @@ class CategoricalCritics(_Distributional):
         goal = projected(self._next_prob, target, *self._range)
         self._differentiate(obs_action, target, goal, (goal * self._grid).sum(0))
 
-    def _fill_loss_gradient(self, tape: Tape, goal: Any, rows: slice, td_error: Tensor) -> None:
-        torch.sub(tape.out.softmax(1), goal[:, rows], out=tape.grad_out)
+    def _fill_loss_gradient(self, tape: Tape, goal: Tensor, td_error: Tensor) -> None:
+        torch.sub(tape.out.softmax(1), goal, out=tape.grad_out)
         torch.sum(tape.grad_out * self._grid, 1, out=td_error)
 
     def _fill_mean_gradient(self, tape: Tape, values: Tensor) -> None:

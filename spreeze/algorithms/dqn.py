@@ -26,6 +26,7 @@ from spreeze.types import FrameSpec, TransitionBatch
 
 class DQN(OffPolicyAlgorithm):
     name = "dqn"
+    _config: DQNConfig
 
     def __init__(
         self, obs_dim: int, num_actions: int, config: DQNConfig, seed: int, device: str = "cpu",
@@ -74,11 +75,6 @@ class DQN(OffPolicyAlgorithm):
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
         self.critics.step(batch.obs, batch.action[:, 0].long(), target, losses.huber_gradient)
 
-    def update_targets(self) -> None:
-        self.updates += 1
-        if self.updates % self._config.target_interval == 0:
-            self.critics.update_target(self._config.tau)
-
     def drop_buffers(self) -> None:
         super().drop_buffers()
         self._next_q = None
@@ -119,13 +115,13 @@ class ImageCritics(ActionValues[ConvParameters]):
         else:
             with torch.no_grad():
                 out = networks.forward(obs, networks.tensors())
-        return (out if self._streams is None else out @ self._streams.joint.t()).t().unsqueeze(0)
+        return (out if self._dueling is None else out @ self._dueling.joint.t()).t().unsqueeze(0)
 
     def _differentiate(self, obs: Tensor, grad_q: Tensor) -> None:
         grad = grad_q[0].t() / len(obs)
         out, self._buffers = self._buffers, None
         leaves = [tensor for pair in self._leaves for tensor in pair]
-        found = torch.autograd.grad(out, leaves, grad if self._streams is None else grad @ self._streams.joint)
+        found = torch.autograd.grad(out, leaves, grad if self._dueling is None else grad @ self._dueling.joint)
         own = [tensor for pair in self.gradient.tensors() for tensor in pair]
         for tensor, value in zip(own, found, strict=True):
             tensor.copy_(value)

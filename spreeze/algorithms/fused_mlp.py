@@ -55,7 +55,7 @@ class HiddenLayers:
     """A network of the user's own in place of the perceptron (see ``own_networks``)."""
 
     @property
-    def keeps_sums(self) -> bool:
+    def keeps_preactivations(self) -> bool:
         """Whether the gradient needs more than the activations: ``x W``, which is normalised with ``layer_norm``."""
         return self.own is None and (self.layer_norm or self.activation not in ("relu", "tanh"))
 
@@ -185,22 +185,23 @@ class Tape:
     overwrites the activations of the layer above, which are no longer needed: the less memory a pass touches, the more
     of it stays in the core's cache.
 
-    Where ``layers.keeps_sums``, ``sums[i]`` [S, M, H_i] are the sums before bias and activation. With layer
-    normalisation they are normalised, ``scales[i]`` [S, M, 1] is what they were multiplied by, and ``shifts[i]``
-    [S, 1, H_i] the gradient of the bias. ``scratch[i]`` [S, M, H_i] is for products in between: new memory of this size
-    would be mapped and unmapped by the system each time, which takes longer than the product. ``loss_scratch`` is for
-    those of the caller's loss, kept from one pass to the next.
+    Where ``layers.keeps_preactivations``, ``preactivations[i]`` [S, M, H_i] are the sums before bias and activation.
+    With layer normalisation they are normalised, ``scales[i]`` [S, M, 1] is what they were multiplied by, and
+    ``bias_gradients[i]`` [S, 1, H_i] the gradient of the bias. ``scratch[i]`` [S, M, H_i] is for products in between:
+    new memory of this size would be mapped and unmapped by the system each time, which takes longer than the product.
+    ``loss_scratch`` is for those of the caller's loss, kept from one pass to the next.
     """
 
     loss_scratch: Tensor | None = None
 
     def __init__(
         self, hidden: list[Tensor], grads: list[Tensor], out: Tensor, grad_out: Tensor, *,
-        layers: HiddenLayers = RELU, sums: list[Tensor] | None = None, scales: list[Tensor] | None = None,
+        layers: HiddenLayers = RELU, preactivations: list[Tensor] | None = None, scales: list[Tensor] | None = None,
         scratch: list[Tensor] | None = None,
     ) -> None:
         self.hidden, self.grads, self.out, self.grad_out, self.layers = hidden, grads, out, grad_out, layers
-        self.sums, self.scales, self.shifts, self.scratch = sums or [], scales or [], list(hidden), scratch or []
+        self.preactivations, self.scales, self.scratch = preactivations or [], scales or [], scratch or []
+        self.bias_gradients = list(hidden)
         self.stack = out.shape[0]
         self.hidden_t = [tensor.transpose(1, 2) for tensor in hidden]
         self.grads_t = [tensor.transpose(1, 2) for tensor in grads]
@@ -218,11 +219,11 @@ class Tape:
         grads = [above if above.shape == own.shape else torch.zeros_like(own) for own, above in pairwise(hidden)]
         grads.append(torch.zeros_like(hidden[-1]))
         out, grad_out = like.new_zeros(stack, outputs, rows), like.new_zeros(stack, outputs, rows)
-        sums = [torch.zeros_like(part) for part in hidden if parameters.layers.keeps_sums]
-        scales = [part.new_zeros(stack, rows, 1) for part in sums]
-        shared = {part.shape: torch.zeros_like(part) for part in sums}
-        return cls(hidden, grads, out, grad_out, layers=parameters.layers, sums=sums, scales=scales,
-                   scratch=[shared[part.shape] for part in sums])
+        preactivations = [torch.zeros_like(part) for part in hidden if parameters.layers.keeps_preactivations]
+        scales = [part.new_zeros(stack, rows, 1) for part in preactivations]
+        shared = {part.shape: torch.zeros_like(part) for part in preactivations}
+        return cls(hidden, grads, out, grad_out, layers=parameters.layers, preactivations=preactivations, scales=scales,
+                   scratch=[shared[part.shape] for part in preactivations])
 
     def part(self, begin: int, end: int) -> Tape:
         """The same buffers, rows ``begin`` to ``end``."""
@@ -233,12 +234,12 @@ class Tape:
         return self._view(slice(0, out.shape[2]), out, grad_out)
 
     def _view(self, rows: slice, out: Tensor, grad_out: Tensor) -> Tape:
-        hidden, grads, sums, scales, scratch = (
+        hidden, grads, preactivations, scales, scratch = (
             [_closed(part[: len(out), rows]) for part in some]
-            for some in (self.hidden, self.grads, self.sums, self.scales, self.scratch)
+            for some in (self.hidden, self.grads, self.preactivations, self.scales, self.scratch)
         )
-        return Tape(hidden, grads, _closed(out), _closed(grad_out), layers=self.layers, sums=sums, scales=scales,
-                    scratch=scratch)
+        return Tape(hidden, grads, _closed(out), _closed(grad_out), layers=self.layers, preactivations=preactivations,
+                    scales=scales, scratch=scratch)
 
 
 def _closed(tensor: Tensor) -> Tensor:
@@ -253,11 +254,11 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
     """
     if parameters.layers.own is not None:
         return parameters.forward(x, tape)
-    keeps_sums, tanh = tape.layers.keeps_sums, tape.layers.activation == "tanh"
+    keeps_preactivations, tanh = tape.layers.keeps_preactivations, tape.layers.activation == "tanh"
     for index, (weight, bias, hidden) in enumerate(
         zip(parameters.weights, parameters.biases, tape.hidden, strict=True)
     ):
-        if keeps_sums:
+        if keeps_preactivations:
             x = _hidden_layer(x, weight, bias, tape, index)
         elif tanh:
             x = torch.bmm(x, weight, out=hidden).add_(bias).tanh_()
@@ -274,16 +275,16 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
 
 
 def _hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, tape: Tape, index: int) -> Tensor:
-    """Hidden layer ``index`` by its sums, which the tape keeps."""
-    sums, hidden = torch.bmm(x, weight, out=tape.sums[index]), tape.hidden[index]
+    """Hidden layer ``index`` by its preactivations, which the tape keeps."""
+    preactivations, hidden = torch.bmm(x, weight, out=tape.preactivations[index]), tape.hidden[index]
     if tape.layers.layer_norm:
-        sums.sub_(sums.mean(2, keepdim=True))
-        scale = torch.linalg.vector_norm(sums, dim=2, keepdim=True, out=tape.scales[index])
-        sums.mul_(scale.square_().div_(sums.shape[2]).add_(NORM_EPS).rsqrt_())
+        preactivations.sub_(preactivations.mean(2, keepdim=True))
+        scale = torch.linalg.vector_norm(preactivations, dim=2, keepdim=True, out=tape.scales[index])
+        preactivations.mul_(scale.square_().div_(preactivations.shape[2]).add_(NORM_EPS).rsqrt_())
     activation = tape.layers.activation
-    if activation == "relu" and sums.device.type == "cpu":
-        return torch._add_relu(sums, bias, out=hidden)  # one pass over memory
-    torch.add(sums, bias, out=hidden)
+    if activation == "relu" and preactivations.device.type == "cpu":
+        return torch._add_relu(preactivations, bias, out=hidden)  # one pass over memory
+    torch.add(preactivations, bias, out=hidden)
     if activation == "gelu":
         return hidden.copy_(functional.gelu(hidden, approximate="tanh"))
     if activation in ("silu", "elu"):
@@ -354,7 +355,7 @@ def input_gradients(parameters: Parameters, tape: Tape, index: int) -> None:
 
 
 def _through_activation(parameters: Parameters, tape: Tape, index: int, grad: Tensor) -> None:
-    """Turns the gradient by the activations of hidden layer ``index`` into that by its sums, in place."""
+    """Turns the gradient by the activations of hidden layer ``index`` into that by its preactivations, in place."""
     activation, hidden = tape.layers.activation, tape.hidden[index]
     if activation == "relu":
         _relu_backward(grad, hidden, 0.0, grad_input=grad)
@@ -363,13 +364,13 @@ def _through_activation(parameters: Parameters, tape: Tape, index: int, grad: Te
     elif activation == "elu":
         grad.copy_(_elu_backward(grad, 1.0, 1.0, 1.0, True, hidden))
     else:
-        inputs = torch.add(tape.sums[index], parameters.biases[index], out=tape.scratch[index])
+        inputs = torch.add(tape.preactivations[index], parameters.biases[index], out=tape.scratch[index])
         grad.copy_(_silu_backward(grad, inputs) if activation == "silu"
                    else _gelu_backward(grad, inputs, approximate="tanh"))
     if tape.layers.layer_norm:
         # With n = scale (s - mean s): ds = scale (dn - mean dn - n mean(n dn)); the bias comes after the norm.
-        tape.shifts[index] = grad.sum(1, keepdim=True)
-        normal = tape.sums[index]
+        tape.bias_gradients[index] = grad.sum(1, keepdim=True)
+        normal = tape.preactivations[index]
         along = torch.mul(grad, normal, out=tape.scratch[index]).mean(2, keepdim=True)
         grad.sub_(grad.mean(2, keepdim=True)).addcmul_(normal, along, value=-1.0).mul_(tape.scales[index])
 
@@ -384,7 +385,7 @@ def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index
         assert inputs_t is not None
         left, right, dim = inputs_t, tape.grads[index], 1
         weight, bias = gradient.weights[index], gradient.biases[index]
-        values = tape.shifts[index] if tape.layers.layer_norm else right
+        values = tape.bias_gradients[index] if tape.layers.layer_norm else right
     if add:
         torch.baddbmm(weight, left, right, out=weight)
         bias.add_(values.sum(dim, keepdim=True))
@@ -395,7 +396,7 @@ def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index
             torch.mm(left[one], right[one], out=weight[one])
     else:
         torch.bmm(left, right, out=weight)
-    if dim == 1 and tape.ones is not None and values is right:  # shifts are sums already
+    if dim == 1 and tape.ones is not None and values is right:  # those are sums already
         torch.bmm(tape.ones, values, out=bias)
     else:
         torch.sum(values, dim, keepdim=True, out=bias)

@@ -183,9 +183,7 @@ class AnyAge(OnPolicyAlgorithm):
 
     def improve(self, evaluated: Evaluated, progress: float | None) -> None:
         """One update. A non-finite gradient is not applied but counted; ``progress`` as for ``learn``."""
-        config = self._config
-        over = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
-        self.optimiser.lr = config.lr * (1.0 - over)
+        self._set_lr(progress)
         with torch.no_grad():
             self._improve(evaluated)
         self.updates += 1
@@ -213,9 +211,6 @@ class AnyAge(OnPolicyAlgorithm):
     def _denominator(self, reference: Tensor, worker: Tensor) -> Tensor:
         return worker
 
-    def _value_error(self, value: Tensor, samples: Samples) -> Tensor:
-        return value - samples.target
-
 
 class Impala(AnyAge):
     name = "impala"
@@ -223,9 +218,6 @@ class Impala(AnyAge):
 
     def _advantage(self, excess: np.ndarray, weighted: np.ndarray) -> np.ndarray:
         return weighted
-
-    def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        return log_prob * advantage, advantage.clone()
 
 
 class Appo(AnyAge):
@@ -280,11 +272,7 @@ class Appo(AnyAge):
             self._step_share = float(state.get("step_share", 1.0))
 
     def metrics(self) -> dict[str, float]:
-        found = super().metrics()
-        if self._latest is not None and not self._latest[1].isnan().any():
-            outside = self._latest[1].expm1().abs_() > self._config.clip
-            found["clip_share"] = outside.float().mean().item()
-        return found
+        return super().metrics() | self._clip_share(self._config.clip)
 
     def _lag(self, reference: Tensor, worker: Tensor) -> Tensor:
         return super()._lag(reference, worker) if self._config.vtrace else torch.ones_like(worker)

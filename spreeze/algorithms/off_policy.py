@@ -46,7 +46,7 @@ from spreeze.algorithms.fused_mlp import (
     row_chunks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.config.algorithm_settings import ActorCriticConfig, AlgorithmConfig
 from spreeze.errors import ConfigError
 from spreeze.types import TransitionBatch
 
@@ -131,6 +131,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     critics: CriticNetworks[Any]
     actor: TrainedNetworks[Parameters] | None
+    _config: AlgorithmConfig
     _schedule = "constant"
     period = 1
     """Updates after which the same sequence of steps repeats: the steps depend on the update's number only."""
@@ -146,8 +147,14 @@ class OffPolicyAlgorithm(Algorithm):
         self._adams = [critics.adam] if actor is None else [critics.adam, actor.adam]
         self._placement = placement or Placement(noise.device, noise.device, split=False)
         self._overlap = overlap
+        self._pair: Pair | None = None
         self._buffers: Any = None
         """Everything of the actor whose size depends on the batch."""
+
+    def share(self, pair: Pair | None) -> None:
+        """From now on two threads or streams share the work of an update; None: one does all of it."""
+        self._pair = self.critics.pair = pair
+        self.drop_buffers()
 
     def draw_noise(self, out: Tensor) -> None:
         """Fills ``out`` with standard normal numbers; all noise of an update comes from here."""
@@ -173,9 +180,13 @@ class OffPolicyAlgorithm(Algorithm):
         """Actor side: one gradient step."""
         raise NotImplementedError
 
-    @abstractmethod
     def update_targets(self) -> None:
-        """Moves the target networks and counts the update."""
+        """Moves the target networks at the end of a period, and counts the update."""
+        if self._moves_actor():
+            self.critics.update_target(self._config.tau)
+            if self.actor is not None:
+                self.actor.update_target(self._config.tau)
+        self.updates += 1
 
     def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
         """One whole update. A step with a non-finite gradient is not applied but counted.
@@ -302,6 +313,8 @@ class TrainedNetworks(Generic[F]):
 class CriticNetworks(TrainedNetworks[F]):
     """The action values of one algorithm."""
 
+    pair: Pair | None = None
+    """What shares their work, if anything; a change needs new buffers."""
     _buffers: Any = None
     """Everything else whose size depends on the batch."""
     _td_error: Tensor | None = None  # [S, B], of the latest step
@@ -391,33 +404,31 @@ class Critics(CriticNetworks[Parameters]):
     """
 
     def __init__(
-        self, obs_dim: int, action_dim: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
-        generator: torch.Generator, device: torch.device, pair: Pair | None = None,
-        layers: HiddenLayers = RELU, *, outputs: int = 1,
+        self, config: ActorCriticConfig, obs_dim: int, action_dim: int, stack: int, generator: torch.Generator,
+        device: torch.device, layers: HiddenLayers = RELU, *, outputs: int = 1,
     ) -> None:
-        sizes = (obs_dim + action_dim, *hidden_sizes, outputs)
-        super().__init__(lambda: new_parameters(sizes, stack, device, layers=layers), lr, generator)
-        self._obs_dim, self._pair = obs_dim, pair
-        self._streams = pair if isinstance(pair, StreamPair) else None
+        sizes = (obs_dim + action_dim, *config.hidden_sizes, outputs)
+        super().__init__(lambda: new_parameters(sizes, stack, device, layers=layers), config.critic_lr, generator)
+        self._obs_dim = obs_dim
 
     def _sized(self, rows: int) -> _Buffers:
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self, rows, self._obs_dim, self._pair)
+            self._buffers = _Buffers(self, rows, self._obs_dim, self.pair)
             self.action_value = self._buffers.q_action
         buffers: _Buffers = self._buffers
         return buffers
 
     def _each(self, work: Callable[[list[Chunk]], object], shares: list[list[Chunk]]) -> None:
         """Runs ``work`` for every share, with a pair for two at once."""
-        if self._pair is None or len(shares) == 1:
+        if self.pair is None or len(shares) == 1:
             for chunks in shares:
                 work(chunks)
         else:
             here, there = shares
-            self._pair.both(lambda: work(here), lambda: work(there))
+            self.pair.both(lambda: work(here), lambda: work(there))
 
-    def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
-        """Minimum [B] of the target networks' values at actions [A, B] (clipped double Q, arXiv 1802.09477, eq. 10)."""
+    def _evaluate(self, next_obs: Tensor, next_action: Tensor) -> _Buffers:
+        """Fills the buffers' outputs with those of the target networks."""
         buffers = self._sized(next_obs.shape[0])
         buffers.fill(next_obs, next_action)
 
@@ -426,24 +437,42 @@ class Critics(CriticNetworks[Parameters]):
                 mlp_forward(chunk.target, chunk.x, chunk.tape)
 
         self._each(evaluate, buffers.groups)
-        return buffers.q[0].clone() if self.online.stack == 1 else torch.minimum(*buffers.q)
+        return buffers
 
-    def step(self, obs_action: Tensor, target: Tensor) -> None:
-        """One gradient step on ``sum over critics of mean (Q - target)^2 / 2``, the target [B]."""
+    def _take_step(self, obs_action: Tensor, mean_goal: Tensor, fill: Callable[[Chunk], None]) -> None:
+        """One gradient step; ``mean_goal`` [B] goes to the metrics.
+
+        ``fill`` sets a chunk's ``tape.grad_out`` and ``td_error`` by the outputs on its tape.
+        """
         buffers = self._sized(obs_action.shape[0])
-        self._td_error, self._goal = buffers.td_error, target
+        self._td_error, self._goal = buffers.td_error, mean_goal
+        streams = self.pair if isinstance(self.pair, StreamPair) else None
 
         def differentiate(chunks: list[Chunk]) -> None:
             for chunk in chunks:
                 x = obs_action[chunk.rows].expand(chunk.stack, -1, -1)
                 mlp_forward(chunk.online, x, chunk.tape)
-                torch.sub(chunk.all_q, target[chunk.rows], out=chunk.td_error)
-                torch.mul(chunk.td_error, buffers.per_row, out=chunk.all_grad)
+                fill(chunk)
                 mlp_backward(chunk.online, chunk.tape, x.transpose(1, 2), chunk.gradient, add=not chunk.is_first,
-                             streams=self._streams)
+                             streams=streams)
 
         self._each(differentiate, buffers.groups)
         self.adam.step()
+
+    def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
+        """Minimum [B] of the target networks' values at actions [A, B] (clipped double Q, arXiv 1802.09477, eq. 10)."""
+        q = self._evaluate(next_obs, next_action).q
+        return q[0].clone() if self.online.stack == 1 else torch.minimum(*q)
+
+    def step(self, obs_action: Tensor, target: Tensor) -> None:
+        """One gradient step on ``sum over critics of mean (Q - target)^2 / 2``, the target [B]."""
+        per_row = self._sized(obs_action.shape[0]).per_row
+
+        def fill(chunk: Chunk) -> None:
+            torch.sub(chunk.all_q, target[chunk.rows], out=chunk.td_error)
+            torch.mul(chunk.td_error, per_row, out=chunk.all_grad)
+
+        self._take_step(obs_action, target, fill)
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
         """dQ/da [A, B] of the critics' minimum or the first critic, in a buffer that the next call overwrites."""
@@ -481,7 +510,7 @@ class ActionValues(CriticNetworks[N]):
             sizes = (inputs, *hidden_sizes[:-1], 2 * hidden_sizes[-1], 1 + num_actions)
         super().__init__(lambda: make(sizes), lr, generator)
         self.mlp, self._mlp_gradient = _perceptron(self.online), _perceptron(self.gradient)
-        self._streams = Streams(self.mlp, num_actions) if duelling else None
+        self._dueling = DuelingHead(self.mlp, num_actions) if duelling else None
         self.target.flat.copy_(self.online.flat)
 
     @abstractmethod
@@ -495,7 +524,7 @@ class ActionValues(CriticNetworks[N]):
     def policy_head(self) -> tuple[Tensor, Tensor]:
         """Weight [K, H] and bias [K] that give the first network's action values."""
         weight, bias = self.mlp.head_weight[0], self.mlp.head_bias[0, :, 0]
-        return (weight, bias) if self._streams is None else (self._streams.joint @ weight, self._streams.joint @ bias)
+        return (weight, bias) if self._dueling is None else (self._dueling.joint @ weight, self._dueling.joint @ bias)
 
     def values(self, obs: Tensor, *, target: bool = False) -> Tensor:
         """All actions' values [S, K, B] at obs [B, ...], perhaps in a buffer that the next call overwrites."""
@@ -513,8 +542,8 @@ class ActionValues(CriticNetworks[N]):
         self._td_error, self._goal = torch.gather(q, 1, index)[:, 0] - target, target
         derivative = self._td_error if loss_gradient is None else loss_gradient(self._td_error)
         self._differentiate(obs, torch.zeros_like(q).scatter_(1, index, derivative.unsqueeze(1)))
-        if self._streams is not None:
-            self._mlp_gradient.head_weight.mul_(self._streams.mask)
+        if self._dueling is not None:
+            self._mlp_gradient.head_weight.mul_(self._dueling.mask)
         self.adam.step()
 
 
@@ -536,18 +565,18 @@ class DiscreteCritics(ActionValues[Parameters]):
         if self._buffers is None or self._buffers.out.shape[2] != len(obs):
             self._buffers = Tape.allocate(networks, len(obs))
         out = mlp_forward(networks, obs.expand(networks.stack, -1, -1), self._buffers)
-        return out if self._streams is None else torch.matmul(self._streams.joint, out)
+        return out if self._dueling is None else torch.matmul(self._dueling.joint, out)
 
     def _differentiate(self, obs: Tensor, grad_q: Tensor) -> None:
         tape: Tape = self._buffers
-        if self._streams is None:
+        if self._dueling is None:
             torch.mul(grad_q, 1.0 / len(obs), out=tape.grad_out)
         else:
-            torch.matmul(self._streams.joint.t(), grad_q.mul_(1.0 / len(obs)), out=tape.grad_out)
+            torch.matmul(self._dueling.joint.t(), grad_q.mul_(1.0 / len(obs)), out=tape.grad_out)
         mlp_backward(self.online, tape, obs.t().expand(self.online.stack, -1, -1), self.gradient)
 
 
-class Streams:
+class DuelingHead:
     """A duelling head ``Q = V + A - mean A`` as the linear map ``joint`` [K, 1 + K] from its outputs V, A_1 .. A_K."""
 
     def __init__(self, parameters: Parameters, num_actions: int) -> None:

@@ -61,10 +61,6 @@ Passed = tuple[Tensor, Tensor]
 """Outputs [K, M] and values [M] of the network's latest forward pass, over all samples."""
 
 
-def _nothing() -> None:
-    pass
-
-
 class OnPolicyAlgorithm(Algorithm):
     """Networks, losses and update of one algorithm, but for ``_update`` itself."""
 
@@ -79,7 +75,7 @@ class OnPolicyAlgorithm(Algorithm):
             raise ConfigError(f"correction = {correction!r}: allowed is {', '.join(CORRECTIONS)}")
         if normalize_obs and spec.frames is not None:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
-        self.on_gradient: Callable[[], None] = _nothing
+        self.on_gradient: Callable[[], None] = lambda: None
         """Called at every gradient: learning from one rollout may take minutes."""
         self.correction = correction
         self.policy_average = config.policy_average
@@ -133,13 +129,13 @@ class OnPolicyAlgorithm(Algorithm):
         at the end it must hold theta(j + 1).
         """
 
-    @abstractmethod
     def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """The objective [M] to maximize, and its derivative [M] by the log-probabilities; all [M]."""
+        return log_prob * advantage, advantage.clone()
 
-    @abstractmethod
     def _value_error(self, value: Tensor, samples: Samples) -> Tensor:
         """Derivative [M] of the value loss by the values."""
+        return value - samples.target
 
     def learn(self, batch: RolloutBatch, progress: float | None) -> None:
         """Learns from one rollout. A non-finite gradient is not applied but counted.
@@ -147,9 +143,7 @@ class OnPolicyAlgorithm(Algorithm):
         ``batch`` was collected by theta(j) with correction "on-policy", by theta(j - 1) with the others. ``progress``
         is the finished share of the run, for the learning rate's schedule; None if unknown.
         """
-        config = self._config
-        over = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
-        self.optimiser.lr = config.lr * (1.0 - over)
+        self._set_lr(progress)
         with torch.no_grad():
             theta = None
             if self._before is not None:
@@ -163,6 +157,11 @@ class OnPolicyAlgorithm(Algorithm):
             self._normalizer_before.load_state(self._normalizer.state())
         if np.isfinite(batch.obs).all():
             self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
+
+    def _set_lr(self, progress: float | None) -> None:
+        config = self._config
+        over = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
+        self.optimiser.lr = config.lr * (1.0 - over)
 
     def _samples(self, batch: RolloutBatch) -> tuple[Samples, Passed | None]:
         """The rollout with advantages and targets by the network's current parameters."""
@@ -245,6 +244,12 @@ class OnPolicyAlgorithm(Algorithm):
             "learning_rate": self.optimiser.lr,
             "grad_norm": self.optimiser.gradient_norm,
         })
+
+    def _clip_share(self, clip: float) -> dict[str, float]:
+        """Share of the latest minibatch whose ratio is outside of ``1 - clip .. 1 + clip``, as a metric."""
+        if self._latest is None or self._latest[1].isnan().any():
+            return {}
+        return {"clip_share": (self._latest[1].expm1().abs_() > clip).float().mean().item()}
 
     def _divergence(self) -> Tensor:
         """Divergence in nat on the latest minibatch by the estimator k3 of Schulman 2020, never negative."""

@@ -40,11 +40,7 @@ class PPO(OnPolicyAlgorithm):
         return FlatAdam(self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm)
 
     def metrics(self) -> dict[str, float]:
-        found = super().metrics()
-        if self._latest is not None and not self._latest[1].isnan().any():
-            outside = self._latest[1].expm1().abs_() > self._config.clip
-            found["clip_share"] = outside.float().mean().item()
-        return found
+        return super().metrics() | self._clip_share(self._config.clip)
 
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
         config, rows = self._config, len(samples.target)
@@ -75,7 +71,7 @@ class PPO(OnPolicyAlgorithm):
     def _value_error(self, value: Tensor, samples: Samples) -> Tensor:
         if self._config.clip_value:
             return losses.clipped_value_error(value, samples.target, samples.value, self._config.clip)
-        return value - samples.target
+        return super()._value_error(value, samples)
 
     def state_json(self) -> dict[str, Any]:
         share = {} if self._config.target_kl is None else {"step_share": self._step_share}

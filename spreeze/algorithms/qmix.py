@@ -52,6 +52,7 @@ _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 
 class QMIX(OffPolicyAlgorithm):
     name = "qmix"
+    _config: QMIXConfig
     critics: TeamValues
 
     def __init__(
@@ -83,11 +84,6 @@ class QMIX(OffPolicyAlgorithm):
         value = self.critics.target.team_value(batch.next_obs, next_action.t())
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
         self.critics.step(batch.obs, batch.action, target)
-
-    def update_targets(self) -> None:
-        self.updates += 1
-        if self.updates % self._config.target_interval == 0:
-            self.critics.update_target(self._config.tau)
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the weights of the agents' network; the mixer only learns."""

@@ -93,6 +93,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
 
     name = "sac"
     actor: TrainedNetworks[Parameters]
+    _config: SACConfig
 
     def __init__(
         self, actor: TrainedNetworks[Parameters], critics: CriticNetworks[Any], config: SACConfig, seed: int,
@@ -142,8 +143,8 @@ class SAC(_SoftActorCritic):
     _buffers: _GaussianBuffers | None
 
     def __init__(
-        self, obs_dim: int, action_dim: int, config: SACConfig, seed: int, device: str = "cpu",
-        pair: Pair | None = None, *, overlap: bool = False, network: NetworkRow | None = None,
+        self, obs_dim: int, action_dim: int, config: SACConfig, seed: int, device: str = "cpu", *,
+        overlap: bool = False, network: NetworkRow | None = None,
     ) -> None:
         place, hidden = Placement.parse(device), config.actor_sizes
         init = torch.Generator().manual_seed(seed)
@@ -151,13 +152,12 @@ class SAC(_SoftActorCritic):
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init,
                                 target=False)
-        critics = create_critics(config, obs_dim, action_dim, 2, init, place.critics, pair,
+        critics = create_critics(config, obs_dim, action_dim, 2, init, place.critics,
                                  HiddenLayers(config.activation, config.critic_layer_norm, network))
         meta = {"policy": "squashed_gaussian", "obs_dim": obs_dim, "action_dim": action_dim,
                 "hidden_sizes": list(hidden), **layers.meta}  # fmt: skip
         super().__init__(actor, critics, config, seed, meta, place, overlap=overlap)
         self._target_entropy = torch.full_like(self.alpha, config.target_entropy_per_action * action_dim)
-        self._pair = pair
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Actions and log-densities at next_obs and, where the actor moves, actions at obs, by one pass over both."""

@@ -42,11 +42,12 @@ class DDPG(OffPolicyAlgorithm):
     num_critics = 1
     actor: TrainedNetworks[Parameters]
     critics: Critics
+    _config: DDPGConfig | TD3Config
     _buffers: _Buffers | None
 
     def __init__(
-        self, obs_dim: int, action_dim: int, config: DDPGConfig | TD3Config, seed: int, device: str = "cpu",
-        pair: Pair | None = None, *, overlap: bool = False, network: NetworkRow | None = None,
+        self, obs_dim: int, action_dim: int, config: DDPGConfig | TD3Config, seed: int, device: str = "cpu", *,
+        overlap: bool = False, network: NetworkRow | None = None,
     ) -> None:
         place, hidden = Placement.parse(device), config.actor_sizes
         # Networks are drawn in this order from one generator, so that a seed means the same weights for ever.
@@ -54,7 +55,7 @@ class DDPG(OffPolicyAlgorithm):
         sizes = (obs_dim, *hidden, action_dim)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init)
-        critics = create_critics(config, obs_dim, action_dim, self.num_critics, init, place.critics, pair,
+        critics = create_critics(config, obs_dim, action_dim, self.num_critics, init, place.critics,
                                  HiddenLayers(config.activation, config.critic_layer_norm, network))
         meta = {"policy": "deterministic", "obs_dim": obs_dim, "action_dim": action_dim, "hidden_sizes": list(hidden),
                 "exploration_noise": config.exploration_noise, **layers.meta}  # fmt: skip
@@ -62,7 +63,7 @@ class DDPG(OffPolicyAlgorithm):
             meta["exploration_noise_max"] = config.exploration_noise_max
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
         super().__init__(actor, critics, noise, meta, place, overlap=overlap)
-        self._tau, self._action_penalty, self._pair = config.tau, config.action_penalty, pair
+        self._config = config
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Target actions; fresh ones where the actor moves, with activations that are kept for ``actor_step``."""
@@ -95,17 +96,11 @@ class DDPG(OffPolicyAlgorithm):
         buffers = self._buffers
         assert buffers is not None
         buffers.tape.grad_out[0].copy_(losses.tanh_backward(buffers.action, dq_da * buffers.minus_per_row))
-        if self._action_penalty > 0.0:
-            weight = 2.0 * self._action_penalty / buffers.action.numel()
+        if self._config.action_penalty > 0.0:
+            weight = 2.0 * self._config.action_penalty / buffers.action.numel()
             buffers.tape.grad_out[0].add_(buffers.tape.out[0], alpha=weight)
         buffers.online.backward(buffers.x_obs_t, self.actor.gradient)
         self.actor.adam.step()
-
-    def update_targets(self) -> None:
-        if self._moves_actor():
-            self.critics.update_target(self._tau)
-            self.actor.update_target(self._tau)
-        self.updates += 1
 
 
 class TD3(DDPG):
@@ -113,10 +108,11 @@ class TD3(DDPG):
 
     name = "td3"
     num_critics = 2
+    _config: TD3Config
 
     def __init__(self, obs_dim: int, action_dim: int, config: TD3Config, *args: Any, **options: Any) -> None:
         super().__init__(obs_dim, action_dim, config, *args, **options)
-        self.period, self._config = config.policy_delay, config
+        self.period = config.policy_delay
 
     def _smoothed(self, action: Tensor, noise: Tensor) -> Tensor:
         if self._config.target_noise == 0.0:

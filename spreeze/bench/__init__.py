@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -30,6 +31,11 @@ def row_of_reached(metric: str, unit: str, repeats: list[Any], **more: Any) -> R
             "value": middle if math.isfinite(middle) else None}
 
 
+def ratios(values: Sequence[float | None], others: Sequence[float | None]) -> list[float | None]:
+    """Of each repeat; None where either is unknown or 0."""
+    return [one / other if one and other else None for one, other in zip(values, others, strict=True)]
+
+
 def line(row: Row) -> str:
     """A row as one line for a person."""
     known = ("metric", "value", "unit", "repeats", "target")
@@ -48,9 +54,3 @@ def _short(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def main(argv: list[str] | None = None) -> int:
-    from spreeze.bench.__main__ import main as command
-
-    return command(argv)

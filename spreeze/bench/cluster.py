@@ -279,12 +279,12 @@ def _weights(nodes: Nodes, args: argparse.Namespace, say: Say) -> list[Row]:
 
         driver.run(args.seconds * args.repeats, publish_and_look)
     say(f"weights: {version} versions published, {len(delays)} arrived")
-    half = len(delays) // 10  # the first ones meet samplers that start
+    warmup = len(delays) // 10  # the first ones meet samplers that start
     return [
         row("age of the weights on a host, 10 versions of 0.3 MB a second, median", "s", [statistics.median(ages)],
             target="<= 0.2", n=len(ages)),
-        row("from publication to the host, median", "s", [statistics.median(delays[half:])], n=len(delays),
-            p95=float(np.quantile(delays[half:], 0.95))),
+        row("from publication to the host, median", "s", [statistics.median(delays[warmup:])], n=len(delays),
+            p95=float(np.quantile(delays[warmup:], 0.95))),
     ]
 
 

@@ -11,31 +11,31 @@ import random
 import re
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from spreeze.bench import Row, row
+from spreeze.bench import Row, ratios, row
 from spreeze.bench.hts import scores
 from spreeze.bench.runs import (
     Axes,
     Document,
+    RunsBench,
     Say,
-    in_turn,
     linear_rows,
     picture,
     rows_of_parts,
+    sleeping,
     time_row,
-    train,
 )
 from spreeze.errors import ConfigError
 from spreeze.machine.hardware import read_machine
-from spreeze.machine.processes import MARK, is_worker
+from spreeze.machine.processes import is_worker, marked
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
-from spreeze.testing import FAULT_ID, SYNTHETIC_ID
+from spreeze.testing import FAULT_ID
 
 PARTS = ("slow", "steps", "radius", "kills", "converge", "paired")
 TOPOLOGIES = ("ring", "exponential", "full")
@@ -43,7 +43,6 @@ LEARNERS = (1, 2, 4, 8)
 ENVS = (8, 16, 32)
 TEAM = 4
 _SLOWER = 10
-_OUTSIDE_S = 120.0
 _PATIENCE_S = 1800.0
 """Longest run where env steps are counted, not seconds."""
 _ROUNDING = 1e-3
@@ -53,28 +52,20 @@ KILL_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class GalaBench:
-    """What is trained, for how long, and how it is told."""
+class GalaBench(RunsBench):
+    """Teams of learners."""
 
     env_ids: tuple[str, ...]
-    seeds: int
-    seconds: float
-    """Training of one run [s]."""
     step_seconds: float
     """What a rate is measured over [s]."""
-    target_return: float
-    runs_dir: str
-    say: Say
     sleep_s: float = 0.002
     """Mean step time of environments that sleep."""
     env_steps: int = 100_000
     """Of a run of part converge."""
-    first_seed: int = 1
     team: int = TEAM
     """Learners of all parts but ``steps``."""
     learners: tuple[int, ...] = LEARNERS
     envs: tuple[int, ...] = ENVS
-    run: Callable[..., Document] = train
 
     def mixing(self, name: str) -> list[str]:
         """The flags of a team of learners that share in this way."""
@@ -85,14 +76,6 @@ class GalaBench:
         """Of a run whose rate is measured: learners load one after the other where there are fewer cores."""
         return self.step_seconds + 4.0 + 3.0 * learners
 
-    def in_turn(
-        self, cases: dict[str, list[str]], common: list[str], seconds: float, environment: dict[str, str] | None = None
-    ) -> dict[str, list[Document]]:
-        """The documents of each case, seed by seed."""
-        flags = [*common, "--seconds", str(seconds), "--runs-dir", self.runs_dir, "--no-visualizer"]
-        return in_turn(cases, self.seeds, lambda own: self.run([*flags, *own], seconds + _OUTSIDE_S, environment),
-                       self.say, self.first_seed)
-
 
 def slow_rows(bench: GalaBench) -> list[Row]:
     """Env steps a second of four learners where the environments of one take ten times as long."""
@@ -102,23 +85,20 @@ def slow_rows(bench: GalaBench) -> list[Row]:
               "SPREEZE_FAULT_STALL_S": str(bench.sleep_s * (_SLOWER - 1)),
               "SPREEZE_FAULT_WORKERS": f"sampler-g{bench.team - 1}-0"}
     cases = {name: bench.mixing(name) for name in ("gossip", "all_reduce")}
-    found = bench.in_turn(cases, common, bench.length_s(bench.team), slowed)
+    found = bench.in_turn(cases, common, bench.length_s(bench.team), environment=slowed)
     rates = {name: [document["env_steps_per_s"] for document in documents] for name, documents in found.items()}
-    over = [a / b if a and b else None for a, b in zip(rates["gossip"], rates["all_reduce"], strict=True)]
     return [*(row("env_steps_per_s", "1/s", values, mixing=name) for name, values in rates.items()),
-            row("rate_over_all_reduce", "ratio", over, target=">= 3")]
+            row("rate_over_all_reduce", "ratio", ratios(rates["gossip"], rates["all_reduce"]), target=">= 3")]
 
 
 def steps_rows(bench: GalaBench) -> list[Row]:
     """Env steps a second by the number of learners whose environments sleep (gamma, coefficient of variation 1)."""
-    common = ["--env", SYNTHETIC_ID, "--env-arg=law=gamma", f"--env-arg=mean_s={bench.sleep_s}", "--env-arg=cv=1",
-              "--algo", "a2c", "--mode", "gala", "--envs-per-sampler", "1", "--sync-interval", "64", "--set",
-              "evaluation.episodes=1"]
+    common = [*sleeping(bench.sleep_s), "--algo", "a2c", "--mode", "gala", "--envs-per-sampler", "1",
+              "--sync-interval", "64", "--set", "evaluation.episodes=1"]
     cases = {str(count): ["--learners", str(count), "--samplers", str(count), "--seconds",
                           str(bench.length_s(count))] for count in bench.learners}
     found = bench.in_turn(cases, common, bench.length_s(max(bench.learners)))
-    rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}
-    return linear_rows(rates, "learners")
+    return linear_rows(found, "learners")
 
 
 def radius_rows(bench: GalaBench) -> list[Row]:
@@ -181,12 +161,11 @@ def kills_rows(bench: GalaBench) -> list[Row]:
     killed: list[int] = []
     found: dict[str, list[Document]] = {"killed": [], "left alone": []}
     for seed in range(bench.first_seed, bench.first_seed + bench.seeds):
-        flags = ["--env", bench.env_ids[0], *bench.mixing("gossip"), "--seed", str(seed), "--runs-dir", bench.runs_dir,
-                 "--no-visualizer", "--set", "run.forgiven_failures=1000000", "--seconds"]
+        flags = ["--env", bench.env_ids[0], *bench.mixing("gossip"), "--seed", str(seed), "--set",
+                 "run.forgiven_failures=1000000"]
         with learners_killed(KILL_S, killed):
-            found["killed"].append(bench.run([*flags, str(bench.seconds)], bench.seconds + _OUTSIDE_S, None))
-        alone_s = bench.length_s(bench.team)
-        found["left alone"].append(bench.run([*flags, str(alone_s)], alone_s + _OUTSIDE_S, None))
+            found["killed"].append(bench.train(flags, bench.seconds))
+        found["left alone"].append(bench.train(flags, bench.length_s(bench.team)))
         bench.say(f"  seed {seed}: {len(killed)} kills so far")
     rows = [row("updates_per_s", "1/s", [one["updates_per_s"] for one in documents], case=case)
             for case, documents in found.items()]
@@ -200,12 +179,8 @@ def kills_rows(bench: GalaBench) -> list[Row]:
 
 
 def _left(run: Path) -> int:
-    """Processes that carry the run's mark and still live."""
-    nonce, left = read_run(run).get("nonce"), 0
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            left += process.environ().get(MARK) == nonce and process.status() != psutil.STATUS_ZOMBIE
-    return left
+    """Processes of a run that still live."""
+    return len([*marked(str(read_run(run).get("nonce")))])
 
 
 def converge_rows(bench: GalaBench) -> list[Row]:

@@ -3,8 +3,8 @@
 A check runs in a process of its own, with the product's own learner, replay, workers and runs. All but those that say
 otherwise run on a processor too, so that a check is known to work before there is a card.
 
-*Way*: the distance that so many updates move all networks. Two ways that should be one are compared by the length of
-their difference over their own length: parameters that are equal because nothing moved them are found out so.
+*Parameter change*: what so many updates add to all networks. Two changes that should be one are compared by the length
+of their difference over their own length: parameters that are equal because nothing moved them are found out so.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import HostWaits, gpus_of, learner_threads, matmuls_in, synchronise
 
 FLOAT64_TOLERANCE, ROUNDED_TOLERANCE, SAME_TOLERANCE = 1e-6, 0.1, 1e-2
-"""Of the way: in float64; in float32 where two devices, placements or compilers round differently; in float32 by the
-same kernels, of which a few add in any order. Adam divides by what may be next to nothing, so rounding grows: weights
-changed by 6e-8 of themselves, what float32 rounds, changed a way of 200 updates by up to 0.03 (TD3, processor)."""
+"""Of a parameter change: in float64; in float32 where two devices, placements or compilers round differently; in
+float32 by the same kernels, of which a few add in any order. Adam divides by what may be next to nothing, so rounding
+grows: weights altered by 6e-8 of themselves, what float32 rounds, altered the change of 200 updates by up to 0.03 (TD3,
+processor)."""
 _SEED, _ROWS = 1, 8192
 _TEAM = TeamSpec(actions=(3, 3), obs_dim=6, state_dim=5)
 _PENDULUM = ("--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "4", "--no-visualizer", "--no-governor",
@@ -179,7 +180,9 @@ def _on(batch: TransitionBatch, device: torch.device) -> TransitionBatch:
     return TransitionBatch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))
 
 
-def _way(case: Trained, place: Place, device: str, dtype: torch.dtype, *, overlap: bool = False) -> np.ndarray:
+def _parameter_change(
+    case: Trained, place: Place, device: str, dtype: torch.dtype, *, overlap: bool = False
+) -> np.ndarray:
     algorithm, sides = _made(case, place, device, dtype, overlap=overlap), Placement.parse(device)
     before = _networks(algorithm)
     for batch in _batches(case.spec(), place, dtype):
@@ -187,17 +190,17 @@ def _way(case: Trained, place: Place, device: str, dtype: torch.dtype, *, overla
         algorithm.update(_on(batch, sides.critics), seen if sides.split else None)
     if algorithm.updates_skipped():
         raise SpreezeError(f"{case.text} on {device}: {algorithm.updates_skipped()} updates were rejected")
-    way: np.ndarray = _networks(algorithm) - before
-    return way
+    change: np.ndarray = _networks(algorithm) - before
+    return change
 
 
 def _compared(pairs: Sequence[tuple[str, np.ndarray, np.ndarray]], tolerance: float, what: str) -> Finding:
-    """The pair whose ways differ most, over the length of the first."""
+    """The pair of parameter changes that differs most, over the length of the first."""
     shares = {name: float(np.linalg.norm(other - one) / max(float(np.linalg.norm(one)), 1e-300))
               for name, one, other in pairs}
     worst = max(shares, key=lambda name: shares[name])
-    return Finding(shares[worst] <= tolerance, f"{what}: the ways differ by {shares[worst]:.1e} of themselves at most "
-                   f"({worst}; tolerance {tolerance:g}), {len(pairs)} cases")
+    return Finding(shares[worst] <= tolerance, f"{what}: parameter changes differ by {shares[worst]:.1e} relative to "
+                   f"their length at most ({worst}; tolerance {tolerance:g}), {len(pairs)} cases")
 
 
 # --- the same numbers ---
@@ -205,8 +208,8 @@ def _compared(pairs: Sequence[tuple[str, np.ndarray, np.ndarray]], tolerance: fl
 
 def _against_the_processor(place: Place, dtype: torch.dtype, tolerance: float) -> Finding:
     with matmuls_in("float32", place.device):
-        pairs = [(case.text, _way(case, place, "cpu", dtype), _way(case, place, place.device, dtype))
-                 for case in VECTORS]
+        pairs = [(case.text, _parameter_change(case, place, "cpu", dtype),
+                  _parameter_change(case, place, place.device, dtype)) for case in VECTORS]
     return _compared(pairs, tolerance, f"{place.updates} updates on {place.device} against cpu")
 
 
@@ -230,9 +233,9 @@ def split_against_one(place: Place) -> Finding:
     with matmuls_in("float32", device):
         for overlap in (False, True):
             for case in (VECTORS[0], VECTORS[4]):
-                one = _way(case, place, device, torch.float32, overlap=overlap)
+                one = _parameter_change(case, place, device, torch.float32, overlap=overlap)
                 pairs += [(f"{case.text} on {split}{', overlapped' if overlap else ''}", one,
-                           _way(case, place, split, torch.float32, overlap=overlap)) for split in splits]
+                           _parameter_change(case, place, split, torch.float32, overlap=overlap)) for split in splits]
     return _compared(pairs, ROUNDED_TOLERANCE, f"{place.updates} updates of {', '.join(splits)} against {device}")
 
 
@@ -240,14 +243,14 @@ def fused_against_eager(place: Place) -> Finding:
     """Kernels fused by torch.compile against single ones."""
     case = VECTORS[5] if place.small else VECTORS[0]
     with matmuls_in("float32", place.device), ring_of(case.spec()) as ring:
-        ways = []
+        changes = []
         for fuse in (False, True):
             trainer = trainer_of(ring, case, place, fuse=fuse)
             if fuse and (said := [note for note in trainer.notes if "not fused" in note]):
                 return Finding(None, said[0])
-            ways.append(_trained_way(trainer, place.updates))
+            changes.append(_change_by_training(trainer, place.updates))
     what = f"{place.updates} fused updates against plain ones"
-    return _compared([(case.text, ways[0], ways[1])], ROUNDED_TOLERANCE, what)
+    return _compared([(case.text, changes[0], changes[1])], ROUNDED_TOLERANCE, what)
 
 
 # --- replay on the card, graphs ---
@@ -259,30 +262,31 @@ def new_graph(trainer: ReplayTrainer, device: str) -> CudaGraph:
 
 def trainer_of(
     ring: ReplayRing, case: Trained, place: Place, *, per_launch: int | None = None, fuse: bool = False,
-    batch_size: int | None = None, make_graph: Callable[[], CudaGraph] | None = None, branches: bool = False,
+    make_graph: Callable[[], CudaGraph] | None = None, branches: bool = False,
 ) -> ReplayTrainer:
     """The learner's trainer; where ``per_launch`` is given, with replay on the device, as a learner on a GPU has it.
 
     With ``branches`` its kernels are those that a graph has, whose branches run at once.
     """
-    spec, size_ = case.spec(), batch_size or place.batch_size
+    spec = case.spec()
     trainer = ReplayTrainer(
-        spec, case.algo, case.config(place), ring.spec.layout, ReplayReader(ring), batch_size=size_, fuse=fuse,
-        device=place.device, seed=_SEED, normalize_obs=False, updates_per_launch=per_launch or 0,
-        pair=StreamPair() if branches and spec.num_actions is None else None,
+        spec, case.algo, case.config(place), ring.spec.layout, ReplayReader(ring), batch_size=place.batch_size,
+        fuse=fuse, device=place.device, seed=_SEED, normalize_obs=False, updates_per_launch=per_launch or 0,
     )
     if per_launch is not None:
-        mirror = GpuReplay(ReplayReader(ring), size_, torch.device(place.device), _SEED)
-        trainer.use_gpu_replay(mirror, make_graph or (lambda: new_graph(trainer, place.device)))
+        gpu_replay = GpuReplay(ReplayReader(ring), place.batch_size, torch.device(place.device), _SEED)
+        trainer.use_gpu_replay(gpu_replay, make_graph or (lambda: new_graph(trainer, place.device)))
+    if branches:
+        trainer.algorithm.share(StreamPair())
     return trainer
 
 
-def _trained_way(trainer: ReplayTrainer, updates: int) -> np.ndarray:
+def _change_by_training(trainer: ReplayTrainer, updates: int) -> np.ndarray:
     before = _networks(trainer.algorithm)
     while trainer.updates < updates:
         trainer.update(updates - trainer.updates)
-    way: np.ndarray = _networks(trainer.algorithm) - before
-    return way
+    change: np.ndarray = _networks(trainer.algorithm) - before
+    return change
 
 
 def graph_against_eager(place: Place) -> Finding:
@@ -294,15 +298,15 @@ def graph_against_eager(place: Place) -> Finding:
     with matmuls_in("float32", place.device):
         for case in cases:
             with ring_of(case.spec()) as ring:
-                ways = []
+                changes = []
                 for per_launch in (0, 4):
                     trainer = trainer_of(ring, case, place, per_launch=per_launch, branches=True)
-                    ways.append(_trained_way(trainer, place.updates))
+                    changes.append(_change_by_training(trainer, place.updates))
                     failed += [f"{case.text}: {note}" for note in trainer.notes if "one by one" in note]
                     with HostWaits(place.device) as waiting:
                         trainer.update()
                     waits += waiting.count
-                pairs.append((case.text, ways[0], ways[1]))
+                pairs.append((case.text, changes[0], changes[1]))
     found = _compared(pairs, SAME_TOLERANCE, f"{place.updates} updates in graphs of 4 against single kernels")
     if failed:
         return Finding(False, failed[0])
@@ -372,9 +376,9 @@ def failed_capture(place: Place) -> Finding:
 
     case = VECTORS[0]
     with ring_of(case.spec()) as ring, matmuls_in("float32", place.device):
-        plain = _trained_way(trainer_of(ring, case, place, per_launch=0), place.updates)
+        plain = _change_by_training(trainer_of(ring, case, place, per_launch=0), place.updates)
         trainer = trainer_of(ring, case, place, per_launch=1, make_graph=lambda: Spoiled(torch.device(place.device)))
-        spoiled = _trained_way(trainer, place.updates)
+        spoiled = _change_by_training(trainer, place.updates)
         said = [note for note in trainer.notes if "no graph could be recorded" in note]
         trainer.drop_gpu_replay()
         trainer.release_cached()

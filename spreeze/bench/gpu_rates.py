@@ -34,7 +34,6 @@ from spreeze.workers.torch_devices import gpus_of, matmuls_in, synchronise
 
 BATCHES = (256, 1024, 4096, 8192, 16_384, 32_768, 65_536)
 SMALL_BATCHES = (64, 256)
-PRECISIONS = ("float32", "tf32", "bfloat16")
 _DEADLINE_S, _FUSING_DEADLINE_S = 30.0, 150.0
 _SHORT_S, _LONG_S = 0.05, 0.3
 """Length of one repeat, small and on a card."""

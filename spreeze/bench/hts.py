@@ -7,16 +7,15 @@ of given step times are ``spreeze/Synthetic-v0``; runs on tasks are scored by th
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spreeze.bench import Row, row
-from spreeze.bench.runs import Document, Say, in_turn, target_rows, train
+from spreeze.bench import Row, ratios, row
+from spreeze.bench.runs import OUTSIDE_S, Document, RunsBench, Say, measured, sleeping, target_rows, train
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.metrics.comparison import Rules, Spread, report_of
-from spreeze.testing import SYNTHETIC_ID
 
 PARTS = ("steps", "target", "paired", "correction")
 LAWS = ("constant", "exponential", "gamma 0.5", "gamma 1", "gamma 3")
@@ -29,7 +28,7 @@ MODES: dict[str, list[str]] = {
     "batch": ["--mode", "serial", "--synchrony", "batch"],
 }
 """HTS-RL, and the baselines that wait for each other at every step, and once an interval."""
-_START_S, _OUTSIDE_S = 6.0, 120.0
+_START_S = 6.0
 _TRIES = 3
 
 
@@ -58,14 +57,14 @@ class HtsBench:
         algo = [] if "--algo" in more else ["--algo", "a2c"]
         inference_workers = ["--inference-workers", str(self.inference_workers)] if mode == "hts" else []
         arguments = [
-            "--env", SYNTHETIC_ID, f"--env-arg=law={name}", f"--env-arg=mean_s={MEAN_S}", f"--env-arg=cv={cv}", *algo,
-            *MODES[mode], *inference_workers, "--samplers", str(samplers), "--envs-per-sampler", "1",
-            "--sync-interval", str(interval), "--seed", str(seed), "--runs-dir", self.runs_dir, "--no-visualizer",
-            "--set", "evaluation.episodes=1", "--set", "learner.publish_interval_s=60", *more,
+            *sleeping(MEAN_S, name, cv), *algo, *MODES[mode], *inference_workers, "--samplers", str(samplers),
+            "--envs-per-sampler", "1", "--sync-interval", str(interval), "--seed", str(seed), "--runs-dir",
+            self.runs_dir, "--no-visualizer", "--set", "evaluation.episodes=1", "--set",
+            "learner.publish_interval_s=60", *more,
         ]  # fmt: skip
         length_s = self.seconds + _START_S
         for _ in range(_TRIES):
-            document = self.run([*arguments, "--seconds", str(length_s)], length_s + _OUTSIDE_S)
+            document = self.run([*arguments, "--seconds", str(length_s)], length_s + OUTSIDE_S)
             if document["env_steps_per_s"] and document["rates_measured_s"] >= self.seconds / 2:
                 return document
             length_s *= 2.0  # the start of so many processes took most of it
@@ -84,8 +83,9 @@ def steps_rows(bench: HtsBench) -> list[Row]:
                 found.append(float(document["env_steps_per_s"]))
                 if mode == "hts":
                     lags.append(document["policy_lag_mean"])
-            bench.say(f"  {law}, seed {seed}: {_last(rates)}")
-        over = {mode: _ratios(rates["hts"], rates[mode]) for mode in ("step", "batch")}
+            told = ", ".join(f"{mode} {found[-1]:.0f}/s" for mode, found in rates.items())
+            bench.say(f"  {law}, seed {seed}: {told}")
+        over = {mode: ratios(rates["hts"], rates[mode]) for mode in ("step", "batch")}
         rows += [row("env_steps_per_s", "1/s", found, law=law, mode=mode) for mode, found in rates.items()]
         rows += [row(f"hts_over_{mode}", "ratio", found, law=law) for mode, found in over.items()]
         rows.append(row("policy_lag", "intervals", lags, law=law, target="exactly 1"))
@@ -98,34 +98,19 @@ def _law(text: str) -> tuple[str, float]:
     return name, float(cv or 1.0)
 
 
-def _last(rates: dict[str, list[float]]) -> str:
-    return ", ".join(f"{mode} {found[-1]:.0f}/s" for mode, found in rates.items())
-
-
-def _ratios(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [a / b for a, b in zip(one, other, strict=True)]
-
-
 # --- tasks that are learned ---
 
 
 @dataclass(frozen=True, kw_only=True)
-class TasksBench:
-    """What is trained, for how long, and how it is told."""
+class TasksBench(RunsBench):
+    """Tasks that are learned."""
 
     env_ids: tuple[str, ...]
     algo: str
-    seeds: int
-    seconds: float
-    """Training of one run [s]; of ``task_target_rows`` the most."""
-    target_return: float
-    runs_dir: str
-    say: Say
     samplers: int = 2
     envs: int = 16
     """Environments in all, the same for every mode."""
     extra: tuple[str, ...] = ()
-    run: Callable[[list[str], float], Document] = train
 
     def modes(self) -> dict[str, list[str]]:
         """HTS-RL with its samplers, and the synchronous mode with as many environments in one process."""
@@ -135,13 +120,10 @@ class TasksBench:
             "serial": ["--mode", "serial", "--samplers", "1", "--envs-per-sampler", str(self.envs)],
         }
 
-    def in_turn(self, env_id: str, cases: dict[str, list[str]]) -> dict[str, list[Document]]:
+    def on_task(self, env_id: str, cases: dict[str, list[str]]) -> dict[str, list[Document]]:
         """The documents of each case, seed by seed."""
-        common = ["--env", env_id, "--algo", self.algo, "--seconds", str(self.seconds), "--runs-dir", self.runs_dir,
-                  "--no-visualizer", *self.extra]
         self.say(f"  {env_id}:")
-        limit_s = self.seconds + _OUTSIDE_S
-        return in_turn(cases, self.seeds, lambda flags: self.run([*common, *flags], limit_s), self.say)
+        return self.in_turn(cases, ["--env", env_id, "--algo", self.algo, *self.extra], self.seconds)
 
 
 def task_target_rows(bench: TasksBench) -> list[Row]:
@@ -149,7 +131,7 @@ def task_target_rows(bench: TasksBench) -> list[Row]:
     rows = []
     for env_id in bench.env_ids:
         target = ["--target-return", str(bench.target_return)]
-        found = bench.in_turn(env_id, {name: [*flags, *target] for name, flags in bench.modes().items()})
+        found = bench.on_task(env_id, {name: [*flags, *target] for name, flags in bench.modes().items()})
         rows += target_rows(found, env_id, {"hts": "<= 60 s, all seeds"} if env_id == "CartPole-v1" else {}, "<= 0.7")
     return rows
 
@@ -158,11 +140,10 @@ def paired_rows(bench: TasksBench) -> list[Row]:
     """HTS-RL and serial in the same time: the paper's metrics seed by seed, and env steps a second."""
     rows = []
     for env_id in bench.env_ids:
-        found = bench.in_turn(env_id, bench.modes())
+        found = bench.on_task(env_id, bench.modes())
         rates = {mode: [d["env_steps_per_s"] for d in documents] for mode, documents in found.items()}
         rows += [row("env_steps_per_s", "1/s", values, env=env_id, mode=mode) for mode, values in rates.items()]
-        ratios = [a / b if a and b else None for a, b in zip(rates["hts"], rates["serial"], strict=True)]
-        rows.append(row("rate_over_serial", "ratio", ratios, env=env_id))
+        rows.append(row("rate_over_serial", "ratio", ratios(rates["hts"], rates["serial"]), env=env_id))
         rows += scores(found, env_id)
     return rows
 
@@ -172,7 +153,7 @@ def correction_rows(bench: TasksBench) -> list[Row]:
     rows = []
     for env_id in bench.env_ids:
         flags = bench.modes()["hts"]
-        found = bench.in_turn(env_id, {name: [*flags, "--correction", name] for name in CORRECTIONS})
+        found = bench.on_task(env_id, {name: [*flags, "--correction", name] for name in CORRECTIONS})
         rows += scores(found, env_id)
     return rows
 
@@ -239,8 +220,4 @@ def hts_rows(args: argparse.Namespace, say: Say) -> list[Row]:
         "steps": lambda: steps_rows(given), "target": lambda: task_target_rows(tasks),
         "paired": lambda: paired_rows(tasks), "correction": lambda: correction_rows(tasks),
     }
-    rows = []
-    for part in args.parts:
-        say(f"{part}:")
-        rows += [{**one, "part": part} for one in parts[part]()]
-    return rows
+    return measured(args.parts, lambda part: parts[part](), say)

@@ -8,47 +8,45 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.impact import AnyAge
-from spreeze.bench import Row, row, row_of_reached
+from spreeze.bench import Row, ratios, row, row_of_reached
 from spreeze.bench.hts import scores
 from spreeze.bench.runs import (
     Document,
+    RunsBench,
     Say,
-    documents_rows,
-    in_turn,
     linear_rows,
     picture,
     ratio_row,
     rows_of_parts,
+    sleeping,
+    task_settings,
     time_row,
-    train,
 )
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithm_settings import AnyAgeConfig
-from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
-from spreeze.config.profiles import task_profile
-from spreeze.envs.probe import probe_env
+from spreeze.config.layers import Layer, Settings
 from spreeze.envs.task import Task, open_task
 from spreeze.errors import ConfigError, UsageError
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
+from spreeze.metrics.comparison import POLICIES, reached, running_mean
+from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.runtime.plan import RunPlan
-from spreeze.testing import SYNTHETIC_ID
 from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.buffer_trainer import BufferTrainer
 from spreeze.workers.collectors import NewestPolicy, RolloutCollector
-from spreeze.workers.evaluator import envs_at_once, read_rows, run_episodes, score, seed_list
+from spreeze.workers.evaluator import envs_at_once, run_episodes, score, seed_list
 from spreeze.workers.torch_devices import learner_threads
 
 PARTS = ("steps", "target", "paired", "ablation")
@@ -77,24 +75,18 @@ ABLATIONS: dict[str, dict[str, list[str]]] = {
 t_target is N K there, and so follows both, as by default.
 """
 ABLATION_STEPS = 30_000
-_EVALUATIONS, _LAST = 30, 10
-"""Evaluations of a counted run, and those at its end whose mean is its final metric."""
-_START_S, _OUTSIDE_S = 6.0, 120.0
+_EVALUATIONS = 30
+"""Of a counted run."""
+_START_S = 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImpactBench:
-    """What is trained, for how long, and how it is told."""
+class ImpactBench(RunsBench):
+    """Learners from rollouts of any age, and those beside them."""
 
     env_ids: tuple[str, ...]
-    seeds: int
-    seconds: float
-    """Training of one run [s]; of part target the most."""
     step_seconds: float
     """What a rate of sleeping samplers is measured over [s]."""
-    target_return: float
-    runs_dir: str
-    say: Say
     samplers: tuple[int, ...] = SAMPLERS
     ablations: tuple[str, ...] = tuple(ABLATIONS)
     cases: tuple[str, ...] = tuple(CASES)
@@ -103,13 +95,11 @@ class ImpactBench:
     """End of one run; of part ablation ``ABLATION_STEPS`` where it is None."""
     curves: Path | None = None
     """File of the curves of part ablation that are known already."""
-    run: Callable[[list[str], float], Document] = train
 
-    def in_turn(self, cases: dict[str, list[str]], common: list[str], seconds: float) -> dict[str, list[Document]]:
+    def on_task(self, env_id: str, *common: str) -> dict[str, list[Document]]:
         """The documents of each case, seed by seed."""
         end = [] if self.env_steps is None else ["--env-steps", str(self.env_steps)]
-        flags = [*common, "--seconds", str(seconds), *end, "--runs-dir", self.runs_dir, "--no-visualizer"]
-        return in_turn(cases, self.seeds, lambda own: self.run([*flags, *own], seconds + _OUTSIDE_S), self.say)
+        return self.in_turn({case: CASES[case] for case in self.cases}, ["--env", env_id, *end, *common], self.seconds)
 
     def curve(self, flags: list[str]) -> CountedCurve:
         """A counted run with these flags; one that is in the file of curves is not run again."""
@@ -127,16 +117,13 @@ class ImpactBench:
 
 def steps_rows(bench: ImpactBench) -> list[Row]:
     """Env steps a second by the number of samplers that sleep (gamma, coefficient of variation 1)."""
-    bench = dataclasses.replace(bench, env_steps=None)  # all are measured for the same time
-    common = ["--env", SYNTHETIC_ID, "--env-arg=law=gamma", f"--env-arg=mean_s={MEAN_S}", "--env-arg=cv=1", "--algo",
-              "impact", "--envs-per-sampler", "1", "--sync-interval", "64", "--set", "impact.least_uses=0", "--set",
-              "impact.uses=2", "--set", "evaluation.episodes=1"]
+    common = [*sleeping(MEAN_S), "--algo", "impact", "--envs-per-sampler", "1", "--sync-interval", "64", "--set",
+              "impact.least_uses=0", "--set", "impact.uses=2", "--set", "evaluation.episodes=1"]
     found = bench.in_turn({str(count): ["--samplers", str(count)] for count in bench.samplers}, common,
                           bench.step_seconds + _START_S)
-    rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}
     waits = {count: [document["time_split"].get("learner_wait_share") for document in documents]
              for count, documents in found.items()}
-    return linear_rows(rates, "samplers") + [
+    return linear_rows(found, "samplers") + [
         row("learner_wait_share", "share", values, samplers=int(count), target="> 0")
         for count, values in waits.items()]
 
@@ -145,8 +132,7 @@ def target_rows(bench: ImpactBench) -> list[Row]:
     """Wall time from process start to the target return, and what it took."""
     rows = []
     for env_id in bench.env_ids:
-        cases = {case: CASES[case] for case in bench.cases}
-        found = bench.in_turn(cases, ["--env", env_id, "--target-return", str(bench.target_return)], bench.seconds)
+        found = bench.on_task(env_id, "--target-return", str(bench.target_return))
         for case, documents in found.items():
             rows.append(time_row(documents, case=case, env=env_id))
             rows.append(row("env_steps", "env steps", [one["env_steps"] for one in documents], case=case, env=env_id))
@@ -163,7 +149,7 @@ def paired_rows(bench: ImpactBench) -> list[Row]:
     """
     rows = []
     for env_id in bench.env_ids:
-        found = bench.in_turn({case: CASES[case] for case in bench.cases}, ["--env", env_id], bench.seconds)
+        found = bench.on_task(env_id)
         for name in ("env_steps_per_s", "updates_per_s"):
             rows += [row(name, "1/s", [one[name] for one in documents], case=case, env=env_id)
                      for case, documents in found.items()]
@@ -175,25 +161,17 @@ def paired_rows(bench: ImpactBench) -> list[Row]:
 
 def _impala_rows(impact: list[Document], impala: list[Document], env_id: str) -> list[Row]:
     """What IMPACT takes until it holds IMPALA's best score, over what IMPALA took: wall time, env steps."""
-    goals = {"wall_s": "<= 0.7"}
-    ratios: dict[str, list[float | None]] = {"wall_s": [], "env_steps": []}
-    for one, other in zip(impact, impala, strict=True):
-        held = [_held(Path(document["run_dir"])) for document in (one, other)]
-        if not held[1]:
-            continue  # IMPALA has no score
-        best = max(value for value, _ in held[1])
-        for name, values in ratios.items():
-            first = [next((at[name] for value, at in each if value >= best), None) for each in held]
-            values.append(first[0] / first[1] if first[0] and first[1] else None)
-    return [row_of_reached(f"{name}_to_impala_score", "ratio", values, env=env_id, target=goals.get(name))
-            for name, values in ratios.items()]
-
-
-def _held(run: Path) -> list[tuple[float, dict[str, float]]]:
-    """Mean return of each ten evaluations in a row of a run, with the last one's columns."""
-    rows = read_rows(run / "eval.csv")
-    return [(sum(one["return_mean"] for one in rows[end - _LAST : end]) / _LAST, rows[end - 1])
-            for end in range(_LAST, len(rows) + 1)]
+    held: list[list[EvaluationRow | None]] = [[], []]
+    for documents in zip(impact, impala, strict=True):
+        curves = [MetricsReader(Path(one["run_dir"]) / "metrics.db").evaluations() for one in documents]
+        if len(curves[1]) >= POLICIES:  # else IMPALA has no score
+            best = max(running_mean(curves[1], POLICIES)[POLICIES - 1 :])
+            for found, curve in zip(held, curves, strict=True):
+                found.append(reached(curve, best))
+    return [row_of_reached(name, "ratio", ratios(*([one and getattr(one, axis) for one in found] for found in held)),
+                           env=env_id, target=target)
+            for name, axis, target in (("wall_s_to_impala_score", "t", "<= 0.7"),
+                                       ("env_steps_to_impala_score", "env_steps", None))]
 
 
 def ablation_rows(bench: ImpactBench) -> list[Row]:
@@ -205,7 +183,7 @@ def ablation_rows(bench: ImpactBench) -> list[Row]:
                 flags = ["--env", env_id, "--algo", "impact", *SLOW_WEIGHTS, *own]
                 curves = [bench.curve([*flags, "--seed", str(seed)]) for seed in range(1, bench.seeds + 1)]
                 more = {"ablation": name, "case": case, "env": env_id}
-                final = [sum(curve.returns[-_LAST:]) / _LAST for curve in curves]
+                final = [sum(curve.returns[-POLICIES:]) / POLICIES for curve in curves]
                 rows += [
                     {**row("final_metric", "return", final, **more), "curves": [curve._asdict() for curve in curves]},
                     row("eval_return_best", "return", [max(curve.returns) for curve in curves], **more),
@@ -349,13 +327,7 @@ class _Greedy:
 
 def _settings(flags: list[str]) -> tuple[Settings, EnvSpec]:
     """The settings that ``spreeze.train`` would have with these flags, and the task."""
-    user = user_values(build_parser().parse_args(flags))
-    env = resolve([Layer("user", user)]).config.env
-    profile = task_profile(env.id)
-    layers = [*([profile] if profile else []), Layer("user", user)]
-    spec = probe_env(env.id, env.import_module, steps=0, plain=env.plain, args=env.args).spec
-    settings, _ = with_algorithm(layers, resolve(layers), spec)
-    return settings, spec
+    return task_settings([Layer("user", user_values(build_parser().parse_args(flags)))])
 
 
 # --- the command ---
@@ -395,6 +367,4 @@ def impact_rows(args: argparse.Namespace, say: Say) -> list[Row]:
         env_steps=args.env_steps, curves=args.curves,
     )
     parts = {"steps": steps_rows, "target": target_rows, "paired": paired_rows, "ablation": ablation_rows}
-    if args.out is not None and "ablation" not in args.parts:
-        _panels(documents_rows(args.rows))
-    return rows_of_parts(args, bench, parts, draw_ablations, say)
+    return rows_of_parts(args, bench, parts, draw_ablations, say, check=None if "ablation" in args.parts else _panels)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 from spreeze.bench import Row, row
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import PARTS
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
+from spreeze.tuner.update_probe import updates_per_s
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.replay_trainer import ReplayTrainer
@@ -20,7 +20,6 @@ from spreeze.workers.torch_devices import (
     learner_threads,
     matmuls_in,
     resolve_device,
-    synchronise,
 )
 
 OBS_DIM, ACTION_DIM = 22, 6
@@ -75,16 +74,9 @@ def _measured(
 ) -> list[Row]:
     while trainer.updates < _WARMUP_UPDATES:
         trainer.update()
-    synchronise(device)
     began, crossed = trainer.updates, trainer.algorithm.crossed_bytes
     before_s = trainer.gather_s, trainer.critic_s, trainer.actor_s
-    rates = []
-    for _ in range(repeats):
-        start, count = perf_counter(), 0
-        while perf_counter() - start < repeat_s:
-            count += trainer.update()
-        synchronise(device)
-        rates.append(count / (perf_counter() - start))
+    rates = [updates_per_s(trainer, repeat_s, device) for _ in range(repeats)]
     updates = trainer.updates - began
     parts_s = [now - before for now, before in
                zip((trainer.gather_s, trainer.critic_s, trainer.actor_s), before_s, strict=True)]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from spreeze.bench import Row, row
+from spreeze.bench import Row, ratios, row
 from spreeze.bench.runs import Document, Say, in_turn, on_cores, time_row, train
 from spreeze.errors import WorkerError
 from spreeze.machine.hardware import read_machine
@@ -263,8 +263,8 @@ def scaling_rows(plan: RunPlan, counts: list[int], repeats: int, seconds: float)
     more = {"env": plan.spec.env_id, "envs_per_sampler": plan.config.sampling.envs_per_sampler}
     rows = [row("env_steps_per_s", "1/s", found_rates, samplers=count, **more) for count, found_rates in rates.items()]
     return rows + [
-        row("over_one_sampler", "ratio", [many / one for many, one in zip(rates[count], rates[1], strict=True)],
-            samplers=count, target=">= 14" if count == 16 else None, **more)
+        row("over_one_sampler", "ratio", ratios(rates[count], rates[1]), samplers=count,
+            target=">= 14" if count == 16 else None, **more)
         for count in counts[1:]
     ]
 

@@ -14,13 +14,17 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from spreeze.bench import Row, row, row_of_reached
+from spreeze.bench import Row, ratios, row, row_of_reached
 from spreeze.cli.arguments import check_output
+from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
+from spreeze.config.profiles import task_profile
+from spreeze.envs.probe import probe_of
 from spreeze.errors import ConfigError, RunError, SpreezeError, UsageError
 from spreeze.metrics.comparison import (
     HELD,
@@ -36,6 +40,8 @@ from spreeze.metrics.comparison import (
 )
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
+from spreeze.testing import SYNTHETIC_ID
+from spreeze.types import EnvSpec
 from spreeze.workers.evaluator import read_rows
 
 Axes = Any
@@ -43,6 +49,8 @@ Document = dict[str, Any]
 """What ``train --json`` says of a run."""
 Train = Callable[[list[str]], Document]
 Say = Callable[[str], None]
+OUTSIDE_S = 180.0
+"""Time that a run may take besides its training, at most."""
 _Bench = TypeVar("_Bench")
 _RATES = {
     "env_steps_per_s": "1/s", "updates_per_s": "1/s", "update_frames_per_s": "1/s", "samples_per_insert": "ratio",
@@ -73,6 +81,46 @@ def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str]
     return document
 
 
+def sleeping(mean_s: float, law: str = "gamma", cv: float = 1.0) -> list[str]:
+    """Flags of environments whose steps sleep; ``cv`` is the coefficient of variation of their times."""
+    return ["--env", SYNTHETIC_ID, f"--env-arg=law={law}", f"--env-arg=mean_s={mean_s}", f"--env-arg=cv={cv}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsBench:
+    """What a bench trains, for how long, and how it is told."""
+
+    seeds: int
+    seconds: float
+    """Training of one run [s], at most where it has a target."""
+    target_return: float
+    runs_dir: str
+    say: Say
+    first_seed: int = 1
+    run: Callable[..., Document] = train
+
+    def train(self, flags: list[str], seconds: float, **options: Any) -> Document:
+        """One run; where ``flags`` say its length or folder themselves, that counts."""
+        common = ["--seconds", str(seconds), "--runs-dir", self.runs_dir, "--no-visualizer"]
+        return self.run([*common, *flags], seconds + OUTSIDE_S, **options)
+
+    def in_turn(
+        self, cases: Mapping[str, list[str]], common: list[str], seconds: float, **options: Any
+    ) -> dict[str, list[Document]]:
+        """The documents of each case, seed by seed."""
+        return in_turn(cases, self.seeds, lambda own: self.train([*common, *own], seconds, **options), self.say,
+                       self.first_seed)
+
+
+def task_settings(layers: list[Layer]) -> tuple[Settings, EnvSpec]:
+    """A task's settings as ``spreeze.train`` has them, its profile and the algorithm that fits below these layers."""
+    profile = task_profile(resolve(layers).config.env.id)
+    layers = [*([profile] if profile else []), *layers]
+    settings = resolve(layers)
+    spec = probe_of(settings.config).spec
+    return with_algorithm(layers, settings, spec)[0], spec
+
+
 # --- rates, and time to a return ---
 
 
@@ -80,7 +128,7 @@ def rates_rows(env_id: str, seconds: float, repeats: int, runs_dir: str, extra: 
     """Env steps and updates a second of the asynchronous run, at the same time."""
     found = [
         train(["--env", env_id, "--samplers", "1", "--batch-size", "256", "--learner-threads", "1", "--seconds",
-               str(seconds), "--seed", str(seed + 1), "--runs-dir", runs_dir, *extra], seconds + 120.0)
+               str(seconds), "--seed", str(seed + 1), "--runs-dir", runs_dir, *extra], seconds + OUTSIDE_S)
         for seed in range(repeats)
     ]
     targets = {"env_steps_per_s": ">= 1900", "updates_per_s": ">= 75"} if env_id.startswith("Walker2D") else {}
@@ -109,7 +157,7 @@ def time_to_target_rows(
 def until_target(env_id: str, target: float, runs_dir: str, limit_s: float, extra: list[str]) -> Train:
     """A run that ends at the target, or is given up; takes further flags."""
     return lambda flags: train(["--env", env_id, "--target-return", str(target), "--seconds", str(limit_s),
-                                "--runs-dir", runs_dir, *flags, *extra], limit_s + 120.0)
+                                "--runs-dir", runs_dir, *flags, *extra], limit_s + OUTSIDE_S)
 
 
 def in_turn(
@@ -161,18 +209,18 @@ def ratio_row(
 
     Where only the other did not, the time after which it was given up counts: the true ratio is lower.
     """
-    ratios = [None if one[key] is None else one[key] / (other["process_s"] if other[key] is None else other[key])
-              for one, other in zip(documents, others, strict=True)]
-    return row_of_reached(metric, "ratio", ratios, **more)
+    found = [None if one[key] is None else one[key] / (other["process_s"] if other[key] is None else other[key])
+             for one, other in zip(documents, others, strict=True)]
+    return row_of_reached(metric, "ratio", found, **more)
 
 
-def linear_rows(rates: Mapping[str, list[float | None]], name: str) -> list[Row]:
+def linear_rows(found: Mapping[str, list[Document]], name: str) -> list[Row]:
     """Env steps a second by the number of ``name``, and what share they are of so many times the first number's."""
+    rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}
     first, alone = next(iter(rates.items()))
     rows = []
     for count, values in rates.items():
-        linear = [None if not one or not many else many / one * int(first) / int(count)
-                  for one, many in zip(alone, values, strict=True)]
+        linear = [over and over * int(first) / int(count) for over in ratios(values, alone)]
         rows += [row("env_steps_per_s", "1/s", values, **{name: int(count)}),
                  row("share_of_linear", "share", linear, target=">= 0.9", **{name: int(count)})]
     return rows
@@ -287,21 +335,31 @@ def documents_rows(paths: Sequence[str]) -> list[Row]:
     return rows
 
 
+def measured(parts: Sequence[str], rows_of: Callable[[str], list[Row]], say: Say) -> list[Row]:
+    """Rows of these parts, each with its ``part``."""
+    rows: list[Row] = []
+    for part in parts:
+        say(f"{part}:")
+        rows += [{**one, "part": part} for one in rows_of(part)]
+    return rows
+
+
 def rows_of_parts(
     args: argparse.Namespace, bench: _Bench, parts: Mapping[str, Callable[[_Bench], list[Row]]],
-    draw: Callable[[list[Row], Path], None], say: Say,
+    draw: Callable[[list[Row], Path], None], say: Say, check: Callable[[list[Row]], object] | None = None,
 ) -> list[Row]:
-    """Rows of the parts in ``args``, each with its ``part``; with ``--out`` ``draw`` gets those of ``--rows``, too.
+    """Rows of the parts in ``args``; with ``--out`` ``draw`` gets those of ``--rows``, too.
+
+    ``check`` gets only the latter, and may raise what is wrong with them for a picture.
 
     Raises:
         SpreezeError: a document or the picture's folder cannot be used, which is told before any run; or a run failed.
     """
     earlier = documents_rows(args.rows)
     check_picture(args.out)
-    rows: list[Row] = []
-    for part in args.parts:
-        say(f"{part}:")
-        rows += [{**one, "part": part} for one in parts[part](bench)]
+    if args.out is not None and check is not None:
+        check(earlier)
+    rows = measured(args.parts, lambda part: parts[part](bench), say)
     if args.out is not None:
         draw([*earlier, *rows], Path(args.out))
         rows.append({"metric": "picture", "value": str(args.out), "unit": "file"})

@@ -7,7 +7,6 @@ trajectories, in one process and in short turns.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.bench import Row, row
-from spreeze.config.layers import Layer, resolve, with_algorithm
-from spreeze.config.profiles import task_profile
-from spreeze.envs.probe import probe_env
+from spreeze.bench.runs import task_settings
+from spreeze.config.layers import Layer
 from spreeze.envs.task import ActionScaling, open_task, vector_maker
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import stdout_to_stderr
@@ -45,20 +43,12 @@ def task_plan(
     plain: bool = False, env_args: tuple[str, ...] = (),
 ) -> RunPlan:
     """The task's own settings, without a limit on samples per insert."""
-    profile = task_profile(env_id)
-    layers = [
-        *([profile] if profile else []),
-        Layer("bench", {
-            "run": {"mode": "spreeze"},
-            "env": {"id": env_id, "import_module": import_module, "plain": plain, "args": env_args},
-            "sampling": {"samplers": samplers, **({"envs_per_sampler": envs_per_sampler} if envs_per_sampler else {})},
-            "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
-        }),
-    ]
-    settings = resolve(layers)
-    spec = probe_env(env_id, import_module, steps=0, plain=plain, args=env_args,
-                     image=dataclasses.asdict(settings.config.image)).spec
-    settings, _ = with_algorithm(layers, settings, spec)
+    settings, spec = task_settings([Layer("bench", {
+        "run": {"mode": "spreeze"},
+        "env": {"id": env_id, "import_module": import_module, "plain": plain, "args": env_args},
+        "sampling": {"samplers": samplers, **({"envs_per_sampler": envs_per_sampler} if envs_per_sampler else {})},
+        "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
+    })])
     return RunPlan(settings=settings, spec=spec, samplers=samplers,
                    free_core=read_machine().cores.usable - samplers >= 2.0)
 

@@ -9,25 +9,25 @@ import argparse
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spreeze.bench import Row, row, row_of_reached
+from spreeze.bench import Row, ratios, row, row_of_reached
 from spreeze.bench.hts import scores
 from spreeze.bench.runs import (
     Axes,
     Document,
+    RunsBench,
     Say,
     busy_core,
     env_steps_to_target,
-    in_turn,
     linear_rows,
     picture,
     rows_of_parts,
+    sleeping,
     time_row,
-    train,
 )
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import median
@@ -45,7 +45,7 @@ CONTROLLER = "controller"
 TOLERANCE = 0.05
 """By which consumption over production (TR_L over TR_A) may miss the serial value."""
 _SETTLED_S, _PERIOD_S = 10.0, 20.0
-_START_S, _OUTSIDE_S = 6.0, 180.0
+_START_S = 6.0
 _PATIENCE_S = 7200.0
 """Longest run where env steps are counted, not seconds."""
 _MODE = ("--mode", "tianji")
@@ -61,39 +61,19 @@ _CARTPOLE_RETURN = 475.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class TianjiBench:
-    """What is trained, for how long, and how it is told."""
+class TianjiBench(RunsBench):
+    """Runs whose production and consumption are balanced."""
 
     env_id: str
     algo: str
-    target_return: float
-    seeds: int
-    seconds: float
-    """Training of one run [s], at most where it has a target."""
     step_seconds: float
     """What a rate is measured over [s]."""
-    runs_dir: str
-    say: Say
     samplers: tuple[int, ...] = SAMPLERS
     groups: tuple[int, ...] = GROUPS
     sleep_s: float = 0.002
     """Mean step time of environments that sleep."""
     env_steps: int | None = None
     """Of a run of part qmix; None: ``seconds`` of it."""
-    first_seed: int = 1
-    run: Callable[..., Document] = train
-
-    def train(self, flags: list[str], seconds: float) -> Document:
-        return self.run([*flags, "--seconds", str(seconds), "--runs-dir", self.runs_dir, "--no-visualizer"],
-                        seconds + _OUTSIDE_S)
-
-    def in_turn(self, cases: dict[str, list[str]], common: list[str], seconds: float) -> dict[str, list[Document]]:
-        """The documents of each case, seed by seed."""
-        return in_turn(cases, self.seeds, lambda own: self.train([*common, *own], seconds), self.say, self.first_seed)
-
-    @property
-    def sleepy(self) -> list[str]:
-        return ["--env", SYNTHETIC_ID, "--env-arg=law=gamma", f"--env-arg=mean_s={self.sleep_s}", "--env-arg=cv=1"]
 
     @property
     def task(self) -> list[str]:
@@ -107,7 +87,7 @@ def curve_rows(bench: TianjiBench) -> list[Row]:
 
 def sleeping_rows(bench: TianjiBench) -> list[Row]:
     """The same where environments sleep, as if each sampler had a core: a small network, four samples per insert."""
-    task = [*bench.sleepy, *_SMALL, "--samples-per-insert", "4:4", "--target-return", str(_SYNTHETIC_RETURN)]
+    task = [*sleeping(bench.sleep_s), *_SMALL, "--samples-per-insert", "4:4", "--target-return", str(_SYNTHETIC_RETURN)]
     return _curve(bench, task, MANY_SAMPLERS, SYNTHETIC_ID)
 
 
@@ -179,8 +159,7 @@ def serial_rows(bench: TianjiBench) -> list[Row]:
                  time_row(documents, case=case, env=bench.env_id)]
     # Where only serial did not get there, all of its env steps count: the true ratio is lower.
     others = [b or document["env_steps"] for b, document in zip(taken["serial"], found["serial"], strict=True)]
-    over = [a / b if a and b else None for a, b in zip(taken["tianji"], others, strict=True)]
-    return [*rows, row_of_reached("env_steps_over_serial", "ratio", over, env=bench.env_id)]
+    return [*rows, row_of_reached("env_steps_over_serial", "ratio", ratios(taken["tianji"], others), env=bench.env_id)]
 
 
 def modes_rows(bench: TianjiBench) -> list[Row]:
@@ -199,11 +178,11 @@ def modes_rows(bench: TianjiBench) -> list[Row]:
 
 def groups_rows(bench: TianjiBench) -> list[Row]:
     """Env steps a second by the number of groups whose environments sleep (gamma, coefficient of variation 1)."""
-    common = [*bench.sleepy, *_SMALL, *_MODE, "--samples-per-insert", "4:4", "--set", "evaluation.episodes=1"]
+    common = [*sleeping(bench.sleep_s), *_SMALL, *_MODE, "--samples-per-insert", "4:4", "--set",
+              "evaluation.episodes=1"]
     cases = {str(count): ["--learners", str(count), "--samplers", str(2 * count)] for count in bench.groups}
     found = bench.in_turn(cases, common, bench.step_seconds + _START_S)
-    rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}
-    return linear_rows(rates, "groups")
+    return linear_rows(found, "groups")
 
 
 def collect_rows(bench: TianjiBench) -> list[Row]:
@@ -214,9 +193,10 @@ def collect_rows(bench: TianjiBench) -> list[Row]:
     """
     rows = []
     for size in SIZES:
-        common = [*bench.sleepy, f"--env-arg=obs_dim={size}", "--algo", "sac", "--mode", "spreeze", "--batch-size", "8",
-                  "--envs-per-sampler", "1", "--samples-per-insert", "0:8", "--set", "sac.hidden_sizes=[8]", "--set",
-                  "replay.capacity=2000", "--set", "replay.learning_starts=100", "--set", "evaluation.episodes=1"]
+        common = [*sleeping(bench.sleep_s), f"--env-arg=obs_dim={size}", "--algo", "sac", "--mode", "spreeze",
+                  "--batch-size", "8", "--envs-per-sampler", "1", "--samples-per-insert", "0:8", "--set",
+                  "sac.hidden_sizes=[8]", "--set", "replay.capacity=2000", "--set", "replay.learning_starts=100",
+                  "--set", "evaluation.episodes=1"]
         cases = {str(count): ["--samplers", str(count)] for count in bench.samplers}
         found = bench.in_turn(cases, common, bench.step_seconds + _START_S)
         one = [document["env_steps_per_s"] for document in found[str(bench.samplers[0])]]

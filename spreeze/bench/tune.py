@@ -12,7 +12,6 @@ more, and only that counts for them.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import random
@@ -23,10 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spreeze.bench import Row
-from spreeze.bench.runs import Say, busy_core, on_cores
-from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
-from spreeze.config.profiles import task_profile
-from spreeze.envs.probe import probe_env
+from spreeze.bench.runs import Say, busy_core, on_cores, task_settings
+from spreeze.config.layers import Layer, Settings
+from spreeze.envs.probe import probe_of
 from spreeze.errors import SpreezeError
 from spreeze.machine.hardware import read_machine
 from spreeze.runtime.interrupts import Interrupts
@@ -75,21 +73,16 @@ def tune_rows(case: Case, say: Say) -> list[Row]:
 
 
 def _settings(case: Case) -> Settings:
-    profile = task_profile(case.env_id)
-    layers = [*([profile] if profile else []), Layer("bench", {
+    return task_settings([Layer("bench", {
         "run": {"mode": "spreeze"}, "env": {"id": case.env_id, "plain": case.plain},
         "tuning": {"objective": case.objective},
-    })]
-    settings = resolve(layers)
-    image = dataclasses.asdict(settings.config.image)
-    return with_algorithm(layers, settings, probe_env(case.env_id, steps=0, plain=case.plain, image=image).spec)[0]
+    })])[0]
 
 
 def _tuned(settings: Settings, interrupts: Interrupts) -> dict[str, Any]:
     """A fresh tuning, its environment's probe included in its time."""
     start = time.monotonic()
-    part = settings.config.env
-    probe = probe_env(part.id, steps=0, plain=part.plain, image=dataclasses.asdict(settings.config.image))
+    probe = probe_of(settings.config)
     _, record = tuned_layer(settings, probe, read_machine(), interrupts, Listener(say=lambda text: None), fresh=True,
                             spent_s=time.monotonic() - start)
     return record
@@ -109,7 +102,7 @@ def _grid(
     most = int(machine.cores.usable) + 1
     ratios = sorted({config.replay.samples_per_insert_min, *(pick[RATIO] for pick in picks)})
     kinds = {(pick[THREADS], pick[DEVICE], pick[PRECISION], pick[ENVS]) for pick in picks}
-    probe = probe_env(case.env_id, steps=1000, plain=case.plain, image=dataclasses.asdict(config.image))
+    probe = probe_of(config, steps=1000)
     if probe.spec.num_actions is None and machine.cores.usable >= 2.0:
         kinds |= {(threads, *kind[1:]) for kind in kinds for threads in (1, 2) if kind[1] == "cpu"}
     grid = [

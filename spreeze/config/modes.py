@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from spreeze.errors import ConfigError, did_you_mean
@@ -212,13 +213,18 @@ def declared_by(module: str, name: str) -> Iterable[Any]:
     Raises:
         ConfigError: it cannot be.
     """
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # a console script lacks the working directory that python -m has
     try:
-        found: Iterable[Any] = getattr(importlib.import_module(module), name, ())
+        found: Iterable[Any] = getattr(import_named(module), name, ())
         return tuple(found)
     except Exception as error:
         raise ConfigError(f"--import {module}: {type(error).__name__}: {clean(error, 300)}") from error
+
+
+def import_named(module: str) -> ModuleType:
+    """Imports what the command's ``--import`` names; whatever goes wrong there is raised."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a console script lacks the working directory that python -m has
+    return importlib.import_module(module)
 
 
 def recorded(wiring: Wiring) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from spreeze.config.modes import import_named
 from spreeze.config.schema import ImageConfig
 from spreeze.envs.obs_flattening import leaves_of
 from spreeze.envs.vector_engines import engine_of, make_single
@@ -284,10 +285,8 @@ def import_user_module(module: str) -> None:
     """Imports what ``--import`` names; an EnvironmentError_ if that fails."""
     if not _MODULE.match(module):
         raise EnvironmentError_(f"--import {module!r}: expected a module name such as my_package.my_envs")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a console script lacks the working directory that python -m has
     try:
-        importlib.import_module(module)
+        import_named(module)
     except Exception as error:
         raise EnvironmentError_(f"--import {module}: {type(error).__name__}: {one_line(error)}") from error
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.config.schema import Config
 from spreeze.envs.make import make_env, one_line
 from spreeze.envs.obs_flattening import MASK
 from spreeze.envs.task import Task, make_task, uniform_actions
@@ -47,7 +48,6 @@ class Probe:
     """Median time of one env step with random actions; None if not timed."""
     step_cv: float | None
     """Standard deviation of the step time over its mean; None if not timed."""
-    first_reset_s: float
     memory_bytes: int
     """Resident memory that the first environment of a process adds."""
     step_cpu_share: float = 1.0
@@ -78,6 +78,13 @@ def probe_env(
     found = in_child("time", env_id, import_module, deadline_s=deadline_s, steps=steps, plain=plain, args=args,
                      image=image, interrupted=interrupted)
     return Probe(**{**found, "spec": rebuild(EnvSpec, found["spec"])})
+
+
+def probe_of(config: Config, *, steps: int = 0, interrupted: Callable[[], bool] = lambda: False) -> Probe:
+    """``probe_env`` of the task that is configured."""
+    env = config.env
+    return probe_env(env.id, env.import_module, steps=steps, plain=env.plain, args=env.args,
+                     image=dataclasses.asdict(config.image), interrupted=interrupted)
 
 
 def in_child(
@@ -144,7 +151,7 @@ def measure(make: Callable[[], Task], steps: int) -> Probe:
     memory = process.memory_info().rss
     task = make()
     try:
-        first_reset_s = 1e-6 * _reset_us(task, seed=0)
+        task.reset(seed=0)
         actions = _Actions(task, max(1, steps))
         times = []
         began, used_s, slept = time.perf_counter(), _processor_s(process), process.num_ctx_switches().voluntary
@@ -159,18 +166,18 @@ def measure(make: Callable[[], Task], steps: int) -> Probe:
                 task.reset()
             if now > end:
                 break
-        used_s, began = _processor_s(process) - used_s, time.perf_counter() - began
+        used_s, took_s = _processor_s(process) - used_s, time.perf_counter() - began
         slept = process.num_ctx_switches().voluntary - slept
         memory = max(0, process.memory_info().rss - memory)
     finally:
         task.close()
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
     return Probe(
-        spec=task.spec, first_reset_s=first_reset_s, memory_bytes=memory,
+        spec=task.spec, memory_bytes=memory,
         step_us_median=None if timed is None else float(np.median(timed)),
         step_cv=None if timed is None else float(timed.std() / timed.mean()),
         # A step that only waits for a core gives none up of its own accord.
-        step_cpu_share=min(used_s / began, 1.0) if timed is not None and slept >= len(times) / 2 else 1.0,
+        step_cpu_share=min(used_s / took_s, 1.0) if timed is not None and slept >= len(times) / 2 else 1.0,
     )
 
 
@@ -312,9 +319,9 @@ def _preemptions() -> int:
     return 0 if who is None else resource.getrusage(who).ru_nivcsw
 
 
-def _reset_us(task: Task, seed: int | None = None) -> float:
+def _reset_us(task: Task) -> float:
     before = time.perf_counter()
-    task.reset(seed)
+    task.reset()
     return 1e6 * (time.perf_counter() - before)
 
 

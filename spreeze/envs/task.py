@@ -32,11 +32,7 @@ class ActionScaling:
 
     def __init__(self, spec: EnvSpec, *, bounded: bool = False) -> None:
         """Args: ``bounded`` where the policy's actions lie in [-1, 1]: such bounds then need no clipping."""
-        low, high = np.array(spec.action_low), np.array(spec.action_high)
-        self.low, self.high = low.astype(np.float32), high.astype(np.float32)
-        # Bounds of an action space in float64 may lie between two float32: the inner one is a valid action.
-        self.low = np.where(self.low < low, np.nextafter(self.low, np.float32(np.inf)), self.low)
-        self.high = np.where(self.high > high, np.nextafter(self.high, np.float32(-np.inf)), self.high)
+        self.low, self.high = spec.float32_bounds()
         self._half = (self.high - self.low) * np.float32(0.5)
         self._middle = self.low + self._half
         self._discrete = spec.num_actions is not None

@@ -119,10 +119,7 @@ def _clipped(spec: EnvSpec) -> list[Operation]:
 
 def _scaling(spec: EnvSpec) -> list[Operation]:
     """As ``envs.task.ActionScaling``."""
-    exact_low, exact_high, up = np.array(spec.action_low), np.array(spec.action_high), np.float32(np.inf)
-    low, high = _f32(exact_low), _f32(exact_high)
-    low = np.where(low < exact_low, np.nextafter(low, up), low)
-    high = np.where(high > exact_high, np.nextafter(high, -up), high)
+    low, high = spec.float32_bounds()
     half = (high - low) * np.float32(0.5)
     return [Operation("multiply", (half,)), Operation("add", (low + half,)), Operation("clip", (low, high))]
 

@@ -22,6 +22,7 @@ import types
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from spreeze.metrics.table import SLOTS
 
@@ -124,17 +125,26 @@ def left_behind(name: str, pid: int) -> str:
     return f"{name} (process {pid}) does not end on SIGKILL, a hung driver or a dead disk may hold it: left behind"
 
 
-def end_orphans(nonce: str) -> int:
-    """Kills every other process that carries the run's mark; returns their number."""
+def marked(nonce: str) -> Iterator[Any]:
+    """Every other living process that carries the run's mark, as psutil has it."""
     import psutil  # not for all who import this module: a worker takes its name before anything else is loaded
 
-    count = 0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            marked = process.pid != os.getpid() and process.environ().get(MARK) == nonce
-            if marked and process.status() != psutil.STATUS_ZOMBIE:
-                process.kill()
-                count += 1
+            carries = process.pid != os.getpid() and process.environ().get(MARK) == nonce
+            if carries and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
+
+def end_orphans(nonce: str) -> int:
+    """Kills every other process that carries the run's mark; returns their number."""
+    import psutil
+
+    count = 0
+    for process in marked(nonce):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+            count += 1
     return count
 
 

@@ -297,11 +297,6 @@ def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
 # --- rollouts ---
 
 
-def _minibatches(setting: Setting) -> str | None:
-    """Name of the setting, which is the algorithm's; A2C takes a rollout in one update and has none."""
-    return next((name for name in setting if name.endswith(".minibatches")), None)
-
-
 def rollout_rows(setting: Setting) -> int:
     """Transitions of a rollout: of all samplers of a learner, or of one where each has rollouts of its own."""
     return _rollout_envs(setting) * int(setting[INTERVAL])
@@ -322,7 +317,7 @@ def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
         return None
     if samplers % setting.get(LEARNERS, 1):
         return None
-    configured, name = problem.configured, _minibatches(problem.configured)
+    configured, name = problem.configured, problem.full_name(MINIBATCHES)  # A2C has none
     rows, envs = rollout_rows(configured), _rollout_envs(setting)
     interval, minibatches = configured[INTERVAL], configured[name] if name else 1
     if envs * interval != rows:
@@ -368,7 +363,7 @@ def _rollout_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
 
 def _keeps_free(problem: TuningProblem) -> bool:
     """Whether cores stay free by the number of samplers alone: only of rollouts of any age a governor rests some."""
-    return problem.targets.leave_free > 0.0 and problem.named(USES) is None
+    return problem.targets.leave_free > 0.0 and problem.full_name(USES) is None
 
 
 def learner_counts(problem: TuningProblem, here: Setting) -> Iterable[int]:
@@ -380,14 +375,14 @@ def learner_counts(problem: TuningProblem, here: Setting) -> Iterable[int]:
 
 
 def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
-    name = _minibatches(setting)
+    name = problem.full_name(MINIBATCHES)
     same = name is None or setting[name] == problem.configured[name]
     return "as configured, they change what is learned" if same else "as many as divide the rows"
 
 
 def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
     """What counted runs showed of so many slots; the paper's values are 4 and 16."""
-    configured, minibatches = setting[problem.named(SLOTS) or SLOTS], _minibatches(setting)
+    configured, minibatches = setting[problem.full_name(SLOTS) or SLOTS], problem.full_name(MINIBATCHES)
     samplers = setting[ROLLOUT_SAMPLERS]
     slots = samplers * -(-configured // samplers)
     return _slots_seen(slots, minibatches is not None and setting[minibatches] > 1) + (
@@ -405,7 +400,7 @@ def _slots_seen(slots: int, several: bool) -> str:
 
 
 def _uses_remark(problem: TuningProblem, setting: Setting) -> str:
-    if setting[problem.named(USES) or USES] > MOST_USES:
+    if setting[problem.full_name(USES) or USES] > MOST_USES:
         return f"as configured: counted runs needed more updates with 32 than with {MOST_USES}, the paper's value"
     return (f"as configured: up to {MOST_USES}, the paper's value for continuous actions (2 for images), counted runs "
             "needed equally many updates")

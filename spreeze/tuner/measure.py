@@ -27,8 +27,9 @@ from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 _EDGE_S = 0.1
 """What aligning a window with updates takes, about."""
 _GROUP_START_S = 5.0
-"""What starting a group takes, about; what it may take, between these bounds:"""
+"""What starting a group takes, about."""
 _SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
+"""What starting a group may take: as much as is left, within these bounds."""
 REPEATS = 3
 _LONGEST_REPEAT_S, _SHORTEST_REPEAT_S = 0.3, 0.06
 _START_S, _GPU_START_S = 0.2, 6.0
@@ -36,7 +37,8 @@ _START_S, _GPU_START_S = 0.2, 6.0
 _SLOW_UPDATE_S = 0.25
 """Larger batches are left out once an update takes longer."""
 _OVERTIME = 0.5
-"""On a machine so busy that all takes this share longer, what has one repeat by then has to do."""
+"""Share of its time by which measuring updates alone may overrun. From then on, on a machine so busy, a candidate with
+one repeat gets no further ones."""
 _LOADING_S, _DEADLINE_S, _GRACE_S = 40.0, 10.0, 2.0
 _GPU_DEADLINE_S = 25.0
 """On a GPU a measurement includes the start of CUDA."""
@@ -89,7 +91,7 @@ class Measurer:
 
     def device_start_s(self, device: str) -> float:
         """Planned start of a GPU that was not used yet; 0 of any other device."""
-        return _GPU_START_S if "cuda" in device and device not in self._start_s else 0.0
+        return _GPU_START_S if starts_slowly(device) and device not in self._start_s else 0.0
 
     # --- everything running ---
 

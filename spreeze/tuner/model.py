@@ -66,7 +66,7 @@ def formula(problem: TuningProblem) -> str:
         return FORMULAS[problem.objective]
     if SAMPLERS in problem.configured:
         return HOST_FORMULA
-    return ROLLOUT_FORMULA if problem.named(USES) is None else BUFFER_FORMULA
+    return ROLLOUT_FORMULA if problem.full_name(USES) is None else BUFFER_FORMULA
 
 
 def learner_score(objective: str, batch_size: int, updates_per_s: float) -> float:
@@ -124,8 +124,8 @@ def worth(
     objective = problem.objective
     if objective == ROLLOUT:
         score = env_steps_per_s
-        if problem.named(USES) is not None:
-            minibatches = problem.named(MINIBATCHES)
+        if problem.full_name(USES) is not None:
+            minibatches = problem.full_name(MINIBATCHES)
             rows = setting[ROLLOUT_ENVS] * setting[INTERVAL] / (setting[minibatches] if minibatches else 1)
             score = min(updates_per_s * rows, MOST_USES * env_steps_per_s)
         return Scored(setting, score, updates_per_s, env_steps_per_s)

@@ -148,9 +148,9 @@ class TuningProblem:
     configured: Setting
     """Value of each knob in defaults, profile and the user's settings; None where it is not known yet."""
     pins: frozenset[str] = frozenset()
-    """Knobs that stay as configured: the user has set them, or"""
+    """Knobs that stay as configured: set by the user, or ``kept``."""
     kept: frozenset[str] = frozenset()
-    """the profile keeps them, because what it describes depends on them."""
+    """Those of ``pins`` that the profile keeps, because what it describes depends on them."""
     targets: TuningConfig = field(default_factory=TuningConfig)
     stage: str = JOINT
     """The trial in which everything runs, ``JOINT`` or ``ROLLOUT``."""
@@ -182,7 +182,7 @@ class TuningProblem:
     room: Room | None = None
     """Filled in by ``search.tune``, for modes with replay."""
 
-    def named(self, name: str) -> str | None:
+    def full_name(self, name: str) -> str | None:
         """The setting that ``algorithm.FIELD`` stands for; None where the algorithm has no such field."""
         return next((one for one in self.configured if one.endswith(name.removeprefix("algorithm"))), None)
 
@@ -270,6 +270,6 @@ def result_line(problem: TuningProblem, result: TrialResult) -> str:
     rates = f"{result.env_steps:.0f} env steps/s"
     if result.stage == LEARNER:
         rates = f"{result.updates:.1f} updates/s, {result.updates * result.setting[BATCH]:.0f} update frames/s"
-    elif result.stage == JOINT or problem.named(USES) is not None:
+    elif result.stage == JOINT or problem.full_name(USES) is not None:
         rates += f", {result.updates:.1f} updates/s"
     return f"  {where}: {rates}" + (f" (+-{50 * result.spread:.0f} %)" if result.spread is not None else "")

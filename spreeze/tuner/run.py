@@ -18,7 +18,7 @@ from typing import Any
 from spreeze.config.layers import RESUMED, USER, Layer, Settings
 from spreeze.config.modes import DECLARED
 from spreeze.config.schema import Config, LearnerConfig
-from spreeze.envs.probe import Probe, probe_env
+from spreeze.envs.probe import Probe, probe_of
 from spreeze.envs.vector_engines import engine_of
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.machine.hardware import Machine, memory_limits
@@ -135,8 +135,7 @@ def _measured(
         samplers_only=samplers_only,
     ) as measurer:
         if probe.step_us_median is None:
-            probe = probe_env(spec.env_id, spec.import_module, steps=_PROBE_STEPS, plain=spec.plain, args=spec.args,
-                              image=dataclasses.asdict(config.image), interrupted=lambda: interrupts.asked)
+            probe = probe_of(config, steps=_PROBE_STEPS, interrupted=lambda: interrupts.asked)
         measurer.step_us = probe.step_us_median
         problem = problem_of(settings, probe, machine, free_bytes, samplers_only=samplers_only)
 

@@ -53,9 +53,9 @@ class Pace(NamedTuple):
 
 ROWS, ROWS_BYTES = 100_000, 128_000_000
 """Replay of a trial has at most so many rows and bytes."""
-_TURNS_IN_WINDOW = 3
-"""Turns of a sampler (a step of each of its environments) that a window should hold, where that takes at most:"""
-_LONGEST_WINDOW_S = 3.0
+_TURNS_IN_WINDOW, _LONGEST_WINDOW_S = 3, 3.0
+"""Turns of a sampler (a step of each of its environments) that a window should hold, and the time that they may take
+at most."""
 
 
 class Trial(contextlib.ExitStack):
@@ -68,8 +68,6 @@ class Trial(contextlib.ExitStack):
     pace: ClassVar[Pace] = Pace(repeats=5, settle_s=(0.1, 0.25), window_s=(0.3, 0.5))
     edge_s = 0.2
     """A window begins and ends with an update or a swap if one comes within this time: few are counted exactly."""
-    least_window_s = 0.0
-    """Time that a window has to hold to tell anything."""
     _looked_s = 0.0
 
     def __init__(
@@ -78,9 +76,12 @@ class Trial(contextlib.ExitStack):
     ) -> None:
         """``finish`` is given each candidate once it has all of its windows, or has failed."""
         super().__init__()
-        self.candidates, self._finish, self._plan, self._step_us = candidates, finish, plan, step_us
+        self.candidates, self._finish, self._plan = candidates, finish, plan
         self._cores, self._cap_bytes, self._interrupts = usable_cores, memory_cap_bytes, interrupts
         self._setting = max((one.setting for one in candidates), key=lambda one: one.get(SAMPLERS, 0))
+        turn_s = self._setting.get(ENVS, 0) * (step_us or 0.0) / 1e6
+        self.least_window_s = min(_TURNS_IN_WINDOW * turn_s, _LONGEST_WINDOW_S)
+        """Time that a window has to hold to tell anything."""
 
     @classmethod
     def shared(cls, setting: Setting) -> Setting:
@@ -90,8 +91,6 @@ class Trial(contextlib.ExitStack):
     def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
         """Opens what the workers share; returns the status table, bytes of shared memory, and the workers."""
         plan = replay_plan(self._plan, self._setting, self._cap_bytes)
-        turn_s = self._setting[ENVS] * (self._step_us or 0.0) / 1e6
-        self.least_window_s = min(_TURNS_IN_WINDOW * turn_s, _LONGEST_WINDOW_S)
         status, (self._ring,) = self.enter_context(spreeze.open_memory(plan, run_dir, plan.samplers + 1))
         fill_with_synthetic_rows(self._ring, plan.spec)
         specs = spreeze.worker_specs(plan, run_dir, [self._ring], time.monotonic()).values()
@@ -105,9 +104,11 @@ class Trial(contextlib.ExitStack):
     def _late(self) -> str | None:
         """Who has not begun yet; None once all are at work."""
         late = [] if self._ring.sampled > 0 else ["the learner took no update"]
-        steps = [self._status.named_slots(row, "sampler")["env_steps"] for row in range(self._setting[SAMPLERS])]
-        late += [f"sampler-{row} took no env step" for row, taken in enumerate(steps) if taken <= 0]
-        return ", ".join(late) or None
+        return ", ".join(late + self._idle_samplers()) or None
+
+    def _idle_samplers(self) -> list[str]:
+        return [f"sampler-{row} took no env step" for row in range(self._setting[SAMPLERS])
+                if self._status.named_slots(row, "sampler")["env_steps"] <= 0]
 
     def _mark(self) -> float:
         """What changes with each update or swap."""
@@ -162,7 +163,7 @@ class Trial(contextlib.ExitStack):
             raise TrialFailed(str(error)) from None
 
     def begin(self, within_s: float) -> None:
-        """Waits until everybody has been at work, then pauses all; raises as ``window`` does."""
+        """Waits until everybody has been at work, then pauses all; raises as ``measure`` does."""
         end = time.monotonic() + within_s
         while (late := self._late()) is not None:
             self._look(_LOOK_S)
@@ -261,10 +262,13 @@ class Trial(contextlib.ExitStack):
         return total
 
 
-def counters(status: StatusTable, samplers: int) -> tuple[float, float]:
-    """Env steps of the first ``samplers`` rows together, and the learner's updates."""
-    steps = sum(status.named_slots(row, "sampler")["env_steps"] for row in range(samplers))
-    return steps, status.named_slots(samplers, "learner")["updates"]
+def counters(
+    status: StatusTable, samplers: int, *, role: str = "sampler", between: int = 0, learners: int = 1
+) -> tuple[float, float]:
+    """Env steps of the samplers' rows, which come first, and updates of the learners', ``between`` other rows later."""
+    steps = sum(status.named_slots(row, role)["env_steps"] for row in range(samplers))
+    rows = range(samplers + between, samplers + between + learners)
+    return steps, sum(status.named_slots(row, "learner")["updates"] for row in rows)
 
 
 def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
@@ -294,8 +298,7 @@ class SamplerTrial(Trial):
     edge_s = 0.0
 
     def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
-        plan, turn_s = self._plan, self._setting[ENVS] * (self._step_us or 0.0) / 1e6
-        self.least_window_s = min(_TURNS_IN_WINDOW * turn_s, _LONGEST_WINDOW_S)
+        plan = self._plan
         least = 2 * self._setting[SAMPLERS] * self._setting[ENVS] * (1 + plan.layout.depth)
         settings = _with(plan, self._setting, {
             "replay": {"capacity": max(min(ROWS, ROWS_BYTES // plan.layout.row_bytes), least), "learning_starts": 1,
@@ -308,17 +311,15 @@ class SamplerTrial(Trial):
         return status, self._ring.spec.size_bytes, [one for one in specs if one.role.steps]
 
     def _late(self) -> str | None:
-        rows = range(self._setting[SAMPLERS])
-        late = [row for row in rows if self._status.named_slots(row, "sampler")["env_steps"] <= 0]
-        return ", ".join(f"sampler-{row} took no env step" for row in late) or None
+        return ", ".join(self._idle_samplers()) or None
 
     def _mark(self) -> float:
         return self._counters()[0]
 
 
-_ROLLOUTS = 2
-"""Rollouts after which all workers have been busy, and that a window should hold, where that takes at most so long:"""
-_LONGEST_ROLLOUTS_S = 4.0
+_ROLLOUTS, _LONGEST_ROLLOUTS_S = 2, 4.0
+"""Rollouts after which all workers have been busy, and that a window should hold, and the time that they may take there
+at most."""
 
 
 class RolloutTrial(Trial):
@@ -361,8 +362,8 @@ class RolloutTrial(Trial):
 
     def _counters(self) -> tuple[float, float]:
         plan = self._trial_plan
-        steps = sum(self._status.named_slots(row, "rollout-sampler")["env_steps"] for row in range(plan.samplers))
-        return steps, self._status.named_slots(plan.samplers + plan.inference_workers, "learner")["updates"]
+        return counters(self._status, plan.samplers, role="rollout-sampler", between=plan.inference_workers,
+                        learners=plan.learners)
 
 
 class BufferTrial(RolloutTrial):
@@ -388,9 +389,7 @@ class BufferTrial(RolloutTrial):
         return self._counters()[1]
 
     def _counters(self) -> tuple[float, float]:
-        samplers = self._trial_plan.samplers
-        steps = sum(self._status.named_slots(row, "sampler")["env_steps"] for row in range(samplers))
-        return steps, self._status.named_slots(samplers, "learner")["updates"]
+        return counters(self._status, self._trial_plan.samplers)
 
 
 class GossipTrial(RolloutTrial):
@@ -410,12 +409,6 @@ class GossipTrial(RolloutTrial):
     def _late(self) -> str | None:
         late = [f"{one.current} rollouts" for one in self._others if one.current < _ROLLOUTS]
         return super()._late() or next(iter(late), None)
-
-    def _counters(self) -> tuple[float, float]:
-        plan = self._trial_plan
-        steps = sum(self._status.named_slots(row, "rollout-sampler")["env_steps"] for row in range(plan.samplers))
-        rows = range(plan.samplers, plan.samplers + plan.learners)
-        return steps, sum(self._status.named_slots(row, "learner")["updates"] for row in rows)
 
 
 def rollout_plan(plan: RunPlan, setting: Setting) -> RunPlan:

@@ -171,15 +171,19 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
         ):
             learning.update()
         synchronise(device)
-        start_s, rates = time.perf_counter() - start, []
-        for _ in range(turn.repeats):
-            synchronise(device)
-            repeat_s, count = time.perf_counter(), 0
-            while time.perf_counter() - repeat_s < turn.repeat_s:
-                count += learning.update()
-            synchronise(device)
-            rates.append(count / (time.perf_counter() - repeat_s))
+        start_s = time.perf_counter() - start
+        rates = [updates_per_s(learning, turn.repeat_s, device) for _ in range(turn.repeats)]
     return {"updates_per_s": rates, "memory_bytes": peak_bytes(device), "start_s": start_s, "notes": learning.notes}
+
+
+def updates_per_s(trainer: ReplayTrainer, seconds: float, device: str) -> float:
+    """Rate of the updates that begin within so many seconds."""
+    synchronise(device)
+    start_s, count = time.perf_counter(), 0
+    while time.perf_counter() - start_s < seconds:
+        count += trainer.update()
+    synchronise(device)
+    return count / (time.perf_counter() - start_s)
 
 
 def _limit_data(cap_bytes: int) -> None:

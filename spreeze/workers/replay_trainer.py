@@ -68,11 +68,7 @@ class ReplayTrainer:
         Samplers explore with the newest weights, or with the average too (``config.explore_average``).
         """
         placement = Placement.parse(device)
-        if pair is None and updates_per_launch and mirror and not fuse and _shares_streams(spec, placement):
-            pair = StreamPair()
-        # A network of one's own is one module, which two threads cannot run with parameters of their own.
-        options: dict[str, Any] = {} if pair is None or config.network else {"pair": pair}
-        options |= {} if spec.frames is None else {"frames": spec.frames}
+        options: dict[str, Any] = {} if spec.frames is None else {"frames": spec.frames}
         options |= {"overlap": True} if overlap else {}
         options |= {"masked": True} if spec.action_mask else {}
         options |= {"team": spec.team} if spec.team is not None else {}
@@ -80,6 +76,11 @@ class ReplayTrainer:
             algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
             import_module=spec.import_module, **options,
         )
+        # A network of one's own is one module, which two threads cannot run with parameters of their own.
+        if pair is not None and not config.network:
+            self.algorithm.share(pair)
+        self._has_branches = not (fuse or placement.split or config.network)
+        """Whether a graph has branches of ``share``; with both sides apart it has two of its own."""
         self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
         self._average = PolicyAverage(self.algorithm, config.policy_average) if config.policy_average else None
         self._explore_average = config.explore_average
@@ -138,6 +139,8 @@ class ReplayTrainer:
         if against is not None:
             self.notes.append(f"kernels are launched one by one: {against}")
         graphs = self._updates_per_launch > 0 and against is None
+        if graphs and self._has_branches:
+            self.algorithm.share(StreamPair())
         self._launches = GraphedUpdates(
             self.algorithm, gpu_replay, self._update_with, DeviceStream(self._device), wanted=self._updates_per_launch,
             make_graph=make_graph if graphs else None, on_failure=self._note_failed_recording,
@@ -193,6 +196,7 @@ class ReplayTrainer:
         if launches is None:
             return False
         launches.gpu_replay.settle()
+        self.algorithm.share(None)
         return True
 
     def shrink(self) -> str:
@@ -215,6 +219,7 @@ class ReplayTrainer:
 
     def _note_failed_recording(self, text: str) -> None:
         self._recording_failed = True
+        self.algorithm.share(None)
         self.notes.append(text)
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -454,11 +459,6 @@ class ReplayTrainer:
             self.normalizer.load_state(state["normalizer"])
             if self._scale is not None:
                 self._scale.renew()
-
-
-def _shares_streams(spec: EnvSpec, placement: Placement) -> bool:
-    """Whether an update that is recorded as a graph has branches; with both sides apart it has two of its own."""
-    return placement.critics.type == "cuda" and not placement.split and spec.num_actions is None
 
 
 class PolicyAverage:

@@ -14,7 +14,6 @@ import copy
 import functools
 import importlib
 import importlib.metadata
-import warnings
 from typing import Any
 
 import gymnasium
@@ -57,16 +56,6 @@ def make(task: str, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     from spreeze.envs.bullet.locomotion import Locomotion
 
     return Locomotion(task)
-
-
-def pair(task: str) -> tuple[gymnasium.Env[Any, Any], gymnasium.Env[Any, Any]]:
-    """A task twice, as registered and with its time limit: the fast one, and the package's exactly as it comes."""
-    importlib.import_module(PLAIN_MODULE)
-    register()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # advice to authors of environments
-        fast, plain = (gymnasium.make(name, disable_env_checker=True) for name in (fast_id(task), plain_id(task)))
-    return fast, plain
 
 
 def plain_id(task: str) -> str:
