@@ -5,7 +5,6 @@ that a broken library can neither end nor hang this one.
 """
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -26,10 +25,10 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from spreeze.cli.arguments import guarded
+from spreeze.cli.arguments import Parser, add_common_flags, guarded
 from spreeze.cli.terminal import Screen
 from spreeze.config.algorithms import actions_text, fitting_algorithms
-from spreeze.config.schema import ReplayConfig, RunConfig
+from spreeze.config.schema import ReplayConfig
 from spreeze.envs.make import FALLBACK_ID, default_env_id, is_bullet
 from spreeze.envs.probe import Probe, in_child, probe_env
 from spreeze.errors import SpreezeError
@@ -469,9 +468,8 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m spreeze doctor", description="What this machine has for training, and what is missing."
-    )
+    parser = Parser(prog="python -m spreeze doctor",
+                    description="What this machine has for training, and what is missing.")
     parser.add_argument("--env", metavar="ID", help="also try this Gymnasium environment (default: none)")
     parser.add_argument("--import", dest="import_module", metavar="MODULE",
                         help="module to import for it (default: none)")
@@ -479,13 +477,11 @@ def main(argv: list[str] | None = None) -> int:
                         help="for its constructor, as often as needed (default: none)")
     parser.add_argument("--cluster", metavar="ADDRESS", default=None,
                         help="also look at the other hosts of a Ray cluster: HOST:PORT, auto, local:N (default: none)")
-    parser.add_argument("--runs-dir", type=Path, default=Path(RunConfig().runs_dir), metavar="DIR",
-                        help="directory of the runs (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: a table)")
+    add_common_flags(parser)
     args = parser.parse_args(argv)
 
     def body() -> int:
-        document = examine(args.env, args.import_module, args.runs_dir, tuple(args.env_arg), args.cluster)
+        document = examine(args.env, args.import_module, Path(args.runs_dir), tuple(args.env_arg), args.cluster)
         if args.json:
             emit(document)
         else:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, check_output, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, check_output, guarded
 from spreeze.config.algorithms import actions_text
 from spreeze.config.profiles import shipped
 from spreeze.envs.make import one_line, refuse_foreign
@@ -30,12 +30,10 @@ _PRETRAINED = shipped("assets/policies")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="spreeze evaluate", description="Run greedy episodes of trained weights and report mean and uncertainty."
-    )
+    parser = Parser(prog="python -m spreeze evaluate",
+                    description="Run greedy episodes of trained weights and report mean and uncertainty.")
     parser.add_argument("runs", metavar="RUN", nargs="+",
                         help=f"{run_or_policy()}; several runs with --protocol")
-    parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
     parser.add_argument("--episodes", type=int, default=10, help="episodes to run (default: 10)")
     parser.add_argument("--seed", type=int, default=_FIRST_SEED, help="seed of the first episode (default: "
                         f"{_FIRST_SEED}, far from the episodes by which a run chose its best policy)")
@@ -44,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--video", metavar="FILE", help="write the first episode as an MP4 clip (default: none)")
     parser.add_argument("--import", dest="import_module", metavar="MODULE",
                         help="module to import first (default: none)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout (default: a summary)")
+    add_common_flags(parser)
     protocol = parser.add_argument_group("recorded evaluations of runs, compared; nothing is run")
     protocol.add_argument("--protocol", choices=("hts",), help="protocol of HTS-RL: final, final-time and "
                           "required-time metric with bootstrap intervals over seeds (default: none)")

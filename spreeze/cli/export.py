@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from spreeze import __version__
-from spreeze.cli.arguments import Parser, check_output, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, check_output, guarded
 from spreeze.cli.evaluate import CHECKPOINTS, find_weights, pretrained_policies, run_or_policy, spec_of
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.task import ActionScaling
@@ -40,9 +40,9 @@ _ALL_POINTS = 10_000_000
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = [*(row.name for row in POLICY_FORMATS), _CSV]
-    parser = Parser(prog="spreeze export", description="Write the greedy policy of a run as a file that runs without "
-                    "Spreeze, with normaliser and action scaling inside, and a short program that uses it. The file is "
-                    f"checked against our own policy on {OBSERVATIONS:,} observations. csv writes metrics and "
+    parser = Parser(prog="python -m spreeze export", description="Write the greedy policy of a run as a file that runs "
+                    "without Spreeze, with normaliser and action scaling inside, and a short program that uses it. The "
+                    f"file is checked against our own policy on {OBSERVATIONS:,} observations. csv writes metrics and "
                     "evaluations instead.")
     parser.add_argument("run", metavar="RUN", help=run_or_policy())
     parser.add_argument("--format", default=names[0], metavar="|".join(names),
@@ -50,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")
     parser.add_argument("--out", metavar="FILE", help="file to write (default: the run's name, here)")
     parser.add_argument("--force", action="store_true", help="replace files that exist (default: refuse)")
-    parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
+    add_common_flags(parser)
     args = parser.parse_args(argv)
     return guarded(lambda: _export(args, names), as_json=args.json)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, guarded
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, percent, size
@@ -45,9 +45,9 @@ _MOST = 1e18
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m spreeze runs", description="List runs; steer, stop or describe one.")
-    _add_common(parser, "runs", False)
+    add_common_flags(parser)
     common = Parser(add_help=False)  # a verb's flags may stand on either side of it
-    _add_common(common, argparse.SUPPRESS, argparse.SUPPRESS)
+    add_common_flags(common, inherited=True)
     verbs = parser.add_subparsers(dest="verb")
 
     def verb(name: str, text: str, *, run: bool = True) -> argparse.ArgumentParser:
@@ -74,13 +74,6 @@ def main(argv: list[str] | None = None) -> int:
     bodies = {"stop": _stop, "leave-free": _leave_free, "describe": _describe, "visualizer": _visualizer}
     body = bodies.get(args.verb or "list", _request if args.verb in _REQUESTS else _list)
     return guarded(lambda: body(args), as_json=args.json)
-
-
-def _add_common(parser: argparse.ArgumentParser, runs_dir: str, as_json: bool | str) -> None:
-    """The flags of all verbs with these defaults."""
-    parser.add_argument("--runs-dir", default=runs_dir, help="directory that holds the run directories (default: runs)")
-    parser.add_argument("--json", action="store_true", default=as_json,
-                        help="one JSON document on standard output (default: off)")
 
 
 def _list(args: argparse.Namespace) -> int:

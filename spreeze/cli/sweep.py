@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from spreeze.cli import train
-from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, guarded
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.machine.output import complain, emit, say
@@ -113,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="spreeze sweep", description="Train every combination of settings with several seeds.")
+    parser = Parser(prog="python -m spreeze sweep",
+                    description="Train every combination of settings with several seeds.")
     parser.add_argument("--env", metavar="ID", help="environment (default: that of train)")
     parser.add_argument("--import", dest="module", metavar="MODULE", help="module that registers it (default: none)")
     parser.add_argument("--algo", metavar="NAME", help="algorithm (default: follows from the task)")
@@ -134,10 +135,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: sweep and the time)")
     parser.add_argument("--resume", metavar="NAME", help="go on with a sweep; what is not finished begins anew "
                         "(default: a new sweep)")
-    parser.add_argument("--runs-dir", "--runs", default="runs", metavar="DIR",
-                        help="directory of the runs (default: runs)")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing (default: off)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
+    add_common_flags(parser)
     return parser
 
 

@@ -65,7 +65,7 @@ class EvaluationRow(NamedTuple):
 
 
 class Event(NamedTuple):
-    """An event of a run; ``level`` is info, warn or error."""
+    """An event of a run; ``level`` is info, warning or error."""
 
     t: float
     level: str
