@@ -38,7 +38,7 @@ from spreeze.machine.output import say
 from spreeze.machine.processes import ENDS_WITH
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import TABLE
-from spreeze.run_directory import find_run, read_config, state_of
+from spreeze.run_directory import find_run, read_config, read_json, state_of
 from spreeze.transport.weights import Weights, read_weights
 
 if TYPE_CHECKING:
@@ -198,11 +198,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """What the last session that ended in order reported at its end; empty before the first."""
-        try:
-            found = json.loads((self.path / "summary.json").read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return read_json(self.path / "summary.json")
 
     @property
     def config(self) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import stat
 import sys
 import tempfile
@@ -271,12 +272,7 @@ def is_alive(path: Path) -> bool:
 
 def read_run(path: Path) -> dict[str, Any]:
     """``run.json``, or an empty dictionary when it is missing or damaged."""
-    try:
-        with open(path / "run.json", "rb") as file:
-            data = json.loads(file.read(1_000_000))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
+    return read_json(path / "run.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,12 +286,7 @@ class About:
 
 def read_about(path: Path) -> About:
     """What was said about a run; empty where nothing was, or the file is damaged."""
-    try:
-        with open(path / "about.json", "rb") as file:
-            data = json.loads(file.read(1_000_000))
-    except (OSError, ValueError, RecursionError):
-        return About()
-    return _about(data) if isinstance(data, dict) else About()
+    return _about(read_json(path / "about.json"))
 
 
 def describe(path: Path, **changes: Any) -> About:
@@ -329,7 +320,7 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
     """``config.toml`` of a run as part -> field -> value; empty when missing or damaged."""
     try:
         with open(path / "config.toml", "rb") as file:
-            values = tomllib.loads(file.read(1_000_000).decode("utf-8", "replace"))
+            values = tomllib.loads(file.read(_MAX_BYTES).decode("utf-8", "replace"))
     except (OSError, tomllib.TOMLDecodeError, RecursionError):
         return {}
     return {part: fields for part, fields in values.items() if isinstance(fields, dict)}
@@ -400,6 +391,55 @@ def find_run(name_or_path: str, runs_dir: Path, others: Iterable[str] = ()) -> P
         names = [*(run.name for run in runs), *others]
         raise RunError(f"no run '{name_or_path}' in {runs_dir}{did_you_mean(name_or_path, names)}")
     return path
+
+
+def find_live_run(name_or_path: str, runs_dir: Path) -> Path:
+    """As ``find_run``; a RunError, too, if the run is not alive."""
+    path = find_run(name_or_path, runs_dir)
+    if not is_alive(path):
+        raise RunError(f"{path.name} is not running (state: {state_of(path)})")
+    return path
+
+
+def steer(name_or_path: str, runs_dir: Path, what: str, text: str = "") -> Path:
+    """Asks a live run for one of ``REQUESTS``, or to ``continue`` after a pause; returns its directory.
+
+    Raises:
+        RunError: no such run, it is not running, or the request cannot be written.
+    """
+    path = find_live_run(name_or_path, runs_dir)
+    if what == "continue":
+        (path / "control" / "pause").unlink(missing_ok=True)
+    else:
+        ask(path, what, text)
+    return path
+
+
+def same_process(pid: object, create_time: object) -> bool:
+    """Whether the process is alive and was started at that time: pids are reused."""
+    import psutil  # not for all who import this module
+
+    if not isinstance(pid, int) or not isinstance(create_time, int | float):
+        return False
+    try:
+        process = psutil.Process(pid)
+        same: bool = abs(process.create_time() - create_time) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError, OverflowError):
+        return False
+    return same
+
+
+def kill_supervisor(path: Path) -> None:
+    """Kills the supervisor of a run; its workers follow.
+
+    Raises:
+        RunError: the process that ``run.json`` names is another one by now.
+    """
+    run = read_run(path)
+    if not same_process(run.get("pid"), run.get("create_time")):
+        raise RunError(f"{path.name}: process {run.get('pid')} is not its supervisor any more; nothing was killed")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(run["pid"], signal.SIGKILL)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -178,3 +178,8 @@ def test_a_run_that_imports_code_is_resumed_once_that_module_was_allowed(sleeper
     control.resume(path, sleepers, trusted="mine")
     argv = json.loads((sleepers / ".launches" / "r1.json").read_text())["argv"]
     assert argv[-2:] == ["--import", "mine"]
+
+
+def test_a_doctor_that_fails_says_why():
+    with pytest.raises(RunError, match="the doctor failed: error: unrecognized arguments: --nonsense"):
+        control.doctor("--nonsense")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from spreeze.inference.policy import Policy
 from spreeze.machine.output import emit, say, stdout_to_stderr
 from spreeze.metrics import comparison
 from spreeze.metrics.comparison import FEWEST_RUNS, POLICIES, RESAMPLES, bootstrap_interval
-from spreeze.run_directory import find_run
+from spreeze.run_directory import find_run, read_json
 from spreeze.transport.weights import LATEST, Weights, read_weights
 from spreeze.types import EnvSpec, rebuild
 from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list
@@ -241,10 +240,7 @@ def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
 def _newest(run: Path) -> Path:
     """The file that ``LATEST.json`` names, else the one with the highest version."""
     folder = run / "weights"
-    try:
-        pointed = folder / Path(str(json.loads((folder / LATEST).read_bytes())["file"])).name
-    except (OSError, ValueError, KeyError, TypeError):
-        pointed = folder / ""
+    pointed = folder / Path(str(read_json(folder / LATEST).get("file", ""))).name  # the folder itself: no such file
     files = [pointed] if pointed.is_file() else sorted(folder.glob("w-*.safetensors"))
     if not files:
         raise RunError(f"run {run.name} has no weights yet: it ended, or is still, before its first update")

@@ -22,12 +22,12 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from spreeze.dashboard.run_data import LAUNCHES
 from spreeze.machine.output import say
 
 SETTING = "SPREEZE_DASHBOARD_TOKEN"
 """Environment variable; with ``off`` whoever reaches the port gets in."""
 _LEAST_CHARACTERS = 43
-_PLACE = ".launches"
 _FILE = """<!DOCTYPE html>
 <!-- {address} -->
 <meta charset="utf-8"><meta name="referrer" content="no-referrer"><title>Spreeze</title>
@@ -49,7 +49,7 @@ def page_token(folder: Path, *, asked: bool = True) -> str:
 
     One that is handed out without asking for a token lets nobody in once tokens are asked for.
     """
-    place = folder / _PLACE / ("browser-token" if asked else "open-token")
+    place = folder / LAUNCHES / ("browser-token" if asked else "open-token")
     token = secrets.token_urlsafe(32)
     with contextlib.suppress(OSError):
         _make_place(place.parent)
@@ -122,7 +122,7 @@ class Entrance:
             say(f"\n  Dashboard: {address}  ({SETTING} = off: open to every account of this machine)\n")
             return
         port = address.rpartition(":")[2].partition("/")[0]
-        self._file = self._folder / _PLACE / f"dashboard-{port}.html"
+        self._file = self._folder / LAUNCHES / f"dashboard-{port}.html"
         self._print_invitation(self._invite())
 
     def _print_invitation(self, invitation: str) -> None:

@@ -152,9 +152,7 @@ def _pins(path: Path, tuning: TuningView) -> None:
         start.fill(wanted)
         st.toast("Taken over: see Settings beside Start on the Live page.")
     with cells[1]:
-        components.show_command(
-            "pins", control.shown("spreeze.train", *control.arguments(request), *control.place(runs_dir()))
-        )
+        components.show_command("pins", control.train_command(request, runs_dir()))
 
 
 def _measured(tuning: TuningView) -> None:

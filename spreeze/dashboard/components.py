@@ -17,6 +17,7 @@ from spreeze.config.schema import Config, field_of, kind_of
 from spreeze.dashboard import control, live_api
 from spreeze.dashboard.live_api import SOURCE, published
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, on_policy, row, tail_lines
+from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean
 from spreeze.run_directory import LIVE_STATES, read_config, read_run, state_of
 
@@ -162,6 +163,18 @@ def command_component() -> Any:
         for name in ("command.js", "command.css")
     )
     return st.components.v2.component("spreeze_command", html=_COMMAND_HTML, css=style, js=script, isolate_styles=False)
+
+
+def tried(action: Callable[..., object], *args: object, note: str = "") -> None:
+    """Does what a click asks for; its error, or else the note, is shown with the next page."""
+    st.session_state.pop("control_error", None)
+    try:
+        action(*args)
+    except SpreezeError as error:
+        st.session_state["control_error"] = str(error)
+        return
+    if note:
+        st.session_state["control_note"] = note
 
 
 def show_errors(folder: Path) -> None:

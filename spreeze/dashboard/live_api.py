@@ -294,7 +294,7 @@ def _note(
             "It ended before there were numbers: see the Logs page."
         return {"note": text, "problem": problem}
     if state == "paused":
-        return {"note": "Paused: the processes stand still and their cores are free. Go on continues where they are.",
+        return {"note": "Paused: the processes stand still and their cores are free. They continue where they are.",
                 "problem": False}
     found = bottleneck(shown)
     text = found.sentence if state in LIVE_STATES else f"When it ended: {found.sentence}"

@@ -32,6 +32,8 @@ from spreeze.run_directory import (
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "assets" / "sample_run"
 SAMPLE_NAME = "sample run"
+LAUNCHES = ".launches"
+"""Folder beside the runs: records and logs of starts from a page, and the server's tokens."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def log_files(path: Path) -> dict[str, Path]:
 
 def launch_log(name: str, folder: Path) -> Path:
     """The file for the terminal output of a run started from a page."""
-    return folder / ".launches" / f"{name}.log"
+    return folder / LAUNCHES / f"{name}.log"
 
 
 def newest_log(path: Path, count: int) -> tuple[str, list[str]]:

@@ -32,12 +32,12 @@ from spreeze.run_directory import ask, is_alive
 _TCP = (socket.AF_INET, socket.AF_INET6)
 
 
-def life(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManager[None]]:
+def lifespan(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManager[None]]:
     """The server's lifespan: opens the entrance and loads the pages' modules before the first visit."""
 
     @contextlib.asynccontextmanager
-    async def lived(app: st.App) -> AsyncIterator[None]:
-        send_at_once()
+    async def running(app: st.App) -> AsyncIterator[None]:
+        disable_nagle()
         threading.Thread(target=_load_pages, name="load pages", daemon=True).start()
         entrance.open(address())
         try:
@@ -45,10 +45,10 @@ def life(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManager[N
         finally:
             entrance.close()
 
-    return lived
+    return running
 
 
-def send_at_once() -> int:
+def disable_nagle() -> int:
     """Disables Nagle's algorithm on all listening sockets of this process; returns their number.
 
     asyncio does so only for sockets that were made with TCP as their protocol, which Streamlit's (1.67) were not. The
