@@ -275,6 +275,12 @@ def read_run(path: Path) -> dict[str, Any]:
     return read_json(path / "run.json")
 
 
+def session_starts(run: Mapping[str, Any]) -> list[float]:
+    """Wall time at which each session of a run began, from its ``run.json``."""
+    found = run.get("session_starts")
+    return [float(t) for t in found if isinstance(t, int | float)] if isinstance(found, list) else []
+
+
 @dataclass(frozen=True, kw_only=True)
 class About:
     """What a user says about a run (``about.json``); nothing of it is used to train."""
@@ -468,6 +474,11 @@ def make_runs_dir(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ResourceError(f"cannot write below {path}: {error}") from None
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest folder that exists, which may be ``path`` itself."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.is_dir())
 
 
 def process_age_s() -> float:

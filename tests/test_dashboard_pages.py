@@ -104,7 +104,7 @@ def components(page, name):
 
 
 def commands(page):
-    return [line for told in components(page, "spreeze_command") for line in told["lines"]]
+    return [line for told in components(page, "spreeze_commands") for line in told["lines"]]
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,26 +129,22 @@ def _recorder(path: str | None) -> Any:
         return
     from spreeze.workers.visualizer import ClipWriter, clip_stride  # loads the encoder only if a clip is wanted
 
-    with contextlib.ExitStack() as stack:
-        yield _film(lambda fps: stack.enter_context(ClipWriter(Path(path), fps)), clip_stride)
-
-
-def _film(open_clip: Callable[[float], Any], stride_of: Callable[[float], int]) -> Callable[[int, Task], None]:
-    clip: Any = None
-    stride, step = 1, 0
+    clip: ClipWriter | None = None
+    step = 0
 
     def on_step(place: int, task: Task) -> None:
-        nonlocal clip, stride, step
+        nonlocal clip, step
         if place != 0:
             return
+        stride = clip_stride(task.render_fps)
         if clip is None:
-            stride = stride_of(task.render_fps)
-            clip = open_clip(task.render_fps / stride)
+            clip = stack.enter_context(ClipWriter(Path(path), task.render_fps / stride))
         if step % stride == 0:
             clip.add(task.render())
         step += 1
 
-    return on_step
+    with contextlib.ExitStack() as stack:
+        yield on_step
 
 
 def _write_csv(path: Path, episodes: Sequence[Episode]) -> None:

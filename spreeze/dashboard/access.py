@@ -23,6 +23,7 @@ from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spreeze.dashboard.run_data import LAUNCHES
+from spreeze.envs.make import has_display
 from spreeze.machine.output import say
 
 SETTING = "SPREEZE_DASHBOARD_TOKEN"
@@ -169,9 +170,7 @@ class Entrance:
 
 def _has_desktop() -> bool:
     """Whether a window would appear on the screen of whoever reads the terminal."""
-    if "SSH_CONNECTION" in os.environ:
-        return False
-    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return "SSH_CONNECTION" not in os.environ and has_display()
 
 
 def show(file: Path) -> None:

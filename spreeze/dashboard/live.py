@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from spreeze.config.modes import wiring_of
 from spreeze.dashboard import autotune, components, control, navigation, start
-from spreeze.dashboard.run_data import SAMPLE, on_policy, row, runs_dir
+from spreeze.dashboard.run_data import SAMPLE, row, runs_dir, wiring
 from spreeze.formatting import DASH, whole
 from spreeze.run_directory import read_run, steer
 
@@ -79,8 +78,8 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     name, paused = now.name or "", now.phase == "paused"
     pause = "continue" if paused else "pause"
     run = read_run(folder / name)
-    wiring = wiring_of(run, on_policy=on_policy(run))
-    one_process = wiring is not None and wiring.in_turns
+    parts = wiring(run)
+    one_process = parts is not None and parts.in_turns
     buttons = (
         (pause, "Continue" if paused else "Pause", "Stops its processes where they are, which frees the cores at once; "
          "replay and networks stay in memory.", False),

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.config.algorithms import ON_POLICY
+from spreeze.config.modes import Wiring, wiring_of
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, RunError
-from spreeze.formatting import clean, duration
+from spreeze.formatting import DASH, clean, duration
 from spreeze.metrics.table import by_name
 from spreeze.run_directory import (
     LIVE_STATES,
@@ -59,6 +60,11 @@ class RunRow:
     def title(self) -> str:
         """What the user calls it, or its name."""
         return self.about.title or self.name
+
+    @property
+    def began(self) -> str:
+        """Month, day and time of its start."""
+        return DASH if self.started is None else self.started[5:16].replace("T", " ")
 
 
 def runs_dir() -> Path:
@@ -207,10 +213,11 @@ def _clip(path: Path, record: dict[str, Any]) -> Clip:
                 [value for value in known if value is not None])
 
 
-def on_policy(run: Mapping[str, Any]) -> bool:
-    """Whether a run's algorithm is on-policy, according to its ``run.json``."""
-    wiring = run.get("wiring")
-    return wiring.get("lag") is not None if isinstance(wiring, dict) else run.get("algo") in ON_POLICY
+def wiring(run: Mapping[str, Any]) -> Wiring | None:
+    """How the parts of a run work together, from its ``run.json``; None if unknown."""
+    told = run.get("wiring")
+    on_policy = told.get("lag") is not None if isinstance(told, dict) else run.get("algo") in ON_POLICY
+    return wiring_of(run, on_policy=on_policy)
 
 
 def meaning(name: str) -> str:

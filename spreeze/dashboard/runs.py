@@ -67,7 +67,7 @@ def _list(folder: Path) -> None:
         {
             "run": _called(item), "state": [item.state], "task": item.env_id or DASH,
             "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{whole(item.seed)}",
-            "started": _moment(item.started), "time": duration(item.wall_s), "env steps": number(item.env_steps),
+            "started": item.began, "time": duration(item.wall_s), "env steps": number(item.env_steps),
             "best": number(item.eval_best), "last ten": number(item.eval_final), "tags": list(item.about.tags),
         }
         for item in found
@@ -105,11 +105,6 @@ def _clicked(names: list[str]) -> None:
 def _called(item: RunRow) -> str:
     """The title, or the name without the date that the tables show anyway: a whole name would not fit."""
     return item.about.title or _DATE.sub("", item.name)
-
-
-def _moment(started: str | None) -> str:
-    """Month, day and time of an ISO date."""
-    return DASH if started is None else started[5:16].replace("T", " ")
 
 
 def _one(path: Path, folder: Path) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
-import stat
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import psutil
 import streamlit as st
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -28,8 +27,6 @@ from spreeze.dashboard.run_data import run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import clean
 from spreeze.run_directory import ask, is_alive
-
-_TCP = (socket.AF_INET, socket.AF_INET6)
 
 
 def lifespan(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManager[None]]:
@@ -55,23 +52,14 @@ def disable_nagle() -> int:
     second part of each answer then waits up to 40 ms for the browser's acknowledgement of the first, and a page is
     ninety answers. Connections inherit the option.
     """
-    changed = 0
-    for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                changed += _without_delay(socket.socket(fileno=int(name)))
-    return changed
-
-
-def _without_delay(shared: socket.socket) -> bool:
-    """Whether it is a listening TCP socket; the descriptor is left open."""
-    try:
-        listens = bool(shared.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and shared.family in _TCP
-        if listens:
+    listening = [one.fd for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    for fd in listening:
+        shared = socket.socket(fileno=fd)
+        try:
             shared.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listens
-    finally:
-        shared.detach()
+        finally:
+            shared.detach()  # the descriptor is another's
+    return len(listening)
 
 
 def _load_pages() -> None:
