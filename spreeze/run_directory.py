@@ -48,7 +48,7 @@ TIMELINE = "timeline.json"
 LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2
-_MAX_BYTES = 1_000_000
+_MAX_BYTES, _TAIL_BYTES = 1_000_000, 64_000
 _START_FIELD = 19
 """Index in ``/proc/PID/stat`` after the name: start time of the process, in ticks since boot."""
 
@@ -343,13 +343,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def tail_text(path: Path, limit_bytes: int = 64_000) -> str:
+def tail_text(path: Path) -> str:
     """The end of a text file; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - limit_bytes))
-            return file.read(limit_bytes).decode("utf-8", "replace")
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 
@@ -454,9 +454,20 @@ def write_json(path: Path, data: Any) -> None:
     Raises:
         OSError: disk full or no permission; the old content is untouched.
     """
+    replace_text(path, json.dumps(data, indent=1) + "\n")
+
+
+def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Replaces a text file atomically; ``mode``: its permissions, less the umask.
+
+    Raises:
+        OSError: disk full or no permission; the old content is untouched.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        temporary.unlink(missing_ok=True)  # of a killed process that had the same id
+        with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(text)
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):

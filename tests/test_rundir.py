@@ -167,6 +167,14 @@ def test_no_stranger_is_killed_in_place_of_a_supervisor(run, capsys):
         stranger.communicate()
 
 
+def test_a_visualizer_is_paused_and_resumed_and_that_is_said(run, capsys):
+    mark = run.path / "control" / "pause-visualizer"
+    for word, lies, told in (("pause", True, "one: its visualizer pauses\n"),
+                             ("resume", False, "one: its visualizer draws again\n")):
+        assert runs_main(["--runs-dir", str(run.path.parent), "visualizer", "one", word]) == 0
+        assert (mark.exists(), capsys.readouterr().out) == (lies, told)
+
+
 def test_stopping_what_does_not_run_is_refused(run, capsys):
     run.close()
     assert runs_main(["--runs-dir", str(run.path.parent), "stop", "one"]) == 2

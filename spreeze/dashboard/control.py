@@ -1,6 +1,6 @@
 """Starts, stops, resumes and deletes runs, by the same commands that a user would type.
 
-A started run is not a child of this process. Its state comes from the run directory and its lock; before it has a
+A started run outlives this process. Its state comes from the run directory and its lock; before it has a
 directory, from ``.launches/NAME.json`` beside the runs.
 """
 
@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ from spreeze.types import PolicyFormat
 
 _ENV_ID = re.compile(r"^((mpe2|lbf|envpool|vector):)?[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
 _MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
-_LAUNCH_S, _VERB_S = 20.0, 120.0
+_VERB_S = 120.0
 _MOST_COMPLAINT = 300
 FORCE_AFTER_S = 30.0
 """Time after a stop request from which a page offers to kill the run."""
@@ -187,7 +188,6 @@ def activity(folder: Path, shown: str | None = None) -> Activity:
 
 
 def arguments(request: Request) -> list[str]:
-    """The command-line arguments of the request."""
     module = request.import_module or imported()
     found = ["--env", request.env_id, *(["--import", module] if module else [])]
     found += [part for text in request.args for part in ("--env-arg", text)]
@@ -221,12 +221,10 @@ def runs_dir_flags(folder: Path) -> tuple[str, ...]:
 
 
 def train_command(request: Request, folder: Path) -> str:
-    """The command that starts what the request asks for, to be shown."""
     return command_line("spreeze.train", *arguments(request), *runs_dir_flags(folder))
 
 
 def runs_command(folder: Path, *arguments: str) -> str:
-    """A command of ``spreeze runs``, to be shown."""
     return command_line("spreeze", "runs", *runs_dir_flags(folder), *arguments)
 
 
@@ -416,7 +414,6 @@ def imported_by(path: Path) -> str | None:
 
 
 def examine_command(env_id: str, module: str | None, args: tuple[str, ...]) -> str:
-    """The command that ``examine`` runs."""
     return command_line("spreeze", "doctor", *_env_flags(env_id, module, args))
 
 
@@ -468,21 +465,21 @@ def _complaint(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _launch(options: list[str], folder: Path, name: str) -> None:
+    """Starts a run in a session of its own, so that neither the end of this process nor its signals reach it."""
     log = launch_log(name, folder)
     command = [*COMMAND, *options]
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "spreeze.dashboard.detached", str(log), *command],
-            capture_output=True, text=True, timeout=_LAUNCH_S, check=True, env=environment(),
-            stdin=subprocess.DEVNULL,
-        )
-        pid = int(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(fd, "ab") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                       env=environment(), start_new_session=True)
+    except OSError as error:
         raise ResourceError(f"the run could not be started: {clean(error)}") from None
     created = None
     with contextlib.suppress(psutil.Error):
-        created = psutil.Process(pid).create_time()
-    record = {"pid": pid, "create_time": created, "argv": command, "started": time.time()}
+        created = psutil.Process(process.pid).create_time()
+    threading.Thread(target=process.wait, name=name, daemon=True).start()  # else it would end as a zombie
+    record = {"pid": process.pid, "create_time": created, "argv": command, "started": time.time()}
     write_json(log.with_suffix(".json"), record)
 
 

@@ -193,8 +193,6 @@ def newest_timeline(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Clip:
-    """A recorded clip and the numbers about it."""
-
     path: Path
     facts: dict[str, float]
     episode_returns: list[float]

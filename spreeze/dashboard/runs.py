@@ -175,7 +175,6 @@ def _downloads(path: Path, folder: Path) -> str:
 
 
 def _about(path: Path, about: About) -> None:
-    """What the user wants to say about a run."""
     with st.expander("Title, tags and note"), st.form(f"about_{path.name}", border=False):
         title = st.text_input("Title", about.title, max_chars=100, placeholder=path.name)
         tags = st.text_input("Tags", ", ".join(about.tags), placeholder="words with commas between them")
@@ -215,7 +214,6 @@ def _imported_by(path: Path) -> str | None:
 
 
 def watch() -> None:
-    """The clips of a run in time order."""
     path = navigation.need_run()
     st.subheader(f"Clips of {row(path).name}", anchor=False)
     if path != SAMPLE:  # its networks are not included
@@ -255,7 +253,6 @@ def label(clip: Clip) -> str:
 
 
 def logs() -> None:
-    """The events, logs and errors of a run."""
     path = navigation.need_run()
     st.subheader(f"Logs of {row(path).name}", anchor=False)
     _events(path)

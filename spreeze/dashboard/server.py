@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import streamlit as st
+from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -21,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spreeze.dashboard import control, live_api, navigation
-from spreeze.dashboard.access import Entrance, Guard
+from spreeze.dashboard.access import Entrance, Guard, is_page
 from spreeze.dashboard.components import prefix
 from spreeze.dashboard.run_data import run_path, runs_dir
 from spreeze.errors import RunError
@@ -111,9 +112,7 @@ class BaseAddress:
 
         async def with_address(message: Message) -> None:
             nonlocal start, body
-            if message["type"] == "http.response.start" and any(
-                name.lower() == b"content-type" and value.startswith(b"text/html") for name, value in message["headers"]
-            ):
+            if is_page(message):
                 start = message
                 return
             if start is None or message["type"] != "http.response.body":
@@ -124,15 +123,13 @@ class BaseAddress:
                 return
             script = f"window.__streamlit={{BACKEND_BASE_URL:location.origin+{json.dumps(prefix() + '/')}}}"
             body = body.replace(b"<head>", f"<head><script>{script}</script>".encode(), 1)
-            headers = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
-            await send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+            MutableHeaders(scope=start)["Content-Length"] = str(len(body))
+            await send(start)
             await send({**message, "body": body})
 
         plain = scope["type"] != "http" or scope["method"] != "GET"
-        if not plain:
-            # A compressed page could not be changed.
-            scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"
-                                          or b"text/html" not in dict(scope["headers"]).get(b"accept", b"")]}
+        if not plain and "text/html" in (headers := MutableHeaders(scope=scope)).get("accept", ""):
+            del headers["accept-encoding"]  # a compressed page could not be changed
         await self._app(scope, receive, send if plain else with_address)
 
 
