@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     import gymnasium
 
 _ROOT = Path(__file__).resolve().parents[1]
-_MOST_POINTS = 500_000
 _LAST_LINES = 20
 _ERROR = "error: "
 
@@ -219,8 +218,7 @@ class Run:
         """
         with self._reader.held() as reader:
             known = reader.names()
-            found = reader.series(name, max_points=_MOST_POINTS)
-            points = reader.tail([name], -1.0, _MOST_POINTS).get(name, [])
+            found = reader.whole_series(name)
         unit, meaning = found.unit, found.meaning
         if name not in known:
             try:
@@ -229,11 +227,7 @@ class Run:
                 names = dict.fromkeys([*known, *(metric.name for metric in TABLE.metrics)])
                 raise ConfigError(f"no metric '{name}'{did_you_mean(name, names)} (run.metrics has all)") from None
             unit, meaning = row.unit, row.meaning
-        raw = np.array(points, np.float64).reshape(-1, 3).T  # a series begins with a mean over ten seconds
-        older = found.t < (raw[0, 0] if points else np.inf)
-        t, step, value = (np.concatenate([column[older], rest])
-                          for column, rest in zip((found.t, found.step, found.mean), raw, strict=True))
-        return History(name, unit, meaning, t, step.astype(np.int64), value)
+        return History(name, unit, meaning, found.t, found.step.astype(np.int64), found.mean)
 
     @property
     def evaluations(self) -> Evaluations:
@@ -430,7 +424,7 @@ def _part(obs: Any, index: int) -> Any:
 
 
 def _shape(shape: tuple[int, ...] | None, size: int) -> tuple[int, ...]:
-    return (size,) if shape is None else shape  # weights of version 0.1 had no shapes
+    return (size,) if shape is None else shape  # a team's observation has none
 
 
 def _place(run: Run | str | os.PathLike[str]) -> str:

@@ -229,6 +229,11 @@ def test_numbers_are_sent_with_six_digits():
     assert live_api._rounded([]) == []
 
 
+def test_warnings_and_errors_have_a_colour_of_their_own():
+    style = Path(live_api.__file__).with_name("live.css").read_text()
+    assert [level for level in ("warning", "error") if f".sz-{level} {{" not in style] == []
+
+
 def test_a_damaged_store_is_an_answer_with_one_line(run):
     (run / "metrics.db").write_bytes(b"x" * 5000)
     with pytest.raises(RunError):

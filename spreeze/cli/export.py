@@ -8,7 +8,6 @@ import csv
 import importlib.util
 import io
 import keyword
-import math
 import os
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -35,7 +34,6 @@ from spreeze.types import POLICY_FORMATS, EnvSpec, PolicyFormat
 OBSERVATIONS = 1000
 """Of the check."""
 _CSV = "csv"
-_ALL_POINTS = 10_000_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,9 +154,8 @@ def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     evaluations = out.with_name(f"{out.stem}_evaluations.csv")
     _check_places([out, evaluations], force=args.force)
     reader = MetricsReader(run / "metrics.db")
-    with reader.held():
-        metrics = _metric_rows(reader)
-        evaluated: list[Sequence[object]] = [EvaluationRow._fields, *reader.evaluations()]
+    metrics = _metric_rows(reader)
+    evaluated: list[Sequence[object]] = [EvaluationRow._fields, *reader.evaluations()]
     with _in_place([out, evaluations]) as places:
         for place, rows in zip(places, (metrics, evaluated), strict=True):
             buffer = io.StringIO()
@@ -172,15 +169,10 @@ def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def _metric_rows(reader: MetricsReader) -> list[Sequence[object]]:
     rows: list[Sequence[object]] = [("wall_s", "env_steps", "metric", "unit", "mean", "min", "max")]
-    names = reader.names()
-    newest = reader.tail(names, since=-1.0, limit=_ALL_POINTS)
-    for name in names:
-        series, points = reader.series(name, max_points=_ALL_POINTS), newest.get(name, [])
+    for name in reader.names():
+        series = reader.whole_series(name)
         columns: Iterable[Any] = zip(*(column.tolist() for column in series[3:]), strict=True)
-        # A series may begin its points with a roll-up over the first of them.
-        before = min((point.t for point in points), default=math.inf)
-        rows += [(t, int(step), name, series.unit, *values) for t, step, *values in columns if t < before]
-        rows += [(p.t, p.step, name, series.unit, p.value, p.value, p.value) for p in points]
+        rows += [(t, int(step), name, series.unit, *values) for t, step, *values in columns]
     return rows
 
 

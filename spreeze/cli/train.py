@@ -425,7 +425,7 @@ def _run(
     except OSError as error:
         raise ResourceError(f"{run_dir.path} cannot be written: {error}; make room or choose --runs-dir") from None
     run_dir.write_state(samples_per_insert_band=plan.config.replay.samples_per_insert_band)
-    view = open_view(sys.stderr if args.json else sys.stdout, json_mode=args.json)
+    view = open_view(json_mode=args.json)
     state = "failed"
     try:
         with contextlib.closing(view):

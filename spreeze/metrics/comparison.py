@@ -206,9 +206,9 @@ def whole(curve: Sequence[EvaluationRow]) -> list[EvaluationRow]:
     return [record for record in curve if 2 * record.episodes >= most]
 
 
-def worst_of_last(curve: Sequence[EvaluationRow], policies: int = WORST_OF) -> float | None:
-    """The lowest of the latest whole evaluations; None if there are none."""
-    return min((record.return_mean for record in whole(curve)[-policies:]), default=None)
+def worst_of_last(curve: Sequence[EvaluationRow]) -> float | None:
+    """The lowest of the latest ``WORST_OF`` whole evaluations; None if there are none."""
+    return min((record.return_mean for record in whole(curve)[-WORST_OF:]), default=None)
 
 
 def spread(values: Sequence[float], rules: Rules) -> Spread | None:
