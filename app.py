@@ -23,5 +23,5 @@ if module := parser.parse_args().module:
 take_name(PAGE)  # so that running trainings do not count the dashboard as external load
 entrance = Entrance(runs_dir())
 app = st.App(
-    server.SCRIPT, routes=server.routes(), middleware=server.middleware(entrance), lifespan=server.life(entrance)
+    server.SCRIPT, routes=server.routes(), middleware=server.middleware(entrance), lifespan=server.lifespan(entrance)
 )

@@ -38,14 +38,13 @@ from spreeze.machine.output import say
 from spreeze.machine.processes import ENDS_WITH
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import TABLE
-from spreeze.run_directory import find_run, read_config, state_of
+from spreeze.run_directory import find_run, read_config, read_json, state_of
 from spreeze.transport.weights import Weights, read_weights
 
 if TYPE_CHECKING:
     import gymnasium
 
 _ROOT = Path(__file__).resolve().parents[1]
-_MOST_POINTS = 500_000
 _LAST_LINES = 20
 _ERROR = "error: "
 
@@ -198,11 +197,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """What the last session that ended in order reported at its end; empty before the first."""
-        try:
-            found = json.loads((self.path / "summary.json").read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return read_json(self.path / "summary.json")
 
     @property
     def config(self) -> dict[str, dict[str, Any]]:
@@ -223,8 +218,7 @@ class Run:
         """
         with self._reader.held() as reader:
             known = reader.names()
-            found = reader.series(name, max_points=_MOST_POINTS)
-            points = reader.tail([name], -1.0, _MOST_POINTS).get(name, [])
+            found = reader.whole_series(name)
         unit, meaning = found.unit, found.meaning
         if name not in known:
             try:
@@ -233,11 +227,7 @@ class Run:
                 names = dict.fromkeys([*known, *(metric.name for metric in TABLE.metrics)])
                 raise ConfigError(f"no metric '{name}'{did_you_mean(name, names)} (run.metrics has all)") from None
             unit, meaning = row.unit, row.meaning
-        raw = np.array(points, np.float64).reshape(-1, 3).T  # a series begins with a mean over ten seconds
-        older = found.t < (raw[0, 0] if points else np.inf)
-        t, step, value = (np.concatenate([column[older], rest])
-                          for column, rest in zip((found.t, found.step, found.mean), raw, strict=True))
-        return History(name, unit, meaning, t, step.astype(np.int64), value)
+        return History(name, unit, meaning, found.t, found.step.astype(np.int64), found.mean)
 
     @property
     def evaluations(self) -> Evaluations:
@@ -434,7 +424,7 @@ def _part(obs: Any, index: int) -> Any:
 
 
 def _shape(shape: tuple[int, ...] | None, size: int) -> tuple[int, ...]:
-    return (size,) if shape is None else shape  # weights of version 0.1 had no shapes
+    return (size,) if shape is None else shape  # a team's observation has none
 
 
 def _place(run: Run | str | os.PathLike[str]) -> str:

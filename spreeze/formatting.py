@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 DASH = "-"
 _UNSEEN = (r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
@@ -23,6 +24,12 @@ def clean(text: object, limit: int = 500) -> str:
 def printable(text: str) -> str:
     """Like ``clean``, but keeps newlines and tabs and truncates nothing."""
     return _CONTROL_BUT_LINES.sub(" ", text)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines, two spaces between the columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def number(value: float | None) -> str:

@@ -20,6 +20,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import stat
 import sys
 import tempfile
@@ -47,7 +48,7 @@ TIMELINE = "timeline.json"
 LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2
-_MAX_BYTES = 1_000_000
+_MAX_BYTES, _TAIL_BYTES = 1_000_000, 64_000
 _START_FIELD = 19
 """Index in ``/proc/PID/stat`` after the name: start time of the process, in ticks since boot."""
 
@@ -271,12 +272,13 @@ def is_alive(path: Path) -> bool:
 
 def read_run(path: Path) -> dict[str, Any]:
     """``run.json``, or an empty dictionary when it is missing or damaged."""
-    try:
-        with open(path / "run.json", "rb") as file:
-            data = json.loads(file.read(1_000_000))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
+    return read_json(path / "run.json")
+
+
+def session_starts(run: Mapping[str, Any]) -> list[float]:
+    """Wall time at which each session of a run began, from its ``run.json``."""
+    found = run.get("session_starts")
+    return [float(t) for t in found if isinstance(t, int | float)] if isinstance(found, list) else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,12 +292,7 @@ class About:
 
 def read_about(path: Path) -> About:
     """What was said about a run; empty where nothing was, or the file is damaged."""
-    try:
-        with open(path / "about.json", "rb") as file:
-            data = json.loads(file.read(1_000_000))
-    except (OSError, ValueError, RecursionError):
-        return About()
-    return _about(data) if isinstance(data, dict) else About()
+    return _about(read_json(path / "about.json"))
 
 
 def describe(path: Path, **changes: Any) -> About:
@@ -329,7 +326,7 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
     """``config.toml`` of a run as part -> field -> value; empty when missing or damaged."""
     try:
         with open(path / "config.toml", "rb") as file:
-            values = tomllib.loads(file.read(1_000_000).decode("utf-8", "replace"))
+            values = tomllib.loads(file.read(_MAX_BYTES).decode("utf-8", "replace"))
     except (OSError, tomllib.TOMLDecodeError, RecursionError):
         return {}
     return {part: fields for part, fields in values.items() if isinstance(fields, dict)}
@@ -346,13 +343,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def tail_text(path: Path, limit_bytes: int = 64_000) -> str:
+def tail_text(path: Path) -> str:
     """The end of a text file; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - limit_bytes))
-            return file.read(limit_bytes).decode("utf-8", "replace")
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 
@@ -402,15 +399,75 @@ def find_run(name_or_path: str, runs_dir: Path, others: Iterable[str] = ()) -> P
     return path
 
 
+def find_live_run(name_or_path: str, runs_dir: Path) -> Path:
+    """As ``find_run``; a RunError, too, if the run is not alive."""
+    path = find_run(name_or_path, runs_dir)
+    if not is_alive(path):
+        raise RunError(f"{path.name} is not running (state: {state_of(path)})")
+    return path
+
+
+def steer(name_or_path: str, runs_dir: Path, what: str, text: str = "") -> Path:
+    """Asks a live run for one of ``REQUESTS``, or to ``continue`` after a pause; returns its directory.
+
+    Raises:
+        RunError: no such run, it is not running, or the request cannot be written.
+    """
+    path = find_live_run(name_or_path, runs_dir)
+    if what == "continue":
+        (path / "control" / "pause").unlink(missing_ok=True)
+    else:
+        ask(path, what, text)
+    return path
+
+
+def same_process(pid: object, create_time: object) -> bool:
+    """Whether the process is alive and was started at that time: pids are reused."""
+    import psutil  # not for all who import this module
+
+    if not isinstance(pid, int) or not isinstance(create_time, int | float):
+        return False
+    try:
+        process = psutil.Process(pid)
+        same: bool = abs(process.create_time() - create_time) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError, OverflowError):
+        return False
+    return same
+
+
+def kill_supervisor(path: Path) -> None:
+    """Kills the supervisor of a run; its workers follow.
+
+    Raises:
+        RunError: the process that ``run.json`` names is another one by now.
+    """
+    run = read_run(path)
+    if not same_process(run.get("pid"), run.get("create_time")):
+        raise RunError(f"{path.name}: process {run.get('pid')} is not its supervisor any more; nothing was killed")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(run["pid"], signal.SIGKILL)
+
+
 def write_json(path: Path, data: Any) -> None:
     """Replaces a JSON file atomically.
 
     Raises:
         OSError: disk full or no permission; the old content is untouched.
     """
+    replace_text(path, json.dumps(data, indent=1) + "\n")
+
+
+def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Replaces a text file atomically; ``mode``: its permissions, less the umask.
+
+    Raises:
+        OSError: disk full or no permission; the old content is untouched.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        temporary.unlink(missing_ok=True)  # of a killed process that had the same id
+        with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(text)
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -428,6 +485,11 @@ def make_runs_dir(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ResourceError(f"cannot write below {path}: {error}") from None
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest folder that exists, which may be ``path`` itself."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.is_dir())
 
 
 def process_age_s() -> float:

@@ -150,7 +150,7 @@ CATALOGUE = {
         "rundir::test_the_lock_ends_with_the_process_that_held_it")),
     39: Row("the whole group SIGKILLed", ("kill::test_killed_group_leaves_nothing",)),
     40: Row("dashboard killed, many clicks on Start", (
-        "dashboard_control::test_a_started_run_is_no_child_of_the_page",
+        "dashboard_control::test_a_started_run_outlives_the_page_that_is_killed",
         "dashboard_control::test_many_clicks_at_once_start_one_run")),
     41: Row("two runs at once, same or other name", (
         "json::test_two_runs_at_once_do_not_meet", "resume::test_a_running_run_is_not_resumed",

@@ -4,12 +4,13 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 
 import psutil
 import pytest
-from harness import poll
+from harness import PATIENCE_S, poll
 
 pytest.importorskip("streamlit")
 
@@ -40,12 +41,25 @@ def until(condition):
     poll(condition, what="what the test waits for")
 
 
-def test_a_started_run_is_no_child_of_the_page(sleepers):
-    name = control.start(control.Request(env_id="Pendulum-v1"), sleepers)
+START_AND_DIE = """import os, signal, sys
+from pathlib import Path
+from spreeze.dashboard import control
+folder, *command = sys.argv[1:]
+control.COMMAND = tuple(command)
+control.start(control.Request(env_id="Pendulum-v1"), Path(folder))
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+def test_a_started_run_outlives_the_page_that_is_killed(sleepers):
+    page = subprocess.run([sys.executable, "-c", START_AND_DIE, str(sleepers), *control.COMMAND], check=False,
+                          timeout=PATIENCE_S, start_new_session=True)
+    assert page.returncode == -signal.SIGKILL
     launch = control.launching(sleepers)
-    assert launch.name == name
-    assert psutil.Process(launch.pid).ppid() != os.getpid()
     assert os.getsid(launch.pid) == launch.pid
+    until(lambda: "up" in run_data.tail_text(launch.log))
+    control.stop(launch.name, sleepers)
+    until(lambda: control.launching(sleepers) is None)
 
 
 def test_many_clicks_at_once_start_one_run(sleepers):
@@ -178,3 +192,8 @@ def test_a_run_that_imports_code_is_resumed_once_that_module_was_allowed(sleeper
     control.resume(path, sleepers, trusted="mine")
     argv = json.loads((sleepers / ".launches" / "r1.json").read_text())["argv"]
     assert argv[-2:] == ["--import", "mine"]
+
+
+def test_a_doctor_that_fails_says_why():
+    with pytest.raises(RunError, match="the doctor failed: error: unrecognized arguments: --nonsense"):
+        control.doctor("--nonsense")

@@ -224,9 +224,14 @@ def test_many_evaluations_are_thinned_with_best_and_worst_kept(run, seen):
 def test_numbers_are_sent_with_six_digits():
     values = [0.0, -0.0, 1.0, 0.1234567, -1234567.8, 3.14159265e-9, 2.0**80, 99999.96, 5e-324, 1.5]
     sent = live_api._rounded(values)
-    assert sent == pytest.approx([float(f"{value:.6g}") for value in values], rel=1e-12, abs=1e-300)
+    assert sent == pytest.approx(values, rel=5e-6, abs=1e-300)
     assert [repr(value) for value in sent[2:5]] == ["1.0", "0.123457", "-1234570.0"]
     assert live_api._rounded([]) == []
+
+
+def test_warnings_and_errors_have_a_colour_of_their_own():
+    style = Path(live_api.__file__).with_name("live.css").read_text()
+    assert [level for level in ("warning", "error") if f".sz-{level} {{" not in style] == []
 
 
 def test_a_damaged_store_is_an_answer_with_one_line(run):

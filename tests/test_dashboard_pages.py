@@ -104,7 +104,7 @@ def components(page, name):
 
 
 def commands(page):
-    return [line for told in components(page, "spreeze_command") for line in told["lines"]]
+    return [line for told in components(page, "spreeze_commands") for line in told["lines"]]
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -241,8 +241,8 @@ def test_a_report_that_cannot_be_made_holds_the_reason(world):
     from spreeze.dashboard import control
 
     path = world("damaged") / "a1"
-    assert "cannot be read as metrics" in control.reported([path])
-    assert "from 1 to 60 fit" in control.reported([path] * 61)
+    assert "cannot be read as metrics" in control.report_html([path])
+    assert "from 1 to 60 fit" in control.report_html([path] * 61)
 
 
 def test_each_task_has_a_target_of_its_own(world):
@@ -402,7 +402,7 @@ def test_a_run_is_given_a_title_tags_and_a_note_that_lists_show(world):
     for label, text in (("Title", "the *first*"), ("Tags", "walker, long")):
         next(box for box in page.text_input if box.label == label).set_value(text)
     page.text_area[0].set_value("two\nlines")
-    next(button for button in page.button if button.label == "Keep").click().run()
+    next(button for button in page.button if button.label == "Save").click().run()
     assert not page.exception
     assert "the *first*" in page.dataframe[0].value["run"].tolist()
     assert ["walker", "long"] in [list(tags) for tags in page.dataframe[0].value["tags"]]

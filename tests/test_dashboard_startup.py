@@ -27,7 +27,7 @@ def listener():
 
 
 def test_answers_of_a_listening_socket_are_sent_at_once(listener):
-    assert server.send_at_once() >= 1
+    assert server.disable_nagle() >= 1
     assert listener.getsockopt(*NO_DELAY) == 1
     caller = socket.create_connection(listener.getsockname(), timeout=PATIENCE_S)
     with caller, listener.accept()[0] as answering:
@@ -39,7 +39,7 @@ def test_answers_of_a_listening_socket_are_sent_at_once(listener):
 def test_other_sockets_stay_as_they_are(listener):
     with socket.socket(socket.AF_INET) as plain, socket.socket(socket.AF_UNIX) as local, \
             socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
-        server.send_at_once()
+        server.disable_nagle()
         assert plain.getsockopt(*NO_DELAY) == 0
         assert all(one.fileno() >= 0 for one in (plain, local, datagrams))
 
@@ -48,7 +48,7 @@ def test_the_first_visitor_finds_the_pages_loaded_and_the_entrance_open(listener
     entrance = Entrance(tmp_path)
 
     async def live():
-        async with server.life(entrance)(None) as state:
+        async with server.lifespan(entrance)(None) as state:
             assert state is None
             (file,) = (tmp_path / ".launches").glob("dashboard-*.html")
             assert "http://localhost:" in file.read_text()

@@ -118,11 +118,29 @@ def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path)
     joint = Setting({**learner, "sampling.samplers": 2, "sampling.envs_per_sampler": 8,
                      "replay.samples_per_insert_min": 8.0})  # fmt: skip
     rows = [TrialResult(stage=LEARNER, setting=learner, updates_per_s=(90.0, 100.0, 115.0), score=50.0),
-            TrialResult(stage=JOINT, setting=joint, updates_per_s=(80.0,), env_steps_per_s=(2000.0,), score=40.0)]
+            TrialResult(stage=JOINT, setting=joint, updates_per_s=(80.0, 80.0), env_steps_per_s=(1800.0, 2200.0),
+                        score=40.0)]
     (tmp_path / tuning_record.PROGRESS).write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows))
     found = tuning_record.read(tmp_path)
     assert found.updates == [tuning_record.MeasuredRow("learner", dict(learner), 100.0, spread=0.25, score=50.0)]
-    assert found.joint == [tuning_record.MeasuredRow("joint", dict(joint), 80.0, 2000.0, score=40.0)]
+    assert found.joint == [tuning_record.MeasuredRow("joint", dict(joint), 80.0, 2000.0, spread=0.2, score=40.0)]
+    assert [row.spread for row in rows] == [row.spread for row in found.rows], "the tuner's own"
+
+
+def test_a_table_of_the_tuner_has_the_knobs_names_exact_settings_and_no_column_that_tells_nothing():
+    setting = {"learner.device": "cpu", "learner.batch_size": 16384, "learner.threads": 1, "x.envs_per_sampler": 0.5}
+    rates = [{"stage": "learner", "setting": setting | {"learner.threads": threads}, "updates_per_s": [10.0, 12.0]}
+             for threads in (1, 2)]
+    found = tuning_record.of_record({"update_rates": rates, "labels": {"learner.batch_size": "batch"}})
+    ((title, rows),) = found.stages
+    assert title == "The learner alone"
+    first, second = found.table(rows)
+    assert first == {"batch": "16384", "threads": "1", "envs per sampler": "0.5", "updates/s": "11",
+                     "update frames/s": "180 k", "spread": "18 %", "note": ""}
+    assert second == first | {"threads": "2"}
+    rates[0]["setting"]["learner.device"] = "cuda:0"
+    again = tuning_record.of_record({"update_rates": rates})
+    assert [line["device"] for line in again.table(again.rows)] == ["cuda:0", "cpu"]
 
 
 def test_text_of_a_file_is_no_markdown():

@@ -344,7 +344,7 @@ def test_the_extra_names_what_the_formats_need():
 
 
 def _downloaded(run, kind, suffix):
-    return control.exported(run, run.parent, kind, suffix)
+    return control.export_zip(run, run.parent, kind, suffix)
 
 
 def test_the_page_gives_metrics_and_evaluations_as_tables(pendulum):
@@ -355,7 +355,7 @@ def test_the_page_gives_metrics_and_evaluations_as_tables(pendulum):
 
 def test_the_page_gives_the_policy_and_its_example_as_a_zip(pendulum):
     numpy_file = next(row for row in POLICY_FORMATS if row.name == "numpy")
-    assert control.no_export(pendulum, numpy_file) is None
+    assert control.why_no_export(pendulum, numpy_file) is None
     with zipfile.ZipFile(io.BytesIO(_downloaded(pendulum, numpy_file.name, numpy_file.suffix))) as archive:
         assert sorted(archive.namelist()) == ["mine/mine.npz", "mine/mine_numpy_example.py"]
         assert b"mine.npz" in archive.read("mine/mine_numpy_example.py")
@@ -364,11 +364,11 @@ def test_the_page_gives_the_policy_and_its_example_as_a_zip(pendulum):
 def test_the_page_says_why_there_is_no_policy_to_download(pendulum, monkeypatch):
     onnx = POLICY_FORMATS[0]
     (pendulum / "config.toml").write_text("[sac]\nnetwork = 'mine'\n")
-    assert "module of your own" in control.no_export(pendulum, onnx)
+    assert "module of your own" in control.why_no_export(pendulum, onnx)
     for path in (pendulum / "weights").iterdir():
         path.unlink()
-    assert "no weights" in control.no_export(pendulum, onnx)
+    assert "no weights" in control.why_no_export(pendulum, onnx)
     with zipfile.ZipFile(io.BytesIO(_downloaded(pendulum, onnx.name, onnx.suffix))) as archive:
         assert b"has no weights yet" in archive.read("mine/export_failed.txt")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'spreeze[export]'" in control.no_export(pendulum, onnx)
+    assert "pip install 'spreeze[export]'" in control.why_no_export(pendulum, onnx)

@@ -151,8 +151,9 @@ def test_the_memory_of_the_tuner_is_told_in_plain_text(tmp_path, monkeypatch, ca
 
 
 def test_the_tuner_s_tables_show_a_foreign_record_as_it_is_written():
-    rate = {"setting": {EVIL: EVIL}, "updates_per_s": [], "env_steps_per_s": [], "cpu_share": [], "failure": EVIL}
-    record = {"choice": {EVIL: EVIL}, "labels": {EVIL: EVIL}, "update_rates": [rate], "joint_rates": [rate],
+    rate = {"stage": "rollout", "setting": {EVIL: EVIL}, "updates_per_s": [], "env_steps_per_s": [], "cpu_share": [],
+            "failure": EVIL}
+    record = {"choice": {EVIL: EVIL}, "labels": {EVIL: EVIL}, "rollout_rates": [rate],
               "objective": EVIL, "formula": EVIL,
               "reasons": {EVIL: EVIL}, "limits": [EVIL], "notes": [EVIL]}
     for is_terminal in (False, True):
@@ -190,7 +191,7 @@ def test_lines_stay_and_what_the_stream_cannot_write_is_no_error(monkeypatch):
     assert raw.getvalue() == b"?  x\n"
 
 
-ALLOWED = {"machine/output.py", "__main__.py", "dashboard/detached.py", "tuner/update_probe.py",
+ALLOWED = {"machine/output.py", "__main__.py", "tuner/update_probe.py",
            "runtime/cluster/survey.py", "bench/gpu_checks.py", "bench/gpu_rates.py", "bench/lossy_link.py",
            "runtime/metric_sinks.py"}  # fmt: skip
 """The one place, what names verbs, what tells its parent a number, and what W&B logs. Workers' streams are logs."""

@@ -8,6 +8,7 @@ import os
 import pytest
 from harness import PENDULUM, Run, train, verb
 
+from spreeze.__main__ import VERBS, main
 from spreeze.cli.arguments import guarded
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.output import emit
@@ -53,6 +54,7 @@ def test_a_finished_run_answers_with_one_complete_document(tmp_path):
         (["--env", "Pendulm-v1"], "did you mean 'Pendulum-v1'"),
         (["--env", "CartPole-v1", "--algo", "td3"], "CartPole-v1 has 2 discrete actions; dqn and sac fit"),
         ([*PENDULUM, "--algo", "dqn"], "Pendulum-v1 has one continuous action; sac, td3 and ddpg fit"),
+        ([*PENDULUM, "--algo", "ppoo"], "did you mean 'ppo'"),
         ([*PENDULUM, "--set", "sac.gama=1"], "user: unknown key 'sac.gama'; did you mean 'gamma'"),
         ([*PENDULUM, "--set", "sac.gamma=2"], "user: sac.gamma = 2.0: allowed is 0 to 1"),
         ([*PENDULUM, "--batch-size", "4096", "--replay-capacity", "100"], "learner.batch_size = 4096 is larger than"),
@@ -79,13 +81,17 @@ def test_a_refusal_is_one_document_one_line_and_code_2(tmp_path, args, words):
     assert not run.path.exists(), "nothing was started, nothing is left"
 
 
-@pytest.mark.parametrize("argv", [["--batch-size", "many"], ["--algo", "ppoo"], ["--nonsense"]])
-def test_arguments_that_cannot_be_read_are_refused_in_the_same_way(tmp_path, argv):
-    done = verb("train", "--json", *argv)
-    assert done.returncode == 2
-    assert list(json.loads(done.stdout)) == ["error", "kind"]
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+@pytest.mark.parametrize("argv", [["train", "--batch-size", "many"], ["runs", "leave-free", "latest", "much"],
+                                  *([verb, "--nonsense"] for verb in VERBS if verb != "play")], ids=" ".join)
+def test_arguments_that_cannot_be_read_are_refused_in_the_same_way(capsys, argv):
+    with pytest.raises(SystemExit) as ended:
+        main([argv[0], "--json", *argv[1:]])
+    told = capsys.readouterr()
+    assert ended.value.code == 2
+    assert list(json.loads(told.out)) == ["error", "kind"]
+    assert told.err.startswith("error: ")
+    assert told.err.count("\n") == 1
+    assert f"(python -m spreeze {argv[0]}" in told.err
 
 
 def test_errors_on_purpose_become_a_line_and_a_code(capsys):

@@ -1,6 +1,7 @@
 """The verbs that look at a trained policy: evaluate and play, and how they find it."""
 
 import csv
+import errno
 import json
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from spreeze.cli import evaluate, play
 from spreeze.cli.evaluate import find_weights, spec_of
 from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.task import make_task
-from spreeze.errors import ConfigError, EnvironmentError_, RunError
+from spreeze.errors import ConfigError, EnvironmentError_, ResourceError, RunError
 from spreeze.transport.files import replace_bytes
 from spreeze.transport.weights import WeightsStore, encode, read_weights
 from spreeze.workers.evaluator import run_episodes, score, seed_list
@@ -305,6 +306,20 @@ def test_play_shows_episodes_in_a_window_in_real_time(runs_dir, monkeypatch, cap
 def test_play_refuses_in_one_line_with_exit_code_2(runs_dir, capfd, args, words):
     assert play.main([*args, "--runs-dir", str(runs_dir)]) == 2
     assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("raised", "code", "words"), [
+    (OSError(errno.ENOSPC, "No space left on device", "play.mp4"), ResourceError.exit_code, "make room"),
+    (KeyboardInterrupt(), 0, "")])
+def test_a_full_disk_is_one_line_and_ctrl_c_ends_play_in_order(monkeypatch, capfd, raised, code, words):
+    def ended(args):
+        raise raised
+
+    monkeypatch.setattr(play, "play", ended)
+    assert play.main(["latest"]) == code
+    told = capfd.readouterr().err
+    assert words in told
+    assert told.count("\n") == bool(words)
 
 
 def test_every_flag_says_what_it_is_and_its_default(capsys):

@@ -1,17 +1,30 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from harness import PATIENCE_S
+from harness import PATIENCE_S, poll
 
 from spreeze import run_directory
 from spreeze.cli.runs import main as runs_main
 from spreeze.errors import ConfigError, ResourceError, RunError
-from spreeze.run_directory import RunDir, find_run, is_alive, list_runs, new_name, read_run, state_of, write_json
+from spreeze.run_directory import (
+    RunDir,
+    find_run,
+    is_alive,
+    kill_supervisor,
+    list_runs,
+    new_name,
+    read_run,
+    same_process,
+    state_of,
+    write_json,
+)
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -154,6 +167,14 @@ def test_no_stranger_is_killed_in_place_of_a_supervisor(run, capsys):
         stranger.communicate()
 
 
+def test_a_visualizer_is_paused_and_resumed_and_that_is_said(run, capsys):
+    mark = run.path / "control" / "pause-visualizer"
+    for word, lies, told in (("pause", True, "one: its visualizer pauses\n"),
+                             ("resume", False, "one: its visualizer draws again\n")):
+        assert runs_main(["--runs-dir", str(run.path.parent), "visualizer", "one", word]) == 0
+        assert (mark.exists(), capsys.readouterr().out) == (lies, told)
+
+
 def test_stopping_what_does_not_run_is_refused(run, capsys):
     run.close()
     assert runs_main(["--runs-dir", str(run.path.parent), "stop", "one"]) == 2
@@ -194,3 +215,22 @@ def test_a_process_is_never_older_than_it_can_be():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     most_s = time.monotonic() - before_s
     assert 0.0 < float(done.stdout) <= most_s + 0.01, "the kernel counts in hundredths"
+
+
+def test_a_process_is_killed_only_if_it_is_the_supervisor_that_was_recorded(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    created = psutil.Process(process.pid).create_time()
+    try:
+        for pid, at in ((process.pid, created + 5.0), (process.pid, None), (None, created), ("x", created),
+                        (-1, created), (10**30, created)):
+            write_json(tmp_path / "run.json", {"pid": pid, "create_time": at})
+            with pytest.raises(RunError, match="nothing was killed"):
+                kill_supervisor(tmp_path)
+        assert process.poll() is None
+        write_json(tmp_path / "run.json", {"pid": process.pid, "create_time": created})
+        kill_supervisor(tmp_path)
+        poll(lambda: not same_process(process.pid, created), what="its end; a zombie has ended")
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL

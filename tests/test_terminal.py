@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from spreeze import formatting
-from spreeze.cli.terminal import PlainView, TerminalView, export_svg, open_view, panel, plain_line, sparkline
+from spreeze.cli.terminal import PlainView, Screen, TerminalView, export_svg, open_view, panel, plain_line, sparkline
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot
 
 FULL = Snapshot(
@@ -114,7 +114,8 @@ def test_terminal_without_unicode_gets_ascii():
 
 def test_notes_stay_above_the_panel_and_markup_in_them_is_text():
     stream = io.StringIO()
-    view = TerminalView(Console(file=stream, width=80, force_terminal=True), plan=("batch 256: [why]",))
+    view = TerminalView(Console(file=stream, width=80, force_terminal=True))
+    view.note("batch 256: [why]")
     view.update(FULL)
     view.note("sampler-1 exited [/red]\x07")
     view.update(FULL)
@@ -172,36 +173,38 @@ class _Dying(io.StringIO):
         return True
 
 
-def test_a_terminal_that_dies_while_it_shows_a_panel_gives_standard_output_back():
-    stream, before = _Dying(), sys.stdout
-    view = open_view(stream)
+def test_a_terminal_that_dies_while_it_shows_a_panel_gives_standard_output_back(monkeypatch):
+    stream = _Dying()
+    monkeypatch.setattr(sys, "stdout", stream)
+    view = open_view()
     view.update(FULL)
-    assert sys.stdout is not before, "what is printed meanwhile goes above the panel"
+    assert sys.stdout is not stream, "what is printed meanwhile goes above the panel"
     stream.gone = True
     view.update(FULL)
     view.note("hello")
     view.close()
-    assert sys.stdout is before
+    assert sys.stdout is stream
 
 
 def test_stream_that_broke_never_stops_a_run():
-    for view in (PlainView(_Broken()), open_view(_Broken())):
+    for view in (PlainView(_Broken()), TerminalView(Screen(file=_Broken(), force_terminal=True))):
         view.note("hello")
         view.update(FULL)
         view.update(FULL)
         view.close()
 
 
-def test_view_fits_the_stream(capsys):
-    assert isinstance(open_view(io.StringIO(), is_tty=True), TerminalView)
-    assert isinstance(open_view(io.StringIO()), PlainView)
-    view = open_view(sys.stdout, is_tty=True, json_mode=True, plan=("plan",))
+def test_view_fits_the_stream(capsys, monkeypatch):
+    assert isinstance(open_view(), PlainView)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert isinstance(open_view(), TerminalView)
+    view = open_view(json_mode=True)
     view.update(FULL)
     view.note("note")
     view.close()
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "plan" in captured.err
+    assert "note" in captured.err
     assert "env steps" in captured.err
 
 

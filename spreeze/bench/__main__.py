@@ -19,7 +19,7 @@ from spreeze.bench.impact import add_impact_flags, impact_rows
 from spreeze.bench.paper import add_paper_flags, paper_rows
 from spreeze.bench.runs import Say
 from spreeze.bench.tianji import add_tianji_flags, tianji_rows
-from spreeze.cli.arguments import guarded
+from spreeze.cli.arguments import Parser, guarded
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
 from spreeze.run_directory import find_run, versions
@@ -55,7 +55,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m spreeze.bench", description="Measure Spreeze on this machine.")
+    parser = Parser(prog="python -m spreeze bench", description="Measure Spreeze on this machine.")
     benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
     for name, bench in BENCHES.items():
         one = benches.add_parser(name, help=bench.help, description=bench.help)

@@ -23,9 +23,10 @@ class Parser(argparse.ArgumentParser):
 
     _as_json = False
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._as_json = "--json" in (sys.argv[1:] if args is None else args)
-        return super().parse_known_args(args, namespace)
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # Of the class: a subparser, which may find the error, sees only its part of the command line.
+        Parser._as_json = "--json" in (sys.argv[1:] if args is None else args)
+        return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         line = " ".join(f"{message} ({self.prog} --help lists all flags)".split())
@@ -78,10 +79,18 @@ def check_output(path: str | None) -> None:
         raise RunError(f"cannot write {path}: it is a folder; name a file in it")
 
 
+def add_common_flags(parser: argparse.ArgumentParser, *, inherited: bool = False) -> None:
+    """``--runs-dir`` and ``--json``; ``inherited`` where another parser sets their defaults."""
+    runs_dir, as_json = (argparse.SUPPRESS, argparse.SUPPRESS) if inherited else ("runs", False)
+    parser.add_argument("--runs-dir", default=runs_dir, metavar="DIR", help="directory of the runs (default: runs)")
+    parser.add_argument("--json", action="store_true", default=as_json,
+                        help="one JSON document on standard output (default: off)")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of ``spreeze.train``; the help of each setting gives its unit and default."""
     parser = Parser(
-        prog="python -m spreeze.train",
+        prog="python -m spreeze train",
         description="Train an agent: samplers, shared-memory replay, learner, evaluation and visualization at once. "
                     "A task's profile changes some of the defaults below.",
         epilog="Stop with Ctrl-C: once writes a checkpoint and evaluates, twice ends at once.",

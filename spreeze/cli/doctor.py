@@ -5,7 +5,6 @@ that a broken library can neither end nor hang this one.
 """
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -26,11 +25,11 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from spreeze.cli.arguments import guarded
+from spreeze.cli.arguments import Parser, add_common_flags, guarded
 from spreeze.cli.terminal import Screen
 from spreeze.config.algorithms import actions_text, fitting_algorithms
-from spreeze.config.schema import ReplayConfig, RunConfig
-from spreeze.envs.make import FALLBACK_ID, default_env_id, is_bullet
+from spreeze.config.schema import ReplayConfig
+from spreeze.envs.make import FALLBACK_ID, default_env_id, has_display, is_bullet
 from spreeze.envs.probe import Probe, in_child, probe_env
 from spreeze.errors import SpreezeError
 from spreeze.formatting import clean, percent, size
@@ -38,7 +37,7 @@ from spreeze.machine.gpu import GpuFacts
 from spreeze.machine.hardware import Machine, read_machine
 from spreeze.machine.output import emit
 from spreeze.metrics.snapshot import GpuSnapshot
-from spreeze.run_directory import MIN_FREE_DISK_BYTES, is_alive, list_runs, versions
+from spreeze.run_directory import MIN_FREE_DISK_BYTES, existing_parent, is_alive, list_runs, versions
 from spreeze.runtime.cluster.ray_nodes import parse_address
 from spreeze.runtime.cluster.survey import survey
 from spreeze.types import RowLayout
@@ -107,7 +106,7 @@ def _closer(
     try:
         found = in_child("check", env_id, import_module, deadline_s=timeout_s, args=args)
     except SpreezeError as error:
-        remedy = "it steps once but not for long: run it in a loop of your own to see where"
+        remedy = "it fails after some steps: run it in a loop of your own to see where"
         return [Check("env speed", "fail", clean(error), remedy)], None
     memory = (
         f"{size(probe.memory_bytes)} for the first environment of a process, {size(found['further_env_bytes'])} for "
@@ -135,8 +134,8 @@ def _speeds(found: dict[str, Any]) -> list[Check]:
 
 def _notes(notes: list[str]) -> Check:
     if not notes:
-        return Check("env checker", "ok", "Gymnasium's checker has nothing to say that matters here")
-    return Check("env checker", "warn", clean("; ".join(notes), 600), "it can be trained on; better fix this first")
+        return Check("env checker", "ok", "Gymnasium's checker: no warnings")
+    return Check("env checker", "warn", clean("; ".join(notes), 600), "training works, but fix these warnings first")
 
 
 def _pictures(env_id: str, import_module: str | None, args: tuple[str, ...], timeout_s: float) -> Check:
@@ -221,8 +220,6 @@ _ENCODER = "import av; av.codec.Codec('h264', 'w'); print(av.__version__)"
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     """Python 3.11 runs everything; newer versions have MuJoCo in place of Bullet, which has no wheels for them."""
     text = ".".join(str(part) for part in version)
-    if version[:2] < (3, 11):
-        return Check("Python", "fail", text, "install Python 3.11 and make a virtual environment with it")
     if version[:2] > (3, 11):
         return Check("Python", "warn", text, "the Bullet tasks need Python 3.11; MuJoCo's are the default instead")
     return Check("Python", "ok", text)
@@ -371,10 +368,9 @@ def _held_share(gpu: GpuFacts) -> float:
     return 1.0 - gpu.memory_free_bytes / gpu.memory_bytes
 
 
-def check_display(environ: dict[str, str] | None = None) -> Check:
-    environment = dict(os.environ) if environ is None else environ
-    found = environment.get("WAYLAND_DISPLAY") or environment.get("DISPLAY")
-    if found or sys.platform in ("darwin", "win32"):
+def check_display() -> Check:
+    if has_display():
+        found = os.environ.get("WAYLAND_DISPLAY") or os.environ.get("DISPLAY")
         return Check("display", "ok", clean(found or "native", 60))
     return Check("display", "warn", "none", "spreeze play writes a clip instead of opening a window")
 
@@ -434,14 +430,6 @@ def replay_bytes(replay: ReplayConfig) -> int:
     return replay.capacity * _DEFAULT_LAYOUT.row_bytes
 
 
-def existing_parent(path: Path) -> Path:
-    """The nearest existing parent folder; creates nothing."""
-    place = path.absolute()
-    while not place.is_dir() and place != place.parent:
-        place = place.parent
-    return place
-
-
 def _child(code: str, timeout_s: float) -> tuple[int | None, str]:
     """Runs Python code in a child process: (exit code, output); the code is None after the time limit."""
     try:
@@ -469,9 +457,8 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m spreeze doctor", description="What this machine has for training, and what is missing."
-    )
+    parser = Parser(prog="python -m spreeze doctor",
+                    description="What this machine has for training, and what is missing.")
     parser.add_argument("--env", metavar="ID", help="also try this Gymnasium environment (default: none)")
     parser.add_argument("--import", dest="import_module", metavar="MODULE",
                         help="module to import for it (default: none)")
@@ -479,13 +466,11 @@ def main(argv: list[str] | None = None) -> int:
                         help="for its constructor, as often as needed (default: none)")
     parser.add_argument("--cluster", metavar="ADDRESS", default=None,
                         help="also look at the other hosts of a Ray cluster: HOST:PORT, auto, local:N (default: none)")
-    parser.add_argument("--runs-dir", type=Path, default=Path(RunConfig().runs_dir), metavar="DIR",
-                        help="directory of the runs (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: a table)")
+    add_common_flags(parser)
     args = parser.parse_args(argv)
 
     def body() -> int:
-        document = examine(args.env, args.import_module, args.runs_dir, tuple(args.env_arg), args.cluster)
+        document = examine(args.env, args.import_module, Path(args.runs_dir), tuple(args.env_arg), args.cluster)
         if args.json:
             emit(document)
         else:

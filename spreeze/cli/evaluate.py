@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, check_output, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, check_output, guarded
 from spreeze.config.algorithms import actions_text
 from spreeze.config.profiles import shipped
 from spreeze.envs.make import one_line, refuse_foreign
@@ -19,7 +18,7 @@ from spreeze.inference.policy import Policy
 from spreeze.machine.output import emit, say, stdout_to_stderr
 from spreeze.metrics import comparison
 from spreeze.metrics.comparison import FEWEST_RUNS, POLICIES, RESAMPLES, bootstrap_interval
-from spreeze.run_directory import find_run
+from spreeze.run_directory import find_run, read_json
 from spreeze.transport.weights import LATEST, Weights, read_weights
 from spreeze.types import EnvSpec, rebuild
 from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list
@@ -30,12 +29,10 @@ _PRETRAINED = shipped("assets/policies")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="spreeze evaluate", description="Run greedy episodes of trained weights and report mean and uncertainty."
-    )
+    parser = Parser(prog="python -m spreeze evaluate",
+                    description="Run greedy episodes of trained weights and report mean and uncertainty.")
     parser.add_argument("runs", metavar="RUN", nargs="+",
                         help=f"{run_or_policy()}; several runs with --protocol")
-    parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
     parser.add_argument("--episodes", type=int, default=10, help="episodes to run (default: 10)")
     parser.add_argument("--seed", type=int, default=_FIRST_SEED, help="seed of the first episode (default: "
                         f"{_FIRST_SEED}, far from the episodes by which a run chose its best policy)")
@@ -44,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--video", metavar="FILE", help="write the first episode as an MP4 clip (default: none)")
     parser.add_argument("--import", dest="import_module", metavar="MODULE",
                         help="module to import first (default: none)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout (default: a summary)")
+    add_common_flags(parser)
     protocol = parser.add_argument_group("recorded evaluations of runs, compared; nothing is run")
     protocol.add_argument("--protocol", choices=("hts",), help="protocol of HTS-RL: final, final-time and "
                           "required-time metric with bootstrap intervals over seeds (default: none)")
@@ -132,26 +129,22 @@ def _recorder(path: str | None) -> Any:
         return
     from spreeze.workers.visualizer import ClipWriter, clip_stride  # loads the encoder only if a clip is wanted
 
-    with contextlib.ExitStack() as stack:
-        yield _film(lambda fps: stack.enter_context(ClipWriter(Path(path), fps)), clip_stride)
-
-
-def _film(open_clip: Callable[[float], Any], stride_of: Callable[[float], int]) -> Callable[[int, Task], None]:
-    clip: Any = None
-    stride, step = 1, 0
+    clip: ClipWriter | None = None
+    step = 0
 
     def on_step(place: int, task: Task) -> None:
-        nonlocal clip, stride, step
+        nonlocal clip, step
         if place != 0:
             return
+        stride = clip_stride(task.render_fps)
         if clip is None:
-            stride = stride_of(task.render_fps)
-            clip = open_clip(task.render_fps / stride)
+            clip = stack.enter_context(ClipWriter(Path(path), task.render_fps / stride))
         if step % stride == 0:
             clip.add(task.render())
         step += 1
 
-    return on_step
+    with contextlib.ExitStack() as stack:
+        yield on_step
 
 
 def _write_csv(path: Path, episodes: Sequence[Episode]) -> None:
@@ -243,10 +236,7 @@ def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
 def _newest(run: Path) -> Path:
     """The file that ``LATEST.json`` names, else the one with the highest version."""
     folder = run / "weights"
-    try:
-        pointed = folder / Path(str(json.loads((folder / LATEST).read_bytes())["file"])).name
-    except (OSError, ValueError, KeyError, TypeError):
-        pointed = folder / ""
+    pointed = folder / Path(str(read_json(folder / LATEST).get("file", ""))).name  # the folder itself: no such file
     files = [pointed] if pointed.is_file() else sorted(folder.glob("w-*.safetensors"))
     if not files:
         raise RunError(f"run {run.name} has no weights yet: it ended, or is still, before its first update")

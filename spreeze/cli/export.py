@@ -8,7 +8,6 @@ import csv
 import importlib.util
 import io
 import keyword
-import math
 import os
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from spreeze import __version__
-from spreeze.cli.arguments import Parser, check_output, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, check_output, guarded
 from spreeze.cli.evaluate import CHECKPOINTS, find_weights, pretrained_policies, run_or_policy, spec_of
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.task import ActionScaling
@@ -35,14 +34,13 @@ from spreeze.types import POLICY_FORMATS, EnvSpec, PolicyFormat
 OBSERVATIONS = 1000
 """Of the check."""
 _CSV = "csv"
-_ALL_POINTS = 10_000_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = [*(row.name for row in POLICY_FORMATS), _CSV]
-    parser = Parser(prog="spreeze export", description="Write the greedy policy of a run as a file that runs without "
-                    "Spreeze, with normaliser and action scaling inside, and a short program that uses it. The file is "
-                    f"checked against our own policy on {OBSERVATIONS:,} observations. csv writes metrics and "
+    parser = Parser(prog="python -m spreeze export", description="Write the greedy policy of a run as a file that runs "
+                    "without Spreeze, with normaliser and action scaling inside, and a short program that uses it. The "
+                    f"file is checked against our own policy on {OBSERVATIONS:,} observations. csv writes metrics and "
                     "evaluations instead.")
     parser.add_argument("run", metavar="RUN", help=run_or_policy())
     parser.add_argument("--format", default=names[0], metavar="|".join(names),
@@ -50,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")
     parser.add_argument("--out", metavar="FILE", help="file to write (default: the run's name, here)")
     parser.add_argument("--force", action="store_true", help="replace files that exist (default: refuse)")
-    parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
+    add_common_flags(parser)
     args = parser.parse_args(argv)
     return guarded(lambda: _export(args, names), as_json=args.json)
 
@@ -157,9 +154,8 @@ def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     evaluations = out.with_name(f"{out.stem}_evaluations.csv")
     _check_places([out, evaluations], force=args.force)
     reader = MetricsReader(run / "metrics.db")
-    with reader.held():
-        metrics = _metric_rows(reader)
-        evaluated: list[Sequence[object]] = [EvaluationRow._fields, *reader.evaluations()]
+    metrics = _metric_rows(reader)
+    evaluated: list[Sequence[object]] = [EvaluationRow._fields, *reader.evaluations()]
     with _in_place([out, evaluations]) as places:
         for place, rows in zip(places, (metrics, evaluated), strict=True):
             buffer = io.StringIO()
@@ -173,15 +169,10 @@ def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def _metric_rows(reader: MetricsReader) -> list[Sequence[object]]:
     rows: list[Sequence[object]] = [("wall_s", "env_steps", "metric", "unit", "mean", "min", "max")]
-    names = reader.names()
-    newest = reader.tail(names, since=-1.0, limit=_ALL_POINTS)
-    for name in names:
-        series, points = reader.series(name, max_points=_ALL_POINTS), newest.get(name, [])
+    for name in reader.names():
+        series = reader.whole_series(name)
         columns: Iterable[Any] = zip(*(column.tolist() for column in series[3:]), strict=True)
-        # A series may begin its points with a roll-up over the first of them.
-        before = min((point.t for point in points), default=math.inf)
-        rows += [(t, int(step), name, series.unit, *values) for t, step, *values in columns if t < before]
-        rows += [(p.t, p.step, name, series.unit, p.value, p.value, p.value) for p in points]
+        rows += [(t, int(step), name, series.unit, *values) for t, step, *values in columns]
     return rows
 
 

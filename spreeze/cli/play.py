@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from spreeze.cli.arguments import check_output
+from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.cli.evaluate import (
     CHECKPOINTS,
     check_fits,
@@ -22,7 +22,7 @@ from spreeze.envs.make import has_display, is_bullet
 from spreeze.envs.task import ObsRows, Task, frame_options, make_task
 from spreeze.errors import ConfigError, SpreezeError, WeightsError
 from spreeze.inference.policy import Policy
-from spreeze.machine.output import complain, say, stdout_to_stderr
+from spreeze.machine.output import say, stdout_to_stderr
 from spreeze.run_directory import refuse_links
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import EnvSpec
@@ -31,9 +31,8 @@ from spreeze.workers.visualizer import ClipWriter, clip_stride
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="spreeze play", description="Show a policy in a window, or write a clip where there is no display."
-    )
+    parser = Parser(prog="python -m spreeze play",
+                    description="Show a policy in a window, or write a clip where there is no display.")
     parser.add_argument("run", metavar="RUN", help=run_or_policy())
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best",
@@ -51,13 +50,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    return guarded(lambda: _play(args))
+
+
+def _play(args: argparse.Namespace) -> int:
     try:
         with stdout_to_stderr():
             text = play(args)
-    except SpreezeError as error:
-        complain(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # ends a window in order
         return 0
     say(text)
     return 0

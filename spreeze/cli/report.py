@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from spreeze.cli.arguments import Parser, check_output, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, check_output, guarded
 from spreeze.errors import RunError
 from spreeze.formatting import clean
 from spreeze.machine.output import emit, say
@@ -15,15 +15,15 @@ from spreeze.run_directory import find_run, read_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="spreeze report", description="Write one HTML file, which opens without a network: learning "
-                    "curves, rates, settings with their sources, the tuner's table, machine, versions, events.")
+    parser = Parser(prog="python -m spreeze report", description="Write one HTML file, which opens without a network: "
+                    "learning curves, rates, settings with their sources, the tuner's table, machine, versions, "
+                    "events.")
     parser.add_argument("runs", metavar="RUN", nargs="+", help="name, path, or latest; several are compared")
     parser.add_argument("--target", type=float, metavar="R", help="return whose times are told (default: none)")
     parser.add_argument("--centre", choices=("mean", "iqm"), default="mean",
                         help="centre over seeds; iqm: their interquartile mean (default: mean)")
     parser.add_argument("--out", metavar="FILE", default="report.html", help="file to write (default: report.html)")
-    parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
+    add_common_flags(parser)
     args = parser.parse_args(argv)
     return guarded(lambda: _report(args), as_json=args.json)
 

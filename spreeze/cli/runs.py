@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, guarded
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, percent, size
@@ -21,13 +16,16 @@ from spreeze.machine.output import emit, say
 from spreeze.run_directory import (
     ask,
     describe,
+    find_live_run,
     find_run,
     is_alive,
+    kill_supervisor,
     list_runs,
     misnamed_runs,
     read_about,
     read_run,
     state_of,
+    steer,
 )
 
 _REQUESTS: dict[str, tuple[str, str]] = {
@@ -45,9 +43,9 @@ _MOST = 1e18
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m spreeze runs", description="List runs; steer, stop or describe one.")
-    _add_common(parser, "runs", False)
+    add_common_flags(parser)
     common = Parser(add_help=False)  # a verb's flags may stand on either side of it
-    _add_common(common, argparse.SUPPRESS, argparse.SUPPRESS)
+    add_common_flags(common, inherited=True)
     verbs = parser.add_subparsers(dest="verb")
 
     def verb(name: str, text: str, *, run: bool = True) -> argparse.ArgumentParser:
@@ -74,13 +72,6 @@ def main(argv: list[str] | None = None) -> int:
     bodies = {"stop": _stop, "leave-free": _leave_free, "describe": _describe, "visualizer": _visualizer}
     body = bodies.get(args.verb or "list", _request if args.verb in _REQUESTS else _list)
     return guarded(lambda: body(args), as_json=args.json)
-
-
-def _add_common(parser: argparse.ArgumentParser, runs_dir: str, as_json: bool | str) -> None:
-    """The flags of all verbs with these defaults."""
-    parser.add_argument("--runs-dir", default=runs_dir, help="directory that holds the run directories (default: runs)")
-    parser.add_argument("--json", action="store_true", default=as_json,
-                        help="one JSON document on standard output (default: off)")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -121,9 +112,9 @@ def _row(path: Path) -> dict[str, Any]:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    path = _live(args)
+    path = find_live_run(args.run, Path(args.runs_dir))
     if args.force:
-        _kill(path)
+        kill_supervisor(path)
     else:
         ask(path, "stop")
     deadline = time.monotonic() + args.timeout
@@ -141,27 +132,9 @@ def _doing(path: Path) -> str:
     return "still runs"
 
 
-def _kill(path: Path) -> None:
-    """Sends SIGKILL, after checking by its start time that the pid is still the run's supervisor."""
-    run = read_run(path)
-    try:
-        process = psutil.Process(int(run.get("pid", -1)))
-        same = abs(process.create_time() - float(run.get("create_time", 0.0))) < 1.0
-    except (psutil.Error, ValueError, TypeError, OverflowError):
-        same = False
-    if not same:
-        raise RunError(f"{path.name}: process {run.get('pid')} is not its supervisor any more; nothing was killed")
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
-
-
 def _request(args: argparse.Namespace) -> int:
-    path = _live(args)
+    path = steer(args.run, Path(args.runs_dir), args.verb)
     wanted, _ = _REQUESTS[args.verb]
-    if args.verb == "continue":
-        (path / "control" / "pause").unlink(missing_ok=True)
-    else:
-        ask(path, args.verb)
     deadline = time.monotonic() + _OBEYED_S
     while wanted and state_of(path) != wanted:
         if time.monotonic() > deadline:
@@ -171,20 +144,13 @@ def _request(args: argparse.Namespace) -> int:
 
 
 def _leave_free(args: argparse.Namespace) -> int:
-    path = _live(args)
+    path = find_live_run(args.run, Path(args.runs_dir))
     share = TuningConfig(leave_free=args.share).leave_free  # rejects what is no share
     if read_run(path).get("leave_free") is None:
         raise RunError(f"{path.name}: no governor watches this run (other mode, or --no-governor), so there is nothing "
                        "to change")
     ask(path, "leave-free", repr(share))
     return _done(args, path, f"{percent(share)} of the usable cores stay with your other programs")
-
-
-def _live(args: argparse.Namespace) -> Path:
-    path = find_run(args.run, Path(args.runs_dir))
-    if not is_alive(path):
-        raise RunError(f"{path.name} is not running (state: {state_of(path)})")
-    return path
 
 
 def _describe(args: argparse.Namespace) -> int:
@@ -215,4 +181,6 @@ def _visualizer(args: argparse.Namespace) -> int:
         (path / "control" / "pause-visualizer").unlink(missing_ok=True)
     if args.json:
         emit({"run": args.run, "visualizer": args.what})
+    else:
+        say(f"{path.name}: its visualizer {'pauses' if args.what == 'pause' else 'draws again'}")
     return 0

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from spreeze.cli import train
-from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, guarded
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.formatting import aligned
 from spreeze.machine.output import complain, emit, say
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics.comparison import (
@@ -40,7 +41,7 @@ from spreeze.metrics.comparison import (
     spread_text,
     whole,
 )
-from spreeze.run_directory import make_runs_dir, read_json, read_run, write_json
+from spreeze.run_directory import existing_parent, make_runs_dir, read_json, read_run, write_json
 from spreeze.runtime.interrupts import Interrupts
 
 _OF_EACH_RUN = {"run.seed": "--seeds N gives each setting the seeds 1 to N", "run.name": "--name names the sweep",
@@ -113,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="spreeze sweep", description="Train every combination of settings with several seeds.")
+    parser = Parser(prog="python -m spreeze sweep",
+                    description="Train every combination of settings with several seeds.")
     parser.add_argument("--env", metavar="ID", help="environment (default: that of train)")
     parser.add_argument("--import", dest="module", metavar="MODULE", help="module that registers it (default: none)")
     parser.add_argument("--algo", metavar="NAME", help="algorithm (default: follows from the task)")
@@ -134,10 +136,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: sweep and the time)")
     parser.add_argument("--resume", metavar="NAME", help="go on with a sweep; what is not finished begins anew "
                         "(default: a new sweep)")
-    parser.add_argument("--runs-dir", "--runs", default="runs", metavar="DIR",
-                        help="directory of the runs (default: runs)")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing (default: off)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
+    add_common_flags(parser)
     return parser
 
 
@@ -311,7 +311,7 @@ def _check_settings(runs: Sequence[SweepRun]) -> None:
 
 
 def _check_disk(runs_dir: Path, count: int) -> None:
-    place = next(path for path in (runs_dir.resolve(), *runs_dir.resolve().parents) if path.exists())
+    place = existing_parent(runs_dir)
     free = shutil.disk_usage(place).free
     if count * _RUN_BYTES > free:
         raise ResourceError(f"{count} runs need at least {count * _RUN_BYTES / 1e6:.0f} MB of disk, "
@@ -481,6 +481,4 @@ def table_text(rows: Sequence[dict[str, Any]], target: float | None) -> str:
         cells = [spread_text(None if row[key] is None else Spread(**row[key]))
                  + (f" ({counts[key]} of {row['seeds']})" if counts[key] < row["seeds"] else "") for key in keys]
         lines.append([row["setting"], str(row["seeds"]), *cells])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-                     for line in lines)
+    return "\n".join(aligned(lines))

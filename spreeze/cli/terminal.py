@@ -21,7 +21,7 @@ from rich.text import Text
 
 from spreeze.formatting import DASH, clean, duration, number, percent, printable, size
 from spreeze.machine.output import silence
-from spreeze.metrics import median, spread
+from spreeze.metrics import tuning_record
 from spreeze.metrics.snapshot import Snapshot
 
 _SAMPLER_PARTS = (("policy", "cyan"), ("env", "green"), ("write", "yellow"), ("wait", "bright_black"))
@@ -32,20 +32,15 @@ _LEARNER_PARTS = (
 _SPARKS = "▁▂▃▄▅▆▇█"
 _ASCII_SPARKS = "_.-=+*#@"
 _MAX_WIDTH = 120
+_EVERY_S = 10.0
+"""Between two lines of a plain view."""
 
 
-def open_view(
-    stream: TextIO, is_tty: bool | None = None, json_mode: bool = False, plan: Sequence[str] = ()
-) -> PlainView | TerminalView:
-    """The view that fits a stream; in JSON mode a plain view on stderr.
-
-    ``is_tty`` None asks the stream; the lines of ``plan`` are printed first.
-    """
+def open_view(*, json_mode: bool = False) -> PlainView | TerminalView:
+    """The view that fits standard output; in JSON mode a plain view on stderr."""
     if json_mode:
-        return PlainView(sys.stderr, plan=plan)
-    if stream.isatty() if is_tty is None else is_tty:
-        return TerminalView(Screen(file=stream), plan)
-    return PlainView(stream, plan=plan)
+        return PlainView(sys.stderr)
+    return TerminalView(Screen(file=sys.stdout)) if sys.stdout.isatty() else PlainView(sys.stdout)
 
 
 class Screen(Console):
@@ -69,18 +64,12 @@ class Screen(Console):
 class PlainView:
     """Prints one line every few seconds."""
 
-    def __init__(
-        self, stream: TextIO, every_s: float = 10.0, plan: Sequence[str] = (),
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
-        self._every_s = every_s
         self._clock = clock
         self._shown_s: float | None = None
         self._last: Snapshot | None = None
         self._error_shown = False
-        for line in plan:
-            self._line(line)
 
     def update(self, snapshot: Snapshot) -> None:
         if snapshot.first_error is not None and not self._error_shown:
@@ -88,7 +77,7 @@ class PlainView:
             self._line(f"ERROR in {snapshot.first_error[0]}: {snapshot.first_error[1]}")
         now_s = self._clock()
         self._last = snapshot
-        if self._shown_s is None or now_s - self._shown_s >= self._every_s:
+        if self._shown_s is None or now_s - self._shown_s >= _EVERY_S:
             self._shown_s = now_s
             self._last = None
             self._line(plain_line(snapshot))
@@ -115,12 +104,10 @@ class PlainView:
 class TerminalView:
     """A panel that is redrawn in place with every update."""
 
-    def __init__(self, console: Console, plan: Sequence[str] = ()) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
         self._broken = False
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", transient=False)
-        for line in plan:
-            self.note(line)
 
     def update(self, snapshot: Snapshot) -> None:
         self._guarded(lambda: self._redraw(snapshot))
@@ -154,6 +141,7 @@ def _ascii_only(console: Console) -> bool:
 
 
 def export_svg(snapshot: Snapshot, width: int = 100) -> str:
+    """The panel as a picture; ``assets/terminal.svg`` is made by it."""
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(panel(snapshot, width))
     return console.export_svg(title="spreeze")
@@ -340,11 +328,9 @@ _PLAIN_WIDTH = 118
 def show_tuning(record: dict[str, Any], stream: TextIO, *, reasons: bool) -> None:
     """Prints every trial and the limits of the choice; with ``reasons`` also the choice itself."""
     screen = Screen(file=stream, width=None if stream.isatty() else _PLAIN_WIDTH, highlight=False)
-    choice = record["choice"]
-    for title, kind in (("updates alone", "update_rates"), ("samplers beside the learner", "joint_rates"),
-                        ("samplers and inference workers beside the learner", "rollout_rates")):
-        if record.get(kind):
-            screen.print(_trial_table(title, record[kind], record["labels"], choice))
+    tuning, choice = tuning_record.of_record(record), record["choice"]
+    for title, rows in tuning.stages:
+        screen.print(_trial_table(title, tuning.table(rows)))
     lines = [f"objective {record['objective']}: {record['formula']}"]
     if reasons:
         lines += [f"{name} = {choice[name]}: {reason}" for name, reason in record["reasons"].items()]
@@ -355,38 +341,10 @@ def show_tuning(record: dict[str, Any], stream: TextIO, *, reasons: bool) -> Non
         screen.print(f"  {clean(line, 1000)}", soft_wrap=True)
 
 
-def _table(title: str, columns: tuple[str, ...]) -> Table:
+def _trial_table(title: str, lines: list[dict[str, str]]) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("device", "") else "right", no_wrap=name != "")
+    for name in lines[0]:
+        table.add_column(name, justify="left" if name in ("device", "note") else "right", no_wrap=name != "note")
+    for line in lines:
+        table.add_row(*line.values())
     return table
-
-
-def _trial_table(
-    title: str, rates: list[dict[str, Any]], labels: dict[str, str], choice: dict[str, Any]
-) -> Table:
-    """One row per measured setting: its values under the knobs' labels, then its rates."""
-    names = [name for name in labels if any(name in rate["setting"] for rate in rates)]
-    alone = not any(rate["env_steps_per_s"] for rate in rates)
-    figures = ("updates/s", "spread", "update frames/s") if alone else ("env steps/s", "updates/s", "spread", "cpu")
-    table = _table(title, (*(clean(labels[name], 20) for name in names), *figures, ""))
-    for rate in rates:
-        setting = rate["setting"]
-        updates, steps, cpu = (median(rate[name]) if rate[name] else None
-                               for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
-        spreads = [one for one in (spread(rate["env_steps_per_s"]), spread(rate["updates_per_s"])) if one is not None]
-        apart = percent(max(spreads, default=None))
-        frames = None if updates is None else updates * setting.get("learner.batch_size", 0)
-        shown = (number(updates), apart, number(frames)) if alone else (
-            number(steps), number(updates), apart, percent(cpu))
-        values = (clean(f"{value:g}" if isinstance(value, float) else str(value), 40)
-                  for value in (setting.get(name, "-") for name in names))
-        chosen = all(choice.get(name) == value for name, value in setting.items())
-        table.add_row(*values, *shown, _remark(rate, chosen))
-    return table
-
-
-def _remark(rate: dict[str, Any], chosen: bool) -> str:
-    if rate["failure"]:
-        return clean(rate["failure"], 80)
-    return "chosen" if chosen else ""

@@ -55,6 +55,7 @@ from spreeze.run_directory import (
     process_age_s,
     read_run,
     refuse_links,
+    session_starts,
     versions,
     write_json,
 )
@@ -84,7 +85,7 @@ def _train(args: argparse.Namespace) -> int:
         if resumed is not None:
             refuse_links(resumed)  # before anything in it is read
         machine = read_machine()
-        base, notes = _layers(args, resumed, machine)
+        base, notes = layers_of(args, resumed, machine)
         settings = resolve(base)  # before anything is said: what is rejected is one line
         check_sinks(settings.config.logging.sinks)
         for note in notes:
@@ -93,8 +94,7 @@ def _train(args: argparse.Namespace) -> int:
         head_start = stack.enter_context(
             Prewarm(settings.config.learner.threads, wanted=_can_prewarm(args, settings, machine))
         )
-        probe = probe_env(part.id, part.import_module, steps=0, plain=part.plain, args=part.args,
-                          image=dataclasses.asdict(settings.config.image), interrupted=lambda: interrupts.asked)
+        probe = probe_of(settings.config, lambda: interrupts.asked)
         settings, why = with_algorithm(base, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)
@@ -146,20 +146,25 @@ def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], Prob
     what the run would be refused with.
     """
     args = build_parser().parse_args(arguments)
-    base, _ = _layers(args, None, read_machine())
+    base, _ = layers_of(args, None, read_machine())
     settings = resolve(base)
     config = settings.config
 
     def check(known: Probe | None) -> Probe:
-        part = config.env
-        probe = known or probe_env(part.id, part.import_module, steps=0, plain=part.plain, args=part.args,
-                                   image=dataclasses.asdict(config.image))
+        probe = known or probe_of(config)
         found, _ = with_algorithm(base, settings, probe.spec)
         if args.auto:
             check_tunable(found.config)
         return probe
 
     return config, check
+
+
+def probe_of(config: Config, interrupted: Callable[[], bool] = lambda: False) -> Probe:
+    """What the environment of a configuration is, tried in a process of its own; errors as ``probe_env``."""
+    part = config.env
+    return probe_env(part.id, part.import_module, steps=0, plain=part.plain, args=part.args,
+                     image=dataclasses.asdict(config.image), interrupted=interrupted)
 
 
 def _can_prewarm(args: argparse.Namespace, settings: Settings, machine: Machine) -> bool:
@@ -217,7 +222,7 @@ def _fixed(config: Config, values: dict[str, dict[str, Any]]) -> list[str]:
     return [*fixed, "image.stack", "image.size", "image.grey"]
 
 
-def _layers(
+def layers_of(
     args: argparse.Namespace, resumed: Path | None, machine: Machine
 ) -> tuple[list[Layer], list[str]]:
     """Layers from weakest to strongest (the user's last), and notes to print."""
@@ -396,19 +401,14 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
         raise ResourceError(f"{run_dir.path} cannot be written: {error}; make room or choose --runs-dir") from None
     sessions = plan.earlier.sessions + 1
     run_dir.write_state(
-        state="starting", sessions=sessions, session_starts=[*_session_starts(run_dir.path), plan.earlier.wall_s],
+        state="starting", sessions=sessions,
+        session_starts=[*session_starts(read_run(run_dir.path)), plan.earlier.wall_s],
         env_id=plan.spec.env_id, algo=plan.config.run.algo,
         mode=plan.config.run.mode, wiring=recorded(plan.config.wiring), seed=plan.config.run.seed,
         nonce=run_dir.nonce, command=sys.argv, exit_reason=None,
         versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=psutil.Process().create_time(),
         **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
     )
-
-
-def _session_starts(path: Path) -> list[float]:
-    """Wall time at which each earlier session began."""
-    found = read_run(path).get("session_starts")
-    return [float(t) for t in found if isinstance(t, int | float)] if isinstance(found, list) else []
 
 
 def _run(
@@ -425,7 +425,7 @@ def _run(
     except OSError as error:
         raise ResourceError(f"{run_dir.path} cannot be written: {error}; make room or choose --runs-dir") from None
     run_dir.write_state(samples_per_insert_band=plan.config.replay.samples_per_insert_band)
-    view = open_view(sys.stderr if args.json else sys.stdout, json_mode=args.json)
+    view = open_view(json_mode=args.json)
     state = "failed"
     try:
         with contextlib.closing(view):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 
-from spreeze.cli.arguments import build_parser, check_output, guarded, user_values
+from spreeze.cli.arguments import build_parser, check_output, guarded
 from spreeze.cli.terminal import show_tuning
-from spreeze.config.layers import Layer, resolve, with_algorithm
-from spreeze.config.profiles import applicable, chosen_profile, export_path, profile_text
-from spreeze.envs.make import default_env_id
-from spreeze.envs.probe import probe_env
+from spreeze.cli.train import layers_of, probe_of
+from spreeze.config.layers import resolve, with_algorithm
+from spreeze.config.profiles import export_path, profile_text
 from spreeze.errors import ConfigError, ResourceError
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
@@ -50,20 +48,11 @@ def _tune(args: argparse.Namespace) -> int:
     export = export_path(args.export) if args.export else None
     machine = read_machine()
     with Interrupts() as interrupts:
-        user = Layer("user", user_values(args))
-        env_id = user.values.get("env", {}).get("id") or default_env_id().value
-        profile = chosen_profile(args.profile, env_id)
-        layers = [Layer("default", {"env": {"id": env_id}})]
-        if profile is not None:
-            profile, notes = applicable(profile, machine.identity())
-            layers.append(profile)
-            for note in notes:
-                say(note, as_json=args.json)
-        layers.append(user)
+        layers, notes = layers_of(args, None, machine)
         settings = resolve(layers)
-        part = settings.config.env
-        probe = probe_env(env_id, part.import_module, steps=0, plain=part.plain, args=part.args,
-                          image=dataclasses.asdict(settings.config.image), interrupted=lambda: interrupts.asked)
+        for note in notes:
+            say(note, as_json=args.json)
+        probe = probe_of(settings.config, lambda: interrupts.asked)
         settings, why = with_algorithm(layers, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)
@@ -73,7 +62,7 @@ def _tune(args: argparse.Namespace) -> int:
         )
     show_tuning(record, sys.stderr if args.json else sys.stdout, reasons=True)
     if export is not None:
-        text = profile_text(resolve([*layers[:-1], tuned, user]), record, machine.one_line())
+        text = profile_text(resolve([*layers[:-1], tuned, layers[-1]]), record, machine.one_line())
         try:
             replace_bytes(export, text.encode())  # runs that start meanwhile look through the folder
         except OSError as error:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import streamlit as st
 
 from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.run_data import runs_dir
+from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean
 from spreeze.run_directory import read_run
 
 _SIGNS = {"ok": "\u2713", "warn": "!", "fail": "\u2717"}
-_TIMEOUT_S = 120
 
 
 def page() -> None:
     st.subheader("About this machine", anchor=False)
     st.caption("The doctor tries PyTorch, the default task and the encoder in processes of their own (a few seconds).")
-    components.show_command("doctor", control.shown("spreeze", "doctor", *control.place(runs_dir())))
+    components.show_command("doctor", control.command_line("spreeze", "doctor", *control.runs_dir_flags(runs_dir())))
     if st.button("Examine this machine", type="primary", key="doctor"):
         with st.spinner("Examining ..."):
-            st.session_state["doctor_report"] = examine()
+            st.session_state["doctor_report"] = _examine()
     found = st.session_state.get("doctor_report")
     if found is not None:
         show(found)
@@ -41,18 +38,11 @@ def page() -> None:
             )
 
 
-def examine() -> dict[str, Any]:
-    """The doctor's JSON document, from a child process, because the dashboard itself never loads Torch."""
+def _examine() -> dict[str, Any]:
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "spreeze", "doctor", "--json", *control.place(runs_dir())],
-            capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
-            env=control.environment(),
-        )
-        document = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return {"ok": False, "checks": [], "error": clean(error)}
-    return document if isinstance(document, dict) else {"ok": False, "checks": []}
+        return control.doctor(*control.runs_dir_flags(runs_dir()))
+    except RunError as error:
+        return {"ok": False, "checks": [], "error": components.plain(error)}
 
 
 def show(document: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import json
 import os
 import secrets
 import shutil
@@ -15,19 +14,23 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
-from starlette.requests import cookie_parser
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
+from spreeze.dashboard.run_data import LAUNCHES
+from spreeze.envs.make import has_display
 from spreeze.machine.output import say
+from spreeze.run_directory import replace_text
 
 SETTING = "SPREEZE_DASHBOARD_TOKEN"
 """Environment variable; with ``off`` whoever reaches the port gets in."""
 _LEAST_CHARACTERS = 43
-_PLACE = ".launches"
 _FILE = """<!DOCTYPE html>
 <!-- {address} -->
 <meta charset="utf-8"><meta name="referrer" content="no-referrer"><title>Spreeze</title>
@@ -49,14 +52,12 @@ def page_token(folder: Path, *, asked: bool = True) -> str:
 
     One that is handed out without asking for a token lets nobody in once tokens are asked for.
     """
-    place = folder / _PLACE / ("browser-token" if asked else "open-token")
+    place = folder / LAUNCHES / ("browser-token" if asked else "open-token")
     token = secrets.token_urlsafe(32)
     with contextlib.suppress(OSError):
         _make_place(place.parent)
         for name in ("token", "page-token"):  # of earlier versions, which gave them to any visitor
             (place.parent / name).unlink(missing_ok=True)
-        with contextlib.suppress(FileExistsError):
-            _write_new(place, token)
         known = _private_text(place)
         if known is not None and len(known) >= _LEAST_CHARACTERS:
             return known
@@ -71,25 +72,13 @@ def write_private(place: Path, text: str) -> None:
         OSError: disk full, no permission, or the folder is a symbolic link.
     """
     _make_place(place.parent)
-    temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
-    try:
-        _write_new(temporary, text)
-        os.replace(temporary, place)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_text(place, text, 0o600)
 
 
 def _make_place(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if folder.is_symlink():
         raise NotADirectoryError(f"{folder} is a symbolic link")
-
-
-def _write_new(place: Path, text: str) -> None:
-    fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _private_text(place: Path) -> str | None:
@@ -122,7 +111,7 @@ class Entrance:
             say(f"\n  Dashboard: {address}  ({SETTING} = off: open to every account of this machine)\n")
             return
         port = address.rpartition(":")[2].partition("/")[0]
-        self._file = self._folder / _PLACE / f"dashboard-{port}.html"
+        self._file = self._folder / LAUNCHES / f"dashboard-{port}.html"
         self._print_invitation(self._invite())
 
     def _print_invitation(self, invitation: str) -> None:
@@ -169,9 +158,7 @@ class Entrance:
 
 def _has_desktop() -> bool:
     """Whether a window would appear on the screen of whoever reads the terminal."""
-    if "SSH_CONNECTION" in os.environ:
-        return False
-    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return "SSH_CONNECTION" not in os.environ and has_display()
 
 
 def show(file: Path) -> None:
@@ -194,9 +181,9 @@ _HEALTH = "/_stcore/health"
 _PARAMETER = "token"
 _COOKIE_S = 30 * 86_400
 _FORBIDDEN, _SEE_OTHER = 403, 303
-_PRIVATE = [(b"cache-control", b"no-store"), (b"referrer-policy", b"no-referrer")]
+_PRIVATE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 """So that an address with a token is neither cached nor sent as a Referer."""
-_NO_FRAME = (b"x-frame-options", b"DENY")
+_NO_FRAME = {"X-Frame-Options": "DENY"}
 """For browsers that do not say what they load a page for; no page of ours frames another."""
 _REJECTED = "this browser has no token of this dashboard, or an old one"
 _REMEDY = (
@@ -223,101 +210,91 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        reads = scope["type"] == "http" and scope["method"] in _READING
-        known = self._knows(headers, scope)
-        token = _token_of(scope) if self._entrance.asked else None
+        request = HTTPConnection(scope)
+        known = self._knows(request)
+        token = _token_of(request) if self._entrance.asked else None
         if token is not None and (known or self._entrance.redeem(token)):
-            await _redirect(scope, send, self._cookie(scope))
-        elif not self._lets_in(scope, headers, reads=reads, known=known):
-            await _reject(scope, headers, receive, send)
+            await self._redirection(request)(scope, receive, send)
+        elif not self._lets_in(request, known=known):
+            await _refusal(request)(scope, receive, send)
         else:
-            await self._app(scope, receive, self._with_headers(scope, send))
+            await self._app(scope, receive, self._with_headers(request, send))
 
-    def _lets_in(self, scope: Scope, headers: dict[str, str], *, reads: bool, known: bool) -> bool:
+    def _lets_in(self, request: HTTPConnection, *, known: bool) -> bool:
+        headers = request.headers
         origin = headers.get("origin")
         own = origin is None or urlsplit(origin).netloc == headers.get("host")
-        if not reads:
+        if request.scope["type"] != "http" or request.scope["method"] not in _READING:
             return known and own
         # A page of another site must not even read, or fetch a picture, which asks a run to draw. Following a link to
         # this page is no reading by that site; its <iframe>, <object>, <embed> or <frame> is.
         visit = (headers.get("sec-fetch-mode", "navigate") == "navigate"
                  and headers.get("sec-fetch-dest", "document") == "document")
         foreign = not own or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and not visit)
-        return not foreign and (known or not self._entrance.asked or scope["path"].endswith(_HEALTH))
+        return not foreign and (known or not self._entrance.asked or request.scope["path"].endswith(_HEALTH))
 
-    def _knows(self, headers: dict[str, str], scope: Scope) -> bool:
-        # Not SimpleCookie, which drops all that follows a cookie that it cannot read: other programs of localhost set
-        # some of these.
-        found = cookie_parser(headers.get("cookie", "")).get(_name(scope))
+    def _knows(self, request: HTTPConnection) -> bool:
+        found = request.cookies.get(_name(request))
         return found is not None and secrets.compare_digest(found.encode(), self._entrance.cookie_token.encode())
 
-    def _cookie(self, scope: Scope) -> tuple[bytes, bytes]:
+    def _cookie(self, request: HTTPConnection) -> str:
         # Lax, not Strict: the browser is opened on a file, and a Strict cookie would not survive its redirect.
         # Other sites are covered: Lax keeps the cookie from their frames, and actions need the server's own origin.
-        secure = "; Secure" if scope.get("scheme") in ("https", "wss") else ""
-        text = (f"{_name(scope)}={self._entrance.cookie_token}; Path=/; Max-Age={_COOKIE_S}; HttpOnly; "
+        secure = "; Secure" if request.scope.get("scheme") in ("https", "wss") else ""
+        return (f"{_name(request)}={self._entrance.cookie_token}; Path=/; Max-Age={_COOKIE_S}; HttpOnly; "
                 f"SameSite=Lax{secure}")
-        return b"set-cookie", text.encode("ascii")
 
-    def _with_headers(self, scope: Scope, send: Send) -> Send:
+    def _redirection(self, request: HTTPConnection) -> Response:
+        """To the same page without the token, so that neither history nor Referer has it."""
+        rest = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != _PARAMETER])
+        # "//" would name another server.
+        place = "/" + quote(request.scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")
+        return RedirectResponse(place, _SEE_OTHER, {"Set-Cookie": self._cookie(request), **_PRIVATE})
+
+    def _with_headers(self, request: HTTPConnection, send: Send) -> Send:
         """Forbids frames of each page, and sets the cookie where no token is needed; other sites still cannot act."""
-        more = [_NO_FRAME] if self._entrance.asked else [_NO_FRAME, self._cookie(scope)]
 
         async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start" and _is_page(message.get("headers", ())):
-                message["headers"] = [*message.get("headers", ()), *more]
+            if is_page(message):
+                headers = MutableHeaders(scope=message)
+                headers.update(_NO_FRAME)
+                if not self._entrance.asked:
+                    headers.append("Set-Cookie", self._cookie(request))
             await send(message)
 
         return with_headers
 
 
-def _name(scope: Scope) -> str:
+def is_page(message: Message) -> bool:
+    """Whether an answer that begins is a page for people."""
+    if message["type"] != "http.response.start":
+        return False
+    return Headers(raw=[*message.get("headers", ())]).get("content-type", "").startswith("text/html")
+
+
+def _name(request: HTTPConnection) -> str:
     """Cookies are shared by all ports, so two dashboards on one machine need two names."""
-    return f"spreeze_{_port(scope)}"
+    return f"spreeze_{_port(request)}"
 
 
-def _port(scope: Scope) -> int:
-    server = scope.get("server")
+def _port(request: HTTPConnection) -> int:
+    server = request.scope.get("server")
     return server[1] if server else 0
 
 
-def _token_of(scope: Scope) -> str | None:
+def _token_of(request: HTTPConnection) -> str | None:
     """The token in the address of a requested page."""
-    if scope["type"] != "http" or scope["method"] != "GET":
+    if request.scope["type"] != "http" or request.scope["method"] != "GET":
         return None
-    return dict(_query(scope)).get(_PARAMETER)
+    return request.query_params.get(_PARAMETER)
 
 
-def _query(scope: Scope) -> list[tuple[str, str]]:
-    return parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-
-
-def _is_page(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(name.lower() == b"content-type" and value.startswith(b"text/html") for name, value in headers)
-
-
-async def _redirect(scope: Scope, send: Send, cookie: tuple[bytes, bytes]) -> None:
-    """Redirects to the same page without the token, so that neither history nor Referer has it."""
-    rest = urlencode([pair for pair in _query(scope) if pair[0] != _PARAMETER])
-    place = "/" + quote(scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")  # "//" would name another server
-    headers = [(b"location", place.encode("ascii")), cookie, *_PRIVATE]
-    await send({"type": "http.response.start", "status": _SEE_OTHER, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _reject(scope: Scope, headers: dict[str, str], receive: Receive, send: Send) -> None:
-    """Answers with a page for people, JSON for scripts, or closes the websocket."""
-    if scope["type"] == "websocket":
-        await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": "no token"})
-        return
-    remedy = [line.format(port=_port(scope)) for line in _REMEDY]
-    if "text/html" in headers.get("accept", ""):
-        kind = b"text/html; charset=utf-8"
-        body = _PAGE.format(remedy="".join(f"<p>{html.escape(line)}</p>" for line in remedy))
-    else:
-        kind, body = b"application/json", json.dumps({"error": f"{_REJECTED}. {' '.join(remedy)}"})
-    answer_headers = [(b"content-type", kind), _NO_FRAME, *_PRIVATE]
-    await send({"type": "http.response.start", "status": _FORBIDDEN, "headers": answer_headers})
-    await send({"type": "http.response.body", "body": body.encode()})
+def _refusal(request: HTTPConnection) -> ASGIApp:
+    """A page for people, JSON for scripts, or the end of a websocket."""
+    if request.scope["type"] == "websocket":
+        return WebSocketClose(code=1008, reason="no token")
+    remedy = [line.format(port=_port(request)) for line in _REMEDY]
+    if "text/html" in request.headers.get("accept", ""):
+        page = _PAGE.format(remedy="".join(f"<p>{html.escape(line)}</p>" for line in remedy))
+        return HTMLResponse(page, _FORBIDDEN, _NO_FRAME | _PRIVATE)
+    return JSONResponse({"error": f"{_REJECTED}. {' '.join(remedy)}"}, _FORBIDDEN, _NO_FRAME | _PRIVATE)

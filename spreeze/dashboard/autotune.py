@@ -17,7 +17,7 @@ from spreeze.dashboard.live_api import COLOURS
 from spreeze.dashboard.run_data import row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number
-from spreeze.metrics.tuning_record import BATCH, SAMPLERS, THREADS, MeasuredRow, TuningView, paper_batch, read, table
+from spreeze.metrics.tuning_record import BATCH, SAMPLERS, THREADS, MeasuredRow, TuningView, paper_batch, read
 from spreeze.run_directory import read_config, read_run
 
 if TYPE_CHECKING:
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 TUNING_S = 60.0
 """Longest time that a tuner takes."""
 _HELP = {
-    "spread": st.column_config.TextColumn(help="Fastest less slowest repeat, as a share of the median."),
+    "spread": st.column_config.TextColumn(
+        help="Fastest less slowest repeat, as a share of the median; the larger one of both rates."),
     "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
-    "samples per insert min": st.column_config.TextColumn(help="Below it the samplers wait for the learner."),
-    "processor": st.column_config.TextColumn(help="Share of the usable cores that was busy."),
+    "samples/insert": st.column_config.TextColumn(help="Below it the samplers wait for the learner."),
+    "cpu": st.column_config.TextColumn(help="Share of the usable cores that was busy."),
     "note": st.column_config.TextColumn(width="large"),
 }
 _MAIN = (BATCH, THREADS, SAMPLERS, "sampling.envs_per_sampler",
@@ -103,7 +104,7 @@ def _choices(tuning: TuningView) -> None:
         st.caption(
             f"Measured {components.plain(record.get('measured_at'))} in {number(record.get('seconds'))} s; objective: "
             f"{components.plain(record.get('objective'))}; score: "
-            f"{components.plain(record.get('formula') or record.get('score'))}"
+            f"{components.plain(record.get('formula'))}"
             + ("." if tuning.rollouts else " (U updates/s, B batch size, E env steps/s). The Spreeze paper's rule "
                f"(0.85 of the highest update frame rate) {rule}.")
         )
@@ -152,9 +153,7 @@ def _pins(path: Path, tuning: TuningView) -> None:
         start.fill(wanted)
         st.toast("Taken over: see Settings beside Start on the Live page.")
     with cells[1]:
-        components.show_command(
-            "pins", control.shown("spreeze.train", *control.arguments(request), *control.place(runs_dir()))
-        )
+        components.show_command("pins", control.train_command(request, runs_dir()))
 
 
 def _measured(tuning: TuningView) -> None:
@@ -168,11 +167,9 @@ def _measured(tuning: TuningView) -> None:
             with right:
                 st.markdown("**Samplers against env steps a second**, the learner running beside them")
                 st.plotly_chart(sampler_figure(tuning), config=CONFIG, key="tune_samplers")
-    for title, rows in (("The learner alone", tuning.updates), ("Samplers beside the learner", tuning.joint),
-                        ("Samplers and inference workers beside the learner", tuning.rollouts)):
-        if rows:
-            st.markdown(f"**{title}**")
-            st.dataframe(table(rows, tuning.choice), hide_index=True, column_config=_HELP)
+    for title, rows in tuning.stages:
+        st.markdown(f"**{title}**")
+        st.dataframe(tuning.table(rows), hide_index=True, column_config=_HELP)
 
 
 def batch_figure(tuning: TuningView) -> go.Figure:

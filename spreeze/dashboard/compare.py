@@ -104,7 +104,7 @@ def page() -> None:
     scores = _scores(list(curves.values()), robust=centre != "mean")
     crowded = f"A report has room for {MOST_RUNS} runs, and these are {len(curves)}: take some out."
     targets = {task: one.rules.targets[0] for task, one in scores.items()}
-    st.download_button("Report of these runs", lambda: control.reported(
+    st.download_button("Report of these runs", lambda: control.report_html(
                            list(curves), targets=targets, robust=centre != "mean"), "report.html", "text/html",
                        key="compare_report", disabled=len(curves) > MOST_RUNS,
                        help=crowded if len(curves) > MOST_RUNS else "One HTML file to keep or send.")

@@ -12,17 +12,17 @@ from typing import Any
 import streamlit as st
 
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.modes import Wiring, wiring_of
+from spreeze.config.modes import Wiring
 from spreeze.config.schema import Config, field_of, kind_of
 from spreeze.dashboard import control, live_api
 from spreeze.dashboard.live_api import SOURCE, published
-from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, on_policy, row, tail_lines
+from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, row, tail_lines, wiring
+from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean
 from spreeze.run_directory import LIVE_STATES, read_config, read_run, state_of
 
 PERIOD_MS = 1000
 _RETURN_HELP = "The band is the 95 % interval of that mean. Dotted lines mark where the run was resumed."
-_LIVE_HTML = '<div class="sz-live"></div>'
 
 _STATE = "What the run is doing, from its directory: starting, running, stopping, finished, failed or crashed."
 _TILES: tuple[tuple[str, str, str, str], ...] = (
@@ -75,21 +75,21 @@ def show_live(path: Path, page_key: str) -> None:
     ``page_key`` is the ``Activity.key`` that the page was drawn for; the component asks for a rerun when it changes.
     """
     facts, run = row(path), read_run(path)
-    wiring = wiring_of(run, on_policy=on_policy(run))
+    parts = wiring(run)
     reference = published(facts.algo, facts.env_id)
     # Tuples, because Streamlit loads pandas to find out whether a list is a table.
     name = SAMPLE_NAME if path == SAMPLE else path.name
-    live_component()(
+    _component("live", "live.css", "chart.js", "live.js")(
         key=f"live-{name}",
         data={
             "base": prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
-            "charts": tuple(live_api.as_json(live_api.lag_unit(wiring))),
+            "charts": tuple(live_api.as_json(live_api.lag_unit(parts))),
             "colours": live_api.COLOURS,
             "tiles": _tiles(),
-            "pipeline": pipeline(wiring),
+            "pipeline": pipeline(parts),
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
             "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
-            "no_picture": _no_picture(path, in_turns=wiring is not None and wiring.in_turns),
+            "no_picture": _no_picture(path, in_turns=parts is not None and parts.in_turns),
         },
         on_changed_change=lambda: None,  # only the rerun is wanted
     )
@@ -120,31 +120,26 @@ def _tiles() -> tuple[dict[str, Any], ...]:
     return (*large, *(known[key] for key in known if key not in below and key not in _LARGE))
 
 
-def pipeline(wiring: Wiring | None) -> tuple[dict[str, Any], ...]:
+def pipeline(parts: Wiring | None) -> tuple[dict[str, Any], ...]:
     """The stages through which data reaches the learner, with the figures of each; empty if unknown."""
     return tuple(
         {"title": stage.title, "split": stage.split,
          "items": [_item(*ITEMS[key]) for key in stage.items if key in ITEMS]}
-        for stage in (wiring.stages if wiring else ())
+        for stage in (parts.stages if parts else ())
     )
 
 
 @cache
-def live_component() -> Any:
+def _component(name: str, style: str, *scripts: str) -> Any:
     """The registered component; its style is not isolated, so that it sees the theme's variables."""
     files = resources.files("spreeze.dashboard")
-    script = "\n".join(files.joinpath(name).read_text(encoding="utf-8") for name in ("chart.js", "live.js"))
-    return st.components.v2.component(
-        "spreeze_live", html=_LIVE_HTML, css=files.joinpath("live.css").read_text(encoding="utf-8"), js=script,
-        isolate_styles=False,
-    )
+    css, *parts = (files.joinpath(file).read_text(encoding="utf-8") for file in (style, *scripts))
+    return st.components.v2.component(f"spreeze_{name}", html=f'<div class="sz-{name}"></div>', css=css,
+                                      js="\n".join(parts), isolate_styles=False)
 
 
 def _item(key: str, label: str, unit: str, text: str) -> dict[str, Any]:
     return {"id": key, "label": label, "unit": unit, "help": text if " " in text else meaning(text)}
-
-
-_COMMAND_HTML = '<div class="sz-commands"></div>'
 
 
 def show_command(place: str, *lines: str) -> None:
@@ -152,16 +147,19 @@ def show_command(place: str, *lines: str) -> None:
 
     ``place`` is unique on the page; calling it again with the same place updates the commands.
     """
-    command_component()(key=f"command_{place}", data={"lines": lines})
+    _component("commands", "command.css", "command.js")(key=f"command_{place}", data={"lines": lines})
 
 
-@cache
-def command_component() -> Any:
-    script, style = (
-        resources.files("spreeze.dashboard").joinpath(name).read_text(encoding="utf-8")
-        for name in ("command.js", "command.css")
-    )
-    return st.components.v2.component("spreeze_command", html=_COMMAND_HTML, css=style, js=script, isolate_styles=False)
+def tried(action: Callable[..., object], *args: object, note: str = "") -> None:
+    """Does what a click asks for; its error, or else the note, is shown with the next page."""
+    st.session_state.pop("control_error", None)
+    try:
+        action(*args)
+    except SpreezeError as error:
+        st.session_state["control_error"] = str(error)
+        return
+    if note:
+        st.session_state["control_note"] = note
 
 
 def show_errors(folder: Path) -> None:

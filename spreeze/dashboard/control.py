@@ -1,6 +1,6 @@
 """Starts, stops, resumes and deletes runs, by the same commands that a user would type.
 
-A started run is not a child of this process. Its state comes from the run directory and its lock; before it has a
+A started run outlives this process. Its state comes from the run directory and its lock; before it has a
 directory, from ``.launches/NAME.json`` beside the runs.
 """
 
@@ -20,10 +20,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +35,32 @@ from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
-from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, tail_lines
+from spreeze.dashboard.run_data import LAUNCHES, ROOT, SAMPLE, launch_log, live_run, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import (
-    ask,
-    find_run,
+    find_live_run,
     is_alive,
+    kill_supervisor,
     new_name,
     read_config,
     read_json,
     read_run,
     refuse_links,
+    same_process,
     state_of,
+    steer,
     write_json,
 )
 from spreeze.types import PolicyFormat
 
 _ENV_ID = re.compile(r"^((mpe2|lbf|envpool|vector):)?[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
 _MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
-_LAUNCH_S, _EXAMINE_S, _EXPORT_S = 20.0, 120.0, 120.0
+_VERB_S = 120.0
+_MOST_COMPLAINT = 300
 FORCE_AFTER_S = 30.0
 """Time after a stop request from which a page offers to kill the run."""
 COMMAND = (sys.executable, "-m", "spreeze.train")
@@ -107,7 +112,7 @@ class Request:
             raise ConfigError(f"mode {self.mode} leaves the tuner nothing to choose for {self.algo}: switch Autotune "
                               "off")
 
-    @property
+    @cached_property
     def config(self) -> Config:
         """All settings known so far."""
         values: Values = {"run": {"mode": self.mode, "algo": self.algo, "seed": self.seed},
@@ -183,7 +188,6 @@ def activity(folder: Path, shown: str | None = None) -> Activity:
 
 
 def arguments(request: Request) -> list[str]:
-    """The command-line arguments of the request."""
     module = request.import_module or imported()
     found = ["--env", request.env_id, *(["--import", module] if module else [])]
     found += [part for text in request.args for part in ("--env-arg", text)]
@@ -205,14 +209,23 @@ def arguments(request: Request) -> list[str]:
     return found
 
 
-def shown(*parts: str) -> str:
+def command_line(*parts: str) -> str:
+    """``python -m PARTS``, to be shown and copied."""
     return shlex.join(("python", "-m", *parts))
 
 
-def place(folder: Path) -> tuple[str, ...]:
+def runs_dir_flags(folder: Path) -> tuple[str, ...]:
     """The flag for the runs directory; empty for the default one."""
     named = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
     return () if named == "runs" else ("--runs-dir", named)
+
+
+def train_command(request: Request, folder: Path) -> str:
+    return command_line("spreeze.train", *arguments(request), *runs_dir_flags(folder))
+
+
+def runs_command(folder: Path, *arguments: str) -> str:
+    return command_line("spreeze", "runs", *runs_dir_flags(folder), *arguments)
 
 
 def start(request: Request, folder: Path) -> str:
@@ -226,7 +239,7 @@ def start(request: Request, folder: Path) -> str:
         _check_none_alive(folder)
         base = name = new_name(request.env_id, request.algo, request.seed)
         count = 1
-        while (folder / name).exists() or (folder / ".launches" / f"{name}.json").exists():
+        while (folder / name).exists() or (folder / LAUNCHES / f"{name}.json").exists():
             count += 1
             name = f"{base}-{count}"
         _launch([*arguments(request), "--runs-dir", str(folder), "--name", name], folder, name)
@@ -254,18 +267,14 @@ def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
 
 def launching(folder: Path) -> Launch | None:
     """The live launch that has not yet begun or continued its run, if any."""
-    for record in _newest_first(folder)[:5]:
-        found = read_json(record)
-        name, pid = record.stem, found.get("pid")
-        if isinstance(pid, int) and _same_process(pid, found.get("create_time")) and not _begun(folder / name, found):
-            return Launch(name, pid, record.with_suffix(".log"))
-    return None
+    found = (_pending(record, alive=True) for record in _newest_first(folder)[:5])
+    return next((launch for launch in found if launch is not None), None)
 
 
 def _newest_first(folder: Path) -> list[Path]:
     """The records of launches by their time: a resumed run keeps the date in its name."""
     found = []
-    for record in (folder / ".launches").glob("*.json"):
+    for record in (folder / LAUNCHES).glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # dismissed meanwhile
             found.append((record.stat().st_mtime_ns, record))
     return [record for _, record in sorted(found, reverse=True)]
@@ -274,24 +283,24 @@ def _newest_first(folder: Path) -> list[Path]:
 def failed_start(folder: Path) -> Launch | None:
     """The newest launch if its process ended before its run began, until ``dismiss`` is called."""
     newest = next(iter(_newest_first(folder)), None)
-    if newest is None:
-        return None
-    found = read_json(newest)
-    name, pid = newest.stem, found.get("pid")
-    if not isinstance(pid, int) or _same_process(pid, found.get("create_time")) or _begun(folder / name, found):
-        return None
-    return Launch(name, pid, newest.with_suffix(".log"))
+    return None if newest is None else _pending(newest, alive=False)
 
 
 def dismiss(name: str, folder: Path) -> None:
     """Forgets a failed start; its log stays."""
-    (folder / ".launches" / f"{name}.json").unlink(missing_ok=True)
+    (folder / LAUNCHES / f"{name}.json").unlink(missing_ok=True)
 
 
-def _begun(path: Path, record: dict[str, Any]) -> bool:
-    """Whether the run has written its state since it was launched."""
-    heartbeat, started = read_run(path).get("heartbeat"), record.get("started")
-    return isinstance(heartbeat, int | float) and isinstance(started, int | float) and heartbeat >= started
+def _pending(record: Path, *, alive: bool) -> Launch | None:
+    """The launch of a record, if its process is (not) alive and its run has not written its state since."""
+    found = read_json(record)
+    pid, started = found.get("pid"), found.get("started")
+    if not isinstance(pid, int) or same_process(pid, found.get("create_time")) is not alive:
+        return None
+    heartbeat = read_run(record.parents[1] / record.stem).get("heartbeat")
+    if isinstance(heartbeat, int | float) and isinstance(started, int | float) and heartbeat >= started:
+        return None
+    return Launch(record.stem, pid, record.with_suffix(".log"))
 
 
 def stop(name: str, folder: Path) -> None:
@@ -305,49 +314,27 @@ def stop(name: str, folder: Path) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(waiting.pid, signal.SIGINT)
         return
-    path = find_run(name, folder)
-    if not is_alive(path):
-        raise RunError(f"{name} is not running (state: {state_of(path)})")
-    ask(path, "stop")
-
-
-def steer(name: str, folder: Path, what: str, text: str = "") -> None:
-    """Asks a live run for a steering verb of ``spreeze runs``; the text of ``leave-free`` is its share.
-
-    Raises:
-        RunError: it is not running.
-    """
-    path = find_run(name, folder)
-    if not is_alive(path):
-        raise RunError(f"{name} is not running (state: {state_of(path)})")
-    if what == "continue":
-        (path / "control" / "pause").unlink(missing_ok=True)
-    else:
-        ask(path, what, text)
+    steer(name, folder, "stop")
 
 
 def stop_command(name: str, folder: Path) -> str:
     waiting = launching(folder)
     if waiting is not None and waiting.name == name:
         return shlex.join(("kill", "-INT", str(waiting.pid)))
-    return shown("spreeze", "runs", *place(folder), "stop", name)
+    return runs_command(folder, "stop", name)
 
 
-def kill(name: str, folder: Path) -> str:
-    """Kills a run with ``spreeze runs stop --force``; returns its output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "spreeze", "runs", "--runs-dir", str(folder), "stop", "--force", name],
-        capture_output=True, text=True, timeout=60, check=False, env=environment(), stdin=subprocess.DEVNULL,
-    )
-    return clean(done.stdout + done.stderr)
+def kill(name: str, folder: Path) -> None:
+    """As ``spreeze runs stop --force``; a RunError if the run is not alive."""
+    kill_supervisor(find_live_run(name, folder))
 
 
 def export_command(path: Path, folder: Path, kind: str) -> tuple[str, ...]:
     """The arguments of the export that a page offers."""
-    return ("export", path.name, *place(folder), "--format", kind)
+    return ("export", path.name, *runs_dir_flags(folder), "--format", kind)
 
 
-def no_export(path: Path, row: PolicyFormat) -> str | None:
+def why_no_export(path: Path, row: PolicyFormat) -> str | None:
     """Why a run's policy cannot be exported to a format; None where it can."""
     missing = [package for package in row.packages if importlib.util.find_spec(package) is None]
     if missing:
@@ -358,21 +345,18 @@ def no_export(path: Path, row: PolicyFormat) -> str | None:
     return f"Its network {clean(own, 60)!r} is a module of your own: export it with torch.onnx." if own else None
 
 
-def exported(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
+def export_zip(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
     """A ZIP of what ``spreeze export --format KIND`` writes; of the reason alone where it failed.
 
     For a policy's format that is the policy and its example; for ``csv`` metrics and evaluations.
     """
     with tempfile.TemporaryDirectory() as made:
         out = Path(made) / f"{path.name.replace(' ', '_')}{suffix}"
-        command = [sys.executable, "-m", "spreeze", "export", str(path), "--runs-dir", str(folder),
-                   "--format", kind, "--out", str(out)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_EXPORT_S, check=False,
-                                  env=environment(), stdin=subprocess.DEVNULL)
-            failed = clean(done.stderr) or "the export failed" if done.returncode else None
-        except (OSError, subprocess.SubprocessError) as error:
-            failed = f"the export could not be run: {clean(error)}"
+            done = _spreeze("export", str(path), "--runs-dir", str(folder), "--format", kind, "--out", str(out))
+            failed = _complaint(done) if done.returncode else None
+        except RunError as error:
+            failed = str(error)
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             for part in sorted(Path(made).iterdir()) if failed is None else ():
@@ -382,7 +366,7 @@ def exported(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
         return buffer.getvalue()
 
 
-def reported(paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False) -> str:
+def report_html(paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False) -> str:
     """The report of these runs; of the reason alone where it failed, because a download shows no error."""
     try:
         return html_report.make(paths, targets=targets, robust=robust)
@@ -402,7 +386,7 @@ def delete(path: Path, folder: Path) -> None:
         raise RunError(f"{path.name} is running: stop it first")
     shutil.rmtree(path)
     for suffix in (".json", ".log"):
-        (folder / ".launches" / f"{path.name}{suffix}").unlink(missing_ok=True)
+        (folder / LAUNCHES / f"{path.name}{suffix}").unlink(missing_ok=True)
 
 
 def _check_none_alive(folder: Path) -> None:
@@ -430,8 +414,7 @@ def imported_by(path: Path) -> str | None:
 
 
 def examine_command(env_id: str, module: str | None, args: tuple[str, ...]) -> str:
-    """The command that ``examine`` runs."""
-    return shown("spreeze", *_doctor(env_id, module, args))
+    return command_line("spreeze", "doctor", *_env_flags(env_id, module, args))
 
 
 def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tuple[str, str, str]]:
@@ -440,40 +423,63 @@ def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tupl
     Raises:
         RunError: the doctor itself failed.
     """
-    command = [sys.executable, "-m", "spreeze", *_doctor(env_id, module, args), "--json"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_EXAMINE_S, check=False,
-                              env=environment(), stdin=subprocess.DEVNULL)
-        checks = json.loads(done.stdout)["checks"]
-        return [(clean(check["name"]), clean(check["status"]), clean(f"{check['text']} {check['remedy'] or ''}"))
-                for check in checks if check["name"].startswith(("env", "pictures"))]
-    except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as error:
-        raise RunError(f"the doctor could not examine {clean(env_id, 80)}: {clean(error)}") from None
+    return [(clean(check["name"]), clean(check["status"]), clean(f"{check['text']} {check['remedy'] or ''}"))
+            for check in doctor(*_env_flags(env_id, module, args))["checks"]
+            if check["name"].startswith(("env", "pictures"))]
 
 
-def _doctor(env_id: str, module: str | None, args: tuple[str, ...]) -> list[str]:
+def _env_flags(env_id: str, module: str | None, args: tuple[str, ...]) -> list[str]:
     # Checked as a request would be: nothing else may get onto a command line.
     Request(env_id=env_id, import_module=module, args=args, auto=False)
-    return ["doctor", "--env", env_id, *(["--import", module] if module else []),
+    return ["--env", env_id, *(["--import", module] if module else []),
             *(part for text in args for part in ("--env-arg", text))]
 
 
+def doctor(*flags: str) -> dict[str, Any]:
+    """The doctor's JSON document, from a child process, because the dashboard itself never loads Torch.
+
+    Raises:
+        RunError: the doctor itself failed.
+    """
+    done = _spreeze("doctor", *flags, "--json")
+    with contextlib.suppress(ValueError):
+        if "checks" in (document := json.loads(done.stdout)):
+            return dict(document)
+    raise RunError(f"the doctor failed: {_complaint(done)}")
+
+
+def _spreeze(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``python -m spreeze ARGUMENTS``; a RunError if it cannot be run or takes too long."""
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "spreeze", *arguments], capture_output=True, text=True, errors="replace",
+            timeout=_VERB_S, check=False, env=environment(), stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RunError(f"spreeze {arguments[0]} could not be run: {clean(error)}") from None
+
+
+def _complaint(done: subprocess.CompletedProcess[str]) -> str:
+    """What a verb that failed said last."""
+    return clean(done.stderr[-_MOST_COMPLAINT:]) or f"exit code {done.returncode}"
+
+
 def _launch(options: list[str], folder: Path, name: str) -> None:
+    """Starts a run in a session of its own, so that neither the end of this process nor its signals reach it."""
     log = launch_log(name, folder)
     command = [*COMMAND, *options]
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "spreeze.dashboard.detached", str(log), *command],
-            capture_output=True, text=True, timeout=_LAUNCH_S, check=True, env=environment(),
-            stdin=subprocess.DEVNULL,
-        )
-        pid = int(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(fd, "ab") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                       env=environment(), start_new_session=True)
+    except OSError as error:
         raise ResourceError(f"the run could not be started: {clean(error)}") from None
     created = None
     with contextlib.suppress(psutil.Error):
-        created = psutil.Process(pid).create_time()
-    record = {"pid": pid, "create_time": created, "argv": command, "started": time.time()}
+        created = psutil.Process(process.pid).create_time()
+    threading.Thread(target=process.wait, name=name, daemon=True).start()  # else it would end as a zombie
+    record = {"pid": process.pid, "create_time": created, "argv": command, "started": time.time()}
     write_json(log.with_suffix(".json"), record)
 
 
@@ -483,25 +489,12 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([known] if known else [])])}
 
 
-def _same_process(pid: int, create_time: object) -> bool:
-    """Whether the process is alive and the one that was started: pids are reused."""
-    try:
-        process = psutil.Process(pid)
-        return (
-            isinstance(create_time, int | float)
-            and abs(process.create_time() - create_time) < 1.0
-            and process.status() != psutil.STATUS_ZOMBIE
-        )
-    except psutil.Error:
-        return False
-
-
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
     """Serialises starts from all tabs and servers of a runs directory."""
     try:
-        (folder / ".launches").mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(folder / ".launches" / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        (folder / LAUNCHES).mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(folder / LAUNCHES / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ResourceError(f"cannot write below {folder}: {error}") from None
     try:

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from spreeze.config.modes import wiring_of
 from spreeze.dashboard import autotune, components, control, navigation, start
-from spreeze.dashboard.run_data import SAMPLE, on_policy, row, runs_dir
-from spreeze.errors import SpreezeError
-from spreeze.formatting import DASH, clean, whole
-from spreeze.run_directory import read_run
+from spreeze.dashboard.run_data import SAMPLE, row, runs_dir, wiring
+from spreeze.formatting import DASH, whole
+from spreeze.run_directory import read_run, steer
 
 if TYPE_CHECKING:
     from streamlit.delta_generator import DeltaGenerator
@@ -61,15 +59,16 @@ def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
             st.markdown(f"For **{components.plain(name)}**, which is running:")
         line = st.container(horizontal=True, vertical_alignment="bottom")
         asked = now.phase in ("stopping", "late")
-        line.button("Stopping" if asked else "Stop", on_click=_stop, args=(name, folder), disabled=asked, key="stop",
+        line.button("Stopping" if asked else "Stop", on_click=components.tried, args=(control.stop, name, folder),
+                    disabled=asked, key="stop",
                     help="Ends as Ctrl-C would: writes a checkpoint and evaluates once more.")
         commands = [control.stop_command(name, folder)]
         if now.phase in ("running", "paused"):
             commands += _steer_buttons(line, now, folder)
         if now.phase == "late":
-            if line.button("End it at once", key="kill", help="Kills its supervisor; the newest checkpoint stays."):
-                st.caption(control.kill(name, folder))
-            commands.append(control.shown("spreeze", "runs", *control.place(folder), "stop", "--force", name))
+            line.button("End it at once", on_click=components.tried, args=(control.kill, name, folder), key="kill",
+                        help="Kills its supervisor; the newest checkpoint stays.")
+            commands.append(control.runs_command(folder, "stop", "--force", name))
         with st.expander("The same from a terminal"):
             components.show_command("stop", *commands)
 
@@ -79,10 +78,10 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     name, paused = now.name or "", now.phase == "paused"
     pause = "continue" if paused else "pause"
     run = read_run(folder / name)
-    wiring = wiring_of(run, on_policy=on_policy(run))
-    one_process = wiring is not None and wiring.in_turns
+    parts = wiring(run)
+    one_process = parts is not None and parts.in_turns
     buttons = (
-        (pause, "Go on" if paused else "Pause", "Stops its processes where they are, which frees the cores at once; "
+        (pause, "Continue" if paused else "Pause", "Stops its processes where they are, which frees the cores at once; "
          "replay and networks stay in memory.", False),
         ("evaluate", "Evaluate now", "Evaluates the newest policy without waiting for its turn.", paused),
         ("checkpoint", "Save now", "Writes a checkpoint at once.", paused),
@@ -90,9 +89,9 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
          "Records what each worker does for a quarter of a second, and draws it.", paused or one_process),
     )
     for what, label, text, disabled in buttons:
-        line.button(label, key=f"steer_{what}", on_click=_steer, args=(name, folder, what), help=text,
-                    disabled=disabled)
-    commands = [control.shown("spreeze", "runs", *control.place(folder), what, name) for what, *_ in buttons]
+        line.button(label, key=f"steer_{what}", on_click=components.tried, args=(steer, name, folder, what),
+                    help=text, disabled=disabled)
+    commands = [control.runs_command(folder, what, name) for what, *_ in buttons]
     share = run.get("leave_free")
     if isinstance(share, int | float):  # else no governor watches it
         key = f"leave_free_{name}"
@@ -102,26 +101,11 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
         line.slider("Leave free for other programs [%]", 0, 90, step=5, key=key, disabled=paused, width=260,
                     on_change=_leave_free, args=(name, folder, key),
                     help="Share of the usable cores; samplers rest where it is needed.")
-        commands.append(control.shown("spreeze", "runs", *control.place(folder), "leave-free", name,
-                                      f"{st.session_state[key] / 100:g}"))
+        commands.append(control.runs_command(folder, "leave-free", name, f"{st.session_state[key] / 100:g}"))
     return commands
-
-
-def _steer(name: str, folder: Path, what: str, text: str = "") -> None:
-    try:
-        control.steer(name, folder, what, text)
-    except SpreezeError as error:
-        st.session_state["control_error"] = clean(error)
 
 
 def _leave_free(name: str, folder: Path, key: str) -> None:
     share = st.session_state[key] / 100
     st.session_state[f"{key}_sent"] = share
-    _steer(name, folder, "leave-free", repr(share))
-
-
-def _stop(name: str, folder: Path) -> None:
-    try:
-        control.stop(name, folder)
-    except SpreezeError as error:
-        st.session_state["control_error"] = clean(error)
+    components.tried(steer, name, folder, "leave-free", repr(share))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from spreeze.config.modes import Wiring, wiring_of
-from spreeze.dashboard.run_data import newest_log, newest_similarity, newest_timeline, on_policy
+from spreeze.config.modes import Wiring
+from spreeze.dashboard.run_data import newest_log, newest_similarity, newest_timeline, wiring
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics import student_quantile
 from spreeze.metrics.bottleneck import Side, bottleneck
@@ -19,7 +17,7 @@ from spreeze.metrics.comparison import read_summary
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
-from spreeze.run_directory import LIVE_STATES, TIMELINE, read_config, read_run, state_of
+from spreeze.run_directory import LIVE_STATES, TIMELINE, read_config, read_run, session_starts, state_of
 
 MAX_BUCKETS = 350
 """Buckets of a first answer; each has mean, minimum and maximum."""
@@ -180,7 +178,7 @@ def answer(
         "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu, shown) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES), "live": state in LIVE_STATES, **_note(shown, state, latest, last),
         "similarity": newest_similarity(path), "timeline": _new_timeline(path, since),
-        "marks": _sessions(run), "processes": _processes(fresh), "hosts": _hosts(fresh),
+        "marks": session_starts(run)[1:], "processes": _processes(fresh), "hosts": _hosts(fresh),
         "learners": _learners(fresh, latest),
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
     }
@@ -216,8 +214,8 @@ def snapshot(
     replay, learner = config.get("replay", {}), config.get("learner", {})
     active = [rate for rate in parts_of(values, "sampler_env_steps_per_s").values() if rate > 0.0]
     device = str(learner.get("device", ""))
-    wiring = wiring_of(run, on_policy=on_policy(run))
-    lag = wiring.lag if wiring else None
+    parts = wiring(run)
+    lag = parts.lag if parts else None
     if lag is not None:
         replay, samplers = {}, config.get("rollout", {}).get("samplers")
     else:
@@ -228,8 +226,8 @@ def snapshot(
     known = measured({**values, **counts}, on_policy=on_rollouts, table=table)
     low, high = _band(run) or (replay.get("samples_per_insert_min"), replay.get("samples_per_insert_max"))
     return Snapshot(
-        lag=lag, in_turns=wiring is not None and wiring.in_turns,
-        free_running=wiring is not None and wiring.free_running, state=state,
+        lag=lag, in_turns=parts is not None and parts.in_turns,
+        free_running=parts is not None and parts.free_running, state=state,
         env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20),
         wall_s=run.get("wall_s"), learning_starts=replay.get("learning_starts"),
         samples_per_insert_min=low if replay else None, samples_per_insert_max=high if replay else None,
@@ -294,7 +292,7 @@ def _note(
             "It ended before there were numbers: see the Logs page."
         return {"note": text, "problem": problem}
     if state == "paused":
-        return {"note": "Paused: the processes stand still and their cores are free. Go on continues where they are.",
+        return {"note": "Paused: the processes stand still and their cores are free. They continue where they are.",
                 "problem": False}
     found = bottleneck(shown)
     text = found.sentence if state in LIVE_STATES else f"When it ended: {found.sentence}"
@@ -310,12 +308,6 @@ def _fallen(best: float | None, last: EvaluationRow | None) -> str:
         return ""
     return (f" The newest policy has fallen to {number(last.return_mean)}; the best evaluation had "
             f"{number(best)}. A better policy is kept, and is what is played and downloaded.")
-
-
-def _sessions(run: Mapping[str, Any]) -> list[float]:
-    """Wall time at which each session but the first began."""
-    starts = run.get("session_starts")
-    return [float(t) for t in starts[1:] if isinstance(t, int | float)] if isinstance(starts, list) else []
 
 
 def _processes(values: Mapping[str, float]) -> list[list[Any]]:
@@ -392,22 +384,18 @@ def _thinned(series: Series, newest: Point) -> dict[str, list[Any]]:
     """
     columns: dict[str, list[Any]] = {
         "t": [round(t, 2) for t in series.t.tolist()], "s": [int(step) for step in series.step.tolist()],
-        "y": _rounded(series.mean),
+        "y": _rounded(series.mean.tolist()),
     }
     if (series.low == series.high).all():
         return columns
     last = {"t": round(newest.t, 2), "s": newest.step, "y": _rounded([newest.value])[0]}
-    columns |= {"lo": _rounded(series.low), "hi": _rounded(series.high)}
+    columns |= {"lo": _rounded(series.low.tolist()), "hi": _rounded(series.high.tolist())}
     return {name: [*values, last.get(name, last["y"])] for name, values in columns.items()}
 
 
-def _rounded(values: Sequence[float] | np.ndarray) -> list[float]:
+def _rounded(values: Iterable[float]) -> list[float]:
     """Rounds to six digits, which halves the length of the answer."""
-    array = np.asarray(values, np.float64)
-    magnitudes = np.abs(array)
-    digits = 5.0 - np.floor(np.log10(magnitudes, out=np.zeros_like(array), where=magnitudes > 0.0))
-    up, down = 10.0 ** np.clip(digits, 0.0, 300.0), 10.0 ** np.clip(-digits, 0.0, 300.0)
-    return list((np.rint(array * up / down) / up * down).tolist())
+    return [float(f"{value:.6g}") for value in values]
 
 
 def _columns(points: Sequence[Point]) -> dict[str, list[float]]:

@@ -76,8 +76,7 @@ def _short(facts: RunRow) -> str:
     """A run in the list of the sidebar, which is narrow: what distinguishes it comes first."""
     if facts.name == SAMPLE_NAME or facts.about.title:
         return facts.title
-    started = "" if facts.started is None else facts.started[5:16].replace("T", " ")
-    return f"{started} {facts.env_id or facts.name} {facts.algo or ''} s{whole(facts.seed)}"
+    return f"{facts.began} {facts.env_id or facts.name} {facts.algo or ''} s{whole(facts.seed)}"
 
 
 def choose(name: str) -> None:

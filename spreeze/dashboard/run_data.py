@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.config.algorithms import ON_POLICY
+from spreeze.config.modes import Wiring, wiring_of
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, RunError
-from spreeze.formatting import clean, duration
+from spreeze.formatting import DASH, clean, duration
 from spreeze.metrics.table import by_name
 from spreeze.run_directory import (
     LIVE_STATES,
@@ -32,6 +33,8 @@ from spreeze.run_directory import (
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "assets" / "sample_run"
 SAMPLE_NAME = "sample run"
+LAUNCHES = ".launches"
+"""Folder beside the runs: records and logs of starts from a page, and the server's tokens."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,11 @@ class RunRow:
     def title(self) -> str:
         """What the user calls it, or its name."""
         return self.about.title or self.name
+
+    @property
+    def began(self) -> str:
+        """Month, day and time of its start."""
+        return DASH if self.started is None else self.started[5:16].replace("T", " ")
 
 
 def runs_dir() -> Path:
@@ -146,7 +154,7 @@ def log_files(path: Path) -> dict[str, Path]:
 
 def launch_log(name: str, folder: Path) -> Path:
     """The file for the terminal output of a run started from a page."""
-    return folder / ".launches" / f"{name}.log"
+    return folder / LAUNCHES / f"{name}.log"
 
 
 def newest_log(path: Path, count: int) -> tuple[str, list[str]]:
@@ -185,8 +193,6 @@ def newest_timeline(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Clip:
-    """A recorded clip and the numbers about it."""
-
     path: Path
     facts: dict[str, float]
     episode_returns: list[float]
@@ -205,10 +211,11 @@ def _clip(path: Path, record: dict[str, Any]) -> Clip:
                 [value for value in known if value is not None])
 
 
-def on_policy(run: Mapping[str, Any]) -> bool:
-    """Whether a run's algorithm is on-policy, according to its ``run.json``."""
-    wiring = run.get("wiring")
-    return wiring.get("lag") is not None if isinstance(wiring, dict) else run.get("algo") in ON_POLICY
+def wiring(run: Mapping[str, Any]) -> Wiring | None:
+    """How the parts of a run work together, from its ``run.json``; None if unknown."""
+    told = run.get("wiring")
+    on_policy = told.get("lag") is not None if isinstance(told, dict) else run.get("algo") in ON_POLICY
+    return wiring_of(run, on_policy=on_policy)
 
 
 def meaning(name: str) -> str:

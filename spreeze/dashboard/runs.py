@@ -6,7 +6,6 @@ import io
 import re
 import shlex
 import zipfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -27,16 +26,16 @@ from spreeze.dashboard.run_data import (
     tail_lines,
     typed,
 )
-from spreeze.errors import RunError, SpreezeError
+from spreeze.errors import RunError
 from spreeze.formatting import DASH, duration, number, size, whole
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import LIVE_STATES, About, describe
 from spreeze.types import POLICY_FORMATS
 
 _DATE = re.compile(r"^\d{8}-\d{6}_(?=.)")
-_MAX_EXPORT_BYTES = 100_000_000
+_MAX_PACKED_BYTES = 100_000_000
 _MAX_CLIP_BYTES = 50_000_000
-_EXPORTED = (
+_PACKED = (
     "run.json", "config.toml", "tune.json", "summary.json", "eval.csv", "metrics.db",
     "checkpoints/best.safetensors", "checkpoints/best.json",
 )
@@ -52,7 +51,7 @@ def page() -> None:
     path = navigation.current()
     if path is not None:
         _one(path, folder)
-    components.show_command("list", control.shown("spreeze", "runs", *control.place(folder), "list"))
+    components.show_command("list", control.runs_command(folder, "list"))
 
 
 @st.fragment(run_every=2.0)
@@ -68,7 +67,7 @@ def _list(folder: Path) -> None:
         {
             "run": _called(item), "state": [item.state], "task": item.env_id or DASH,
             "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{whole(item.seed)}",
-            "started": _moment(item.started), "time": duration(item.wall_s), "env steps": number(item.env_steps),
+            "started": item.began, "time": duration(item.wall_s), "env steps": number(item.env_steps),
             "best": number(item.eval_best), "last ten": number(item.eval_final), "tags": list(item.about.tags),
         }
         for item in found
@@ -108,11 +107,6 @@ def _called(item: RunRow) -> str:
     return item.about.title or _DATE.sub("", item.name)
 
 
-def _moment(started: str | None) -> str:
-    """Month, day and time of an ISO date."""
-    return DASH if started is None else started[5:16].replace("T", " ")
-
-
 def _one(path: Path, folder: Path) -> None:
     facts = row(path)
     alive = facts.state in LIVE_STATES
@@ -126,27 +120,30 @@ def _one(path: Path, folder: Path) -> None:
     module = None if recorded else _imported_by(path)
     trusted = module is None or cells[0].checkbox(f"Trust {components.plain(module)}", key=f"trust_{path.name}",
                                                   help="It imports this module, whose code runs on this machine.")
-    cells[0].button("Resume", on_click=_resume, args=(path, folder, module), width="stretch",
+    cells[0].button("Resume", on_click=components.tried, args=(control.resume, path, folder, module),
+                    kwargs={"note": f"{path.name} goes on; see the Live page."}, width="stretch",
                     disabled=alive or recorded or not trusted,
                     help="Continues with the networks, counters and replay of the newest checkpoint.")
-    cells[1].button("Stop", key="runs_stop", on_click=_stop, args=(path.name, folder), disabled=not alive,
-                    width="stretch", help="Ends as Ctrl-C would.")
+    cells[1].button("Stop", key="runs_stop", on_click=components.tried, args=(control.stop, path.name, folder),
+                    kwargs={"note": f"{path.name} was asked to stop."}, disabled=not alive, width="stretch",
+                    help="Ends as Ctrl-C would.")
     with cells[2].popover("Delete", disabled=alive or recorded, width="stretch"):
         st.write(f"Delete **{facts.name}** with its checkpoints and clips? This cannot be undone.")
         sure = st.text_input("Type its name to confirm", key=f"sure_{path.name}")
-        st.button("Delete for good", disabled=sure != path.name, on_click=_delete, args=(path, folder))
+        st.button("Delete for good", disabled=sure != path.name, on_click=components.tried,
+                  args=(control.delete, path, folder), kwargs={"note": f"{path.name} was deleted."})
     if cells[3].button("Pack as ZIP", width="stretch", help="Settings, metrics and the best networks as one file."):
-        st.download_button("Download", export(path), f"{path.name}.zip", "application/zip")
+        st.download_button("Download", pack(path), f"{path.name}.zip", "application/zip")
     exporting = _downloads(path, folder)
     if not recorded:
         _about(path, facts.about)
     name = path.name
-    packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *(typed(part) for part in exported(path))))
-    told = control.shown("spreeze", "report", typed(path))
+    packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *map(typed, files_to_pack(path))))
+    told = control.command_line("spreeze", "report", typed(path))
     acts = () if recorded else (
-        control.shown("spreeze.train", "--resume", name, *control.place(folder),
+        control.command_line("spreeze.train", "--resume", name, *control.runs_dir_flags(folder),
                       *(() if module is None else ("--import", module))),
-        control.shown("spreeze", "runs", *control.place(folder), "stop", name),
+        control.runs_command(folder, "stop", name),
     )
     with st.expander("The same from a terminal"):
         components.show_command("one", *acts, told, packed, *(() if recorded else (exporting,)))
@@ -155,55 +152,55 @@ def _one(path: Path, folder: Path) -> None:
 def _downloads(path: Path, folder: Path) -> str:
     """A report, metrics, and the policy as a file that runs without Spreeze; returns the command for the latter."""
     report, metrics, left, right = st.columns(4, vertical_alignment="bottom")
-    report.download_button("Report", lambda: control.reported([path]), f"{path.name}.html", "text/html",
+    report.download_button("Report", lambda: control.report_html([path]), f"{path.name}.html", "text/html",
                            key="runs_report", width="stretch",
                            on_click="ignore",  # a rerun forgets what the buttons beside it would make
                            help="One HTML file to keep or send: curves, rates, settings with their sources, the "
                                 "tuner's table, machine, versions, events.")
-    metrics.download_button("Metrics as CSV", lambda: control.exported(path, folder, "csv", ".csv"),
+    metrics.download_button("Metrics as CSV", lambda: control.export_zip(path, folder, "csv", ".csv"),
                             f"{path.name}_csv.zip", "application/zip", key="runs_csv", width="stretch",
                             on_click="ignore", help="Every metric over time, and every evaluation, as tables.")
     chosen = left.selectbox("Policy as", [row.name for row in POLICY_FORMATS], key=f"export_format_{path.name}",
                             help="The greedy policy that was kept as best, with normaliser and action scaling inside, "
                                  "checked beside our own, and a program that plays it without Spreeze.")
     kind = next(row for row in POLICY_FORMATS if row.name == chosen)
-    reason = control.no_export(path, kind)
-    right.download_button("Download best policy", lambda: control.exported(path, folder, kind.name, kind.suffix),
+    reason = control.why_no_export(path, kind)
+    right.download_button("Download best policy", lambda: control.export_zip(path, folder, kind.name, kind.suffix),
                           f"{path.name}_{kind.name}.zip", "application/zip", key=f"export_{path.name}", width="stretch",
                           disabled=reason is not None, on_click="ignore",
                           help=reason or "Made when you click: some seconds.")
     if reason is not None:
         st.caption(components.plain(reason))
-    return control.shown("spreeze", *control.export_command(path, folder, kind.name))
+    return control.command_line("spreeze", *control.export_command(path, folder, kind.name))
 
 
 def _about(path: Path, about: About) -> None:
-    """What the user wants to say about a run."""
     with st.expander("Title, tags and note"), st.form(f"about_{path.name}", border=False):
         title = st.text_input("Title", about.title, max_chars=100, placeholder=path.name)
         tags = st.text_input("Tags", ", ".join(about.tags), placeholder="words with commas between them")
         note = st.text_area("Note", about.note, max_chars=20_000)
-        if st.form_submit_button("Keep"):
-            _tried(lambda: describe(path, title=title, tags=tags.split(","), note=note), f"Kept for {path.name}.")
+        if st.form_submit_button("Save"):
+            said = partial(describe, path, title=title, tags=tags.split(","), note=note)
+            components.tried(said, note=f"Saved for {path.name}.")
             st.rerun()
 
 
-def exported(path: Path) -> list[Path]:
-    """The files to export, up to ``_MAX_EXPORT_BYTES`` in all."""
+def files_to_pack(path: Path) -> list[Path]:
+    """Those of ``_PACKED`` that there are, up to ``_MAX_PACKED_BYTES`` in all."""
     found, total = [], 0
-    for name in _EXPORTED:
+    for name in _PACKED:
         part = path / name
-        if part.is_file() and not part.is_symlink() and total + part.stat().st_size < _MAX_EXPORT_BYTES:
+        if part.is_file() and not part.is_symlink() and total + part.stat().st_size < _MAX_PACKED_BYTES:
             total += part.stat().st_size
             found.append(part)
     return found
 
 
-def export(path: Path) -> bytes:
-    """A ZIP file of ``exported``, in a folder with the run's name."""
+def pack(path: Path) -> bytes:
+    """A ZIP file of ``files_to_pack``, in a folder with the run's name."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for part in exported(path):
+        for part in files_to_pack(path):
             archive.write(part, f"{path.name}/{part.relative_to(path)}")
     return buffer.getvalue()
 
@@ -216,33 +213,11 @@ def _imported_by(path: Path) -> str | None:
         return None
 
 
-def _resume(path: Path, folder: Path, module: str | None) -> None:
-    _tried(lambda: control.resume(path, folder, module), f"{path.name} goes on; see the Live page.")
-
-
-def _stop(name: str, folder: Path) -> None:
-    _tried(lambda: control.stop(name, folder), f"{name} was asked to stop.")
-
-
-def _delete(path: Path, folder: Path) -> None:
-    _tried(lambda: control.delete(path, folder), f"{path.name} was deleted.")
-
-
-def _tried(action: Callable[[], object], note: str) -> None:
-    st.session_state.pop("control_error", None)
-    try:
-        action()
-        st.session_state["control_note"] = note
-    except SpreezeError as error:
-        st.session_state["control_error"] = str(error)
-
-
 def watch() -> None:
-    """The clips of a run in time order."""
     path = navigation.need_run()
     st.subheader(f"Clips of {row(path).name}", anchor=False)
     if path != SAMPLE:  # its networks are not included
-        components.show_command("play", control.shown("spreeze", "play", typed(path)))
+        components.show_command("play", control.command_line("spreeze", "play", typed(path)))
     found = clips(path)
     if not found:
         st.info("No clip yet: the first one comes after the visualizer's clip interval (two minutes by default)."
@@ -278,7 +253,6 @@ def label(clip: Clip) -> str:
 
 
 def logs() -> None:
-    """The events, logs and errors of a run."""
     path = navigation.need_run()
     st.subheader(f"Logs of {row(path).name}", anchor=False)
     _events(path)

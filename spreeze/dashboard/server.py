@@ -4,16 +4,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
-import stat
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import psutil
 import streamlit as st
+from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -22,22 +22,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spreeze.dashboard import control, live_api, navigation
-from spreeze.dashboard.access import Entrance, Guard
+from spreeze.dashboard.access import Entrance, Guard, is_page
 from spreeze.dashboard.components import prefix
 from spreeze.dashboard.run_data import run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import clean
 from spreeze.run_directory import ask, is_alive
 
-_TCP = (socket.AF_INET, socket.AF_INET6)
 
-
-def life(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManager[None]]:
+def lifespan(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManager[None]]:
     """The server's lifespan: opens the entrance and loads the pages' modules before the first visit."""
 
     @contextlib.asynccontextmanager
-    async def lived(app: st.App) -> AsyncIterator[None]:
-        send_at_once()
+    async def running(app: st.App) -> AsyncIterator[None]:
+        disable_nagle()
         threading.Thread(target=_load_pages, name="load pages", daemon=True).start()
         entrance.open(address())
         try:
@@ -45,33 +43,24 @@ def life(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManager[N
         finally:
             entrance.close()
 
-    return lived
+    return running
 
 
-def send_at_once() -> int:
+def disable_nagle() -> int:
     """Disables Nagle's algorithm on all listening sockets of this process; returns their number.
 
     asyncio does so only for sockets that were made with TCP as their protocol, which Streamlit's (1.67) were not. The
     second part of each answer then waits up to 40 ms for the browser's acknowledgement of the first, and a page is
     ninety answers. Connections inherit the option.
     """
-    changed = 0
-    for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                changed += _without_delay(socket.socket(fileno=int(name)))
-    return changed
-
-
-def _without_delay(shared: socket.socket) -> bool:
-    """Whether it is a listening TCP socket; the descriptor is left open."""
-    try:
-        listens = bool(shared.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and shared.family in _TCP
-        if listens:
+    listening = [one.fd for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    for fd in listening:
+        shared = socket.socket(fileno=fd)
+        try:
             shared.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listens
-    finally:
-        shared.detach()
+        finally:
+            shared.detach()  # the descriptor is another's
+    return len(listening)
 
 
 def _load_pages() -> None:
@@ -123,9 +112,7 @@ class BaseAddress:
 
         async def with_address(message: Message) -> None:
             nonlocal start, body
-            if message["type"] == "http.response.start" and any(
-                name.lower() == b"content-type" and value.startswith(b"text/html") for name, value in message["headers"]
-            ):
+            if is_page(message):
                 start = message
                 return
             if start is None or message["type"] != "http.response.body":
@@ -136,15 +123,13 @@ class BaseAddress:
                 return
             script = f"window.__streamlit={{BACKEND_BASE_URL:location.origin+{json.dumps(prefix() + '/')}}}"
             body = body.replace(b"<head>", f"<head><script>{script}</script>".encode(), 1)
-            headers = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
-            await send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+            MutableHeaders(scope=start)["Content-Length"] = str(len(body))
+            await send(start)
             await send({**message, "body": body})
 
         plain = scope["type"] != "http" or scope["method"] != "GET"
-        if not plain:
-            # A compressed page could not be changed.
-            scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"
-                                          or b"text/html" not in dict(scope["headers"]).get(b"accept", b"")]}
+        if not plain and "text/html" in (headers := MutableHeaders(scope=scope)).get("accept", ""):
+            del headers["accept-encoding"]  # a compressed page could not be changed
         await self._app(scope, receive, send if plain else with_address)
 
 

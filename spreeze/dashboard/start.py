@@ -122,9 +122,7 @@ def form(folder: Path) -> None:
             keep_fields()
             return
         last[0].button("Start", type="primary", on_click=_start, args=(request, folder), key="start", width="stretch")
-        components.show_command(
-            "start", control.shown("spreeze.train", *control.arguments(request), *control.place(folder))
-        )
+        components.show_command("start", control.train_command(request, folder))
 
 
 def _welcome(folder: Path) -> None:
@@ -291,10 +289,5 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
 
 
 def _start(request: control.Request, folder: Path) -> None:
-    # Set first, because another click may interrupt this callback.
-    st.session_state["follow"] = True
-    st.session_state.pop("control_error", None)
-    try:
-        control.start(request, folder)
-    except SpreezeError as error:
-        st.session_state["control_error"] = str(error)
+    st.session_state["follow"] = True  # first, because another click may interrupt this callback
+    components.tried(control.start, request, folder)

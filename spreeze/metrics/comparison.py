@@ -20,7 +20,7 @@ import numpy as np
 
 from spreeze.config.algorithms import ROWS
 from spreeze.errors import ConfigError, RunError, did_you_mean
-from spreeze.formatting import DASH, clean, duration, number
+from spreeze.formatting import DASH, aligned, clean, duration, number
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import read_config, read_json, read_run
 
@@ -154,12 +154,12 @@ class Report:
 
 def bootstrap_interval(
     values: Sequence[float] | np.ndarray, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0,
-    centre: Callable[[np.ndarray], np.ndarray] | None = None,
+    *, robust: bool = False,
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of a centre (Efron 1979): quantiles of the centres of resamples.
 
-    ``values`` needs at least one number; ``level`` is the share of resampled centres inside the interval. ``centre``
-    maps rows [K, len(values)] to their centres [K]; None is the mean.
+    ``values`` needs at least one number; ``level`` is the share of resampled centres inside the interval.
+    ``robust``: the centre is the interquartile mean, else the mean.
     """
     data = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
@@ -168,7 +168,7 @@ def bootstrap_interval(
     for start in range(0, resamples, chunk):
         count = min(chunk, resamples - start)
         drawn = data[rng.integers(0, data.size, (count, data.size))]
-        centres[start : start + count] = drawn.mean(axis=1) if centre is None else centre(drawn)
+        centres[start : start + count] = iqm(drawn.T) if robust else drawn.mean(axis=1)
     tail = (1.0 - level) / 2.0
     low, high = np.quantile(centres, [tail, 1.0 - tail])
     return float(low), float(high)
@@ -206,18 +206,18 @@ def whole(curve: Sequence[EvaluationRow]) -> list[EvaluationRow]:
     return [record for record in curve if 2 * record.episodes >= most]
 
 
-def worst_of_last(curve: Sequence[EvaluationRow], policies: int = WORST_OF) -> float | None:
-    """The lowest of the latest whole evaluations; None if there are none."""
-    return min((record.return_mean for record in whole(curve)[-policies:]), default=None)
+def worst_of_last(curve: Sequence[EvaluationRow]) -> float | None:
+    """The lowest of the latest ``WORST_OF`` whole evaluations; None if there are none."""
+    return min((record.return_mean for record in whole(curve)[-WORST_OF:]), default=None)
 
 
 def spread(values: Sequence[float], rules: Rules) -> Spread | None:
     """Centre and bootstrap interval of the values, one a seed; None if there are none."""
     if not values:
         return None
-    drawn = (lambda rows: iqm(rows.T)) if rules.robust else None
-    enough = len(values) >= FEWEST_RUNS
-    low, high = bootstrap_interval(values, rules.level, rules.resamples, centre=drawn) if enough else (None, None)
+    low, high = None, None
+    if len(values) >= FEWEST_RUNS:
+        low, high = bootstrap_interval(values, rules.level, rules.resamples, robust=rules.robust)
     return Spread(float(iqm(np.array(values))) if rules.robust else sum(values) / len(values), low, high, len(values))
 
 
@@ -390,7 +390,7 @@ def text(found: Report) -> str:
     for env in dict.fromkeys(run.group.env for run in found.runs):
         limit_s = next(run.limit_s for run in found.runs if run.group.env == env)
         lines += ["", f"{env}, time limit {limit_s:.4g} s"]
-        lines += _aligned(_rows(found, env))
+        lines += aligned(_rows(found, env))
     told = verdicts(found)
     return "\n".join([*lines, *(["", *told] if told else []), *_remarks(found)])
 
@@ -453,7 +453,7 @@ def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport])
             f"{group.group.label} did with {group.reached[place]} of {group.runs} runs"
             for group in groups if group.group.label not in times]
     if not times:
-        return f"{env}: nobody reached {number(target)} with every run"
+        return f"{env}: no group reached {number(target)} in every run"
     (first, least_s), *others = sorted(times.items(), key=lambda item: item[1])
     sentence = f"{env}: {first} was first at {number(target)}, after {_told(least_s)}"
     after = [f"{label} took {_told(time_s)}, " + (
@@ -467,11 +467,6 @@ def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport])
 
 def _told(seconds: float) -> str:
     return f"{number(seconds)} s" if seconds < 100.0 else duration(seconds)
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _remarks(found: Report) -> list[str]:
@@ -560,8 +555,7 @@ def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band
         column = values[np.isfinite(values[:, k]), k]
         centre[k] = iqm(column) if robust else column.mean()
         if len(column) >= FEWEST_RUNS:
-            drawn = (lambda rows: iqm(rows.T)) if robust else None
-            low[k], high[k] = bootstrap_interval(column, resamples=_BAND_RESAMPLES, seed=seed, centre=drawn)
+            low[k], high[k] = bootstrap_interval(column, resamples=_BAND_RESAMPLES, seed=seed, robust=robust)
     return Band(x, centre, low, high, counts)
 
 

@@ -287,19 +287,16 @@ def _tuner(path: Path) -> list[str]:
         return []
     parts, record = [], tuning.record
     if record:
-        measured_at, objective = (record.get(key) or DASH for key in ("measured_at", "objective"))
-        score = record.get("formula") or record.get("score") or DASH
-        parts.append(_note(f"Measured {measured_at}; objective: {objective}; score: {score} (U updates/s, B batch "
+        measured_at, objective, formula = (record.get(key) or DASH for key in ("measured_at", "objective", "formula"))
+        parts.append(_note(f"Measured {measured_at}; objective: {objective}; score: {formula} (U updates/s, B batch "
                            "size, E env steps/s)."))
     if tuning.choice:
         parts.append(_table(("setting", "chosen", "why"),
                             ([key, value, tuning.reasons.get(key) or DASH] for key, value in tuning.choice.items()),
                             wide=(2,)))
-    for title, rows in (("The learner alone", tuning.updates), ("Samplers beside the learner", tuning.joint),
-                        ("Samplers and inference workers beside the learner", tuning.rollouts)):
-        if rows:
-            cells = tuning_record.table(rows[:_MOST_ROWS], tuning.choice)
-            parts.append(f"<h3>{_text(title)}</h3>" + _table(list(cells[0]), (list(line.values()) for line in cells)))
+    for title, rows in tuning.stages:
+        cells = tuning.table(rows[:_MOST_ROWS])
+        parts.append(f"<h3>{_text(title)}</h3>" + _table(list(cells[0]), (list(line.values()) for line in cells)))
     return parts
 
 
@@ -368,11 +365,11 @@ def _charts(title: str, charts: Sequence[str]) -> str:
     return f"{head}<div class=\"charts\">{''.join(charts)}</div>" if charts else ""
 
 
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) from ``low`` to ``high``, at most ``most`` + 1."""
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) from ``low`` to ``high``, at most six."""
     if not (math.isfinite(low) and math.isfinite(high) and high > low):
         return [low] if math.isfinite(low) else []
-    rough = (high - low) / most
+    rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
     return [step * k for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]

@@ -174,16 +174,8 @@ def parts_of(values: Mapping[str, float | None], name: str) -> dict[int, float]:
 
 def _gpus(values: Mapping[str, float | None]) -> tuple[GpuSnapshot, ...]:
     indices = sorted({int(name.split("/")[1]) for name in values if name.startswith("gpu_") and "/" in name})
-    return tuple(
-        GpuSnapshot(
-            index=i, use=values.get(f"gpu_use/{i}"), power_w=values.get(f"gpu_power_w/{i}"),
-            memory_used_bytes=values.get(f"gpu_memory_used_bytes/{i}"),
-            memory_bytes=values.get(f"gpu_memory_bytes/{i}"),
-            power_limit_w=values.get(f"gpu_power_limit_w/{i}"), clock_hz=values.get(f"gpu_clock_hz/{i}"),
-            clock_max_hz=values.get(f"gpu_clock_max_hz/{i}"),
-        )
-        for i in indices
-    )
+    names = [item.name for item in dataclasses.fields(GpuSnapshot) if item.name != "index"]
+    return tuple(GpuSnapshot(index=i, **{name: values.get(f"gpu_{name}/{i}") for name in names}) for i in indices)
 
 
 def _integer(value: Any) -> int | None:

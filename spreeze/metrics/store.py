@@ -65,7 +65,7 @@ class EvaluationRow(NamedTuple):
 
 
 class Event(NamedTuple):
-    """An event of a run; ``level`` is info, warn or error."""
+    """An event of a run; ``level`` is info, warning or error."""
 
     t: float
     level: str
@@ -363,6 +363,17 @@ class MetricsReader:
             number, unit, meaning = found[0]
             rows = _rows(query, number, since, max_points)
             return _bucketed((name, str(unit), str(meaning)), rows, max_points)
+
+    def whole_series(self, name: str) -> Series:
+        """All that is stored of a series: roll-ups, then every raw point; errors as ``series``."""
+        with self.held() as reader:
+            found = reader.series(name, max_points=_MAX_ROWS)
+            points = np.array(reader.tail([name], -1.0, _MAX_ROWS).get(name, []), np.float64).reshape(-1, 3)
+        # The series may begin its points with a roll-up over the first of them.
+        older = found.t < (points[0, 0] if len(points) else math.inf)
+        t, step, value = points.T
+        columns = zip(found[3:], (t, step, value, value, value), strict=True)
+        return Series(*found[:3], *(np.concatenate([column[older], raw]) for column, raw in columns))
 
     def latest(self) -> dict[str, Point]:
         """The newest value of every series, however old."""

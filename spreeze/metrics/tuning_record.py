@@ -20,6 +20,8 @@ _MOST = 1e18
 """Larger numbers are not plausible and count as unknown."""
 _NEEDED = {"learner": (BATCH, THREADS), "joint": (SAMPLERS,), "rollout": ()}
 """Stage of a row -> numbers that it needs to be drawn."""
+_OFTEN_ALIKE = ("learner.device", "learner.precision")
+"""Settings without a column where all rows have the same value, for a table should fit a terminal of 100 columns."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class MeasuredRow:
     updates_per_s: float | None = None
     env_steps_per_s: float | None = None
     spread: float | None = None
-    """Range of the repeats of the update rate, as a share of the median."""
+    """Range of the repeats as a share of their median, the larger one of the two rates."""
     cpu_share: float | None = None
     """Share of the usable cores that the run kept busy."""
     score: float | None = None
@@ -49,17 +51,13 @@ class MeasuredRow:
         tuned = {key: value for key, value in self.setting.items() if key in choice}
         return bool(tuned) and all(choice[key] == value for key, value in tuned.items())
 
-    def cells(self, choice: dict[str, Any]) -> dict[str, str]:
-        """Its cells in a table, by column."""
-        cells = {clean(key.partition(".")[2].replace("_", " "), 40):
-                 clean(value) if isinstance(value, str) else number(value) for key, value in self.setting.items()}
-        for name, value in (("env steps/s", self.env_steps_per_s), ("updates/s", self.updates_per_s)):
-            cells[name] = number(value)
-        if self.stage == "learner":
-            cells["update frames/s"] = number(self.frames_per_s)
-        return cells | {
-            "spread": percent(self.spread), "processor": percent(self.cpu_share), "score": number(self.score),
-            "note": clean(self.failure or ("chosen" if self.is_choice(choice) else "")),
+    def figures(self, choice: dict[str, Any]) -> dict[str, str]:
+        """What was measured, by column of a table."""
+        return {
+            "env steps/s": number(self.env_steps_per_s), "updates/s": number(self.updates_per_s),
+            **({"update frames/s": number(self.frames_per_s)} if self.stage == "learner" else {}),
+            "spread": percent(self.spread), "cpu": percent(self.cpu_share), "score": number(self.score),
+            "note": clean(self.failure or ("chosen" if self.is_choice(choice) else ""), 120),
         }
 
 
@@ -87,20 +85,46 @@ class TuningView:
         """Rows of on-policy collection beside the learner."""
         return [row for row in self.rows if row.stage == "rollout"]
 
+    @property
+    def stages(self) -> list[tuple[str, list[MeasuredRow]]]:
+        """Title and rows of each table that has any."""
+        found = (("The learner alone", self.updates), ("Samplers beside the learner", self.joint),
+                 ("Samplers and inference workers beside the learner", self.rollouts))
+        return [(title, rows) for title, rows in found if rows]
+
+    def table(self, rows: list[MeasuredRow]) -> list[dict[str, str]]:
+        """The cells of each row by column, without columns that tell nothing."""
+        labels = _dict(self.record.get("labels"))
+        keys = dict.fromkeys([*labels, *(key for row in rows for key in row.setting)])
+        for key in _OFTEN_ALIKE:
+            if len({row.setting[key] for row in self.rows if key in row.setting}) < 2:
+                keys.pop(key, None)
+        heads = {key: clean(labels.get(key) or key.partition(".")[2], 40).replace("_", " ") for key in keys}
+        lines = [{heads[key]: _text(row.setting.get(key)) for key in keys} | row.figures(self.choice) for row in rows]
+        names = dict.fromkeys(name for line in lines for name in line)
+        kept = [name for name in names if name == "note" or any(line[name] != DASH for line in lines)]
+        return [{name: line[name] for name in kept} for line in lines]
+
 
 def read(path: Path) -> TuningView:
     """Reads the tuner's result of a run, or what it has measured so far."""
-    record = read_json(path / "tune.json")
-    entries: list[Any] = []
-    if record:
-        for name in ("update_rates", "joint_rates", "rollout_rates"):
-            entries += record[name] if isinstance(record.get(name), list) else []
-    else:
-        for line in tail_text(path / PROGRESS).splitlines():
-            with contextlib.suppress(ValueError):  # the last line may still be written
-                entries.append(json.loads(line))
-    rows = [found for entry in entries if isinstance(entry, dict) and (found := _row(entry)) is not None]
-    return TuningView(rows, _dict(record.get("choice")), _dict(record.get("reasons")), record)
+    if record := read_json(path / "tune.json"):
+        return of_record(record)
+    entries = []
+    for line in tail_text(path / PROGRESS).splitlines():
+        with contextlib.suppress(ValueError):  # the last line may still be written
+            entries.append(json.loads(line))
+    return TuningView(_rows(entries))
+
+
+def of_record(record: dict[str, Any]) -> TuningView:
+    lists = (record.get(name) for name in ("update_rates", "joint_rates", "rollout_rates"))
+    entries = [entry for found in lists if isinstance(found, list) for entry in found]
+    return TuningView(_rows(entries), _dict(record.get("choice")), _dict(record.get("reasons")), record)
+
+
+def _rows(entries: list[Any]) -> list[MeasuredRow]:
+    return [found for entry in entries if isinstance(entry, dict) and (found := _row(entry)) is not None]
 
 
 def _row(entry: dict[str, Any]) -> MeasuredRow | None:
@@ -110,17 +134,20 @@ def _row(entry: dict[str, Any]) -> MeasuredRow | None:
     if stage not in _NEEDED or any(_number(setting.get(key)) is None for key in _NEEDED[stage]):
         return None
     updates, steps, busy = (_rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
+    spreads = [found for found in (spread(updates), spread(steps)) if found is not None]
     return MeasuredRow(
-        stage, setting, _middle(updates), _middle(steps),
-        spread(updates) if len(updates) > 1 else _number(entry.get("spread")), _middle(busy),
+        stage, setting, _middle(updates), _middle(steps), max(spreads, default=None), _middle(busy),
         _number(entry.get("score")), entry["failure"] if isinstance(entry.get("failure"), str) else None,
     )
 
 
 def _rates(value: Any) -> list[float]:
-    """The repeats of a rate; a single number is one repeat."""
-    values = value if isinstance(value, list) else [value]
-    return [float(x) for x in values if _number(x) is not None]
+    return [float(x) for x in value if _number(x) is not None] if isinstance(value, list | tuple) else []
+
+
+def _text(value: Any) -> str:
+    """A setting as it is written on a command line."""
+    return DASH if value is None else clean(f"{value:g}" if isinstance(value, float) else value, 40)
 
 
 def _middle(rates: list[float]) -> float | None:
@@ -134,14 +161,6 @@ def _number(value: Any) -> float | None:
 
 def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def table(rows: list[MeasuredRow], choice: dict[str, Any]) -> list[dict[str, str]]:
-    """The cells of each row, without columns in which all is unknown."""
-    cells = [row.cells(choice) for row in rows]
-    names = dict.fromkeys(name for line in cells for name in line)
-    kept = [name for name in names if name == "note" or any(line.get(name, DASH) != DASH for line in cells)]
-    return [{name: line.get(name, DASH) for name in kept} for line in cells]
 
 
 def paper_batch(tuning: TuningView) -> int | None:

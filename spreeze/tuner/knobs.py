@@ -432,7 +432,7 @@ KNOBS = (
     Knob(name=ROLLOUT_SAMPLERS, candidates=_rollout_samplers, fit=_fit_fewer, words="{} sampler{s}", fixed=True,
          figures=_ROLLOUT_FIGURES),
     Knob(name=INFERENCE_WORKERS, candidates=lambda problem, here: (0, 1, 2), fit=_fit_fewer,
-         words="inference workers {}",
+         words="inference workers {}", label="inference",
          remark=lambda problem, setting: "" if setting[INFERENCE_WORKERS] else "samplers infer for themselves"),
     Knob(name=ROLLOUT_ENVS, fit=_fit_fewer, words="{} environment{s} a sampler", label="envs", fixed=True,
          candidates=lambda problem, here: [here[ROLLOUT_ENVS] * 2, here[ROLLOUT_ENVS] // 2, here[ROLLOUT_ENVS] * 4, 1],
