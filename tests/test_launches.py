@@ -348,7 +348,7 @@ def test_two_streams_share_an_update_only_while_it_is_recorded_as_a_graph(option
     with filled() as ring:
         learning = learning_of(ring, **options)
         assert learning.algorithm.critics.pair is None
-        learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
+        learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
         assert isinstance(learning.algorithm.critics.pair, StreamPair) == shared
         for _ in range(4):
             learning.update()
