@@ -37,7 +37,8 @@ def _flags(parser) -> set[str]:
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_every_verb_is_in_the_readme_and_has_an_entry_point(verb):
     assert f"`{verb}" in README
-    assert callable(importlib.import_module("spreeze.bench.__main__" if verb == "bench" else f"spreeze.cli.{verb}").main)
+    module = "spreeze.bench.__main__" if verb == "bench" else f"spreeze.cli.{verb}"
+    assert callable(importlib.import_module(module).main)
 
 
 def _benches() -> dict:
