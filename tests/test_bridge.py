@@ -436,7 +436,7 @@ def test_a_host_that_cannot_work_is_named_once_and_tried_again_later(scene, how)
     assert scene.numbers(0)["alive"] == 1.0
 
 
-def test_what_does_not_bear_the_token_is_lost_and_not_stored(scene):
+def test_what_is_not_signed_is_lost_and_not_stored(scene):
     scene.join("a")
     scene.turns(5)
     before = scene.stored()
@@ -446,7 +446,7 @@ def test_what_does_not_bear_the_token_is_lost_and_not_stored(scene):
     scene.turns(5)
     assert scene.numbers(0)["chunks_lost"] > 0
     assert len(scene.stored()) - len(before) <= 20, "only what was under way before"
-    assert any("token" in text for text in scene.sent)
+    assert any("not signed" in text for text in scene.sent)
 
 
 def test_hosts_write_no_more_than_the_run_s_rate_limiter_allows(tmp_path, spec):
