@@ -525,7 +525,8 @@ class Search:
         return Choice(value, reason, runners_up=runners)
 
     def _why(self, knob: Knob, runners: Sequence[tuple[Any, float]]) -> str:
-        others = ", ".join(f"{value}: {100 * share:.0f} %" for value, share in runners)
+        others = ", ".join(f"{f'{value:g}' if isinstance(value, float) else value}: {100 * share:.0f} %"
+                           for value, share in runners)
         if self.expected and not knob.own:
             others = f"expected: {others}"  # of the model, which the rows of the table need not match
         problem, value = self.problem, self.chosen.setting[knob.name]
