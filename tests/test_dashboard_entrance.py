@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import dashboard_browser as web
 import pytest
-from harness import PATIENCE_S
+from harness import PATIENCE_S, REPO
 
 pytest.importorskip("streamlit")
 from spreeze.dashboard import access as entrances
@@ -157,6 +157,19 @@ def test_the_token_of_a_folder_is_private_and_stays(tmp_path):
     assert private(place)
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
     assert page_token(tmp_path / "runs") == token
+
+
+def test_servers_that_start_at_once_agree_on_the_token(tmp_path):
+    source = "import sys; from pathlib import Path; from spreeze.dashboard.access import page_token; " \
+             "sys.stdin.readline(); [print(page_token(Path(sys.argv[1]) / str(i))) for i in range(50)]"
+    servers = [subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, text=True, cwd=REPO) for _ in range(3)]
+    for one in servers:
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    said = [one.communicate(timeout=PATIENCE_S)[0].split() for one in servers]
+    assert len(said[0]) == 50
+    assert said[0] == said[1] == said[2]
 
 
 @pytest.mark.parametrize("change", ["short", "readable", "link", "folder link", "pipe"])

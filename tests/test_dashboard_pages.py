@@ -218,10 +218,16 @@ def test_the_runs_of_a_sweep_are_parted_by_what_it_varies_and_compared_by_its_ow
     (folder / "s.sweep.json").write_text(json.dumps(names))
     page.run()
     assert groups_of(page) == [["sac -", 2]], "how long it goes on makes no other experiment of a run"
-    assert page.selectbox(key="compare_centre_False").value == "mean"
+    assert page.selectbox(key="compare_centre").value == "mean"
+    assert not [one for one in page.caption if "--by" in one.value]
     page.multiselect(key="compare_runs").set_value(["sweep s"]).run()
     assert groups_of(page) == [["sac - stop.seconds=300", 1], ["sac - stop.seconds=600", 1]]
-    assert page.selectbox(key="compare_centre_True").value == "interquartile mean"
+    assert page.selectbox(key="compare_centre").value == "interquartile mean"
+    command = "evaluate --protocol hts RUN ... --centre iqm --by stop.seconds`"
+    assert [one for one in page.caption if command in one.value]
+    page.selectbox(key="compare_centre").set_value("mean").run()
+    page.segmented_control(key="compare_group").set_value("run").run()
+    assert page.selectbox(key="compare_centre").value == "mean", "the user's own choice stays"
 
 
 def test_a_sweep_of_more_runs_than_a_report_takes_says_so_instead_of_failing(world, monkeypatch):

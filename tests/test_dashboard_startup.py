@@ -36,6 +36,14 @@ def test_answers_of_a_listening_socket_are_sent_at_once(listener):
         assert caller.recv(1) == b"x", "the descriptor is still open and its owner's"
 
 
+def test_a_server_that_cannot_list_its_sockets_starts_all_the_same(monkeypatch):
+    def hidden(*args):
+        raise FileNotFoundError("/proc/net/tcp")
+
+    monkeypatch.setattr("psutil.Process.net_connections", hidden)
+    assert server.disable_nagle() == 0
+
+
 def test_other_sockets_stay_as_they_are(listener):
     with socket.socket(socket.AF_INET) as plain, socket.socket(socket.AF_UNIX) as local, \
             socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:

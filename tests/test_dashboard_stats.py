@@ -143,6 +143,21 @@ def test_a_table_of_the_tuner_has_the_knobs_names_exact_settings_and_no_column_t
     assert [line["device"] for line in again.table(again.rows)] == ["cuda:0", "cpu"]
 
 
+def test_a_running_tuner_has_the_columns_of_a_finished_one_and_equal_heads_are_told_apart(tmp_path):
+    labels = {"learner.batch_size": "batch", "x.samplers": "envs", "y.samplers": "envs", "z.busy": "cpu"}
+    setting = {"learner.threads": 1, "learner.batch_size": 8, "x.samplers": 2, "y.samplers": 3, "z.busy": 4}
+    measured = entry(setting=setting)
+    lines = [json.dumps({"labels": labels}), json.dumps(measured), '{"stage": "lea']
+    (tmp_path / tuning_record.PROGRESS).write_text("\n".join(lines))
+    running, finished = tuning_record.read(tmp_path), tuning_record.of_record(
+        {"update_rates": [measured], "labels": labels})
+    (line,) = running.table(running.rows)
+    assert line == finished.table(finished.rows)[0]
+    assert {name: line[name] for name in ("batch", "x.samplers", "y.samplers", "z.busy")} == {
+        "batch": "8", "x.samplers": "2", "y.samplers": "3", "z.busy": "4"}
+    assert running.record == {}
+
+
 def test_text_of_a_file_is_no_markdown():
     assert components.plain("![x](http://evil/y) a|b $x$ <b>") == r"\!\[x\](http\://evil/y) a\|b \$x\$ \<b\>"
     assert components.plain(None) == "-"

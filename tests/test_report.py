@@ -1,6 +1,7 @@
 """The report: one file without script or network, of whatever a run directory holds."""
 
 import json
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -180,13 +181,24 @@ def test_a_report_tells_the_times_to_a_target_and_the_centre_that_were_asked_for
     paths = [make_run(name, level) for name, level in zip("abcd", (1.0, 2.0, 3.0, 10.0), strict=True)]
     found = parsed(html_report.make(paths, targets={"Pendulum-v1": 3.0}, robust=True))
     assert found.said[found.said.index("first at 3") : found.said.index("first at 3") + 3] == [
-        "first at 3", "mean of 5 at it", "mean of 10"]
+        "first at 3", "held", "mean of 10 at 3"]
     assert "0:00 [0:00, 0:02]" in found.said, "after 2, 1, 0 and 0 s: the middle two of four"
     assert "- (0 of 4)" in found.said, "three evaluations are no five"
     assert any("the interquartile mean over the runs" in words for words in found.said)
     monkeypatch.chdir(tmp_path)
     assert command.main(["a", "b", "--runs-dir", str(tmp_path), "--target", "3", "--centre", "iqm"]) == 0
     assert "first at 3" in parsed((tmp_path / "report.html").read_text()).said
+
+
+def test_runs_of_a_sweep_are_parted_by_what_it_varies_and_no_other_experiment_by_it(make_run):
+    paths = [make_run(name, 1.0) for name in "ab"]
+    name = "evaluation.episodes"
+    config = paths[0] / "config.toml"
+    config.write_text(re.sub(r"(?m)^episodes = \d+", "episodes = 3", config.read_text()))
+    together, parted = (set(parsed(html_report.make(paths, also=also)).said) for also in ((), (name,)))
+    assert "Settings in which they differ" not in together
+    assert {name, "Settings in which they differ"} <= parted
+    assert any(words.endswith(f"{name}=3") for words in parted)
 
 
 def test_sources_are_read_back_as_they_were_written():

@@ -126,7 +126,8 @@ class Placement:
 class OffPolicyAlgorithm(Algorithm):
     """Networks, losses and update of one algorithm.
 
-    Without an actor the policy is read from the critics: such an algorithm has its own ``policy_arrays``.
+    Without an actor the policy is read from the critics: such an algorithm has its own ``policy_arrays``. A subclass
+    sets ``_config``, whose ``tau`` moves the targets.
     """
 
     critics: CriticNetworks[Any]

@@ -209,7 +209,8 @@ def paired_rows(bench: GalaBench) -> list[Row]:
     """
     rows = []
     for env_id in bench.env_ids:
-        common = ["--env", env_id, "--target-return", str(bench.target_return), "--set", "stop.target_evaluations=0"]
+        common = ["--env", env_id, "--target-return", str(bench.target_return), "--set", "stop.target_evaluations=0",
+                  "--set", "a2c.lr_schedule=constant"]
         found = bench.in_turn({"gala": bench.mixing("gossip"), "hts a2c": ["--algo", "a2c", "--mode", "hts"]}, common,
                               bench.seconds)
         rows += [row(name, unit, [one.get(name) for one in documents], case=case, env=env_id)

@@ -378,6 +378,7 @@ def failed_capture(place: Place) -> Finding:
     with ring_of(case.spec()) as ring, matmuls_in("float32", place.device):
         plain = _change_by_training(trainer_of(ring, case, place, per_launch=0), place.updates)
         trainer = trainer_of(ring, case, place, per_launch=1, make_graph=lambda: Spoiled(torch.device(place.device)))
+        trainer.algorithm.share(None)  # until the recording fails it would take the kernels of two streams
         spoiled = _change_by_training(trainer, place.updates)
         said = [note for note in trainer.notes if "no graph could be recorded" in note]
         trainer.drop_gpu_replay()

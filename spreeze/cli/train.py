@@ -42,7 +42,7 @@ from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, chosen_profile, reached_with
 from spreeze.config.schema import MOST_DEFAULT_SAMPLERS, Config
 from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, refuse_foreign
-from spreeze.envs.probe import Probe, probe_env
+from spreeze.envs.probe import Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import Machine, check_precision, named_devices, read_machine
@@ -67,6 +67,7 @@ from spreeze.runtime.plan import EarlierSessions, RunPlan
 from spreeze.runtime.recorder import summary
 from spreeze.transport.files import replace_bytes
 from spreeze.transport.shared_memory import check_room
+from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.problem import TrialResult
 from spreeze.tuner.run import Listener, check_tunable, tuned_layer
 
@@ -94,7 +95,7 @@ def _train(args: argparse.Namespace) -> int:
         head_start = stack.enter_context(
             Prewarm(settings.config.learner.threads, wanted=_can_prewarm(args, settings, machine))
         )
-        probe = probe_of(settings.config, lambda: interrupts.asked)
+        probe = probe_of(settings.config, interrupted=lambda: interrupts.asked)
         settings, why = with_algorithm(base, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)
@@ -160,13 +161,6 @@ def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], Prob
     return config, check
 
 
-def probe_of(config: Config, interrupted: Callable[[], bool] = lambda: False) -> Probe:
-    """What the environment of a configuration is, tried in a process of its own; errors as ``probe_env``."""
-    part = config.env
-    return probe_env(part.id, part.import_module, steps=0, plain=part.plain, args=part.args,
-                     image=dataclasses.asdict(config.image), interrupted=interrupted)
-
-
 def _can_prewarm(args: argparse.Namespace, settings: Settings, machine: Machine) -> bool:
     """Whether a learner process will be needed and has a core to load on meanwhile."""
     return settings.config.mode.starts_processes and machine.cores.usable >= 2 and not args.fresh
@@ -180,9 +174,11 @@ def _tuned(
     rows: list[TrialResult] = []
 
     def note(row: TrialResult) -> None:
+        lines = [row.as_json()] if rows else [
+            {"labels": {knob.name: knob.column for knob in knobs_of(settings.config)}}, row.as_json()]
         rows.append(row)
         with contextlib.suppress(OSError), open(run_dir.path / "tune-progress.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(row.as_json()) + "\n")
+            file.writelines(json.dumps(line) + "\n" for line in lines)
 
     with contextlib.suppress(OSError):
         (run_dir.path / "tune-progress.jsonl").unlink(missing_ok=True)  # from an earlier session

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from spreeze.cli.arguments import build_parser, check_output, guarded
 from spreeze.cli.terminal import show_tuning
-from spreeze.cli.train import layers_of, probe_of
+from spreeze.cli.train import layers_of
 from spreeze.config.layers import resolve, with_algorithm
 from spreeze.config.profiles import export_path, profile_text
+from spreeze.envs.probe import probe_of
 from spreeze.errors import ConfigError, ResourceError
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
@@ -52,7 +53,7 @@ def _tune(args: argparse.Namespace) -> int:
         settings = resolve(layers)
         for note in notes:
             say(note, as_json=args.json)
-        probe = probe_of(settings.config, lambda: interrupts.asked)
+        probe = probe_of(settings.config, interrupted=lambda: interrupts.asked)
         settings, why = with_algorithm(layers, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)

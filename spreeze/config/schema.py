@@ -49,7 +49,8 @@ class RunConfig(Part):
     """What is run and where its files go."""
 
     algo: str = setting("sac", f"algorithm: {', '.join(ALGORITHMS)}, or one that the module of --import declares",
-                        flag="--algo", default_text="the profile's, else by the action space: sac or dqn")
+                        flag="--algo",
+                        default_text="the profile's, else by mode and task: sac, dqn, qmix, ppo or impact")
     mode: str = setting(DECLARED[0].name, "how the parts are wired together: "
                         f"{', '.join(mode.name for mode in DECLARED)}, or one that the module of --import declares",
                         flag="--mode", default_text="the profile's, else the algorithm's own, else spreeze")
@@ -72,7 +73,8 @@ class RunConfig(Part):
 class EnvConfig(Part):
     id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id, or mpe2:NAME or lbf:ID for several agents; observations "
                       "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; actions Box or Discrete", flag="--env",
-                      default_text="a walking robot: Walker2DBulletEnv-v0, or Walker2d-v5 without Bullet")
+                      default_text="a walking robot: Walker2DBulletEnv-v0, or Walker2d-v5 without Bullet; "
+                      "Pendulum-v1 without either")
     import_module: str | None = setting(None, "module to import first: it registers tasks, algorithms or modes "
                                         "(command line only)", flag="--import")
     plain: bool = setting(False, "use the package's own Bullet tasks, not our faster equivalents",

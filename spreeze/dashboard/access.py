@@ -23,8 +23,9 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from spreeze.dashboard.run_data import LAUNCHES
+from spreeze.dashboard.run_data import LAUNCHES, one_at_a_time
 from spreeze.envs.make import has_display
+from spreeze.errors import ResourceError
 from spreeze.machine.output import say
 from spreeze.run_directory import replace_text
 
@@ -54,15 +55,15 @@ def page_token(folder: Path, *, asked: bool = True) -> str:
     """
     place = folder / LAUNCHES / ("browser-token" if asked else "open-token")
     token = secrets.token_urlsafe(32)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ResourceError):
         _make_place(place.parent)
         for name in ("token", "page-token"):  # of earlier versions, which gave them to any visitor
             (place.parent / name).unlink(missing_ok=True)
-        known = _private_text(place)
-        if known is not None and len(known) >= _LEAST_CHARACTERS:
-            return known
-        write_private(place, token)
-        return _private_text(place) or token  # another server that starts at this moment may have written its own
+        with one_at_a_time(folder):  # two servers that start at once agree on a token
+            known = _private_text(place)
+            if known is not None and len(known) >= _LEAST_CHARACTERS:
+                return known
+            write_private(place, token)
     return token
 
 

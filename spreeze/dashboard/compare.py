@@ -18,9 +18,10 @@ from spreeze.dashboard.run_data import row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, duration, number
 from spreeze.metrics.comparison import (
-    HELD,
+    IGNORED,
     POLICIES,
     RESAMPLES,
+    TIMES,
     WORST_OF,
     Curve,
     Line,
@@ -55,12 +56,8 @@ _RUNS = "compare_runs"
 _MAX_RUNS, _FIRST_RUNS, _LOOKED_AT = 20, 6, 60
 """Runs in a comparison, those that it begins with, and the newest runs among which these are looked for."""
 _MAX_POINTS = 400
-_TIMES = {
-    "first at target": ("first_s", "one evaluation"),
-    "held": ("held_s", f"the mean of {HELD} evaluations in a row"),
-    f"mean of {POLICIES} at target": ("required_s", f"the mean of {POLICIES} evaluations in a row"),
-}
-"""Title -> the time's name in a report, and what has reached the target then."""
+_CENTRES = ("mean", "interquartile mean")
+_CENTRE, _OF_SWEEPS = "compare_centre", "compare_of_sweeps"
 CONFIG: dict[str, Any] = {"displayModeBar": False, "displaylogo": False, "showTips": False, "showSendToCloud": False,
                           "plotlyServerURL": ""}
 
@@ -84,8 +81,9 @@ def page() -> None:
     metric = cells[0].selectbox("Metric", _metrics(list(found)), help="Greedy return: mean of 3 evaluations.")
     axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is what a user waits for.")
     of_sweeps = all(name in sweeps for name in picked)
-    centre = cells[2].selectbox("Centre", ["mean", "interquartile mean"], index=int(of_sweeps),
-                                key=f"compare_centre_{of_sweeps}",  # each kind keeps its own choice
+    if st.session_state.get(_OF_SWEEPS) != of_sweeps or _CENTRE not in st.session_state:
+        st.session_state[_OF_SWEEPS], st.session_state[_CENTRE] = of_sweeps, _CENTRES[of_sweeps]
+    centre = cells[2].selectbox("Centre", _CENTRES, key=_CENTRE,
                                 help="Over runs, in the chart and in the table; the interquartile mean, a sweep's, "
                                      "drops the best and worst quarter of four or more.")
     grouping = cells[3].segmented_control(
@@ -105,10 +103,10 @@ def page() -> None:
     crowded = f"A report has room for {MOST_RUNS} runs, and these are {len(curves)}: take some out."
     targets = {task: one.rules.targets[0] for task, one in scores.items()}
     st.download_button("Report of these runs", lambda: control.report_html(
-                           list(curves), targets=targets, robust=centre != "mean"), "report.html", "text/html",
-                       key="compare_report", disabled=len(curves) > MOST_RUNS,
+                           list(curves), targets=targets, robust=centre != "mean", also=varied),
+                       "report.html", "text/html", key="compare_report", disabled=len(curves) > MOST_RUNS,
                        help=crowded if len(curves) > MOST_RUNS else "One HTML file to keep or send.")
-    _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()})
+    _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()}, varied)
     _differences(list(curves.values()), varied)
 
 
@@ -223,16 +221,20 @@ def _scores(curves: list[Curve], *, robust: bool) -> dict[str, Report]:
     return found
 
 
-def _protocol(found: list[Report], curves: Mapping[str, Curve]) -> None:
-    robust = found[0].rules.robust
+def _protocol(found: list[Report], curves: Mapping[str, Curve], varied: Sequence[str]) -> None:
+    flags = " --centre iqm" if found[0].rules.robust else ""
+    differ = [name for name in differing(list(curves.values()), varied)
+              if name.replace(".", "_").isidentifier()]  # they come out of files of runs
+    if any(name.startswith(IGNORED) for name in differ):
+        flags += "".join(f" --by {name}" for name in differ)
     for sentence in (sentence for part in found for sentence in verdicts(part)):
         st.markdown(f"**{components.plain(sentence)}.**")
     _group_table(found)
     _run_table(found, curves)
     st.caption(f"From all episodes of the last {POLICIES} evaluated policies, with a [95 % bootstrap interval over "
                f"seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, there called final, "
-               "final-time and required-time; `python -m spreeze evaluate --protocol hts RUN ...` gives the same"
-               f"{', with --centre iqm' if robust else ''}.")
+               f"final-time and required-time; `python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the "
+               "same.")
 
 
 def _target(curves: list[Curve]) -> float:
@@ -250,7 +252,7 @@ def _group_table(reports: list[Report]) -> None:
                 **({"task": group.group.env} if len(reports) > 1 else {}), "group": group.group.label,
                 "runs": number(group.runs),
                 "final return": spread_text(group.final), "return at equal time": spread_text(group.final_time),
-                **{title: time_text(found, group, kind) for title, (kind, _) in _TIMES.items()},
+                **{title: time_text(found, group, kind) for title, (kind, _) in TIMES.items()},
             }
             for found in reports for group in found.groups
         ],
@@ -262,7 +264,7 @@ def _group_table(reports: list[Report]) -> None:
                 help="The same, up to the wall time that all runs of the task reached."),
             **{title: st.column_config.TextColumn(
                 help=f"Wall time until {what} reached the task's target [h:min:s]; a dash until all seeds did.")
-               for title, (_, what) in _TIMES.items()},
+               for title, (_, what) in TIMES.items()},
         },
     )
 
@@ -273,7 +275,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
             {
                 "run": run.name, **({"task": run.group.env} if len(reports) > 1 else {}), "group": run.group.label,
                 "final return": number(run.final), "at equal time": number(run.final_time),
-                **{title: duration(getattr(run, kind)[0]) for title, (kind, _) in _TIMES.items()},
+                **{title: duration(getattr(run, kind)[0]) for title, (kind, _) in TIMES.items()},
                 "best": number(max(record.return_mean for record in whole(curves[run.name].evaluations))),
                 f"worst of {WORST_OF}": number(worst_of_last(curves[run.name].evaluations)),
                 "env steps": number(curves[run.name].evaluations[-1].env_steps),

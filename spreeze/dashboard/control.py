@@ -7,7 +7,6 @@ directory, from ``.launches/NAME.json`` beside the runs.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import html
 import importlib.util
 import io
@@ -23,7 +22,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +34,7 @@ from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
-from spreeze.dashboard.run_data import LAUNCHES, ROOT, SAMPLE, launch_log, live_run, tail_lines
+from spreeze.dashboard.run_data import LAUNCHES, ROOT, SAMPLE, launch_log, live_run, one_at_a_time, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import read_machine
@@ -235,7 +234,7 @@ def start(request: Request, folder: Path) -> str:
         RunError: a run is alive, for example after a double click.
         ResourceError: the process could not be started.
     """
-    with _one_at_a_time(folder):
+    with one_at_a_time(folder):
         _check_none_alive(folder)
         base = name = new_name(request.env_id, request.algo, request.seed)
         count = 1
@@ -255,7 +254,7 @@ def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
     """
     if path == SAMPLE:
         raise RunError("the sample run is a recording: start a run of your own")
-    with _one_at_a_time(folder):
+    with one_at_a_time(folder):
         _check_none_alive(folder)
         refuse_links(path)
         module = imported_by(path)
@@ -366,10 +365,13 @@ def export_zip(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
         return buffer.getvalue()
 
 
-def report_html(paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False) -> str:
+def report_html(
+    paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False,
+    also: Sequence[str] = (),
+) -> str:
     """The report of these runs; of the reason alone where it failed, because a download shows no error."""
     try:
-        return html_report.make(paths, targets=targets, robust=robust)
+        return html_report.make(paths, targets=targets, robust=robust, also=also)
     except SpreezeError as error:
         return f'<!doctype html>\n<meta charset="utf-8"><title>No report</title>\n<p>{html.escape(clean(error))}</p>\n'
 
@@ -487,18 +489,3 @@ def environment() -> dict[str, str]:
     """This process's environment, in which the package can be imported even if it is not installed."""
     known = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([known] if known else [])])}
-
-
-@contextlib.contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Serialises starts from all tabs and servers of a runs directory."""
-    try:
-        (folder / LAUNCHES).mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(folder / LAUNCHES / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ResourceError(f"cannot write below {folder}: {error}") from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)

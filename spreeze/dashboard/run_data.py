@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from spreeze.config.algorithms import ON_POLICY
 from spreeze.config.modes import Wiring, wiring_of
 from spreeze.config.schema import check_name
-from spreeze.errors import ConfigError, RunError
+from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import DASH, clean, duration
 from spreeze.metrics.table import by_name
 from spreeze.run_directory import (
@@ -65,6 +66,25 @@ class RunRow:
     def began(self) -> str:
         """Month, day and time of its start."""
         return DASH if self.started is None else self.started[5:16].replace("T", " ")
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Serialises what tabs and servers of one runs directory do: starts, and the choice of a token.
+
+    Raises:
+        ResourceError: the folder cannot be written to.
+    """
+    try:
+        (folder / LAUNCHES).mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(folder / LAUNCHES / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ResourceError(f"cannot write below {folder}: {error}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def runs_dir() -> Path:

@@ -47,20 +47,24 @@ def lifespan(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManag
 
 
 def disable_nagle() -> int:
-    """Disables Nagle's algorithm on all listening sockets of this process; returns their number.
+    """Disables Nagle's algorithm on all listening sockets of this process, where they can be found; returns how many.
 
     asyncio does so only for sockets that were made with TCP as their protocol, which Streamlit's (1.67) were not. The
     second part of each answer then waits up to 40 ms for the browser's acknowledgement of the first, and a page is
     ninety answers. Connections inherit the option.
     """
-    listening = [one.fd for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-    for fd in listening:
-        shared = socket.socket(fileno=fd)
-        try:
-            shared.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        finally:
-            shared.detach()  # the descriptor is another's
-    return len(listening)
+    found: list[int] = []
+    with contextlib.suppress(OSError, RuntimeError, psutil.Error):  # a /proc that hides them, or one closed just now
+        for one in psutil.Process().net_connections("tcp"):
+            if one.status != psutil.CONN_LISTEN:
+                continue
+            shared = socket.socket(fileno=one.fd)
+            try:
+                shared.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            finally:
+                shared.detach()  # the descriptor is another's
+            found.append(one.fd)
+    return len(found)
 
 
 def _load_pages() -> None:

@@ -34,6 +34,12 @@ HELD = 5
 """Evaluations in a row whose mean reaches a return that is held, not met once by luck."""
 WORST_OF = 20
 """Latest evaluations whose worst one tells how far a policy falls back."""
+TIMES = {
+    "first at target": ("first_s", "one evaluation"),
+    "held": ("held_s", f"the mean of {HELD} evaluations in a row"),
+    f"mean of {POLICIES} at target": ("required_s", f"the mean of {POLICIES} evaluations in a row"),
+}
+"""Title of a time to a return -> its name in a report, and what has reached the return then."""
 RESAMPLES = 10_000
 LEVEL = 0.95
 

@@ -23,10 +23,10 @@ from spreeze.errors import ConfigError
 from spreeze.formatting import DASH, clean, duration, number, percent, whole
 from spreeze.metrics import tuning_record
 from spreeze.metrics.comparison import (
-    HELD,
     POLICIES,
     RESAMPLES,
     SMOOTHING,
+    TIMES,
     Curve,
     Line,
     Rules,
@@ -89,13 +89,17 @@ class _Run(NamedTuple):
         return clean(self.path.name, 128)
 
 
-def make(paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False) -> str:
+def make(
+    paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False,
+    also: Sequence[str] = (),
+) -> str:
     """The whole file, as text.
 
     Args:
         paths: run directories.
         targets: a return for each task whose times are told.
         robust: the centre over seeds is their interquartile mean.
+        also: settings that part runs although they make no other experiment, as in a sweep that varies them.
 
     Raises:
         ConfigError: too many runs.
@@ -105,9 +109,9 @@ def make(paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, r
         raise ConfigError(f"a report of {len(paths)} runs: from 1 to {MOST_RUNS} fit on a page")
     runs = [_read(path) for path in paths]
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
-    parts = [_overview(runs), _picture(runs[0]) if len(runs) == 1 else "", _curves(runs, targets or {}, robust),
+    parts = [_overview(runs), _picture(runs[0]) if len(runs) == 1 else "", _curves(runs, targets or {}, robust, also),
              _rates(runs)]
-    parts += [_differences(runs)] if len(runs) > 1 else []
+    parts += [_differences(runs, also)] if len(runs) > 1 else []
     parts += [_details(run, alone=len(runs) == 1) for run in runs]
     made = f"Made {time.strftime('%Y-%m-%d %H:%M')} by Spreeze {__version__}"
     return (
@@ -192,9 +196,9 @@ def _picture(run: _Run) -> str:
                                         f"src=\"data:image/jpeg;base64,{base64.b64encode(data).decode()}\">")
 
 
-def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool) -> str:
+def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, also: Sequence[str]) -> str:
     """Greedy returns of each task over wall time and env steps, with the protocol's metrics where seeds repeat."""
-    curves = parted([run.curve for run in runs if run.curve is not None])
+    curves = parted([run.curve for run in runs if run.curve is not None], also=also)
     if not curves:
         return _section("Learning curves", _note("No evaluation has ended yet."))
     parts = []
@@ -226,7 +230,7 @@ def _scores(curves: Sequence[Curve], target: float | None, robust: bool) -> str:
     """The protocol's metrics of one task, group by group, and the times to its target, if there is one."""
     found = report(curves, Rules(targets=() if target is None else (target,), robust=robust))
     times = {} if target is None else {
-        f"first at {number(target)}": "first_s", f"mean of {HELD} at it": "held_s", f"mean of {POLICIES}": "required_s"}
+        title.replace("target", number(target)): kind for title, (kind, _) in TIMES.items()}
     return _table(
         ("group", "runs", "final metric", "final-time metric", *times),
         ([group.group.label, group.runs, spread_text(group.final), spread_text(group.final_time),
@@ -263,9 +267,9 @@ def _time_split(run: _Run) -> str:
     return _folded("Where the time went", _table(("role: activity", "share of its time"), rows)) if rows else ""
 
 
-def _differences(runs: Sequence[_Run]) -> str:
+def _differences(runs: Sequence[_Run], also: Sequence[str]) -> str:
     curves = [run.curve for run in runs if run.curve is not None]
-    names = differing(curves)[:_MOST_ROWS]
+    names = differing(curves, also)[:_MOST_ROWS]
     return _section("Settings in which they differ", _table(
         ("setting", *(curve.name for curve in curves)),
         ([name, *(curve.settings.get(name, DASH) for curve in curves)] for name in names),

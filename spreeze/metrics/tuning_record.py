@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ class TuningView:
     """The tuner's result; ``choice`` is empty while it is still measuring."""
 
     rows: list[MeasuredRow] = field(default_factory=list)
+    labels: dict[str, Any] = field(default_factory=dict)
+    """``part.field`` -> head of its column, from an untrusted file."""
     choice: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, Any] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
@@ -94,13 +97,16 @@ class TuningView:
 
     def table(self, rows: list[MeasuredRow]) -> list[dict[str, str]]:
         """The cells of each row by column, without columns that tell nothing."""
-        labels = _dict(self.record.get("labels"))
-        keys = dict.fromkeys([*labels, *(key for row in rows for key in row.setting)])
+        keys = dict.fromkeys([*self.labels, *(key for row in rows for key in row.setting)])
         for key in _OFTEN_ALIKE:
             if len({row.setting[key] for row in self.rows if key in row.setting}) < 2:
                 keys.pop(key, None)
-        heads = {key: clean(labels.get(key) or key.partition(".")[2], 40).replace("_", " ") for key in keys}
-        lines = [{heads[key]: _text(row.setting.get(key)) for key in keys} | row.figures(self.choice) for row in rows]
+        heads = {key: clean(self.labels.get(key) or key.partition(".")[2], 40).replace("_", " ") for key in keys}
+        figures = [row.figures(self.choice) for row in rows]
+        taken = Counter([*heads.values(), *{name for line in figures for name in line}])
+        heads = {key: head if taken[head] == 1 else clean(key, 40) for key, head in heads.items()}
+        lines = [{heads[key]: _text(row.setting.get(key)) for key in keys} | figure
+                 for row, figure in zip(rows, figures, strict=True)]
         names = dict.fromkeys(name for line in lines for name in line)
         kept = [name for name in names if name == "note" or any(line[name] != DASH for line in lines)]
         return [{name: line[name] for name in kept} for line in lines]
@@ -114,13 +120,15 @@ def read(path: Path) -> TuningView:
     for line in tail_text(path / PROGRESS).splitlines():
         with contextlib.suppress(ValueError):  # the last line may still be written
             entries.append(json.loads(line))
-    return TuningView(_rows(entries))
+    labels = next((_dict(entry["labels"]) for entry in entries if isinstance(entry, dict) and "labels" in entry), {})
+    return TuningView(_rows(entries), labels)
 
 
 def of_record(record: dict[str, Any]) -> TuningView:
     lists = (record.get(name) for name in ("update_rates", "joint_rates", "rollout_rates"))
     entries = [entry for found in lists if isinstance(found, list) for entry in found]
-    return TuningView(_rows(entries), _dict(record.get("choice")), _dict(record.get("reasons")), record)
+    labels, choice, reasons = (_dict(record.get(name)) for name in ("labels", "choice", "reasons"))
+    return TuningView(_rows(entries), labels, choice, reasons, record)
 
 
 def _rows(entries: list[Any]) -> list[MeasuredRow]:

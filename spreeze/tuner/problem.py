@@ -230,7 +230,7 @@ class Knob:
     words: str = ""
     """How a value reads in a sentence, for example ``{} sampler{s}``; by default the name and the value."""
     label: str = ""
-    """Head of its column in the table of results; by default the last word of the name."""
+    """``column``, where that is not the last word of the name."""
     usual: Any = None
     """A line of results omits this value."""
     tie: Callable[[TuningProblem, str, Any], Any] = _nearest
@@ -243,6 +243,11 @@ class Knob:
     """A resumed run keeps the value that it has: what is stored depends on it."""
     own: bool = False
     """Of another module; set by ``knobs.knobs_of``."""
+
+    @property
+    def column(self) -> str:
+        """Head of its column in a table."""
+        return self.label or self.name.split(".")[1]
 
     def text(self, value: Any) -> str:
         return self.words.format(value, s="" if value == 1 else "s") if self.words else f"{self.name} {value}"

@@ -442,7 +442,7 @@ class Search:
         end_s = self.measure.seconds_left() - within_s
         found = ask([here, *wanted], within_s=within_s, on_result=self._record)
         if any(one.setting == here and one.env_steps < _DISTURBED * before for one in found if one.ran):
-            left_s, name = self.measure.seconds_left() - end_s, knob.label or knob.name.split(".")[1]
+            left_s, name = self.measure.seconds_left() - end_s, knob.column
             if left_s >= within_s / 2:
                 self.notes.append(f"{name} measured again: the machine was busy")
                 again = {one.setting: one for one in ask([here, *wanted], within_s=left_s, on_result=self._record)}
@@ -488,7 +488,7 @@ class Search:
     def as_json(self) -> dict[str, Any]:
         """Everything measured and chosen, for ``tune.json``."""
         problem, choices, (a, b) = self.problem, self.choices, self.cost or (None, None)
-        labels = {knob.name: knob.label or knob.name.split(".")[1] for knob in problem.knobs}
+        labels = {knob.name: knob.column for knob in problem.knobs}
         rates = {name: [one.as_json() for one in self.results if one.stage == stage]
                  for name, stage in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))}
         return {
