@@ -463,15 +463,15 @@ def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
     Raises:
         OSError: disk full or no permission; the old content is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # No Path, whose parts Python 3.11 keeps for the life of the process.
+    temporary = os.path.join(path.parent, f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # of a killed process that had the same id
         with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(text)
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            os.unlink(temporary)
         raise
 
 

@@ -32,8 +32,9 @@ class Place:
         self.made = self.learner()
         self.trainer = self.open()
 
-    def open(self, base=0):
-        return BufferTrainer(self.made, self.rollouts, M, meta={}, progress=lambda env_steps: 0.0, env_steps_base=base)
+    def open(self, base=0, session=1.0):
+        return BufferTrainer(self.made, self.rollouts, M, meta={}, progress=lambda env_steps: 0.0, env_steps_base=base,
+                             session=session)
 
     def close(self):
         for sink in self.sinks:
@@ -116,7 +117,7 @@ def test_a_restarted_learner_counts_no_rollout_twice_in_its_statistics_and_leave
         place.fill(1)
         place.trainer.learn()  # it dies after this, and what came after the checkpoint is lost with it
         place.made, other.made = place.learner(), place.learner()
-        again, resumed = place.open(), other.open(base=T * M)
+        again, resumed = place.open(), other.open(session=2.0)
         for trainer in (again, resumed):
             trainer.load_state(tensors, json.loads(json.dumps(state)))
         while again.learn():

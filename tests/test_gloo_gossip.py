@@ -170,6 +170,9 @@ def test_only_this_user_can_read_the_secret_and_it_is_written_once(tmp_path):
     assert create_secret(tmp_path / "copy", secret) == read_secret(tmp_path / "copy") == secret
     with pytest.raises(TransportError, match="cannot be read"):
         read_secret(tmp_path / "none")
+    create_secret(tmp_path / "cut short", b"")
+    with pytest.raises(TransportError, match="has 0 bytes, not 32"):
+        read_secret(tmp_path / "cut short")
 
 
 def test_who_does_not_know_the_secret_is_neither_seen_nor_heard(ring, tmp_path):

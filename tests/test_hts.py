@@ -166,7 +166,7 @@ SPEC = EnvSpec(env_id="Any-v0", import_module=None, obs_dim=3, action_dim=1, act
     ({"ppo": {"minibatches": 7}}, 1, r"a rollout has 1024 rows \(sync_interval 64 x 2 samplers x 8 environments\)"),
     ({"learner": {"device": "cpu+cpu"}}, 1, "ppo has one network on one device"),
     ({"learner": {"overlap": True}}, 1, "ppo has one network on one device"),
-    ({"learner": {"precision": "bfloat16"}}, 1, "learner.precision = bfloat16: ppo learns in float32"),
+    ({"learner": {"precision": "bfloat16"}}, 1, "learner.precision = bfloat16: mode hts learns in float32"),
 ])  # fmt: skip
 def test_sizes_that_do_not_go_together_are_refused_with_the_reason(values, inference_workers, words):
     settings = resolve([Layer("user", {"run": {"mode": "hts", "algo": "ppo"}} | values)])

@@ -265,7 +265,7 @@ def counted_curve(flags: list[str], env_steps: int, every: int) -> CountedCurve:
         algorithm = create_on_policy(config.run.algo, spec, config.on_policy, config.run.seed, "cpu",
                                      correction="none", normalize_obs=config.env.normalize_obs)
         assert isinstance(algorithm, AnyAge)
-        trainer = BufferTrainer(algorithm, rollouts, each, meta={}, env_steps_base=0,
+        trainer = BufferTrainer(algorithm, rollouts, each, meta={}, env_steps_base=0, session=0.0,
                                 progress=lambda done: min(1.0, done / env_steps))
         samplers = [stack.enter_context(contextlib.closing(RolloutCollector(
             lambda: open_task(spec), spec, rollouts, first=index * each, num_envs=each, seed=config.run.seed,

@@ -164,9 +164,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollouts_dropped", "rollouts", "rollouts written over before they were used once (impact)", "learner",
            kind=Kind.COUNTER, needs=Needs.ROLLOUTS, shown=True),
     Metric("gossip_radius", "norm", "distance of the learners' parameters from their mean, all together (gala)",
-           "algorithm", needs=Needs.ROLLOUTS, shown=True, chart=Chart("radius", "Ball around the mean", "Balance")),
+           "algorithm", needs=Needs.ROLLOUTS, shown=True, chart=Chart("radius", "Distance from the mean", "Balance")),
     Metric("gossip_bound_1", "norm", "bound of that distance by GALA's Proposition 1; it holds where all mix at every "
-           "update (gala)", "algorithm", needs=Needs.ROLLOUTS, chart=Chart("radius", "Ball around the mean", "Balance")),
+           "update (gala)", "algorithm", needs=Needs.ROLLOUTS, chart=Chart("radius", "Distance from the mean", "Balance")),
     Metric("gossip_bound_2", "norm", "bound by Proposition 2, for any delays so far, with worst-case constants (gala)",
            "algorithm", needs=Needs.ROLLOUTS, chart=Chart("worst_radius", "Bound for any delay", "Balance")),
     Metric("gossip_staleness", "rollouts", "rollouts since the last message of the in-neighbour heard longest ago (gala)",

@@ -167,9 +167,9 @@ class RunPlan:
                 f"learner.device = {learner.device}, learner.overlap = {str(learner.overlap).lower()}: "
                 f"{self.config.run.algo} has one network on one device"
             )
-        if learner.precision != "float32":
-            raise ConfigError(f"learner.precision = {learner.precision}: {self.config.run.algo} learns in float32, "
-                              "which its equal results rest on; leave it out")
+        if learner.precision != "float32" and not self.config.wiring.free_running:
+            raise ConfigError(f"learner.precision = {learner.precision}: mode {self.config.run.mode} learns in "
+                              "float32, which its equal results rest on; leave it out")
 
     def _check_exchange(self) -> None:
         """Rejects learners of other hosts where they cannot take part."""

@@ -4,7 +4,7 @@
 ``RolloutReader``, and parameters go from a ``ParameterPublisher`` to a ``ParameterSource``: see ``protocols``. A new
 transport is one more class and one more line in the tests' tables of implementations.
 
-*Nothing can hang on a dead process.* Processes of one machine share only memory, files, pipes and exit codes.
+*Nothing can hang on a dead process.* Processes share only memory, files, pipes, sockets and exit codes.
 ``multiprocessing`` locks, events and queues can hang forever after their holder or waiter gets a SIGKILL, so none is
 used. Shared memory has no name and is freed with the last process that holds it.
 

@@ -32,7 +32,7 @@ _SECRET_BYTES = 32
 
 def create_secret(path: Path, secret: bytes | None = None) -> bytes:
     """Writes a secret (None: a new one) into a file that only this user can read; an OSError if that fails."""
-    secret = secret or secrets.token_bytes(_SECRET_BYTES)
+    secret = secrets.token_bytes(_SECRET_BYTES) if secret is None else secret
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secret)
     return secret
@@ -41,9 +41,12 @@ def create_secret(path: Path, secret: bytes | None = None) -> bytes:
 def read_secret(path: Path) -> bytes:
     """Reads the file of ``create_secret``; a TransportError if that fails."""
     try:
-        return files.read_bytes(path, _SECRET_BYTES)
+        secret = files.read_bytes(path, _SECRET_BYTES)
     except (OSError, ValueError) as error:
         raise TransportError(f"the secret of the run cannot be read: {error}") from None
+    if len(secret) != _SECRET_BYTES:
+        raise TransportError(f"the secret of the run in {path} has {len(secret)} bytes, not {_SECRET_BYTES}")
+    return secret
 
 
 def messages_kept(learners: int) -> int:

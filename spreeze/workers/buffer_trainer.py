@@ -32,15 +32,16 @@ class BufferTrainer:
 
     def __init__(
         self, algorithm: AnyAge, rollouts: Rollouts, envs_per_sampler: int, *, meta: dict[str, Any],
-        progress: Progress, env_steps_base: int,
+        progress: Progress, env_steps_base: int, session: float,
     ) -> None:
         """Reads ``rollouts`` as the only reader; ``env_steps_base`` are those of earlier sessions.
 
-        ``meta`` is published with every policy. The learning rate follows ``progress``.
+        A checkpoint of the same ``session`` tells of the same rollouts. ``meta`` is published with every policy. The
+        learning rate follows ``progress``.
         """
         self.algorithm, self._rollouts, self._meta = algorithm, rollouts, meta
         self._source = RolloutReader(rollouts, envs_per_sampler, goes_round=True)
-        self._progress, self._env_steps_base = progress, env_steps_base
+        self._progress, self._env_steps_base, self._session = progress, env_steps_base, session
         spec = rollouts.spec
         self.batch_size = spec.sync_interval * envs_per_sampler // algorithm.minibatches
         self.learn_s = 0.0
@@ -104,14 +105,14 @@ class BufferTrainer:
         """Tensors and JSON of a checkpoint; rollouts are collected again."""
         arrays = self.algorithm.state_arrays() | self._average.state_arrays()
         return arrays, {"algorithm": self.algorithm.state_json(), "updates": self.updates,
-                        "counted": sorted(self._counted), "env_steps_base": self._env_steps_base}
+                        "counted": sorted(self._counted), "session": self._session}
 
     def load_state(self, tensors: Arrays, state: dict[str, Any]) -> None:
         """Raises a CheckpointError if it is that of another network or algorithm."""
         self.algorithm.load_state_arrays(tensors)
         self.algorithm.load_state_json(state["algorithm"])
         self._average.restore(tensors)
-        if state.get("env_steps_base") == self._env_steps_base:  # of this session, so of the same rollouts
+        if state.get("session") == self._session:
             self._counted = {(writer, rollout) for writer, rollout in state["counted"]}
 
     def parameters_sha256(self) -> str:

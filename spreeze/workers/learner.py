@@ -52,33 +52,23 @@ _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index
 
 def run_learner(context: WorkerContext, job: LearnerJob) -> None:
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
-    ring = ReplayRing.attach(job.ring_fd, job.ring)
-    try:
-        hidden_sizes, rows = job.algorithm["hidden_sizes"], job.learner.batch_size
-        with open_device(job.learner, job.spec, hidden_sizes, rows) as (device, pair):
-            _ReplayLearner(context, job, ring, pair, device).run()
-    finally:
-        ring.close()
+    with contextlib.closing(ReplayRing.attach(job.ring_fd, job.ring)) as ring, open_device(
+            job.learner, job.spec, job.algorithm["hidden_sizes"], job.learner.batch_size) as (device, pair):
+        _ReplayLearner(context, job, ring, pair, device).run()
 
 
 def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
     """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
-    rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
-    try:
-        with open_device(job.learner, job.spec, job.algorithm["hidden_sizes"], job.batch_size):
-            _RolloutLearner(context, job, rollouts).run()
-    finally:
-        rollouts.close()
+    with contextlib.closing(Rollouts.attach(job.rollouts_fd, job.rollouts)) as rollouts, open_device(
+            job.learner, job.spec, job.algorithm["hidden_sizes"], job.batch_size):
+        _RolloutLearner(context, job, rollouts).run()
 
 
 def run_buffer_learner(context: WorkerContext, job: BufferLearnerJob) -> None:
     """Learns from the circular buffer until asked to stop; writes a final checkpoint and final weights."""
-    rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
-    try:
-        with open_device(job.learner, job.spec, job.algorithm["hidden_sizes"], job.batch_size):
-            _BufferLearner(context, job, rollouts).run()
-    finally:
-        rollouts.close()
+    with contextlib.closing(Rollouts.attach(job.rollouts_fd, job.rollouts)) as rollouts, open_device(
+            job.learner, job.spec, job.algorithm["hidden_sizes"], job.batch_size):
+        _BufferLearner(context, job, rollouts).run()
 
 
 class SkippedUpdates:
@@ -94,8 +84,9 @@ class SkippedUpdates:
         done = updates - self._updates
         self._in_a_row = self._in_a_row + done if skipped - self._skipped == done else 0
         if self._in_a_row > _MAX_SKIPPED_IN_A_ROW:
-            raise WorkerError(f"{self._in_a_row} updates in a row had a non-finite loss or gradient; lower the step "
-                              "size, or look at the rewards' size (a learner process goes back to its last checkpoint)")
+            raise WorkerError(f"{self._in_a_row} updates in a row had a non-finite loss or gradient; lower the "
+                              "learning rate, or look at the rewards' size (a learner process goes back to its last "
+                              "checkpoint)")
         self._skipped, self._updates = skipped, updates
 
 
@@ -464,7 +455,7 @@ class _BufferLearner(_RestoredLearner):
         algorithm = _on_policy_algorithm(job, "none")
         assert isinstance(algorithm, AnyAge)
         super().__init__(context, job, BufferTrainer(
-            algorithm, rollouts, job.envs_per_sampler, env_steps_base=job.env_steps_base,
+            algorithm, rollouts, job.envs_per_sampler, env_steps_base=job.env_steps_base, session=job.run_started_s,
             progress=scheduled(job.stop, job.wall_base_s, self._session_s),
             meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         ))
