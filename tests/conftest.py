@@ -18,6 +18,11 @@ _PATIENCE_S = 60.0
 _HAS_SHM = os.path.isdir("/dev/shm")
 
 
+def pytest_xdist_auto_num_workers(config):
+    """Tests start several processes each: more of them at once only wait for one another."""
+    return max(2, min(4, len(os.sched_getaffinity(0))))
+
+
 def pytest_runtest_setup(item):
     """Skips what needs more CUDA devices than there are: ``gpu`` needs one, ``gpu(2)`` two."""
     marks = [mark.args[0] if mark.args else 1 for mark in item.iter_markers("gpu")]
