@@ -47,6 +47,7 @@ from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import Machine, check_precision, named_devices, read_machine
 from spreeze.machine.output import complain, emit, say
+from spreeze.metrics.tuning_record import PROGRESS
 from spreeze.modes import load_mode
 from spreeze.run_directory import (
     RunDir,
@@ -177,11 +178,11 @@ def _tuned(
         lines = [row.as_json()] if rows else [
             {"labels": {knob.name: knob.column for knob in knobs_of(settings.config)}}, row.as_json()]
         rows.append(row)
-        with contextlib.suppress(OSError), open(run_dir.path / "tune-progress.jsonl", "a", encoding="utf-8") as file:
+        with contextlib.suppress(OSError), open(run_dir.path / PROGRESS, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
     with contextlib.suppress(OSError):
-        (run_dir.path / "tune-progress.jsonl").unlink(missing_ok=True)  # from an earlier session
+        (run_dir.path / PROGRESS).unlink(missing_ok=True)  # from an earlier session
     layer, record = tuned_layer(
         settings, probe, machine, interrupts,
         Listener(say=lambda text: say(text, as_json=args.json), on_row=note, before=before),
@@ -319,7 +320,7 @@ def _plan(
         cores = config.rollout_cores(usable)
         most = max(1, config.rollout_samplers(usable) // learners) * learners
         samplers = part.samplers or (1 if wiring.in_turns else most)
-        inference_workers = part.inference_workers if wiring.inference_workers else 0
+        inference_workers = config.inference_workers
         if part.samplers is None and not wiring.in_turns:
             reasons["rollout.samplers"] = f"{cores:g} usable cores" + _at_most(cores) + (
                 "" if learners == 1 else f", at least one for each of {learners} learners")

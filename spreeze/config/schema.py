@@ -386,6 +386,11 @@ class Config:
         return max(1, min(int(self.rollout_cores(usable)), MOST_DEFAULT_SAMPLERS))
 
     @property
+    def inference_workers(self) -> int:
+        """Processes that infer for samplers of rollouts; none where the mode has no such processes."""
+        return self.rollout.inference_workers if self.wiring.inference_workers else 0
+
+    @property
     def wiring(self) -> Wiring:
         """How the chosen mode runs the chosen algorithm; a ConfigError if it does not."""
         wiring = self.mode.wiring(on_policy=self.on_policy is not None)

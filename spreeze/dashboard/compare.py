@@ -106,8 +106,9 @@ def page() -> None:
                            list(curves), targets=targets, robust=centre != "mean", also=varied),
                        "report.html", "text/html", key="compare_report", disabled=len(curves) > MOST_RUNS,
                        help=crowded if len(curves) > MOST_RUNS else "One HTML file to keep or send.")
-    _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()}, varied)
-    _differences(list(curves.values()), varied)
+    differ = differing(list(curves.values()), varied)
+    _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()}, differ)
+    _differences(list(curves.values()), differ)
 
 
 def _of_task(names: list[str], current: Path | None) -> list[str]:
@@ -221,12 +222,11 @@ def _scores(curves: list[Curve], *, robust: bool) -> dict[str, Report]:
     return found
 
 
-def _protocol(found: list[Report], curves: Mapping[str, Curve], varied: Sequence[str]) -> None:
+def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence[str]) -> None:
     flags = " --centre iqm" if found[0].rules.robust else ""
-    differ = [name for name in differing(list(curves.values()), varied)
-              if name.replace(".", "_").isidentifier()]  # they come out of files of runs
-    if any(name.startswith(IGNORED) for name in differ):
-        flags += "".join(f" --by {name}" for name in differ)
+    names = [name for name in differ if name.replace(".", "_").isidentifier()]  # they come out of files of runs
+    if any(name.startswith(IGNORED) for name in names):
+        flags += "".join(f" --by {name}" for name in names)
     for sentence in (sentence for part in found for sentence in verdicts(part)):
         st.markdown(f"**{components.plain(sentence)}.**")
     _group_table(found)
@@ -295,9 +295,8 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
     )
 
 
-def _differences(curves: list[Curve], varied: Sequence[str]) -> None:
+def _differences(curves: list[Curve], names: Sequence[str]) -> None:
     """The settings in which the runs differ, one a line."""
-    names = differing(curves, varied)
     if names:
         st.markdown("**Settings in which these runs differ**")
         st.dataframe(

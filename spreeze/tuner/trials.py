@@ -417,6 +417,5 @@ def rollout_plan(plan: RunPlan, setting: Setting) -> RunPlan:
         "learner": {"publish_interval_s": 3600.0, "checkpoint_interval_s": 1e6}, "visualizer": {"enabled": False},
         "stop": {"updates": None, "env_steps": None, "seconds": None},
     })
-    inference_workers = settings.config.rollout.inference_workers if settings.config.wiring.inference_workers else 0
     return dataclasses.replace(plan, settings=settings, samplers=setting[ROLLOUT_SAMPLERS],
-                               inference_workers=inference_workers)
+                               inference_workers=settings.config.inference_workers)
