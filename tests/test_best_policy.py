@@ -5,13 +5,14 @@ import json
 
 import numpy as np
 import pytest
-from linear_policy import BAD, GOOD, IDLE, arrays, publish
+from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, arrays, policy_of, publish
 from test_evaluator import expected_return, job_of
 
+from spreeze.envs.task import make_task
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.workers import evaluator
 from spreeze.workers.best_policy import BestPolicy, Candidate, Tally
-from spreeze.workers.evaluator import Evaluation, WeightsWatch
+from spreeze.workers.evaluator import Evaluation, WeightsWatch, fresh_seeds, run_episodes, score
 
 
 def candidate(mean, std=0.0, name=b"w"):
@@ -125,9 +126,13 @@ def test_the_evaluator_tests_the_best_on_seeds_that_no_evaluation_uses(tmp_path,
             publish(store, gain, version)
             evaluation.evaluate(WeightsWatch(tmp_path).newer(0), lambda: False)
             evaluation.test_best(lambda: False, told.append)
-    assert seeds == [range(10, 12)] * 8 + [range(12, 14), range(10, 12)]
+    assert [len(each) for each in seeds] == [2] * 10
+    assert len({seed for each in seeds for seed in each}) == 20
     best = read_weights(tmp_path / "checkpoints" / "best.safetensors")
     assert np.array_equal(best.arrays["head_w"], arrays(GOOD)["head_w"])
     facts = json.loads((tmp_path / "checkpoints" / "best.json").read_text())
-    assert facts["return"] == pytest.approx(expected_return(GOOD, 4))
+    again = np.mean([expected_return(GOOD, 4, episodes=2),
+                     score(run_episodes(lambda: make_task(FAULT, FAULT_MODULE), policy_of(GOOD).act_greedy,
+                                        fresh_seeds(2, 10, 1, 4, 1, 2))).return_mean])
+    assert facts["return"] == pytest.approx(again)
     assert (facts["played"], facts["confirmed"], facts["version"], told) == (4, True, 4, [])

@@ -13,6 +13,7 @@ RECORD = {
     "wall_s": 1.0, "env_steps": 100, "updates": 5, "epoch": 1, "version": 5, "episodes": 10, "return_mean": 7.0,
     "return_std": 1.0, "length_mean": 20.0, "episodes_cut": 0, "episodes_lost": 0, "whole": True,
 }  # fmt: skip
+REACHED = {"reached": True, "episodes": 20, "return_mean": 7.0}
 
 
 @pytest.fixture
@@ -45,21 +46,42 @@ def test_an_evaluation_that_was_cut_says_of_how_many_episodes_it_is_and_is_no_be
                           "count"]  # fmt: skip
 
 
-def test_lost_episodes_are_counted_and_a_score_of_few_reaches_no_target(made):
+def test_lost_episodes_are_counted_and_a_score_of_few_is_no_best(made):
     made.evaluation(RECORD | {"episodes": 3, "episodes_lost": 7, "whole": False})
     assert counts(made.outcome) == (3, 0, 7)
-    assert (made.outcome.eval_best, made.outcome.time_to_target_s) == (None, None)
+    assert made.outcome.eval_best is None
     made.evaluation(RECORD | {"episodes": 8, "episodes_lost": 2})
     assert counts(made.outcome) == (8, 0, 2)
     assert made.outcome.eval_best == 7.0
+
+
+def test_a_target_is_reached_when_the_evaluator_says_so_and_it_is_told_by_how_many_episodes(made):
+    made._plan.config.stop.target_evaluations = 1
+    made.evaluation(RECORD | {"target": None})
+    assert made.outcome.time_to_target_s is None
+    made.evaluation(RECORD | {"target": {"reached": False, "episodes": 20, "return_mean": 3.25}})
+    assert (made.outcome.time_to_target_s, made.stop_reason()) == (None, None)
+    made.evaluation(RECORD | {"target": {"reached": True, "episodes": 40, "return_mean": 5.5}})
     assert made.outcome.time_to_target_s is not None
+    assert made.stop_reason() == "target_return"
+    assert made.notes == ["target return 5 not confirmed: 3.25, the mean of 20 episodes from fresh starts",
+                          "target return 5 reached: 5.5, the mean of 40 episodes"]
+
+
+def test_means_of_few_episodes_end_a_run_only_once_the_target_is_confirmed(made):
+    for version in range(1, 5):
+        made.evaluation(RECORD | {"episodes": 2, "version": version})
+        assert made.stop_reason() is None
+    made.evaluation(RECORD | {"episodes": 2, "version": 5, "target": REACHED})
+    assert made.stop_reason() == "target_return"
 
 
 def test_a_target_met_once_by_luck_is_told_apart_from_one_that_is_held(made):
     returns = [1.0, 8.0, 1.0, 3.0, 6.0, 6.0, 9.0]
     ended, held = [], []
     for version, value in enumerate(returns, start=1):
-        made.evaluation(RECORD | {"return_mean": value, "version": version})
+        target = {"target": REACHED} if value == 8.0 else {}
+        made.evaluation(RECORD | {"return_mean": value, "version": version} | target)
         ended.append(made.stop_reason())
         held.append(made.outcome.time_to_target_held_s is not None)
     assert made.outcome.time_to_target_s is not None
@@ -75,7 +97,7 @@ def test_a_target_met_once_by_luck_is_told_apart_from_one_that_is_held(made):
 def test_a_target_that_ends_nothing_is_told_all_the_same(made):
     made._plan.config.stop.target_evaluations = 0
     for version in range(1, 6):
-        made.evaluation(RECORD | {"return_mean": 6.0, "version": version})
+        made.evaluation(RECORD | {"return_mean": 6.0, "version": version, "target": REACHED})
         assert made.stop_reason() is None
     assert made.outcome.time_to_target_s is not None
     assert made.outcome.time_to_target_held_s is not None

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spreeze.config import profiles
+from spreeze.config.algorithms import ROWS
 from spreeze.config.layers import (
     Layer,
     from_toml,
@@ -15,6 +16,7 @@ from spreeze.config.layers import (
     with_algorithm,
     without_effect,
 )
+from spreeze.config.modes import find_mode
 from spreeze.config.profiles import applicable, profile_names, reached_with, read_profile, task_profile
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec
@@ -294,3 +296,34 @@ def test_the_band_of_samples_per_insert_is_the_algorithm_s_own_unless_either_bou
     assert (replay.samples_per_insert_min, replay.samples_per_insert_max) == band
     source = settings.sources.get("replay.samples_per_insert_min")
     assert source == ("default of td3" if algo == "td3" and not asked else "user" if len(asked) == 2 else None)
+
+
+DISCRETE = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(), action_high=(),
+                   max_episode_steps=None, reward_threshold=None, num_actions=2)  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "expected"), [
+    ({"algo": "ppo"}, "hts"), ({"algo": "a2c"}, "hts"), ({"algo": "impact"}, "impact"), ({"algo": "impala"}, "impact"),
+    ({"algo": "appo"}, "impact"), ({"algo": "sac"}, "spreeze"), ({"algo": "qmix"}, "spreeze"), ({}, "spreeze"),
+    ({"algo": "ppo", "mode": "serial"}, "serial"), ({"algo": "a2c", "mode": "gala"}, "gala"),
+])  # fmt: skip
+def test_the_mode_follows_the_algorithm_unless_one_is_asked_for(asked, expected):
+    assert resolve([Layer("user", {"run": asked})]).config.run.mode == expected
+
+
+def test_the_mode_of_every_algorithm_that_comes_with_spreeze_runs_it():
+    for row in ROWS:
+        assert row.runs_in(find_mode(resolve([Layer("user", {"run": {"algo": row.name}})]).config.run.mode)), row.name
+
+
+@pytest.mark.parametrize(("mode", "expected"),
+                         [("hts", "ppo"), ("gala", "ppo"), ("impact", "impact"), ("spreeze", "dqn")])
+def test_a_mode_alone_takes_the_first_algorithm_that_it_runs_for_the_task(mode, expected):
+    layers = [Layer("user", {"run": {"mode": mode}})]
+    assert with_algorithm(layers, resolve(layers), DISCRETE)[0].config.run.algo == expected
+
+
+def test_only_a_mode_that_was_asked_for_can_be_wrong():
+    layers = [Layer("user", {"run": {"mode": "spreeze", "algo": "ppo"}})]
+    with pytest.raises(ConfigError, match="which mode spreeze does not have; use --mode serial, --mode hts"):
+        with_algorithm(layers, resolve(layers), DISCRETE)

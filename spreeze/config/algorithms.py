@@ -107,10 +107,11 @@ def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
     return row
 
 
-def implied_mode(name: str) -> str | None:
-    """The mode of an algorithm that comes with Spreeze and runs in no other kind; None if there is a choice."""
-    row = next((row for row in ROWS if row.name == name and row.any_age), None)
-    return None if row is None else next((mode.name for mode in DECLARED if row.runs_in(mode)), None)
+def implied_mode(row: AlgorithmRow) -> str:
+    """The mode in which an algorithm runs where none was asked for: the first that collects and learns at once."""
+    wirings = {mode.name: mode.wiring(on_policy=bool(row.on_policy)) for mode in DECLARED if row.runs_in(mode)}
+    at_once = [name for name, wiring in wirings.items() if wiring is not None and not wiring.in_turns]
+    return (*at_once, *wirings, DECLARED[0].name)[0]
 
 
 def _networks(import_module: str | None) -> dict[str, NetworkRow]:

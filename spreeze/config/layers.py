@@ -20,7 +20,7 @@ from spreeze.config.algorithms import (
     find_row,
     implied_mode,
 )
-from spreeze.config.schema import FLAG_OF, PARTS, Config, algorithm_part, offered
+from spreeze.config.schema import FLAG_OF, PARTS, Config, RunConfig, algorithm_part, offered
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
 
@@ -95,15 +95,14 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
     layers = [each for layer in layers for each in (layer, *_chosen(layer, layers))]
     known, own = PARTS, None
     algo, source = _said(layers, "run", "algo")
+    module = import_module or _said([layer for layer in layers if layer.source == USER], "env", "import_module")[0]
     if isinstance(algo, str) and algo not in ALGORITHMS:
-        module = import_module or _said([layer for layer in layers if layer.source == USER], "env", "import_module")[0]
         try:
             known, own = {**PARTS, algo: algorithm_part(algo, module)}, algo
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from None
-    mode = implied_mode(algo) if isinstance(algo, str) and _said(layers, "run", "mode")[0] is None else None
-    if mode is not None:
-        layers = [Layer(f"default of {algo}", {"run": {"mode": mode}}), *layers]
+    if isinstance(algo, str) and _said(layers, "run", "mode")[0] is None:
+        layers = [*_mode_of(algo, module), *layers]
     merged: Values = {part: {} for part in known}
     sources: dict[str, str] = {}
     kept: set[str] = set()
@@ -132,6 +131,12 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
             name = str(error).split(" ", 1)[0].rstrip(":")
             raise ConfigError(f"{sources.get(f'{part}.{name}', 'settings')}: {part}.{error}") from None
     return Settings(config=Config(**parts), sources=sources, kept=frozenset(kept))
+
+
+def _mode_of(algo: str, module: str | None) -> list[Layer]:
+    """A layer with the algorithm's own mode, where that is not the default of all."""
+    mode = implied_mode(find_row(algo, module))
+    return [] if mode == RunConfig.mode else [Layer(f"default of {algo}", {"run": {"mode": mode}})]
 
 
 def _chosen(layer: Layer, layers: list[Layer]) -> list[Layer]:

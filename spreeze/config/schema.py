@@ -261,8 +261,8 @@ class ExchangeConfig(Part):
 class EvaluationConfig(Part):
     """Greedy episodes that give the return curve."""
 
-    episodes: int = setting(10, "episodes in one evaluation, on a fixed seed list", low=1, high=10_000)
-    seed: int = setting(10_000, "first seed of that list", low=0, high=2**31 - 1)
+    episodes: int = setting(10, "episodes in one evaluation, each from a fresh start", low=1, high=10_000)
+    seed: int = setting(10_000, "from which the seeds of all evaluations are drawn", low=0, high=2**31 - 1)
     cpu_share: float = setting(0.15, "share of one core the evaluator may use when no core is free", low=0.01, high=1.0)
     interval_updates: int | None = setting(
         None, "serial: updates from one evaluation to the next, so that a curve is the same on a busy machine; not "
@@ -317,7 +317,9 @@ class StopConfig(Part):
     env_steps: int | None = setting(None, "env steps collected", unit="env steps", low=1, flag="--env-steps")
     updates: int | None = setting(None, "updates (gradient steps of the critics)", unit="updates", low=1,
                                   flag="--updates")
-    target_return: float | None = setting(None, "mean greedy episode return of an evaluation", flag="--target-return")
+    target_return: float | None = setting(None, "mean return of greedy episodes; reached when the lower "
+                                           "bound of an evaluation is, or a second one of 20 to 100 fresh starts",
+                                           flag="--target-return")
     target_evaluations: int = setting(1, "evaluations in a row whose mean has to reach the target; 5: it is held; 0: "
                                       "the target ends nothing, its times are told", unit="evaluations", low=0,
                                       high=10**9)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
 
-from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, rows, task_text
+from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, implied_mode, rows, task_text
 from spreeze.config.layers import Layer
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
@@ -158,6 +158,8 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
                    "QMIX: teams. The others: any.")
     row = algorithms[algo]
     taking = {name: mode for name, mode in known.items() if row.runs_in(mode)}
+    if (usual := implied_mode(row)) in taking:
+        taking = {usual: taking[usual], **taking}
     lines = "\n".join(f"- **{name}**: {components.plain(mode.doc)}" for name, mode in taking.items())
     mode = taking[_one_of(cells[2], "Mode", list(taking), "start_mode", f"How the parts work together:\n{lines}")]
     seed = cells[3].number_input("Seed", 0, 2**31 - 1, RunConfig.seed, key="start_seed",

@@ -187,7 +187,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("episode_return", "return", "undiscounted return of the samplers' latest episodes (noisy policy)", "sampler",
            shown=True, chart=Chart("return", "Return", RETURN)),
     Metric("episode_length", "env steps", "length of the samplers' latest episodes", "sampler"),
-    Metric("eval_return", "return", "mean undiscounted return of greedy episodes on the fixed seed list", "evaluator",
+    Metric("eval_return", "return", "mean undiscounted return of greedy episodes from fresh starts", "evaluator",
            shown=True, chart=Chart("return", "Return", RETURN)),
     Metric("eval_length", "env steps", "mean length of these episodes", "evaluator"),
     Metric("policy_version", "updates", "updates taken when the newest weights were published", "learner"),

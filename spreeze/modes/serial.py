@@ -71,6 +71,7 @@ class _Serial:
         self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir, recorder, interrupts
         self._evaluation = Evaluation(EvaluatorJob(
             run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
+            target_return=plan.config.stop.target_return,
         ), recorder.env_error)
         self._ending = self._checkpoint_asked = False
         self._evaluations_s = 0.0

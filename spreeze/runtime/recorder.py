@@ -25,6 +25,7 @@ from spreeze.run_directory import RunDir, process_age_s, versions
 from spreeze.runtime.loggers import Loggers
 from spreeze.runtime.plan import RunPlan
 from spreeze.workers.context import event_text, write_error
+from spreeze.workers.evaluator import CONFIRMING_EPISODES
 
 _STATE_S = 2.0
 _HOLD_S = 0.02  # between two looks whether a pause is over
@@ -196,13 +197,13 @@ class Recorder:
         if not isinstance(record.get("return_mean"), int | float):
             return
         value = float(record["return_mean"])
-        outcome, target, group = self.outcome, self._plan.config.stop.target_return, int(record.get("group", 0))
+        outcome, group = self.outcome, int(record.get("group", 0))
         asked = self._plan.config.evaluation.episodes
         whole = bool(record.get("whole", int(record.get("episodes") or 0) == asked))
         if whole and (outcome.eval_best is None or value > outcome.eval_best):
             outcome.eval_best = value
-        if not final and whole and target is not None and value >= target and outcome.time_to_target_s is None:
-            outcome.time_to_target_s = self._age_at_start_s + self.session_s
+        if not final:
+            self._check_target(record.get("target"))
         self._scores[group] = value
         outcome.learners.setdefault(group, {})["eval_return"] = value
         if self._plan.policies > 1:
@@ -232,6 +233,18 @@ class Recorder:
             self._write(row.t, int(row.env_steps), {"eval_return": value, "eval_length": float(row.length_mean)})
         self._update_target(final=final)
 
+    def _check_target(self, found: Any) -> None:
+        """Reports an evaluation that reached the target return, or whose second evaluation did not."""
+        stop, outcome = self._plan.config.stop, self.outcome
+        if stop.target_return is None or not isinstance(found, Mapping) or outcome.time_to_target_s is not None:
+            return
+        told = f"{float(found['return_mean']):.4g}, the mean of {int(found['episodes'])} episodes"
+        if found["reached"]:
+            outcome.time_to_target_s = self._age_at_start_s + self.session_s
+            self.event("info", f"target return {stop.target_return:g} reached: {told}")
+        else:
+            self.event("info", f"target return {stop.target_return:g} not confirmed: {told} from fresh starts")
+
     def _write(self, t: float, step: int, values: dict[str, float]) -> None:
         self._store.write(t, step, values)
         self._loggers.write(t, step, values)
@@ -250,8 +263,10 @@ class Recorder:
 
         if outcome.time_to_target_held_s is None and held(self._curve[self._evaluations_before :], HELD):
             outcome.time_to_target_held_s = self._age_at_start_s + self.session_s
+        latest = self._curve[-stop.target_evaluations :]
+        enough = outcome.time_to_target_s is not None or sum(row.episodes for row in latest) >= CONFIRMING_EPISODES
         self._target_reached = self._target_reached or (
-            stop.target_evaluations > 1 and held(self._curve, stop.target_evaluations))
+            stop.target_evaluations > 1 and enough and held(self._curve, stop.target_evaluations))
 
     def _count_curve(self) -> None:
         outcome, curve = self.outcome, self._curve

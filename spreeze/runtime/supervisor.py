@@ -620,7 +620,8 @@ def limit_of_each(asked_bytes: int | None, samplers: int) -> int:
 def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, WorkerSpec]:
     """Evaluator and visualizer, in rows ``first_row`` and the next of the status table."""
     evaluator = EvaluatorJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.evaluation,
-                             has_free_core=plan.free_core, groups=plan.policies)
+                             has_free_core=plan.free_core, groups=plan.policies,
+                             target_return=plan.config.stop.target_return)
     specs = {"evaluator": WorkerSpec(address=Address("evaluator"), row=first_row, job=evaluator.to_json())}
     if plan.config.visualizer.enabled:
         job = VisualizerJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.visualizer,

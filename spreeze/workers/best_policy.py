@@ -1,12 +1,12 @@
 """The best policy of a run, chosen by a lower bound of its mean return and not by one lucky evaluation.
 
-All evaluations play the same seeds, so the highest of hundreds of scores is partly luck. The rule:
+The highest of hundreds of scores is partly luck. The rule:
 
 1. A policy's bound is its mean return less ``t s / sqrt(n)`` over the n episodes that it has played: the one-sided 90 %
    bound for the mean of normal values (Student 1908).
 2. Until the kept policy is confirmed, a policy with a higher bound replaces it.
-3. After at most every eighth evaluation, and at the end of the run, a policy plays as many episodes again, on seeds
-   that no evaluation uses: the kept one if it is not confirmed, otherwise the challenger. That is the policy with the
+3. After at most every eighth evaluation, and at the end of the run, a policy plays as many episodes again, from fresh
+   starts: the kept one if it is not confirmed, otherwise the challenger. That is the policy with the
    highest bound of those whose mean was above the kept one's since the last such test. The challenger replaces the kept
    policy if its bound over all of its episodes is the higher one.
 
@@ -25,8 +25,8 @@ from spreeze.transport.files import replace_bytes, replace_json
 
 _TEST_EVERY = 8
 """Evaluations for one test."""
-_Z = 1.2815515655446004
-"""90 % quantile of the normal distribution."""
+Z_90, Z_99 = 1.2815515655446004, 2.3263478740408408
+"""Quantiles of the normal distribution."""
 
 
 class Tally(NamedTuple):
@@ -38,11 +38,15 @@ class Tally(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Lower bound of the expected return; the mean itself where one episode tells no spread."""
+        """One-sided 90 % lower bound of the expected return; the mean itself where one episode tells no spread."""
+        return self.lower_bound(Z_90)
+
+    def lower_bound(self, z: float) -> float:
+        """Lower bound of the expected return, at the level of which ``z`` is the normal distribution's quantile."""
         free = self.episodes - 1
         if free < 1:
             return self.mean
-        return self.mean - student_quantile(_Z, free) * self.std / math.sqrt(free)
+        return self.mean - student_quantile(z, free) * self.std / math.sqrt(free)
 
     def with_more(self, other: Tally) -> Tally:
         """Both together."""

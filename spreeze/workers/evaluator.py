@@ -1,10 +1,15 @@
-"""The evaluator runs greedy episodes of the newest weights on fixed seeds; it writes scores and keeps the best weights.
+"""The evaluator runs greedy episodes of the newest weights; it writes scores and keeps the best weights.
 
 It runs beside training at low priority and feeds nothing back. ``python -m spreeze.workers.evaluator``
 is the last evaluation of a run: newest weights, a time budget, one JSON record on standard output.
 
 An environment that raises or gives a bad transition loses its episode; the score is that of the others, with the
 number lost. No failure here is final: the next weights are tried again.
+
+Every evaluation plays fresh starts, drawn from ``evaluation.seed`` and the version of the weights: a fixed list of ten
+can be easier than nine of ten others for ever. A target return counts as reached when the 99 % lower bound of the mean
+of ten or more episodes is at or above it, or when the same weights reach it again in a second evaluation. This has 20
+episodes, and goes on up to 100 while its mean is above the target and its 90 % lower bound is not.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from spreeze.transport import status_table as words
 from spreeze.transport.files import remove_unfinished
 from spreeze.transport.weights import Weights, decode
 from spreeze.types import EnvSpec, Jsonable
-from spreeze.workers.best_policy import BestPolicy, Candidate, Tally
+from spreeze.workers.best_policy import Z_99, BestPolicy, Candidate, Tally
 from spreeze.workers.context import (
     WorkerContext,
     event_text,
@@ -58,6 +63,12 @@ _POLL_S = 0.05
 _LOOK_S = 1.0
 MAX_STEPS = 10_000
 """Length limit of an episode if the environment has none."""
+FEWEST_EPISODES = 10
+"""Fewest episodes whose lower bound alone can reach a target return."""
+CONFIRMING_EPISODES, MOST_CONFIRMING = 20, 100
+"""Episodes of a round of the evaluation that confirms a target return, and of all rounds together."""
+_FIRST, _RETEST, _CONFIRM = range(3)
+"""Purposes of an evaluation: each plays seeds of its own."""
 
 Act = Callable[[np.ndarray], np.ndarray]
 """Observations float32 [N, O] to actions float32 [N, A] in [-1, 1], or indices of discrete ones [N, 1]."""
@@ -73,6 +84,8 @@ class EvaluatorJob(Jsonable):
     has_free_core: bool
     groups: int = 1
     """Number of learners; their weights are evaluated in turn."""
+    target_return: float | None = None
+    """Return at which the run's target is reached, if it has one."""
 
 
 def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
@@ -152,6 +165,7 @@ class Evaluation:
         remove_unfinished(self._run_dir / "checkpoints")  # from an evaluator killed while writing
         self._best = BestPolicy(self._run_dir)
         self.evaluations = 0
+        self._target_reached = job.target_return is None
         self.failures = 0
         """Attempts that failed as a whole, in a row."""
 
@@ -172,11 +186,11 @@ class Evaluation:
 
         Returns:
             The record, or None if stopped or if no episode finished. It adds to the columns of ``eval.csv``:
-            ``episodes_cut`` by the stop, ``episodes_lost`` to errors, and ``whole`` (none cut, and no more lost than
-            finished, so that scores are comparable).
+            ``episodes_cut`` by the stop, ``episodes_lost`` to errors, ``whole`` (none cut, and no more lost than
+            finished, so that scores are comparable), and ``target`` (see ``_check_target``).
         """
         self.prepare()
-        seeds = seed_list(self._job.config.seed, self._job.config.episodes)
+        seeds = self._seeds(weights, self._job.config.episodes, _FIRST, group)
         episodes, lost = self._play(weights, seeds, should_stop, whole_rounds=keep_partial)
         cut = len(seeds) - len(episodes) - lost
         if not episodes or (cut and not keep_partial):
@@ -190,11 +204,53 @@ class Evaluation:
         self.evaluations += 1
         append_row(group_folder(self._run_dir, group) / "eval.csv", record)
         if record["whole"]:
-            self._best.offer(Candidate(_tally(episodes), weights.to_bytes(), record))
+            tally, record["target"] = self._check_target(_tally(episodes), weights, should_stop, group)
+            self._best.offer(Candidate(tally, weights.to_bytes(), record))
         return record
 
+    def _seeds(self, weights: Weights, count: int, purpose: int, *more: int) -> list[int]:
+        return fresh_seeds(count, self._job.config.seed, *weights.order, purpose, *more)
+
+    def _check_target(
+        self, tally: Tally, weights: Weights, should_stop: Callable[[], bool], group: int
+    ) -> tuple[Tally, dict[str, Any] | None]:
+        """Plays a second evaluation where the mean reaches the target return and its lower bound does not.
+
+        Returns:
+            The returns of all episodes, and ``reached``, ``episodes`` and ``return_mean`` of the evaluation that
+            decides; None for the latter where there is no target, it was reached before, the mean is below it, or the
+            second evaluation was stopped or lost most of its episodes.
+        """
+        target = self._job.target_return
+        if target is None or self._target_reached or tally.mean < target:
+            return tally, None
+        decides = tally
+        if tally.episodes < FEWEST_EPISODES or tally.lower_bound(Z_99) < target:
+            confirming = self._confirm(target, weights, should_stop, group)
+            if confirming is None:
+                return tally, None
+            decides, tally = confirming, tally.with_more(confirming)
+        self._target_reached = decides.mean >= target
+        return tally, {"reached": self._target_reached, "episodes": decides.episodes, "return_mean": decides.mean}
+
+    def _confirm(
+        self, target: float, weights: Weights, should_stop: Callable[[], bool], group: int
+    ) -> Tally | None:
+        """The returns of a second evaluation, as long as its result is open; None if it was cut."""
+        found: list[Episode] = []
+        for number in range(MOST_CONFIRMING // CONFIRMING_EPISODES):
+            seeds = self._seeds(weights, CONFIRMING_EPISODES, _CONFIRM, group, number)
+            episodes, lost = self._play(weights, seeds, should_stop)
+            if len(episodes) + lost < len(seeds) or lost > len(episodes):
+                return None
+            found += episodes
+            tally = _tally(found)
+            if tally.mean < target or tally.bound >= target:
+                break
+        return tally
+
     def _play(
-        self, weights: Weights, seeds: range, should_stop: Callable[[], bool], *, whole_rounds: bool = False
+        self, weights: Weights, seeds: Sequence[int], should_stop: Callable[[], bool], *, whole_rounds: bool = False
     ) -> tuple[list[Episode], int]:
         """The finished episodes of these seeds, and the number lost to errors."""
         lost = 0
@@ -222,11 +278,12 @@ class Evaluation:
         if found is None:
             return
         count = self._job.config.episodes
-        seeds = seed_list(self._job.config.seed + count * (1 + self._best.tests), count)
 
         def test() -> bool:
             self.prepare()
-            episodes, lost = self._play(decode(found.data, self._run_dir), seeds, should_stop)
+            weights = decode(found.data, self._run_dir)
+            episodes, lost = self._play(
+                weights, self._seeds(weights, count, _RETEST, found.tally.episodes), should_stop)
             if len(episodes) + lost == count:  # not stopped
                 self._best.tested(found, _tally(episodes) if lost <= len(episodes) else None)
             return True
@@ -323,7 +380,13 @@ def _tally(episodes: Sequence[Episode]) -> Tally:
 
 
 def seed_list(first_seed: int, episodes: int) -> range:
+    """Consecutive seeds, for policies that are compared with each other on the same starts."""
     return range(first_seed, first_seed + episodes)
+
+
+def fresh_seeds(count: int, *entropy: int) -> list[int]:
+    """Seeds of ``count`` environments that follow from ``entropy`` alone: another entropy gives other seeds."""
+    return [int(seed) for seed in np.random.SeedSequence(entropy).generate_state(count) >> 1]
 
 
 def envs_at_once(spec: EnvSpec) -> int:
@@ -482,7 +545,8 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
     if weights is None:
         return None
     wanted = (weights.epoch, weights.version, job.config.episodes)
-    known = next((row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True}
+    known = next((row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True,
+                  "target": None}
                   for row in reversed(rows[group]) if (row["epoch"], row["version"], row["episodes"]) == wanted), None)
 
     def on_error(where: str, error: Exception, count: int) -> None:
