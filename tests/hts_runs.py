@@ -6,7 +6,7 @@ from harness import PATIENCE_S, train
 
 SMALL = (
     "--mode", "hts", "--algo", "ppo", "--envs-per-sampler", "2", "--sync-interval", "16", "--samplers", "2",
-    "--set", "ppo.hidden_sizes=[8,8]", "--set", "ppo.epochs=2", "--set", "ppo.minibatches=2",
+    "--set", "ppo.hidden_sizes=[8,8]", "--set", "ppo.epochs=2", "--set", "ppo.minibatch_size=32",
     "--set", "ppo.lr_schedule=constant",
     "--set", "rollout.fingerprint=true", "--set", "evaluation.episodes=1", "--no-visualizer",
 )  # fmt: skip

@@ -373,7 +373,7 @@ def test_one_lane_of_an_engine_is_a_masked_task_too():
 @pytest.mark.parametrize("name", ["ppo", "a2c"])
 def test_rollouts_hold_no_forbidden_action(name, asks, opened):
     spec = RolloutSpec.of(SPEC, 16, 3)
-    algorithm = learner(name, SPEC, hidden_sizes=(8,), **({"minibatches": 2} if name == "ppo" else {}))
+    algorithm = learner(name, SPEC, hidden_sizes=(8,), **({"minibatch_size": 16} if name == "ppo" else {}))
     rollouts, mailbox = Rollouts.create(spec), InferenceMailbox.create(spec)
     policies = VersionedParameters.create()
     envs = RolloutCollector(made, SPEC, rollouts, first=0, num_envs=3, seed=1)

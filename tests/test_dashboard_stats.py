@@ -180,7 +180,7 @@ def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_pa
     from spreeze.tuner.problem import ROLLOUT, Setting, TrialResult
 
     setting = Setting({"rollout.samplers": 2, "rollout.envs_per_sampler": 8, "rollout.inference_workers": 0,
-                       "rollout.sync_interval": 64, "ppo.minibatches": 4})  # fmt: skip
+                       "rollout.sync_interval": 64, "impact.minibatches": 4})  # fmt: skip
     rates = [TrialResult(stage=ROLLOUT, setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),
              TrialResult(stage=ROLLOUT, setting=setting, failure="out of memory")]
     (tmp_path / tuning_record.PROGRESS).write_text("".join(json.dumps(rate.as_json()) + "\n" for rate in rates))

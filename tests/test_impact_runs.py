@@ -182,7 +182,7 @@ def test_inference_workers_are_refused_where_samplers_wait_for_nobody():
 def test_minibatches_divide_the_rollout_of_one_sampler():
     settings = ("--algo", "impact", "--sync-interval", "6", "--envs-per-sampler", "2", "--set")
     assert plan(2, *settings, "impact.minibatches=4").batch_size == 3
-    with pytest.raises(ConfigError, match=r"12 rows \(sync_interval 6 x 1 sampler x 2 environments\), which"):
+    with pytest.raises(ConfigError, match=r"12 rows \(sync_interval 6 x 2 environments\), which"):
         plan(2, *settings, "impact.minibatches=8")
 
 

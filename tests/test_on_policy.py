@@ -172,7 +172,7 @@ def test_truncated_importance_sampling_weights_each_term_by_at_most_one():
 @pytest.mark.parametrize("discrete", [False, True])
 def test_delayed_ppo_adds_the_displacement_of_serial_ppo_at_the_collector_to_theta(discrete):
     spec = task(discrete=discrete)
-    settings = {"epochs": 3, "minibatches": 4, "hidden_sizes": (16, 16), "lr": 1e-2}
+    settings = {"epochs": 3, "minibatch_size": 8, "hidden_sizes": (16, 16), "lr": 1e-2}
     delayed = learner("ppo", spec, "delayed", normalize_obs=True, **settings)
     serial = learner("ppo", spec, "on-policy", seed=5, normalize_obs=True, **settings)
     rng, batches = np.random.default_rng(0), []
@@ -197,7 +197,7 @@ def test_delayed_ppo_adds_the_displacement_of_serial_ppo_at_the_collector_to_the
 def test_with_one_step_delayed_ppo_and_delayed_a2c_take_the_same_gradient():
     spec = task(discrete=True)
     settings = {"gae_lambda": 0.9, "entropy_coef": 0.01, "normalize_advantage": False, "dtype": torch.float64}
-    ppo = learner("ppo", spec, "delayed", epochs=1, minibatches=1, **settings)
+    ppo = learner("ppo", spec, "delayed", epochs=1, minibatch_size=32, **settings)
     a2c = learner("a2c", spec, "delayed", **settings)
     rng = np.random.default_rng(0)
     for _ in range(3):
@@ -300,9 +300,6 @@ def test_checkpoints_of_another_algorithm_correction_or_setting_are_refused():
         learner("ppo", spec, "sometimes")
     with pytest.raises(ConfigError, match=r"allowed is .*; did you mean 'ppo'"):
         create_on_policy("pp", spec, PPOConfig(), 1, correction="none")
-    batch = rollout(ppo, spec, np.random.default_rng(0))
-    with pytest.raises(ConfigError, match=r"minibatches = 5: 32 env steps of a rollout cannot"):
-        learner("ppo", spec, minibatches=5).learn(batch, None)
     with pytest.raises(ConfigError, match="images are scaled by 1/255 already"):
         learner("ppo", task(discrete=True, frames=FRAMES), normalize_obs=True)
 
@@ -352,7 +349,7 @@ def test_a_large_gradient_is_scaled_down_and_the_step_size_falls_with_progress(n
 
 def test_ppo_reports_clipping_divergence_and_explained_variance_of_what_it_learned_from():
     spec = task(discrete=True)
-    algorithm = learner("ppo", spec, minibatches=1, epochs=1)
+    algorithm = learner("ppo", spec, minibatch_size=32, epochs=1)
     batch = rollout(algorithm, spec, np.random.default_rng(0))
     assert algorithm.metrics() == {}
     shifted = batch._replace(log_prob=(batch.log_prob + np.where(np.arange(4) < 1, 1.0, 0.0)).astype(np.float32))
@@ -424,8 +421,22 @@ def test_the_interval_s_memory_is_free_after_learning():
 @pytest.mark.parametrize(("name", "gradients"), [("ppo", 6), ("a2c", 1)])
 def test_every_gradient_is_told_since_learning_from_one_rollout_may_take_minutes(name, gradients):
     spec = task()
-    made = learner(name, spec, **({"epochs": 3, "minibatches": 2} if name == "ppo" else {}))
+    made = learner(name, spec, **({"epochs": 3, "minibatch_size": 16} if name == "ppo" else {}))
     told = []
     made.on_gradient = lambda: told.append(1)
     made.learn(rollout(made, spec, np.random.default_rng(0)), None)
     assert len(told) == gradients
+
+
+@pytest.mark.parametrize(("rows", "size", "count"), [
+    (2048, 64, 32), (1024, 128, 8), (16_384, 64, 256), (32, 64, 1), (2044, 64, 28), (7, 2, 7), (12, 5, 2), (1, 1, 1),
+    (97, 10, 1),
+])  # fmt: skip
+def test_a_rollout_is_cut_into_equal_minibatches_of_about_the_size_that_is_set(rows, size, count):
+    assert PPOConfig(minibatch_size=size).minibatches_of(rows) == count
+    assert rows % count == 0
+
+
+def test_updates_in_an_env_step_are_the_same_whatever_the_number_of_samplers():
+    config, rows = PPOConfig(), [16 * 8 * samplers for samplers in (1, 2, 16)]
+    assert [config.epochs * config.minibatches_of(count) / count for count in rows] == [4 / 64] * 3

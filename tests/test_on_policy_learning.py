@@ -75,7 +75,7 @@ def test_a_pole_stands_after_some_ten_thousand_steps_learned_from_one_interval_l
 def test_a_gaussian_policy_finds_the_best_action_of_a_bandit(name, correction):
     """Reward is minus the squared distance to (0.5, -0.5); every step ends its episode."""
     spec, rng = task(obs_dim=1), np.random.default_rng(0)
-    settings = {"epochs": 4, "minibatches": 1} if name == "ppo" else {}
+    settings = {"epochs": 4, "minibatch_size": 10**6} if name == "ppo" else {}
     algorithm = learner(name, spec, correction, lr=1e-2, lr_schedule="constant", hidden_sizes=(8,),
                         initial_log_std=-1.0, normalize_advantage=True, **settings)
     obs, ones, before = np.ones((64, 1, 1), np.float32), np.ones((64, 1), bool), None

@@ -32,7 +32,7 @@ from spreeze.tuner.run import check_tunable, problem_of
 from spreeze.tuner.trials import rollout_plan
 from spreeze.types import EnvSpec
 
-SMALL = Setting({ROLLOUT_SAMPLERS: 1, ROLLOUT_ENVS: 2, INFERENCE_WORKERS: 1, INTERVAL: 16, "ppo.minibatches": 4})
+SMALL = Setting({ROLLOUT_SAMPLERS: 1, ROLLOUT_ENVS: 2, INFERENCE_WORKERS: 1, INTERVAL: 16})
 
 
 SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action_dim=1, action_low=(), action_high=(),
@@ -60,7 +60,7 @@ def patient(monkeypatch):
 
 
 def test_settings_with_and_without_inference_workers_are_measured_beside_the_learner_and_nobody_is_left(plan, patient):
-    settings = [SMALL, SMALL.but(INFERENCE_WORKERS, 0), SMALL.but("ppo.minibatches", 5)]
+    settings = [SMALL, SMALL.but(INFERENCE_WORKERS, 0), SMALL.but(INFERENCE_WORKERS, 2)]
     told = []
     found = measuring(plan).joint(settings, within_s=60.0, on_result=told.append)
     assert told == found
@@ -71,7 +71,7 @@ def test_settings_with_and_without_inference_workers_are_measured_beside_the_lea
         assert len(rate.env_steps_per_s) == len(rate.updates_per_s) == len(rate.cpu_share) == 3
         assert min(rate.env_steps_per_s) > 0.0
         assert rate.memory_bytes > 10**7
-    assert "does not divide" in rates[settings[2]].failure
+    assert "more than the 1 samplers" in rates[settings[2]].failure
     assert psutil.Process().children(recursive=True) == []
 
 
@@ -113,10 +113,14 @@ def problem(settings, cores=6.0):
 
 def test_facts_come_from_settings_and_machine():
     found = problem(settings_of(rollout={"samplers": 3, "sync_interval": 32}))
-    assert dict(found.configured) == {ROLLOUT_SAMPLERS: 3, ROLLOUT_ENVS: 8, INFERENCE_WORKERS: 0, INTERVAL: 32,
-                                      "ppo.minibatches": 4}  # fmt: skip
+    assert dict(found.configured) == {ROLLOUT_SAMPLERS: 3, ROLLOUT_ENVS: 8, INFERENCE_WORKERS: 0, INTERVAL: 32}
     assert (found.cores, found.pins) == (6.0, {ROLLOUT_SAMPLERS, INTERVAL})
     assert problem(settings_of()).configured[ROLLOUT_SAMPLERS] == 6
+
+
+@pytest.mark.parametrize(("cores", "interval"), [(1.0, 256), (2.0, 128), (8.0, 32), (64.0, 16)])
+def test_a_rollout_has_as_many_env_steps_on_any_number_of_cores(cores, interval):
+    assert problem(settings_of(), cores).configured[INTERVAL] == interval
 
 
 @pytest.mark.parametrize(("asked", "learners", "samplers"), [
@@ -139,9 +143,9 @@ def test_a_resumed_run_keeps_its_environments_and_may_change_its_inference_worke
     assert problem(resolve([Layer("resumed run", values)])).pins == {ROLLOUT_SAMPLERS, INTERVAL}
 
 
-def test_an_algorithm_without_minibatches_has_none_to_choose():
-    assert "ppo.minibatches" in problem(settings_of()).configured
-    assert len(problem(settings_of(run={"mode": "hts", "algo": "a2c"})).configured) == 4
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+def test_what_is_learned_from_a_rollout_is_not_the_tuners_to_choose(algo):
+    assert len(problem(settings_of(run={"mode": "hts", "algo": algo})).configured) == 4
 
 
 def test_the_serial_mode_has_nothing_to_choose():
@@ -210,10 +214,9 @@ def test_the_choice_is_a_layer_that_a_run_can_be_planned_with_and_is_kept(tuned)
     assert Asleep.asked == 3, "another question"
 
 
-def test_what_is_set_stays_and_a2c_gets_no_minibatches(tuned):
+def test_what_is_set_stays(tuned):
     layer, record, _ = tuned(run={"mode": "hts", "algo": "a2c"}, rollout={"samplers": 3})
     assert layer.values["rollout"]["samplers"] == 3
-    assert "ppo" not in layer.values
     assert record["pinned"] == ["rollout.samplers"]
 
 

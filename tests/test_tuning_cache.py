@@ -183,7 +183,7 @@ def test_samplers_that_are_asked_for_are_those_whose_rollouts_are_checked(bench,
 
     monkeypatch.setattr(run, "Measurer", measuring)
     with pytest.raises(Stop):
-        bench.tune({"run": {"algo": "ppo", "mode": "hts"}, "rollout": {"samplers": 3}, "ppo": {"minibatches": 3}})
+        bench.tune({"run": {"algo": "ppo", "mode": "hts"}, "rollout": {"samplers": 3}, "ppo": {"minibatch_size": 3}})
 
 
 def test_a_user_without_a_home_has_a_cache_in_a_temporary_folder(monkeypatch, tmp_path):

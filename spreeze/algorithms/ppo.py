@@ -25,7 +25,6 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import PPOConfig
-from spreeze.errors import ConfigError
 
 
 class PPO(OnPolicyAlgorithm):
@@ -44,15 +43,13 @@ class PPO(OnPolicyAlgorithm):
 
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
         config, rows = self._config, len(samples.target)
-        if rows % config.minibatches:
-            raise ConfigError(f"ppo.minibatches = {config.minibatches}: {rows} env steps of a rollout cannot be cut "
-                              "into that many equal parts")
+        minibatches = config.minibatches_of(rows)
         start = self.net.flat.clone() if theta is not None else None
         self.optimiser.lr *= self._step_share
         divergences: list[Tensor] = []
         for epoch in range(config.epochs):
             order = torch.randperm(rows, generator=self._generator).to(self._device)
-            shuffled = (column.index_select(0, order).chunk(config.minibatches) for column in samples)
+            shuffled = (column.index_select(0, order).chunk(minibatches) for column in samples)
             for part in zip(*shuffled, strict=True):
                 self._gradient(Samples(*part))
                 if config.target_kl is not None and epoch == config.epochs - 1:

@@ -338,6 +338,12 @@ def _plan(
         reasons["sampling.samplers"] = f"{usable:g} usable cores less {threads} for " + (
             "the learner" if learners == 1 else f"{learners} learners, at least one for each"
         ) + _at_most(usable - threads)
+    if config.on_policy is not None and part.sync_interval is None:
+        envs = samplers // config.run.learners * part.envs_per_sampler
+        settings = settings.with_layer(Layer(default_of(settings), {"rollout": {
+            "sync_interval": config.rollout_interval(envs)}}))
+        reasons["rollout.sync_interval"] = (f"{envs * config.rollout_interval(envs)} env steps of {envs} environments "
+                                            f"together (rollout.size = {part.size})")
     if wiring.balanced and config.on_policy is None:
         ratio = config.replay.serial_ratio(config.learner.batch_size)
         settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(BAND, ratio)}))

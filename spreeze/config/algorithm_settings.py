@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from spreeze.config.part import Part, setting
@@ -197,6 +198,10 @@ class OnPolicyConfig(Part):
                                     "evaluated, shown and kept, while the newest ones collect; 0: the newest weights",
                                     low=0.0, high=0.999999)
 
+    def minibatches_of(self, rows: int) -> int:
+        """Equal minibatches into which the algorithm cuts ``rows`` env steps."""
+        return 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(OnPolicyConfig):
@@ -204,12 +209,19 @@ class PPOConfig(OnPolicyConfig):
 
     clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
     clip_value: bool = setting(False, "keep new values within clip of the old ones")
-    epochs: int = setting(10, "passes over the data of a rollout", low=1, high=1000)
-    minibatches: int = setting(4, "minibatches of a rollout, one update each", low=1, high=2**20)
+    epochs: int = setting(4, "passes over the data of a rollout", low=1, high=1000)
+    minibatch_size: int = setting(64, "env steps in one minibatch (SB3: batch_size); the nearest size that cuts a "
+                                  "rollout into equal parts", unit="env steps", low=1, high=2**24)
     adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
     target_kl: float | None = setting(None, "KL divergence of the update from one rollout that an adaptive learning "
                                       "rate, at most lr, aims at; SB3 leaves epochs out instead", unit="nat", low=1e-6,
                                       high=10.0)
+
+    def minibatches_of(self, rows: int) -> int:
+        """The number of equal minibatches whose size is nearest to ``minibatch_size``, by ratio."""
+        wanted = max(1.0, rows / self.minibatch_size)
+        divisors = (count for count in range(1, min(rows, math.ceil(4 * wanted)) + 1) if rows % count == 0)
+        return min(divisors, key=lambda count: abs(math.log(count / wanted)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +263,10 @@ class AnyAgeConfig(OnPolicyConfig):
         if self.uses_before_overwrite > self.uses:
             raise ConfigError(f"least_uses = {self.least_uses} is above uses = {self.uses}: samplers would wait for "
                               "ever; lower it, or leave it out for half of uses")
+
+    def minibatches_of(self, rows: int) -> int:
+        """``minibatches``, whatever the rollout."""
+        return self.minibatches
 
     @property
     def updates_of_buffer(self) -> int:

@@ -6,8 +6,8 @@ Spreeze, write its module in ``spreeze.algorithms``, its settings in ``config.al
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from spreeze.config.modes import DECLARED, Mode, extended, find
@@ -41,6 +41,10 @@ class AlgorithmRow:
     """This algorithm's default for ``rollout.correction``; None: the general default."""
     sync_interval: int | None = None
     """The same for ``rollout.sync_interval``."""
+    rollout_size: int | None = None
+    """The same for ``rollout.size``."""
+    for_discrete: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of its own that have another default where actions are discrete."""
     samples_per_insert: tuple[float, float] | None = None
     """The same for the bounds ``replay.samples_per_insert_min`` and ``_max``."""
 
@@ -80,8 +84,9 @@ ROWS = (
     AlgorithmRow(name="qmix", team="spreeze.algorithms.qmix:QMIX"),
     # PPO's clip already bounds how far data of an earlier policy leads; a delayed displacement of a whole loop of
     # updates is made twice before its effect is seen.
-    AlgorithmRow(name="ppo", on_policy="spreeze.algorithms.ppo:PPO", correction="none"),
-    AlgorithmRow(name="a2c", on_policy="spreeze.algorithms.a2c:A2C"),
+    AlgorithmRow(name="ppo", on_policy="spreeze.algorithms.ppo:PPO", correction="none",
+                 for_discrete={"entropy_coef": 0.01}),
+    AlgorithmRow(name="a2c", on_policy="spreeze.algorithms.a2c:A2C", rollout_size=128),
     AlgorithmRow(name="impact", on_policy="spreeze.algorithms.impact:Impact", **_ANY_AGE),
     AlgorithmRow(name="appo", on_policy="spreeze.algorithms.impact:Appo", **_ANY_AGE),
     AlgorithmRow(name="impala", on_policy="spreeze.algorithms.impact:Impala", **_ANY_AGE),

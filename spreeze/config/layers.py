@@ -183,8 +183,12 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         settings = resolve(layers)
     row = find_row(settings.config.run.algo, spec.import_module)
     own: Values = {"rollout": {name: value for name, value in (("correction", row.correction),
-                                                               ("sync_interval", row.sync_interval))
+                                                               ("sync_interval", row.sync_interval),
+                                                               ("size", row.rollout_size))
                                if value is not None and f"rollout.{name}" not in settings.sources}}
+    if spec.num_actions is not None and row.for_discrete:
+        own[row.name] = {name: value for name, value in row.for_discrete.items()
+                         if f"{row.name}.{name}" not in settings.sources}
     # Both bounds or none: one alone could lie beyond the other that somebody has set.
     if row.samples_per_insert is not None and not {f"replay.{name}" for name in BAND} & settings.sources.keys():
         own["replay"] = dict(zip(BAND, row.samples_per_insert, strict=True))
@@ -291,4 +295,17 @@ def renewed(values: Values) -> Values:
                 del fields[name]
             elif (part, name) in _RENAMED:
                 fields[_RENAMED[part, name]] = fields.pop(name)
+    _renew_minibatches(values)
     return values
+
+
+def _renew_minibatches(values: Values) -> None:
+    """Turns the number of PPO's minibatches, as earlier versions set it, into their size."""
+    ppo, rollout = values.get("ppo"), values.get("rollout")
+    if not (isinstance(ppo, dict) and "minibatches" in ppo):
+        return
+    count, sizes = ppo.pop("minibatches"), rollout if isinstance(rollout, dict) else {}
+    # Where no samplers were set there was one for each usable core; profiles meant two.
+    numbers = [count, sizes.get("sync_interval", 64), sizes.get("samplers", 2), sizes.get("envs_per_sampler", 8)]
+    if all(isinstance(number, int) and number > 0 for number in numbers):
+        ppo["minibatch_size"] = max(1, numbers[1] * numbers[2] * numbers[3] // count)

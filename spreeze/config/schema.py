@@ -40,6 +40,8 @@ _RESERVED = ("con", "prn", "aux", "nul", "latest")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
+SHORTEST_ROLLOUT, SHORTEST_A2C_ROLLOUT = 16, 5
+"""Least env steps of an environment in a rollout whose interval is not set; SB3's A2C has 5."""
 MOST_DEFAULT_SAMPLERS = 16
 """Samplers that a run starts unasked; more are seldom worth a core each."""
 
@@ -161,9 +163,12 @@ class RolloutConfig(Part):
     inference_workers: int = setting(0, "hts, tianji with one learner: processes that infer actions in batches; 0: "
                                      "samplers infer for themselves, the same bits", low=0, high=512,
                                      flag="--inference-workers")
-    sync_interval: int = setting(64, "env steps of each environment in one rollout (SB3: n_steps); with impact, "
-                                 "appo, impala 16 unless it is set", unit="env steps", low=1, high=65_536,
-                                 flag="--sync-interval")
+    size: int = setting(2048, "env steps of a learner's rollout, of all its environments together; sets sync_interval "
+                        "where that is not set", unit="env steps", low=1, high=2**30,
+                        default_text="128 with a2c, else 2048")
+    sync_interval: int | None = setting(None, "env steps of each environment in one rollout (SB3: n_steps); not set: "
+                                        "as many as size asks for, at least 16, or 5 with a2c; with impact, appo, "
+                                        "impala 16", unit="env steps", low=1, high=65_536, flag="--sync-interval")
     correction: str = setting("delayed", "hts, tianji: what is done about data that is one rollout old; with ppo none "
                               "unless it is set", choices=("delayed", "none", "truncated-is"), flag="--correction")
     synchrony: str = setting("batch", "serial: environments wait for each other at every step, or once a rollout",
@@ -193,7 +198,7 @@ class GalaConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig(Part):
-    batch_size: int = setting(256, "transitions in one update from replay; for rollouts see ppo.minibatches",
+    batch_size: int = setting(256, "transitions in one update from replay; for rollouts see ppo.minibatch_size",
                               unit="transitions", low=1, high=2**24, flag="--batch-size")
     threads: int = setting(1, "threads of the learner: two share an update as a pair, more share each matmul",
                            low=1, high=256, flag="--learner-threads")
@@ -386,6 +391,13 @@ class Config:
     def rollout_samplers(self, usable: float) -> int:
         """Samplers of rollouts where none are asked for."""
         return max(1, min(int(self.rollout_cores(usable)), MOST_DEFAULT_SAMPLERS))
+
+    def rollout_interval(self, envs: int) -> int:
+        """Env steps of each of a learner's environments in one rollout: as set, or by ``rollout.size``."""
+        if self.rollout.sync_interval is not None:
+            return self.rollout.sync_interval
+        single_step = isinstance(self.on_policy, A2CConfig)
+        return max(SHORTEST_A2C_ROLLOUT if single_step else SHORTEST_ROLLOUT, round(self.rollout.size / envs))
 
     @property
     def inference_workers(self) -> int:

@@ -140,7 +140,7 @@ class RunPlan:
 
     def _check_rollout(self) -> None:
         """Rejects inconsistent settings of an on-policy run."""
-        part, minibatches = self.config.rollout, self.minibatches
+        part = self.config.rollout
         if part.inference_workers and self.config.wiring.free_running:
             raise ConfigError(f"rollout.inference_workers = {part.inference_workers}: in mode {self.config.run.mode} "
                               "samplers go at their own pace and infer for themselves; leave it out")
@@ -153,13 +153,12 @@ class RunPlan:
         if self.spec.frames is not None and self.spec.frames.options.get("episodic_life"):
             raise ConfigError(f"image.episodic_life = true: {self.config.run.algo} begins each episode by a seed, and "
                               "so a new game at each lost life; leave it out, or take dqn")
-        samplers = 1 if self.config.wiring.free_running else self.samplers // self.learners  # of one rollout
-        rows = part.sync_interval * samplers * part.envs_per_sampler
-        if rows % minibatches:
+        rows, minibatches = self.sync_interval * part.envs_per_sampler, self.minibatches  # of one sampler
+        if self.config.wiring.free_running and rows % minibatches:
             raise ConfigError(
-                f"a rollout has {rows} rows (sync_interval {part.sync_interval} x {samplers} "
-                f"sampler{'s' * (samplers > 1)} x {part.envs_per_sampler} environments), which "
-                f"{self.config.run.algo}.minibatches = {minibatches} does not divide; change one of them"
+                f"a rollout has {rows} rows (sync_interval {self.sync_interval} x {part.envs_per_sampler} "
+                f"environments), which {self.config.run.algo}.minibatches = {minibatches} does not divide; change one "
+                "of them"
             )
         learner = self.config.learner
         if learner.overlap or "+" in learner.device or learner.device == "split":
@@ -239,9 +238,20 @@ class RunPlan:
         return self.config.wiring.lag
 
     @property
+    def rollout_envs(self) -> int:
+        """Environments of one learner (on-policy)."""
+        return self.samplers // self.learners * self.config.rollout.envs_per_sampler
+
+    @property
+    def sync_interval(self) -> int:
+        """Env steps of each environment in one rollout (on-policy)."""
+        return self.config.rollout_interval(self.rollout_envs)
+
+    @property
     def minibatches(self) -> int:
         """Minibatches of a rollout (on-policy)."""
-        return int(getattr(self.config.on_policy, "minibatches", 1))
+        algorithm = self.config.on_policy
+        return 1 if algorithm is None else algorithm.minibatches_of(self.sync_interval * self.rollout_envs)
 
     @property
     def updates_in_rollout(self) -> int:
@@ -258,8 +268,8 @@ class RunPlan:
 
     def rollout_spec(self) -> RolloutSpec:
         """The storages of an on-policy learner; each sampler of a free-running one has a slot more, to fill."""
-        part, algorithm, samplers = self.config.rollout, self.config.on_policy, self.samplers // self.learners
-        spec = RolloutSpec.of(self.spec, part.sync_interval, samplers * part.envs_per_sampler)
+        algorithm, samplers = self.config.on_policy, self.samplers // self.learners
+        spec = RolloutSpec.of(self.spec, self.sync_interval, self.rollout_envs)
         if not isinstance(algorithm, AnyAgeConfig):
             return spec
         return dataclasses.replace(spec, num_slots=-(-algorithm.slots // samplers) + 1, max_uses=algorithm.uses,

@@ -434,7 +434,7 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
         document["learners"] = [{"group": group, **learners.get(group, {})} for group in range(plan.learners)]
     if on_policy:
         document |= {
-            "inference_workers": plan.inference_workers, "sync_interval": config.rollout.sync_interval,
+            "inference_workers": plan.inference_workers, "sync_interval": plan.sync_interval,
             "correction": config.rollout.correction if plan.lag else None,
             "synchrony": config.rollout.synchrony if plan.lag == 0 else None,
         }

@@ -31,10 +31,12 @@ from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import formula
 from spreeze.tuner.problem import (
     DEVICE,
+    INTERVAL,
     JOINT,
     LEARNERS,
     PRECISION,
     ROLLOUT,
+    ROLLOUT_ENVS,
     ROLLOUT_SAMPLERS,
     SAMPLERS,
     SCHEMA,
@@ -183,6 +185,9 @@ def problem_of(
         pins.discard(DEVICE)
     if LEARNERS in values:
         values = _with_learners(values, pins, config.rollout_cores(machine.cores.usable))
+    if INTERVAL in values and values[INTERVAL] is None:
+        samplers = values[ROLLOUT_SAMPLERS] // values.get(LEARNERS, config.run.learners)
+        values[INTERVAL] = config.rollout_interval(samplers * values[ROLLOUT_ENVS])
     on_policy, paired = config.on_policy is not None, probe.spec.num_actions is None
     engine = engine_of(probe.spec.env_id) is not None
     row_bytes = 1 if on_policy else RowLayout.of(
