@@ -259,11 +259,15 @@ def test_the_gradient_over_images_is_that_of_autograd_over_the_whole_loss(at_onc
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
 
 
+STEPS = {"ppo": {"epochs": 10, "minibatch_size": 8}, "a2c": {}}
+"""40 updates of a rollout of 32 env steps, or one."""
+
+
 @pytest.mark.parametrize("correction", ["on-policy", "delayed", "none", "truncated-is"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loaded_checkpoint_goes_on_bit_by_bit(name, correction):
     spec = task()
-    settings = {"hidden_sizes": (16, 16), "normalize_returns": True, "normalize_obs": True}
+    settings = {"hidden_sizes": (16, 16), "normalize_returns": True, "normalize_obs": True, **STEPS[name]}
     whole = learner(name, spec, correction, **settings)
     rng = np.random.default_rng(0)
     batches = [rollout(whole, spec, rng) for _ in range(4)]
@@ -308,7 +312,7 @@ def test_checkpoints_of_another_algorithm_correction_or_setting_are_refused():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(name, correction):
     spec = task()
-    algorithm = learner(name, spec, correction, normalize_obs=True, normalize_returns=True)
+    algorithm = learner(name, spec, correction, normalize_obs=True, normalize_returns=True, **STEPS[name])
     rng = np.random.default_rng(0)
     algorithm.learn(rollout(algorithm, spec, rng), None)
     kept, updates = algorithm.state_arrays(), algorithm.updates
@@ -382,7 +386,7 @@ def test_the_step_size_falls_with_the_share_of_the_run_that_is_over(name, schedu
 @pytest.mark.parametrize("correction", ["on-policy", "delayed", "none", "truncated-is"])
 def test_a_target_for_the_divergence_keeps_an_interval_s_policies_together_and_outlives_a_checkpoint(correction):
     spec, rng = task(), np.random.default_rng(0)
-    settings = {"hidden_sizes": (16, 16), "lr": 0.03, "lr_schedule": "constant"}
+    settings = {"hidden_sizes": (16, 16), "lr": 0.03, "lr_schedule": "constant", **STEPS["ppo"]}
     free, bound = (learner("ppo", spec, correction, target_kl=target, **settings) for target in (None, 0.02))
     for _ in range(12):
         batch = rollout(free, spec, rng)

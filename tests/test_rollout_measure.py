@@ -100,7 +100,7 @@ def test_several_learners_that_mix_are_measured_with_their_samplers_and_nobody_i
 
 def test_a_measured_plan_has_the_setting_and_no_stop_condition(plan):
     found = rollout_plan(plan, SMALL)
-    assert (found.samplers, found.inference_workers, found.batch_size) == (1, 1, 8)
+    assert (found.samplers, found.inference_workers, found.batch_size) == (1, 1, 32)
     assert found.config.stop.updates is None
     assert not found.config.visualizer.enabled
 
@@ -203,7 +203,7 @@ def test_the_choice_is_a_layer_that_a_run_can_be_planned_with_and_is_kept(tuned)
     layer, record, rows = tuned()
     settings = settings_of().with_layer(layer)
     part = settings.config.rollout
-    assert (part.samplers, part.envs_per_sampler, part.sync_interval) == (4, 8, 32)
+    assert (part.samplers, part.envs_per_sampler, part.sync_interval) == (4, 8, 64)
     RunPlan(settings=settings, spec=SPEC, samplers=part.samplers, inference_workers=part.inference_workers,
             free_core=False)
     assert [row.as_json() for row in rows] == record["rollout_rates"]
