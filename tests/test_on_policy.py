@@ -443,4 +443,4 @@ def test_a_rollout_is_cut_into_equal_minibatches_of_about_the_size_that_is_set(r
 
 def test_updates_in_an_env_step_are_the_same_whatever_the_number_of_samplers():
     config, rows = PPOConfig(), [16 * 8 * samplers for samplers in (1, 2, 16)]
-    assert [config.epochs * config.minibatches_of(count) / count for count in rows] == [4 / 64] * 3
+    assert [config.epochs * config.minibatches_of(count) / count for count in rows] == [10 / 64] * 3

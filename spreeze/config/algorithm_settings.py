@@ -209,7 +209,7 @@ class PPOConfig(OnPolicyConfig):
 
     clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
     clip_value: bool = setting(False, "keep new values within clip of the old ones")
-    epochs: int = setting(4, "passes over the data of a rollout", low=1, high=1000)
+    epochs: int = setting(10, "passes over the data of a rollout", low=1, high=1000)
     minibatch_size: int = setting(64, "env steps in one minibatch (SB3: batch_size); the nearest size that cuts a "
                                   "rollout into equal parts", unit="env steps", low=1, high=2**24)
     adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
