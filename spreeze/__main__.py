@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+from typing import NoReturn
 
 from spreeze import __version__
 from spreeze.errors import did_you_mean
@@ -44,5 +45,13 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
+def run() -> NoReturn:
+    """The program: ends with the verb, whatever threads an environment or a module has left."""
+    code = main()
+    from spreeze.machine.processes import leave  # only now: Ctrl-C during an import would print a traceback
+
+    leave(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

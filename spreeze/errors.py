@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import linecache
+import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class SpreezeError(Exception):
@@ -63,3 +68,52 @@ class BadTransition(SpreezeError):
     def __init__(self, field: str, value: str, env_id: str = "environment") -> None:
         super().__init__(f"{env_id} returned {field} = {value}")
         self.field, self.value = field, value
+
+
+_LONGEST_LINE = 100
+_OWN_FOLDER = f"{Path(__file__).parent}/"
+_LIBRARIES = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")))
+_PACKAGES = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
+
+
+def described(error: BaseException, limit: int = 300) -> str:
+    """An exception in one line: its kind, what it says, and where in the user's code it came from.
+
+    The place is ``file:line``, the file as it was found for import, with the source line where the error itself says
+    next to nothing: ``AssertionError (my_env.py:9: assert speed < 5)``. An error that comes from no code but this
+    package's has no place.
+    """
+    text = " ".join(str(error).split())
+    found = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    place = error_place(error, with_line=len(text.split()) < 2)
+    return found[:limit] + (f" ({place})" if place else "")
+
+
+def error_place(error: BaseException, *, with_line: bool = False) -> str | None:
+    """Where in the user's code an exception was raised, as ``file:line``; None where none of that was involved.
+
+    That is the innermost frame in a file of neither this package, Python's own library, nor an installed one; without
+    such a frame the innermost one of an installed package other than Gymnasium.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    own = [frame for frame in frames if is_users(frame.filename)]
+    packages = tuple(f"{folder}/gymnasium/" for folder in _PACKAGES)
+    others = [frame for frame in frames if frame.filename.startswith(_PACKAGES)
+              and not frame.filename.startswith(packages)]
+    found = next(iter([*reversed(own), *reversed(others)]), None)
+    if found is None:
+        return None
+    place = f"{importable_path(found.filename)}:{found.lineno}"
+    line = linecache.getline(found.filename, found.lineno or 0).strip()
+    return f"{place}: {line[:_LONGEST_LINE]}" if with_line and line else place
+
+
+def is_users(filename: str) -> bool:
+    """Whether a source file belongs to neither this package, Python's own library, nor an installed package."""
+    return not filename.startswith((_OWN_FOLDER, *_LIBRARIES, *_PACKAGES))
+
+
+def importable_path(filename: str) -> str:
+    """A source file's path from the folder in which Python found it: ``my_package/my_env.py``."""
+    folders = (f"{folder.rstrip('/')}/" for folder in sys.path if folder)
+    return filename[max((len(folder) for folder in folders if filename.startswith(folder)), default=0):]

@@ -1,7 +1,8 @@
 """The run directory, which holds everything that is known about a run.
 
-A run is alive while its supervisor holds the flock on ``run.lock``; ``run.json`` has the rest of its state. Names
-cannot leave the runs directory; directories are private (0700).
+A run is alive while its supervisor holds the flock on ``run.lock``; on a file system without locks, while the process
+that ``run.json`` names lives and its state is one of a live run. Names cannot leave the runs directory; directories are
+private (0700).
 
 ``run.json`` (state, process, versions), ``env.json`` (spaces and layout), ``config.toml`` (every value and its source),
 ``tune.json`` (every candidate, the choice, reasons), ``metrics.db`` (SQLite), ``eval.csv``, ``weights/`` (immutable
@@ -15,12 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
 import secrets
 import shutil
 import signal
+import socket
 import stat
 import sys
 import tempfile
@@ -48,6 +51,10 @@ TIMELINE = "timeline.json"
 LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2
+_HELD = (errno.EAGAIN, errno.EACCES)
+"""What ``flock`` says where another process holds the lock; anything else means that the file system has no locks."""
+_FRESH_S = 60.0
+"""A run on another host without locks is alive while its heartbeat is no older."""
 _MAX_BYTES, _TAIL_BYTES = 1_000_000, 64_000
 _START_FIELD = 19
 """Index in ``/proc/PID/stat`` after the name: start time of the process, in ticks since boot."""
@@ -91,9 +98,11 @@ def remove_leftovers(prefix: str) -> None:
 
 
 class RunDir:
-    def __init__(self, path: Path, lock_fd: int, nonce: str | None = None) -> None:
+    def __init__(self, path: Path, lock_fd: int, nonce: str | None = None, *, guarded: bool = True) -> None:
         self.path = path
         self._lock_fd = lock_fd
+        self.guarded = guarded
+        """Whether a lock keeps others from continuing this run; False on a file system without locks."""
         self.nonce = nonce or new_nonce()
 
     @classmethod
@@ -119,7 +128,8 @@ class RunDir:
             raise RunError(f"{runs_dir / name} exists; choose another --name, or --resume {name}") from None
         except OSError as error:
             raise ResourceError(f"cannot write below {runs_dir}: {error}") from None
-        return cls(path, _lock(path), nonce)
+        fd, guarded = _lock(path)
+        return cls(path, fd, nonce, guarded=guarded)
 
     @classmethod
     def open(cls, path: Path, nonce: str | None = None) -> RunDir:
@@ -135,10 +145,10 @@ class RunDir:
         try:
             for sub in SUBDIRECTORIES:
                 (path / sub).mkdir(mode=0o700, exist_ok=True)
-            lock = _lock(path)
+            fd, guarded = _lock(path)
         except OSError as error:
             raise ResourceError(f"{path} cannot be written: {error}") from None
-        run = cls(path, lock, nonce)
+        run = cls(path, fd, nonce, guarded=guarded)
         for name in REQUESTS:
             run.withdraw(name)  # meant for the earlier session
         return run
@@ -239,35 +249,60 @@ def ask(path: Path, name: str, text: str = "") -> None:
             os.close(fd)
 
 
-def _lock(path: Path) -> int:
-    """Takes the run's lock; retries, because each call of ``is_alive`` holds it for a moment."""
+def take_lock(fd: int, how: int) -> bool | None:
+    """Takes a ``flock``.
+
+    Returns:
+        True if it is held now; False if another process holds it; None where the file system has no locks.
+    """
+    try:
+        fcntl.flock(fd, how)
+    except OSError as error:
+        return False if error.errno in _HELD else None
+    return True
+
+
+def _lock(path: Path) -> tuple[int, bool]:
+    """Takes the run's lock; retries, because each call of ``is_alive`` holds it for a moment.
+
+    Returns:
+        Its descriptor, and whether it guards anything.
+    """
     fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + _LOCK_S
     while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
-        except OSError:
-            if time.monotonic() >= deadline:
-                os.close(fd)
-                raise RunError(f"{path.name} is running (process {read_run(path).get('pid')}); stop it first: "
-                               f"spreeze runs stop {path.name}") from None
-            time.sleep(0.01)
+        held = take_lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if held or (held is None and not _seems_alive(path)):
+            return fd, held is not None
+        if held is None or time.monotonic() >= deadline:
+            os.close(fd)
+            raise RunError(f"{path.name} is running (process {read_run(path).get('pid')}); stop it first: "
+                           f"spreeze runs stop {path.name}")
+        time.sleep(0.01)
 
 
 def is_alive(path: Path) -> bool:
-    """Whether a supervisor holds the run's lock."""
+    """Whether a supervisor holds the run's lock, or seems to live where there are no locks."""
     try:
         fd = os.open(path / "run.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
+        free = take_lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     finally:
         os.close(fd)
-    return False
+    return _seems_alive(path) if free is None else not free
+
+
+def _seems_alive(path: Path) -> bool:
+    """What ``run.json`` tells of a run that no lock guards."""
+    run = read_run(path)
+    if run.get("state") not in LIVE_STATES:
+        return False
+    if run.get("host") in (None, socket.gethostname()):
+        return same_process(run.get("pid"), run.get("create_time"))
+    heartbeat = run.get("heartbeat")
+    return isinstance(heartbeat, int | float) and time.time() - heartbeat < _FRESH_S
 
 
 def read_run(path: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -17,6 +16,7 @@ from spreeze.envs.make import BULLET_IDS, bullet_missing, default_env_id, descri
 from spreeze.envs.probe import probe_env
 from spreeze.envs.task import ActionScaling, BadTransition, Task, make_task
 from spreeze.errors import EnvironmentError_
+from spreeze.machine.last_words import ending
 from spreeze.machine.output import stdout_to_stderr
 
 needs_bullet = pytest.mark.skipif(bullet_missing() is not None, reason="pybullet has no wheel here")
@@ -385,9 +385,16 @@ def test_a_fatal_fault_can_be_limited_to_one_process(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("interrupted", "error"), [(True, KeyboardInterrupt), (False, EnvironmentError_)])
 def test_a_probe_that_a_ctrl_c_ended_is_an_interrupt_and_no_fault_of_the_environment(monkeypatch, interrupted, error):
-    monkeypatch.setattr(probe, "_run", lambda *args: -signal.SIGINT)
+    asked = []
+
+    def run(*args, **more):
+        asked.append(1)  # the signal has reached both
+        return real(["sh", "-c", "kill -INT $$"], **more)
+
+    real = subprocess.Popen
+    monkeypatch.setattr(probe.subprocess, "Popen", run)
     with pytest.raises(error):
-        probe_env("Pendulum-v1", steps=0, interrupted=lambda: interrupted)
+        probe_env("Pendulum-v1", steps=0, interrupted=lambda: interrupted and bool(asked))
 
 
 # --- standard output ---
@@ -422,7 +429,7 @@ def test_native_bounds_are_float32():
 
 
 def test_a_child_ended_by_a_signal_without_a_name_is_reported_by_its_number():
-    assert [probe._ending(code) for code in (3, -9, -40)] == ["exit code 3", "signal SIGKILL", "signal 40"]
+    assert [ending(code) for code in (3, -9, -40)] == ["exit code 3", "signal SIGKILL", "signal 40"]
 
 
 @pytest.mark.parametrize(("cost", "shares"), [("sleep", (0.0, 0.5)), ("spin", (1.0, 1.0))])

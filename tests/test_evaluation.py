@@ -223,3 +223,60 @@ def test_bullet_environments_are_few_because_they_are_large():
     task = make_task("Pendulum-v1")
     assert envs_at_once(task.spec) == 16
     task.close()
+
+
+@pytest.mark.parametrize("fails", ["made", "reset"])
+def test_where_there_can_be_no_second_environment_one_plays_all(fails):
+    made, sizes = [], []
+
+    class Second(Countdown):
+        def __init__(self, made):
+            if made and fails == "made":
+                raise OSError("port in use")
+            super().__init__(made)
+            self.first = made == [self]
+
+        def reset(self, *, seed=None, options=None):
+            if not self.first:
+                raise OSError("port in use")
+            return super().reset(seed=seed)
+
+    def make():
+        env = Second(made)
+        return Task(env, describe(env))
+
+    def act(obs):
+        sizes.append(len(obs))
+        return half(obs)
+
+    found = run_episodes(make, act, [3, 4, 5], max_envs=3)
+    assert [(one.seed, one.length) for one in found] == [(3, 3), (4, 4), (5, 5)]
+    assert set(sizes) == {3}, "the batch of the policy stays as it is"
+    assert all(env.closed for env in made)
+
+
+def test_there_are_no_more_environments_than_room():
+    made = []
+    assert len(run_episodes(countdown(made), half, [2, 3, 4, 5], max_envs=4, room=2)) == 4
+    assert len(made) == 2
+
+
+def test_when_an_environment_cannot_be_made_anew_the_others_play_on_and_without_any_the_rest_is_lost():
+    made, lost = [], []
+    make = faulty(made, raises={4})
+
+    def once():
+        if len(made) == 2:
+            raise OSError("no licence")
+        return make()
+
+    seeds = [4, 3, 5]
+    tell = {"on_error": lambda place, length, error: lost.append((seeds[place], str(error)))}
+    found = run_episodes(once, half, seeds, max_envs=2, **tell)
+    assert ([one.seed for one in found], lost) == ([3, 5], [(4, "bad luck")])
+    made.clear()
+    lost.clear()
+    make, seeds = faulty(made, raises={4, 3}), [5, 4, 3, 7, 8]
+    found = run_episodes(once, half, seeds, max_envs=2, **tell)
+    assert {one.seed for one in found} == {5}
+    assert {seed for seed, _ in lost} == {4, 3, 7, 8}

@@ -235,7 +235,8 @@ def test_environments_that_cannot_be_made_are_tried_again_for_ever(tmp_path, sto
     body.stop()
     assert body.error is None
     texts = [message["text"] for message in body.messages("event")]
-    assert texts == ["evaluation failed: RuntimeError: no display"]
+    assert len(texts) == 1
+    assert texts[0].startswith("evaluation failed: RuntimeError: no display (test_evaluator.py:")
     assert [pause for pause in pauses if pause >= 1.0] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
     os.close(body.read_fd)
     body.context.close()
@@ -414,3 +415,45 @@ def test_a_second_evaluation_that_is_stopped_decides_nothing(tmp_path, monkeypat
     monkeypatch.setattr(evaluator, "run_episodes", lambda *args, **options: run(*args, **options)[: 2 + 1])
     assert evaluated(tmp_path, episodes=2, target_return=50.0)["target"] is None
     assert [len(each) for each in seeds] == [2, 20]
+
+
+def test_a_sampler_plays_the_evaluations_in_its_own_environment_where_there_is_no_other(tmp_path, store, monkeypatch):
+    monkeypatch.setattr(evaluator, "open_task", lambda *args, **more: pytest.fail("there can be no second one"))
+    status, (read_fd, write_fd) = StatusTable.create(3), os.pipe()
+    context = WorkerContext(Address("sampler"), status, 0, write_fd, tmp_path / "errors")
+    own = make_task(FAULT, FAULT_MODULE)
+    with evaluator.turn_evaluation(context, job_of(tmp_path, room=1, cpu_share=0.01)) as turn:
+        assert turn.play(own) is own, "no weights yet"
+        publish(store, GOOD, 1)
+        monkeypatch.setattr(turn._watch, "_look_at_s", 0.0)
+        assert turn.play(own) is own
+        (row,) = read_rows(tmp_path / "eval.csv")
+        assert (row["version"], row["episodes"], row["return_mean"]) == (1, 4, expected_return(GOOD, 1))
+        assert (tmp_path / "checkpoints" / "best.safetensors").exists()
+        message = json.loads(os.read(read_fd, 1 << 16).splitlines()[0])
+        assert (message["kind"], message["from"], message["version"]) == ("evaluation", "sampler-0", 1)
+        publish(store, IDLE, 2)
+        context.status.header[WEIGHTS_HINT] += 1
+        assert turn.play(own) is own
+        assert len(read_rows(tmp_path / "eval.csv")) == 1, "it keeps to its share of the time"
+    own.close()
+    assert evaluator.turn_evaluation(context, None).__enter__() is None
+    os.close(read_fd)
+    context.close()
+    status.close()
+
+
+def test_the_last_evaluation_is_told_before_its_environments_are_closed(tmp_path, store, monkeypatch):
+    told, open_task = [], evaluator.open_task
+
+    def opened(*args, **more):
+        task = open_task(*args, **more)
+        close = task.close
+        monkeypatch.setattr(task, "close", lambda: (told.append("closed"), close()))
+        return task
+
+    monkeypatch.setattr(evaluator, "open_task", opened)
+    publish(store, GOOD, 1)
+    final_evaluation(job_of(tmp_path), 60.0, lambda record: told.append(record["version"]))
+    assert told[0] == 1
+    assert set(told[1:]) == {"closed"}

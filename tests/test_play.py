@@ -200,7 +200,8 @@ def test_evaluate_refuses_in_one_line_with_exit_code_2(runs_dir, capfd, args, wo
 def test_an_environment_that_raises_is_one_line(runs_dir, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("SPREEZE_FAULT_P_CRASH", "1.0")
     assert run_evaluate(runs_dir, "latest", "--video", str(tmp_path / "x.mp4")) == 2
-    assert f"{FAULT} failed: RuntimeError: injected fault" in capfd.readouterr().err
+    assert (f"{FAULT}: no episode of 3 came to its end; the last error: seed 1000002, step 1: RuntimeError: injected "
+            "fault") in capfd.readouterr().err
     assert not list(tmp_path.glob("*x.mp4*"))
     assert (
         play.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--clip", str(tmp_path / "x.mp4")])
@@ -312,7 +313,7 @@ def test_play_refuses_in_one_line_with_exit_code_2(runs_dir, capfd, args, words)
     (OSError(errno.ENOSPC, "No space left on device", "play.mp4"), ResourceError.exit_code, "make room"),
     (KeyboardInterrupt(), 0, "")])
 def test_a_full_disk_is_one_line_and_ctrl_c_ends_play_in_order(monkeypatch, capfd, raised, code, words):
-    def ended(args):
+    def ended(args, stage):
         raise raised
 
     monkeypatch.setattr(play, "play", ended)
@@ -326,3 +327,44 @@ def test_every_flag_says_what_it_is_and_its_default(capsys):
     for module in (evaluate, play):
         for action in module.build_parser()._actions[2:]:
             assert "default" in action.help, action.dest
+
+
+def test_an_error_of_the_environment_costs_an_episode_and_is_told(runs_dir, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("SPREEZE_FAULT_P_NAN", "0.01")
+    assert evaluate.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--json", "--csv",
+                          str(tmp_path / "x.csv")]) == 0
+    document = json.loads(capfd.readouterr().out)
+    lost = document["episodes_lost"]
+    assert 0 < lost < 10
+    assert (document["episodes"], document["episodes_asked"]) == (10 - lost, 10)
+    assert "nan" in document["last_error"]
+    assert len((tmp_path / "x.csv").read_text().splitlines()) == 11 - lost
+    assert evaluate.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE]) == 0
+    told = capfd.readouterr().out
+    assert f"{10 - lost} of 10 episodes, {lost} lost)" in told
+    assert "lost    seed 10000" in told
+    assert play.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--episodes", "10", "--clip",
+                      str(tmp_path / "x.mp4")]) == 0
+    told = capfd.readouterr().out
+    assert "episode lost at step" in told
+    assert " of 10 episodes, " in told
+    assert (tmp_path / "x.mp4").exists()
+
+
+def test_a_window_ends_when_it_has_nothing_to_show(runs_dir, monkeypatch, capfd):
+    monkeypatch.setenv("SPREEZE_FAULT_P_CRASH", "1.0")
+    monkeypatch.setattr(play, "has_display", lambda: True)
+    monkeypatch.setattr("spreeze.envs.make.has_display", lambda: True)
+    monkeypatch.setattr(play, "make_task", lambda env_id, module, mode, **more: make_task(env_id, module, "rgb_array"))
+    assert play.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE]) == 2
+    told = capfd.readouterr().err
+    assert told.count("episode lost at step 1: RuntimeError: injected fault") == 2
+    assert f"error: {FAULT} failed: RuntimeError: injected fault" in told
+
+
+@pytest.mark.parametrize("verb", [evaluate, play])
+def test_an_environment_that_is_not_made_in_time_is_told_with_the_setting(runs_dir, monkeypatch, capfd, verb):
+    monkeypatch.setenv("SPREEZE_FAULT_INIT_S", "1000")
+    assert verb.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--start-deadline-s", "1"]) == 2
+    assert f"{FAULT} was not made within 1 s; for one that takes longer to start: --start-deadline-s 2" in (
+        capfd.readouterr().err)

@@ -12,6 +12,7 @@ import pytest
 from harness import PATIENCE_S, poll
 
 from spreeze.errors import WorkerError
+from spreeze.machine.last_words import Log
 from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.runtime.launcher import RunContext, WorkerSpec
@@ -27,7 +28,7 @@ class FakeChild:
     """A ``WorkerProcess`` without a process; ``code`` is what poll() says."""
 
     def __init__(self, spec, pid):
-        self.spec, self.pid, self.code, self.signals, self.waited = spec, pid, None, [], 0
+        self.spec, self.pid, self.code, self.signals, self.waited, self.log = spec, pid, None, [], 0, None
         self.undying, self.clock = False, None
         """Whether the kernel holds it whatever comes; the stage, whose time then passes in waiting for it."""
         self.message_fd, self._write_fd = os.pipe()
@@ -452,3 +453,53 @@ def test_memory_counts_what_a_worker_started():
         poll(lambda: tree_memory_bytes(process.pid) > 50_000_000, what="the child's memory")
         assert private_memory_bytes(process.pid) < 50_000_000
     assert tree_memory_bytes(process.pid) == 0
+
+
+def test_a_start_has_a_deadline_of_its_own_which_is_told_and_named(tmp_path):
+    scene = Stage(tmp_path, [])
+    spec = WorkerSpec(address=Address("sampler"), row=0, job={}, start_deadline_s=200.0)
+    scene.workers.add(spec)
+    scene.beat("sampler-0", Phase.INIT)
+    scene.pass_time(199)
+    assert scene.events == ["info: waiting for an environment of sampler-0 to start: 11 s so far, at most 200 s "
+                            "(--start-deadline-s)"]
+    scene.pass_time(3)
+    assert "in phase INIT" in scene.events[1]
+    assert "for an environment that takes longer to start: --start-deadline-s 400; restarting now" in scene.events[1]
+    scene.close()
+
+
+def test_what_a_worker_wrote_last_stands_in_the_reason_of_its_end_unless_it_reported_one(stage, tmp_path):
+    scene = stage("sampler-0", "sampler-1")
+    for name in ("sampler-0", "sampler-1"):
+        path = tmp_path / f"{name}.log"
+        path.write_text("engine: out of licences\n")
+        scene.child(name).log = Log(path, 0)
+    scene.child("sampler-1").say(kind="error", error="ValueError: no")
+    for name in ("sampler-0", "sampler-1"):
+        scene.child(name).code = 3
+        scene.workers.wait(0.0)
+    scene.workers.watch()
+    texts = sorted(text for text in scene.events if "exit code 3" in text)
+    assert "ended with exit code 3 in phase START: engine: out of licences; restarting" in texts[0]
+    assert "ended with exit code 3 in phase START: ValueError: no; restarting" in texts[1]
+
+
+def test_a_sampler_that_has_done_its_work_has_a_moment_to_close_and_one_that_steps_has_more(stage):
+    scene = stage("sampler-0", "sampler-1")
+    children = [scene.child(name) for name in ("sampler-0", "sampler-1")]
+    scene.beat("sampler-0", Phase.DONE)
+    scene.beat("sampler-1", Phase.STEP)
+    scene.workers.watch()
+    ends = {}
+
+    def on_wait(specs):
+        scene.now += 0.5
+        for child in children:
+            if child.code is not None:
+                ends.setdefault(child.spec.name, scene.now)
+
+    scene.workers.stop(hurry=lambda: False, on_messages=lambda messages: None, on_wait=on_wait)
+    assert ends["sampler-0"] <= 3.5
+    assert children[1].code is not None
+    assert scene.now > 6.0

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -234,3 +235,50 @@ def test_a_process_is_killed_only_if_it_is_the_supervisor_that_was_recorded(tmp_
         process.kill()
         process.communicate()
     assert process.returncode == -signal.SIGKILL
+
+
+@pytest.fixture
+def without_locks(monkeypatch):
+    def flock(fd, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(run_directory.fcntl, "flock", flock)
+
+
+def test_without_file_locks_a_run_is_alive_while_the_process_that_it_names_is(tmp_path, without_locks):
+    made = RunDir.create(tmp_path / "runs", "one")
+    assert not made.guarded
+    assert not is_alive(made.path), "it has not said yet who it is"
+    process = psutil.Process()
+    made.write_state(state="running", pid=process.pid, create_time=process.create_time())
+    assert is_alive(made.path)
+    with pytest.raises(RunError, match=f"one is running \\(process {process.pid}\\)"):
+        RunDir.open(made.path)
+    made.write_state(state="finished")
+    assert not is_alive(made.path)
+    assert state_of(made.path) == "finished"
+    made.write_state(state="running", create_time=process.create_time() - 1000.0)
+    assert state_of(made.path) == "crashed"
+    RunDir.open(made.path).close()
+    made.close()
+
+
+def test_without_file_locks_a_run_of_another_host_is_alive_while_its_heartbeat_is_fresh(tmp_path, without_locks):
+    made = RunDir.create(tmp_path / "runs", "one")
+    made.write_state(state="running", pid=1, create_time=0.0, host="elsewhere.example")
+    assert is_alive(made.path)
+    write_json(made.path / "run.json", {**read_run(made.path), "heartbeat": time.time() - 1000.0})
+    assert not is_alive(made.path)
+    made.close()
+
+
+def test_a_lock_that_is_held_is_no_missing_one(run, monkeypatch):
+    assert run.guarded
+
+    def flock(fd, how):
+        raise BlockingIOError(errno.EWOULDBLOCK, "held")
+
+    monkeypatch.setattr(run_directory.fcntl, "flock", flock)
+    assert is_alive(run.path)
+    with pytest.raises(RunError, match="is running"):
+        RunDir.open(run.path)

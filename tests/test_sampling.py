@@ -238,3 +238,21 @@ def test_closing_closes_all():
     sampling, _ = _sampling(plan, 3)
     sampling.close()
     assert all(task.closed for task in plan.made)
+
+
+def test_between_two_episodes_an_environment_may_do_something_else_and_is_made_anew_where_it_was_lost():
+    plan = Plan(ends={2: "truncated"})
+    sampling, _ = _sampling(plan)
+    lent = []
+
+    def between(task):
+        lent.append((task.number, task.steps))
+        return task if len(lent) < 3 else None
+
+    sampling.between = between
+    for _ in range(4):
+        sampling.step(_actions(0.0, 0.0), 0)
+    assert lent == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    assert len(plan.made) == 4, "two were lost"
+    assert sampling.obs[:, 0].tolist() == [2.0, 3.0]
+    assert [task.steps for task in plan.made[2:]] == [0, 0]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spreeze.config.layers import Values, parse_assignment
-from spreeze.config.schema import FLAG_OF, field_of, kind_of
+from spreeze.config.schema import FLAG_OF, SamplingConfig, field_of, kind_of
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError, UsageError
 from spreeze.machine.output import complain, emit, say
 
@@ -85,6 +85,19 @@ def add_common_flags(parser: argparse.ArgumentParser, *, inherited: bool = False
     parser.add_argument("--runs-dir", default=runs_dir, metavar="DIR", help="directory of the runs (default: runs)")
     parser.add_argument("--json", action="store_true", default=as_json,
                         help="one JSON document on standard output (default: off)")
+
+
+def add_start_deadline(parser: argparse.ArgumentParser) -> None:
+    """``--start-deadline-s``, for verbs that make an environment and have no settings of a run."""
+    parser.add_argument("--start-deadline-s", type=_seconds, default=SamplingConfig().start_deadline_s, metavar="S",
+                        help="longest time that an environment may take to start [s] (default: 120)")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 1.0 <= value <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: allowed is 1 to 1e6")
+    return value
 
 
 def build_parser() -> argparse.ArgumentParser:

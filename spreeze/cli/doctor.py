@@ -25,17 +25,17 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from spreeze.cli.arguments import Parser, add_common_flags, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, add_start_deadline, guarded
 from spreeze.cli.terminal import Screen
 from spreeze.config.algorithms import actions_text, fitting_algorithms
 from spreeze.config.schema import ReplayConfig
 from spreeze.envs.make import FALLBACK_ID, default_env_id, has_display, is_bullet
-from spreeze.envs.probe import Probe, in_child, probe_env
+from spreeze.envs.probe import START_S, Probe, in_child, probe_env
 from spreeze.errors import SpreezeError
 from spreeze.formatting import clean, percent, size
 from spreeze.machine.gpu import GpuFacts
 from spreeze.machine.hardware import Machine, read_machine
-from spreeze.machine.output import emit
+from spreeze.machine.output import emit, say
 from spreeze.metrics.snapshot import GpuSnapshot
 from spreeze.run_directory import MIN_FREE_DISK_BYTES, existing_parent, is_alive, list_runs, versions
 from spreeze.runtime.cluster.ray_nodes import parse_address
@@ -66,11 +66,12 @@ _SLOW_RESET = 50.0
 
 
 def check_env(
-    env_id: str, import_module: str | None, args: tuple[str, ...] = (), timeout_s: float = CHILD_TIMEOUT_S
+    env_id: str, import_module: str | None, args: tuple[str, ...] = (), timeout_s: float = START_S,
+    on_wait: Callable[[str], object] = lambda text: None,
 ) -> tuple[list[Check], dict[str, Any] | None]:
     """Checks of an environment and their figures; a single failed check if it cannot be used."""
     try:
-        probe = probe_env(env_id, import_module, deadline_s=timeout_s, steps=300, args=args)
+        probe = probe_env(env_id, import_module, deadline_s=timeout_s, steps=300, args=args, on_wait=on_wait)
     except SpreezeError as error:
         return [Check("environment", "fail", clean(error), "name another --env, or fix what the line says")], None
     checks, found = _closer(probe, env_id, import_module, args, timeout_s)
@@ -104,15 +105,20 @@ def _closer(
     probe: Probe, env_id: str, import_module: str | None, args: tuple[str, ...], timeout_s: float
 ) -> tuple[list[Check], dict[str, Any] | None]:
     try:
-        found = in_child("check", env_id, import_module, deadline_s=timeout_s, args=args)
+        # It makes three environments one after the other.
+        found = in_child("check", env_id, import_module, deadline_s=timeout_s + 3.0 * probe.start_s, args=args)
     except SpreezeError as error:
         remedy = "it fails after some steps: run it in a loop of your own to see where"
         return [Check("env speed", "fail", clean(error), remedy)], None
-    memory = (
-        f"{size(probe.memory_bytes)} for the first environment of a process, {size(found['further_env_bytes'])} for "
-        "each further one"
-    )
-    return [*_speeds(found), Check("env memory", "ok", memory), _notes(found["notes"])], found
+    memory = f"{size(probe.memory_bytes)} for the first environment of a process"
+    checks = _speeds(found)
+    if found["alone"] is None:
+        checks.append(Check("env memory", "ok", f"{memory}, {size(found['further_env_bytes'])} for each further one"))
+    else:
+        checks += [Check("env memory", "ok", memory),
+                   Check("environments", "warn", f"a second one cannot be made beside the first: {found['alone']}",
+                         "training takes one sampler with one environment, which also plays the evaluations")]
+    return [*checks, _notes(found["notes"])], found
 
 
 def _speeds(found: dict[str, Any]) -> list[Check]:
@@ -394,7 +400,8 @@ def check_other_runs(runs_dir: Path) -> Check:
 
 def examine(
     env_id: str | None, import_module: str | None, runs_dir: Path, env_args: tuple[str, ...] = (),
-    cluster: str | None = None,
+    cluster: str | None = None, start_deadline_s: float = START_S,
+    on_wait: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
     """Runs all checks, the slow ones in parallel; returns the JSON document."""
     replay, machine = ReplayConfig(), read_machine()
@@ -402,7 +409,7 @@ def examine(
         slow: list[Callable[[], Check]] = [
             partial(check_torch, has_gpu=bool(machine.gpus)), check_default_task, check_encoder]
         waiting = [pool.submit(check) for check in slow]
-        asked = pool.submit(check_env, env_id, import_module, env_args) if env_id else None
+        asked = pool.submit(check_env, env_id, import_module, env_args, start_deadline_s, on_wait) if env_id else None
         quick = [
             check_cores(machine), check_memory(machine, replay), check_shared_memory(machine, replay),
             check_gpus(machine), check_disk(runs_dir), check_sqlite(runs_dir), check_display(), check_power(machine),
@@ -466,11 +473,13 @@ def main(argv: list[str] | None = None) -> int:
                         help="for its constructor, as often as needed (default: none)")
     parser.add_argument("--cluster", metavar="ADDRESS", default=None,
                         help="also look at the other hosts of a Ray cluster: HOST:PORT, auto, local:N (default: none)")
+    add_start_deadline(parser)
     add_common_flags(parser)
     args = parser.parse_args(argv)
 
     def body() -> int:
-        document = examine(args.env, args.import_module, Path(args.runs_dir), tuple(args.env_arg), args.cluster)
+        document = examine(args.env, args.import_module, Path(args.runs_dir), tuple(args.env_arg), args.cluster,
+                           args.start_deadline_s, lambda text: say(text, as_json=True))
         if args.json:
             emit(document)
         else:

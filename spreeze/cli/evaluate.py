@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, add_common_flags, check_output, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, add_start_deadline, check_output, guarded
 from spreeze.config.algorithms import actions_text
 from spreeze.config.profiles import shipped
-from spreeze.envs.make import one_line, refuse_foreign
+from spreeze.envs.make import refuse_foreign
 from spreeze.envs.task import Task, frame_options, make_task
-from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError
+from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError, described
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import emit, say, stdout_to_stderr
+from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
 from spreeze.metrics import comparison
 from spreeze.metrics.comparison import FEWEST_RUNS, POLICIES, RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run, read_json
@@ -41,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--video", metavar="FILE", help="write the first episode as an MP4 clip (default: none)")
     parser.add_argument("--import", dest="import_module", metavar="MODULE",
                         help="module to import first (default: none)")
+    add_start_deadline(parser)
     add_common_flags(parser)
     protocol = parser.add_argument_group("recorded evaluations of runs, compared; nothing is run")
     protocol.add_argument("--protocol", choices=("hts",), help="protocol of HTS-RL: final, final-time and "
@@ -66,12 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    with stdout_to_stderr():
-        document = evaluate(args)
-    if args.json:
-        emit(document)
-    else:
-        say(_summary(document))
+    tasks: list[Task] = []
+    with no_child_left():
+        try:
+            with stdout_to_stderr():
+                document = evaluate(args, tasks)
+            if args.json:
+                emit(document)
+            else:
+                say(_summary(document))
+        finally:
+            with stdout_to_stderr():
+                close_in_time(*(task.close for task in tasks))
     return 0
 
 
@@ -89,11 +97,13 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs the episodes and returns the JSON document.
+def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
+    """Runs the episodes and returns the JSON document; an error of the environment costs its episode.
+
+    ``tasks`` is for the environments, which the caller closes.
 
     Raises:
-        UsageError: no such run, no such environment, or a number out of range.
+        UsageError: no such run, no such environment, a number out of range, or not one episode came to its end.
         WeightsError: the weights are damaged.
     """
     if len(args.runs) > 1:
@@ -109,16 +119,47 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     policy = Policy.from_weights(weights.arrays, weights.meta)
 
     def make() -> Task:
-        task = make_task(spec.env_id, args.import_module, "rgb_array" if args.video else None, args=spec.args,
-                         plain=spec.plain, image=frame_options(spec), action_mask=spec.action_mask)
+        with start_limit(spec.env_id, args.start_deadline_s):
+            task = make_task(spec.env_id, args.import_module, "rgb_array" if args.video else None, args=spec.args,
+                             plain=spec.plain, image=frame_options(spec), action_mask=spec.action_mask)
         check_fits(spec, task.spec, weights.path)
         return task
 
+    seeds, lost = seed_list(args.seed, args.episodes), list[str]()
+
+    def on_error(place: int, length: int, error: Exception) -> None:
+        lost.append(f"seed {seeds[place]}, step {length + 1}: {described(error)}")
+
     with environment_errors(spec.env_id), _recorder(args.video) as record:
-        episodes = run_episodes(make, policy.act_greedy, seed_list(args.seed, args.episodes), on_step=record)
+        episodes = run_episodes(make, policy.act_greedy, seeds, on_step=record, tasks=tasks, on_error=on_error)
+        if not episodes:
+            raise EnvironmentError_(f"{spec.env_id}: no episode of {args.episodes} came to its end; the last error: "
+                                    f"{lost[-1]}")
     if args.csv:
         _write_csv(Path(args.csv), episodes)
-    return _document(weights, spec.env_id, episodes, args)
+    return _document(weights, spec.env_id, episodes, lost, args)
+
+
+_FIRST_WORD_S = 5.0
+
+
+@contextlib.contextmanager
+def start_limit(env_id: str, limit_s: float) -> Iterator[None]:
+    """Limits how long an environment may take to be made, and says after a while that it is waited for.
+
+    Raises:
+        EnvironmentError_: it took longer.
+    """
+    def tell(waited_s: float) -> None:
+        say(f"waiting for {env_id} to start: {waited_s:.0f} s so far, at most {limit_s:g} s (--start-deadline-s)",
+            as_json=True)  # to stderr: stdout is for the summary
+
+    try:
+        with time_limit(limit_s, every_s=_FIRST_WORD_S, on_wait=tell):
+            yield
+    except OutOfTime:
+        raise EnvironmentError_(f"{env_id} was not made within {limit_s:g} s; for one that takes longer to start: "
+                                f"--start-deadline-s {2 * limit_s:g}") from None
 
 
 @contextlib.contextmanager
@@ -153,7 +194,9 @@ def _write_csv(path: Path, episodes: Sequence[Episode]) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _document(weights: Weights, env_id: str, episodes: Sequence[Episode], args: argparse.Namespace) -> dict[str, Any]:
+def _document(
+    weights: Weights, env_id: str, episodes: Sequence[Episode], lost: Sequence[str], args: argparse.Namespace
+) -> dict[str, Any]:
     found = score(episodes)
     returns = [episode.episode_return for episode in episodes]
     low, high = bootstrap_interval(returns) if len(returns) >= FEWEST_RUNS else (None, None)
@@ -166,6 +209,9 @@ def _document(weights: Weights, env_id: str, episodes: Sequence[Episode], args: 
         "env_steps": weights.meta.get("env_steps"),
         "updates": weights.meta.get("updates"),
         "episodes": found.episodes,
+        "episodes_asked": args.episodes,
+        "episodes_lost": len(lost),
+        "last_error": lost[-1] if lost else None,
         "seed": args.seed,
         "return_mean": found.return_mean,
         "return_std": found.return_std,
@@ -182,13 +228,16 @@ def _document(weights: Weights, env_id: str, episodes: Sequence[Episode], args: 
 def _summary(document: dict[str, Any]) -> str:
     interval = "" if document["return_low"] is None else (
         f"95 % interval {document['return_low']:.1f} to {document['return_high']:.1f}, ")
+    lost, of_all = document["episodes_lost"], f"of {document['episodes_asked']} "
+    count = f"{document['episodes']} {of_all if lost else ''}episodes" + (f", {lost} lost" if lost else "")
     lines = [
         f"{document['env']}, {document['algo']}, weights {document['epoch']}-{document['version']}",
         f"file    {document['weights']}",
         f"return  {document['return_mean']:.1f}  ({interval}standard deviation {document['return_std']:.1f}, "
-        f"{document['episodes']} episodes)",
+        f"{count})",
         f"length  {document['length_mean']:.1f} env steps",
     ]
+    lines += [f"lost    {document['last_error']}"] if document["last_error"] else []
     lines += [f"{kind:<6}  {document[kind]}" for kind in ("csv", "video") if document[kind]]
     return "\n".join(lines)
 
@@ -274,8 +323,8 @@ def environment_errors(env_id: str) -> Iterator[None]:
         yield
     except SpreezeError:
         raise
-    except Exception as error:
-        raise EnvironmentError_(f"{env_id} failed: {type(error).__name__}: {one_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise EnvironmentError_(f"{env_id} failed: {described(error)}") from error
 
 
 def check_fits(spec: EnvSpec, made: EnvSpec, path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from spreeze.cli.arguments import Parser, check_output, guarded
+import numpy as np
+
+from spreeze.cli.arguments import Parser, add_start_deadline, check_output, guarded
 from spreeze.cli.evaluate import (
     CHECKPOINTS,
     check_fits,
@@ -17,12 +20,14 @@ from spreeze.cli.evaluate import (
     pretrained_policies,
     run_or_policy,
     spec_of,
+    start_limit,
 )
 from spreeze.envs.make import has_display, is_bullet
 from spreeze.envs.task import ObsRows, Task, frame_options, make_task
-from spreeze.errors import ConfigError, SpreezeError, WeightsError
+from spreeze.errors import ConfigError, SpreezeError, WeightsError, described
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import say, stdout_to_stderr
+from spreeze.machine.processes import close_in_time, no_child_left
 from spreeze.run_directory import refuse_links
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import EnvSpec
@@ -45,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
     parser.add_argument("--import", dest="import_module", metavar="MODULE",
                         help="module to import first (default: none)")
+    add_start_deadline(parser)
     return parser
 
 
@@ -54,20 +60,55 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _play(args: argparse.Namespace) -> int:
-    try:
-        with stdout_to_stderr():
-            text = play(args)
-    except KeyboardInterrupt:  # ends a window in order
-        return 0
-    say(text)
+    stage = _Stage(args)
+    with no_child_left():
+        try:
+            with stdout_to_stderr():
+                text = play(args, stage)
+            say(text)
+        except KeyboardInterrupt:  # ends a window in order
+            pass
+        finally:
+            with stdout_to_stderr():
+                stage.close()
     return 0
 
 
-def play(args: argparse.Namespace) -> str:
-    """Shows the policy and returns a summary of what was shown.
+class _Stage:
+    """The environment that is shown, in a window where there is a display."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._task: Task | None = None
+        self.in_window = args.clip is None and has_display()
+
+    def task(self, source: _Source) -> Task:
+        """The environment, made where there is none.
+
+        Raises:
+            EnvironmentError_: it cannot be made, or does not fit the weights.
+        """
+        spec = source.spec
+        if self._task is None:
+            with start_limit(spec.env_id, self._args.start_deadline_s):
+                self._task = make_task(
+                    spec.env_id, self._args.import_module, "human" if self.in_window else "rgb_array", args=spec.args,
+                    plain=spec.plain, image=frame_options(spec), action_mask=spec.action_mask,
+                )
+            check_fits(spec, self._task.spec, source.weights.path)
+        return self._task
+
+    def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            close_in_time(task.close)
+
+
+def play(args: argparse.Namespace, stage: _Stage) -> str:
+    """Shows the policy and returns a summary of what was shown; an error of the environment costs its episode.
 
     Raises:
-        UsageError: no such run, environment or number.
+        UsageError: no such run, environment or number, or no episode could be shown.
         WeightsError: the weights are damaged.
     """
     if args.episodes is not None and args.episodes < 1:
@@ -76,17 +117,9 @@ def play(args: argparse.Namespace) -> str:
         raise ConfigError(f"--seed {args.seed}: at least 0")
     check_output(args.clip)
     source = _Source(args)
-    window = args.clip is None and has_display()
-    task = make_task(
-        source.spec.env_id, args.import_module, "human" if window else "rgb_array", args=source.spec.args,
-        plain=source.spec.plain, image=frame_options(source.spec), action_mask=source.spec.action_mask,
-    )
-    try:
-        check_fits(source.spec, task.spec, source.weights.path)
-        with environment_errors(source.spec.env_id):
-            return _window(source, task, args) if window else _clip(source, task, args)
-    finally:
-        task.close()
+    with environment_errors(source.spec.env_id):
+        stage.task(source)
+        return _window(source, stage, args) if stage.in_window else _clip(source, stage, args)
 
 
 class _Source:
@@ -131,58 +164,108 @@ def _identity(path: Path) -> tuple[str, int, int, int]:
     return str(path), status.st_ino, status.st_mtime_ns, status.st_size
 
 
+class _Lost(Exception):
+    """An error of the environment, the cause, that ends an episode."""
+
+
+@contextlib.contextmanager
+def _losing() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _Lost from error
+
+
 class _Episode:
-    def __init__(self, source: _Source, task: Task, seed: int) -> None:
-        self._policy, self._task = source.policy, task
-        self._obs = ObsRows(1, task.spec)
-        self._obs.start(0, task.reset(seed=seed))
+    """One episode; each of its methods raises ``_Lost`` where the environment raises."""
+
+    def __init__(self, source: _Source) -> None:
+        self._policy = source.policy
         self.total, self.length = 0.0, 0
+        self.lost: str | None = None
+        """The error that ended it."""
+
+    def begin(self, task: Task, seed: int) -> None:
+        self._task, self._obs = task, ObsRows(1, task.spec)
         self._limit = task.spec.max_episode_steps or MAX_STEPS
+        with _losing():
+            self._obs.start(0, task.reset(seed=seed))
 
     def step(self) -> bool:
         """Takes one env step; False at the end of the episode."""
         action = self._task.to_native(self._policy.act_greedy(self._obs.array))
-        obs, reward, terminated, truncated = self._task.step(action[0])
+        with _losing():
+            obs, reward, terminated, truncated = self._task.step(action[0])
         self._obs.put(0, obs)
         self.total += reward
         self.length += 1
         return not (terminated or truncated or self.length >= self._limit)
 
+    def lose(self, lost: _Lost, stage: _Stage) -> None:
+        """Notes why it ended; the next one has a new environment."""
+        self.lost = described(lost.__cause__ or lost)
+        stage.close()
 
-def _window(source: _Source, task: Task, args: argparse.Namespace) -> str:
+    def picture(self) -> np.ndarray:
+        with _losing():
+            return self._task.render()
+
+
+_MOST_LOST = 3
+"""So many episodes in a row lost to errors of the environment end a window: it would show nothing else."""
+
+
+def _window(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
     """Shows episodes in real time, until ``--episodes`` or Ctrl-C."""
     bullet = is_bullet(source.spec.env_id)
-    shown = 0
-    while args.episodes is None or shown < args.episodes:
+    shown = begun = in_a_row = 0
+    while args.episodes is None or begun < args.episodes:
         source.renew()
-        episode = _Episode(source, task, args.seed + shown)
-        due_s = time.monotonic()
-        running = True
-        while running:
-            running = episode.step()
-            if bullet:
-                task.env.render()  # moves Bullet's camera, and waits for the next frame
-            due_s = max(due_s + 1.0 / task.render_fps, time.monotonic() - 0.1)
-            time.sleep(max(0.0, due_s - time.monotonic()))
-        shown += 1
+        task, episode = stage.task(source), _Episode(source)
+        try:
+            episode.begin(task, args.seed + begun)
+            due_s = time.monotonic()
+            running = True
+            while running:
+                running = episode.step()
+                if bullet:
+                    with _losing():
+                        task.env.render()  # moves Bullet's camera, and waits for the next frame
+                due_s = max(due_s + 1.0 / task.render_fps, time.monotonic() - 0.1)
+                time.sleep(max(0.0, due_s - time.monotonic()))
+            shown, in_a_row = shown + 1, 0
+        except _Lost as lost:
+            in_a_row += 1
+            if in_a_row == min(_MOST_LOST, args.episodes or _MOST_LOST):
+                raise lost.__cause__ or lost from None
+            episode.lose(lost, stage)
+        begun += 1
         say(_line(source, episode), as_json=True)  # to stderr: stdout is for the summary
-    return f"{shown} episode{'' if shown == 1 else 's'} shown"
+    return f"{shown} episode{'' if shown == 1 else 's'} shown" + (f", {begun - shown} lost" if begun > shown else "")
 
 
-def _clip(source: _Source, task: Task, args: argparse.Namespace) -> str:
-    path = Path(args.clip) if args.clip else _default_clip(source.weights)
-    stride = clip_stride(task.render_fps, 30.0)
-    lines = []
-    with ClipWriter(path, task.render_fps / stride) as clip:
-        for number in range(args.episodes or 1):
+def _clip(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
+    path, count = Path(args.clip) if args.clip else _default_clip(source.weights), args.episodes or 1
+    stride = clip_stride(stage.task(source).render_fps, 30.0)
+    lines, lost = [], 0
+    with ClipWriter(path, stage.task(source).render_fps / stride) as clip:
+        for number in range(count):
             source.renew()
-            episode = _Episode(source, task, args.seed + number)
-            clip.add(task.render())
-            while episode.step():
-                if episode.length % stride == 0:
-                    clip.add(task.render())
+            task, episode = stage.task(source), _Episode(source)
+            try:
+                episode.begin(task, args.seed + number)
+                clip.add(episode.picture())
+                while episode.step():
+                    if episode.length % stride == 0:
+                        clip.add(episode.picture())
+            except _Lost as error:
+                lost += 1
+                if lost == count:
+                    raise error.__cause__ or error from None
+                episode.lose(error, stage)
             lines.append(_line(source, episode))
-    return "\n".join([*lines, f"clip: {path}" + ("" if args.clip else " (no display for a window)")])
+    return "\n".join([*lines, *([f"{count - lost} of {count} episodes, {lost} lost"] if lost else []),
+                      f"clip: {path}" + ("" if args.clip else " (no display for a window)")])
 
 
 def _default_clip(weights: Weights) -> Path:
@@ -202,4 +285,6 @@ def _default_clip(weights: Weights) -> Path:
 
 def _line(source: _Source, episode: _Episode) -> str:
     version = f"{source.weights.epoch}-{source.weights.version}"
+    if episode.lost is not None:
+        return f"weights {version}: episode lost at step {episode.length + 1}: {episode.lost}"
     return f"weights {version}: return {episode.total:.1f} in {episode.length} env steps"

@@ -41,7 +41,7 @@ from spreeze.metrics.comparison import (
     spread_text,
     whole,
 )
-from spreeze.run_directory import existing_parent, make_runs_dir, read_json, read_run, write_json
+from spreeze.run_directory import existing_parent, make_runs_dir, read_json, read_run, take_lock, write_json
 from spreeze.runtime.interrupts import Interrupts
 
 _OF_EACH_RUN = {"run.seed": "--seeds N gives each setting the seeds 1 to N", "run.name": "--name names the sweep",
@@ -168,10 +168,8 @@ def _sweep(args: argparse.Namespace) -> int:
 def _held(runs_dir: Path, name: str) -> Iterator[None]:
     """Holds the sweep's lock; a RunError if another process has it."""
     with open(runs_dir / f".{name}.sweep.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"sweep {name} is going on in another process; wait for it, or stop it by Ctrl-C") from None
+        if take_lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB) is False:
+            raise RunError(f"sweep {name} is going on in another process; wait for it, or stop it by Ctrl-C")
         yield
 
 

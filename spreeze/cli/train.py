@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -45,7 +46,7 @@ from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, ref
 from spreeze.envs.probe import Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
-from spreeze.machine.hardware import Machine, check_precision, named_devices, read_machine
+from spreeze.machine.hardware import Machine, check_precision, memory_limits, named_devices, read_machine
 from spreeze.machine.output import complain, emit, say
 from spreeze.metrics.tuning_record import PROGRESS
 from spreeze.modes import load_mode
@@ -61,6 +62,7 @@ from spreeze.run_directory import (
     write_json,
 )
 from spreeze.runtime.cluster.ray_nodes import check_installed, knock, parse_address
+from spreeze.runtime.environment_limits import allowed, untunable_env
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, Prewarm
 from spreeze.runtime.loggers import check_sinks
@@ -71,6 +73,7 @@ from spreeze.transport.shared_memory import check_room
 from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.problem import TrialResult
 from spreeze.tuner.run import Listener, check_tunable, tuned_layer
+from spreeze.types import RowLayout
 
 _MOST_HOSTS, _LIKELY_HOSTS, _MOST_HOST_SHARDS = 32, 3, 64
 """Other hosts that may take part at a time, those that replay is laid out for, and shards of it for their rows."""
@@ -96,7 +99,8 @@ def _train(args: argparse.Namespace) -> int:
         head_start = stack.enter_context(
             Prewarm(settings.config.learner.threads, wanted=_can_prewarm(args, settings, machine))
         )
-        probe = probe_of(settings.config, interrupted=lambda: interrupts.asked)
+        probe = probe_of(settings.config, interrupted=lambda: interrupts.asked, second=True,
+                         on_wait=lambda text: say(text, as_json=args.json))
         settings, why = with_algorithm(base, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)
@@ -109,9 +113,10 @@ def _train(args: argparse.Namespace) -> int:
         engine = bullet_engine(part.id, plain=part.plain, args=part.args)
         if engine is not None:
             say(f"{part.id}: {engine.reason}", as_json=args.json)
-        plan = _plan(settings, probe, machine, resumed, to_tune=args.auto)
+        auto = _can_tune(args, probe)
+        plan = _plan(settings, probe, machine, resumed, to_tune=auto)
         _check_machine(plan, machine)
-        if args.auto:
+        if auto:
             check_tunable(plan.config)
         run = plan.config.run
         run_dir = RunDir.open(resumed, head_start.nonce) if resumed else RunDir.create(
@@ -119,8 +124,11 @@ def _train(args: argparse.Namespace) -> int:
         )
         try:
             _describe(plan, run_dir, machine)
+            if not run_dir.guarded:
+                say(f"{run.runs_dir}: a file system without locks: nothing guards the name {run_dir.path.name}, so "
+                    "continue it in one place at a time", as_json=args.json)
             record = None
-            if args.auto:
+            if auto:
                 run_dir.write_state(state="tuning", tuning_began=time.time())
                 interrupts.stop_file = run_dir.path / "control" / "stop"
                 tuned, record = _tuned(args, settings, probe, machine, interrupts, run_dir, head_start.close)
@@ -160,6 +168,14 @@ def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], Prob
         return probe
 
     return config, check
+
+
+def _can_tune(args: argparse.Namespace, probe: Probe) -> bool:
+    """Whether the tuner is asked for and can measure with this environment; says why not."""
+    why = untunable_env(probe) if args.auto else None
+    if why is not None:
+        say(f"not tuned: {why}; settings are those of the profile and the defaults", as_json=args.json)
+    return args.auto and why is None
 
 
 def _can_prewarm(args: argparse.Namespace, settings: Settings, machine: Machine) -> bool:
@@ -338,6 +354,18 @@ def _plan(
         reasons["sampling.samplers"] = f"{usable:g} usable cores less {threads} for " + (
             "the learner" if learners == 1 else f"{learners} learners, at least one for each"
         ) + _at_most(usable - threads)
+    name = "sampling.samplers" if config.on_policy is None else "rollout.samplers"
+    found = allowed(
+        settings, probe, samplers, free_bytes=memory_limits().usable_bytes,
+        samplers_are_set=settings.sources.get(name) == USER,
+        shared_bytes=0 if to_tune or config.on_policy is not None else config.replay.capacity * RowLayout.of(
+            probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes,
+    )
+    settings, samplers, reasons = found.settings, found.samplers, reasons | found.reasons
+    if config.on_policy is not None:  # a resumed run has as many environments as its stored rollouts
+        asked = settings
+    config = settings.config
+    part = config.rollout
     if config.on_policy is not None and part.sync_interval is None:
         envs = samplers // config.run.learners * part.envs_per_sampler
         settings = settings.with_layer(Layer(default_of(settings), {"rollout": {
@@ -367,7 +395,7 @@ def _plan(
         host_shards=0 if cluster is None else min((cluster.local or _LIKELY_HOSTS) * samplers, _MOST_HOST_SHARDS),
         host_tune=tune_arguments(settings) if tune_hosts and cluster is not None else (),
         settings=settings, asked=asked, spec=probe.spec, samplers=samplers, inference_workers=inference_workers,
-        reasons=reasons,
+        reasons=reasons, alone=found.alone, room=found.room, sampler_bytes=found.sampler_bytes, start_s=probe.start_s,
         to_tune=to_tune,
         free_core=usable - samplers - config.learner.threads * config.run.learners >= 1.0,
         earlier=EarlierSessions(
@@ -410,6 +438,7 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
         mode=plan.config.run.mode, wiring=recorded(plan.config.wiring), seed=plan.config.run.seed,
         nonce=run_dir.nonce, command=sys.argv, exit_reason=None,
         versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=psutil.Process().create_time(),
+        host=socket.gethostname(),
         **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
     )
 

@@ -12,10 +12,11 @@ from spreeze.cli.train import layers_of
 from spreeze.config.layers import resolve, with_algorithm
 from spreeze.config.profiles import export_path, profile_text
 from spreeze.envs.probe import probe_of
-from spreeze.errors import ConfigError, ResourceError
+from spreeze.errors import ConfigError, EnvironmentError_, ResourceError
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
 from spreeze.run_directory import process_age_s, write_json
+from spreeze.runtime.environment_limits import untunable_env
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.transport.files import replace_bytes
 from spreeze.tuner.run import Listener, tuned_layer
@@ -53,7 +54,10 @@ def _tune(args: argparse.Namespace) -> int:
         settings = resolve(layers)
         for note in notes:
             say(note, as_json=args.json)
-        probe = probe_of(settings.config, interrupted=lambda: interrupts.asked)
+        probe = probe_of(settings.config, interrupted=lambda: interrupts.asked, second=True,
+                         on_wait=lambda text: say(text, as_json=args.json))
+        if (why := untunable_env(probe)) is not None:
+            raise EnvironmentError_(f"{why}; train without --auto")
         settings, why = with_algorithm(layers, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from spreeze.errors import ConfigError, did_you_mean
+from spreeze.errors import ConfigError, described, did_you_mean
 from spreeze.formatting import clean
 
 
@@ -217,7 +217,7 @@ def declared_by(module: str, name: str) -> Iterable[Any]:
         found: Iterable[Any] = getattr(import_named(module), name, ())
         return tuple(found)
     except Exception as error:
-        raise ConfigError(f"--import {module}: {type(error).__name__}: {clean(error, 300)}") from error
+        raise ConfigError(f"--import {module}: {described(error)}") from error
 
 
 def import_named(module: str) -> ModuleType:

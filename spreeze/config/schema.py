@@ -147,6 +147,9 @@ class SamplingConfig(Part):
     nan_policy: str = setting("drop", "what to do with a non-finite observation or reward", choices=("drop", "fail"))
     step_deadline_s: float = setting(30.0, "a sampler whose env step takes longer counts as hung and is started again",
                                      unit="s", low=0.5, high=1e6)
+    start_deadline_s: float = setting(120.0, "longest time that an environment may take to be made and reset, wherever "
+                                      "one is: a simulator that needs minutes to come up needs more", unit="s", low=1.0,
+                                      high=1e6, flag="--start-deadline-s")
     memory_limit_bytes: int | None = setting(
         None, "private memory above which a sampler is started anew; from the free memory if not given",
         unit="bytes", low=10_000_000, high=2**50)
@@ -266,6 +269,7 @@ class ExchangeConfig(Part):
 class EvaluationConfig(Part):
     """Greedy episodes that give the return curve."""
 
+    enabled: bool = setting(True, "evaluate the policy, beside training and at the end", flag="--no-evaluator")
     episodes: int = setting(10, "episodes in one evaluation, each from a fresh start", low=1, high=10_000)
     seed: int = setting(10_000, "from which the seeds of all evaluations are drawn", low=0, high=2**31 - 1)
     cpu_share: float = setting(0.15, "share of one core the evaluator may use when no core is free", low=0.01, high=1.0)

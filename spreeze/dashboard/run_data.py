@@ -29,6 +29,7 @@ from spreeze.run_directory import (
     read_run,
     state_of,
     tail_text,
+    take_lock,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +82,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ResourceError(f"cannot write below {folder}: {error}") from None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        take_lock(fd, fcntl.LOCK_EX)  # where there are no locks, one page at a time is up to the user
         yield
     finally:
         os.close(fd)

@@ -22,7 +22,7 @@ from spreeze.config.modes import import_named
 from spreeze.config.schema import ImageConfig
 from spreeze.envs.obs_flattening import leaves_of
 from spreeze.envs.vector_engines import engine_of, make_single
-from spreeze.errors import EnvironmentError_, did_you_mean
+from spreeze.errors import EnvironmentError_, described, did_you_mean
 from spreeze.types import EnvSpec, FrameSpec, Reasoned
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def make_env(
     except EnvironmentError_:
         raise
     except Exception as error:
-        raise EnvironmentError_(f"{name} could not be made: {type(error).__name__}: {one_line(error)}") from error
+        raise EnvironmentError_(f"{name} could not be made: {described(error)}") from error
 
 
 def _register(name: str, registry: Any) -> None:
@@ -169,6 +169,16 @@ def is_bullet(env_id: str) -> bool:
     """True for the Bullet tasks under either of their names: each environment takes about 30 MB."""
     name = env_id.rpartition(":")[2]
     return name in BULLET_IDS or (name.startswith("spreeze/") and "Bullet" in name)
+
+
+def is_known_to_repeat(env_id: str) -> bool:
+    """Whether several environments of this id can be there at once, without a try: ours, Gymnasium's own, engines'."""
+    import gymnasium
+
+    name = env_id.rpartition(":")[2]
+    registered = gymnasium.registry.get(name)
+    entry = "" if registered is None or not isinstance(registered.entry_point, str) else registered.entry_point
+    return engine_of(env_id) is not None or is_bullet(env_id) or entry.startswith(("gymnasium.", "spreeze."))
 
 
 def parse_args(args: tuple[str, ...]) -> dict[str, Any]:
@@ -288,7 +298,7 @@ def import_user_module(module: str) -> None:
     try:
         import_named(module)
     except Exception as error:
-        raise EnvironmentError_(f"--import {module}: {type(error).__name__}: {one_line(error)}") from error
+        raise EnvironmentError_(f"--import {module}: {described(error)}") from error
 
 
 def _unknown(name: str, registry: Any) -> EnvironmentError_:

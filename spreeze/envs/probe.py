@@ -28,17 +28,39 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.config.schema import Config
-from spreeze.envs.make import make_env, one_line
+from spreeze.config.schema import Config, SamplingConfig
+from spreeze.envs.make import is_known_to_repeat, make_env, one_line
 from spreeze.envs.obs_flattening import MASK
 from spreeze.envs.task import Task, make_task, uniform_actions
-from spreeze.errors import EnvironmentError_
-from spreeze.machine.processes import MARK, PROBE, end_orphans, held_back, kill_and_wait, leave_to_supervisor, take_name
+from spreeze.errors import EnvironmentError_, described
+from spreeze.machine.hardware import memory_limits
+from spreeze.machine.last_words import Log, ending, oom_kills
+from spreeze.machine.processes import (
+    CLOSING_S,
+    MARK,
+    PROBE,
+    close_in_time,
+    end_orphans,
+    held_back,
+    kill_and_wait,
+    leave,
+    leave_to_supervisor,
+    take_name,
+)
+from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
 from spreeze.types import EnvSpec, rebuild
 
+START_S: float = SamplingConfig().start_deadline_s
+"""How long making and resetting an environment may take where nothing else is set."""
 _TIMING_S = 1.5
 _GRACE_S = 5.0
 _LOOK_S = 0.1
+_STACK_S = 0.3
+"""For a late child to write its stack before it is killed."""
+_FIRST_WORD_S, _WORD_S = 5.0, 20.0
+"""When a slow start is told of first, and how often after that."""
+_SECOND_S, _SLOWEST_TWICE_S = 10.0, 30.0
+"""Least time for a second environment to come up; where the first took longer than the other, none is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +71,24 @@ class Probe:
     step_cv: float | None
     """Standard deviation of the step time over its mean; None if not timed."""
     memory_bytes: int
-    """Resident memory that the first environment of a process adds."""
+    """Resident memory that the first environment of a process adds, with the processes that it starts."""
     step_cpu_share: float = 1.0
     """Processor time over time of a step, of the simulator's other processes too; 1 if it does not wait by itself."""
+    start_s: float = 0.0
+    """Time that making and resetting the environment took, the import of its module included."""
+    further_env_bytes: int | None = None
+    """Resident memory that one more environment of the process adds; None if none was made."""
+    alone: str | None = None
+    """Why no second environment can be there beside the first; None: it can, or that was not tried."""
+    alone_in_process: bool = False
+    """Whether that holds within one process only: another process can have one as well."""
 
 
 def probe_env(
-    env_id: str, import_module: str | None = None, *, deadline_s: float = 60.0, steps: int = 2000,
+    env_id: str, import_module: str | None = None, *, deadline_s: float = START_S, steps: int = 2000,
     plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
-    interrupted: Callable[[], bool] = lambda: False,
+    interrupted: Callable[[], bool] = lambda: False, on_wait: Callable[[str], object] = lambda text: None,
+    second: bool = False,
 ) -> Probe:
     """Describes and times an environment in a child process.
 
@@ -70,27 +101,35 @@ def probe_env(
         args: ``key=value`` texts for the environment's constructor.
         image: values of the image part of the configuration; its defaults if None.
         interrupted: asked ten times a second whether to give up.
+        on_wait: told in a line now and then that a slow start is waited for.
+        second: also tries whether there can be two at a time, and what a further one takes of memory; not where that
+            is known, nor where it would take more time or memory than there is.
 
     Raises:
         EnvironmentError_: it cannot be used, hangs, or took its process down.
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
     found = in_child("time", env_id, import_module, deadline_s=deadline_s, steps=steps, plain=plain, args=args,
-                     image=image, interrupted=interrupted)
+                     image=image, interrupted=interrupted, on_wait=on_wait, second=second)
     return Probe(**{**found, "spec": rebuild(EnvSpec, found["spec"])})
 
 
-def probe_of(config: Config, *, steps: int = 0, interrupted: Callable[[], bool] = lambda: False) -> Probe:
+def probe_of(
+    config: Config, *, steps: int = 0, interrupted: Callable[[], bool] = lambda: False,
+    on_wait: Callable[[str], object] = lambda text: None, second: bool = False,
+) -> Probe:
     """``probe_env`` of the task that is configured."""
     env = config.env
     return probe_env(env.id, env.import_module, steps=steps, plain=env.plain, args=env.args,
-                     image=dataclasses.asdict(config.image), interrupted=interrupted)
+                     image=dataclasses.asdict(config.image), interrupted=interrupted, on_wait=on_wait, second=second,
+                     deadline_s=config.sampling.start_deadline_s)
 
 
 def in_child(
-    what: str, env_id: str, import_module: str | None = None, *, deadline_s: float = 60.0, steps: int = 0,
+    what: str, env_id: str, import_module: str | None = None, *, deadline_s: float = START_S, steps: int = 0,
     plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
-    interrupted: Callable[[], bool] = lambda: False,
+    interrupted: Callable[[], bool] = lambda: False, on_wait: Callable[[str], object] = lambda text: None,
+    second: bool = False,
 ) -> dict[str, Any]:
     """What the child found out: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
 
@@ -100,85 +139,158 @@ def in_child(
     """
     task = {"env_id": env_id, "import_module": import_module, "plain": plain, "args": args, "image": image}
     with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
-        out = Path(folder) / "probe.json"
-        job = {"what": what, "task": task, "steps": steps, "out": str(out), "end_s": deadline_s + _GRACE_S}
-        command = [sys.executable, "-m", "spreeze.envs.probe", json.dumps(job)]
-        code = _run(command, deadline_s, interrupted)
-        if code is None:
-            raise EnvironmentError_(f"{env_id}: no environment step within {deadline_s:g} s; the probe was ended")
-        if not out.exists():
-            if interrupted():
-                raise KeyboardInterrupt
-            raise EnvironmentError_(f"{env_id}: its process ended with {_ending(code)} before the first step")
-        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        job = {"what": what, "task": task, "steps": steps, "folder": folder, "end_s": deadline_s + _GRACE_S,
+               "second": second}
+        with _Child(job, interrupted, on_wait) as child:
+            found = child.result(deadline_s)
+            if second and "error" not in found:
+                found |= child.second(found["start_s"])
     if "error" in found:
         raise EnvironmentError_(found["error"])
     return found
 
 
-def _run(command: list[str], deadline_s: float, interrupted: Callable[[], bool]) -> int | None:
-    """Exit code of the child, or None if it had to be killed (with all that it started)."""
-    nonce = secrets.token_hex(8)
-    paths = os.pathsep.join(path for path in sys.path if path)
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: nonce}
-    with held_back():
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                 stderr=subprocess.DEVNULL, env=environment, start_new_session=True)
-    try:
-        end_s = time.monotonic() + deadline_s
-        while (left_s := end_s - time.monotonic()) > 0:
-            if interrupted():
-                raise KeyboardInterrupt
+class _Child:
+    """A child process that tries an environment; what it found counts as soon as it is there.
+
+    Once left, it and all that it started are gone.
+    """
+
+    def __init__(
+        self, job: dict[str, Any], interrupted: Callable[[], bool], on_wait: Callable[[str], object]
+    ) -> None:
+        self._job, self._env_id, self._folder = job, job["task"]["env_id"], Path(job["folder"])
+        self._interrupted, self._on_wait, self._nonce = interrupted, on_wait, secrets.token_hex(8)
+        self._kills = oom_kills()
+
+    def __enter__(self) -> _Child:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: self._nonce}
+        command = [sys.executable, "-m", "spreeze.envs.probe", json.dumps(self._job)]
+        with open(self._folder / "stderr", "wb") as errors, held_back():
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                             stderr=errors, env=environment, start_new_session=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # it closes its environments
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return child.wait(min(left_s, _LOOK_S))
-        return None
-    finally:
-        if child.poll() is None:
-            kill_and_wait(child)
-        end_orphans(nonce)
+                self._process.wait(CLOSING_S)
+        if self._process.poll() is None:
+            kill_and_wait(self._process)
+        end_orphans(self._nonce)
+
+    def result(self, deadline_s: float) -> dict[str, Any]:
+        """What it found; an EnvironmentError_ if it ends, or the deadline comes, before it found anything."""
+        if self._wait(_RESULT, deadline_s, tell=True):
+            return self._read(_RESULT)
+        code = self._process.poll()
+        if code is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGUSR1)
+            time.sleep(_STACK_S)
+            raise EnvironmentError_(f"{self._env_id}: no environment step within {deadline_s:g} s; the probe was ended"
+                                    f"{self._said()}; for one that takes longer to start: --start-deadline-s "
+                                    f"{2 * deadline_s:g}")
+        if self._interrupted():
+            raise KeyboardInterrupt
+        raise EnvironmentError_(f"{self._env_id}: its process ended with {ending(code, self._kills)} before the first "
+                                f"step{self._said()}")
+
+    def second(self, start_s: float) -> dict[str, Any]:
+        """What came of a second environment beside the first."""
+        within_s = max(_SECOND_S, 2.0 * start_s)
+        if not self._wait(_SECOND, within_s, tell=start_s > _FIRST_WORD_S):
+            code = self._process.poll()
+            how = f"it did not come up within {within_s:.0f} s" if code is None else (
+                f"the process ended with {ending(code, self._kills)}")
+            return {"alone": f"{how}{self._said()}"}
+        found = self._read(_SECOND)
+        if found["alone"] is not None and not self._interrupted():
+            found["alone_in_process"] = self._repeats_elsewhere(within_s)
+        (self._folder / _ENOUGH).touch()
+        return found
+
+    def _repeats_elsewhere(self, within_s: float) -> bool:
+        """Whether another process can have an environment while this one keeps its own."""
+        with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
+            job = {**self._job, "folder": folder, "steps": 0, "second": False, "end_s": within_s + _GRACE_S}
+            with _Child(job, self._interrupted, self._on_wait) as child:
+                try:
+                    return "error" not in child.result(within_s)
+                except EnvironmentError_:
+                    return False
+
+    def _wait(self, name: str, within_s: float, *, tell: bool) -> bool:
+        """Whether a file is there in time; the child may have ended before."""
+        began_s, path = time.monotonic(), self._folder / name
+        next_word_s = _FIRST_WORD_S if tell else within_s
+        while (waited_s := time.monotonic() - began_s) < within_s:
+            if self._interrupted():
+                raise KeyboardInterrupt
+            ended = self._process.poll() is not None
+            if path.exists():
+                return True
+            if ended:
+                return False
+            if waited_s >= next_word_s:
+                next_word_s += _WORD_S
+                self._on_wait(f"waiting for {self._env_id} to start: {waited_s:.0f} s so far, at most {within_s:g} s "
+                              "(--start-deadline-s)")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LOOK_S if waited_s > 1.0 else 0.2 * _LOOK_S)
+        return path.exists()
+
+    def _read(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self._folder / name).read_text(encoding="utf-8"))
+        return found
+
+    def _said(self) -> str:
+        words = Log(self._folder / "stderr", 0).last_words
+        return f": {words}" if words else ""
 
 
-def _ending(code: int) -> str:
-    """How a child ended; real-time signals have no name."""
-    known = -code in set(signal.Signals)
-    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name if known else -code}"
+_RESULT, _SECOND, _ENOUGH = "result.json", "second.json", "enough"
+"""Files by which child and parent tell each other."""
 
 
-def measure(make: Callable[[], Task], steps: int) -> Probe:
+def measure(task: Task, steps: int, before_bytes: int, start_s: float) -> Probe:
+    """Times a task's steps; it has been reset. ``before_bytes`` is what ``_memory_bytes`` was before it was made."""
     import psutil
 
     process = psutil.Process()
-    memory = process.memory_info().rss
-    task = make()
-    try:
-        task.reset(seed=0)
-        actions = _Actions(task, max(1, steps))
-        times = []
-        began, used_s, slept = time.perf_counter(), _processor_s(process), process.num_ctx_switches().voluntary
-        end = began + _TIMING_S
-        for index in range(max(1, steps)):
-            action = actions.at(index)
-            before = time.perf_counter()
-            _, _, terminated, truncated = task.step(action)
-            now = time.perf_counter()
-            times.append(1e6 * (now - before))
-            if terminated or truncated:
-                task.reset()
-            if now > end:
-                break
-        used_s, took_s = _processor_s(process) - used_s, time.perf_counter() - began
-        slept = process.num_ctx_switches().voluntary - slept
-        memory = max(0, process.memory_info().rss - memory)
-    finally:
-        task.close()
+    actions = _Actions(task, max(1, steps))
+    times = []
+    began, used_s, slept = time.perf_counter(), _processor_s(process), process.num_ctx_switches().voluntary
+    end = began + _TIMING_S
+    for index in range(max(1, steps)):
+        action = actions.at(index)
+        before = time.perf_counter()
+        _, _, terminated, truncated = task.step(action)
+        now = time.perf_counter()
+        times.append(1e6 * (now - before))
+        if terminated or truncated:
+            task.reset()
+        if now > end:
+            break
+    used_s, took_s = _processor_s(process) - used_s, time.perf_counter() - began
+    slept = process.num_ctx_switches().voluntary - slept
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
     return Probe(
-        spec=task.spec, memory_bytes=memory,
+        spec=task.spec, memory_bytes=max(0, _memory_bytes() - before_bytes), start_s=start_s,
         step_us_median=None if timed is None else float(np.median(timed)),
         step_cv=None if timed is None else float(timed.std() / timed.mean()),
         # A step that only waits for a core gives none up of its own accord.
         step_cpu_share=min(used_s / took_s, 1.0) if timed is not None and slept >= len(times) / 2 else 1.0,
     )
+
+
+def _memory_bytes() -> int:
+    """Resident memory of this process, and what the processes that it started have for themselves."""
+    import psutil
+
+    own = os.getpid()
+    return int(psutil.Process().memory_info().rss) + tree_memory_bytes(own) - (private_memory_bytes(own) or 0)
 
 
 def _processor_s(process: Any) -> float:
@@ -208,30 +320,69 @@ class _Actions:
 
 
 def main(argv: list[str]) -> int:
-    """The child: one JSON object says what to do, one JSON file what was found."""
+    """The child: one JSON object says what to do, JSON files in its folder what was found."""
     job: dict[str, Any] = json.loads(argv[0])
     task = {**job["task"], "args": tuple(job["task"]["args"])}
     leave_to_supervisor()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     faulthandler.dump_traceback_later(job["end_s"], exit=True)  # also when the caller was killed
+    folder, tasks = Path(job["folder"]), list[Task]()
     try:
         if job["what"] == "time":
-            found = dataclasses.asdict(measure(lambda: make_task(**task), job["steps"]))
+            found = _timed(task, job["steps"], tasks)
         elif job["what"] == "draw":
             found = draw(make_task(**task, render_mode="rgb_array"))
         else:
             found = dataclasses.asdict(check_up(task))
     except Exception as error:
-        text = " ".join(str(error).split())
-        if not isinstance(error, EnvironmentError_):
-            text = f"{task['env_id']} failed when tried: {type(error).__name__}: {text}"
-        found = {"error": text[:1000], "kind": type(error).__name__}
+        failed = "" if isinstance(error, EnvironmentError_) else f"{task['env_id']} failed when tried: "
+        found = {"error": f"{failed}{_text_of(error, 1000)}", "kind": type(error).__name__}
     finally:
         faulthandler.cancel_dump_traceback_later()
-    out = Path(job["out"])
-    temporary = out.with_suffix(".tmp")
-    temporary.write_text(json.dumps(found), encoding="utf-8")
-    os.replace(temporary, out)
+    _write(folder / _RESULT, found)
+    if job["second"] and "error" not in found:
+        faulthandler.dump_traceback_later(2.0 * max(_SECOND_S, 2.0 * found["start_s"]), exit=True)
+        second = _another(task, found, tasks)
+        _write(folder / _SECOND, second)
+        while second["alone"] is not None and not (folder / _ENOUGH).exists():
+            time.sleep(_LOOK_S)
+    close_in_time(*(made.close for made in tasks))
     return 2 if "error" in found else 0
+
+
+def _timed(given: dict[str, Any], steps: int, tasks: list[Task]) -> dict[str, Any]:
+    """The probe of a task; the environment, still open, goes to ``tasks``."""
+    before_bytes, began = _memory_bytes(), time.perf_counter()
+    tasks.append(make_task(**given))
+    tasks[0].reset(seed=0)
+    start_s = time.perf_counter() - began
+    return dataclasses.asdict(measure(tasks[0], steps, before_bytes, start_s))
+
+
+def _another(given: dict[str, Any], first: dict[str, Any], tasks: list[Task]) -> dict[str, Any]:
+    """Tries a second environment beside the first one, unless it is known that there can be several."""
+    if (is_known_to_repeat(given["env_id"]) or first["start_s"] > _SLOWEST_TWICE_S
+            or memory_limits().usable_bytes < 2 * first["memory_bytes"]):
+        return {"alone": None}
+    before_bytes = _memory_bytes()
+    try:
+        tasks.append(make_task(**given))
+        tasks[1].reset(seed=1)
+        tasks[1].step(_Actions(tasks[1], 1).at(0))
+    except Exception as error:
+        return {"alone": _text_of(error)}
+    return {"alone": None, "further_env_bytes": max(0, _memory_bytes() - before_bytes)}
+
+
+def _text_of(error: Exception, limit: int = 300) -> str:
+    return one_line(error, limit) if isinstance(error, EnvironmentError_) else described(error, limit)
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(found), encoding="utf-8")
+    os.replace(temporary, path)
 
 
 _CHECKUP_TIMING_S = 2.0
@@ -257,29 +408,33 @@ class Checkup:
     step_us_p99: float
     step_us_max: float
     reset_us_median: float
-    further_env_bytes: int
-    """Resident memory that one more environment of a process adds."""
+    further_env_bytes: int | None
+    """Resident memory that one more environment of a process adds; None if there can be only one."""
+    alone: str | None
+    """Why there can be only one at a time; None: there can be several."""
     notes: tuple[str, ...]
     """What Gymnasium's checker has to say, in plain words."""
 
 
 def check_up(given: dict[str, Any]) -> Checkup:
     """Times steps and resets, measures a second environment's memory, asks Gymnasium's checker."""
-    import psutil
-
-    task = make_task(**given)
-    with contextlib.closing(task):
-        steps_us, resets_us, mean_us = _time(task)
-        process = psutil.Process()
-        before = process.memory_info().rss
-        with contextlib.closing(make_task(**given)) as second:
-            second.reset(seed=1)
-            added = max(0, process.memory_info().rss - before)
+    tasks, added, alone = [make_task(**given)], None, None
+    try:
+        steps_us, resets_us, mean_us = _time(tasks[0])
+        before = _memory_bytes()
+        try:
+            tasks.append(make_task(**given))
+            tasks[1].reset(seed=1)
+            added = max(0, _memory_bytes() - before)
+        except Exception as error:
+            alone = _text_of(error)
+    finally:
+        close_in_time(*(task.close for task in tasks))
     p50, p99 = np.quantile(steps_us, [0.5, 0.99])
     return Checkup(
         steps_per_s=1e6 / mean_us, step_us_p50=float(p50), step_us_p99=float(p99),
         step_us_max=float(max(steps_us)), reset_us_median=float(np.median(resets_us)), further_env_bytes=added,
-        notes=_ask_gymnasium(make_env(**given), masked=task.spec.action_mask),
+        alone=alone, notes=_ask_gymnasium(make_env(**given), masked=tasks[0].spec.action_mask),
     )
 
 
@@ -355,9 +510,9 @@ def _ask_gymnasium(env: Any, *, masked: bool = False) -> tuple[str, ...]:
                 _sample_allowed(env.unwrapped)
             check_env(env.unwrapped, skip_render_check=True, skip_close_check=True)
         except Exception as error:
-            said.append(one_line(error))
+            said.append(one_line(error) or described(error))
         finally:
-            env.close()
+            close_in_time(env.close)
     said += [str(warning.message) for warning in caught if "gym" in str(warning.filename)]
     return tuple(dict.fromkeys(filter(None, map(plain_words, said))))
 
@@ -373,12 +528,14 @@ def plain_words(text: str) -> str | None:
 
 def draw(task: Task) -> dict[str, Any]:
     """Draws one picture; its height and width."""
-    with contextlib.closing(task):
+    try:
         task.reset(seed=0)
         height, width, _ = task.render().shape
+    finally:
+        close_in_time(task.close)
     return {"height": height, "width": width}
 
 
 if __name__ == "__main__":
     take_name(PROBE)
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -29,7 +29,7 @@ import gymnasium
 import numpy as np
 
 from spreeze.envs.obs_flattening import MASK, Flattener, leaves_of
-from spreeze.errors import EnvironmentError_, did_you_mean
+from spreeze.errors import EnvironmentError_, described, did_you_mean
 from spreeze.types import EnvSpec, TeamSpec
 
 _RIVALS = re.compile(r"^simple_(adversary|crypto|push|tag|world_comm)_v\d+$")
@@ -195,8 +195,7 @@ def _team(env_id: str, make: Callable[[], Any]) -> TeamEnv:
     except EnvironmentError_:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())[:300]
-        raise EnvironmentError_(f"{env_id} could not be made: {type(error).__name__}: {text}") from error
+        raise EnvironmentError_(f"{env_id} could not be made: {described(error)}") from error
 
 
 def _foraging(env_id: str, name: str, args: dict[str, Any]) -> _Foraging:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spreeze.envs.obs_flattening import MASK, LeafError, mask_of
-from spreeze.errors import BadTransition, EnvironmentError_, did_you_mean
+from spreeze.errors import BadTransition, EnvironmentError_, described, did_you_mean
 from spreeze.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -196,8 +196,7 @@ def _make(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
     except EnvironmentError_:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())[:300]
-        raise EnvironmentError_(f"{env_id} could not be made: {type(error).__name__}: {text}") from error
+        raise EnvironmentError_(f"{env_id} could not be made: {described(error)}") from error
 
 
 def _envpool(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:

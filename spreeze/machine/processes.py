@@ -10,6 +10,7 @@ the supervisor, kills every process that still carries it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -17,12 +18,13 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from spreeze.metrics.table import SLOTS
 
@@ -146,6 +148,92 @@ def end_orphans(nonce: str) -> int:
             process.kill()
             count += 1
     return count
+
+
+CLOSING_S = 2.0
+"""Time for what an environment leaves to end by itself once its result is there: ``close()``, threads, processes."""
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process with an exit code, whatever threads and exit handlers an environment left in it."""
+
+    def end_late() -> None:
+        time.sleep(CLOSING_S)
+        os._exit(code)
+
+    _flush()
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        threading.Thread(target=end_late, name="end", daemon=True).start()
+    atexit._run_exitfuncs()
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # it may be closed, or None
+            stream.flush()
+
+
+class OutOfTime(BaseException):
+    """The block of a ``time_limit`` took too long."""
+
+
+@contextlib.contextmanager
+def time_limit(
+    limit_s: float, *, every_s: float | None = None, on_wait: Callable[[float], object] = lambda waited_s: None
+) -> Iterator[None]:
+    """Interrupts what the main thread does in the block after ``limit_s``; code in C is interrupted when it returns.
+
+    ``on_wait`` is called every ``every_s`` meanwhile, with the seconds so far. In any other thread there is no limit.
+
+    Raises:
+        OutOfTime: the time is over.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    began_s = time.monotonic()
+
+    def ring(number: int, frame: types.FrameType | None) -> None:
+        waited_s = time.monotonic() - began_s
+        if waited_s >= limit_s:
+            raise OutOfTime
+        on_wait(waited_s)
+        signal.setitimer(signal.ITIMER_REAL, min(every_s or limit_s, max(limit_s - waited_s, 0.001)), 0.5)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, min(every_s or limit_s, limit_s), 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def close_in_time(*closes: Callable[[], object]) -> None:
+    """Calls each of these, for at most ``CLOSING_S`` seconds together; errors do not matter any more."""
+    with contextlib.suppress(OutOfTime), time_limit(CLOSING_S):
+        for close in closes:
+            with contextlib.suppress(Exception):
+                close()
+
+
+@contextlib.contextmanager
+def no_child_left() -> Iterator[None]:
+    """Kills at the end of the block the processes that this one, or its children, have started within it."""
+    import psutil
+
+    own = psutil.Process()
+    before = {child.pid for child in own.children(recursive=True)}
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.Error):
+            for child in own.children(recursive=True):
+                if child.pid not in before:
+                    with contextlib.suppress(psutil.Error):
+                        child.kill()
 
 
 class OrphanWatch:

@@ -18,7 +18,14 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import CounterSample, GroupSample, Outcome, Recorder, View
-from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
+from spreeze.runtime.supervisor import (
+    Wired,
+    memory_limit_bytes,
+    read_group,
+    run_workers,
+    turn_evaluation_job,
+    watcher_specs,
+)
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, put_back
@@ -147,8 +154,9 @@ def worker_specs(
                         inherited_fds=(*shared, *memory.handover.states.fds))]
     specs += [
         WorkerSpec(address=Address("rollout-sampler", index=index), row=index, inherited_fds=shared,
-                   job=sampler_job(plan, memory, wakeups, index).to_json(), memory_limit_bytes=limit,
-                   step_deadline_s=plan.config.sampling.step_deadline_s)
+                   job=sampler_job(plan, run_dir, memory, wakeups, index).to_json(), memory_limit_bytes=limit,
+                   step_deadline_s=plan.config.sampling.step_deadline_s,
+                   start_deadline_s=plan.config.sampling.start_deadline_s)
         for index in range(plan.samplers)
     ]
     for index in range(plan.inference_workers):
@@ -168,11 +176,12 @@ def _shared(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> dict
     }
 
 
-def sampler_job(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> RolloutSamplerJob:
+def sampler_job(plan: RunPlan, run_dir: Path, memory: Memory, wakeups: Wakeups, index: int) -> RolloutSamplerJob:
     return RolloutSamplerJob(
         **_shared(plan, memory, wakeups, index), spec=plan.spec, seed=plan.config.run.seed,
         step_synchronous=plan.lag == 0 and plan.config.rollout.synchrony == "step",
         nan_policy=plan.config.sampling.nan_policy, learner_wakeup_fds=_fds(wakeups.learner),
+        evaluation=turn_evaluation_job(plan, run_dir),
     )
 
 

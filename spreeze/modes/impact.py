@@ -19,7 +19,14 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import CounterSample, Outcome, Recorder, View
-from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
+from spreeze.runtime.supervisor import (
+    Wired,
+    memory_limit_bytes,
+    read_group,
+    run_workers,
+    turn_evaluation_job,
+    watcher_specs,
+)
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.shared_memory import Wakeup
@@ -85,10 +92,12 @@ def worker_specs(
             spec=plan.spec, index=index, num_envs=each, nan_policy=config.sampling.nan_policy,
             seed=plan.session_seed, rollouts=rollouts.spec,
             rollouts_fd=rollouts.fd, policy_fds=policies.fds, learner_wakeup_fds=wakeup.fds,
+            evaluation=turn_evaluation_job(plan, run_dir),
         )
         specs.append(WorkerSpec(
             address=Address("sampler", index=index), body="buffer-sampler", row=index, job=job.to_json(),
             inherited_fds=shared, step_deadline_s=config.sampling.step_deadline_s,
+            start_deadline_s=config.sampling.start_deadline_s,
             memory_limit_bytes=memory_limit_bytes(plan),
         ))
     return {spec.name: spec for spec in specs} | watcher_specs(plan, run_dir, plan.samplers + 1)

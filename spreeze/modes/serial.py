@@ -37,6 +37,8 @@ from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import open_device, resolve_device
 
 _FINAL_EVALUATION_S = 6.0
+_PUBLISH_S = 1.0
+"""Between two publications of weights that nobody evaluates."""
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
@@ -72,6 +74,7 @@ class _Serial:
         self._evaluation = Evaluation(EvaluatorJob(
             run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
             target_return=plan.config.stop.target_return,
+            room=plan.room,
         ), recorder.env_error)
         self._ending = self._checkpoint_asked = False
         self._evaluations_s = 0.0
@@ -174,8 +177,11 @@ class _Serial:
         except (OSError, WeightsError) as error:
             warn(f"weights not published, the last good ones stay: {error}")
         else:
-            record = self._evaluation.attempt(weights, should_stop, warn, keep_partial=final)
-            if record is not None:
+            evaluates = self.plan.config.evaluation.enabled
+            record = self._evaluation.attempt(weights, should_stop, warn, keep_partial=final) if evaluates else None
+            if not evaluates:
+                self._unscored = None
+            elif record is not None:
                 self._unscored = None
                 self.recorder.evaluation(record, final=final)
                 self._evaluation.test_best(should_stop, warn, last=final)
@@ -183,7 +189,8 @@ class _Serial:
                 self.recorder.no_final_evaluation(_FINAL_EVALUATION_S)
         took_s = time.monotonic() - start
         self._evaluations_s += took_s
-        self._next_evaluation_s = time.monotonic() + took_s / self.plan.config.evaluation.cpu_share
+        pause_s = took_s / self.plan.config.evaluation.cpu_share if self.plan.config.evaluation.enabled else _PUBLISH_S
+        self._next_evaluation_s = time.monotonic() + pause_s
         interval = self.plan.config.evaluation.interval_updates or 1
         self._next_evaluation_update = (self._data.trainer.updates // interval + 1) * interval
 

@@ -32,6 +32,7 @@ from spreeze.runtime.supervisor import (
     read_group,
     run_workers,
     tell_place,
+    turn_evaluation_job,
     watcher_specs,
 )
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
@@ -179,13 +180,14 @@ def worker_specs(
                 num_envs=config.sampling.envs_per_sampler, n_step=config.algorithm.n_step,
                 gamma=config.algorithm.gamma, nan_policy=config.sampling.nan_policy, ring_fd=ring.block.fd,
                 ring=ring.spec, limiter=_limiter(plan, ring), wakeup_fds=samplers[group][2 * index : 2 * index + 2],
-                learner_wakeup_fds=learners[group],
+                learner_wakeup_fds=learners[group], evaluation=turn_evaluation_job(plan, run_dir),
             )
             address = Address("sampler", group, index)
             specs.append(WorkerSpec(
                 address=address, row=rows[address.name], job=job.to_json(),
                 inherited_fds=(ring.block.fd, *job.wakeup_fds, *job.learner_wakeup_fds),
                 step_deadline_s=config.sampling.step_deadline_s, memory_limit_bytes=limit,
+                start_deadline_s=config.sampling.start_deadline_s,
             ))
     if place is not None and config.cluster.address is not None:
         specs.append(learner_bridge_spec(plan, place, rows["bridge"]))

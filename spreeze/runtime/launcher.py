@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
+from spreeze.machine.last_words import Log
 from spreeze.machine.processes import DEATH_S, MARK, held_back, kill_and_wait
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce
@@ -34,6 +35,7 @@ class WorkerSpec:
     body: str = ""  # key of workers.roles.BODIES; the role if empty
     threads: int = 1  # of numerical libraries, set before any import
     step_deadline_s: float = DEADLINE_S[Phase.STEP]  # silence within an env step after which the worker counts as hung
+    start_deadline_s: float = DEADLINE_S[Phase.INIT]  # longest start of one of its environments
     memory_limit_bytes: int | None = None  # above it the worker, with what it started, is restarted; None: no limit
     limit: RestartLimit | None = None  # how often it may fail; None: as its role
     inherited_fds: tuple[int, ...] = ()  # of shared memory that the body attaches to
@@ -65,6 +67,7 @@ class WorkerProcess:
     process: subprocess.Popen[bytes]
     message_fd: int  # readable when there are messages, or when the worker has ended
     lifeline: int
+    log: Log | None = None  # what it writes to standard error
     _pending: bytes = b""
 
     @property
@@ -128,9 +131,10 @@ class Launcher:
                 "errors_dir": str(run_context.run_dir / "errors"),
             })
             fds = (run_context.status_fd, message_write, lifeline_read, *spec.inherited_fds)
+            log = Log.now(log_path(run_context.run_dir, spec.name))
             process = self._begin(argument, spec, run_context, fds)
             kept.pop_all()
-        return WorkerProcess(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write)
+        return WorkerProcess(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write, log=log)
 
     def _begin(
         self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
@@ -147,10 +151,14 @@ class Launcher:
 FRESH = Launcher()
 
 
+def log_path(run_dir: Path, name: str) -> Path:
+    return run_dir / "logs" / f"{name}.log"
+
+
 def log_file(run_dir: Path, name: str) -> IO[bytes]:
     """The worker's log, or the null device if it cannot be opened."""
     try:
-        return open(run_dir / "logs" / f"{name}.log", "ab")
+        return open(log_path(run_dir, name), "ab")
     except OSError:
         return open(os.devnull, "ab")
 

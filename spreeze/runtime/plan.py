@@ -59,11 +59,18 @@ class RunPlan:
     host_shards: int = 0  # of replay, for the rows of all other hosts
     to_tune: bool = False  # the tuner has still to choose, so what it may change is not rejected
     host_tune: tuple[str, ...] = ()  # arguments of each host's own tuner; empty: it measures nothing
+    alone: bool = False  # there can be one environment only: the sampler plays the evaluations in it
+    room: int | None = None  # environments of the evaluator at a time; None: as many as suit the task
+    sampler_bytes: int = 0  # memory that the environments of one sampler take; 0: not known, or little
+    start_s: float = 0.0  # time that an environment takes to start
     asked: Settings | None = None  # ``settings`` before the mode or the hosts changed any for this session; None: equal
 
     def __post_init__(self) -> None:
         if self.spec.frames is not None and self.config.env.normalize_obs:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
+        if self.config.stop.at_return and not self.config.evaluation.enabled:
+            raise ConfigError(f"stop.target_return = {self.config.stop.target_return:g}: no evaluation would reach it "
+                              "with evaluation.enabled = false (--no-evaluator); leave one of them out")
         self._check_learners()
         if self.config.cluster.address is not None:
             self._check_cluster()

@@ -28,6 +28,7 @@ from spreeze.workers.context import event_text, write_error
 from spreeze.workers.evaluator import CONFIRMING_EPISODES
 
 _STATE_S = 2.0
+_SLOW_START_S = 5.0
 _HOLD_S = 0.02  # between two looks whether a pause is over
 SAMPLE_S = 0.5  # between two samples of all metrics
 _SAVING_S = 2.0  # between two reports on the last checkpoint while it is written; none if it takes less
@@ -116,6 +117,8 @@ class Recorder:
         self._next_saving_s = math.inf
         self.started_s = time.monotonic()
         self.paused_s = 0.0
+        self._starting_s = 0.0
+        """Time until the first env step, where environments are slow to start: no training time."""
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
         self.outcome = Outcome(eval_best=plan.earlier.best_return)
@@ -284,6 +287,8 @@ class Recorder:
         """Takes one sample of all metrics; without utilisation if ``pids`` is None (the workers have ended)."""
         reading = dataclasses.replace(reading, t_s=reading.t_s - self.paused_s)
         self.reading, self._samplers_alive = reading, samplers_alive
+        if self._plan.start_s > _SLOW_START_S and not reading.env_steps:
+            self._starting_s = self.session_s
         if self._inserted_before is None:
             self._inserted_before = reading.inserted if self._plan.earlier.sessions else 0
         metrics, earlier = self.rates.read(reading) | (governed or {}), self._plan.earlier
@@ -316,7 +321,7 @@ class Recorder:
     def snapshot(self, state: str) -> Snapshot:
         plan, metrics, replay = self._plan, self._metrics, self._plan.config.replay
         has_replay = plan.lag is None
-        progress, eta_s = _progress(plan, metrics, self.session_s)
+        progress, eta_s = _progress(plan, metrics, self.session_s - self._starting_s)
         errors = [value for name in ("env_errors", "rows_refused") if (value := metrics.get(name)) is not None]
         bare = Snapshot(
             env_id=plan.spec.env_id, algo=plan.config.run.algo, lag=plan.lag, state=state, wall_s=self.wall_s,
@@ -340,7 +345,7 @@ class Recorder:
             return "stop request"
         if self._target_reached or (stop.target_evaluations == 1 and self.outcome.time_to_target_s is not None):
             return "target_return"
-        if stop.seconds is not None and self.session_s >= stop.seconds:
+        if stop.seconds is not None and self.session_s - self._starting_s >= stop.seconds:
             return "seconds"
         if reading is None:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -20,13 +21,31 @@ from typing import Any
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.formatting import clean, percent, size
-from spreeze.machine.processes import DEATH_S, OrphanWatch, end_orphans, held_back, kill_and_wait, left_behind
+from spreeze.machine.last_words import Log, ending, oom_kills
+from spreeze.machine.processes import (
+    CLOSING_S,
+    DEATH_S,
+    OrphanWatch,
+    end_orphans,
+    held_back,
+    kill_and_wait,
+    left_behind,
+)
 from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerProcess, WorkerSpec, child_environment, log_file
+from spreeze.runtime.launcher import (
+    FRESH,
+    Launcher,
+    RunContext,
+    WorkerProcess,
+    WorkerSpec,
+    child_environment,
+    log_file,
+    log_path,
+)
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder
 from spreeze.runtime.timeline import FIRST_S, Timeline
@@ -75,7 +94,11 @@ def run_workers(
             finally:
                 supervisor.stop()
         budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - supervisor.stopping_s)
-        if not interrupts.urgent and recorder.outcome.updates > 0 and budget_s >= 1.0:
+        wanted = plan.config.evaluation.enabled and recorder.outcome.updates > 0
+        if plan.start_s > 0.5 * _FINAL_EVALUATION_S:  # worth the wait where there is no score at all
+            wanted = wanted and recorder.outcome.eval_return is None and not interrupts.count
+            budget_s += 2.0 * plan.start_s
+        if wanted and not interrupts.urgent and budget_s >= 1.0:
             record = _final_evaluation(run_dir, plan, budget_s, interrupts, recorder.event)
             if record is not None:
                 recorder.evaluation(record, final=True)
@@ -274,6 +297,8 @@ _STOP_S = 6.0  # for a worker to end after it was asked to stop
 _LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
 """Phases before the learner's last checkpoint: no time limit while its heartbeat is in time."""
 _MEMORY_S = 1.0  # between two checks of the workers' memory
+_STARTING = (Phase.INIT, Phase.RESET)
+_FIRST_WORD_S = 10.0  # of silence while an environment starts, after which it is said
 _STACK_S = 0.2  # for a hung worker to write its stack into its log before it is killed
 
 
@@ -289,6 +314,8 @@ class WorkerHandle:
     failures: list[str] = field(default_factory=list)
     reported: str | None = None  # the error that it reported before its end was noticed
     ended_s: float | None = None  # when its last process ended, until the next one works
+    waited_for: bool = False  # whether it was said that its environments take long to start
+    oom_kills: int | None = None  # of the machine when its process began
 
 
 def _read(handle: WorkerHandle) -> list[dict[str, Any]]:
@@ -328,6 +355,7 @@ class ProcessSupervisor:
         self._status.control(handle.spec.row)[words.PHASE] = int(Phase.START)
         handle.process = self._launcher.start(handle.spec, self._run_context)
         handle.last_heartbeat, handle.heartbeat_seen_s, handle.reported = -1, self._clock(), None
+        handle.waited_for, handle.oom_kills = False, oom_kills()
 
     @property
     def restarts(self) -> int:
@@ -401,8 +429,15 @@ class ProcessSupervisor:
             return self._ended(handle, code, now)
         spec, phase = handle.spec, self._note_heartbeat(handle, now)
         silent_s, limit = now - handle.heartbeat_seen_s, spec.memory_limit_bytes
-        if silent_s > (spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]):
-            why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log"
+        starts = phase in _STARTING and _has_envs(spec)
+        if starts and spec.role.steps and silent_s > _FIRST_WORD_S and not handle.waited_for:
+            handle.waited_for = True
+            self.on_event("info", f"waiting for an environment of {spec.name} to start: {silent_s:.0f} s so far, at "
+                          f"most {_deadline_s(spec, phase):g} s (--start-deadline-s)")
+        if silent_s > _deadline_s(spec, phase):
+            why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log" + (
+                f"; for an environment that takes longer to start: --start-deadline-s {2 * _deadline_s(spec, phase):g}"
+                if starts else "")
             process.signal_group(signal.SIGUSR1)
             time.sleep(_STACK_S)
         elif look_at_memory and limit is not None and (used := tree_memory_bytes(process.pid)) > limit:
@@ -435,10 +470,12 @@ class ProcessSupervisor:
         return messages, Phase(int(self._status.control(handle.spec.row)[words.PHASE]))
 
     def _ended(self, handle: WorkerHandle, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
+        log = handle.process.log if handle.process is not None else None
         messages, phase = self._close(handle)
         if code == 0 and phase is Phase.DONE and handle.spec.role.may_end:
             return messages
-        reason = why or _exit_text(code, phase)
+        words = "" if why or handle.reported or log is None else log.last_words
+        reason = why or _exit_text(code, phase, handle.oom_kills) + (f": {words}" if words else "")
         handle.failures.append(f"{reason}: {handle.reported}" if handle.reported else reason)
         self.note_error(handle.spec.name, handle.failures[-1])
         handle.restarts.failed(now)
@@ -499,9 +536,10 @@ class ProcessSupervisor:
     def _is_late(self, handle: WorkerHandle, start: float) -> bool:
         """Whether a worker has used up its time to end since ``start``."""
         now = self._clock()
-        if not handle.spec.role.learns:
-            return now - start > _STOP_S
         phase = self._note_heartbeat(handle, now)
+        if not handle.spec.role.learns:
+            done = phase is Phase.DONE and now - max(start, handle.heartbeat_seen_s) > CLOSING_S
+            return done or now - start > _STOP_S
         silent_s = now - max(start, handle.heartbeat_seen_s)
         return silent_s > (DEADLINE_S[phase] if phase in _LAST_WORK else _STOP_S)
 
@@ -528,10 +566,25 @@ class ProcessSupervisor:
         return messages
 
 
-def _exit_text(code: int, phase: Phase) -> str:
+def _deadline_s(spec: WorkerSpec, phase: Phase) -> float:
+    """Silence after which a worker in that phase counts as hung."""
+    if phase is Phase.STEP:
+        return spec.step_deadline_s
+    if phase is Phase.INIT and _has_envs(spec):
+        return spec.start_deadline_s
+    again = _has_envs(spec) and phase in (Phase.RESET, Phase.EVALUATE, Phase.RENDER)  # one may have to be made there
+    return max(DEADLINE_S[phase], spec.start_deadline_s if again else 0.0)
+
+
+def _has_envs(spec: WorkerSpec) -> bool:
+    """Whether a worker makes environments: samplers, evaluator, visualizer."""
+    return spec.role.steps or spec.role.may_end
+
+
+def _exit_text(code: int, phase: Phase, oom_kills_before: int | None = None) -> str:
     if code < 0:
-        names = {int(number): number.name for number in signal.Signals}
-        return f"ended by {names.get(-code, f'signal {-code}')} in phase {phase.name}"
+        text = ending(code, oom_kills_before)
+        return f"ended by {text.removeprefix('signal ') if 'SIG' in text else text} in phase {phase.name}"
     if code == 0:
         return f"ended by itself (exit code 0) in phase {phase.name} without being asked to"
     return f"ended with exit code {code} in phase {phase.name}"
@@ -608,8 +661,12 @@ def tell_place(place: GlooPlace | None, on_event: Callable[[str, str], None]) ->
 
 
 def memory_limit_bytes(plan: RunPlan) -> int:
-    """Memory above which a sampler is restarted: as asked, else its share of half of the free memory."""
-    return limit_of_each(plan.config.sampling.memory_limit_bytes, plan.samplers)
+    """Memory above which a sampler is restarted: as asked, else its share of half of the free memory.
+
+    It is twice what its environments take, at least.
+    """
+    asked_bytes = plan.config.sampling.memory_limit_bytes
+    return max(limit_of_each(asked_bytes, plan.samplers), 0 if asked_bytes else 2 * plan.sampler_bytes)
 
 
 def limit_of_each(asked_bytes: int | None, samplers: int) -> int:
@@ -617,16 +674,31 @@ def limit_of_each(asked_bytes: int | None, samplers: int) -> int:
     return asked_bytes or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * samplers))
 
 
+def evaluator_job(plan: RunPlan, run_dir: Path, *, has_free_core: bool) -> EvaluatorJob:
+    return EvaluatorJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.evaluation, room=plan.room,
+                        has_free_core=has_free_core, groups=plan.policies,
+                        target_return=plan.config.stop.target_return)
+
+
+def turn_evaluation_job(plan: RunPlan, run_dir: Path) -> EvaluatorJob | None:
+    """The evaluations that the only sampler plays in its only environment; None where the evaluator has its own."""
+    if not plan.alone or not plan.config.evaluation.enabled:
+        return None
+    return evaluator_job(plan, run_dir, has_free_core=False)
+
+
 def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, WorkerSpec]:
-    """Evaluator and visualizer, in rows ``first_row`` and the next of the status table."""
-    evaluator = EvaluatorJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.evaluation,
-                             has_free_core=plan.free_core, groups=plan.policies,
-                             target_return=plan.config.stop.target_return)
-    specs = {"evaluator": WorkerSpec(address=Address("evaluator"), row=first_row, job=evaluator.to_json())}
+    """Evaluator and visualizer, in rows ``first_row`` and the next of the status table; those that the run has."""
+    start_s, specs = plan.config.sampling.start_deadline_s, dict[str, WorkerSpec]()
+    if plan.config.evaluation.enabled and not plan.alone:
+        evaluator = evaluator_job(plan, run_dir, has_free_core=plan.free_core)
+        specs["evaluator"] = WorkerSpec(address=Address("evaluator"), row=first_row, job=evaluator.to_json(),
+                                        start_deadline_s=start_s)
     if plan.config.visualizer.enabled:
         job = VisualizerJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.visualizer,
                             has_free_core=plan.free_core, seed=plan.config.run.seed)
-        specs["visualizer"] = WorkerSpec(address=Address("visualizer"), row=first_row + 1, job=job.to_json())
+        specs["visualizer"] = WorkerSpec(address=Address("visualizer"), row=first_row + 1, job=job.to_json(),
+                                         start_deadline_s=start_s)
     return specs
 
 
@@ -634,9 +706,9 @@ def _final_evaluation(
     run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, on_event: Callable[[str, str], None]
 ) -> dict[str, Any] | None:
     """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
-    job = EvaluatorJob(run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=True,
-                       groups=plan.policies)
+    job = dataclasses.replace(evaluator_job(plan, run_dir.path, has_free_core=True), target_return=None)
     command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s)]
+    words, kills = Log.now(log_path(run_dir.path, "evaluator")), oom_kills()
     try:
         with log_file(run_dir.path, "evaluator") as log, held_back():
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
@@ -644,18 +716,27 @@ def _final_evaluation(
     except OSError as error:  # no reason to fail a run that has ended well
         on_event("warning", f"the last evaluation could not be started: {error}")
         return None
-    asked, deadline = interrupts.count, time.monotonic() + budget_s + 2.0
-    while process.poll() is None:
-        if interrupts.count > asked or time.monotonic() > deadline:
-            if kill_and_wait(process) is None:
-                on_event("error", left_behind("the last evaluation", process.pid))
-            break
-        time.sleep(0.02)
-    end_orphans(run_dir.nonce)  # what its environment started may hold the pipe open
     assert process.stdout is not None
-    with process.stdout, contextlib.suppress(ValueError, subprocess.TimeoutExpired):
-        output, _ = process.communicate(timeout=0.0 if process.returncode is None else DEATH_S)
-        record = json.loads(output)
-        if isinstance(record, dict):
-            return record
+    asked, deadline, answer = interrupts.count, time.monotonic() + budget_s + 2.0, b""
+    with process.stdout as pipe:
+        while process.poll() is None and interrupts.count == asked and time.monotonic() < deadline:
+            known = b"\n" in answer
+            said = os.read(pipe.fileno(), 65536) if readable([pipe.fileno()], 0.02) else b""
+            if not said:  # also where it has closed the pipe
+                time.sleep(0.01)
+            answer += said
+            if not known and b"\n" in answer:  # it closes its environments
+                deadline = min(deadline, time.monotonic() + CLOSING_S)
+        killed = process.poll() is None
+        if killed and kill_and_wait(process) is None:
+            on_event("error", left_behind("the last evaluation", process.pid))
+        end_orphans(run_dir.nonce)
+        if readable([pipe.fileno()], 0.0):
+            answer += os.read(pipe.fileno(), 65536)
+    with contextlib.suppress(ValueError):
+        record = json.loads(answer.partition(b"\n")[0])
+        return record if isinstance(record, dict) else None
+    if not killed:
+        why = ": ".join(filter(None, (ending(process.returncode, kills), words.last_words)))
+        on_event("warning", f"the last evaluation failed: {why}")
     return None

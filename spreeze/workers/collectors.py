@@ -10,7 +10,6 @@ number of inference workers and any deaths.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ import numpy as np
 
 from spreeze.envs.task import ActionScaling, ObsRows, Task, uniform_actions
 from spreeze.envs.vector_engines import VectorTask
-from spreeze.errors import BadTransition, WorkerError
+from spreeze.errors import BadTransition, WorkerError, described
 from spreeze.inference.policy import Policy, exploring_arrays
+from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource, RolloutSink, StepRows, TransitionSink
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
@@ -104,6 +104,8 @@ class Collector:
         self._error_steps: deque[int] = deque(maxlen=_MOST_ERRORS)
         self._errors = 0
         self._tasks: list[Task] = []
+        self.between: Callable[[Task], Task | None] | None = None
+        """What an environment does between two episodes; returns the one to go on with, None to have one made."""
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self._is_slow = True
@@ -114,6 +116,10 @@ class Collector:
         self.counts.episodes += 1
         self.counts.episode_return = sum(entry[0] for entry in self._recent) / len(self._recent)
         self.counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
+
+    def _between_episodes(self, index: int) -> None:
+        if self.between is not None:
+            self._tasks[index] = self.between(self._tasks[index]) or self._make_task()
 
     def _count_error(self, where: str, error: Exception) -> None:
         """Counts an error; reports the 1st, 10th, 100th and so on, so that errors over weeks do not fill the disk.
@@ -136,7 +142,7 @@ class Collector:
         if len(self._error_steps) == _MOST_ERRORS and within < _WINDOW_STEPS:
             raise WorkerError(
                 f"{_MOST_ERRORS} environment errors within {within} env steps; the last: "
-                f"{where}: {type(error).__name__}: {error}"
+                f"{where}: {described(error)}"
             ) from error
 
     def _replace(self, index: int) -> None:
@@ -149,9 +155,7 @@ class Collector:
 
     def close(self) -> None:
         """Closes the environments; an error in closing does not hide an earlier one."""
-        for task in self._tasks:
-            with contextlib.suppress(Exception):
-                task.close()
+        close_in_time(*(task.close for task in self._tasks))
 
 
 class TransitionCollector(Collector):
@@ -197,6 +201,7 @@ class TransitionCollector(Collector):
         self.counts.env_steps += self.num_envs - len(broken)
         for index, _ in ended:
             self._count_episode(index)
+            self._between_episodes(index)
             self._reset(index, None)
         if self._make_vector is None:
             for index in broken:
@@ -285,8 +290,7 @@ class TransitionCollector(Collector):
     def close(self) -> None:
         super().close()
         if self._vector is not None:
-            with contextlib.suppress(Exception):
-                self._vector.close()
+            close_in_time(self._vector.close)
 
 
 class StepBatch(NamedTuple):
@@ -579,6 +583,7 @@ class RolloutCollector(Collector):
         for row, index in enumerate(indices):
             if terminated[row] or truncated[row]:
                 self._count_episode(index)
+                self._between_episodes(index)
                 self._reset(index)
         for index, reason in failed.items():
             self._lose(index, f"step {self._lengths[index] + 1}", reason)

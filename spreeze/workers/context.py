@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.errors import WorkerError
+from spreeze.errors import WorkerError, described
 from spreeze.metrics.table import TABLE, MetricTable, Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
@@ -218,7 +218,7 @@ def pause_s(failures: int) -> float:
 def event_text(where: str, error: BaseException, count: int) -> str:
     """The message for an error that cost an episode."""
     so_far = "" if count == 1 else f"; {count} such errors so far"
-    return f"{where}: {type(error).__name__}: {error}; its episode is lost{so_far}"
+    return f"{where}: {described(error)}; its episode is lost{so_far}"
 
 
 def write_error(folder: Path, process: str, error: BaseException, kind: str = "") -> dict[str, Any]:
@@ -227,7 +227,7 @@ def write_error(folder: Path, process: str, error: BaseException, kind: str = ""
     ``process`` is the worker's name; ``kind`` distinguishes errors of one process.
     """
     text = "".join(traceback.format_exception(error))
-    record = {"process": process, "error": f"{type(error).__name__}: {error}"[:1000], "traceback": text[-8000:]}
+    record = {"process": process, "error": described(error, 1000), "traceback": text[-8000:]}
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)
         name = "-".join(part for part in (process, str(os.getpid()), kind) if part)

@@ -1,6 +1,7 @@
 """The evaluator runs greedy episodes of the newest weights; it writes scores and keeps the best weights.
 
-It runs beside training at low priority and feeds nothing back. ``python -m spreeze.workers.evaluator``
+It runs beside training at low priority and feeds nothing back. Where there can be no second environment, the sampler
+plays the evaluations in its own, in turn with sampling (``TurnEvaluation``). ``python -m spreeze.workers.evaluator``
 is the last evaluation of a run: newest weights, a time budget, one JSON record on standard output.
 
 An environment that raises or gives a bad transition loses its episode; the score is that of the others, with the
@@ -31,10 +32,11 @@ import numpy as np
 from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.make import is_bullet
 from spreeze.envs.task import ObsRows, Task, open_task
-from spreeze.errors import SpreezeError
+from spreeze.errors import SpreezeError, described
 from spreeze.inference.policy import Policy
+from spreeze.machine.hardware import memory_limits
 from spreeze.machine.output import stdout_to_stderr
-from spreeze.machine.processes import end_with_parent, leave_to_supervisor
+from spreeze.machine.processes import close_in_time, end_with_parent, leave, leave_to_supervisor
 from spreeze.metrics.table import Phase
 from spreeze.run_directory import group_folder
 from spreeze.transport import status_table as words
@@ -61,6 +63,10 @@ Record = dict[str, Any]
 T = TypeVar("T")
 _POLL_S = 0.05
 _LOOK_S = 1.0
+_SLOW_START_S = 5.0
+"""Where an environment takes longer to start, episodes wait less for each other than for one more environment."""
+_LARGE_BYTES, _KEPT_FREE = 50_000_000, 3
+"""No further environment is made where one takes so much memory and less than so many times as much is left."""
 MAX_STEPS = 10_000
 """Length limit of an episode if the environment has none."""
 FEWEST_EPISODES = 10
@@ -86,6 +92,8 @@ class EvaluatorJob(Jsonable):
     """Number of learners; their weights are evaluated in turn."""
     target_return: float | None = None
     """Return at which the run's target is reached, if it has one."""
+    room: int | None = None
+    """Environments that there may be at a time; None: as many as suit the task."""
 
 
 def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
@@ -171,6 +179,14 @@ class Evaluation:
 
     def _make_task(self) -> Task:
         return open_task(self._job.spec, whole_games=True)
+
+    def lend(self, task: Task) -> None:
+        """Has it play in this environment, which is another's, until that takes it back."""
+        self._tasks[:] = [task]
+
+    def give_back(self) -> Task | None:
+        """The environment that was lent, or the one in its place; None if a failure has closed it."""
+        return self._tasks.pop() if self._tasks else None
 
     def prepare(self) -> None:
         if not self._tasks:
@@ -267,6 +283,7 @@ class Evaluation:
         episodes = run_episodes(
             self._make_task, policy.act_greedy, seeds, should_stop=should_stop, heartbeat=should_stop,
             tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec), whole_rounds=whole_rounds,
+            room=self._job.room,
         )  # fmt: skip
         return episodes, lost
 
@@ -306,7 +323,7 @@ class Evaluation:
         except Exception as error:
             self.failures += 1
             if is_power_of_ten(self.failures):
-                on_failure(f"evaluation failed{in_a_row(self.failures)}: {type(error).__name__}: {error}"[:500])
+                on_failure(f"evaluation failed{in_a_row(self.failures)}: {described(error)}"[:500])
             self.close()
             return None
         self.failures = 0
@@ -314,10 +331,56 @@ class Evaluation:
 
     def close(self) -> None:
         """Closes all environments; the next evaluation makes new ones."""
-        for task in self._tasks:
-            with contextlib.suppress(Exception):
-                task.close()
+        close_in_time(*(task.close for task in self._tasks))
         self._tasks.clear()
+
+
+class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
+    """Plays the newest weights as the evaluator would, for at most ``evaluation.cpu_share`` of the time."""
+
+    def __init__(self, context: WorkerContext, job: EvaluatorJob) -> None:
+        self._context, self._share = context, job.config.cpu_share
+        self._evaluation = Evaluation(job, context.env_error)
+        rows = read_rows(Path(job.run_dir) / "eval.csv")
+        self._watch = WeightsWatch(Path(job.run_dir), (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
+        self._due_s, self._asked = 0.0, context.evaluations_asked
+
+    def __exit__(self, *_: object) -> None:
+        self._evaluation.close()
+
+    def play(self, task: Task) -> Task | None:
+        """Evaluates if that is due. ``task`` is between two episodes.
+
+        Returns:
+            The environment to go on with, to be reset; None if it was lost and has to be made anew.
+        """
+        context, asked = self._context, self._context.evaluation_asked(self._asked)
+        if time.monotonic() < self._due_s and not asked:
+            return task
+        weights = self._watch.newer(context.weights_hint)
+        if weights is None:
+            return task
+        self._asked, began_s = context.evaluations_asked, time.monotonic()
+        self._evaluation.lend(task)
+        record = self._evaluation.attempt(weights, self._should_stop, self._warn)
+        if record is not None:
+            context.send("evaluation", **record)
+            self._evaluation.test_best(self._should_stop, self._warn)
+        self._due_s = time.monotonic() + (time.monotonic() - began_s) / self._share
+        return self._evaluation.give_back()
+
+    def _should_stop(self) -> bool:
+        self._context.beat(Phase.EVALUATE)
+        return self._context.stopping
+
+    def _warn(self, text: str) -> None:
+        self._context.event("warning", text)
+
+
+def turn_evaluation(context: WorkerContext, job: EvaluatorJob | None) -> contextlib.AbstractContextManager[
+        TurnEvaluation | None]:
+    """For a sampler whose job has one; else None."""
+    return contextlib.nullcontext() if job is None else TurnEvaluation(context, job)
 
 
 def append_row(path: Path, record: Record) -> None:
@@ -402,7 +465,7 @@ def run_episodes(
     make_task: Callable[[], Task], policy_act: Act, seeds: Sequence[int],
     on_step: Callable[[int, Task], None] | None = None, should_stop: Callable[[], bool] | None = None, *,
     max_envs: int | None = None, tasks: list[Task] | None = None, on_error: OnError | None = None,
-    whole_rounds: bool = False, heartbeat: Callable[[], object] = lambda: None,
+    whole_rounds: bool = False, heartbeat: Callable[[], object] = lambda: None, room: int | None = None,
 ) -> list[Episode]:
     """Runs one episode for each seed, with one policy call a step; returns the finished ones in the order of the seeds.
 
@@ -410,6 +473,9 @@ def run_episodes(
     every step, ``heartbeat`` before each environment that is made or reset, since either may take long. New ones are
     added to ``tasks``, which the caller closes. An environment that raises or gives a bad transition loses its episode
     and is replaced; without ``on_error`` the error is raised.
+
+    ``room`` is how many environments there may be; there are fewer, too, where a second one cannot be made or its
+    start or its memory would cost too much. The policy's batch has the same size all the same.
 
     Under a time limit the short episodes end first, and their mean would be biased. With ``whole_rounds``, as many
     episodes begin as there are environments, the next ones begin when all of these are over, and a round cut by a stop
@@ -420,15 +486,36 @@ def run_episodes(
         if not pool:
             pool.append(_new_task(make_task))
         count = min(len(seeds), max_envs or envs_at_once(pool[0].spec))
-        while len(pool) < count:
-            heartbeat()
-            pool.append(_new_task(make_task))
+        _fill(pool, min(count, room or count), make_task, heartbeat)
         lockstep = _Lockstep(pool, count, policy_act, seeds, on_step, on_error, make_task, heartbeat)
         return lockstep.run(should_stop, whole_rounds)
     finally:
         if tasks is None:
-            for task in pool:
-                task.close()
+            close_in_time(*(task.close for task in pool))
+
+
+def _fill(
+    pool: list[Task], count: int, make_task: Callable[[], Task], heartbeat: Callable[[], object]
+) -> None:
+    """Makes environments until there are ``count``, as long as they come soon and there is memory for them."""
+    while len(pool) < count:
+        heartbeat()
+        began_s, before_bytes = time.monotonic(), memory_limits().usable_bytes
+        try:
+            task = make_task()
+        except Exception:  # there can be only so many
+            return
+        try:
+            task.reset(seed=0)
+        except Exception:
+            close_in_time(task.close)
+            return
+        pool.append(task)
+        left_bytes = memory_limits().usable_bytes
+        taken_bytes = before_bytes - left_bytes  # other programs' changes are small beside what matters here
+        if time.monotonic() - began_s > _SLOW_START_S or (
+                taken_bytes > _LARGE_BYTES and left_bytes < _KEPT_FREE * taken_bytes):
+            return
 
 
 def _new_task(make_task: Callable[[], Task]) -> Task:
@@ -465,6 +552,8 @@ class _Lockstep:
         self._next = 0
         self._done: dict[int, Episode] = {}
         self._envs = [_Env(row, task) for row, task in enumerate(pool[:count])]
+        self._gone: set[int] = set()
+        """Rows whose environment could not be made anew."""
         spec = pool[0].spec
         self._limit = MAX_STEPS if spec.max_episode_steps is None else spec.max_episode_steps
         self._obs = ObsRows(count, spec)
@@ -485,8 +574,8 @@ class _Lockstep:
         return [self._done[place] for place in sorted(self._done) if place < before]
 
     def _begin(self, env: _Env) -> bool:
-        """Starts the next seed's episode; False if none is left."""
-        while self._next < len(self._seeds):
+        """Starts the next seed's episode; False if none is left, or its environment is gone."""
+        while self._next < len(self._seeds) and env.row not in self._gone:
             env.place, env.total, env.length = self._next, 0.0, 0
             self._next += 1
             self._heartbeat()
@@ -522,14 +611,29 @@ class _Lockstep:
         if self._on_error is None:
             raise error
         self._on_error(env.place, env.length, error)
-        with contextlib.suppress(Exception):
-            self._pool.pop(env.row).close()
-        env.task = _new_task(self._make_task)
-        self._pool.insert(env.row, env.task)
+        old, env.length = self._pool.pop(env.row - sum(row < env.row for row in self._gone)), 0
+        close_in_time(old.close)
+        try:
+            env.task = _new_task(self._make_task)
+        except Exception as failure:
+            self._gone.add(env.row)
+            if len(self._gone) < len(self._envs):
+                return
+            if not self._done:
+                raise
+            while self._next < len(self._seeds):  # nobody is left to play them
+                self._on_error(self._next, 0, failure)
+                self._next += 1
+        else:
+            self._pool.insert(env.row - sum(row < env.row for row in self._gone), env.task)
 
 
-def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
+def final_evaluation(
+    job: EvaluatorJob, budget_s: float, on_record: Callable[[Record | None], object] = lambda record: None
+) -> Record | None:
     """Evaluates the newest weights of the learner with the highest latest score, with as many rounds as fit.
+
+    ``on_record`` gets the record before the environments are closed, which may take long.
 
     Returns:
         The record (``episodes`` says how many count), the existing one if this version was evaluated before, or None
@@ -543,6 +647,7 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
     folder = group_folder(run_dir, group)
     weights = WeightsWatch(folder).newer(0)
     if weights is None:
+        on_record(None)
         return None
     wanted = (weights.epoch, weights.version, job.config.episodes)
     known = next((row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True,
@@ -553,14 +658,18 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
         write_error(run_dir / "errors", "evaluator", error, f"environment-{count}")
         sys.stderr.write(event_text(where, error, count) + "\n")
 
-    with contextlib.closing(Evaluation(job, on_error)) as evaluation:
+    evaluation = Evaluation(job, on_error)
+    try:
         def late() -> bool:
             return time.monotonic() >= end_s
 
         record = known or evaluation.evaluate(weights, late, keep_partial=True, group=group)
         if not late():  # resetting its environments alone may take longer than what is left
             evaluation.test_best(late, lambda text: None, last=True)
+        on_record(record)
         return record
+    finally:
+        evaluation.close()
 
 
 def main(argv: list[str]) -> int:
@@ -569,15 +678,21 @@ def main(argv: list[str]) -> int:
     leave_to_supervisor()
     text, budget_s = argv
     job = EvaluatorJob.from_json(json.loads(text))
+    answer = os.dup(1)
+
+    def tell(record: Record | None) -> None:
+        os.write(answer, json.dumps(record).encode() + b"\n")
+
     try:
         with stdout_to_stderr():
-            record = final_evaluation(job, float(budget_s))
+            final_evaluation(job, float(budget_s), tell)
     except SpreezeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    sys.stdout.write(json.dumps(record) + "\n")
+    finally:
+        os.close(answer)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

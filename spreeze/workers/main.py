@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from spreeze.machine.processes import EARLY, end_with_parent, leave_to_supervisor, take_name
+from spreeze.machine.processes import EARLY, end_with_parent, leave, leave_to_supervisor, take_name
 from spreeze.metrics.table import Phase
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext, write_error
@@ -157,4 +157,4 @@ def _die_with_supervisor(lifeline_fd: int, supervisor_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

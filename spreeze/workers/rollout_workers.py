@@ -22,6 +22,7 @@ from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.collectors import NewestPolicy, RolloutCollector, RolloutPolicy
 from spreeze.workers.context import WorkerContext
+from spreeze.workers.evaluator import EvaluatorJob, turn_evaluation
 
 POLL_S = 0.0005
 """Sleep of a sampler that waits for uses of its oldest rollout."""
@@ -51,6 +52,8 @@ class RolloutSamplerJob(RolloutWorkerJob):
     step_synchronous: bool
     nan_policy: str
     learner_wakeup_fds: tuple[int, ...]
+    evaluation: EvaluatorJob | None = None
+    """Evaluations in the sampler's own environment; None: an evaluator has its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,8 @@ class BufferSamplerJob(Jsonable):
     rollouts_fd: int
     policy_fds: tuple[int, ...]
     learner_wakeup_fds: tuple[int, ...]
+    evaluation: EvaluatorJob | None = None
+    """As of ``RolloutSamplerJob``."""
 
 
 def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
@@ -76,9 +81,12 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
             seed=job.seed, step_synchronous=job.step_synchronous, on_progress=context.beat,
             nan_policy=job.nan_policy, on_error=context.env_error,
         )))
+        evaluation = stack.enter_context(turn_evaluation(context, job.evaluation))
+        envs.between = None if evaluation is None else evaluation.play
         loop = _RolloutSampler(context, job, rollouts, mailbox, envs)
         while not context.stopping:
             loop.turn()
+        context.beat(Phase.DONE)  # closing is no work
 
 
 def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> None:
@@ -93,10 +101,13 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> None:
             seed=job.seed, replays=False, on_progress=context.beat, nan_policy=job.nan_policy,
             on_error=context.env_error,
         )))
+        evaluation = stack.enter_context(turn_evaluation(context, job.evaluation))
+        envs.between = None if evaluation is None else evaluation.play
         (learner,) = wakeups_of(job.learner_wakeup_fds)
         loop = _BufferSampler(context, envs, VersionedParameters(job.policy_fds), learner)
         while not context.stopping:
             loop.turn()
+        context.beat(Phase.DONE)  # closing is no work
 
 
 class _BufferSampler:

@@ -17,6 +17,7 @@ from spreeze.transport.shared_memory import WAIT_S, wakeups_of
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.collectors import NewestPolicy, TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
+from spreeze.workers.evaluator import EvaluatorJob, turn_evaluation
 
 _POLL_S = 0.0005
 """Sleep while the limiter holds the sampler: shorter than a learner update, longer than a wakeup."""
@@ -40,6 +41,8 @@ class SamplerJob(Jsonable):
     """Of the wakeup by which the learner tells it of batches drawn; empty: it polls."""
     learner_wakeup_fds: tuple[int, ...] = ()
     """Of the learner's wakeup, to be told of rows."""
+    evaluation: EvaluatorJob | None = None
+    """Evaluations in the sampler's own environment; None: an evaluator has its own."""
 
 
 def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
@@ -56,9 +59,12 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
         on_error=context.env_error,
     )
     try:
-        loop = SamplerLoop(context, job, sink, sampling, rng)
-        while not context.stopping:
-            loop.turn()
+        with turn_evaluation(context, job.evaluation) as evaluation:
+            sampling.between = None if evaluation is None else evaluation.play
+            loop = SamplerLoop(context, job, sink, sampling, rng)
+            while not context.stopping:
+                loop.turn()
+            context.beat(Phase.DONE)  # closing is no work
     finally:
         sampling.close()
         sink.close()

@@ -18,9 +18,10 @@ import av
 import numpy as np
 from PIL import Image
 
-from spreeze.envs.make import one_line
 from spreeze.envs.task import ObsRows, Task, open_task
+from spreeze.errors import described
 from spreeze.inference.policy import Policy
+from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import Phase
 from spreeze.transport.files import remove_unfinished, replace_json
 from spreeze.transport.weights import Weights
@@ -48,7 +49,7 @@ def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
             task.reset(seed=job.seed)
             task.render()
         except Exception as error:
-            text = f"no pictures: {type(error).__name__}: {one_line(error)}; training goes on"
+            text = f"no pictures: {described(error)}; training goes on"
             context.event("warning", text)
             return
         show = _Show(context, job, task)
@@ -116,8 +117,7 @@ class _Show:
     def _renew(self) -> None:
         """Takes a new environment: the old one may be what fails."""
         self._context.beat(Phase.INIT)
-        with contextlib.suppress(Exception):
-            self._task.close()
+        close_in_time(self._task.close)
         self._task = _open(self._job)
         self._restart()
 
@@ -125,14 +125,14 @@ class _Show:
         """Tells of a picture that failed, and rests before the next attempt."""
         self._failures += 1
         if is_power_of_ten(self._failures):
-            text = f"picture failed{in_a_row(self._failures)}: {type(error).__name__}: {one_line(error)}"
+            text = f"picture failed{in_a_row(self._failures)}: {described(error)}"
             self._context.event("warning", text)
         self.drop_clip()
         self._context.sleep(pause_s(self._failures))
 
     def close(self) -> None:
         self.drop_clip()
-        self._task.close()
+        close_in_time(self._task.close)
 
     def _needed(self) -> bool:
         """True while a clip is due or a viewer asked for a picture lately."""

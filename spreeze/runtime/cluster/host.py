@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.envs.probe import probe_env
-from spreeze.errors import SpreezeError, TransportError, WeightsError, WorkerError
+from spreeze.errors import SpreezeError, TransportError, WeightsError, WorkerError, described
 from spreeze.formatting import clean
 from spreeze.machine.hardware import core_facts, memory_limits
 from spreeze.machine.processes import OrphanWatch, held_back, kill_and_wait
@@ -98,7 +98,7 @@ class HostSamplers(threading.Thread):
         except (SpreezeError, OSError) as error:
             self.failure = clean(error, 500)
         except Exception as error:  # a thread's exception would be lost
-            self.failure = clean(f"{type(error).__name__}: {error}", 500)
+            self.failure = clean(described(error), 500)
         finally:
             self.outlet = None
 

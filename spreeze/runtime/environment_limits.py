@@ -1,0 +1,205 @@
+"""What a task's environment allows: how many there can be at a time, and how many there is memory and time for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spreeze.config.layers import USER, Layer, Settings, Values
+from spreeze.config.schema import Config
+from spreeze.envs.probe import Probe
+from spreeze.envs.vector_engines import engine_of
+from spreeze.errors import ConfigError, ResourceError
+from spreeze.formatting import size
+from spreeze.workers.evaluator import envs_at_once
+
+_LEARNER_BYTES, _PROCESS_BYTES = 450_000_000, 80_000_000
+"""Memory of a learner, and of a process with an environment without what that takes."""
+_KEPT_SHARE = 0.9
+"""Of the free memory that a plan may take."""
+_WORTH_A_LOOK = 0.25
+"""Share of the free memory below which environments are small, and nothing is changed for them."""
+_PATIENCE_S = 40.0
+"""Longest start of a sampler's environments, one after the other, that is planned for where they are slow to start."""
+_SLOW_START_S = 5.0
+
+
+class Counts(NamedTuple):
+    """Environments of a run."""
+
+    samplers: int
+    each: int
+    """In one sampler."""
+    room: int
+    """Of the evaluator at a time; 0: it has none."""
+    pictures: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowed:
+    """What a plan takes over."""
+
+    samplers: int
+    settings: Settings
+    reasons: dict[str, str] = field(default_factory=dict)
+    alone: bool = False
+    room: int | None = None
+    sampler_bytes: int = 0
+
+
+def allowed(
+    settings: Settings, probe: Probe, samplers: int, *, free_bytes: int, shared_bytes: int, samplers_are_set: bool
+) -> Allowed:
+    """Lowers what was not set by the user to what the environment allows; ``shared_bytes`` is the run's shared memory.
+
+    Raises:
+        ConfigError: the user asked for more environments than there can be.
+        ResourceError: there is no memory for the least, or for what the user asked for.
+    """
+    if probe.alone is not None:
+        return _alone(settings, probe, samplers, samplers_are_set=samplers_are_set)
+    config = settings.config
+    part = "sampling" if config.on_policy is None else "rollout"
+    key = f"{part}.envs_per_sampler"
+    wanted = Counts(samplers, getattr(config, part).envs_per_sampler, _room(config, probe), config.visualizer.enabled)
+    counts, reasons = wanted, dict[str, str]()
+    fixed = {name for name, is_set in (("each", settings.sources.get(key) == USER), ("samplers", samplers_are_set),
+                                       ("pictures", settings.sources.get("visualizer.enabled") == USER)) if is_set}
+    if probe.start_s > _SLOW_START_S and "each" not in fixed:
+        most = max(1, int(_PATIENCE_S // probe.start_s))
+        if most < counts.each:
+            counts = counts._replace(each=most)
+            reasons[key] = f"{most}: an environment takes {probe.start_s:.0f} s to start"
+    if engine_of(probe.spec.env_id) is None:
+        demand = _Demand.of(probe, shared_bytes)
+        fitting = demand.lowered(counts, free_bytes, fixed, config.run.learners)
+        why = f"an environment takes {size(demand.each_bytes)} of memory, {size(free_bytes)} are free"
+        if fitting.each != counts.each:
+            reasons[key] = f"{fitting.each}: {why}"
+        if fitting.samplers != counts.samplers:
+            reasons[f"{part}.samplers"] = f"{fitting.samplers}: {why}"
+        if fitting.pictures != counts.pictures:
+            reasons["visualizer.enabled"] = f"false: {why}"
+        if fitting.room != counts.room:
+            reasons["evaluation.episodes"] = f"{fitting.room} at a time: {why}"
+        counts = fitting
+    values: Values = {part: {"envs_per_sampler": counts.each}} if counts.each != wanted.each else {}
+    if counts.pictures != wanted.pictures:
+        values["visualizer"] = {"enabled": False}
+    first, further = probe.memory_bytes, _further(probe)
+    return Allowed(
+        samplers=counts.samplers, settings=_with(settings, values), reasons=reasons,
+        room=None if counts.room == wanted.room else counts.room, sampler_bytes=first + (counts.each - 1) * further,
+    )
+
+
+_TUNABLE_START_S = 8.0
+
+
+def untunable_env(probe: Probe) -> str | None:
+    """Why the tuner cannot measure with this environment; None if it can."""
+    if probe.alone is not None and not probe.alone_in_process:
+        return f"there can be only one {probe.spec.env_id} at a time"
+    if probe.start_s > _TUNABLE_START_S:
+        return f"{probe.spec.env_id} takes {probe.start_s:.0f} s to start, too long for the tuner's measurements"
+    return None
+
+
+def _with(settings: Settings, values: Values) -> Settings:
+    return settings.with_layer(Layer("environment", values)) if values else settings
+
+
+def _room(config: Config, probe: Probe) -> int:
+    return min(config.evaluation.episodes, envs_at_once(probe.spec)) if config.evaluation.enabled else 0
+
+
+def _further(probe: Probe) -> int:
+    """Memory of one more environment in a process."""
+    return probe.memory_bytes if probe.further_env_bytes is None else probe.further_env_bytes
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """Memory that environments take."""
+
+    env_id: str
+    first_bytes: int
+    each_bytes: int
+    other_bytes: int
+    """Of learner and shared memory."""
+
+    @classmethod
+    def of(cls, probe: Probe, shared_bytes: int) -> _Demand:
+        return cls(probe.spec.env_id, probe.memory_bytes, _further(probe), _LEARNER_BYTES + shared_bytes)
+
+    def envs_bytes(self, counts: Counts) -> int:
+        """Of all environments."""
+        return sum(self.first_bytes + (envs - 1) * self.each_bytes for envs in self._processes(counts))
+
+    def total_bytes(self, counts: Counts) -> int:
+        return self.other_bytes + self.envs_bytes(counts) + len(self._processes(counts)) * _PROCESS_BYTES
+
+    def _processes(self, counts: Counts) -> list[int]:
+        """Environments of each process that has some."""
+        return [counts.each] * counts.samplers + [counts.room] * (counts.room > 0) + [1] * counts.pictures
+
+    def lowered(self, counts: Counts, free_bytes: int, fixed: set[str], learners: int) -> Counts:
+        """The most environments that there is memory for, first fewer of the evaluator's, last no pictures.
+
+        Raises:
+            ResourceError: what is ``fixed``, or the least, takes more than there is.
+        """
+        if self.envs_bytes(counts) < _WORTH_A_LOOK * free_bytes:
+            return counts
+        wanted = counts
+        for name, least in (("room", min(counts.room, 1)), ("each", 1), ("samplers", learners), ("pictures", 0)):
+            while name not in fixed and getattr(counts, name) > least and not self._fits(counts, free_bytes):
+                counts = counts._replace(**{name: type(getattr(counts, name))(getattr(counts, name) - 1)})
+        if self._fits(counts, free_bytes):
+            return counts
+        few = Counts(counts.samplers, 1, min(counts.room, 1), pictures=False)
+        while self._fits(few._replace(each=few.each + 1), free_bytes) and few.each < wanted.each:
+            few = few._replace(each=few.each + 1)
+        remedy = "close other programs, or give it a machine with more memory"
+        if self._fits(few, free_bytes):
+            remedy = f"use --envs-per-sampler {few.each}" + (" and --no-visualizer" if counts.pictures else "")
+        elif fixed & {"samplers"} and counts.samplers > learners:
+            remedy = "use fewer --samplers"
+        raise ResourceError(
+            f"{self.env_id}: an environment takes {size(self.each_bytes)} of memory; {counts.samplers} "
+            f"sampler{'s' * (counts.samplers > 1)} with {counts.each} each"
+            f"{', one of the evaluator' if counts.room else ''}{', one of the visualizer' if counts.pictures else ''} "
+            f"and the learner need {size(self.total_bytes(counts))}, {size(free_bytes)} are free; {remedy}"
+        )
+
+    def _fits(self, counts: Counts, free_bytes: int) -> bool:
+        return self.total_bytes(counts) <= _KEPT_SHARE * free_bytes
+
+
+def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set: bool) -> Allowed:
+    """One environment, of a process or at all."""
+    config, env_id = settings.config, probe.spec.env_id
+    part = "sampling" if config.on_policy is None else "rollout"
+    each, where = getattr(config, part).envs_per_sampler, "in a process " if probe.alone_in_process else ""
+    why = f"there can be one {env_id} {where}at a time (a second one: {probe.alone})"
+    reasons = {}
+    if each > 1 and settings.sources.get(f"{part}.envs_per_sampler") == USER:
+        raise ConfigError(f"{part}.envs_per_sampler = {each}: {why}; use --envs-per-sampler 1, or leave it out")
+    reasons[f"{part}.envs_per_sampler"] = f"1: {why}"
+    values: Values = {part: {"envs_per_sampler": 1}}
+    if probe.alone_in_process:
+        return Allowed(samplers=samplers, settings=_with(settings, values), reasons=reasons, room=1)
+    if samplers > 1 and samplers_are_set:
+        raise ConfigError(f"{part}.samplers = {samplers}: {why}; use --samplers 1, or leave it out")
+    if config.run.learners > 1:
+        raise ConfigError(f"run.learners = {config.run.learners}: each needs a sampler, and {why}; leave it out")
+    if not config.mode.starts_processes and config.evaluation.enabled:
+        raise ConfigError(f"--mode serial: it evaluates beside its environments, and {why}; leave the mode out, or add "
+                          "--no-evaluator")
+    reasons[f"{part}.samplers"] = "1: as for envs_per_sampler"
+    if config.evaluation.enabled:
+        reasons["evaluation.enabled"] = "by the sampler, in turn with sampling, in the one environment"
+    if config.visualizer.enabled:
+        reasons["visualizer.enabled"] = "false: it would need an environment of its own"
+        values["visualizer"] = {"enabled": False}
+    return Allowed(samplers=1, settings=_with(settings, values), reasons=reasons, alone=True, room=1)
