@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from spreeze.metrics.store import _SCHEMA, RAW_S, TIERS, EvaluationRow, MetricsWriter
@@ -34,11 +35,11 @@ def make(path: Path, hours: float = 24.0) -> int:
         connection.execute(statement)
     count = "WITH RECURSIVE k(i) AS (SELECT {0} UNION ALL SELECT i + 1 FROM k WHERE i < {1} - 1) "
     connection.execute("BEGIN")
+    samples = range(int(max(0.0, end_s - RAW_S) / PERIOD_S), int(end_s / PERIOD_S))
+    connection.executemany("INSERT INTO samples VALUES (?, ?, ?)", (
+        (int(i * PERIOD_S * 1e6), i, np.full(len(names), 0.5 + 0.4 * math.sin(i * 0.01)).tobytes()) for i in samples))
     for number, name in enumerate(names, 1):
         connection.execute("INSERT INTO series VALUES (?, ?, '1', 'x')", (number, name))
-        first, last = int(max(0.0, end_s - RAW_S) / PERIOD_S), int(end_s / PERIOD_S)
-        connection.execute(f"{count.format(first, last)} INSERT INTO points SELECT {number}, i * {PERIOD_S}, i, "
-                           "0.5 + 0.4 * sin(i * 0.01) FROM k")
         for table, width_s, keep_s in TIERS:
             first, last = int(max(0.0, end_s - keep_s) / width_s), int(end_s / width_s)
             t = f"(i + 1) * {width_s} - {PERIOD_S}"

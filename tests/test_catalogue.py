@@ -108,6 +108,8 @@ CATALOGUE = {
         "fault_runs::test_f28_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on",
         "fault_runs::test_f28_a_full_disk_at_the_start_of_a_session_leaves_the_settings_of_the_one_before",
         "store::test_full_disk_is_counted_and_made_good_later",
+        "store::test_trouble_is_told_once_and_its_end_with_the_rows_lost",
+        "recorder::test_metrics_that_cannot_be_stored_are_told_at_once_and_at_the_end",
         "weights::test_a_disk_that_fails_keeps_the_old_version")),
     29: Row("SIGKILL at every step of a save", ("crash_points::test_f29_every_crash_point_of_every_save_loads",)),
     30: Row("power loss: unsynced data gone, renames kept", (
@@ -173,6 +175,9 @@ CATALOGUE = {
         "fault_runs::test_f47_a_reader_that_goes_away_and_a_full_log_disk_end_no_run",
         "terminal::test_stream_that_broke_never_stops_a_run")),
     48: Row("damaged or enormous metrics", (
+        "store::test_a_damaged_file_is_told_kept_and_a_new_one_begun",
+        "store::test_damage_that_shows_while_a_run_writes_costs_no_later_row",
+        "recorder::test_a_damaged_file_of_metrics_is_told_and_its_evaluations_come_from_the_csv",
         "store::test_truncated_or_overwritten_file_never_gives_another_error",
         "store::test_hostile_file_cannot_hang_the_reader", "evaluator::test_a_damaged_line_of_the_curve_is_left_out",
         "dashboard_feed::test_a_first_answer_is_bounded_and_keeps_the_peak")),

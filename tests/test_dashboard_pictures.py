@@ -52,10 +52,10 @@ def test_the_sample_run_is_recorded(tmp_path):
 
 
 def thinned(source, target):
-    """A copy of the metrics with one of four raw points."""
+    """A copy of the metrics with one of four samples."""
     with sqlite3.connect(source) as old, sqlite3.connect(target) as new:
         old.backup(new)
-        new.execute("DELETE FROM points WHERE CAST(2 * t AS INTEGER) % 4 != 0 AND t < (SELECT max(t) FROM points) - 2")
+        new.execute("DELETE FROM samples WHERE us / 500000 % 4 != 0 AND us < (SELECT max(us) FROM samples) - 2000000")
     new.execute("PRAGMA journal_mode = DELETE")
     new.execute("VACUUM")
     for connection in (old, new):

@@ -352,7 +352,8 @@ def test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline(tmp_path, m
     """All deadlines are monotonic; wall time is read once, for the age of the process."""
     now = time.time()
     monkeypatch.setattr(recorder, "MetricsWriter", lambda path, table: SimpleNamespace(
-        event=lambda *a: None, write=lambda *a: None, evaluation=lambda *a: None, close=lambda: None))  # fmt: skip
+        event=lambda *a: None, write=lambda *a: None, evaluation=lambda *a: None, close=lambda: None,
+        reports=list, rows_dropped=0))  # fmt: skip
     plan = SimpleNamespace(
         config=SimpleNamespace(
             evaluation=SimpleNamespace(episodes=1), stop=SimpleNamespace(target_return=0.0, target_evaluations=1),

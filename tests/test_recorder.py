@@ -1,13 +1,18 @@
 """What a run's outcome says of its last evaluation and of its environments' errors."""
 
 import json
+import sqlite3
 from types import SimpleNamespace
 
 import pytest
 
 from spreeze.cli import train
+from spreeze.metrics import store
+from spreeze.metrics.store import MetricsReader
+from spreeze.run_directory import group_folder
 from spreeze.runtime import recorder
 from spreeze.runtime.plan import EarlierSessions
+from spreeze.workers.evaluator import append_row
 
 RECORD = {
     "wall_s": 1.0, "env_steps": 100, "updates": 5, "epoch": 1, "version": 5, "episodes": 10, "return_mean": 7.0,
@@ -20,7 +25,8 @@ REACHED = {"reached": True, "episodes": 20, "return_mean": 7.0}
 def made(tmp_path, monkeypatch):
     """A recorder of a run of ten evaluation episodes and a target of 5, and its notes."""
     quiet = {name: lambda *args: None for name in ("event", "write", "evaluation", "close")}
-    monkeypatch.setattr(recorder, "MetricsWriter", lambda path, table: SimpleNamespace(**quiet))
+    monkeypatch.setattr(recorder, "MetricsWriter", lambda path, table: SimpleNamespace(
+        **quiet, reports=list, rows_dropped=0))
     stop = SimpleNamespace(target_return=5.0, target_evaluations=3, seconds=None)
     config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=stop, logging=SimpleNamespace(sinks=()),
                              wiring=SimpleNamespace(balanced=False))
@@ -151,3 +157,79 @@ def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
                 "eval_return_best": 8.0, "eval_episodes": 4, "eval_episodes_cut": cut, "eval_episodes_lost": lost}
     assert words in train._closing(document, None)
     assert train._closing(document, "my_robot").count("runs/x --import my_robot") == 2
+
+
+def session(path, notes, *, sessions, policies=1):
+    """A recorder with a store of its own."""
+    config = SimpleNamespace(
+        evaluation=SimpleNamespace(episodes=10), logging=SimpleNamespace(sinks=()),
+        stop=SimpleNamespace(target_return=None, target_evaluations=1, seconds=None),
+        wiring=SimpleNamespace(balanced=False))
+    plan = SimpleNamespace(config=config, batch_size=1, learners=policies, policies=policies,
+                           earlier=EarlierSessions(sessions=sessions))
+    return recorder.Recorder(plan, SimpleNamespace(path=path, asked=lambda name: False),
+                             SimpleNamespace(note=notes.append))
+
+
+def test_a_damaged_file_of_metrics_is_told_and_its_evaluations_come_from_the_csv(tmp_path):
+    first, notes = session(tmp_path, [], sessions=0), []
+    for version, value in enumerate((3.0, 9.0, 5.0), 1):
+        record = RECORD | {"version": version, "return_mean": value, "wall_s": float(version)}
+        append_row(tmp_path / "eval.csv", record)
+        first.evaluation(record)
+    first.close()
+    (tmp_path / "metrics.db").write_bytes(b"no database" * 500)
+    second = session(tmp_path, notes, sessions=1)
+    assert [note.partition(":")[0] for note in notes] == ["warning", "metrics"]
+    assert "metrics.db is damaged (file is not a database): it is metrics.db.damaged from now on" in notes[0]
+    assert notes[1] == "metrics: 3 evaluations of earlier sessions come from eval.csv"
+    assert (second.outcome.eval_best, second.outcome.eval_final_evaluations) == (9.0, 3)
+    second.close()
+    reader = MetricsReader(tmp_path / "metrics.db")
+    assert [row.return_mean for row in reader.evaluations()] == [3.0, 9.0, 5.0]
+    assert "is damaged" in reader.events()[0].text
+    assert "is damaged" in second.outcome.metrics_trouble
+    assert second.outcome.metrics_rows_lost == 0
+
+
+def test_the_csv_of_several_learners_gives_the_curve_of_the_best(tmp_path):
+    for group, values in ((0, (1.0, 4.0, 2.0)), (1, (3.0, 3.5, 9.0))):
+        folder = group_folder(tmp_path, group)
+        folder.mkdir(parents=True, exist_ok=True)
+        for version, value in enumerate(values, 1):
+            append_row(folder / "eval.csv", RECORD | {"version": version, "return_mean": value,
+                                                      "wall_s": 10.0 * version + group})
+    made = session(tmp_path, [], sessions=1, policies=2)
+    made.close()
+    assert [row.return_mean for row in MetricsReader(tmp_path / "metrics.db").evaluations()] == [1.0, 3.0, 4.0, 9.0]
+
+
+def test_metrics_that_cannot_be_stored_are_told_at_once_and_at_the_end(tmp_path, monkeypatch):
+    def connect(path):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(store, "_open_for_writing", connect)
+    notes = []
+    made = session(tmp_path, notes, sessions=0)
+    made.evaluation(RECORD)
+    made.close()
+    assert notes[0].startswith("warning: metrics are not stored (metrics.db: disk I/O error): they wait in memory")
+    lost = made.outcome.metrics_rows_lost
+    assert lost >= 3, "the warning itself, the evaluation, its values"
+    assert notes[1].startswith(f"warning: {lost} rows of metrics of this session are lost: metrics are not stored")
+    assert len(notes) == 2
+
+
+def test_missing_figures_of_a_gpu_are_told_when_they_begin_and_end(made):
+    for trouble in (None, "GPU 0 gives no figures (lost?)", "the driver has not answered for 4 s", None, "x", None):
+        made._utilisation = SimpleNamespace(trouble=trouble, close=lambda: None)
+        made._tell_trouble()
+    assert made.notes == ["warning: figures of a GPU are missing: GPU 0 gives no figures (lost?)",
+                          "the figures of the GPU are there again"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_return_that_is_no_number_becomes_no_best(made, value):
+    made.evaluation(RECORD | {"return_mean": value})
+    made.evaluation(RECORD | {"return_mean": 1.0, "version": 6})
+    assert made.outcome.eval_best == 1.0

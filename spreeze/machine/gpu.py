@@ -172,8 +172,9 @@ class GpuMonitor:
                         break
                     self._reading = (time.monotonic(), self._read(handles))
                     self._wanted.clear()
-        except Exception:  # no driver: nothing to poll, and read_gpus reports why
-            return
+        except Exception as error:
+            if self._reading is not None:  # else there is no driver: nothing to poll, and read_gpus reports why
+                self.trouble = f"the NVIDIA driver failed: {type(error).__name__}: {error}"
 
     def _read(self, handles: list[Any]) -> dict[str, float]:
         values: dict[str, float] = {}

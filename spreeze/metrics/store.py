@@ -1,15 +1,19 @@
 """The metrics of one run in one SQLite file: one writer (the supervisor), any number of readers.
 
-Raw points are kept for an hour, 10 s roll-ups for a day, 60 s roll-ups forever. Roll-ups of the open bucket live in
-memory and are rebuilt from the raw points after a crash. In WAL mode, a reader never blocks the writer. ``t`` is wall
-seconds since the run began, ``step`` the env steps at that time.
+Raw values are kept for an hour, 10 s roll-ups for a day, 60 s roll-ups forever. A sample is one row with the values of
+all series, so a commit writes one or two pages however many series there are. A late value, which is older than the
+newest sample, is a row of ``points``; files of earlier versions have all raw values there. Roll-ups are written every
+ten minutes; those still in memory are rebuilt from the raw values after a crash. In WAL mode, a reader never blocks
+the writer. ``t`` is wall seconds since the run began, ``step`` the env steps at that time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sqlite3
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -28,15 +32,30 @@ TIERS: tuple[tuple[str, float, float], ...] = (("rollup_10s", 10.0, 86_400.0), (
 
 _TIER_AGES = tuple((table, keep_s, f"bucket < ? / {width_s}") for table, width_s, keep_s in TIERS if keep_s < math.inf)
 _MAX_PENDING = 200_000
+"""Values that may wait in memory while the file cannot be written."""
+_FIRST_EVENTS = 100
+"""Events that are kept in any case, because the first ones tell what went wrong."""
 _RETRY_S = 1.0
-_PRUNE_S = 60.0
+_BUSY_S = 3.0
+"""How long another program may hold the file before that is reported."""
+_KEEPING_S = 600.0
+"""Time between two writes of roll-ups, each with the removal of what is too old."""
 _CHECKPOINT_S = 3600.0
+_CHECK_S = 2.0
+"""Longest check of an existing file for damage."""
+_MOST_SERIES = 4096
+"""Series whose values a sample can hold; others would be points."""
+_MOST_DAMAGED = 9
+"""Damaged files that may lie beside the file."""
+_US = 1e6
+_NAN = struct.pack("<d", math.nan)
 _ROLLUP = (
     "(series INTEGER, bucket INTEGER, t REAL, step INTEGER, min REAL, max REAL, mean REAL, last REAL, n INTEGER, "
     "PRIMARY KEY (series, bucket)) WITHOUT ROWID"
 )
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, name TEXT UNIQUE, unit TEXT, meaning TEXT)",
+    "CREATE TABLE IF NOT EXISTS samples (us INTEGER PRIMARY KEY, step INTEGER, data BLOB)",
     "CREATE TABLE IF NOT EXISTS points (series INTEGER, t REAL, step INTEGER, value REAL, PRIMARY KEY (series, t)) "
     "WITHOUT ROWID",
     *(f"CREATE TABLE IF NOT EXISTS {table} {_ROLLUP}" for table, _, _ in TIERS),
@@ -44,7 +63,9 @@ _SCHEMA = (
     "version INTEGER, episodes INTEGER, return_mean REAL, return_std REAL, length_mean REAL)",
     "CREATE TABLE IF NOT EXISTS events (t REAL, level TEXT, source TEXT, text TEXT)",
 )
+"""``samples.us`` is t in microseconds; ``data`` has a float64 for each series, in order of their ids, NaN for none."""
 _INSERT_SERIES = "INSERT INTO series VALUES (?, ?, ?, ?)"
+_INSERT_SAMPLE = "INSERT INTO samples VALUES (?, ?, ?)"
 _INSERT_POINT = "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)"
 _INSERT_EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
 _INSERT_EVALUATION = "INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -80,7 +101,8 @@ class _Cell:
         self.n = 1
 
     def add(self, t: float, step: int, value: float) -> None:
-        self.t, self.step, self.last = t, step, value
+        if t >= self.t:
+            self.t, self.step, self.last = t, step, value
         self.low, self.high = min(self.low, value), max(self.high, value)
         self.total += value
         self.n += 1
@@ -118,8 +140,15 @@ class _Rollup:
         return [cell.row(series, self._bucket) for series, cell in self._cells.items()]
 
 
+class Report(NamedTuple):
+    """What the user should know about the file; ``level`` is as in ``Event``."""
+
+    level: str
+    text: str
+
+
 class MetricsWriter:
-    """The only writer of a run's metrics. Trouble with disk or file is counted, never raised."""
+    """The only writer of a run's metrics. Trouble with disk or file is reported, never raised."""
 
     def __init__(
         self, path: str | Path, connect: Callable[[Path], sqlite3.Connection] | None = None,
@@ -130,20 +159,30 @@ class MetricsWriter:
         self._connect, self._table = connect or _open_for_writing, table
         self._connection: sqlite3.Connection | None = None
         self._series: dict[str, int] = {}
+        self._newest_us = -math.inf
         self._rollups = [_Rollup(table, width_s) for table, width_s, _ in TIERS]
+        self._ended: list[tuple[str, tuple[Any, ...]]] = []
+        """Roll-ups that are complete and not yet pending."""
         self._pending: list[tuple[str, tuple[Any, ...]]] = []
+        self._pending_values = 0
         self._retry_at_s = 0.0
-        self._pruned_t = self._checkpoint_t = 0.0
+        self._kept_t = self._checkpoint_t = 0.0
+        self._trouble_since_s: float | None = None
+        self._trouble_told = False
+        self._lost_before = 0
+        self._reports: list[Report] = []
         self.failures = 0
         """Transactions that failed so far."""
         self.rows_dropped = 0
-        """Rows dropped because the trouble lasted too long."""
+        """Rows (samples, events, evaluations, roll-ups) dropped because the trouble lasted too long."""
         self.trouble: str | None = None
         """The last failure; None again once everything is stored."""
+        self.set_aside: list[Path] = []
+        """Where damaged files were renamed to."""
         self._flush()
 
     def write(self, t: float, step: int, values: Mapping[str, float | None]) -> None:
-        """Stores the values of one time in one transaction; None and non-finite values are left out.
+        """Stores the values of one time in one transaction; None and what is not finite are left out.
 
         Raises:
             KeyError: a name is not in the table of metrics; nothing is stored.
@@ -151,34 +190,63 @@ class MetricsWriter:
         for name in values:
             if name not in self._series:
                 self._table.by_name(name)
+        if not math.isfinite(t):
+            return
         points = [
             (name, float(t), int(step), float(value))
             for name, value in values.items()
             if value is not None and math.isfinite(value)
         ]
         for rollup in self._rollups:
-            self._pending += [(rollup.insert, row) for row in rollup.add(points, t)]
-        self._pending += [(_INSERT_POINT, point) for point in points]
+            self._ended += [(rollup.insert, row) for row in rollup.add(points, t)]
+        if points:
+            self._add(_INSERT_SAMPLE, tuple(points))
+        keeping = t - self._kept_t >= _KEEPING_S
+        if keeping:
+            self._add_ended()
         self._flush()
-        if t - self._pruned_t >= _PRUNE_S:
-            self._prune(t)
+        if keeping:
+            self._remove_old(t)
 
     def event(self, t: float, level: str, source: str, text: str) -> None:
-        self._pending.append((_INSERT_EVENT, (float(t), clean(level, 20), clean(source, 80), clean(text, 2000))))
+        self._add(_INSERT_EVENT, (float(t), clean(level, 20), clean(source, 80), clean(text, 2000)))
         self._flush()
 
-    def evaluation(self, record: EvaluationRow) -> None:
-        self._pending.append((_INSERT_EVALUATION, tuple(record)))
+    def evaluation(self, *records: EvaluationRow) -> None:
+        """Stores evaluations; one with a number that is not finite is left out."""
+        for record in records:
+            if all(map(math.isfinite, record)):
+                self._add(_INSERT_EVALUATION, tuple(record))
         self._flush()
+
+    def reports(self) -> list[Report]:
+        """What has happened to the file since the last call: trouble, its end with the rows lost, damage."""
+        found, self._reports = self._reports, []
+        return found
 
     def close(self) -> None:
-        self._pending += [(rollup.insert, row) for rollup in self._rollups for row in rollup.rows()]
+        """Writes what is pending and closes the file; what cannot be written counts as dropped."""
+        self._add_ended()
+        for rollup in self._rollups:
+            for row in rollup.rows():
+                self._add(rollup.insert, row)
         self._retry_at_s = 0.0
         self._flush()
+        self.rows_dropped += len(self._pending)
+        self._pending.clear()
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._disconnect()
+
+    def _add(self, statement: str, row: tuple[Any, ...]) -> None:
+        self._pending.append((statement, row))
+        self._pending_values += _values_in(statement, row)
+
+    def _add_ended(self) -> None:
+        for statement, row in self._ended:
+            self._add(statement, row)
+        self._ended = []
 
     def _flush(self) -> None:
         """Writes all pending rows in one transaction; on failure they stay pending for the next call."""
@@ -186,53 +254,95 @@ class MetricsWriter:
             self._bound_pending()
             return
         try:
-            connection = self._connected()
-            connection.execute("BEGIN IMMEDIATE")
-            series = dict(self._series)
-            for statement, rows in _grouped(self._pending):
-                if statement not in (_INSERT_EVENT, _INSERT_EVALUATION):
-                    _add_series(connection, series, rows, self._table)
-                    rows = [(series[row[0]], *row[1:]) for row in rows]
-                connection.executemany(statement, rows)
-            connection.execute("COMMIT")
-            self._series = series
-        except (sqlite3.Error, OSError) as error:
-            self._fail(error)
-            return
+            self._store_pending()
+        except _TROUBLE as error:
+            if not self._began_anew(error):
+                self._fail(error)
+                return
+            try:
+                self._store_pending()
+            except _TROUBLE as again:
+                self._fail(again)
+                return
         self._pending.clear()
-        self.trouble = None
+        self._pending_values = 0
+        self._recovered()
+
+    def _store_pending(self) -> None:
+        connection = self._connected()
+        connection.execute("BEGIN IMMEDIATE")
+        series, newest_us = dict(self._series), self._newest_us
+        rows_of: dict[str, list[tuple[Any, ...]]] = {}
+        for statement, row in self._pending:
+            rows: Iterable[tuple[Any, ...]] = (row,)
+            if statement is _INSERT_SAMPLE:
+                _add_series(connection, series, [name for name, *_ in row], self._table)
+                rows = ((series[name], *rest) for name, *rest in row)
+                us = round(row[0][1] * _US)
+                if us > newest_us and max(series.values()) <= _MOST_SERIES:
+                    newest_us, rows = us, ((us, row[0][2], _packed(series, row)),)
+                else:
+                    statement = _INSERT_POINT
+            elif statement not in (_INSERT_EVENT, _INSERT_EVALUATION):
+                _add_series(connection, series, [row[0]], self._table)
+                rows = ((series[row[0]], *row[1:]),)
+            rows_of.setdefault(statement, []).extend(rows)
+        for statement, found in rows_of.items():
+            connection.executemany(statement, found)
+        connection.execute("COMMIT")
+        self._series, self._newest_us = series, newest_us
 
     def _bound_pending(self) -> None:
-        excess = len(self._pending) - _MAX_PENDING
-        if excess > 0:
-            points = [index for index, (statement, _) in enumerate(self._pending) if statement is _INSERT_POINT]
-            dropped = set(points[: max(excess, _MAX_PENDING // 2)])
-            self._pending = [item for index, item in enumerate(self._pending) if index not in dropped]
-            self.rows_dropped += len(dropped)
+        """Drops the oldest rows where too much waits: samples first, whose roll-ups stay, evaluations last."""
+        if self._pending_values <= _MAX_PENDING:
+            return
+        for dropped in ((_INSERT_SAMPLE,), tuple(rollup.insert for rollup in self._rollups), (_INSERT_EVENT,),
+                        (_INSERT_EVALUATION,)):
+            kept, events = [], 0
+            for statement, row in self._pending:
+                events += statement is _INSERT_EVENT
+                first = statement is _INSERT_EVENT and events <= _FIRST_EVENTS
+                if statement in dropped and not first and self._pending_values > _MAX_PENDING // 2:
+                    self._pending_values -= _values_in(statement, row)
+                    self.rows_dropped += 1
+                else:
+                    kept.append((statement, row))
+            self._pending = kept
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = self._connect(self._path)
-            self._series = dict(self._connection.execute("SELECT name, id FROM series"))
-            if not any(rollup.rows() for rollup in self._rollups):
-                self._restore(self._connection)
+            try:
+                self._series = {str(name): int(number)
+                                for name, number in self._connection.execute("SELECT name, id FROM series")}
+                (newest_us,) = self._connection.execute("SELECT max(us) FROM samples").fetchone()
+                self._newest_us = -math.inf if newest_us is None else int(newest_us)
+                if not self._ended and not any(rollup.rows() for rollup in self._rollups):
+                    self._restore(self._connection)
+            except (ValueError, TypeError, OverflowError) as error:  # a value is not of its column's type
+                raise _damaged(error) from None
         return self._connection
 
     def _restore(self, connection: sqlite3.Connection) -> None:
-        """Rebuilds the open buckets, and those that a crash kept from being stored, from the raw points."""
+        """Rebuilds the open buckets, and those that a crash kept from being stored, from the raw values."""
+        raw = _Raw(lambda sql, *arguments: connection.execute(sql, arguments).fetchall())
         for (table, width_s, _), rollup in zip(TIERS, self._rollups, strict=True):
             (bucket,) = connection.execute(f"SELECT max(bucket) FROM {table}").fetchone()
-            query = "SELECT name, t, step, value FROM points JOIN series ON id = series WHERE t >= ? ORDER BY t"
-            for point in connection.execute(query, ((bucket or 0) * width_s,)).fetchall():
-                self._pending += [(rollup.insert, row) for row in rollup.add([point], point[1])]
+            begin_t = math.nextafter((bucket or 0) * width_s, -math.inf)
+            points = [(name, float(t), int(step), float(value)) for name, number in self._series.items()
+                      for t, step, value in raw.column(number, begin_t).tolist()]
+            for point in sorted(points, key=lambda point: point[1]):
+                self._ended += [(rollup.insert, row) for row in rollup.add([point], point[1])]
 
-    def _prune(self, t: float) -> None:
+    def _remove_old(self, t: float) -> None:
         """Deletes old rows, and once an hour folds the log into the file."""
-        self._pruned_t = t
+        self._kept_t = t
         if self._connection is None:
             return
         try:
             self._connection.execute("BEGIN IMMEDIATE")
+            if t > RAW_S:
+                self._connection.execute("DELETE FROM samples WHERE us < ?", (round((t - RAW_S) * _US),))
             for table, keep_s, oldest in (("points", RAW_S, "t < ?"), *_TIER_AGES):
                 if t > keep_s:
                     rows = [(series, t - keep_s) for series in self._series.values()]
@@ -242,14 +352,55 @@ class MetricsWriter:
                 self._checkpoint_t = t
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as error:
-            self._fail(error)
+            if not self._began_anew(error):
+                self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self.failures += 1
         self.trouble = clean(f"{self._path.name}: {error}")
-        self._retry_at_s = time.monotonic() + _RETRY_S
+        now_s = time.monotonic()
+        self._retry_at_s = now_s + _RETRY_S
+        if self._trouble_since_s is None:
+            self._trouble_since_s, self._lost_before = now_s, self.rows_dropped
+        code = _code(error)
+        if not self._trouble_told and (code not in _HELD or now_s - self._trouble_since_s >= _BUSY_S):
+            self._trouble_told = True
+            self._reports.append(Report("warning", f"metrics are not stored ({self.trouble}): they wait in memory, the "
+                                        f"newest {_MAX_PENDING:,} values at most; {_REMEDIES.get(code or 0, _REMEDY)}"))
         self._disconnect()
         self._bound_pending()
+
+    def _recovered(self) -> None:
+        """Reports the end of a trouble that was reported, with the rows that it cost."""
+        if self._trouble_told and self._trouble_since_s is not None:
+            lost, took_s = self.rows_dropped - self._lost_before, time.monotonic() - self._trouble_since_s
+            cost = f"{lost:,} rows of them were lost" if lost else "none of them was lost"
+            self._reports.append(Report("warning" if lost else "info",
+                                        f"metrics are stored again, after {took_s:.0f} s; {cost}"))
+        self.trouble, self._trouble_since_s, self._trouble_told = None, None, False
+
+    def _began_anew(self, error: Exception) -> bool:
+        """Renames a damaged file; whether a new one can be begun. No earlier damaged file is overwritten."""
+        if not self._path.is_dir() and not (self._path.is_file() and _code(error) in _DAMAGE):
+            return False
+        self._disconnect()
+        first = f"{self._path.name}.damaged"
+        names = (first, *(f"{first}-{count}" for count in range(2, _MOST_DAMAGED + 1)))
+        free = next((name for name in names if not os.path.lexists(self._path.with_name(name))), None)
+        if free is None:
+            return False
+        try:
+            for suffix in ("-wal", "-shm"):  # the log of the damaged file: it may hold what the file lacks
+                if os.path.lexists(log := self._path.with_name(self._path.name + suffix)):
+                    log.replace(self._path.with_name(free + suffix))
+            self._path.replace(self._path.with_name(free))
+        except OSError:
+            return False
+        self.set_aside.append(self._path.with_name(free))
+        why = "is a folder" if self.set_aside[-1].is_dir() else f"is damaged ({clean(error, 200)})"
+        self._reports.append(Report("warning", f"{self._path.name} {why}: it is {free} from now on, and a new file "
+                                    "begins here; the curves until now are in the old one alone"))
+        return True
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -258,49 +409,90 @@ class MetricsWriter:
             self._connection = None
 
 
+_TROUBLE = (sqlite3.Error, OSError, ValueError, TypeError, OverflowError)
+"""Failures of a transaction."""
+_DAMAGE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT,
+           sqlite3.SQLITE_MISMATCH)
+"""Of a file that is no database, is damaged, or has other tables than ours."""
+_HELD = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_REMEDY = "look at the disk and at the file"
+_REMEDIES = {
+    **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG), "make room on the disk"),
+    **dict.fromkeys((sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH),
+                    "make the file and its folder writable"),
+    **dict.fromkeys(_HELD, "end the program that holds the file"),
+}
+
+
+def _code(error: Exception) -> int | None:
+    """SQLite's primary error code."""
+    found = getattr(error, "sqlite_errorcode", None)
+    return None if found is None else int(found) & 0xFF
+
+
+def _values_in(statement: str, row: tuple[Any, ...]) -> int:
+    return len(row) if statement is _INSERT_SAMPLE else 1
+
+
+def _packed(series: Mapping[str, int], points: Iterable[tuple[str, float, int, float]]) -> bytes:
+    """The values of a sample by the numbers of their series."""
+    values = {series[name]: value for name, _, _, value in points}
+    data = np.full(max(values), math.nan, "<f8")
+    data[[number - 1 for number in values]] = list(values.values())
+    return data.tobytes()
+
+
 def _add_series(
-    connection: sqlite3.Connection, series: dict[str, int], rows: list[tuple[Any, ...]], table: MetricTable
+    connection: sqlite3.Connection, series: dict[str, int], names: Iterable[str], table: MetricTable
 ) -> None:
-    """Gives every new series in ``rows`` the next free number, in ``series`` and in the file."""
-    for name in {row[0]: None for row in rows if row[0] not in series}:
-        series[name] = 1 + max(series.values(), default=0)
-        metric = table.by_name(name)
-        connection.execute(_INSERT_SERIES, (series[name], name, metric.unit, metric.meaning))
-
-
-def _grouped(pending: list[tuple[str, tuple[Any, ...]]]) -> list[tuple[str, list[tuple[Any, ...]]]]:
-    """Rows by statement, in order within each statement."""
-    groups: dict[str, list[tuple[Any, ...]]] = {}
-    for statement, row in pending:
-        groups.setdefault(statement, []).append(row)
-    return list(groups.items())
+    """Gives every new name the next free number, in ``series`` and in the file."""
+    for name in names:
+        if name not in series:
+            series[name] = 1 + max(series.values(), default=0)
+            metric = table.by_name(name)
+            connection.execute(_INSERT_SERIES, (series[name], name, metric.unit, metric.meaning))
 
 
 def _open_for_writing(path: Path) -> sqlite3.Connection:
-    """A connection to a file with our tables; a file that is not a database is renamed first."""
-    try:
-        return _prepared(path)
-    except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-            raise
-    path.replace(path.with_name(f"{path.name}.damaged"))
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-    return _prepared(path)
-
-
-def _prepared(path: Path) -> sqlite3.Connection:
+    """A connection to a file with our tables, checked for damage where it is not new."""
     connection = sqlite3.connect(path, timeout=0.2, isolation_level=None)
     try:
-        connection.execute("PRAGMA page_size = 1024")  # a commit touches a page for each series
+        known = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        connection.execute("PRAGMA page_size = 1024")  # a commit touches a page or two
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+        connection.execute("PRAGMA secure_delete = OFF")  # else what is deleted is written once more, as zeros
         for statement in _SCHEMA:
             connection.execute(statement)
+        if known:
+            _check(connection)
     except sqlite3.Error:
         connection.close()
         raise
     return connection
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    """Raises a DatabaseError for a damaged file, as far as that is found in ``_CHECK_S``."""
+    deadline_s = time.monotonic() + _CHECK_S
+    connection.set_progress_handler(lambda: int(time.monotonic() > deadline_s), 100_000)
+    try:
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError as error:
+        if _code(error) != sqlite3.SQLITE_INTERRUPT:
+            raise
+        found = "ok"
+    finally:
+        connection.set_progress_handler(None, 0)
+    if found != "ok":
+        raise _damaged(str(found).strip().splitlines()[-1])
+
+
+def _damaged(why: object) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(str(why))
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 # --- reading ---
@@ -308,8 +500,67 @@ def _prepared(path: Path) -> sqlite3.Connection:
 _QUERY_TIMEOUT_S = 5.0
 _MAX_ROWS = 500_000
 
+_SLICE_ROWS = 1000
+_MAX_RAW_BYTES = 200_000_000
+
 Query = Callable[..., list[tuple[Any, ...]]]
 """SQL and its arguments -> all rows."""
+
+
+class _Raw:
+    """The raw values of a file. Samples are read once, from the earliest time that was asked for on."""
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+        self._from_us = math.inf
+        self._t = self._step = np.empty(0)
+        self._values = np.empty((0, 0))
+
+    def column(self, number: int, after: float) -> np.ndarray:
+        """The (t, step, value) of a series [n, 3], later than ``after``, oldest first."""
+        t, step, value = self._sampled(number, after)
+        rows = self._query("SELECT t, step, value FROM points WHERE series = ? AND t > ? ORDER BY t", number, after)
+        table = np.column_stack([t, step, value])
+        if rows:
+            table = np.concatenate([np.array(rows, np.float64).reshape(-1, 3), table])
+            # Of two values of one time a point is the later one, and np.unique keeps the first.
+            table = table[np.unique(table[:, 0], return_index=True)[1]]
+        return table
+
+    def newest(self, number: int, after: float) -> tuple[float, int, float] | None:
+        """The last (t, step, value) of a series that is later than ``after``."""
+        t, step, value = self._sampled(number, after)
+        found = [(float(t), int(step), float(value)) for t, step, value in self._query(
+            "SELECT t, step, value FROM points WHERE series = ? ORDER BY t DESC LIMIT 1", number)]
+        found += [(float(t[-1]), int(step[-1]), float(value[-1]))] if len(t) else []
+        return max(found, key=lambda row: row[0], default=None)
+
+    def _sampled(self, number: int, after: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self._read(after)
+        if not 0 < number <= self._values.shape[1]:
+            return np.empty(0), np.empty(0), np.empty(0)
+        value = self._values[:, number - 1]
+        known = np.isfinite(value) & (self._t > after)
+        return self._t[known], self._step[known], value[known]
+
+    def _read(self, after: float) -> None:
+        begin_us = math.floor(max(-2.0**62, min(after * _US, 2.0**62)))
+        if begin_us >= self._from_us:
+            return
+        rows, size_bytes, next_us = list[tuple[Any, ...]](), 0, begin_us
+        ask = "SELECT us, step, data FROM samples WHERE us >= ? AND length(data) <= ? ORDER BY us LIMIT ?"
+        while found := self._query(ask, next_us, 8 * _MOST_SERIES, _SLICE_ROWS):
+            rows += found
+            next_us, size_bytes = int(found[-1][0]) + 1, size_bytes + sum(len(data) for *_, data in found)
+            if size_bytes > _MAX_RAW_BYTES:
+                raise ValueError(f"more than {_MAX_RAW_BYTES / 1e6:.0f} MB of samples")
+        width = max((len(data) for *_, data in rows), default=0) // 8
+        joined = b"".join(data if len(data) == 8 * width else data + _NAN * (width - len(data) // 8)
+                          for *_, data in rows)
+        self._values = np.frombuffer(joined, "<f8").reshape(len(rows), width)
+        self._t = np.array([us for us, *_ in rows], np.float64) / _US
+        self._step = np.array([step for _, step, _ in rows], np.float64)
+        self._from_us = begin_us
 
 
 class Series(NamedTuple):
@@ -343,7 +594,7 @@ class MetricsReader:
     def __init__(self, path: str | Path, timeout_s: float = _QUERY_TIMEOUT_S) -> None:
         self._path = Path(path)
         self._timeout_s = timeout_s
-        self._shared: Query | None = None
+        self._shared: tuple[Query, _Raw] | None = None
 
     def names(self) -> list[str]:
         """All series, in order of their first appearance."""
@@ -359,9 +610,9 @@ class MetricsReader:
         with self._session() as query:
             found = query("SELECT id, unit, meaning FROM series WHERE name = ?", name)
             if not found:
-                return _bucketed((name, "", ""), [], max_points)
+                return _bucketed((name, "", ""), np.empty((0, 5)), max_points)
             number, unit, meaning = found[0]
-            rows = _rows(query, number, since, max_points)
+            rows = _rows(query, self._raw(query), number, since, max_points)
             return _bucketed((name, str(unit), str(meaning)), rows, max_points)
 
     def whole_series(self, name: str) -> Series:
@@ -378,14 +629,19 @@ class MetricsReader:
     def latest(self) -> dict[str, Point]:
         """The newest value of every series, however old."""
         newest: dict[str, Point] = {}
-        sources = ((TIERS[-1][0], "bucket", "last"), ("points", "t", "value"))
+        table, width_s, _ = TIERS[-1]
+        ask = f"SELECT t, step, last, bucket FROM {table} WHERE series = ? ORDER BY bucket DESC LIMIT 1"
         with self._session() as query:
-            for number, name in query("SELECT id, name FROM series ORDER BY id"):
-                for table, key, value in sources:
-                    ask = f"SELECT t, step, {value} FROM {table} WHERE series = ? ORDER BY {key} DESC LIMIT 1"
-                    for t, step, last in query(ask, number):
-                        if name not in newest or newest[name].t <= float(t):
-                            newest[str(name)] = Point(float(t), int(step), float(last))
+            series, raw = query("SELECT id, name FROM series ORDER BY id"), self._raw(query)
+            rolled = {number: row for number, _ in series for row in query(ask, number)}
+            # The roll-ups of a bucket are written together: what they lack is in its raw values or in later ones.
+            after = max((float(bucket) * width_s for *_, bucket in rolled.values()), default=0.0)
+            for number, name in series:
+                point = raw.newest(number, math.nextafter(after, -math.inf))
+                t, step, value = max((row[:3] for row in (rolled.get(number), point) if row is not None),
+                                     key=lambda row: float(row[0]), default=(None, 0, 0.0))
+                if t is not None:
+                    newest[str(name)] = Point(float(t), int(step), float(value))
         return newest
 
     def events(self, limit: int = 100) -> list[Event]:
@@ -401,14 +657,11 @@ class MetricsReader:
         """Raw points of these series later than ``since``, the newest ``limit`` of each, oldest first."""
         found: dict[str, list[Point]] = {}
         with self._session() as query:
-            numbers = dict(query("SELECT name, id FROM series"))
+            numbers, raw = dict(query("SELECT name, id FROM series")), self._raw(query)
             for name in names:
-                rows = query(
-                    "SELECT t, step, value FROM points WHERE series = ? AND t > ? ORDER BY t DESC LIMIT ?",
-                    numbers.get(name, -1), since, int(limit),
-                )
-                if rows:
-                    found[name] = [Point(float(t), int(step), float(value)) for t, step, value in reversed(rows)]
+                rows = raw.column(int(numbers.get(name, -1)), since)[-limit:]
+                if len(rows):
+                    found[name] = [Point(t, int(step), value) for t, step, value in rows.tolist()]
         return found
 
     def evaluations(self, after: int = 0) -> list[EvaluationRow]:
@@ -441,7 +694,7 @@ class MetricsReader:
         """A reader for several queries: its calls share one connection and one time limit."""
         with self._session() as query:
             shared = MetricsReader(self._path, self._timeout_s)
-            shared._shared = query
+            shared._shared = query, _Raw(query)
             try:
                 yield shared
             finally:
@@ -451,7 +704,7 @@ class MetricsReader:
     def _session(self) -> Iterator[Query]:
         """One short-lived connection with a time limit; every failure becomes a RunError."""
         if self._shared is not None:
-            yield self._shared
+            yield self._shared[0]
             return
         if not self._path.is_file() or self._path.stat().st_size == 0:
             yield lambda sql, *arguments: []
@@ -463,6 +716,10 @@ class MetricsReader:
                 yield lambda sql, *arguments: _fetched(connection, sql, arguments)
         except (sqlite3.Error, OSError, OverflowError, TypeError, ValueError) as error:
             raise RunError(f"{self._path} cannot be read as metrics: {clean(error)}; look into the run's log") from None
+
+    def _raw(self, query: Query) -> _Raw:
+        """The raw values; with ``held`` those that the calls share."""
+        return _Raw(query) if self._shared is None else self._shared[1]
 
     def _open(self) -> sqlite3.Connection:
         """Opens read-only; a folder in which no lock file can be made counts as one without a writer."""
@@ -494,58 +751,46 @@ def _fetched(connection: sqlite3.Connection, sql: str, arguments: tuple[Any, ...
         raise
 
 
-def _rows(query: Query, number: int, since: float, max_points: int) -> list[tuple[Any, ...]]:
+def _rows(query: Query, raw: _Raw, number: int, since: float, max_points: int) -> np.ndarray:
     """(t, step, mean, min, max) by time, from the coarsest tables that are still fine enough.
 
-    60 s roll-ups up to the first 10 s one, these up to the first raw point, then raw points. If a roll-up already gives
+    60 s roll-ups up to the first 10 s one, these up to the first raw value, then raw values. If a roll-up already gives
     a row per bucket, only its unfinished tail comes from finer tables.
     """
     (start, width, _), (coarse, coarse_width, _) = TIERS[0], TIERS[1]
-    raw_from = _first(query("SELECT min(t) FROM points WHERE series = ?", number))
     fine_from = _first(query(f"SELECT min(bucket) FROM {start} WHERE series = ?", number)) * width
-    end = max(
-        _first(query(f"SELECT max(t) FROM {table} WHERE series = ?", number), since) for table in ("points", coarse)
-    )
-    bucket_s = (end - since) / max(1, max_points)
-    plan = (
-        (coarse, coarse_width, math.inf if bucket_s >= coarse_width else fine_from),
-        (start, width, math.inf if bucket_s >= width else raw_from),
-    )
-    rows: list[tuple[Any, ...]] = []
+    rolled_until = _first(query(f"SELECT max(t) FROM {coarse} WHERE series = ?", number), since)
+    newest = raw.newest(number, rolled_until)
+    bucket_s = (max(rolled_until, since if newest is None else newest[0]) - since) / max(1, max_points)
+    raw_from = math.inf
+    if bucket_s < width:
+        values = raw.column(number, -math.inf)
+        raw_from = values[0, 0] if len(values) else math.inf
+    plan = ((coarse, coarse_width, math.inf if bucket_s >= coarse_width else fine_from), (start, width, raw_from))
+    found = [np.empty((0, 5))]
     covered = math.nextafter(since, -math.inf)
     for table, tier_s, until in plan:
-        first = math.floor(since / tier_s) if not rows else math.floor(covered / tier_s) + 1
+        first = math.floor(since / tier_s) if len(found) == 1 else math.floor(covered / tier_s) + 1
         last = min(until / tier_s, float(2**53))
         begun = _first(query(f"SELECT min(bucket) FROM {table} WHERE series = ?", number))
         if begun >= math.floor(last):  # the series began within this bucket: finer rows have all of it
             last = math.floor(last)
-        rows += query(
+        rows = query(
             f"SELECT t, step, mean, min, max FROM {table} WHERE series = ? AND bucket >= ? AND bucket < ? AND t > ? "
             "ORDER BY bucket", number, first, last, covered,
         )
-        covered = rows[-1][0] if rows else covered
-    return rows + _raw(query, number, covered, end, max_points)
-
-
-def _raw(query: Query, number: int, after: float, end: float, max_points: int) -> list[tuple[Any, ...]]:
-    """Raw points later than ``after``; in buckets of equal time if there are more than ``max_points``."""
-    where = "FROM points WHERE series = ? AND t > ?"
-    if _first(query(f"SELECT count(*) {where}", number, after)) <= max_points:
-        return query(f"SELECT t, step, value, value, value {where} ORDER BY t", number, after)
-    width = (end - after) / max(1, max_points - 1) or 1.0
-    columns = "max(t), max(step), avg(value), min(value), max(value)"
-    return query(
-        f"SELECT {columns} {where} GROUP BY CAST((t - ?) / ? AS INTEGER) ORDER BY 1", number, after, after, width
-    )
+        if rows:
+            found.append(np.array(rows, np.float64).reshape(-1, 5))
+            covered = found[-1][-1, 0]
+    return np.concatenate([*found, raw.column(number, covered)[:, [0, 1, 2, 2, 2]]])
 
 
 def _first(found: list[tuple[Any, ...]], otherwise: float = math.inf) -> float:
     return float(found[0][0]) if found and found[0][0] is not None else otherwise
 
 
-def _bucketed(head: tuple[str, str, str], rows: list[tuple[Any, ...]], max_points: int) -> Series:
-    """At most ``max_points`` buckets of equal time; a bucket keeps its lowest and highest value."""
-    table = np.array(rows, dtype=np.float64).reshape(-1, 5)
+def _bucketed(head: tuple[str, str, str], table: np.ndarray, max_points: int) -> Series:
+    """At most ``max_points`` buckets of equal time of rows [n, 5]; a bucket keeps its lowest and highest value."""
     if len(table) > max_points:
         t = table[:, 0]
         edges = np.searchsorted(t, np.linspace(t[0], t[-1], max_points, endpoint=False))

@@ -21,11 +21,11 @@ from spreeze.metrics.comparison import HELD, POLICIES, final_metric, worst_of_la
 from spreeze.metrics.snapshot import Snapshot, measured
 from spreeze.metrics.store import EvaluationRow, MetricsReader, MetricsWriter
 from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
-from spreeze.run_directory import RunDir, process_age_s, versions
+from spreeze.run_directory import RunDir, group_folder, process_age_s, versions
 from spreeze.runtime.loggers import Loggers
 from spreeze.runtime.plan import RunPlan
-from spreeze.workers.context import event_text, write_error
-from spreeze.workers.evaluator import CONFIRMING_EPISODES
+from spreeze.workers.context import event_text, is_power_of_ten, write_error
+from spreeze.workers.evaluator import CONFIRMING_EPISODES, read_rows
 
 _STATE_S = 2.0
 _SLOW_START_S = 5.0
@@ -64,6 +64,8 @@ class Outcome:
     rows_refused: int | None = None  # bad transitions that environments gave
     rows_stored: int | None = None  # transitions that reached replay in this session
     energy_per_million_steps_kj: float | None = None
+    metrics_rows_lost: int = 0  # samples, events and others that could not be stored
+    metrics_trouble: str | None = None  # what happened to the file of the metrics last
     stopped_by: str = "unknown"
     error: str | None = None
     bottleneck: str | None = None
@@ -106,7 +108,7 @@ class Recorder:
         self._age_at_start_s = process_age_s()
         self._next_state_s = 0.0
         self._evaluated: tuple[int, Any, Any] = (0, None, None)
-        self._curve = _earlier_curve(run_dir.path) if plan.earlier.sessions else []
+        self._curve = _earlier_curve(run_dir.path, plan.policies) if plan.earlier.sessions else []
         self._evaluations_before = len(self._curve)
         self._inserted_before: int | None = None
         """Rows of a saved replay."""
@@ -121,10 +123,18 @@ class Recorder:
         """Time until the first env step, where environments are slow to start: no training time."""
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
-        self.outcome = Outcome(eval_best=plan.earlier.best_return)
+        best = plan.earlier.best_return
+        self.outcome = Outcome(eval_best=max((row.return_mean for row in self._curve), default=None)
+                               if best is None else best)
         self._count_curve()
+        self._gpu_trouble: str | None = None
+        self._gpu_troubles = 0
         self._loggers = Loggers(self.event, table)
         self._loggers.start(plan, run_dir)
+        self._tell_trouble()
+        if self._curve and not self._store_has_curve():
+            self._store.evaluation(*self._curve)
+            self.event("info", f"metrics: {len(self._curve)} evaluations of earlier sessions come from eval.csv")
 
     @property
     def session_s(self) -> float:
@@ -143,6 +153,27 @@ class Recorder:
         self._store.event(self.wall_s, level, source, text)
         self._loggers.event(self.wall_s, level, source, text)
         self._view.note(line if level == "info" else f"{level}: {line}")
+
+    def _store_has_curve(self) -> bool:
+        with contextlib.suppress(SpreezeError, OSError):
+            return MetricsReader(self._run_dir.path / "metrics.db").last_evaluation()[0] > 0
+        return True  # what it has is unknown
+
+    def _tell_trouble(self) -> None:
+        """Reports what happened to the metrics' file, and that figures of a GPU are missing or there again."""
+        for level, text in self._store.reports():
+            self.event(level, text)
+            if level == "warning":
+                self.outcome.metrics_trouble = text
+        trouble, before = self._utilisation.trouble, self._gpu_trouble
+        self._gpu_trouble = trouble
+        if trouble is not None and before is None:
+            self._gpu_troubles += 1
+            if is_power_of_ten(self._gpu_troubles):
+                times = "" if self._gpu_troubles == 1 else f" (for the {self._gpu_troubles}th time)"
+                self.event("warning", f"figures of a GPU are missing{times}: {trouble}")
+        elif trouble is None and before is not None and is_power_of_ten(self._gpu_troubles):
+            self.event("info", "the figures of the GPU are there again")
 
     def hold(self, goes_on: Callable[[], bool]) -> None:
         """Waits while ``control/pause`` exists and ``goes_on()``; no clock of the run counts this time."""
@@ -197,7 +228,7 @@ class Recorder:
         The run's score, and its curve in the store, are those of the learner with the highest latest score. The
         final evaluation comes after training, so it does not count for the time to the target.
         """
-        if not isinstance(record.get("return_mean"), int | float):
+        if not isinstance(record.get("return_mean"), int | float) or not math.isfinite(record["return_mean"]):
             return
         value = float(record["return_mean"])
         outcome, group = self.outcome, int(record.get("group", 0))
@@ -311,6 +342,7 @@ class Recorder:
         wall_s, step = self.wall_s, int(metrics["env_steps"] or 0)
         self._store.write(wall_s, step, known)
         self._loggers.sample(wall_s, step, known)
+        self._tell_trouble()
         self._view.update(snapshot)
         if state == "training" and time.monotonic() >= self._next_state_s:
             self._next_state_s = time.monotonic() + _STATE_S
@@ -383,13 +415,27 @@ class Recorder:
             self._run_dir.write_state(checkpoint_left_bytes=None)
         self._utilisation.close()
         self._store.close()
+        self.outcome.metrics_trouble = next((text for level, text in reversed(self._store.reports())
+                                             if level == "warning"), self.outcome.metrics_trouble)
+        self.outcome.metrics_rows_lost = self._store.rows_dropped
+        if self._store.rows_dropped:
+            self._view.note(f"warning: {self._store.rows_dropped:,} rows of metrics of this session are lost: "
+                            f"{self.outcome.metrics_trouble}")
 
 
-def _earlier_curve(run_dir: Path) -> list[EvaluationRow]:
-    """The evaluations of earlier sessions; none where the store cannot be read."""
+def _earlier_curve(run_dir: Path, learners: int) -> list[EvaluationRow]:
+    """The evaluations of earlier sessions, from ``eval.csv`` where the store has none or cannot be read."""
     with contextlib.suppress(SpreezeError, OSError):
-        return list(MetricsReader(run_dir / "metrics.db").evaluations())
-    return []
+        if stored := MetricsReader(run_dir / "metrics.db").evaluations():
+            return stored
+    told = [(group, row) for group in range(learners) for row in read_rows(group_folder(run_dir, group) / "eval.csv")]
+    curve, scores = list[EvaluationRow](), dict[int, float]()
+    for group, row in sorted(told, key=lambda entry: entry[1]["wall_s"]):
+        found = EvaluationRow(t=row["wall_s"], **{name: row[name] for name in EvaluationRow._fields if name != "t"})
+        if all(map(math.isfinite, found)):
+            scores[group] = found.return_mean
+            curve += [found] if found.return_mean >= max(scores.values()) else []
+    return curve
 
 
 def _progress(
