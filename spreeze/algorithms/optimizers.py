@@ -34,6 +34,9 @@ class _Guarded:
         self._norm = parameters.new_zeros(())
         self.exchange: Callable[[Tensor], None] | None = None
         """Called with the gradient before each step, which it may change in place."""
+        self.apart: Tensor | None = None
+        """1 where a component belongs to one part, 0 to the other: the norm of each is bounded by itself."""
+        self._part = torch.zeros_like(gradient[:0])
 
     @property
     def gradient_norm(self) -> float:
@@ -57,8 +60,19 @@ class _Guarded:
             self._rejected.add_(1.0)
 
     def _apply(self) -> None:
-        if self._max_norm is not None:
+        if self._max_norm is None:
+            return
+        if self.apart is None:
             self._gradient.mul_(self._norm.reciprocal().mul_(self._max_norm).clamp_(max=1.0))
+            return
+        if len(self._part) == 0:
+            self._part = torch.zeros_like(self._gradient)
+        torch.mul(self._gradient, self.apart, out=self._part)
+        self._gradient.sub_(self._part)
+        for part in (self._gradient, self._part):
+            norm = torch.linalg.vector_norm(part)
+            part.mul_(norm.reciprocal_().mul_(self._max_norm).clamp_(max=1.0))
+        self._gradient.add_(self._part)
 
 
 class FlatAdam(_Guarded):

@@ -23,6 +23,7 @@ from spreeze.envs.task import ActionScaling, ObsRows, Task, uniform_actions
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, WorkerError
 from spreeze.inference.policy import Policy, exploring_arrays
+from spreeze.inference.return_scale import DiscountedReturns
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource, RolloutSink, StepRows, TransitionSink
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
@@ -42,8 +43,10 @@ _POLICY_S, _ENV_S, _WRITE_S, _WAIT_S = (
 )
 _MOST_ERRORS, _WINDOW_STEPS = 20, 1000
 """This many errors within so many env steps end the process."""
+_RETURNS = SLOTS["sampler"].index("returns")
+"""Slot of the number of returns; their sum and sum of squares follow it."""
 _BLOCK_STEPS = 32
-"""Steps whose noise is drawn at once: setting up a generator takes some ten microseconds."""
+"""Steps whose noise is drawn at once, and whose rewards are added up at once: each costs some ten microseconds."""
 _SEED_BITS = 31
 _DRAWN_ROWS, _DRAWN_IMAGES = 4096, 2000
 _ALL = slice(None)
@@ -73,6 +76,8 @@ class SamplerStats:
     env_s: float = 0.0
     write_s: float = 0.0
     wait_s: float = 0.0
+    returns: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Count, sum and sum of squares of discounted returns."""
 
     def post(self, slots: np.ndarray, base: Sequence[float]) -> None:
         """Writes all but the policy's version into the slots; ``base`` holds the counters of earlier processes."""
@@ -87,6 +92,8 @@ class SamplerStats:
         slots[_ENV_S] = base[_ENV_S] + self.env_s
         slots[_WRITE_S] = base[_WRITE_S] + self.write_s
         slots[_WAIT_S] = base[_WAIT_S] + self.wait_s
+        for index, value in enumerate(self.returns, _RETURNS):
+            slots[index] = base[index] + value
 
 
 class Collector:
@@ -169,6 +176,9 @@ class TransitionCollector(Collector):
         self._rows: VectorRowWriter | FrameRowWriter = writer(spec, num_envs, sink, n_step, gamma)
         self._reward = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.float32)
+        self._discounted, self._in_block = DiscountedReturns(gamma), 0
+        self._rewards = np.zeros((_BLOCK_STEPS, num_envs), np.float32)
+        self._ends = np.zeros((_BLOCK_STEPS, num_envs))
         self._make_vector, self._seed = make_vector, seeds[0]
         self._running = np.zeros((2, num_envs))
         """Return and length of each current episode of a vector environment."""
@@ -193,6 +203,7 @@ class TransitionCollector(Collector):
         stepped = perf_counter()
         self._is_slow = stepped - start > _SLOW_S
         self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version))
+        self._count_rewards([index for index, _ in ended], broken)
         written = perf_counter()
         self.counts.env_steps += self.num_envs - len(broken)
         for index, _ in ended:
@@ -207,6 +218,19 @@ class TransitionCollector(Collector):
             self._rows.start(_ALL, self._vector.obs)
         self.counts.env_s += stepped - start + perf_counter() - written
         self.counts.write_s += written - stepped
+
+    def _count_rewards(self, ended: list[int], broken: list[int]) -> None:
+        """Keeps the rewards of this step, and adds a block of them to the returns once it is full."""
+        at = self._in_block
+        self._rewards[at] = self._reward
+        if ended or broken:
+            self._ends[at, ended + broken] = 1.0
+            self._rewards[at, broken] = 0.0
+        self._in_block = at + 1
+        if self._in_block == _BLOCK_STEPS:
+            self._discounted.add(self._rewards, self._ends)
+            self.counts.returns = self._discounted.sums()
+            self._ends[...] = self._in_block = 0
 
     def _step_tasks(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
         """Steps one by one; returns (index, truncated) of ended episodes, and the environments without a row."""

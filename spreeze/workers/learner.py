@@ -48,6 +48,7 @@ _LAST_PUBLICATION_S = 5.0
 """Longest wait for the disk to take the last weights of a run."""
 _MAX_SKIPPED_IN_A_ROW = 20
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
+_RETURNS = [SLOTS["sampler"].index(name) for name in ("returns", "returns_sum", "returns_square_sum")]
 
 
 def run_learner(context: WorkerContext, job: LearnerJob) -> None:
@@ -283,6 +284,7 @@ class _ReplayLearner(_RestoredLearner):
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=job.learner.batch_size,
             device=device, seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.learner.overlap,
             mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch, fuse=job.learner.fuse,
+            session=job.run_started_s, loaded_rows=job.loaded_rows,
         )
         self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
         self._samplers = wakeups_of(job.sampler_wakeup_fds)
@@ -295,7 +297,8 @@ class _ReplayLearner(_RestoredLearner):
         if (gossip := self._open_gossip()) is not None:
             returned = self._context.named(self._context.slots)["updates"] > 0.0  # its parameters are old
             joins = returned or (self._job.gloo is not None and self._job.gloo.joined)
-            self._peers = PeerAverage(self._trainer.algorithm, gossip, self._job.learner.average_interval, joins=joins)
+            self._peers = PeerAverage(self._trainer.algorithm, gossip, self._job.learner.average_interval,
+                                      joins=joins, statistics=self._trainer)
         super().restore(checkpoint)
 
     def _open_gossip(self) -> Gossip | None:
@@ -319,6 +322,7 @@ class _ReplayLearner(_RestoredLearner):
         if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
+            self._count_returns()
             self._trainer.refresh()
             self.began = True
             self._report(f"learning began after {inserted} transitions in replay")
@@ -354,9 +358,15 @@ class _ReplayLearner(_RestoredLearner):
         rows = range(self._job.num_samplers)
         return self._job.env_steps_base + int(sum(float(self._context.status.slots(row)[_ENV_STEPS]) for row in rows))
 
+    def _count_returns(self) -> None:
+        """Tells the trainer of the returns of all samplers of this session, those of other hosts included."""
+        rows = range(self._job.num_samplers)
+        self._trainer.count_returns(np.sum([self._context.status.slots(row)[_RETURNS] for row in rows], 0))
+
     def check(self) -> None:
-        """Also reports the trainer's notes."""
+        """Also takes in the samplers' returns, and reports the trainer's notes."""
         super().check()
+        self._count_returns()
         while self._trainer.notes:
             self._report(self._trainer.notes.pop(0))
 
