@@ -137,7 +137,7 @@ def test_without_vtrace_advantages_are_gae_however_old_the_rollout_is(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns_from_images_and_tells_its_metrics(name):
     spec = task(discrete=True, frames=FRAMES)
-    made = learner(name, spec, "none", hidden_sizes=(16,))
+    made = learner(name, spec, "none", hidden_sizes=(16,), lr_schedule="linear")
     before = made.net.flat.clone()
     made.learn(rollout(made, spec, np.random.default_rng(0)), 0.5)
     assert not torch.equal(before, made.net.flat)

@@ -337,7 +337,8 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(name, correc
 @pytest.mark.parametrize("name", NAMES)
 def test_a_large_gradient_is_scaled_down_and_the_step_size_falls_with_progress(name):
     spec = task()
-    algorithm = learner(name, spec, max_grad_norm=0.01, value_coef=100.0, lr_end=0.0)
+    algorithm = learner(name, spec, max_grad_norm=0.01, value_coef=100.0, lr_schedule="linear",
+                        lr_end=0.0)
     batch = rollout(algorithm, spec, np.random.default_rng(0))
     algorithm.learn(batch, 0.25)
     found = algorithm.metrics()

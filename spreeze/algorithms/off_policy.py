@@ -235,6 +235,11 @@ class OffPolicyAlgorithm(Algorithm):
             adam.scale_lr(self._lr_end + (1.0 - self._lr_end) * left)
 
     @property
+    def target_share(self) -> float:
+        """Share of the online weights that an update mixes into the targets, on average: target backups an update."""
+        return self._config.tau / self.period
+
+    @property
     def crossed_bytes(self) -> int:
         """Bytes that have crossed between the sides; 0 on one device. Recorded updates count once."""
         return self._placement.crossed_bytes

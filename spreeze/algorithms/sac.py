@@ -116,6 +116,10 @@ class _SoftActorCritic(OffPolicyAlgorithm):
             self.log_alpha.clamp_(max=self._log_alpha_max)
         torch.exp(self.log_alpha, out=self.alpha)
 
+    @property
+    def target_share(self) -> float:
+        return self._config.tau  # at each update, whenever the actor moves
+
     def update_targets(self) -> None:
         self.critics.update_target(self._config.tau)
         self.updates += 1

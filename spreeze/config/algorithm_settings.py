@@ -32,8 +32,8 @@ class AlgorithmConfig(Part):
                                choices=("constant", "linear", "cosine"))
     lr_end: float = setting(0.1, "share of the learning rate at which a falling one ends; 0 freezes what is learned",
                             low=0.0, high=1.0)
-    normalize_returns: bool = setting(True, "divide rewards by the running standard deviation of discounted returns, "
-                                      "which is the unit of all other settings; never where rewards are signs")
+    normalize_returns: bool = setting(True, "divide rewards by the running standard deviation of discounted returns; "
+                                      "not where rewards are signs")
     policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
                                     "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
                                     low=0.0, high=0.999999)
@@ -180,6 +180,7 @@ class QMIXConfig(ActionValueConfig):
                          "state; vdn, their sum", choices=("qmix", "vdn"))
     mixing_units: int = setting(32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024)
 
+
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyConfig(Part):
     """What the on-policy algorithms share."""
@@ -197,8 +198,8 @@ class OnPolicyConfig(Part):
     gae_lambda: float = setting(0.95, "lambda of GAE; 1: returns alone (arXiv 1506.02438)",
                                 low=0.0, high=1.0)
     lr: float = setting(3e-4, "learning rate", low=0.0, high=1.0)
-    lr_schedule: str = setting("linear", "linear: the learning rate falls to lr_end of itself at stop.env_steps, or at "
-                               "stop.seconds where nothing else ends the run; time of earlier sessions is over. "
+    lr_schedule: str = setting("constant", "linear: the learning rate falls to lr_end of itself at stop.env_steps, or "
+                               "at stop.seconds where nothing else ends the run; time of earlier sessions is over. "
                                "Learners on several hosts, or with gala.mixing=all_reduce, do not follow the clock",
                                choices=("linear", "constant"))
     lr_end: float = setting(0.1, "share of the learning rate at which a falling one ends; 0 freezes what is learned",
@@ -208,8 +209,8 @@ class OnPolicyConfig(Part):
     max_grad_norm: float = setting(0.5, "norm to which a larger gradient is scaled down, of policy and value network "
                                    "each; of both together where they share layers, over images", low=1e-6, high=1e9)
     normalize_advantage: bool = setting(True, "scale the advantages of a rollout to mean 0 and standard deviation 1")
-    normalize_returns: bool = setting(True, "divide rewards by the running standard deviation of discounted returns, "
-                                      "which is the unit of all other settings; never where rewards are signs")
+    normalize_returns: bool = setting(True, "divide rewards by the running standard deviation of discounted returns; "
+                                      "not where rewards are signs")
     initial_log_std: float = setting(0.0, "log standard deviation of actions at the start", low=-20.0, high=2.0)
     policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
                                     "evaluated, shown and kept, while the newest ones collect; 0: the newest weights",
