@@ -24,6 +24,25 @@ def test_the_scale_is_the_deviation_of_discounted_returns_that_go_on_over_rollou
     assert again.state() == returns.state()
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
+def test_the_returns_are_those_of_one_step_after_the_other_however_they_are_cut(gamma):
+    rng, states = np.random.default_rng(0), []
+    reward, ended = rng.standard_normal((150, 5)).astype(np.float32), rng.random((150, 5)) < 0.1
+    reward[:3] = 10.0  # of one size from the first block on
+    running, expected = np.zeros(5), []
+    for row, ends in zip(np.clip(reward, -10, 10), ended, strict=True):
+        running = gamma * running + row
+        expected.append(running)
+        running = np.where(ends, 0.0, running)
+    for cuts in ([], [1], [31, 32, 33, 100]):
+        returns = DiscountedReturns(gamma)
+        for part in np.split(np.arange(150), cuts):
+            returns.add(reward[part], ended[part])
+        assert returns.scale == pytest.approx(np.std(expected), rel=1e-9)
+        states.append(returns.state()["returns"]["0"])
+    np.testing.assert_allclose(states, [running] * 3, atol=1e-9)
+
+
 def test_returns_go_on_in_each_source_s_own_rollouts():
     returns = DiscountedReturns(0.5)
     for source, reward in ((0, 1.0), (1, 3.0), (0, 1.0)):

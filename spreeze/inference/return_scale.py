@@ -14,6 +14,8 @@ import numpy as np
 REWARD_CLIP = 10.0
 """Bound of a scaled reward, as in OpenAI's baselines."""
 _LARGEST = 3
+_STEPS = 64
+"""Whose returns are computed by one matmul."""
 _LEAST_SHARE = 1e-9
 """Of the mean square: a variance below it is rounding, so all returns are equal."""
 
@@ -71,12 +73,17 @@ class DiscountedReturns(ReturnMoments):
     def __init__(self, gamma: float) -> None:
         super().__init__()
         self._gamma = gamma
+        ages = np.subtract.outer(np.arange(_STEPS), np.arange(_STEPS))
+        self._decay = np.where(ages < 0, 0.0, float(gamma) ** np.maximum(ages, 0))
+        """[T, T], weight of each step's reward in the return of each step."""
         self._returns: dict[int, np.ndarray] = {}
         self._largest = np.zeros(_LARGEST)
 
     def add(self, reward: np.ndarray, ended: np.ndarray, source: int = 0) -> None:
         """Adds rewards [T, N] of T env steps of N environments; ``ended`` [T, N] where an episode is over."""
-        finite = np.nan_to_num(reward.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+        finite = reward.astype(np.float64)
+        if not math.isfinite(finite.sum()):
+            finite = np.nan_to_num(finite, nan=0.0, posinf=0.0, neginf=0.0)
         sizes = np.concatenate((self._largest, np.abs(finite).reshape(-1)))
         self._largest = np.partition(sizes, -_LARGEST)[-_LARGEST:]
         bound = float(self._largest.min())
@@ -84,14 +91,23 @@ class DiscountedReturns(ReturnMoments):
         returns = self._returns.get(source, np.zeros(0))
         if len(returns) != finite.shape[1]:
             returns = np.zeros(finite.shape[1])
-        kept = 1.0 - ended
-        for t, row in enumerate(finite):
-            returns = self._gamma * returns + row
-            row[:] = returns
-            returns = returns * kept[t]
+        for begin in range(0, len(finite), _STEPS):
+            at = slice(begin, begin + _STEPS)
+            finite[at], returns = self._block(finite[at], ended[at], returns)
         self._returns[source] = returns
         mean = float(finite.mean())
-        self.merge(float(finite.size), mean, float(np.square(finite - mean).sum()))
+        finite -= mean
+        self.merge(float(finite.size), mean, float(np.vdot(finite, finite)))
+
+    def _block(self, reward: np.ndarray, ended: np.ndarray, returns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns [T, N] of few steps from those before [N], and those that the next step goes on from."""
+        steps = len(reward)
+        found = self._decay[:steps, :steps] @ reward
+        weights = self._gamma * self._decay[:steps, 0]
+        found += weights[:, np.newaxis] * returns
+        for t, env in np.argwhere(ended).tolist():  # by time: what came before an end counts no longer after it
+            found[t + 1 :, env] -= weights[: steps - t - 1] * found[t, env]
+        return found, np.where(ended[-1], 0.0, found[-1])
 
     def state(self) -> dict[str, Any]:
         returns = {str(source): values.tolist() for source, values in self._returns.items()}
