@@ -18,6 +18,7 @@ from spreeze.algorithms import create
 from spreeze.config.algorithm_settings import SACConfig
 from spreeze.types import RowLayout
 
+CONFIG = SACConfig(actor_lr=3e-4, critic_lr=3e-4, alpha_lr=3e-4, initial_alpha=1.0, tau=0.005)
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -113,7 +114,7 @@ def main(sizes=(64, 256, 1024), pairs=25, block_s=0.08):
     torch.set_num_threads(1)
     for size in sizes:
         batch = synthetic_batch(RowLayout(OBS_DIM, ACTION_DIM), size, 0.99)
-        both = create("sac", OBS_DIM, ACTION_DIM, SACConfig(), 0), LeanSAC(compiled="compiled" in sys.argv)
+        both = create("sac", OBS_DIM, ACTION_DIM, CONFIG, 0), LeanSAC(compiled="compiled" in sys.argv)
         for _ in range(10):
             for one in both:
                 one.update(batch)

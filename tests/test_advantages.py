@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from spreeze.algorithms.losses import advantages, explained_variance
-from spreeze.algorithms.on_policy import RewardScale
 
 
 def gae(*args):
@@ -90,17 +89,3 @@ def test_explained_variance_is_one_for_perfect_zero_for_constant_and_unknown_wit
     assert explained_variance(target, target) == 1.0
     assert explained_variance(np.zeros(3), target) == 0.0
     assert np.isnan(explained_variance(target, np.ones(3)))
-
-
-def test_reward_scale_divides_by_the_deviation_of_discounted_returns_that_go_on_over_intervals():
-    scale, reward = RewardScale(0.5), np.array([[1.0], [1.0], [2.0]], np.float32)
-    ended = np.array([[0], [1], [0]])
-    # Returns 1, 1.5 (then an end), 2; then 0.5 * 2 + 4 = 5.
-    np.testing.assert_allclose(scale.apply(reward, ended, 0 * ended), reward / np.std([1, 1.5, 2]), rtol=1e-6)
-    later = scale.apply(np.array([[4.0]], np.float32), np.zeros((1, 1)), np.zeros((1, 1)))
-    assert later[0, 0] == pytest.approx(4 / np.std([1, 1.5, 2, 5]), rel=1e-6)
-    again = RewardScale(0.5)
-    again.load_state(scale.state())
-    nan = np.array([[np.nan]], np.float32)
-    assert again.apply(nan, nan * 0, nan * 0) is nan
-    assert again.state() == scale.state()

@@ -20,7 +20,7 @@ from spreeze.config.schema import PARTS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.learner import progress_of, run_progress, scheduled
+from spreeze.workers.learner import progress_of, run_progress, scheduled, slow_targets
 
 OBS, ACT = 5, 2
 NAMES = sorted(row.name for row in ROWS if row.continuous)
@@ -257,8 +257,9 @@ def test_sac_temperature_stays_where_tuning_is_off():
 
 
 def test_sac_temperature_falls_while_entropy_is_above_its_target():
-    assert trained("sac", 10, target_entropy_per_action=-50.0, alpha_lr=0.01).metrics()["alpha"] < 0.95
-    assert trained("sac", 10, target_entropy_per_action=50.0, alpha_lr=0.01).metrics()["alpha"] > 1.05
+    for target, bounds in ((-50.0, (0.0, 0.95)), (50.0, (1.05, 2.0))):
+        made = trained("sac", 10, target_entropy_per_action=target, alpha_lr=0.01, initial_alpha=1.0)
+        assert bounds[0] < made.metrics()["alpha"] < bounds[1]
 
 
 @pytest.mark.parametrize("share", [None, 0.25])
@@ -282,8 +283,14 @@ def test_weight_decay_is_that_of_torch_adamw_with_the_step_size_of_then(share):
 @pytest.mark.parametrize(("schedule", "shares"), [
     ("constant", [1.0, 1.0, 1.0]), ("linear", [1.0, 0.75, 0.0]), ("cosine", [1.0, 0.853553, 0.0]),
 ])  # fmt: skip
-def test_step_sizes_fall_to_nothing_at_the_end_of_a_run(schedule, shares):
-    algorithm = made("sac", lr_schedule=schedule, weight_decay=0.1, actor_lr=0.2, critic_lr=0.1, alpha_lr=0.4)
+def test_step_sizes_fall_to_a_tenth_at_the_end_of_a_run_or_to_nothing_where_it_is_said(schedule, shares):
+    tenth = made("sac", lr_schedule=schedule, critic_lr=0.1)
+    tenth.anneal(1.0)
+    adam = tenth.critics.adam
+    assert (adam.lr if adam._scaled_lr is None else adam._scaled_lr.item()) == pytest.approx(
+        0.1 if schedule == "constant" else 0.01)
+    algorithm = made("sac", lr_schedule=schedule, lr_end=0.0, weight_decay=0.1, actor_lr=0.2, critic_lr=0.1,
+                     alpha_lr=0.4)
     assert [adam.weight_decay for adam in algorithm._adams] == [0.1, 0.1, 0.0], "the temperature is no weight"
     for progress, share in zip((0.0, 0.25, 1.0), shares, strict=True):
         algorithm.anneal(progress)
@@ -382,3 +389,15 @@ def test_learners_whose_clocks_differ_keep_their_step_size(mixing, gloo, share):
     assert progress_of(job, lambda: 50.0)(0) == share
     job.stop = StopConfig(seconds=200.0, env_steps=1000)
     assert progress_of(job, lambda: 50.0)(100) == 0.2, "env steps are counted alike by all"
+
+
+def test_targets_that_follow_too_slowly_are_named_with_the_time_that_values_need():
+    text = slow_targets(0.005, 230.0, 0.01)
+    assert "1.2 backups a second (tau 0.005 an update, 230 updates/s), so values need 87 s" in text
+    assert slow_targets(0.02, 230.0, 0.01) is None
+    assert slow_targets(0.005, 0.0, 0.01) is slow_targets(0.005, 230.0, 0.0) is None, "no updates, or gamma is 1"
+    for name, share in (("dqn", 0.25), ("sac", 0.5), ("td3", 0.25)):
+        period = {"target_interval" if name == "dqn" else "policy_delay": 2}
+        settings = {"tau": 0.5, "hidden_sizes": (8,), **period}
+        made = create(name, 3, 1, PARTS[name](**settings), 1, num_actions=2 if name == "dqn" else None)
+        assert made.target_share == share

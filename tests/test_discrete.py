@@ -12,7 +12,7 @@ from spreeze.config.algorithms import check_algorithm, default_algorithm, fittin
 from spreeze.config.layers import Layer, resolve, with_algorithm
 from spreeze.config.modes import modes
 from spreeze.envs.make import describe
-from spreeze.envs.task import Task, uniform_actions
+from spreeze.envs.task import HeldActions, Task, uniform_actions
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.policy import head_of
 from spreeze.types import FrameSpec, RowLayout
@@ -92,6 +92,19 @@ def test_uniform_actions_are_indices_each_as_likely():
     assert (abs(counts[1] - 1000) < 120).all()
 
 
+def test_random_actions_are_held_for_few_steps_or_many_each_as_likely_and_again_the_same():
+    spec = task().spec
+    drawn = [HeldActions(spec, np.random.default_rng(0)) for _ in range(2)]
+    found = [np.array([one.draw(50) for _ in range(2000)])[:, :, 0] for one in drawn]
+    assert np.array_equal(*found)
+    changes = np.diff(found[0], axis=0) != 0
+    assert 0.1 < changes.mean() < 0.3, "two thirds of new draws are another action"
+    runs = np.diff(np.flatnonzero(np.r_[True, changes[:, 0], True]))
+    assert runs.min() == 1
+    assert runs.max() > 20
+    assert (abs(np.unique(found[0], return_counts=True)[1] / found[0].size - 1 / 3) < 0.03).all()
+
+
 def test_epsilon_falls_in_a_straight_line_with_the_env_steps():
     def epsilon(steps):
         return head_of(Q_META | {"env_steps": steps}, {}).epsilon
@@ -161,7 +174,7 @@ def test_a_named_algorithm_stays_and_an_unnamed_one_is_chosen_below_all_layers()
     settings, reason = with_algorithm(layers, resolve(layers), spec)
     assert (settings.config.run.algo, settings.sources["run.algo"]) == ("dqn", "action space")
     assert reason is not None
-    assert [layer.source for layer in layers] == ["action space", "user"]
+    assert [layer.source for layer in layers] == ["default of dqn", "action space", "user"]
     named = [Layer("user", {"run": {"algo": "sac"}})]
     settings, reason = with_algorithm(named, resolve(named), spec)
     assert (settings.config.run.algo, reason) == ("sac", None)

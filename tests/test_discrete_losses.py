@@ -74,13 +74,16 @@ def test_after_buffers_were_dropped_the_next_update_is_what_it_would_have_been(v
 
 
 def test_huber_gradient_is_the_derivative_of_huber_s_loss_by_hand():
-    assert losses.huber_gradient(torch.tensor([-3.0, -0.5, 0.0, 1.0, 7.0])).tolist() == [-1.0, -0.5, 0.0, 1.0, 1.0]
+    errors = torch.tensor([-3.0, -0.5, 0.0, 1.0, 7.0])
+    assert losses.huber_gradient(errors).tolist() == [-1.0, -0.5, 0.0, 1.0, 1.0]
+    assert losses.huber_gradient(errors, 4.0).tolist() == [-3.0, -0.5, 0.0, 1.0, 4.0]
 
 
+@pytest.mark.parametrize("threshold", [0.0, 1.0])
 @pytest.mark.parametrize("duelling", [False, True])
 @pytest.mark.parametrize("double", [False, True])
-def test_dqn_gradient_is_that_of_the_huber_loss_to_its_target(double, duelling):
-    config = DQNConfig(hidden_sizes=HIDDEN, double=double, duelling=duelling)
+def test_dqn_gradient_is_that_of_its_loss_to_its_target(double, duelling, threshold):
+    config = DQNConfig(hidden_sizes=HIDDEN, double=double, duelling=duelling, huber=threshold, max_grad_norm=1e9)
     dqn, batch = exact(create, "dqn", OBS, 1, config, 5, num_actions=K), batch_of()
     dqn.critics.target.flat.mul_(-0.8)  # online and target choose different actions
     obs, next_obs, action = batch.obs.numpy(), batch.next_obs.numpy(), batch.action.numpy()[:, 0].astype(int)
@@ -94,7 +97,7 @@ def test_dqn_gradient_is_that_of_the_huber_loss_to_its_target(double, duelling):
         return q_of(dqn.critics.online, obs, flat, duelling)[0][np.arange(B), action] - goal
 
     assert 0 < (np.abs(error()) > 1.0).sum() < B
-    indices, expected = numeric(lambda: huber(error()).mean(), flat)
+    indices, expected = numeric(lambda: (huber(error()) if threshold else 0.5 * error() ** 2).mean(), flat)
     proposal = dqn.propose(batch)
     np.testing.assert_array_equal(proposal.next_action.numpy(), chosen[None])
     assert proposal.next_log_prob is None
@@ -106,7 +109,7 @@ def test_dqn_gradient_is_that_of_the_huber_loss_to_its_target(double, duelling):
 
 
 def test_dqn_gradient_equals_autograd():
-    dqn, batch = made("dqn duelling"), batch_of(3)
+    dqn, batch = made("dqn duelling", huber=1.0, max_grad_norm=1e9), batch_of(3)
     flat = dqn.critics.online.flat.clone().requires_grad_()
     net = type(dqn.critics.online)(flat, dqn.critics.online.sizes, 1)
     hidden = batch.obs
@@ -212,9 +215,9 @@ def test_sac_actor_and_temperature_gradients_are_those_of_the_expected_losses():
     np.testing.assert_allclose(slope.numpy().T, least, rtol=1e-9)
     sac.actor_step(slope)
     np.testing.assert_allclose(sac.actor.gradient.flat.numpy()[indices], expected, rtol=1e-5, atol=1e-8)
-    # d/d log_alpha of log_alpha (entropy - target), target 0.98 of log K: eq. 11.
+    # d/d log_alpha of log_alpha (entropy - target), target half of log K: eq. 11.
     entropy = -(prob * log_prob).sum(1).mean()
-    assert sac.alpha_gradient.item() == pytest.approx(entropy - 0.98 * math.log(K))
+    assert sac.alpha_gradient.item() == pytest.approx(entropy - 0.5 * math.log(K))
     metrics = sac.metrics()
     assert metrics["entropy"] == pytest.approx(entropy)
     assert sac.critics.mean_action_value() == pytest.approx(value)
@@ -230,13 +233,21 @@ def test_value_slope_is_the_gradient_to_each_probability():
 
 
 def test_sac_temperature_follows_the_entropy_ratio():
-    def alpha(ratio):
-        sac = made("sac", alpha_lr=0.01, target_entropy_ratio=ratio)
+    def alpha(ratio, bound=1e9):
+        sac = made("sac", alpha_lr=0.01, initial_alpha=1.0, target_entropy_ratio=ratio, max_alpha=bound)
         for seed in range(10):
             sac.update(batch_of(seed))
         return sac.metrics()["alpha"]
 
     assert alpha(0.1) < 0.95 < alpha(1.0)
+    assert alpha(1.0, bound=0.5) == pytest.approx(0.5), "it does not grow for ever where the target is out of reach"
+
+
+def test_a_large_gradient_of_dqn_is_scaled_down():
+    dqn, batch = made("dqn", max_grad_norm=0.01), batch_of()
+    dqn.update(batch._replace(reward=batch.reward * 100.0))
+    assert dqn.metrics()["critic_grad_norm"] > 0.01
+    assert float(dqn.critics.gradient.flat.norm()) == pytest.approx(0.01)
 
 
 def single(variant, **changes):

@@ -213,6 +213,34 @@ def test_a_learner_that_returns_gives_the_others_nothing_of_its_old_parameters()
         memory.close()
 
 
+@pytest.mark.parametrize("mixing", ["gossip", "all_reduce", "average", "none"])
+def test_statistics_are_averaged_with_the_parameters_or_the_gradients_to_more_digits_than_these(mixing):
+    memory = MixMemory.create(2)
+    try:
+        mixers = []
+        for learner in (0, 1):
+            spec = MixSpec(learner=learner, learners=2, mixing=mixing, topology="full", max_staleness=None, interval=1,
+                           similarity_interval=500, rows=(0, 1), board_fd=memory.board.block.fd, policy_fds=(),
+                           shared_fd=memory.shared_fd, message_fds=tuple(one.fds for one in memory.messages),
+                           mixed_fds=tuple(one.fds for one in memory.mixed),
+                           gradient_fds=tuple(one.fds for one in memory.gradients))  # fmt: skip
+            mixers.append(Mixer(spec, lambda: (0, 1), lambda: False))
+            mixers[-1].statistics = np.array([100.0 + 200.0 * learner, 1e6 + 1.0 + learner, 2.0 + learner])
+            mixers[-1].begin(np.full(2, learner, np.float32), 0)
+        own, before = mixers[0], np.zeros(2, np.float32)
+        if mixing == "all_reduce":
+            mixers[1]._gossip.send(mixers[1]._joined(np.full(2, 4.0, np.float32)), 1)
+            assert own.reduce(np.full(2, 2.0, np.float32), 1).tolist() == [3.0, 3.0]
+        else:
+            mixers[1].mix(before, np.full(2, 4.0, np.float32), 1)
+            found = own.mix(before, np.full(2, 2.0, np.float32), 1)
+            assert found.tolist() == ([2.0] if mixing == "none" else [3.0]) * 2
+        expected = [100.0, 1e6 + 1.0, 2.0] if mixing == "none" else [200.0, 1e6 + 1.5, 2.5]
+        np.testing.assert_allclose(own.statistics, expected, rtol=1e-13)
+    finally:
+        memory.close()
+
+
 def asked(*argv):
     settings = resolve([Layer("user", user_values(build_parser().parse_args([*argv])))])
     check_algorithm(settings.config.run.algo, SPEC, settings.config.mode)

@@ -5,6 +5,7 @@ A graph is played by a stand-in that does what it recorded, without Python's own
 
 import contextlib
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -319,9 +320,9 @@ def test_memory_that_is_gone_when_the_mirror_is_made_gives_a_smaller_one(monkeyp
         assert "only the newest 256 of 512 rows" in note
 
 
-def learning_of(ring, *, policy_average=0.0, explore_average=False, **options):
+def learning_of(ring, *, policy_average=0.0, explore_average=False, normalize_returns=True, **options):
     config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8, 8), policy_average=policy_average,
-                                 explore_average=explore_average)
+                                 explore_average=explore_average, normalize_returns=normalize_returns)
     options = {"device": "cpu", "normalize_obs": False, **options}
     return ReplayTrainer(SPEC, "sac", config, LAYOUT, ReplayReader(ring), batch_size=BATCH, seed=1, **options)
 
@@ -398,7 +399,84 @@ def test_batches_of_a_mirror_are_normalised_as_those_of_the_host(monkeypatch):
                 learning.normalizer.apply(expected)
                 np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
             assert np.array_equal(taken[-1].reward.numpy(), raw[:, LAYOUT.reward])
-        assert learning.normalizer.count == 3 * BATCH, "a batch every ten updates"
+        assert learning.normalizer.count == ring.total_committed(), "each row once"
+
+
+def absurd(ring, at, reward):
+    """The rows with these rewards at some places."""
+    ring.rows[at, LAYOUT.reward] = reward
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_rewards_are_divided_by_the_deviation_of_returns_at_the_draw_and_stay_raw_in_replay(monkeypatch, mirrored):
+    taken = []
+    with filled() as ring:
+        learning = learning_of(ring)
+        if mirrored:
+            learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5),
+                                    lambda: PlayedGraph(learning.algorithm))
+        monkeypatch.setattr(learning.algorithm, "update", lambda batch, _: taken.append(batch) or (0.0, 0.0))
+        stored = ring.rows.copy()
+        learning.count_returns(np.array([4.0, 0.0, 100.0]))  # a deviation of 5
+        for _ in range(8):
+            learning.refresh()
+            learning.update()
+            drawn = (learning._launches.gpu_replay.logical.numpy() if mirrored
+                     else learning._reader._drawn.row)
+            np.testing.assert_allclose(taken[-1].reward.numpy(), stored[drawn, LAYOUT.reward] / 5.0, rtol=1e-5)
+        assert np.array_equal(ring.rows, stored)
+        assert learning.metrics(wait_s=0.0, publish_s=0.0)["return_scale"] == 5.0
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("reward", [np.inf, -np.inf, np.nan, 1e30])
+def test_rows_of_absurd_rewards_do_not_stop_learning(reward, scaled, mirrored):
+    with filled() as ring:
+        absurd(ring, np.arange(0, 256, 3), reward)  # hardly a batch is without one
+        learning = learning_of(ring, normalize_returns=scaled)
+        if mirrored:
+            learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5),
+                                    lambda: PlayedGraph(learning.algorithm))
+        learning.count_returns(np.array([4.0, 0.0, 100.0]))
+        for _ in range(20):
+            learning.refresh()
+            learning.update()
+        assert learning.algorithm.updates_skipped() == 0
+
+
+def test_what_is_shown_is_in_the_units_of_the_task_and_the_same_is_learned_whatever_these_are():
+    found = {}
+    for factor in (1.0, 1000.0):
+        with filled() as ring:
+            ring.rows[:, LAYOUT.reward] *= np.float32(factor)
+            learning = learning_of(ring)
+            learning.count_returns(np.array([4.0, 0.0, 100.0]) * [1.0, factor, factor**2])
+            for _ in range(5):
+                learning.update()
+            found[factor] = learning.algorithm.policy_parameters.clone(), learning.metrics(wait_s=0.0, publish_s=0.0)
+    torch.testing.assert_close(found[1.0][0], found[1000.0][0], rtol=1e-3, atol=1e-5)
+    for name, power in (("q_mean", 1), ("actor_loss", 1), ("critic_loss", 2), ("return_scale", 1)):
+        assert found[1000.0][1][name] == pytest.approx(1000.0**power * found[1.0][1][name], rel=1e-2)
+
+
+def test_a_checkpoint_of_this_session_counts_nothing_twice_and_one_of_an_earlier_session_goes_on():
+    with filled() as ring:
+        first = learning_of(ring, normalize_obs=True, session=1.0)
+        first.count_returns(np.array([4.0, 0.0, 100.0]))
+        first.refresh()
+        tensors, state = first.state()
+        for session, returns, rows in ((1.0, 6.0, 400.0), (2.0, 10.0, 800.0)):
+            again = learning_of(ring, normalize_obs=True, session=session)
+            again.load_state(tensors, json.loads(json.dumps(state)))
+            assert again.return_scale == 5.0
+            again.count_returns(np.array([6.0, 0.0, 150.0]))
+            again.refresh()
+            assert (again.returns.count, again.normalizer.count) == (returns, rows)
+        loaded = learning_of(ring, normalize_obs=True, session=2.0, loaded_rows=tuple(ring.committed.tolist()))
+        loaded.load_state(tensors, state)
+        loaded.refresh()
+        assert loaded.normalizer.count == 400.0, "rows that an earlier session counted"
 
 
 def test_a_split_with_a_mirror_launches_kernels_one_by_one_and_says_so():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from exact import exact
-from lean_sac import LeanSAC, tensors_of
+from lean_sac import CONFIG, LeanSAC, tensors_of
 from matmul_floor import ACTION_DIM, OBS_DIM, synthetic_batch
 from numpy_reference import central_difference, forward, squashed_log_prob
 
@@ -173,7 +173,7 @@ def test_sac_action_gradient_follows_the_lesser_critic_of_each_row():
 
 
 def test_sac_updates_are_those_of_lean_autograd():
-    ours, lean = exact(create, "sac", OBS_DIM, ACTION_DIM, SACConfig(), 1), LeanSAC(torch.float64)
+    ours, lean = exact(create, "sac", OBS_DIM, ACTION_DIM, CONFIG, 1), LeanSAC(torch.float64)
     lean.take(ours)
     batch = synthetic_batch(RowLayout(OBS_DIM, ACTION_DIM), 64, 0.99)
     batch = type(batch)(*(x.double() if isinstance(x, torch.Tensor) else x for x in batch))

@@ -135,7 +135,8 @@ def test_a_row_says_whether_its_slot_goes_on_over_a_restart():
     assert set(TABLE.cumulative("learner")) == {
         "wait_s", "gather_s", "critic_s", "actor_s", "learn_s", "publish_s", "rows_redrawn"}
     assert set(TABLE.cumulative("sampler")) == {
-        "env_steps", "episodes", "rows_refused", "env_errors", "policy_s", "env_s", "write_s", "wait_s"}  # fmt: skip
+        "env_steps", "episodes", "rows_refused", "env_errors", "policy_s", "env_s", "write_s", "wait_s", "returns",
+        "returns_sum", "returns_square_sum"}  # fmt: skip
     assert TABLE.cumulative("evaluator") == ()
     table = MetricTable((*METRICS, ROW._replace(cumulative=True)))
     assert set(table.cumulative("learner")) - set(TABLE.cumulative("learner")) == {"weight_norm"}
@@ -162,7 +163,7 @@ def test_two_rows_of_one_name_and_more_slots_than_there_is_room_for_are_refused(
 
 
 def test_a_sampler_s_counts_come_back_by_their_names():
-    stats = SamplerStats(1, 2, 3.0, 4.0, 5, 6, 7.0, 8.0, 9.0, 10.0)
+    stats = SamplerStats(1, 2, 3.0, 4.0, 5, 6, 7.0, 8.0, 9.0, 10.0, (11.0, 12.0, 13.0))
     status = StatusTable.create(1)
     try:
         stats.post(status.slots(0), np.full(MOST_SLOTS, 100.0))
@@ -173,7 +174,7 @@ def test_a_sampler_s_counts_come_back_by_their_names():
     assert found == {
         "env_steps": 101.0, "episodes": 102.0, "episode_return": 3.0, "episode_length": 4.0, "rows_refused": 105.0,
         "env_errors": 106.0, "policy_s": 107.0, "env_s": 108.0, "write_s": 109.0, "wait_s": 110.0,
-        "policy_version": 0.0,
+        "policy_version": 0.0, "returns": 111.0, "returns_sum": 112.0, "returns_square_sum": 113.0,
     }  # fmt: skip
 
 
@@ -181,7 +182,8 @@ def test_which_slots_go_on_after_a_restart_follows_from_the_rows():
     times = {"wait_s", "gather_s", "critic_s", "actor_s", "learn_s", "publish_s"}
     assert set(TABLE.cumulative("learner")) == times | {"rows_redrawn"}, "updates come back with a checkpoint"
     assert set(TABLE.cumulative("sampler")) == {
-        "env_steps", "episodes", "rows_refused", "env_errors", "policy_s", "env_s", "write_s", "wait_s",
+        "env_steps", "episodes", "rows_refused", "env_errors", "policy_s", "env_s", "write_s", "wait_s", "returns",
+        "returns_sum", "returns_square_sum",
     }  # fmt: skip
     counted = ROW._replace(name="made_up_count", writer="learner", kind=Kind.COUNTER, chart=None)
     assert "made_up_count" not in MetricTable((*METRICS, counted)).cumulative("learner")

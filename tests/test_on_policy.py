@@ -1,5 +1,6 @@
 """PPO and A2C against plain NumPy: losses, gradients, corrections, statistics; checkpoints bit by bit."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -336,12 +337,15 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(name, correc
 @pytest.mark.parametrize("name", NAMES)
 def test_a_large_gradient_is_scaled_down_and_the_step_size_falls_with_progress(name):
     spec = task()
-    algorithm = learner(name, spec, max_grad_norm=0.01, value_coef=100.0, normalize_returns=False)
+    algorithm = learner(name, spec, max_grad_norm=0.01, value_coef=100.0, lr_schedule="linear",
+                        lr_end=0.0)
     batch = rollout(algorithm, spec, np.random.default_rng(0))
     algorithm.learn(batch, 0.25)
     found = algorithm.metrics()
     assert found["grad_norm"] > 0.01
-    assert float(algorithm.net.gradient.norm()) == pytest.approx(0.01, rel=1e-4)
+    of_value = algorithm.net.gradient * algorithm.net.of_value
+    norms = float(of_value.norm()), float((algorithm.net.gradient - of_value).norm())
+    assert norms == pytest.approx((0.01, 0.01), rel=1e-4), "a large gradient of the value leaves the policy's alone"
     assert found["learning_rate"] == pytest.approx(0.75 * (PPOConfig if name == "ppo" else A2CConfig)().lr)
     kept = algorithm.net.flat.clone()
     algorithm.learn(batch, 1.0)
@@ -375,12 +379,34 @@ def test_the_step_size_follows_the_divergence_within_its_bounds():
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c"])
-@pytest.mark.parametrize(("schedule", "rate"), [("constant", 0.02), ("linear", 0.015)])
-def test_the_step_size_falls_with_the_share_of_the_run_that_is_over(name, schedule, rate):
+@pytest.mark.parametrize(("schedule", "rates"), [("constant", (0.02, 0.02)), ("linear", (0.0155, 0.002))])
+def test_the_step_size_falls_with_the_share_of_the_run_that_is_over_to_a_tenth(name, schedule, rates):
     spec = task()
     made = learner(name, spec, "on-policy", lr=0.02, lr_schedule=schedule, hidden_sizes=(4,))
-    made.learn(rollout(made, spec, np.random.default_rng(0)), 0.25)
-    assert made.optimiser.lr == pytest.approx(rate)
+    for progress, rate in zip((0.25, 1.0), rates, strict=True):
+        made.learn(rollout(made, spec, np.random.default_rng(0)), progress)
+        assert made.optimiser.lr == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rewards_times_a_thousand_are_learned_as_they_were_and_shown_in_the_units_of_the_task(name):
+    spec, found = task(), {}
+    for factor in (1.0, 1000.0):
+        made = learner(name, spec, "on-policy", normalize_returns=True)
+        batch = rollout(made, spec, np.random.default_rng(0))
+        made.learn(batch._replace(reward=batch.reward * np.float32(factor)), None)
+        found[factor] = made.net.flat.clone(), made.metrics()
+    torch.testing.assert_close(found[1.0][0], found[1000.0][0], rtol=1e-3, atol=1e-5)
+    small, large = found[1.0][1], found[1000.0][1]
+    assert large["return_scale"] == pytest.approx(1000.0 * small["return_scale"], rel=1e-4)
+    assert large["value_loss"] == pytest.approx(1e6 * small["value_loss"], rel=0.02)
+
+
+def test_rewards_that_are_signs_are_learned_as_they_are():
+    spec = task(discrete=True, frames=dataclasses.replace(FRAMES, sign_rewards=True))
+    made = learner("ppo", spec, normalize_returns=True, hidden_sizes=(16,))
+    assert made.return_scale == 1.0
+    assert "reward_scale" not in made.state_json()
 
 
 @pytest.mark.parametrize("correction", ["on-policy", "delayed", "none", "truncated-is"])

@@ -37,6 +37,31 @@ def shared():
         yield [stack.enter_context(contextlib.closing(VersionedParameters.create())) for _ in range(3)]
 
 
+class Statistics:
+    """Of observations and returns, as a trainer has them."""
+
+    def __init__(self, *values):
+        self.values = np.array(values)
+
+    def averaged_statistics(self):
+        return self.values
+
+    def set_averaged_statistics(self, values):
+        self.values = values
+
+
+def test_the_units_of_the_networks_are_averaged_with_them(shared):
+    units = [Statistics(10.0, 1e6, 1.0), Statistics(30.0, 1e6 + 1.0, 5.0)]
+    averages = [PeerAverage(sac(scale), gossip(shared, index), 1, statistics=units[index])
+                for index, scale in enumerate((1.0, 3.0))]
+    for average in averages:
+        average.advance(0)
+    for average in averages:
+        average.advance(1)
+    np.testing.assert_allclose(units[1].values, [20.0, 1e6 + 0.5, 3.0], rtol=1e-13)
+    assert units[0].values.tolist() == [10.0, 1e6, 1.0], "nobody had sent yet"
+
+
 def test_a_learner_takes_the_mean_of_its_parameters_and_of_those_that_still_publish(shared):
     learners = [sac(scale) for scale in (1.0, 2.0, 6.0)]
     unit = learners[0].state_arrays()

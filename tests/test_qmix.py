@@ -61,7 +61,8 @@ def team_value_in_numpy(networks, obs, action=None, flat=None, mixer="qmix"):
         if mixer == "vdn":
             found.append(sum(values))
             continue
-        state = own[4:] / np.sqrt(np.mean(own[4:] ** 2))
+        state = own[4:] / np.sqrt(networks._state_square.item())
+        state = state * min(1.0, 2.0 / np.sqrt(np.mean(state**2)))
         first, first_bias, second, hidden = (state @ w + b for w, b in mixing[:4])
         units = elu(np.array(values) @ np.abs(first).reshape(2, -1) + first_bias)
         found.append(units @ np.abs(second) + (np.maximum(hidden, 0) @ mixing[4][0] + mixing[4][1]).item())
@@ -77,6 +78,7 @@ def test_an_update_follows_the_numeric_gradient_of_the_squared_error_to_the_targ
     next_obs, obs, action = batch.next_obs.numpy(), batch.obs.numpy(), batch.action.numpy()
     chooser = critics.online if double else critics.target
     best = chooser.agent_values(batch.next_obs).numpy().argmax(2)
+    critics.count_states(batch.obs)
     goal = batch.reward.numpy() + 0.9 * (1 - batch.terminated.numpy()) * team_value_in_numpy(
         critics.target, next_obs, best, mixer=mixer)  # fmt: skip
     if not double:
@@ -111,19 +113,28 @@ def test_the_mixer_by_hand():
         bias.zero_()
     bias.fill_(1.0)
     obs = torch.tensor([[0.0, 0.0, 2.0]])
+    qmix.critics.count_states(obs)
     mixed = qmix.critics.online.mixed
     assert mixed(torch.tensor([[1.0, 0.5]]), obs).item() == pytest.approx(2 * (4 + 1 + 2) + 7)
     # elu(-4 + 2) = exp(-2) - 1
     assert mixed(torch.tensor([[-1.0, 0.0]]), obs).item() == pytest.approx(2 * (np.exp(-2.0) - 1) + 7)
 
 
-def test_the_teams_value_does_not_grow_with_the_length_of_the_state():
-    networks = made().critics.online
-    networks.flat.mul_(3.0)
-    obs, values = batch_of().obs, torch.ones(B, 2, dtype=torch.float64)
-    longer = obs.clone()
-    longer[:, -TEAM.state_dim :] *= 1000.0
-    torch.testing.assert_close(networks.mixed(values, longer), networks.mixed(values, obs))
+def test_the_teams_value_tells_levels_apart_in_any_unit_but_does_not_grow_far_beyond_the_usual_ones():
+    values = torch.ones(B, 2, dtype=torch.float64)
+
+    def mixed(unit, times):
+        critics, obs = made().critics, batch_of().obs
+        critics.online.flat.mul_(3.0)
+        obs[:, -TEAM.state_dim :] *= unit
+        critics.count_states(obs)
+        obs[:, -TEAM.state_dim :] *= times
+        return critics.online.mixed(values, obs)
+
+    torch.testing.assert_close(mixed(1000.0, 1.0), mixed(1.0, 1.0))
+    assert ((mixed(1.0, 0.5) - mixed(1.0, 1.0)).abs() > 1e-3).all(), "the same direction, another level"
+    torch.testing.assert_close(mixed(1.0, 1000.0), mixed(1.0, 100.0))
+    networks, obs = made().critics.online, batch_of().obs
     nowhere = torch.zeros_like(obs)
     assert networks.mixed(values, nowhere).isfinite().all()
 

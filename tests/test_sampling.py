@@ -3,7 +3,7 @@ import pytest
 
 from spreeze.envs.task import BadTransition
 from spreeze.errors import WorkerError
-from spreeze.metrics.table import Phase
+from spreeze.metrics.table import SLOTS, Phase
 from spreeze.types import EnvSpec
 from spreeze.workers import collectors
 from spreeze.workers.collectors import TransitionCollector
@@ -92,6 +92,22 @@ def test_rows_are_what_happened_and_actions_reach_the_environment_in_its_own_uni
     sampling.step(actions, 8)
     assert rows.rows[2] == [0, 1, -1.0, 2.0, 0.0, 0, 2]
     assert sampling.counts.env_steps == 4
+
+
+def test_returns_of_every_block_of_steps_are_counted_and_posted_with_what_an_earlier_process_had():
+    sampling, _ = _sampling(Plan())
+    for _ in range(31):
+        sampling.step(_actions(0.0, 0.0), 1)
+    assert sampling.counts.returns == (0.0, 0.0, 0.0)
+    sampling.step(_actions(0.0, 0.0), 1)
+    count, total, squares = sampling.counts.returns
+    assert count == 64
+    assert total > 0.0
+    assert squares >= total**2 / count
+    slots, names = np.zeros(len(SLOTS["sampler"])), SLOTS["sampler"]
+    sampling.counts.post(slots, [1.0] * len(slots))
+    found = [slots[names.index(name)] for name in ("returns", "returns_sum", "returns_square_sum")]
+    assert found == pytest.approx([1.0 + count, 1.0 + total, 1.0 + squares])
 
 
 def test_an_action_that_an_environment_keeps_stays_as_it_was():

@@ -275,6 +275,15 @@ def test_a_run_of_before_a_setting_was_dropped_is_read_where_the_setting_changed
         from_toml(old.replace("copy_interval = 0", "copy_interval = 4"), "resumed run")
 
 
+def test_a_run_of_before_a_setting_was_there_learns_on_as_it_did():
+    text = "[run]\nalgo = 'dqn'\n[dqn]\ntau = 0.005\n[ppo]\nlr = 1e-4\n[sac]\ninitial_alpha = 1.0\n"
+    config = from_toml(text, "resumed run").config
+    assert (config.dqn.normalize_returns, config.dqn.huber, config.dqn.max_grad_norm) == (False, 1.0, 1e9)
+    assert (config.sac.normalize_returns, config.sac.max_alpha) == (False, 1e9)
+    assert config.ppo.lr_end == 0.0
+    assert from_toml(to_toml(resolve([])), "resumed run").config == resolve([]).config
+
+
 @pytest.mark.parametrize(("algo", "value", "expected"), [("sac", 0.99, 0.99), ("sac", 0.0, 0.0), ("ppo", 0.0, 0.0)])
 def test_an_average_that_was_the_learner_s_is_now_the_algorithm_s(algo, value, expected):
     text = f'[run]\nalgo = "{algo}"\n[learner]\npolicy_average = {value}\nexplore_average = false\n'

@@ -105,6 +105,8 @@ class ConvActorCritic:
     """
 
     layers = RELU
+    of_value: Tensor | None = None
+    """Policy and value share the trunk, so one norm bounds the gradient of both."""
 
     def __init__(
         self, frames: FrameSpec, cnn: str, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...],

@@ -1,12 +1,14 @@
 """Deep Q-learning (Mnih et al. 2015), optionally with double estimation and duelling streams.
 
-Departures from the paper: Adam instead of RMSProp, and optionally a soft target update. The clipped error of the paper
-is the gradient of Huber's loss. There is no actor: the policy is the best action of the Q network, so ``propose`` only
-picks next actions and nothing crosses back.
+Departures from the paper: Adam instead of RMSProp, squared error under a bound of the gradient's norm, and optionally a
+soft target update. The clipped error of the paper, made for rewards that are signs, is Huber's loss with ``huber`` = 1:
+an error of 1 then pulls as much as one of 100, which in other tasks ends of episodes can have. There is no actor: the
+policy is the best action of the Q network, so ``propose`` only picks next actions and nothing crosses back.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,7 @@ class DQN(OffPolicyAlgorithm):
         init = torch.Generator().manual_seed(seed)
         noise = torch.Generator(there).manual_seed(seed + 1)
         hidden, lr, duelling = config.hidden_sizes, config.lr, config.duelling
+        bound = config.max_grad_norm
         self.critics: DiscreteCritics | ImageCritics
         image: dict[str, Any] = {}
         layers = HiddenLayers(config.activation, config.layer_norm, network)
@@ -44,12 +47,14 @@ class DQN(OffPolicyAlgorithm):
             raise ConfigError("dqn.duelling = true: a network of your own has no such streams; leave one of them out")
         if frames is None:
             self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, duelling=duelling,
-                                           layers=layers)
+                                           layers=layers, max_norm=bound)
         else:
             refuse_layers(layers, "dqn")
-            self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, duelling=duelling)
+            self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, duelling=duelling,
+                                        max_norm=bound)
             image = {"cnn": config.cnn, "image": self.critics.image}
         self._config, self.period = config, config.target_interval
+        self._loss_gradient = partial(losses.huber_gradient, threshold=config.huber) if config.huber else None
         self._next_q: Tensor | None = None
         meta = {
             "policy": "q_values", "obs_dim": obs_dim, "num_actions": num_actions,
@@ -68,12 +73,12 @@ class DQN(OffPolicyAlgorithm):
         return Proposal(next_q.argmax(0, keepdim=True), None, None)
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
-        """Target ``r + discount Q'(s', a')``, Huber's loss."""
+        """Target ``r + discount Q'(s', a')``, squared error or Huber's loss."""
         next_q = self.critics.values(batch.next_obs, target=True) if self._config.double else self._next_q
         assert next_q is not None
         value = next_q[0].gather(0, next_action)[0]
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
-        self.critics.step(batch.obs, batch.action[:, 0].long(), target, losses.huber_gradient)
+        self.critics.step(batch.obs, batch.action[:, 0].long(), target, self._loss_gradient)
 
     def drop_buffers(self) -> None:
         super().drop_buffers()
@@ -95,7 +100,7 @@ class ImageCritics(ActionValues[ConvParameters]):
 
     def __init__(
         self, frames: FrameSpec, num_actions: int, cnn: str, hidden_sizes: tuple[int, ...], lr: float,
-        generator: torch.Generator, device: torch.device, *, duelling: bool = False,
+        generator: torch.Generator, device: torch.device, *, duelling: bool = False, max_norm: float | None = None,
     ) -> None:
         self.image = [frames.stack * frames.channels, frames.height, frames.width]
         placed = place(cnn, *self.image)
@@ -104,7 +109,8 @@ class ImageCritics(ActionValues[ConvParameters]):
             flat = torch.zeros(ConvParameters.count(placed, sizes), device=device)
             return ConvParameters(flat, placed, sizes)
 
-        super().__init__(features(placed), num_actions, hidden_sizes, lr, generator, parameters, duelling=duelling)
+        super().__init__(features(placed), num_actions, hidden_sizes, lr, generator, parameters, duelling=duelling,
+                         max_norm=max_norm)
         self._leaves = self.online.leaves()
 
     def _q(self, obs: Tensor, networks: ConvParameters, *, record: bool = False) -> Tensor:

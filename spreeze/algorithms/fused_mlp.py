@@ -133,6 +133,10 @@ class Parameters:
         views = [view[index : index + 1] for view in self._views]
         return Parameters(self.flat, self.sizes, 1, views, layers=self.layers)
 
+    def views(self) -> list[Tensor]:
+        """Every weight and bias."""
+        return self._views
+
     def initialise(self, generator: torch.Generator) -> None:
         for tensor, fan_in in self.blocks():
             uniform_(tensor, fan_in, generator)

@@ -155,8 +155,7 @@ class AnyAge(OnPolicyAlgorithm):
             ratio = self._lag(reference, worker).cpu().numpy().reshape(steps, envs)
             old = value.cpu().numpy().reshape(steps, envs)
             ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
-            scale = self._reward_scale
-            reward = batch.reward if scale is None else scale.apply(batch.reward, *ended, sampler, is_new=is_new)
+            reward = self._scaled(batch.reward, *ended, sampler, is_new=is_new)
             rho = np.minimum(ratio, config.rho_bar)
             excess, ahead = losses.vtrace(
                 reward, old, self._next_values(batch, old, self._normalizer), *ended, config.gamma, config.gae_lambda,

@@ -91,9 +91,9 @@ def allowed_only(values: Tensor, obs: Tensor) -> Tensor:
     return values.masked_fill(obs[:, -len(values) :].t() == 0.0, _FORBIDDEN)
 
 
-def huber_gradient(error: Tensor) -> Tensor:
-    """Gradient of Huber's loss with threshold 1 (Huber 1964): the error, clamped to [-1, 1]; any shape."""
-    return error.clamp(-1.0, 1.0)
+def huber_gradient(error: Tensor, threshold: float = 1.0) -> Tensor:
+    """Gradient of Huber's loss (Huber 1964): the error, clamped to within the threshold; any shape."""
+    return error.clamp(-threshold, threshold)
 
 
 def soft_policy_gradient(prob: Tensor, log_prob: Tensor, values: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:

@@ -133,7 +133,7 @@ class OffPolicyAlgorithm(Algorithm):
     critics: CriticNetworks[Any]
     actor: TrainedNetworks[Parameters] | None
     _config: AlgorithmConfig
-    _schedule = "constant"
+    _schedule, _lr_end = "constant", 0.1
     period = 1
     """Updates after which the same sequence of steps repeats: the steps depend on the update's number only."""
 
@@ -223,7 +223,7 @@ class OffPolicyAlgorithm(Algorithm):
         for networks in (self.critics, self.actor):
             if networks is not None:
                 networks.adam.weight_decay = config.weight_decay
-        self._schedule = config.lr_schedule
+        self._schedule, self._lr_end = config.lr_schedule, config.lr_end
         self.anneal(0.0)
 
     def anneal(self, progress: float) -> None:
@@ -232,7 +232,12 @@ class OffPolicyAlgorithm(Algorithm):
             return
         left = 1.0 - progress if self._schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
         for adam in self._adams:
-            adam.scale_lr(left)
+            adam.scale_lr(self._lr_end + (1.0 - self._lr_end) * left)
+
+    @property
+    def target_share(self) -> float:
+        """Share of the online weights that an update mixes into the targets, on average: target backups an update."""
+        return self._config.tau / self.period
 
     @property
     def crossed_bytes(self) -> int:
@@ -295,12 +300,15 @@ N = TypeVar("N", bound=Parameters | ConvParameters)
 class TrainedNetworks(Generic[F]):
     """The networks of one side: online, gradient, optional target copy, and Adam."""
 
-    def __init__(self, make: Callable[[], F], lr: float, generator: torch.Generator, *, target: bool = True) -> None:
+    def __init__(
+        self, make: Callable[[], F], lr: float, generator: torch.Generator, *, target: bool = True,
+        max_norm: float | None = None,
+    ) -> None:
         self.online, self.gradient = make(), make()
         self.online.initialise(generator)
         self.target = make() if target else self.online
         self.target.flat.copy_(self.online.flat)
-        self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr)
+        self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr, max_norm=max_norm)
 
     def update_target(self, tau: float) -> None:
         losses.polyak_(self.target.flat, self.online.flat, tau)
@@ -504,12 +512,12 @@ class ActionValues(CriticNetworks[N]):
 
     def __init__(
         self, inputs: int, num_actions: int, hidden_sizes: tuple[int, ...], lr: float, generator: torch.Generator,
-        make: Callable[[tuple[int, ...]], N], *, duelling: bool,
+        make: Callable[[tuple[int, ...]], N], *, duelling: bool, max_norm: float | None = None,
     ) -> None:
         sizes = (inputs, *hidden_sizes, num_actions)
         if duelling:
             sizes = (inputs, *hidden_sizes[:-1], 2 * hidden_sizes[-1], 1 + num_actions)
-        super().__init__(lambda: make(sizes), lr, generator)
+        super().__init__(lambda: make(sizes), lr, generator, max_norm=max_norm)
         self.mlp, self._mlp_gradient = _perceptron(self.online), _perceptron(self.gradient)
         self._dueling = DuelingHead(self.mlp, num_actions) if duelling else None
         self.target.flat.copy_(self.online.flat)
@@ -558,9 +566,11 @@ class DiscreteCritics(ActionValues[Parameters]):
     def __init__(
         self, obs_dim: int, num_actions: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
         generator: torch.Generator, device: torch.device, *, duelling: bool = False, layers: HiddenLayers = RELU,
+        max_norm: float | None = None,
     ) -> None:
         super().__init__(obs_dim, num_actions, hidden_sizes, lr, generator,
-                         lambda sizes: new_parameters(sizes, stack, device, layers=layers), duelling=duelling)
+                         lambda sizes: new_parameters(sizes, stack, device, layers=layers), duelling=duelling,
+                         max_norm=max_norm)
 
     def _q(self, obs: Tensor, networks: Parameters, *, record: bool = False) -> Tensor:
         if self._buffers is None or self._buffers.out.shape[2] != len(obs):

@@ -41,6 +41,7 @@ from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import find_network
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Normalizer
+from spreeze.inference.return_scale import DiscountedReturns, scaled_rewards
 from spreeze.types import EnvSpec, RolloutBatch
 
 CORRECTIONS = ("on-policy", "delayed", "none", "truncated-is")
@@ -99,13 +100,16 @@ class OnPolicyAlgorithm(Algorithm):
         )
         self._masked = spec.action_mask
         self.optimiser = self._new_optimiser()
+        self.optimiser.apart = self.net.of_value
         self._before = self.net.flat.clone() if correction == "delayed" else None
         """theta(j - 1)."""
         self._normalizer = Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs else None
         self._normalizer_before = (
             Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs and correction == "delayed" else None
         )
-        self._reward_scale = RewardScale(config.gamma) if config.normalize_returns else None
+        # Rewards that are signs have one size in all tasks.
+        scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
+        self._returns = DiscountedReturns(config.gamma) if scales else None
         image = {"cnn": config.cnn, "image": self.net.image} if isinstance(self.net, ConvActorCritic) else {}
         super().__init__(torch.Generator().manual_seed(seed + 1), {
             **self._kind.meta, "obs_dim": spec.obs_dim, "hidden_sizes": list(self.net.hidden_sizes),
@@ -161,7 +165,7 @@ class OnPolicyAlgorithm(Algorithm):
     def _set_lr(self, progress: float | None) -> None:
         config = self._config
         over = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
-        self.optimiser.lr = config.lr * (1.0 - over)
+        self.optimiser.lr = config.lr * (1.0 - over * (1.0 - config.lr_end))
 
     def _samples(self, batch: RolloutBatch) -> tuple[Samples, Passed | None]:
         """The rollout with advantages and targets by the network's current parameters."""
@@ -180,7 +184,7 @@ class OnPolicyAlgorithm(Algorithm):
             log_prob = now
         old = value.cpu().numpy().reshape(steps, envs)
         ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
-        reward = batch.reward if self._reward_scale is None else self._reward_scale.apply(batch.reward, *ended)
+        reward = self._scaled(batch.reward, *ended)
         target, advantage = losses.advantages(
             reward, old, self._next_values(batch, old, normalizer), *ended, self._config.gamma,
             self._config.gae_lambda, weight.cpu().numpy().reshape(steps, envs),
@@ -191,6 +195,25 @@ class OnPolicyAlgorithm(Algorithm):
         columns = self._tensor(np.stack((advantage.reshape(rows), target.reshape(rows)), 1))
         samples = Samples(obs, action, log_prob, columns[:, 0] * weight, columns[:, 1], value)
         return samples, passed if self.single_step else None
+
+    def _scaled(
+        self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, source: int = 0, *,
+        is_new: bool = True,
+    ) -> np.ndarray:
+        """A rollout's rewards [T, N] in units of the returns' deviation, to which those that are new are added first.
+
+        ``source`` collected it, whose environments' returns go on in its next rollout.
+        """
+        if self._returns is None:
+            return reward
+        if is_new:
+            self._returns.add(reward, np.logical_or(terminated, truncated), source)
+        return scaled_rewards(reward, self._returns.scale)
+
+    @property
+    def return_scale(self) -> float:
+        """What rewards are divided by [return]; 1 where they are not."""
+        return 1.0 if self._returns is None else self._returns.scale
 
     def _next_values(self, batch: RolloutBatch, value: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
         """Values [T, N] of the states after each step; arbitrary where the MDP ended."""
@@ -237,12 +260,13 @@ class OnPolicyAlgorithm(Algorithm):
         objective, _, value, target = self._latest
         return finite({
             "policy_loss": -objective.mean().item(),
-            "value_loss": 0.5 * (value - target).square().mean().item(),
+            "value_loss": 0.5 * (value - target).square().mean().item() * self.return_scale**2,
             "entropy": self._kind.entropy(),
             "approx_kl": self._divergence().item(),
             "explained_variance": self._explained_variance,
             "learning_rate": self.optimiser.lr,
             "grad_norm": self.optimiser.gradient_norm,
+            "return_scale": self.return_scale,
         })
 
     def _clip_share(self, clip: float) -> dict[str, float]:
@@ -299,70 +323,28 @@ class OnPolicyAlgorithm(Algorithm):
                 raise CheckpointError(f"checkpoint has no '{name}'; use the settings that it was made with")
             part.load_state(state[name])
 
-    def _statistics(self) -> dict[str, Normalizer | RewardScale]:
+    def _statistics(self) -> dict[str, Normalizer | DiscountedReturns]:
         parts = {"normalizer": self._normalizer, "normalizer_before": self._normalizer_before,
-                 "reward_scale": self._reward_scale}  # fmt: skip
+                 "reward_scale": self._returns}  # fmt: skip
         return {name: part for name, part in parts.items() if part is not None}
+
+    def averaged_statistics(self) -> np.ndarray:
+        """What learners that average their parameters average too: counts, means and deviations, float64 [k]."""
+        parts = [part.averaged() for part in (self._normalizer, self._returns) if part is not None]
+        return np.concatenate([np.zeros(0), *parts])
+
+    def set_averaged_statistics(self, values: np.ndarray) -> None:
+        """Goes on with the mean of several learners' statistics."""
+        for part in (self._normalizer, self._returns):
+            if part is not None:
+                own, values = np.split(values, [len(part.averaged())])
+                part.set_averaged(own)
 
     def _tensors(self) -> dict[str, Tensor]:
         own = {"theta": self.net.flat}
         if self._before is not None:
             own["theta_before"] = self._before
         return own | {f"optimiser.{name}": tensor for name, tensor in self.optimiser.tensors().items()}
-
-
-class RewardScale:
-    """Divides rewards by the running standard deviation of their discounted returns, as OpenAI's baselines do.
-
-    The return of each environment continues from rollout to rollout of its source, all samplers or one of them; the end
-    of an episode resets it to 0.
-    """
-
-    CLIP = 10.0
-
-    def __init__(self, gamma: float) -> None:
-        self._gamma = gamma
-        self._returns: dict[int, np.ndarray] = {}
-        self._count, self._mean, self._m2 = 0.0, 0.0, 0.0
-
-    def apply(
-        self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, source: int = 0, *,
-        is_new: bool = True,
-    ) -> np.ndarray:
-        """A rollout's rewards [T, N], scaled and clipped; unchanged if any is not finite. New ones are added first."""
-        if not np.isfinite(reward).all():
-            return reward
-        if is_new:
-            self._add(reward, terminated, truncated, source)
-        scaled = reward / max(np.sqrt(self._m2 / self._count), 1e-4)
-        clipped: np.ndarray = np.clip(scaled, -self.CLIP, self.CLIP).astype(np.float32)
-        return clipped
-
-    def _add(self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, source: int) -> None:
-        returns = self._returns.get(source, np.zeros(0))
-        if len(returns) != reward.shape[1]:
-            returns = np.zeros(reward.shape[1])
-        found = np.empty(reward.shape)
-        kept = 1.0 - np.logical_or(terminated, truncated)
-        for t, row in enumerate(reward):
-            found[t] = returns = self._gamma * returns + row
-            returns = returns * kept[t]
-        self._returns[source] = returns
-        # Chan et al. 1979, parallel variance.
-        mean, count = float(found.mean()), float(found.size)
-        delta, total = mean - self._mean, self._count + count
-        self._m2 += float(((found - mean) ** 2).sum()) + delta**2 * self._count * count / total
-        self._mean += delta * count / total
-        self._count = total
-
-    def state(self) -> dict[str, Any]:
-        returns = {str(source): values.tolist() for source, values in self._returns.items()}
-        return {"count": self._count, "mean": self._mean, "m2": self._m2, "returns": returns}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._count, self._mean, self._m2 = (float(state[name]) for name in ("count", "mean", "m2"))
-        returns = state["returns"] if isinstance(state["returns"], dict) else {"0": state["returns"]}  # of 0.1.0
-        self._returns = {int(source): np.asarray(values, np.float64) for source, values in returns.items()}
 
 
 class MlpActorCritic:
@@ -385,6 +367,10 @@ class MlpActorCritic:
         self._parameters = parameters_over(self.flat[:count], sizes, 2, layers)
         self._policy, self._value = self._parameters.one(0), self._parameters.one(1)
         self._gradients = parameters_over(self.gradient[:count], sizes, 2, layers)
+        self.of_value: Tensor | None = torch.zeros_like(self.flat)
+        """[d], 1 for the parameters of the value network, 0 for those of the policy."""
+        for view in self._parameters.over(self.of_value[:count]).one(1).views():
+            view.fill_(1.0)
         self._tape = Tape.allocate(self._parameters, 1)
         self._x_t = self.flat[:0]
         if layers.own is not None:

@@ -34,6 +34,9 @@ class _Guarded:
         self._norm = parameters.new_zeros(())
         self.exchange: Callable[[Tensor], None] | None = None
         """Called with the gradient before each step, which it may change in place."""
+        self.apart: Tensor | None = None
+        """1 where a component belongs to one part, 0 to the other: the norm of each is bounded by itself."""
+        self._part = torch.zeros_like(gradient[:0])
 
     @property
     def gradient_norm(self) -> float:
@@ -57,8 +60,35 @@ class _Guarded:
             self._rejected.add_(1.0)
 
     def _apply(self) -> None:
-        if self._max_norm is not None:
+        if self._max_norm is None:
+            return
+        if self.apart is None:
             self._gradient.mul_(self._norm.reciprocal().mul_(self._max_norm).clamp_(max=1.0))
+            return
+        if len(self._part) == 0:
+            self._part = torch.zeros_like(self._gradient)
+        torch.mul(self._gradient, self.apart, out=self._part)
+        if self._gradient.device.type == "cpu":
+            self._scale_apart(self._max_norm)
+            return
+        self._gradient.sub_(self._part)
+        for part in (self._gradient, self._part):
+            norm = torch.linalg.vector_norm(part)
+            part.mul_(norm.reciprocal_().mul_(self._max_norm).clamp_(max=1.0))
+        self._gradient.add_(self._part)
+
+    def _scale_apart(self, most: float) -> None:
+        """Scales both parts down without a pass over memory where neither is too large."""
+        whole, part = self._norm.item(), torch.linalg.vector_norm(self._part).item()
+        square = whole**2 - part**2
+        if square < 1e-4 * whole**2:  # less would be rounding
+            square = torch.linalg.vector_norm(self._gradient - self._part).item() ** 2
+        rest = math.sqrt(square)
+        of_rest, of_part = (min(1.0, most / norm) if norm else 1.0 for norm in (rest, part))
+        if of_rest < 1.0:
+            self._gradient.mul_(of_rest)
+        if of_part != of_rest:
+            self._gradient.add_(self._part, alpha=of_part - of_rest)
 
 
 class FlatAdam(_Guarded):

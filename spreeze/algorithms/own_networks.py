@@ -47,6 +47,9 @@ class OwnParameters(Parameters):
     def over(self, flat: Tensor) -> Parameters:
         return OwnParameters(flat, self.sizes, self.layers, self._modules, self._first)
 
+    def views(self) -> list[Tensor]:
+        return [tensor for each in self._each for tensor in each.values()]
+
     def initialise(self, generator: torch.Generator) -> None:
         """As the modules initialise themselves, by a seed of ``generator``."""
         seed = int(torch.randint(2**62, (1,), generator=generator))

@@ -14,9 +14,10 @@ those of the online network (double Q-learning), as in the authors' later code.
 
 *The state's size.* The two layers' weights are linear in the state, so Q_tot grows with the square of its length. In
 simple_spread the best values then lay far outside, where nobody had been: the team ran away, and its return fell below
-that of chance. So the mixer reads the direction of the state, at length sqrt(d) (``assets/figures.md``).
-Then values stay what returns can be with a discount of 0.99 and one-step targets, too. Where ``q_mean`` leaves them all
-the same (Pan et al. 2021, arXiv 2103.11883), a lower discount and n-step returns hold them down.
+that of chance (``assets/figures.md``). So the mixer reads states in units of their running root mean square, and
+those of more than twice that length at twice: levels and distances keep their size. Then values stay what returns can
+be with a discount of 0.99 and one-step targets, too. Where ``q_mean`` leaves them all the same (Pan et al. 2021, arXiv
+2103.11883), a lower discount and n-step returns hold them down.
 
 *Gradients* come from autograd, as those of networks for images and of a user's own do: derived by hand the mixer alone
 would be longer than this file. Shapes besides those of ``types``: n agents, o values of an agent's observation, E units
@@ -48,6 +49,8 @@ _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu, "tanh": torch.tanh, "silu": functional.silu, "elu": functional.elu,
     "gelu": partial(functional.gelu, approximate="tanh"),
 }  # fmt: skip
+_LONGEST = 2.0
+"""Of a state that the mixer reads, over the usual length."""
 
 
 class QMIX(OffPolicyAlgorithm):
@@ -81,6 +84,7 @@ class QMIX(OffPolicyAlgorithm):
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount Q_tot'(s', a')``, squared error (eq. 6)."""
+        self.critics.count_states(batch.obs)
         value = self.critics.target.team_value(batch.next_obs, next_action.t())
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
         self.critics.step(batch.obs, batch.action, target)
@@ -101,15 +105,16 @@ class TeamNetworks:
     and [1] of its bias. There are none with ``mixer = vdn``.
     """
 
-    def __init__(self, team: TeamSpec, config: QMIXConfig, device: torch.device) -> None:
-        self.team, self._units = team, config.mixing_units
+    def __init__(self, team: TeamSpec, config: QMIXConfig, device: torch.device, state_square: Tensor) -> None:
+        """``state_square`` [] is the mean square of a state's values so far."""
+        self.team, self._units, self._state_square = team, config.mixing_units, state_square
         self._activate = _ACTIVATE[config.activation]
-        self._state_dim = team.state_dim or team.size * team.obs_dim
+        self.state_dim = team.state_dim or team.size * team.obs_dim
         agents = (team.obs_dim + team.size, *config.hidden_sizes, max(team.actions))
         maps = list(pairwise(agents))
         self._depth = len(maps)
         if config.mixer == "qmix":
-            units, state = config.mixing_units, self._state_dim
+            units, state = config.mixing_units, self.state_dim
             maps += [(state, team.size * units), (state, units), (state, units), (state, units), (units, 1)]
         self._shapes = [shape for sizes in maps for shape in (sizes, sizes[1:])]
         self._sizes = [math.prod(shape) for shape in self._shapes]
@@ -143,15 +148,14 @@ class TeamNetworks:
         return (x @ layers[-1][0] + layers[-1][1]).masked_fill(self._forbidden, -math.inf)
 
     def mixed(self, values: Tensor, obs: Tensor, flat: Tensor | None = None) -> Tensor:
-        """Q_tot [B] of the agents' values [B, n] in the states of obs [B, O] (figure 2 of the paper).
-
-        States are scaled to a mean square of 1.
-        """
+        """Q_tot [B] of the agents' values [B, n] in the states of obs [B, O] (figure 2 of the paper)."""
         layers = self._layers(self.flat if flat is None else flat)[self._depth :]
         if not layers:
             return values.sum(1)
-        state = obs[:, -self._state_dim :]
-        state = functional.normalize(state, dim=1) * math.sqrt(self._state_dim)
+        state: Tensor = obs[:, -self.state_dim :]
+        state = state * self._state_square.rsqrt()
+        length: Tensor = torch.linalg.vector_norm(state, dim=1, keepdim=True)
+        state = state * (_LONGEST * math.sqrt(self.state_dim) / length).clamp(max=1.0)
         first, first_bias, second, hidden = (state @ weight + bias for weight, bias in layers[:4])
         mixing = first.abs().view(-1, self.team.size, self._units)
         units = functional.elu(torch.einsum("bn,bne->be", values, mixing) + first_bias)
@@ -170,8 +174,21 @@ class TeamValues(CriticNetworks[TeamNetworks]):
     def __init__(
         self, team: TeamSpec, config: QMIXConfig, generator: torch.Generator, device: torch.device
     ) -> None:
-        super().__init__(lambda: TeamNetworks(team, config, device), config.lr, generator)
+        self._states = torch.tensor([1.0, 0.0], device=device)
+        """Mean square of the values of states, and batches that it is of."""
+        super().__init__(lambda: TeamNetworks(team, config, device, self._states[0]), config.lr, generator)
+        self._state = slice(-self.online.state_dim, None)
         self.adam = FlatAdam(self.online.flat, self.gradient.flat, config.lr, max_norm=config.max_grad_norm)
+
+    def count_states(self, obs: Tensor) -> None:
+        """Adds the states of obs [B, O] to their mean square: of all batches, and later of the latest thousand."""
+        square, batches = self._states
+        batches.add_(1.0)
+        found = obs[:, self._state].square().mean().clamp_(min=1e-12)
+        square.lerp_(found, batches.reciprocal().clamp_(min=1e-3))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return super().tensors() | {"states": self._states}
 
     def step(self, obs: Tensor, action: Tensor, target: Tensor) -> None:
         """One gradient step on ``mean (Q_tot(s, a) - target)^2 / 2``; actions [B, n], target [B]."""

@@ -94,6 +94,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
     name = "sac"
     actor: TrainedNetworks[Parameters]
     _config: SACConfig
+    _log_alpha_max: float | None = None
 
     def __init__(
         self, actor: TrainedNetworks[Parameters], critics: CriticNetworks[Any], config: SACConfig, seed: int,
@@ -111,7 +112,13 @@ class _SoftActorCritic(OffPolicyAlgorithm):
 
     def _temperature_step(self) -> None:
         self._alpha_adam.step()
+        if self._log_alpha_max is not None:
+            self.log_alpha.clamp_(max=self._log_alpha_max)
         torch.exp(self.log_alpha, out=self.alpha)
+
+    @property
+    def target_share(self) -> float:
+        return self._config.tau  # at each update, whenever the actor moves
 
     def update_targets(self) -> None:
         self.critics.update_target(self._config.tau)
@@ -227,6 +234,9 @@ class SAC(_SoftActorCritic):
 class DiscreteSAC(_SoftActorCritic):
     """SAC over n actions with a softmax policy.
 
+    Where an episode's end is a loss the target entropy may be out of reach: the temperature pays for living, that
+    widens the gaps between actions, and it grows. So it has a bound, ``max_alpha``, in the unit of rewards.
+
     With action masks all expectations are over the allowed actions, and the target entropy is a share of the greatest
     that a state's mask leaves, the logarithm of how many are allowed.
     """
@@ -250,6 +260,7 @@ class DiscreteSAC(_SoftActorCritic):
         meta |= layers.meta | ({"action_mask": True} if masked else {})
         super().__init__(actor, critics, config, seed, meta, place)
         self._masked, self._num_actions = masked, num_actions
+        self._log_alpha_max = math.log(config.max_alpha)
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Probabilities and their logarithms at next_obs and, where the actor moves, at obs, by one pass over both."""

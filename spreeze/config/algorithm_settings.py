@@ -22,14 +22,18 @@ class AlgorithmConfig(Part):
     activation: str = setting("relu", "function between the layers of all networks; images always have relu",
                               choices=ACTIVATIONS)
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
-    tau: float = setting(0.005, "share of the online weights mixed into the target at each move of the target",
+    tau: float = setting(0.02, "share of the online weights mixed into the target at each move of the target",
                          low=0.0, high=1.0)
     n_step: int = setting(1, "env steps a stored transition spans", unit="env steps", low=1, high=64)
     weight_decay: float = setting(0.0, "share of the weights that a step takes off, times its size (AdamW, arXiv "
                                   "1711.05101)", low=0.0, high=10.0)
-    lr_schedule: str = setting("constant", "linear, cosine: all learning rates fall to 0 at the stop condition that "
-                               "comes first; time of earlier sessions is over",
+    lr_schedule: str = setting("constant", "linear, cosine: all learning rates fall to lr_end of themselves at the "
+                               "stop condition that comes first; time of earlier sessions is over",
                                choices=("constant", "linear", "cosine"))
+    lr_end: float = setting(0.1, "share of the learning rate at which a falling one ends; 0 freezes what is learned",
+                            low=0.0, high=1.0)
+    normalize_returns: bool = setting(True, "divide rewards by the running standard deviation of discounted returns; "
+                                      "not where rewards are signs")
     policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
                                     "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
                                     low=0.0, high=0.999999)
@@ -43,8 +47,8 @@ class AlgorithmConfig(Part):
 class ActorCriticConfig(AlgorithmConfig):
     """What the algorithms with an actor share."""
 
-    actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", low=0.0, high=1.0)
-    critic_lr: float = setting(3e-4, "learning rate of the critics (Adam)", low=0.0, high=1.0)
+    actor_lr: float = setting(1e-3, "learning rate of the actor (Adam)", low=0.0, high=1.0)
+    critic_lr: float = setting(1e-3, "learning rate of the critics (Adam)", low=0.0, high=1.0)
     actor_hidden_sizes: tuple[int, ...] = setting((), "width of each hidden layer of the actor, which is what samplers "
                                                   "compute; empty: as hidden_sizes", unit="units", low=1, high=4096)
     actor_layer_norm: bool = setting(False, "normalise the hidden layers of the actor (arXiv 1607.06450)")
@@ -75,8 +79,10 @@ class DistributionalConfig(ActorCriticConfig):
     drop_quantiles: int = setting(2, "critics = quantile: of these, how many of the highest no target counts",
                                   low=0, high=999)
     atoms: int = setting(101, "critics = categorical: returns on the grid", low=2, high=1001)
-    v_min: float = setting(-250.0, "critics = categorical: lowest discounted return on the grid", low=-1e9, high=1e9)
-    v_max: float = setting(250.0, "critics = categorical: highest discounted return on the grid", low=-1e9, high=1e9)
+    v_min: float = setting(-10.0, "critics = categorical: lowest discounted return on the grid, in deviations of "
+                           "returns with normalize_returns", low=-1e9, high=1e9)
+    v_max: float = setting(10.0, "critics = categorical: highest discounted return on the grid, in the same unit",
+                           low=-1e9, high=1e9)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,13 +104,17 @@ class DistributionalConfig(ActorCriticConfig):
 class SACConfig(DistributionalConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
 
-    alpha_lr: float = setting(3e-4, "learning rate of the temperature (Adam)", low=0.0, high=1.0)
+    alpha_lr: float = setting(1e-3, "learning rate of the temperature (Adam)", low=0.0, high=1.0)
     policy_delay: int = setting(1, "critic steps for one step of actor and temperature", low=1, high=100)
-    initial_alpha: float = setting(1.0, "temperature at the start", low=1e-8, high=1e3)
+    initial_alpha: float = setting(0.01, "temperature at the start, in deviations of returns with normalize_returns",
+                                   low=1e-8, high=1e3)
+    max_alpha: float = setting(0.05, "bound of the temperature with discrete actions, in the same unit: else it grows "
+                               "for ever where an episode's end is a loss", low=1e-8, high=1e9)
     tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
     target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat",
                                                low=-100, high=100)
-    target_entropy_ratio: float = setting(0.98, "target entropy of discrete actions over that of uniform ones",
+    target_entropy_ratio: float = setting(0.5, "target entropy of discrete actions over that of uniform ones; with 0.5 "
+                                          "the best of two to six actions has a probability of 0.9 to 0.8",
                                           low=0.0, high=1.0)
 
 
@@ -136,13 +146,16 @@ class DDPGConfig(ActorCriticConfig):
 class ActionValueConfig(AlgorithmConfig):
     """What the algorithms share that take the action of the highest value."""
 
-    lr: float = setting(3e-4, "learning rate (Adam)", low=0.0, high=1.0)
+    hidden_sizes: tuple[int, ...] = setting((128, 128), "width of each hidden layer", unit="units", low=1, high=4096)
+    lr: float = setting(1e-3, "learning rate (Adam)", low=0.0, high=1.0)
+    n_step: int = setting(3, "env steps a stored transition spans", unit="env steps", low=1, high=64)
+    max_grad_norm: float = setting(10.0, "norm to which a larger gradient is scaled down", low=1e-6, high=1e9)
     target_interval: int = setting(1, "updates between two moves of the target network by tau; tau = 1 copies",
                                    unit="updates", low=1, high=10**9)
     double: bool = setting(True, "the online network chooses the next action (arXiv 1509.06461)")
     epsilon_start: float = setting(1.0, "share of random actions at the start", low=0.0, high=1.0)
     epsilon_end: float = setting(0.05, "share of random actions at the end of the schedule", low=0.0, high=1.0)
-    epsilon_env_steps: int = setting(50_000, "env steps over which that share falls, in a straight line",
+    epsilon_env_steps: int = setting(20_000, "env steps over which that share falls, in a straight line",
                                      unit="env steps", low=0, high=10**12)
 
 
@@ -153,6 +166,8 @@ class DQNConfig(ActionValueConfig):
     layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images")
     cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS))
     duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)")
+    huber: float = setting(0.0, "threshold of Huber's loss, in deviations of returns with normalize_returns; 0: "
+                           "squared error", low=0.0, high=1e9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +179,6 @@ class QMIXConfig(ActionValueConfig):
     mixer: str = setting("qmix", "how agents' values make the team's: qmix, a network that rises in each and reads the "
                          "state; vdn, their sum", choices=("qmix", "vdn"))
     mixing_units: int = setting(32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024)
-    max_grad_norm: float = setting(10.0, "norm to which a larger gradient is scaled down", low=1e-6, high=1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,15 +198,19 @@ class OnPolicyConfig(Part):
     gae_lambda: float = setting(0.95, "lambda of GAE; 1: returns alone (arXiv 1506.02438)",
                                 low=0.0, high=1.0)
     lr: float = setting(3e-4, "learning rate", low=0.0, high=1.0)
-    lr_schedule: str = setting("linear", "linear: the learning rate falls to 0 at stop.env_steps, or at stop.seconds "
-                               "where nothing else ends the run; time of earlier sessions is over. Learners on several "
-                               "hosts, or with gala.mixing=all_reduce, do not follow the clock",
+    lr_schedule: str = setting("constant", "linear: the learning rate falls to lr_end of itself at stop.env_steps, or "
+                               "at stop.seconds where nothing else ends the run; time of earlier sessions is over. "
+                               "Learners on several hosts, or with gala.mixing=all_reduce, do not follow the clock",
                                choices=("linear", "constant"))
+    lr_end: float = setting(0.1, "share of the learning rate at which a falling one ends; 0 freezes what is learned",
+                            low=0.0, high=1.0)
     value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
     entropy_coef: float = setting(0.0, "weight of the policy's entropy", low=0.0, high=1e3)
-    max_grad_norm: float = setting(0.5, "a gradient with a larger norm is scaled down to it", low=1e-6, high=1e9)
+    max_grad_norm: float = setting(0.5, "norm to which a larger gradient is scaled down, of policy and value network "
+                                   "each; of both together where they share layers, over images", low=1e-6, high=1e9)
     normalize_advantage: bool = setting(True, "scale the advantages of a rollout to mean 0 and standard deviation 1")
-    normalize_returns: bool = setting(False, "divide rewards by the running standard deviation of returns")
+    normalize_returns: bool = setting(True, "divide rewards by the running standard deviation of discounted returns; "
+                                      "not where rewards are signs")
     initial_log_std: float = setting(0.0, "log standard deviation of actions at the start", low=-20.0, high=2.0)
     policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
                                     "evaluated, shown and kept, while the newest ones collect; 0: the newest weights",

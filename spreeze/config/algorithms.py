@@ -47,6 +47,10 @@ class AlgorithmRow:
     """Settings of its own that have another default where actions are discrete."""
     samples_per_insert: tuple[float, float] | None = None
     """The same for the bounds ``replay.samples_per_insert_min`` and ``_max``."""
+    batch_size: int | None = None
+    """The same for ``learner.batch_size``; not over images."""
+    over_images: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of its own settings where it learns from images."""
 
     def fits(self, spec: EnvSpec) -> bool:
         """Whether it can learn this environment."""
@@ -76,12 +80,14 @@ class NetworkRow:
 # One update takes the rollout of one sampler by default, so rollouts are as short as PPO's minibatches.
 _ANY_AGE: dict[str, Any] = {"any_age": True, "correction": "none", "sync_interval": 16}
 ROWS = (
-    AlgorithmRow(name="dqn", discrete="spreeze.algorithms.dqn:DQN", images=True),
+    # Small batches and networks: what learns is targets that move, tau times updates, and each takes a gradient step.
+    AlgorithmRow(name="dqn", discrete="spreeze.algorithms.dqn:DQN", images=True, batch_size=64,
+                 over_images={"hidden_sizes": (256, 256), "lr": 3e-4, "huber": 1.0}),
     AlgorithmRow(name="sac", continuous="spreeze.algorithms.sac:SAC", discrete="spreeze.algorithms.sac:DiscreteSAC"),
     # FastTD3 (arXiv 2505.22642) drew 16 to 512 rows for each new one; SAC was tried here at 8 to 512, the general band.
     AlgorithmRow(name="td3", continuous="spreeze.algorithms.td3:TD3", samples_per_insert=(16.0, 512.0)),
     AlgorithmRow(name="ddpg", continuous="spreeze.algorithms.td3:DDPG"),
-    AlgorithmRow(name="qmix", team="spreeze.algorithms.qmix:QMIX"),
+    AlgorithmRow(name="qmix", team="spreeze.algorithms.qmix:QMIX", batch_size=128),
     # PPO's clip already bounds how far data of an earlier policy leads; a delayed displacement of a whole loop of
     # updates is made twice before its effect is seen.
     AlgorithmRow(name="ppo", on_policy="spreeze.algorithms.ppo:PPO", correction="none",

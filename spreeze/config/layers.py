@@ -31,6 +31,8 @@ _RENAMED = {("rollout", "executors"): "samplers", ("rollout", "envs_per_executor
 """Settings of earlier versions under their new names."""
 _OF_ALGORITHM = {("learner", "policy_average"): 0.0, ("learner", "explore_average"): False}
 """Settings of earlier versions that are now of replay algorithms, with the defaults that all had."""
+_ADDED = {"normalize_returns": False, "lr_end": 0.0, "huber": 1.0, "max_alpha": 1e9, "max_grad_norm": 1e9}
+"""Settings of algorithms that earlier versions did not have, with the values that say what those did."""
 BAND = ("samples_per_insert_min", "samples_per_insert_max")
 """Settings of ``replay`` that bound the samples per insert."""
 USER = "user"
@@ -186,9 +188,13 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
                                                                ("sync_interval", row.sync_interval),
                                                                ("size", row.rollout_size))
                                if value is not None and f"rollout.{name}" not in settings.sources}}
-    if spec.num_actions is not None and row.for_discrete:
-        own[row.name] = {name: value for name, value in row.for_discrete.items()
+    special = {**(row.for_discrete if spec.num_actions is not None else {}),
+               **(row.over_images if spec.frames is not None else {})}
+    if special:
+        own[row.name] = {name: value for name, value in special.items()
                          if f"{row.name}.{name}" not in settings.sources}
+    if row.batch_size is not None and spec.frames is None and "learner.batch_size" not in settings.sources:
+        own["learner"] = {"batch_size": row.batch_size}
     # Both bounds or none: one alone could lie beyond the other that somebody has set.
     if row.samples_per_insert is not None and not {f"replay.{name}" for name in BAND} & settings.sources.keys():
         own["replay"] = dict(zip(BAND, row.samples_per_insert, strict=True))
@@ -276,9 +282,15 @@ def toml_value(value: Any) -> str:
 def from_toml(text: str, source: str, import_module: str | None = None) -> Settings:
     """Reads back what ``to_toml`` wrote (the sources of single values are not read back).
 
+    A setting of an algorithm that an earlier version did not have is as that version was.
+
     ``import_module`` is that of the command's ``--import``; one that the text names is not imported.
     """
-    return resolve([Layer(source=source, values=renewed(tomllib.loads(text)))], import_module)
+    values = renewed(tomllib.loads(text))
+    for part in values.keys() & set(ALGORITHMS):
+        known = {item.name for item in dataclasses.fields(PARTS[part])}
+        values[part] = {name: value for name, value in _ADDED.items() if name in known} | values[part]
+    return resolve([Layer(source=source, values=values)], import_module)
 
 
 def renewed(values: Values) -> Values:

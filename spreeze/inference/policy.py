@@ -564,6 +564,16 @@ class Normalizer:
         """The arrays of a policy: float32 ``obs_mean`` and ``obs_std`` [O]."""
         return {"obs_mean": self.mean.astype(np.float32), "obs_std": self.std.astype(np.float32)}
 
+    def averaged(self) -> np.ndarray:
+        """Count, means and deviations [1 + 2 O]: what is averaged with the parameters of other learners."""
+        return np.concatenate(([self.count], self.mean, np.sqrt(self._m2 / max(self.count, 1.0))))
+
+    def set_averaged(self, values: np.ndarray) -> None:
+        """Goes on from averages of what ``averaged`` gives."""
+        self.count = float(values[0])
+        self.mean, deviation = np.split(values[1:].copy(), 2)
+        self._m2 = deviation**2 * self.count
+
     def state(self) -> dict[str, Any]:
         return {"count": self.count, "mean": self.mean.tolist(), "m2": self._m2.tolist()}
 

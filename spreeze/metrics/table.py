@@ -226,6 +226,8 @@ METRICS: tuple[Metric, ...] = (
            needs=Needs.REPLAY, chart=Chart("actor", "Actor loss", "Learning")),
     Metric("q_mean", "return", "mean of the critics' values on the batch", "algorithm",
            needs=Needs.REPLAY, chart=Chart("q", "Mean value", "Learning")),
+    Metric("return_scale", "return", "running deviation of discounted returns, by which rewards are divided to be learned",
+           "algorithm"),
     Metric("alpha", "ratio", "temperature of the entropy term (SAC)", "algorithm",
            chart=Chart("alpha", "Temperature", "Learning")),
     Metric("entropy", "nat",
@@ -314,6 +316,9 @@ METRICS: tuple[Metric, ...] = (
 
 POSTED: tuple[Posted, ...] = (
     Posted("sampler.policy_version", "updates", "version of the policy that chooses this sampler's actions"),
+    Posted("sampler.returns", "returns", "discounted returns whose deviation is the unit of rewards", cumulative=True),
+    Posted("sampler.returns_sum", "return", "sum of these", cumulative=True),
+    Posted("sampler.returns_square_sum", "return^2", "sum of their squares", cumulative=True),
     Posted("learner.checkpoint_updates", "updates", "updates in the newest checkpoint"),
     Posted("learner.batch_size", "transitions", "batch size now; the learner halves it where a device has too little memory"),
     Posted("learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"),

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from spreeze.algorithms.fused_mlp import ThreadPair
-from spreeze.envs.task import open_task, uniform_actions, vector_maker
+from spreeze.envs.task import HeldActions, open_task, vector_maker
 from spreeze.errors import ResourceError, WeightsError
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
@@ -230,6 +230,7 @@ class _Replay:
         self._stop = dataclasses.replace(config.stop, seconds=None) if counts else config.stop
         self.saved_ring = ring if config.replay.save else None
         self._rng = np.random.default_rng([config.run.seed, plan.earlier.sessions])
+        self._random = HeldActions(plan.spec, self._rng)
         self.envs = TransitionCollector(
             lambda: open_task(plan.spec), config.sampling.envs_per_sampler, plan.spec,
             ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
@@ -240,7 +241,7 @@ class _Replay:
             plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
-            fuse=config.learner.fuse,
+            fuse=config.learner.fuse, session=float(plan.earlier.sessions), loaded_rows=tuple(ring.committed.tolist()),
         )
         self._ratio = config.replay.serial_ratio(config.learner.batch_size)
         self._policy: Policy | None = None
@@ -261,7 +262,7 @@ class _Replay:
     def collect(self) -> None:
         start = time.perf_counter()
         if self._policy is None:
-            actions = uniform_actions(self._plan.spec, self.envs.num_envs, self._rng, self.envs.obs)
+            actions = self._random.draw(self.envs.num_envs, self.envs.obs)
         else:
             actions = self._policy.act(self.envs.obs, self._rng)
         self.envs.counts.policy_s += time.perf_counter() - start
@@ -278,6 +279,7 @@ class _Replay:
         while ring.sampled + trainer.batch_size <= (inserted - ring.baseline_inserted) * self._ratio:
             if most is not None and trainer.updates >= most:
                 break
+            trainer.count_returns(np.array(self.envs.counts.returns))
             trainer.refresh()
             if self._anneals:
                 trainer.anneal(run_progress(self._stop, self._plan.earlier.wall_s,

@@ -164,7 +164,7 @@ def worker_specs(
             num_samplers=plan.samplers + plan.hosts,
             run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
             stop=config.stop, shared_fds=averages, gloo=place, wakeup_fds=learners[group],
-            sampler_wakeup_fds=samplers[group],
+            sampler_wakeup_fds=samplers[group], loaded_rows=tuple(ring.committed.tolist()),
         )
         address = Address("learner", group)
         specs.append(WorkerSpec(

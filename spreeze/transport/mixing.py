@@ -10,6 +10,9 @@ hogwild     each adds its update to parameters that all share, without a lock, a
 none        nothing is shared
 ==========  =========================================================================================================
 
+Running statistics, of observations and of returns, are the units of what the networks read and say. So they go with the
+parameters in every message, and are averaged as these are.
+
 A learner whose process is gone, or that has finished, is left out. A returning one begins with a neighbour's
 parameters: after the first rollout that it learns, since its samplers are still collecting with its own.
 """
@@ -33,7 +36,7 @@ from spreeze.types import Jsonable
 
 NORMS = 256
 """Updates of which the norms are kept for the bound of Proposition 1."""
-_THETA, _GRADIENT = "theta", "gradient"
+_THETA, _GRADIENT, _STATISTICS = "theta", "gradient", "statistics"
 _BARRIER_S = 60.0
 """Longest wait at the start for learners that are still loading."""
 _NEWS_S, _ALONE_S = 5.0, 1.0
@@ -137,8 +140,12 @@ class Mixer:
         self._gradients = VersionedParameters(spec.gradient_fds[spec.learner])
         self._policies = [VersionedParameters(fds) for fds in spec.policy_fds]
         self._shared: np.ndarray | None = None
+        self._shared_before = np.zeros(0, np.float32)
+        """Statistics as they were at the latest addition to what all share."""
         self._returned, self._ahead, self._compared = False, 0, -1
         self.waited_s = self.messages = 0.0
+        self.statistics = np.zeros(0)
+        """Own running statistics [k]: to be set before ``begin``, ``reduce`` and ``mix``, which average them."""
 
     def _open_gossip(self) -> Gossip:
         spec = self.spec
@@ -177,9 +184,9 @@ class Mixer:
         self._wait()  # from now on it counts as living, before anyone can see that all are there
         if not self._returned:
             self.board["number"][own] = number
-            self._mixed[own].publish({_THETA: parameters}, {}, 0, number)
+            self._publish(parameters, number)
         if self.spec.mixing == "hogwild":
-            self._share(parameters)
+            self._share(self._joined(parameters))
         end_s = time.monotonic() + _BARRIER_S
         while time.monotonic() < end_s and not self._are_all_there():
             if not self._wait():
@@ -201,6 +208,22 @@ class Mixer:
             stored[0] = 1
         while not stored[0] and self._wait():
             pass
+        self._shared_before = as_float32(self.statistics)
+
+    def _publish(self, parameters: np.ndarray, number: int) -> None:
+        arrays = {_THETA: parameters, _STATISTICS: as_float32(self.statistics)}
+        self._mixed[self.spec.learner].publish(arrays, {}, 0, number)
+
+    def _joined(self, parameters: np.ndarray) -> np.ndarray:
+        """A message: parameters or gradient [d], and the statistics behind them."""
+        return np.concatenate((parameters, as_float32(self.statistics)))
+
+    def _mean_of(self, messages: Sequence[np.ndarray]) -> np.ndarray:
+        """The mean of the messages' parameters or gradients; that of their statistics becomes the own ones."""
+        size = len(messages[0]) - 2 * len(self.statistics)
+        if len(self.statistics):
+            self.statistics = np.mean([as_float64(message[size:]) for message in messages], 0)
+        return _mean([message[:size] for message in messages])
 
     def reduce(self, gradient: np.ndarray, number: int) -> np.ndarray:
         """The mean of the gradients [d] of all living learners at their step of that number."""
@@ -209,7 +232,8 @@ class Mixer:
             newest = [message.number for peer in range(self.spec.learners) if (message := gossip.latest(peer))]
             self._ahead = max(0, max(newest, default=0) - number)
         number += self._ahead
-        gossip.send(gradient, number)
+        own = self._joined(gradient)
+        gossip.send(own, number)
         start, found = time.monotonic(), {}
         while True:
             gossip.close_over(self._living())
@@ -219,7 +243,7 @@ class Mixer:
             if set(gossip.in_neighbours) <= set(found) or not self._wait():
                 break
         self.waited_s += time.monotonic() - start
-        return _mean([gradient, *found.values()])
+        return self._mean_of([own, *found.values()]) if found else gradient
 
     def mix(self, before: np.ndarray, after: np.ndarray, number: int) -> np.ndarray:
         """The parameters [d] to go on with, where an update led from ``before`` to ``after``; numbers rise."""
@@ -229,15 +253,16 @@ class Mixer:
         board["largest"][own] = max(float(board["largest"][own]), norm)
         found = self._neighbours() if self._returned and self.spec.mixing != "none" else None
         self._returned = False
-        mixed = after if found is None else found  # the others get that, too: its own parameters are old
+        mixed = after if found is None else self._mean_of([found])  # the others get that, too: its own are old
         is_new = found is not None and self.spec.gloo is not None and self.spec.gloo.joined  # nobody takes what it has
         due = self.spec.mixing == "gossip" or (self.spec.mixing == "average" and number % self.spec.interval == 0)
         if due and not is_new:
             mixed = self._gossiped(mixed, number)
         elif self._shared is not None:
-            self._shared += after - before
-            mixed = self._shared.copy()
-        self._mixed[own].publish({_THETA: mixed}, {}, 0, number)
+            self._shared += self._joined(after) - np.concatenate((before, self._shared_before))
+            mixed = self._mean_of([self._shared.copy()])
+            self._shared_before = as_float32(self.statistics)
+        self._publish(mixed, number)
         board["number"][own] = number
         return mixed
 
@@ -245,7 +270,8 @@ class Mixer:
         """Sends, and takes the mean with what has arrived; waits for those that are overdue."""
         gossip, board = self._gossip, self.board
         gossip.close_over(self._living())
-        gossip.send(parameters, number)
+        message = self._joined(parameters)
+        gossip.send(message, number)
         stale, own = max(gossip.staleness.values(), default=0), self.spec.learner
         if stale > board["staleness"][own]:
             board["staleness"][own] = stale
@@ -256,7 +282,7 @@ class Mixer:
             gossip.close_over(self._living())
         self.waited_s += time.monotonic() - start
         self.messages += (1.0 - _LATE) * (len(found) - self.messages)
-        return _mean([parameters, *found.values()])
+        return self._mean_of([message, *found.values()]) if found else parameters
 
     def metrics(self) -> dict[str, float]:
         """Of the messages; nothing where there are none."""
@@ -266,7 +292,7 @@ class Mixer:
         return {"gossip_staleness": float(stale), "gossip_messages": self.messages}
 
     def _neighbours(self) -> np.ndarray | None:
-        """The newest parameters of an in-neighbour, or else of any other learner of this host."""
+        """The newest message of an in-neighbour, or else of any other learner of this host."""
         if self.spec.gloo is not None and self.spec.mixing in _SENDING_PARAMETERS:
             newest = (self._gossip.latest(peer) for peer in self._gossip.in_neighbours)
             return next((message.parameters for message in newest if message is not None), None)
@@ -274,7 +300,7 @@ class Mixer:
         for peer in peers:
             weights = self._mixed[peer].read_latest()
             if weights is not None:
-                return weights.arrays[_THETA]
+                return np.concatenate((weights.arrays[_THETA], weights.arrays[_STATISTICS]))
         return None
 
     def keep_gradient(self, gradient: Callable[[], np.ndarray], updates: int) -> None:
@@ -299,6 +325,19 @@ class Mixer:
         """Tells the others that no more messages follow."""
         self.board["left"][self.spec.learner] = 1
         self._gossip.close()
+
+
+def as_float32(values: np.ndarray) -> np.ndarray:
+    """Float64 [k] as float32 [2 k], each a number and what its rounding leaves out."""
+    high = values.astype(np.float32)
+    return np.concatenate((high, (values - high).astype(np.float32)))
+
+
+def as_float64(pairs: np.ndarray) -> np.ndarray:
+    """The inverse of ``as_float32``, to fourteen digits."""
+    high, low = np.split(pairs.astype(np.float64), 2)
+    total: np.ndarray = high + low
+    return total
 
 
 def _mean(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -78,7 +78,14 @@ class BatchSource(Protocol):
     @property
     def capacity(self) -> int: ...  # largest number of rows that can ever be drawn
 
+    @property
+    def ends(self) -> list[int]: ...  # rows that each shard ever held, at the last refresh
+
     def refresh(self) -> None: ...  # reads the writers' counters
+
+    def newer(self, shard: int, begin: int, columns: slice) -> tuple[np.ndarray, int]:
+        """Copies columns of a shard's rows from ``begin`` to the last refresh; returns them and where they end."""
+        ...
 
     def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
         """Fills ``rows`` [B, W] float32, and for images ``frames`` [B, T, F] uint8, uniformly with replacement.

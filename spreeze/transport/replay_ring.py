@@ -414,6 +414,25 @@ class ReplayReader:
         ]
         self.available = sum([max(0, end - low) for low, end in self.windows])
 
+    @property
+    def ends(self) -> list[int]:
+        """Rows that were committed to each shard so far, at the last refresh."""
+        return [end for _, end in self.windows]
+
+    def newer(self, shard: int, begin: int, columns: slice) -> tuple[np.ndarray, int]:
+        """Copies of these columns of a shard's rows from logical row ``begin`` to the last refresh, and where they end.
+
+        Rows that are overwritten by now are left out.
+        """
+        ring, capacity = self.ring, self._capacity
+        low, end = self.windows[shard]
+        begin = min(max(begin, low), end)
+        row = self._shard_start[shard] + np.arange(begin, end) % capacity
+        with ring.shard_locks(shard, shard):
+            found = ring.rows[row, columns]
+        overwritten = max(0, ring.counters()[shard][0] - capacity - begin)  # read after the copy is complete
+        return found[overwritten:], end
+
     def _advance_age_bound(self, counters: list[tuple[int, int]]) -> None:
         """Moves each shard's first young enough block forward; costs one step per block written."""
         self._age_clock = self.inserted

@@ -49,6 +49,8 @@ class LearnerJob(AnyLearnerJob):
     """Where it meets the others, to average with them; None: they share memory, or there are none."""
     sampler_wakeup_fds: tuple[int, ...] = ()
     """Of the wakeups of its samplers, two descriptors each."""
+    loaded_rows: tuple[int, ...] = ()
+    """Rows of each shard that came from an earlier session; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True)

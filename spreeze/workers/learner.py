@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import sys
 import threading
@@ -47,7 +48,12 @@ _FIRST_CHECKPOINT_S = 5.0
 _LAST_PUBLICATION_S = 5.0
 """Longest wait for the disk to take the last weights of a run."""
 _MAX_SKIPPED_IN_A_ROW = 20
+_PACE_S = 20.0
+"""Time over which the pace of target networks is measured, once."""
+_LEAST_BACKUPS_PER_S = 2.0
+"""Target backups a second, below which values need minutes to be of the right size."""
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
+_RETURNS = [SLOTS["sampler"].index(name) for name in ("returns", "returns_sum", "returns_square_sum")]
 
 
 def run_learner(context: WorkerContext, job: LearnerJob) -> None:
@@ -69,6 +75,20 @@ def run_buffer_learner(context: WorkerContext, job: BufferLearnerJob) -> None:
     with contextlib.closing(Rollouts.attach(job.rollouts_fd, job.rollouts)) as rollouts, open_device(
             job.learner, job.spec, job.algorithm["hidden_sizes"], job.batch_size):
         _BufferLearner(context, job, rollouts).run()
+
+
+def slow_targets(share: float, updates_per_s: float, settles: float) -> str | None:
+    """What to do where target networks follow too slowly; None where they do not.
+
+    An update mixes ``share`` of the online weights into the targets. Values have the time constant
+    ``1 / (share settles)`` updates, where ``settles`` is 1 - gamma^n.
+    """
+    backups_per_s = share * updates_per_s
+    if updates_per_s <= 0.0 or settles <= 0.0 or backups_per_s >= _LEAST_BACKUPS_PER_S:
+        return None
+    return (f"targets follow slowly: {backups_per_s:.2g} backups a second (tau {share:g} an update, "
+            f"{updates_per_s:.3g} updates/s), so values need {1.0 / (backups_per_s * settles):,.0f} s to be of the "
+            "right size; choose smaller networks or a smaller --batch-size, else raise tau or n_step")
 
 
 class SkippedUpdates:
@@ -283,11 +303,15 @@ class _ReplayLearner(_RestoredLearner):
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=job.learner.batch_size,
             device=device, seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.learner.overlap,
             mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch, fuse=job.learner.fuse,
+            session=job.run_started_s, loaded_rows=job.loaded_rows,
         )
         self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
         self._samplers = wakeups_of(job.sampler_wakeup_fds)
         super().__init__(context, job, trainer, ring if job.save_replay else None)
         self._replay = ring
+        self._targets: tuple[float, int] | None = None
+        """Time and updates at which the pace of targets began to be measured."""
+        self._settles = 1.0 - config.gamma**config.n_step
         self._peers: PeerAverage | None = None
         self.began = False
 
@@ -295,7 +319,8 @@ class _ReplayLearner(_RestoredLearner):
         if (gossip := self._open_gossip()) is not None:
             returned = self._context.named(self._context.slots)["updates"] > 0.0  # its parameters are old
             joins = returned or (self._job.gloo is not None and self._job.gloo.joined)
-            self._peers = PeerAverage(self._trainer.algorithm, gossip, self._job.learner.average_interval, joins=joins)
+            self._peers = PeerAverage(self._trainer.algorithm, gossip, self._job.learner.average_interval,
+                                      joins=joins, statistics=self._trainer)
         super().restore(checkpoint)
 
     def _open_gossip(self) -> Gossip | None:
@@ -319,6 +344,7 @@ class _ReplayLearner(_RestoredLearner):
         if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
+            self._count_returns()
             self._trainer.refresh()
             self.began = True
             self._report(f"learning began after {inserted} transitions in replay")
@@ -354,9 +380,22 @@ class _ReplayLearner(_RestoredLearner):
         rows = range(self._job.num_samplers)
         return self._job.env_steps_base + int(sum(float(self._context.status.slots(row)[_ENV_STEPS]) for row in rows))
 
+    def _count_returns(self) -> None:
+        """Tells the trainer of the returns of all samplers of this session, those of other hosts included."""
+        rows = range(self._job.num_samplers)
+        self._trainer.count_returns(np.sum([self._context.status.slots(row)[_RETURNS] for row in rows], 0))
+
     def check(self) -> None:
-        """Also reports the trainer's notes."""
+        """Also takes in the samplers' returns, and reports the trainer's notes and targets that are too slow."""
         super().check()
+        self._count_returns()
+        if self._targets is None and self.began:
+            self._targets = self._session_s(), self._trainer.updates
+        elif self._targets is not None and self._session_s() - self._targets[0] >= _PACE_S:
+            seconds, updates = self._session_s() - self._targets[0], self._trainer.updates - self._targets[1]
+            self._targets = math.inf, 0
+            if note := slow_targets(self._trainer.algorithm.target_share, updates / seconds, self._settles):
+                self._report(note, "warning")
         while self._trainer.notes:
             self._report(self._trainer.notes.pop(0))
 

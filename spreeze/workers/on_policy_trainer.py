@@ -82,6 +82,7 @@ class OnPolicyTrainer:
         if mixer is not None:
             if mixer.spec.mixing == "all_reduce":
                 algorithm.share_gradients(mixer.reduce)
+            mixer.statistics = algorithm.averaged_statistics()
             mixer.begin(algorithm.parameters(), rollouts.current)
 
     def _hand_over(self, current: int) -> None:
@@ -125,8 +126,13 @@ class OnPolicyTrainer:
 
     def _learn_and_mix(self, mixer: Mixer, batch: RolloutBatch, progress: float | None) -> None:
         algorithm, before = self.algorithm, self.algorithm.parameters()
+        mixer.statistics = start = algorithm.averaged_statistics()
         algorithm.learn(batch, progress)
+        own = algorithm.averaged_statistics()
+        mixer.statistics = own + (mixer.statistics - start)  # what came with gradients is of before this rollout
         algorithm.set_parameters(mixer.mix(before, algorithm.parameters(), self._rollouts.current + 1))
+        if not np.array_equal(mixer.statistics, own):
+            algorithm.set_averaged_statistics(mixer.statistics)
         mixer.keep_gradient(algorithm.gradient, algorithm.updates)
 
     @property

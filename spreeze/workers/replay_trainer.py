@@ -23,7 +23,9 @@ from spreeze.algorithms.fused_mlp import Pair, StreamPair
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
+from spreeze.inference.return_scale import REWARD_CLIP, ReturnMoments
 from spreeze.metrics.table import blank_learner
+from spreeze.transport.mixing import as_float32, as_float64
 from spreeze.transport.protocols import BatchSource, Gossip
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
@@ -41,8 +43,10 @@ from spreeze.workers.torch_devices import free_bytes, kernels_of, out_of_memory,
 
 _REFRESH_S = 0.005
 """Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
-_NORMALIZER_EVERY = 10
-"""Updates between two batches that update the normaliser."""
+_LEAST_NEW_ROWS = 256
+"""Rows that the normaliser waits for: it adds up so many in the time of a few."""
+_RAW_CLIP = 1e15
+"""Bound of rewards that are not scaled: the square of a larger one, summed over weights, is beyond float32."""
 _AVERAGE_EVERY = 8
 """Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
 _AVERAGE = "policy_average"
@@ -60,12 +64,16 @@ class ReplayTrainer:
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: BatchSource, *,
         batch_size: int, device: str, seed: int, normalize_obs: bool, pair: Pair | None = None,
         overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0, fuse: bool = False,
+        session: float = 0.0, loaded_rows: tuple[int, ...] = (),
     ) -> None:
         """With ``fuse`` the kernels of an update are fused by ``torch.compile`` before this returns.
 
         With ``config.policy_average`` above 0 the published policy is an average of the weights (``PolicyAverage``).
 
         Samplers explore with the newest weights, or with the average too (``config.explore_average``).
+
+        ``loaded_rows`` of each shard came from an earlier session, so they are in the statistics of a checkpoint. One
+        of the same ``session`` tells of the same rows.
         """
         placement = Placement.parse(device)
         options: dict[str, Any] = {} if spec.frames is None else {"frames": spec.frames}
@@ -94,7 +102,15 @@ class ReplayTrainer:
         self._launches: GraphedUpdates | None = None
         self._recording_failed = False
         """PyTorch's allocator then considers it unfinished, and ``torch.cuda.empty_cache`` would fail."""
-        self._scale: DeviceNormalizer | None = None
+        self._units: DeviceUnits | None = None
+        # Rewards that are signs have one size in all tasks.
+        scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
+        self.returns = ReturnMoments() if scales else None
+        """Of what samplers collected; None where rewards are not scaled."""
+        self._returns_counted = np.zeros(3)
+        """Sums of this session that are in ``returns``."""
+        self._session, self._rows_counted = session, list(loaded_rows)
+        self._reward_clip = np.float32(REWARD_CLIP if scales else _RAW_CLIP)
         self.set_batch_size(batch_size)
         gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
         # A waiting host yields its core: samplers need it.
@@ -102,7 +118,6 @@ class ReplayTrainer:
         self.normalizer = Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs else None
         self.updates = 0
         self._progress = 0
-        self._scaled_updates = 0
         if mirror and self._device.type == "cuda":
             self._open_gpu_replay()
         self.rows_redrawn = 0
@@ -145,8 +160,8 @@ class ReplayTrainer:
             self.algorithm, gpu_replay, self._update_with, DeviceStream(self._device), wanted=self._updates_per_launch,
             make_graph=make_graph if graphs else None, on_failure=self._note_failed_recording,
         )
-        if self.normalizer is not None:
-            self._scale = DeviceNormalizer(self.normalizer, self._layout, self._device, DeviceStream(self._device))
+        self._units = DeviceUnits(self._layout, self._device, DeviceStream(self._device))
+        self._renew_units()
 
     def _fuse(self) -> None:
         """Compiles the parts of an update by a few updates on zeros, which leave the state as it was.
@@ -192,7 +207,7 @@ class ReplayTrainer:
 
     def drop_gpu_replay(self) -> bool:
         """Frees GPU replay; batches come from the host from now on. False if there is none."""
-        launches, self._launches, self._scale = self._launches, None, None
+        launches, self._launches, self._units = self._launches, None, None
         if launches is None:
             return False
         launches.gpu_replay.settle()
@@ -242,22 +257,61 @@ class ReplayTrainer:
             self._launches.set_batch_size(batch_size)
 
     def refresh(self) -> None:
-        """Refreshes the reader's windows now, and copies new rows to GPU replay."""
+        """Refreshes the reader's windows now, counts new rows, and copies them to GPU replay."""
         if self._launches is None:
             self._reader.refresh()
         else:
             self._launches.gpu_replay.pull()
-            self._renew_scale()
+        if self.normalizer is not None and self._count_rows(self.normalizer):
+            self._renew_units()
         self._refreshed_s = perf_counter()
 
-    def _renew_scale(self) -> None:
-        """Updates the normaliser with a host batch now and then, since batches of GPU replay never reach the host."""
-        if self._scale is None or self.normalizer is None or self.updates < self._scaled_updates:
+    def _count_rows(self, normalizer: Normalizer) -> bool:
+        """Adds rows that are new in replay to the normaliser, each once; False while there are few."""
+        self._rows_counted += [0] * (len(self._reader.ends) - len(self._rows_counted))
+        waiting = sum(self._reader.ends) - sum(self._rows_counted)
+        if waiting < _LEAST_NEW_ROWS and normalizer.count:
+            return False
+        for shard, begin in enumerate(self._rows_counted):
+            obs, self._rows_counted[shard] = self._reader.newer(shard, begin, self._layout.obs)
+            if len(obs):
+                normalizer.update(obs)
+        return waiting > 0
+
+    def count_returns(self, sums: np.ndarray) -> None:
+        """Takes in the discounted returns of this session: their number so far, their sum and the sum of squares."""
+        count, total, squares = (sums - self._returns_counted).tolist()
+        if self.returns is None or count <= 0.0:
             return
-        self._scaled_updates = self.updates + _NORMALIZER_EVERY
-        self.rows_redrawn += self._draw()
-        self.normalizer.update(self._rows_np[:, self._layout.obs])
-        self._scale.renew()
+        m2 = squares - total**2 / count
+        if not m2 > -1e-6 * squares:
+            return  # a sampler was just writing them
+        self.returns.merge(count, total / count, max(m2, 0.0))
+        self._returns_counted = np.array(sums)
+        self._renew_units()
+
+    @property
+    def return_scale(self) -> float:
+        """What rewards are divided by [return]; 1 where they are not."""
+        return 1.0 if self.returns is None else self.returns.scale
+
+    def averaged_statistics(self) -> np.ndarray:
+        """What learners that average their parameters average too: counts, means and deviations, float64 [k]."""
+        parts = [part.averaged() for part in (self.normalizer, self.returns) if part is not None]
+        return np.concatenate([np.zeros(0), *parts])
+
+    def set_averaged_statistics(self, values: np.ndarray) -> None:
+        """Goes on with the mean of several learners' statistics."""
+        for part in (self.normalizer, self.returns):
+            if part is not None:
+                own, values = np.split(values, [len(part.averaged())])
+                part.set_averaged(own)
+        self._renew_units()
+
+    def _renew_units(self) -> None:
+        """Brings the statistics to the device where batches are drawn there."""
+        if self._units is not None:
+            self._units.renew(self.normalizer, 1.0 / self.return_scale, float(self._reward_clip))
 
     def update(self, most: int | None = None) -> int:
         """Takes one gradient step, or several with a graph; returns how many, at most ``most`` (None: no limit)."""
@@ -269,8 +323,10 @@ class ReplayTrainer:
         for copied in self._copied.values():
             copied.synchronize()  # the copy of the pinned rows may not be done yet
         self.rows_redrawn += self._draw()
+        self._scale_rewards()
         if self.normalizer is not None:
-            self._normalize(self.normalizer)
+            for columns in (self._layout.obs, self._layout.next_obs):
+                self.normalizer.apply(self._rows_np[:, columns])
         batch, actor_batch = self._batch(), self._actor_batch()
         self.gather_s += perf_counter() - start
         critic_s, actor_s = self.algorithm.update(batch, actor_batch)
@@ -326,8 +382,8 @@ class ReplayTrainer:
     def _update_with(self, rows: torch.Tensor) -> None:
         """Runs one update with rows of GPU replay, without the host."""
         actor_batch = None
-        if self._scale is not None:
-            self._scale.apply(rows)
+        if self._units is not None:
+            self._units.apply(rows)
         if self._seen is not None:
             layout = self._layout
             there = torch.stack((rows[:, layout.obs], rows[:, layout.next_obs])).to(self._actor_device)
@@ -341,12 +397,26 @@ class ReplayTrainer:
         frames = None if self._frames is None else self._frames.flatten(2).numpy()
         return self._reader.sample(self._rng, self._rows_np, frames)
 
-    def _normalize(self, normalizer: Normalizer) -> None:
-        obs, next_obs = self._rows_np[:, self._layout.obs], self._rows_np[:, self._layout.next_obs]
-        if self.updates % _NORMALIZER_EVERY == 0:
-            normalizer.update(obs)
-        normalizer.apply(obs)
-        normalizer.apply(next_obs)
+    def _scale_rewards(self) -> None:
+        """Divides the batch's rewards by the scale of returns, and bounds them.
+
+        Rows whose reward is not finite, as earlier versions stored those beyond float32, give way to others of the
+        batch: else no batch with one of them would ever be learned from.
+        """
+        reward, bound = self._rows_np[:, self._layout.reward], self._reward_clip
+        if self.returns is not None:
+            reward *= np.float32(1.0 / self.returns.scale)
+        if reward.max() <= bound and reward.min() >= -bound:
+            return
+        bad = ~np.isfinite(reward)
+        bad, good = np.flatnonzero(bad), np.flatnonzero(~bad)
+        if len(bad) and len(good):
+            others = good[np.arange(len(bad)) % len(good)]
+            self._rows_np[bad] = self._rows_np[others]
+            if self._frames is not None:
+                self._frames[torch.from_numpy(bad)] = self._frames[torch.from_numpy(others)]
+            self.rows_redrawn += len(bad)
+        np.clip(reward, -bound, bound, out=reward)
 
     def _batch(self) -> TransitionBatch:
         if self._device in self._copied:
@@ -385,8 +455,14 @@ class ReplayTrainer:
             "gather_s": self.gather_s, "critic_s": self.critic_s, "actor_s": self.actor_s,
             "publish_s": publish_s, "policy_lag": lag_age[0], "transition_age": lag_age[1],
             "replay_fill": self._reader.available / self._reader.capacity, "rows_redrawn": self.rows_redrawn,
-            "updates_skipped": self.algorithm.updates_skipped(), **self.algorithm.metrics(),
+            "updates_skipped": self.algorithm.updates_skipped(), **self._learned(),
         }
+
+    def _learned(self) -> dict[str, float]:
+        """The algorithm's metrics in the units of the task."""
+        found, scale = self.algorithm.metrics(), self.return_scale
+        powers = {"q_mean": 1, "actor_loss": 1, "critic_loss": 2}
+        return {name: value * scale ** powers.get(name, 0) for name, value in found.items()} | {"return_scale": scale}
 
     def policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         arrays, meta = self.policy_snapshot()
@@ -425,6 +501,9 @@ class ReplayTrainer:
             "updates": self.updates,
             "draw_rng": self._rng.bit_generator.state,
             "normalizer": self.normalizer.state() if self.normalizer else None,
+            "returns": self.returns.state() if self.returns else None,
+            "session": self._session,
+            "counted": {"rows": self._rows_counted, "returns": self._returns_counted.tolist()},
         }
         tensors = self.algorithm.state_arrays()
         if self._average is not None:
@@ -457,8 +536,12 @@ class ReplayTrainer:
             self._launches.gpu_replay.generator.manual_seed(self._seed + self.updates)  # do not repeat earlier draws
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state(state["normalizer"])
-            if self._scale is not None:
-                self._scale.renew()
+        if self.returns is not None and state.get("returns") is not None:
+            self.returns.load_state(state["returns"])
+        if state.get("session") == self._session:
+            self._rows_counted = [int(rows) for rows in state["counted"]["rows"]]
+            self._returns_counted = np.array(state["counted"]["returns"])
+        self._renew_units()
 
 
 class PolicyAverage:
@@ -507,7 +590,8 @@ class PolicyAverage:
 class PeerAverage:
     """The mean of the parameters of learners side by side, as in federated averaging (McMahan et al. 2017).
 
-    Every ``interval`` updates a learner sends its networks, targets and temperature. It then takes the mean of these
+    Every ``interval`` updates a learner sends its networks, targets and temperature, and the statistics that are the
+    units of what these read and say. It then takes the mean of these
     and of the newest of each other learner. Moments of the optimiser stay its own. Nobody waits: a learner of which
     nothing new has come for ``_LIVING`` of these steps, since it is dead, done or far slower, is left out until it
     sends again. (In torchft's LocalSGD the fast ones wait for the slow, and state is unpickled that comes over HTTP
@@ -515,13 +599,15 @@ class PeerAverage:
     """
 
     def __init__(
-        self, algorithm: OffPolicyAlgorithm, gossip: Gossip, interval: int, *, joins: bool = False
+        self, algorithm: OffPolicyAlgorithm, gossip: Gossip, interval: int, *, joins: bool = False,
+        statistics: ReplayTrainer | None = None,
     ) -> None:
-        """``gossip`` is that of all learners, each a neighbour of each.
+        """``gossip`` is that of all learners, each a neighbour of each. The ``statistics`` are averaged too.
 
         One that ``joins`` others, which may have learned for long, takes the mean of theirs alone the first time.
         """
         self._algorithm, self._gossip, self._joins = algorithm, gossip, joins
+        self._statistics = statistics
         self._interval, self._due, self._version = interval, -1, 0
         self._newest: dict[int, tuple[np.ndarray, int]] = {}
         """Number of another learner -> what it sent last, and the own version at which that was new."""
@@ -536,7 +622,8 @@ class PeerAverage:
         self._due = updates + self._interval
         arrays = self._algorithm.state_arrays()
         names = [name for name, array in arrays.items() if array.dtype == np.float32 and "adam" not in name]
-        own = [np.concatenate([arrays[name].reshape(-1) for name in names])]
+        units = np.zeros(0) if self._statistics is None else self._statistics.averaged_statistics()
+        own = [np.concatenate([*(arrays[name].reshape(-1) for name in names), as_float32(units)])]
         self._version += 1
         others = self._living()
         if self._joins and others:
@@ -544,9 +631,14 @@ class PeerAverage:
         else:
             self._gossip.send(own[0], self._version)
         if others:
-            parts = np.split(np.mean([*own, *others], 0), np.cumsum([arrays[name].size for name in names])[:-1])
+            size, every = len(others[0]) - 2 * len(units), [*own, *others]
+            parts = np.split(np.mean([message[:size] for message in every], 0),
+                             np.cumsum([arrays[name].size for name in names])[:-1])
             means = {name: part.reshape(arrays[name].shape) for name, part in zip(names, parts, strict=True)}
             self._algorithm.load_state_arrays(arrays | means)
+            if self._statistics is not None and len(units):
+                means_of = np.mean([as_float64(message[size:]) for message in every], 0)
+                self._statistics.set_averaged_statistics(means_of)
         if len(others) == self._others:
             return None
         self._others = len(others)
@@ -563,24 +655,37 @@ class PeerAverage:
         self._gossip.close()
 
 
-class DeviceNormalizer:
-    """Scales batches as ``Normalizer.apply`` does, by the statistics of the latest ``renew``."""
+class DeviceUnits:
+    """Scales batches as ``Normalizer.apply`` and ``ReplayTrainer`` do on the host, by the latest ``renew``.
 
-    def __init__(self, normalizer: Normalizer, layout: RowLayout, device: torch.device, stream: DeviceStream) -> None:
-        """``normalizer`` is updated on the host; ``stream`` is that of the updates."""
-        self._normalizer, self._columns, self._stream = normalizer, (layout.obs, layout.next_obs), stream
-        shape = (2, layout.obs_dim)
-        self._staging = Staging(shape, torch.float32, pinned=device.type == "cuda")
-        self._mean, self._std = self._scale = torch.zeros(shape, device=device)
-        self.renew()
+    A reward that is not finite counts as 0.
+    """
 
-    def renew(self) -> None:
-        staged = self._staging.next()
-        np.stack((self._normalizer.mean, self._normalizer.std), out=staged.numpy(), casting="same_kind")
-        self._stream.copy(self._scale, staged)
+    def __init__(self, layout: RowLayout, device: torch.device, stream: DeviceStream) -> None:
+        """``stream`` is that of the updates."""
+        self._columns, self._reward, self._stream = (layout.obs, layout.next_obs), layout.reward, stream
+        size = layout.obs_dim
+        self._staging = Staging((2 * size + 3,), torch.float32, pinned=device.type == "cuda")
+        self._values = torch.zeros(2 * size + 3, device=device)
+        self._mean, self._std = self._values[:size], self._values[size : 2 * size]
+        self._factor, self._low, self._high = self._values[2 * size :]
+        self._normalizes = False
+
+    def renew(self, normalizer: Normalizer | None, factor: float, bound: float) -> None:
+        """Takes over the statistics of observations, if there are any, and what rewards are multiplied by."""
+        self._normalizes = normalizer is not None
+        values, staged = [factor, -bound, bound], self._staging.next()
+        size = len(self._mean)
+        if normalizer is not None:
+            staged.numpy()[:size], staged.numpy()[size : 2 * size] = normalizer.mean, normalizer.std
+        staged.numpy()[2 * size :] = values
+        self._stream.copy(self._values, staged)
         self._staging.sent(self._stream.mark())
 
     def apply(self, rows: Tensor) -> None:
-        """Scales obs and next_obs of rows [B, W] in place, on the device alone."""
-        for columns in self._columns:
-            rows[:, columns].sub_(self._mean).div_(self._std).clamp_(-OBS_CLIP, OBS_CLIP)
+        """Scales rewards, obs and next_obs of rows [B, W] in place, on the device alone."""
+        reward = rows[:, self._reward]
+        reward.nan_to_num_(0.0, 0.0, 0.0).mul_(self._factor).clamp_(self._low, self._high)
+        if self._normalizes:
+            for columns in self._columns:
+                rows[:, columns].sub_(self._mean).div_(self._std).clamp_(-OBS_CLIP, OBS_CLIP)

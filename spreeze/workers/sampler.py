@@ -9,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from spreeze.envs.task import open_task, uniform_actions, vector_maker
+from spreeze.envs.task import HeldActions, open_task, vector_maker
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
@@ -78,6 +78,7 @@ class SamplerLoop:
         rng: np.random.Generator,
     ) -> None:
         self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng
+        self._random = HeldActions(job.spec, rng)
         self._policy = NewestPolicy(open_weights(Path(job.run_dir)))
         self._hint = -1
         self._counts = sink.counts()
@@ -127,5 +128,5 @@ class SamplerLoop:
         """Uniform actions until learning has started or trained weights are there, then the policy's."""
         policy = self._policy.current()
         if policy is None or (self._policy.version == 0 and self._counts.baseline < 0):
-            return uniform_actions(self._job.spec, self._sampling.num_envs, self._rng, self._sampling.obs)
+            return self._random.draw(self._sampling.num_envs, self._sampling.obs)
         return policy.act(self._sampling.obs, self._rng)

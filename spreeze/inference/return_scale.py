@@ -1,0 +1,126 @@
+"""The unit in which algorithms learn rewards: the running deviation of discounted returns.
+
+With it one set of constants fits tasks of any reward size: learning rates, the temperature, Huber's threshold, the grid
+of returns. Whoever steps environments adds their rewards to ``DiscountedReturns``; the learner divides by ``scale``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+REWARD_CLIP = 10.0
+"""Bound of a scaled reward, as in OpenAI's baselines."""
+_LARGEST = 3
+_STEPS = 64
+"""Whose returns are computed by one matmul."""
+_LEAST_SHARE = 1e-9
+"""Of the mean square: a variance below it is rounding, so all returns are equal."""
+
+
+class ReturnMoments:
+    """Count, mean and sum of squared differences from the mean of discounted returns."""
+
+    def __init__(self) -> None:
+        self.count = self.mean = self.m2 = 0.0
+
+    def merge(self, count: float, mean: float, m2: float) -> None:
+        """Adds the moments of other returns (Chan et al. 1979, parallel variance)."""
+        if count <= 0.0:
+            return
+        delta, total = mean - self.mean, self.count + count
+        self.m2 += m2 + delta**2 * self.count * count / total
+        self.mean += delta * count / total
+        self.count = total
+
+    @property
+    def scale(self) -> float:
+        """What rewards are divided by: the standard deviation [return]; 1 where all returns so far are equal."""
+        if self.count < 2.0:
+            return 1.0
+        variance = self.m2 / self.count
+        return math.sqrt(variance) if variance > _LEAST_SHARE * (variance + self.mean**2) else 1.0
+
+    def sums(self) -> tuple[float, float, float]:
+        """Count, sum and sum of squares, which may be added over processes."""
+        return self.count, self.mean * self.count, self.m2 + self.mean**2 * self.count
+
+    def averaged(self) -> np.ndarray:
+        """Count, mean and deviation: what is averaged with the parameters of other learners."""
+        return np.array([self.count, self.mean, math.sqrt(self.m2 / self.count) if self.count else 0.0])
+
+    def set_averaged(self, values: np.ndarray) -> None:
+        """Goes on from averages of what ``averaged`` gives."""
+        self.count, self.mean, deviation = values.tolist()
+        self.m2 = deviation**2 * self.count
+
+    def state(self) -> dict[str, Any]:
+        return {"count": self.count, "mean": self.mean, "m2": self.m2}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.count, self.mean, self.m2 = (float(state[name]) for name in ("count", "mean", "m2"))
+
+
+class DiscountedReturns(ReturnMoments):
+    """Moments of the discounted returns of environments, each from the start of its episode up to each env step.
+
+    The return of each environment continues from one call to the next of its source; the end of an episode resets it.
+    No reward counts for more than the third largest so far, so that a single absurd one does not set the unit.
+    """
+
+    def __init__(self, gamma: float) -> None:
+        super().__init__()
+        self._gamma = gamma
+        ages = np.subtract.outer(np.arange(_STEPS), np.arange(_STEPS))
+        self._decay = np.where(ages < 0, 0.0, float(gamma) ** np.maximum(ages, 0))
+        """[T, T], weight of each step's reward in the return of each step."""
+        self._returns: dict[int, np.ndarray] = {}
+        self._largest = np.zeros(_LARGEST)
+
+    def add(self, reward: np.ndarray, ended: np.ndarray, source: int = 0) -> None:
+        """Adds rewards [T, N] of T env steps of N environments; ``ended`` [T, N] where an episode is over."""
+        finite = reward.astype(np.float64)
+        if not math.isfinite(finite.sum()):
+            finite = np.nan_to_num(finite, nan=0.0, posinf=0.0, neginf=0.0)
+        sizes = np.concatenate((self._largest, np.abs(finite).reshape(-1)))
+        self._largest = np.partition(sizes, -_LARGEST)[-_LARGEST:]
+        bound = float(self._largest.min())
+        np.clip(finite, -bound, bound, out=finite)
+        returns = self._returns.get(source, np.zeros(0))
+        if len(returns) != finite.shape[1]:
+            returns = np.zeros(finite.shape[1])
+        for begin in range(0, len(finite), _STEPS):
+            at = slice(begin, begin + _STEPS)
+            finite[at], returns = self._block(finite[at], ended[at], returns)
+        self._returns[source] = returns
+        mean = float(finite.mean())
+        finite -= mean
+        self.merge(float(finite.size), mean, float(np.vdot(finite, finite)))
+
+    def _block(self, reward: np.ndarray, ended: np.ndarray, returns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns [T, N] of few steps from those before [N], and those that the next step goes on from."""
+        steps = len(reward)
+        found = self._decay[:steps, :steps] @ reward
+        weights = self._gamma * self._decay[:steps, 0]
+        found += weights[:, np.newaxis] * returns
+        for t, env in np.argwhere(ended).tolist():  # by time: what came before an end counts no longer after it
+            found[t + 1 :, env] -= weights[: steps - t - 1] * found[t, env]
+        return found, np.where(ended[-1], 0.0, found[-1])
+
+    def state(self) -> dict[str, Any]:
+        returns = {str(source): values.tolist() for source, values in self._returns.items()}
+        return super().state() | {"returns": returns, "largest": self._largest.tolist()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        returns = state["returns"] if isinstance(state["returns"], dict) else {"0": state["returns"]}  # of 0.1.0
+        self._returns = {int(source): np.asarray(values, np.float64) for source, values in returns.items()}
+        # Of an earlier version: all that it let through.
+        self._largest = np.asarray(state.get("largest", [math.inf] * _LARGEST), np.float64)
+
+
+def scaled_rewards(reward: np.ndarray, scale: float) -> np.ndarray:
+    """Rewards of any shape in units of ``scale``, float32, bounded by ``REWARD_CLIP``; not a number stays that."""
+    return np.clip(reward / scale, -REWARD_CLIP, REWARD_CLIP).astype(np.float32)
