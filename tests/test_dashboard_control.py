@@ -14,6 +14,7 @@ from harness import PATIENCE_S, poll
 
 pytest.importorskip("streamlit")
 
+from spreeze.config.env_ids import ENGINES, TEAM_PREFIXES
 from spreeze.dashboard import control, run_data
 from spreeze.errors import ConfigError, RunError
 
@@ -115,6 +116,20 @@ def test_an_environment_that_the_command_line_would_not_trust_is_refused(env_id)
 @pytest.mark.parametrize("env_id", ["envpool:Hopper-v5", "vector:CartPole-v1", "mpe2:simple_spread_v3", "ALE/Pong-v5"])
 def test_a_prefix_of_the_package_s_own_imports_nothing(env_id):
     assert control.Request(env_id=env_id).env_id == env_id
+
+
+@pytest.mark.parametrize("prefix", [*ENGINES, *TEAM_PREFIXES])
+def test_a_page_takes_every_prefix_that_the_command_line_takes(prefix):
+    assert control.Request(env_id=f"{prefix}:made_up.task-v0", auto=False).env_id == f"{prefix}:made_up.task-v0"
+
+
+def test_a_page_takes_a_team_or_a_class_of_the_module_that_is_named():
+    module = "spreeze.envs.two_step_game"
+    team = control.Request(env_id=f"parallel:{module}", algo="qmix", import_module=module, auto=False)
+    assert control.arguments(team)[:4] == ["--env", f"parallel:{module}", "--import", module]
+    assert control.Request(env_id="my_robots:Walker", import_module="my_robots", auto=False)
+    with pytest.raises(ConfigError, match="has a field of its own"):
+        control.Request(env_id="my_robots:Walker", import_module="my_other_robots", auto=False)
 
 
 def test_the_command_line_states_the_whole_request():

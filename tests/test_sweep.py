@@ -136,6 +136,8 @@ def test_a_profile_and_the_tuner_are_for_all_runs_of_a_sweep(tmp_path, capsys):
     assert "with --auto one run at a time" in capsys.readouterr().err
     assert sweep.main([*asked, "--mode", "serial", "--auto"]) == 2, "there is nothing to tune"
     assert "serial" in capsys.readouterr().err.splitlines()[-1]
+    assert sweep.main([*asked, "--algo", "ppo", "--mode", "hts", "--set", "learner.batch_size=64"]) == 0
+    assert "no effect with --algo ppo in --mode hts: --batch-size\n" in capsys.readouterr().err
 
 
 def test_a_plan_is_one_json_document_and_a_resumed_one_takes_another_number_side_by_side(tmp_path, capsys):

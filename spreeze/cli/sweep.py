@@ -150,7 +150,8 @@ def _sweep(args: argparse.Namespace) -> int:
                           "the whole machine; " + ("add --side-by-side 1" if args.resume else "leave one of them out"))
     shares = core_shares(sorted(os.sched_getaffinity(0)), sweep.side_by_side)
     _check_disk(runs_dir, len(left))
-    _check_settings(left)
+    for note in _check_settings(left):
+        say(note, as_json=args.json)
     say(plan_text(sweep, len(left)), as_json=args.json)
     if args.dry_run:
         if args.json:
@@ -298,16 +299,19 @@ def core_shares(cores: Sequence[int], count: int) -> list[list[int]]:
     return [list(cores[each * i : each * (i + 1)]) for i in range(count)]
 
 
-def _check_settings(runs: Sequence[SweepRun]) -> None:
-    """Refuses, before the first run, settings that a later one would refuse."""
+def _check_settings(runs: Sequence[SweepRun]) -> list[str]:
+    """Refuses, before the first run, settings that a later one would refuse; returns lines on what has no effect."""
     probes: dict[str, Any] = {}
+    notes: dict[str, None] = {}
     for run in {run.setting: run for run in runs}.values():
         config, check = train.checked(run.arguments)
         stop = config.stop
         if stop.seconds is None and stop.env_steps is None and stop.updates is None:
             raise ConfigError("no run of the sweep would end; give --seconds, or --set stop.env_steps=N")
         key = repr((config.env, config.image))
-        probes[key] = check(probes.get(key))
+        probes[key], found = check(probes.get(key))
+        notes |= dict.fromkeys(found)
+    return [*notes]
 
 
 def _check_disk(runs_dir: Path, count: int) -> None:

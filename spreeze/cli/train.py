@@ -31,12 +31,12 @@ from spreeze.config.layers import (
     Settings,
     Values,
     default_of,
+    effect_notes,
     from_toml,
     iterate,
     resolve,
     to_toml,
     with_algorithm,
-    without_effect,
 )
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, chosen_profile, reached_with
@@ -100,9 +100,10 @@ def _train(args: argparse.Namespace) -> int:
         settings, why = with_algorithm(base, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)
-        if unread := without_effect(settings):
-            say(f"no effect with --algo {settings.config.run.algo} in --mode {settings.config.run.mode}: "
-                f"{', '.join(unread)}", as_json=args.json)
+        for note in effect_notes(settings, tuned=args.auto):
+            say(note, as_json=args.json)
+        if args.fresh and not args.auto:
+            say("no effect without --auto: --fresh", as_json=args.json)
         say(machine.one_line(), as_json=args.json)
         if settings.config.cluster.address is not None:
             say(_look_at(settings.config.cluster.address), as_json=args.json)
@@ -141,23 +142,23 @@ def _train(args: argparse.Namespace) -> int:
             run_dir.close()
 
 
-def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], Probe]]:
+def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tuple[Probe, list[str]]]]:
     """The configuration of a command line, and a check of it against its environment; starts no run.
 
-    The check takes the probe of an equal environment, if there is one, and returns the one that it used. Both raise
-    what the run would be refused with.
+    The check takes the probe of an equal environment, if there is one, and returns the one that it used, and lines on
+    what has no effect. Both raise what the run would be refused with.
     """
     args = build_parser().parse_args(arguments)
     base, _ = layers_of(args, None, read_machine())
     settings = resolve(base)
     config = settings.config
 
-    def check(known: Probe | None) -> Probe:
+    def check(known: Probe | None) -> tuple[Probe, list[str]]:
         probe = known or probe_of(config)
         found, _ = with_algorithm(base, settings, probe.spec)
         if args.auto:
             check_tunable(found.config)
-        return probe
+        return probe, effect_notes(found, tuned=args.auto)
 
     return config, check
 

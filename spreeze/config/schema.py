@@ -464,7 +464,8 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     other += _OBJECTIVES if on_policy else ("sampling.samplers",) if config.wiring.in_turns else ()
     governed = not config.wiring.in_turns and (not on_policy or config.wiring.free_running)
     other += () if governed else ("tuning.govern", "tuning.give_way")
-    other += ("learner.publish_interval_s", "sampling.memory_limit_bytes") if config.wiring.in_turns else ()
+    other += ("learner.publish_interval_s", "sampling.memory_limit_bytes", "tuning.leave_free") \
+        if config.wiring.in_turns else ()
     other += () if config.wiring.lag == 0 else ("rollout.synchrony",)
     other += ("rollout.correction",) if config.wiring.lag == 0 or config.wiring.free_running else ()
     own += ("gala",) if config.wiring.mixes else ()

@@ -30,6 +30,7 @@ from typing import Any
 
 import psutil
 
+from spreeze.config.env_ids import imports_only
 from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
 from spreeze.config.profiles import applicable, read_profile, task_profile
@@ -56,7 +57,6 @@ from spreeze.run_directory import (
 )
 from spreeze.types import PolicyFormat
 
-_ENV_ID = re.compile(r"^((mpe2|lbf|envpool|vector):)?[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
 _MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
 _VERB_S = 120.0
 _MOST_COMPLAINT = 300
@@ -98,7 +98,7 @@ class Request:
     def __post_init__(self) -> None:
         """Raises ``ConfigError`` if the command line would reject it."""
         # With a colon Gymnasium would import a module, which only the command line may do.
-        if not plain_id(self.env_id):
+        if not imports_only(self.env_id, self.import_module or imported()):
             raise ConfigError(f"environment {clean(self.env_id, 80)!r}: a Gymnasium id such as Pendulum-v1 is needed; "
                               "the module that registers it has a field of its own")
         if self.import_module is not None and not _MODULE.match(self.import_module):
@@ -123,11 +123,6 @@ class Request:
         profile = read_profile(self.profile, self.env_id) if self.profile else task_profile(self.env_id)
         below = [] if profile is None else applicable(profile, read_machine().identity())[0].parted(self.algo)
         return resolve([*below, Layer("the page", values)], imported()).config
-
-
-def plain_id(env_id: object) -> bool:
-    """Whether it is a Gymnasium id that imports nothing by itself."""
-    return isinstance(env_id, str) and _ENV_ID.match(env_id) is not None and ".." not in env_id
 
 
 @dataclass(frozen=True)
@@ -407,7 +402,7 @@ def imported_by(path: Path) -> str | None:
     """
     env = read_config(path).get("env", {})
     env_id, module = env.get("id"), env.get("import_module")
-    if (env_id is not None and not plain_id(env_id)) or (
+    if (env_id is not None and not imports_only(env_id, module)) or (
         module is not None and not (isinstance(module, str) and _MODULE.match(module))
     ):
         raise RunError(f"{path.name} imports code ({clean(env_id if module is None else module, 80)}): if you trust "
