@@ -41,7 +41,7 @@ from spreeze.metrics.comparison import (
     spread_text,
     whole,
 )
-from spreeze.run_directory import existing_parent, make_runs_dir, read_json, read_run, write_json
+from spreeze.run_directory import existing_parent, make_runs_dir, names_from, read_json, read_run, write_json
 from spreeze.runtime.interrupts import Interrupts
 
 _OF_EACH_RUN = {"run.seed": "--seeds N gives each setting the seeds 1 to N", "run.name": "--name names the sweep",
@@ -80,6 +80,15 @@ class Sweep:
     target: float | None
     side_by_side: int
     runs: list[SweepRun]
+
+    def renamed(self, name: str) -> Sweep:
+        """The same plan under another name, before its first run."""
+        runs = [dataclasses.replace(run, stem=name + run.stem.removeprefix(self.name)) for run in self.runs]
+        return dataclasses.replace(self, name=name, runs=runs)
+
+    def taken(self, runs_dir: Path) -> Path | None:
+        """The first of its runs' directories that exists."""
+        return next((runs_dir / run.stem for run in self.runs if (runs_dir / run.stem).exists()), None)
 
     def write(self, runs_dir: Path) -> None:
         finished = [run.name for run in self.runs if run.state == "finished"]
@@ -152,16 +161,22 @@ def _sweep(args: argparse.Namespace) -> int:
     _check_disk(runs_dir, len(left))
     for note in _check_settings(left):
         say(note, as_json=args.json)
-    say(plan_text(sweep, len(left)), as_json=args.json)
     if args.dry_run:
+        say(plan_text(sweep, len(left)), as_json=args.json)
         if args.json:
             emit({"sweep": asdict(sweep), "left": [run.name for run in left]})
         return 0
     make_runs_dir(runs_dir)
-    with _held(runs_dir, sweep.name):
+    with contextlib.ExitStack() as stack:
+        if args.resume is None and args.name is None:
+            sweep = stack.enter_context(_first_free(runs_dir, sweep))
+            left = sweep.runs
+        else:
+            stack.enter_context(_held(runs_dir, sweep.name))
         if args.resume:  # another process may have gone on with it meanwhile
             sweep = _continued(args, runs_dir)
             left = [run for run in sweep.runs if run.state != "finished"]
+        say(plan_text(sweep, len(left)), as_json=args.json)
         return _carried_out(args, sweep, left, shares, runs_dir)
 
 
@@ -174,6 +189,21 @@ def _held(runs_dir: Path, name: str) -> Iterator[None]:
         except BlockingIOError:
             raise RunError(f"sweep {name} is going on in another process; wait for it, or stop it by Ctrl-C") from None
         yield
+
+
+@contextlib.contextmanager
+def _first_free(runs_dir: Path, sweep: Sweep) -> Iterator[Sweep]:
+    """Holds the lock of the first free name; gives the sweep under that name."""
+    for name in names_from(sweep.name):
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(_held(runs_dir, name))
+            except RunError:
+                continue
+            found = sweep.renamed(name)
+            if not sweep_path(runs_dir, name).exists() and not found.taken(runs_dir):
+                yield found
+                return
 
 
 def _carried_out(
@@ -235,7 +265,7 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}: at least 1")
     name = check_name(args.name or time.strftime("sweep-%Y%m%d-%H%M%S"))
-    if sweep_path(runs_dir, name).exists():
+    if args.name is not None and sweep_path(runs_dir, name).exists():
         raise RunError(f"sweep {name} exists in {runs_dir}; --resume {name} continues it, or choose another --name")
     profile = args.profile  # a file is found from another directory, too, when the sweep is resumed
     if profile is not None and profile.endswith(".toml"):
@@ -250,10 +280,10 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
             assignments = [word for text in chosen for word in ("--set", text)]
             runs.append(SweepRun(setting, seed, [*common, *assignments, "--seed", str(seed)],
                                  check_name(f"{name}-c{number}-s{seed}")))
-    taken = [run.stem for run in runs if (runs_dir / run.stem).exists()]
-    if taken:
-        raise RunError(f"{runs_dir / taken[0]} exists; choose another --name than {name}")
-    return Sweep(name, args.stop_seconds, args.target, 1 if args.side_by_side is None else args.side_by_side, runs)
+    sweep = Sweep(name, args.stop_seconds, args.target, 1 if args.side_by_side is None else args.side_by_side, runs)
+    if args.name is not None and (taken := sweep.taken(runs_dir)) is not None:
+        raise RunError(f"{taken} exists; choose another --name than {name}")
+    return sweep
 
 
 def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from spreeze.cli.arguments import build_parser, guarded, user_values
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.layers import (
@@ -54,6 +52,7 @@ from spreeze.run_directory import (
     find_run,
     new_name,
     process_age_s,
+    process_identity,
     read_run,
     refuse_links,
     session_starts,
@@ -116,7 +115,8 @@ def _train(args: argparse.Namespace) -> int:
             check_tunable(plan.config)
         run = plan.config.run
         run_dir = RunDir.open(resumed, head_start.nonce) if resumed else RunDir.create(
-            Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed), head_start.nonce
+            Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed), head_start.nonce,
+            numbered=run.name is None,
         )
         try:
             _describe(plan, run_dir, machine)
@@ -404,7 +404,7 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
         env_id=plan.spec.env_id, algo=plan.config.run.algo,
         mode=plan.config.run.mode, wiring=recorded(plan.config.wiring), seed=plan.config.run.seed,
         nonce=run_dir.nonce, command=sys.argv, exit_reason=None,
-        versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=psutil.Process().create_time(),
+        versions=versions(), machine=machine.one_line(), **process_identity(os.getpid()),
         **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
     )
 

@@ -28,24 +28,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from spreeze.config.env_ids import imports_only
 from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
-from spreeze.dashboard.run_data import LAUNCHES, ROOT, SAMPLE, launch_log, live_run, one_at_a_time, tail_lines
+from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, one_at_a_time, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import (
+    LAUNCHES,
+    asked_s,
     find_live_run,
+    free_names,
     is_alive,
     kill_supervisor,
     new_name,
+    process_identity,
     read_config,
     read_json,
     read_run,
@@ -160,14 +162,12 @@ def activity(folder: Path, shown: str | None = None) -> Activity:
             return Activity()
         return Activity(waiting.name, "starting", tuple(tail_lines(waiting.log, 8)))
     path = folder / name
-    try:
-        asked = (path / "control" / "stop").stat().st_mtime
-    except OSError:
+    waited_s = asked_s(path, "stop")
+    if waited_s is None:
         state = state_of(path)
         if state in ("starting", "tuning"):
             return Activity(name, "starting", tuple(tail_lines(launch_log(name, folder), 8)))
         return Activity(name, state if state in ("stopping", "paused") else "running")
-    waited_s = time.time() - asked
     lines = [f"\u2713 asked to stop, {waited_s:.0f} s ago"]
     try:
         events = MetricsReader(path / "metrics.db").events(20)
@@ -231,11 +231,7 @@ def start(request: Request, folder: Path) -> str:
     """
     with one_at_a_time(folder):
         _check_none_alive(folder)
-        base = name = new_name(request.env_id, request.algo, request.seed)
-        count = 1
-        while (folder / name).exists() or (folder / LAUNCHES / f"{name}.json").exists():
-            count += 1
-            name = f"{base}-{count}"
+        name = next(free_names(folder, new_name(request.env_id, request.algo, request.seed)))
         _launch([*arguments(request), "--runs-dir", str(folder), "--name", name], folder, name)
         return name
 
@@ -289,9 +285,12 @@ def _pending(record: Path, *, alive: bool) -> Launch | None:
     """The launch of a record, if its process is (not) alive and its run has not written its state since."""
     found = read_json(record)
     pid, started = found.get("pid"), found.get("started")
-    if not isinstance(pid, int) or same_process(pid, found.get("create_time")) is not alive:
+    if not isinstance(pid, int) or same_process(found) is not alive:
         return None
-    heartbeat = read_run(record.parents[1] / record.stem).get("heartbeat")
+    run = read_run(record.parents[1] / record.stem)
+    heartbeat, boot = run.get("heartbeat"), run.get("boot_id")
+    if boot is not None and all(run.get(name) == found.get(name) for name in ("pid", "start_ticks", "boot_id")):
+        return None
     if isinstance(heartbeat, int | float) and isinstance(started, int | float) and heartbeat >= started:
         return None
     return Launch(record.stem, pid, record.with_suffix(".log"))
@@ -472,11 +471,9 @@ def _launch(options: list[str], folder: Path, name: str) -> None:
                                        env=environment(), start_new_session=True)
     except OSError as error:
         raise ResourceError(f"the run could not be started: {clean(error)}") from None
-    created = None
-    with contextlib.suppress(psutil.Error):
-        created = psutil.Process(process.pid).create_time()
+    identity = process_identity(process.pid)
     threading.Thread(target=process.wait, name=name, daemon=True).start()  # else it would end as a zombie
-    record = {"pid": process.pid, "create_time": created, "argv": command, "started": time.time()}
+    record = {**identity, "argv": command, "started": time.time()}
     write_json(log.with_suffix(".json"), record)
 
 
