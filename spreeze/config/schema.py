@@ -146,7 +146,8 @@ class SamplingConfig(Part):
     step_deadline_s: float = setting(30.0, "a sampler whose env step takes longer counts as hung and is started again",
                                      unit="s", low=0.5, high=1e6)
     memory_limit_bytes: int | None = setting(
-        None, "private memory above which a sampler is started anew; from the free memory if not given",
+        None, "private memory above which a sampler is started anew, and a watcher by its number of environments; from "
+        "the free memory if not given",
         unit="bytes", low=10_000_000, high=2**50)
 
 

@@ -24,7 +24,7 @@ from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir, process_age_s, versions
 from spreeze.runtime.loggers import Loggers
 from spreeze.runtime.plan import RunPlan
-from spreeze.workers.context import event_text, write_error
+from spreeze.workers.context import event_text, is_power_of_ten, write_error
 
 _STATE_S = 2.0
 _HOLD_S = 0.02  # between two looks whether a pause is over
@@ -117,6 +117,7 @@ class Recorder:
         self.paused_s = 0.0
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
+        self._unevaluated, self._told_unevaluated = False, 0
         self.outcome = Outcome(eval_best=plan.earlier.best_return)
         self._count_curve()
         self._loggers = Loggers(self.event, table)
@@ -296,7 +297,20 @@ class Recorder:
             self._next_state_s = time.monotonic() + _STATE_S
             self._run_dir.write_state(state="running", wall_s=self.wall_s, env_steps=metrics["env_steps"],
                                       updates=metrics["updates"], eval_best=self.outcome.eval_best,
-                                      eval_final=self.outcome.eval_final, episodes=metrics["episodes"])
+                                      eval_final=self.outcome.eval_final, episodes=metrics["episodes"],
+                                      unevaluated=self._unevaluated)
+
+    def evaluates(self, does: bool) -> None:
+        """Notes whether anybody evaluates; where a return is waited for, nobody is an event."""
+        stop = self._plan.config.stop
+        unevaluated = not does and stop.at_return
+        if unevaluated == self._unevaluated:
+            return
+        self._unevaluated, self._next_state_s = unevaluated, 0.0
+        self._told_unevaluated += unevaluated
+        if unevaluated and is_power_of_ten(self._told_unevaluated):
+            self.event("warning", f"nobody evaluates until the evaluator is started again, so the target return of "
+                       f"{stop.target_return:g} cannot end the run meanwhile")
 
     def snapshot(self, state: str) -> Snapshot:
         plan, metrics, replay = self._plan, self._metrics, self._plan.config.replay
@@ -313,6 +327,7 @@ class Recorder:
             eval_returns=tuple(self._eval_returns),
             memory_total_bytes=self._memory_total_bytes, learner_device=self.outcome.device,
             samplers_alive=self._samplers_alive, samplers_wanted=plan.samplers, first_error=self.first_error,
+            unevaluated=self._unevaluated,
             env_errors=int(sum(errors)) if errors else None, events=tuple(self._events), progress=progress, eta_s=eta_s,
             **measured(metrics, on_policy=not has_replay, table=self._table),
         )
