@@ -27,7 +27,7 @@ TIERS: tuple[tuple[str, float, float], ...] = (("rollup_10s", 10.0, 86_400.0), (
 """(table, bucket width in s, how long it is kept in s), finest first."""
 
 _TIER_AGES = tuple((table, keep_s, f"bucket < ? / {width_s}") for table, width_s, keep_s in TIERS if keep_s < math.inf)
-_MAX_PENDING = 200_000
+_MAX_PENDING, _FIRST_EVENTS = 200_000, 50
 _RETRY_S = 1.0
 _PRUNE_S = 60.0
 _CHECKPOINT_S = 3600.0
@@ -203,10 +203,14 @@ class MetricsWriter:
         self.trouble = None
 
     def _bound_pending(self) -> None:
-        excess = len(self._pending) - _MAX_PENDING
-        if excess > 0:
-            points = [index for index, (statement, _) in enumerate(self._pending) if statement is _INSERT_POINT]
-            dropped = set(points[: max(excess, _MAX_PENDING // 2)])
+        """Drops the oldest points where too much is pending; if that is not enough, events, and then anything."""
+        for statements in ({_INSERT_POINT}, {_INSERT_EVENT}, {statement for statement, _ in self._pending}):
+            excess = len(self._pending) - _MAX_PENDING
+            if excess <= 0:
+                return
+            found = [index for index, (statement, _) in enumerate(self._pending) if statement in statements]
+            first = _FIRST_EVENTS if statements == {_INSERT_EVENT} else 0  # they explain the others
+            dropped = set(found[first : first + max(excess, _MAX_PENDING // 2)])
             self._pending = [item for index, item in enumerate(self._pending) if index not in dropped]
             self.rows_dropped += len(dropped)
 
