@@ -266,7 +266,7 @@ class TrainedPolicy:
     """A policy in NumPy with all that lies between an environment's observation and its action.
 
     That is the order of nested observations, the normalizer, the network, squashing, and the scaling to the bounds of
-    the action space. Torch is not loaded. An instance serves one thread at a time.
+    the action space. Torch is not loaded. Threads may share an instance.
     """
 
     def __init__(self, weights: Weights, import_module: str | None = None, seed: int | None = None) -> None:

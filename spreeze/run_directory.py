@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import itertools
 import json
 import os
 import secrets
@@ -40,6 +41,8 @@ from spreeze.config.schema import check_name, may_name
 from spreeze.errors import ResourceError, RunError, did_you_mean
 from spreeze.formatting import clean
 
+LAUNCHES = ".launches"
+"""Folder beside the runs: records and logs of starts from a page, and the server's tokens."""
 SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
 REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free", "timeline")
@@ -56,8 +59,8 @@ _HELD = (errno.EAGAIN, errno.EACCES)
 _FRESH_S = 60.0
 """A run on another host without locks is alive while its heartbeat is no older."""
 _MAX_BYTES, _TAIL_BYTES = 1_000_000, 64_000
-_START_FIELD = 19
-"""Index in ``/proc/PID/stat`` after the name: start time of the process, in ticks since boot."""
+_STATE_FIELD, _START_FIELD = 0, 19
+"""Indices in ``/proc/PID/stat`` after the name: state, and start time in ticks since boot."""
 
 
 def group_folder(run: Path, group: int) -> Path:
@@ -69,6 +72,28 @@ def new_name(env_id: str, algo: str, seed: int) -> str:
     """``20261121-101502_Walker2DBulletEnv-v0_sac_s1``."""
     env = "".join(c if c.isalnum() or c in "._-" else "-" for c in env_id)[:60]
     return f"{time.strftime('%Y%m%d-%H%M%S')}_{env}_{algo}_s{seed}"
+
+
+def names_from(name: str) -> Iterator[str]:
+    """A name, and then the same with the endings ``-2``, ``-3``, ..."""
+    yield name
+    for number in itertools.count(2):
+        yield f"{name}-{number}"
+
+
+def free_names(runs_dir: Path, name: str) -> Iterator[str]:
+    """Of ``names_from`` those that neither a directory nor the launch of a page has."""
+    return (found for found in names_from(name)
+            if not (runs_dir / found).exists() and not (runs_dir / LAUNCHES / f"{found}.json").exists())
+
+
+def _made(runs_dir: Path, names: Iterable[str]) -> Path:
+    """The directory of the first name that no other process has; a FileExistsError if there is none."""
+    for name in names:
+        with contextlib.suppress(FileExistsError):
+            (runs_dir / name).mkdir(mode=0o700)
+            return runs_dir / name
+    raise FileExistsError
 
 
 def new_nonce() -> str:
@@ -106,8 +131,10 @@ class RunDir:
         self.nonce = nonce or new_nonce()
 
     @classmethod
-    def create(cls, runs_dir: Path, name: str, nonce: str | None = None) -> RunDir:
+    def create(cls, runs_dir: Path, name: str, nonce: str | None = None, *, numbered: bool = False) -> RunDir:
         """Makes a new run directory; the first process whose mkdir succeeds owns the name.
+
+        With ``numbered``, a name that is taken gets the first free ending of ``-2``, ``-3``, ...
 
         Raises:
             RunError: the name is taken.
@@ -120,12 +147,14 @@ class RunDir:
             if free < MIN_FREE_DISK_BYTES:
                 raise ResourceError(f"{runs_dir}: a run needs {MIN_FREE_DISK_BYTES / 1e6:.0f} MB of disk, "
                                     f"{free / 1e6:.0f} MB are free; make room or choose another --runs-dir")
-            path = runs_dir / name
-            path.mkdir(mode=0o700)
+            path = _made(runs_dir, free_names(runs_dir, name) if numbered else (name,))
             for sub in SUBDIRECTORIES:
                 (path / sub).mkdir(mode=0o700)
         except FileExistsError:
-            raise RunError(f"{runs_dir / name} exists; choose another --name, or --resume {name}") from None
+            is_run = (runs_dir / name / "run.json").is_file()
+            raise RunError(f"{runs_dir / name} exists" + (f"; choose another --name, or --resume {name}" if is_run else
+                           ", though it is no run that could be resumed (it has no run.json); choose another --name, "
+                           "or delete it")) from None
         except OSError as error:
             raise ResourceError(f"cannot write below {runs_dir}: {error}") from None
         fd, guarded = _lock(path)
@@ -229,8 +258,28 @@ def _shown(path: Path) -> str:
     return clean(path, 300)
 
 
+def asked_s(path: Path, name: str) -> float | None:
+    """Seconds since ``ask`` sent a request without a text, whatever the clock was set to; None if there is none.
+
+    Of a file that was made in another way, the seconds by the clock.
+    """
+    file = path / "control" / name
+    try:
+        age_s = max(0.0, time.time() - file.stat().st_mtime)
+        with open(file, encoding="ascii", errors="replace") as content:
+            text = content.read(100)
+    except OSError:
+        return None
+    with contextlib.suppress(ValueError):
+        since_s = time.monotonic() - float(text)
+        return age_s if since_s < 0.0 else since_s
+    return age_s
+
+
 def ask(path: Path, name: str, text: str = "") -> None:
     """Sends a request to a run: a file in its ``control`` directory. Links are not followed.
+
+    Without a text, the file holds the monotonic time [s].
 
     Raises:
         RunError: the file cannot be written.
@@ -240,7 +289,7 @@ def ask(path: Path, name: str, text: str = "") -> None:
         opened.append(os.open(path / "control", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         opened.append(os.open(name, flags, 0o600, dir_fd=opened[0]))
-        os.write(opened[1], text.encode())
+        os.write(opened[1], (text or f"{time.monotonic()!r}\n").encode())
         os.utime(opened[1])
     except OSError as error:
         raise RunError(f"{_shown(path)}: control/{name} cannot be written: {error.strerror}") from None
@@ -300,7 +349,7 @@ def _seems_alive(path: Path) -> bool:
     if run.get("state") not in LIVE_STATES:
         return False
     if run.get("host") in (None, socket.gethostname()):
-        return same_process(run.get("pid"), run.get("create_time"))
+        return same_process(run)
     heartbeat = run.get("heartbeat")
     return isinstance(heartbeat, int | float) and time.time() - heartbeat < _FRESH_S
 
@@ -456,18 +505,56 @@ def steer(name_or_path: str, runs_dir: Path, what: str, text: str = "") -> Path:
     return path
 
 
-def same_process(pid: object, create_time: object) -> bool:
-    """Whether the process is alive and was started at that time: pids are reused."""
+def process_identity(pid: int) -> dict[str, Any]:
+    """What ``same_process`` recognises a living process by.
+
+    Linux: its start in ticks since boot, and the boot, which do not depend on the clock. Elsewhere the time of its
+    start.
+    """
     import psutil  # not for all who import this module
 
-    if not isinstance(pid, int) or not isinstance(create_time, int | float):
+    found: dict[str, Any] = {"pid": pid, "create_time": None}
+    with contextlib.suppress(psutil.Error):
+        found["create_time"] = psutil.Process(pid).create_time()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        found |= {"start_ticks": int(_stat_fields(pid)[_START_FIELD]), "boot_id": _boot_id()}
+    return found
+
+
+def same_process(record: Mapping[str, Any]) -> bool:
+    """Whether the process of a ``process_identity`` is alive: pids are reused.
+
+    Records of earlier versions have the time of its start alone, which seems to change when the clock is set.
+    """
+    pid, ticks, boot, created = (record.get(name) for name in ("pid", "start_ticks", "boot_id", "create_time"))
+    if not isinstance(pid, int):
+        return False
+    if isinstance(ticks, int) and isinstance(boot, str):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = _stat_fields(pid)
+            return int(fields[_START_FIELD]) == ticks and _boot_id() == boot and fields[_STATE_FIELD] not in "ZX"
+        return False
+    import psutil  # not for all who import this module
+
+    if not isinstance(created, int | float):
         return False
     try:
         process = psutil.Process(pid)
-        same: bool = abs(process.create_time() - create_time) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        same: bool = abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError, OverflowError):
         return False
     return same
+
+
+def _stat_fields(pid: int | str) -> list[str]:
+    """``/proc/PID/stat`` after the name, which may contain anything."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return text.rpartition(")")[2].split()
+
+
+def _boot_id() -> str:
+    """Another one after each start of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def kill_supervisor(path: Path) -> None:
@@ -477,7 +564,7 @@ def kill_supervisor(path: Path) -> None:
         RunError: the process that ``run.json`` names is another one by now.
     """
     run = read_run(path)
-    if not same_process(run.get("pid"), run.get("create_time")):
+    if not same_process(run):
         raise RunError(f"{path.name}: process {run.get('pid')} is not its supervisor any more; nothing was killed")
     with contextlib.suppress(ProcessLookupError):
         os.kill(run["pid"], signal.SIGKILL)
@@ -533,8 +620,7 @@ def process_age_s() -> float:
     Linux gives the start as ticks since boot. Converted to wall-clock time it would be off by up to a second, because
     the boot time is rounded.
     """
-    after_name = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
-    ticks = int(after_name.split()[_START_FIELD])
+    ticks = int(_stat_fields("self")[_START_FIELD])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 

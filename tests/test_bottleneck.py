@@ -52,6 +52,7 @@ ANOTHER_IDLE = (*GPU_COMPUTES, GpuSnapshot(index=1, use=0.0, power_w=60.0, power
         (_snapshot(0.03, 0.40, learner_device="cuda:1", gpus=ANOTHER_IDLE), Side.LEARNER, "kernels run only 0 %"),
         (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "gather": 0.5}), Side.LEARNER, "gathering rows takes 50 %"),
         (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "publish": 0.4}), Side.LEARNER, "publishing less often"),
+        (_snapshot(0.50, 0.02, unevaluated=True), Side.EVALUATOR, "the target return cannot be reached"),
         (_snapshot(0.50, 0.02), Side.SAMPLER, "more samplers (the cores are 70 % busy)"),
         (_snapshot(0.50, 0.02, cpu_use=0.97), Side.SAMPLER, "more cores or a faster environment"),
         (_snapshot(0.50, 0.02, samples_per_insert=500.0), Side.SAMPLER, "bound above 512, which now holds the learner"),

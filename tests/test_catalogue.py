@@ -49,7 +49,7 @@ CATALOGUE = {
         "process_supervisor::test_exit_0_without_being_done_is_a_failure",
         "faults::test_a_sampler_whose_environment_takes_it_down_is_started_again")),
     10: Row("the environment leaks memory", (
-        "fault_runs::test_f10_a_sampler_that_leaks_is_started_anew_and_is_offered_to_the_oom_killer_first",)),
+        "fault_runs::test_f10_a_worker_that_leaks_is_started_anew_and_a_sampler_is_offered_to_the_oom_killer_first",)),
     11: Row("the environment starts grandchildren", (
         "faults::test_processes_that_an_environment_started_end_with_it",
         "fault_runs::test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor")),
@@ -169,7 +169,7 @@ CATALOGUE = {
         "process_supervisor::test_a_process_that_cannot_be_started_counts_as_a_failure")),
     46: Row("evaluator or visualizer crashes, no display", (
         "kill::test_every_role_is_killed_in_turn_and_training_goes_on",
-        "process_supervisor::test_evaluator_and_visualizer_are_given_up_without_harm",
+        "process_supervisor::test_evaluator_and_visualizer_rest_without_harm_and_are_tried_again",
         "visualizer::test_an_environment_that_cannot_be_drawn_is_told_once_and_ends_quietly")),
     47: Row("standard output closed, log disk full", (
         "fault_runs::test_f47_a_reader_that_goes_away_and_a_full_log_disk_end_no_run",

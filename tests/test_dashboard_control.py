@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import psutil
 import pytest
@@ -14,8 +15,10 @@ from harness import PATIENCE_S, poll
 
 pytest.importorskip("streamlit")
 
-from spreeze.dashboard import control, run_data
+from spreeze.config.env_ids import ENGINES, TEAM_PREFIXES
+from spreeze.dashboard import control, run_data, server
 from spreeze.errors import ConfigError, RunError
+from spreeze.run_directory import process_identity, same_process
 
 SLEEPER = """import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -117,6 +120,20 @@ def test_a_prefix_of_the_package_s_own_imports_nothing(env_id):
     assert control.Request(env_id=env_id).env_id == env_id
 
 
+@pytest.mark.parametrize("prefix", [*ENGINES, *TEAM_PREFIXES])
+def test_a_page_takes_every_prefix_that_the_command_line_takes(prefix):
+    assert control.Request(env_id=f"{prefix}:made_up.task-v0", auto=False).env_id == f"{prefix}:made_up.task-v0"
+
+
+def test_a_page_takes_a_team_or_a_class_of_the_module_that_is_named():
+    module = "spreeze.envs.two_step_game"
+    team = control.Request(env_id=f"parallel:{module}", algo="qmix", import_module=module, auto=False)
+    assert control.arguments(team)[:4] == ["--env", f"parallel:{module}", "--import", module]
+    assert control.Request(env_id="my_robots:Walker", import_module="my_robots", auto=False)
+    with pytest.raises(ConfigError, match="has a field of its own"):
+        control.Request(env_id="my_robots:Walker", import_module="my_other_robots", auto=False)
+
+
 def test_the_command_line_states_the_whole_request():
     settings = {
         "stop.seconds": 60.0, "stop.target_return": -200.0, "learner.batch_size": 512, "sampling.samplers": 2,
@@ -132,6 +149,36 @@ def test_the_command_line_states_the_whole_request():
         "stop": {"seconds": 60.0, "target_return": -200.0}, "tuning": {"govern": False},
         "td3": {"hidden_sizes": [8, 8], "tau": 0.01},
     }
+
+
+@pytest.mark.parametrize("shift_s", [-3600.0, 3600.0])
+def test_a_start_that_has_begun_is_known_as_such_whatever_the_clock_was_set_to(sleepers, shift_s):
+    name = control.start(control.Request(env_id="Pendulum-v1", auto=False), sleepers)
+    launch = control.launching(sleepers)
+    assert launch.name == name
+    (sleepers / name).mkdir()
+    state = {**process_identity(launch.pid), "state": "running", "heartbeat": time.time() + shift_s}
+    (sleepers / name / "run.json").write_text(json.dumps(state))
+    assert control.launching(sleepers) is None
+    os.kill(launch.pid, signal.SIGKILL)
+    until(lambda: not same_process(state))
+    assert control.failed_start(sleepers) is None
+
+
+@pytest.mark.parametrize("shift_s", [-3600.0, 3600.0])
+def test_a_viewer_s_mark_is_renewed_whatever_the_clock_was_set_to(tmp_path, shift_s):
+    path = tmp_path / "r1"
+    (path / "control").mkdir(parents=True)
+    mark = path / "control" / "viewer"
+    mark.touch()
+    os.utime(mark, (time.time() + shift_s, time.time() + shift_s))
+    fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        server.watched(path)
+    finally:
+        os.close(fd)
+    assert abs(mark.stat().st_mtime - time.time()) < PATIENCE_S
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "latest"])

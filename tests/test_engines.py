@@ -16,10 +16,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from harness import PATIENCE_S, train, verb
 from test_sampling import Rows
 
+from spreeze.config.env_ids import engine_of
 from spreeze.envs.make import make_env
 from spreeze.envs.single_env import SingleEnv
 from spreeze.envs.task import make_task, vector_maker
-from spreeze.envs.vector_engines import VectorTask, engine_of
+from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, EnvironmentError_, WorkerError
 from spreeze.types import EnvSpec
 from spreeze.workers.collectors import TransitionCollector

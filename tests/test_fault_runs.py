@@ -33,9 +33,9 @@ def test_f03_a_stopped_sampler_is_killed_before_its_shard_is_given_away(tmp_path
         run.process.kill()
 
 
-def test_f10_a_sampler_that_leaks_is_started_anew_and_is_offered_to_the_oom_killer_first(tmp_path):
+def test_f10_a_worker_that_leaks_is_started_anew_and_a_sampler_is_offered_to_the_oom_killer_first(tmp_path):
     limit = ("--set", "sampling.memory_limit_bytes=150000000")
-    with Run(tmp_path, *FAULT, *limit, faults={"leak_bytes": 500_000, "workers": "sampler-0"}) as run:
+    with Run(tmp_path, *FAULT, *limit, faults={"leak_bytes": 500_000, "workers": "sampler-0,evaluator"}) as run:
         run.wait_for(lambda: "learner" in run.children() and "sampler-0" in run.children(), what="workers")
 
         def score(name):
@@ -44,7 +44,9 @@ def test_f10_a_sampler_that_leaks_is_started_anew_and_is_offered_to_the_oom_kill
             return None
 
         run.wait_for(lambda: score("sampler-0") == 500 and score("learner") == 0, what="the scores")
-        run.wait_for(lambda: any("of memory, its limit is 143.1 MiB" in event for event in run.events()), what="an end")
+        for name in ("sampler-0", "evaluator"):
+            run.wait_for(lambda name=name: any(f"{name} ended: it used" in event and "its limit is 143.1 MiB" in event
+                                               for event in run.events()), what=f"an end of {name}")
         run.process.kill()
 
 

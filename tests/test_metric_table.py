@@ -154,11 +154,26 @@ def test_rows_that_a_module_adds_come_behind_the_slots_that_were_there():
         table.extend([ROW._replace(unit="other")])
 
 
+@pytest.mark.parametrize("count", [7, 60, 300])
+def test_a_module_may_report_dozens_of_numbers_of_its_own(count):
+    table = MetricTable(METRICS)
+    table.extend(ROW._replace(name=f"own_{index}") for index in range(count))
+    status = StatusTable.create(2)
+    try:
+        context = WorkerContext(Address("learner"), status, 1, None, table=table)
+        context.post(**{f"own_{index}": float(index) for index in range(count)})
+        found = status.named_slots(1, "learner", table)
+        assert [found[f"own_{index}"] for index in range(count)] == [*range(count)]
+        assert not status.events(1).any(), "the slots reach into nothing else"
+    finally:
+        status.close()
+
+
 def test_two_rows_of_one_name_and_more_slots_than_there_is_room_for_are_refused():
     with pytest.raises(ValueError, match="two metrics are called weight_norm"):
         MetricTable((*METRICS, ROW, ROW))
     many = [ROW._replace(name=f"made_up_{index}") for index in range(MOST_SLOTS)]
-    with pytest.raises(ValueError, match=f"slots of the learner, room for {MOST_SLOTS}"):
+    with pytest.raises(ValueError, match=f"numbers of the learner, at most {MOST_SLOTS} can be recorded; leave some"):
         MetricTable((*METRICS, *many))
 
 

@@ -1,7 +1,9 @@
 """NumPy policies against the torch networks they were published from."""
 
+import copy
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -137,3 +139,49 @@ def test_unknown_kind_of_policy_is_refused():
 def test_policies_and_returns_load_without_torch():
     code = "import sys, spreeze.inference.policy, spreeze.transport.transitions; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _gaussian():
+    rng, sizes = np.random.default_rng(1), ((OBS, 32), (32, 24), (24, ACT))
+    arrays = {f"w{i}": rng.standard_normal(size).astype(np.float32) for i, size in enumerate(sizes[:-1])}
+    arrays |= {f"b{i}": np.zeros(size[1], np.float32) for i, size in enumerate(sizes[:-1])}
+    arrays |= {"head_w": rng.standard_normal(sizes[-1]).astype(np.float32), "head_b": np.zeros(ACT, np.float32),
+               "log_std": np.zeros(ACT, np.float32)}  # fmt: skip
+    meta = {"policy": "gaussian", "obs_dim": OBS, "action_dim": ACT, "hidden_sizes": [32, 24]}
+    return Policy.from_weights(arrays, meta)
+
+
+ASKED = {
+    "greedy": (lambda: policy_of(algorithm_of("sac")), lambda policy, obs, rng: policy.act_greedy(obs)),
+    "sampled": (lambda: policy_of(algorithm_of("sac")), lambda policy, obs, rng: policy.act(obs, rng)),
+    "drawn": (_gaussian, lambda policy, obs, rng: policy.draw(obs, rng.standard_normal((len(obs), ACT)))[0]),
+}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_threads_that_share_a_policy_get_the_answers_that_each_would_get_alone(kind):
+    make, ask = ASKED[kind]
+    batches = [np.random.default_rng(seed).normal(size=(1 + seed % 3, OBS)).astype(np.float32) for seed in range(40)]
+    alone = [ask(make(), obs, np.random.default_rng(0)) for obs in batches]
+    shared, wrong, interval_s = make(), [], sys.getswitchinterval()
+
+    def work():
+        for _ in range(10):
+            found = [ask(shared, obs, np.random.default_rng(0)) for obs in batches]
+            wrong.extend(one for one, own in zip(found, alone, strict=True) if not np.array_equal(one, own))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert wrong == []
+
+
+def test_a_policy_can_be_copied():
+    policy, obs = policy_of(algorithm_of("sac")), np.ones((1, OBS), np.float32)
+    assert np.array_equal(copy.deepcopy(policy).act_greedy(obs), policy.act_greedy(obs))

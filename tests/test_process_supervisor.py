@@ -259,14 +259,22 @@ def test_half_of_the_samplers_may_rest_more_may_not(stage):
         _fail_often(scene, "sampler-1")
 
 
-def test_evaluator_and_visualizer_are_given_up_without_harm(stage):
-    scene = stage("evaluator", "sampler-0")
-    for _ in range(3):
-        scene.child("evaluator").code = 1
-        scene.pass_time(4, [("sampler-0", Phase.STEP)])
-    assert scene.workers.alive(ROLES["evaluator"]) == 0
-    assert scene.workers.alive(ROLES["sampler"]) == 1
-    assert scene.workers.restarts == 2
+@pytest.mark.parametrize("name", ["evaluator", "visualizer"])
+def test_evaluator_and_visualizer_rest_without_harm_and_are_tried_again(stage, name):
+    scene = stage(name, "sampler-0")
+    for restarts in (2, 3):  # the second time, one failure more is enough
+        for _ in range(3 if restarts == 2 else 1):
+            scene.child(name).code = 1
+            scene.pass_time(4, [("sampler-0", Phase.STEP)])
+        assert scene.workers.alive(ROLES[name]) == 0
+        assert scene.workers.keeps_failing(name)
+        assert not scene.workers.keeps_failing("sampler-0")
+        assert scene.workers.alive(ROLES["sampler"]) == 1
+        assert scene.workers.restarts == restarts
+        assert "restarting in 300.0 s" in scene.events[-1]
+        scene.pass_time(301, [("sampler-0", Phase.STEP)])
+        assert scene.workers.alive(ROLES[name]) == 1
+        assert not scene.workers.keeps_failing(name)
 
 
 def test_a_process_that_cannot_be_started_counts_as_a_failure(stage):

@@ -86,6 +86,26 @@ def test_a_failure_is_told_once_and_the_next_version_is_published(failure, publi
     assert (publisher.version, gate.written) == (2, [2])
 
 
+def test_failures_in_a_row_are_told_by_powers_of_ten(publisher_of):
+    gate = Gate(OSError(28, "No space left on device"))
+    gate.open.set()
+    publisher, told = publisher_of(gate), []
+    for version in range(1, 121):
+        publisher.offer(arrays, {}, 1, version)
+        assert publisher.flush(PATIENCE_S)
+        told += publisher.failures()
+    cause = "the last good ones stay: [Errno 28] No space left on device"
+    times = ("", " 10 times in a row", " 100 times in a row")
+    assert told == [f"weights not published{words}, {cause}" for words in times]
+    gate.failure = None
+    publisher.offer(arrays, {}, 1, 121)
+    assert publisher.flush(PATIENCE_S)
+    gate.failure = OSError(28, "No space left on device")
+    publisher.offer(arrays, {}, 1, 122)
+    assert publisher.flush(PATIENCE_S)
+    assert publisher.failures() == [f"weights not published, {cause}"], "another failure, told again"
+
+
 def test_weights_that_are_not_finite_leave_the_last_good_ones(tmp_path, publisher_of):
     store = WeightsStore(tmp_path)
     publisher = publisher_of(store)

@@ -27,7 +27,7 @@ def made(tmp_path, monkeypatch):
     quiet = {name: lambda *args: None for name in ("event", "write", "evaluation", "close")}
     monkeypatch.setattr(recorder, "MetricsWriter", lambda path, table: SimpleNamespace(
         **quiet, reports=list, rows_dropped=0))
-    stop = SimpleNamespace(target_return=5.0, target_evaluations=3, seconds=None)
+    stop = SimpleNamespace(target_return=5.0, target_evaluations=3, seconds=None, at_return=True)
     config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=stop, logging=SimpleNamespace(sinks=()),
                              wiring=SimpleNamespace(balanced=False))
     earlier = EarlierSessions()
@@ -50,6 +50,22 @@ def test_an_evaluation_that_was_cut_says_of_how_many_episodes_it_is_and_is_no_be
     assert counts(made.outcome) == (4, 6, 0)
     assert made.notes == ["final evaluation: 4 of 10 episodes, the others would have taken too long; only whole rounds "
                           "count"]  # fmt: skip
+
+
+def test_that_nobody_evaluates_while_a_return_is_waited_for_is_told_and_not_each_time(made, monkeypatch):
+    told = []
+    monkeypatch.setattr(made, "event", lambda level, text, source="supervisor": told.append(text))
+    made.evaluates(True)
+    assert told == []
+    for _ in range(12):
+        made.evaluates(False)
+        made.evaluates(False)
+        made.evaluates(True)
+    assert told == ["nobody evaluates until the evaluator is started again, so the target return of 5 cannot end the "
+                    "run meanwhile"] * 2, "at the first and the tenth time"
+    made._plan.config.stop.at_return = False
+    made.evaluates(False)
+    assert len(told) == 2
 
 
 def test_lost_episodes_are_counted_and_a_score_of_few_is_no_best(made):

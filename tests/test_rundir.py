@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from spreeze.cli.runs import main as runs_main
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.run_directory import (
     RunDir,
+    ask,
+    asked_s,
     find_run,
     is_alive,
     kill_supervisor,
     list_runs,
     new_name,
+    process_identity,
     read_run,
     same_process,
     state_of,
@@ -47,6 +51,36 @@ def test_a_new_run_is_private_and_has_its_places(run):
 def test_a_name_is_given_away_once(run):
     with pytest.raises(RunError, match="exists; choose another --name, or --resume one"):
         RunDir.create(run.path.parent, "one")
+
+
+def test_a_directory_that_is_no_run_is_not_said_to_be_one_that_can_be_resumed(tmp_path):
+    (tmp_path / "one").mkdir()
+    with pytest.raises(RunError, match=r"exists, though it is no run .* choose another --name, or delete it"):
+        RunDir.create(tmp_path, "one")
+    (tmp_path / "two").write_text("a file")
+    with pytest.raises(RunError, match=r"two exists, though it is no run"):
+        RunDir.create(tmp_path, "two")
+
+
+def test_automatic_names_of_runs_that_start_together_differ(tmp_path):
+    (tmp_path / ".launches").mkdir()
+    (tmp_path / ".launches" / "walk-3.json").write_text("{}")  # a page has started it; it has no directory yet
+    together, made = threading.Barrier(8), []
+
+    def start():
+        together.wait()
+        made.append(RunDir.create(tmp_path, "walk", numbered=True))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in made:
+        one.close()
+    assert sorted(one.path.name for one in made) == ["walk", "walk-2", *(f"walk-{number}" for number in range(4, 10))]
+    with pytest.raises(RunError, match="exists"):
+        RunDir.create(tmp_path, "walk")
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "CON", "n" * 300, "a\nb", ".."])
@@ -156,6 +190,38 @@ def test_names_made_from_tasks_are_names():
         assert run_directory.check_name(new_name(env_id, "sac", 1))
 
 
+@pytest.mark.parametrize("shift_s", [-86_400.0, -5.0, 0.0, 5.0, 86_400.0])
+def test_a_supervisor_is_recognised_after_the_clock_was_set(tmp_path, monkeypatch, shift_s):
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    try:
+        record = process_identity(process.pid)
+        real = psutil.Process.create_time
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: real(process) + shift_s)
+        assert same_process(record)
+        assert not same_process({**record, "start_ticks": record["start_ticks"] - 1}), "another process of that number"
+        assert not same_process({**record, "boot_id": "x"}), "from before the machine was started again"
+        of_earlier_version = {"pid": process.pid, "create_time": record["create_time"]}
+        assert same_process(of_earlier_version) is (abs(shift_s) < 1.0)
+        write_json(tmp_path / "run.json", record)
+        kill_supervisor(tmp_path)
+        poll(lambda: not same_process(record), what="its end; a zombie has ended")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("shift_s", [-3600, 3600])
+def test_the_age_of_a_request_does_not_depend_on_the_clock(run, shift_s):
+    assert asked_s(run.path, "stop") is None
+    ask(run.path, "stop")
+    moved = time.time() + shift_s
+    os.utime(run.path / "control" / "stop", (moved, moved))
+    assert 0.0 <= asked_s(run.path, "stop") < PATIENCE_S
+    (run.path / "control" / "stop").write_text("made by hand")
+    os.utime(run.path / "control" / "stop", (moved, moved))
+    assert asked_s(run.path, "stop") == pytest.approx(max(0.0, -shift_s), abs=PATIENCE_S)
+
+
 def test_no_stranger_is_killed_in_place_of_a_supervisor(run, capsys):
     stranger = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
@@ -230,7 +296,8 @@ def test_a_process_is_killed_only_if_it_is_the_supervisor_that_was_recorded(tmp_
         assert process.poll() is None
         write_json(tmp_path / "run.json", {"pid": process.pid, "create_time": created})
         kill_supervisor(tmp_path)
-        poll(lambda: not same_process(process.pid, created), what="its end; a zombie has ended")
+        record = read_run(tmp_path)
+        poll(lambda: not same_process(record), what="its end; a zombie has ended")
     finally:
         process.kill()
         process.communicate()

@@ -8,6 +8,7 @@ from spreeze.config import profiles
 from spreeze.config.algorithms import ROWS
 from spreeze.config.layers import (
     Layer,
+    effect_notes,
     from_toml,
     iterate,
     parse_assignment,
@@ -79,6 +80,18 @@ def test_bad_values_name_source_path_value_and_what_is_allowed(values, pattern):
 def test_what_a_user_sets_without_effect_is_named_as_it_was_given(chosen, values, unread):
     assert without_effect(resolve([Layer("user", {"run": chosen, **values})])) == unread
     assert without_effect(resolve([Layer("user", {"run": chosen}), Layer("profile p", values)])) == []
+
+
+def test_what_only_the_tuner_or_a_cluster_reads_is_named_with_the_flag_that_is_missing():
+    values = {"run": {"algo": "sac", "mode": "serial"}, "cluster": {"samplers": 2},
+              "tuning": {"objective": "updates", "leave_free": 0.5}, "sampling": {"samplers": 3}}
+    settings = resolve([Layer("user", values)])
+    assert effect_notes(settings, tuned=False) == [
+        "no effect with --algo sac in --mode serial: --leave-free, --samplers", "no effect without --auto: --objective",
+        "no effect without --cluster: --host-samplers"]  # fmt: skip
+    assert effect_notes(settings, tuned=True)[1] == "no effect without --cluster: --host-samplers"
+    on_policy = resolve([Layer("user", {"run": {"algo": "ppo", "mode": "hts"}, "tuning": {"objective": "updates"}})])
+    assert effect_notes(on_policy, tuned=False) == ["no effect with --algo ppo in --mode hts: --objective"]
 
 
 def test_a_value_set_twice_is_blamed_on_the_layer_that_set_it_last():

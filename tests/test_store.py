@@ -199,6 +199,28 @@ def test_lasting_trouble_keeps_memory_bounded(path, monkeypatch):
     assert not path.exists()
 
 
+@pytest.mark.parametrize("kind", ["events", "evaluations", "many series"])
+def test_lasting_trouble_keeps_memory_bounded_whatever_is_written(path, monkeypatch, kind):
+    def connect(place):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr("spreeze.metrics.store._MAX_PENDING", 100)
+    writer = MetricsWriter(path, connect=connect)
+    for i in range(1000):
+        if kind == "events":
+            writer.event(float(i), "warning", "learner", f"event number {i}")
+        elif kind == "evaluations":
+            writer.evaluation(EvaluationRow(*[float(i)] * len(EvaluationRow._fields)))
+        else:
+            writer.write(60.0 * i, i, {f"cpu_core_use/{core}": 1.0 for core in range(40)})
+        assert len(writer._pending) <= 300
+    assert writer.rows_dropped > 500
+    if kind == "events":
+        kept = [row[-1] for _, row in writer._pending]
+        assert (kept[0], kept[-1]) == ("event number 0", "event number 999")
+    writer.close()
+
+
 def test_damaged_file_is_set_aside_by_the_writer(path):
     path.write_bytes(b"this is no database" * 100)
     writer = MetricsWriter(path)

@@ -117,6 +117,15 @@ def test_a_taken_name_and_an_unknown_one_are_refused(tmp_path):
         sweep.read_sweep(tmp_path, "y")
 
 
+def test_automatic_names_of_sweeps_that_start_together_differ(tmp_path):
+    sweep.Sweep("x", None, None, 1, []).write(tmp_path)  # has ended
+    (tmp_path / "x-3-c1-s1").mkdir()
+    plan = sweep.Sweep("x", None, None, 1, [sweep.SweepRun("", 1, [], "x-c1-s1")])
+    with sweep._first_free(tmp_path, plan) as first, sweep._first_free(tmp_path, plan) as second:
+        assert [(one.name, one.runs[0].stem) for one in (first, second)] == [("x-2", "x-2-c1-s1"), ("x-4", "x-4-c1-s1")]
+    assert plan.runs[0].stem == "x-c1-s1"
+
+
 @pytest.mark.parametrize("flags", [["--seeds", "5"], ["--set", "sac.gamma=0.9"], ["--import", "mine"], ["--auto"],
                                    ["--target", "0"]])  # fmt: skip
 def test_flags_that_a_resumed_sweep_would_ignore_are_refused(tmp_path, capsys, flags):
@@ -136,6 +145,8 @@ def test_a_profile_and_the_tuner_are_for_all_runs_of_a_sweep(tmp_path, capsys):
     assert "with --auto one run at a time" in capsys.readouterr().err
     assert sweep.main([*asked, "--mode", "serial", "--auto"]) == 2, "there is nothing to tune"
     assert "serial" in capsys.readouterr().err.splitlines()[-1]
+    assert sweep.main([*asked, "--algo", "ppo", "--mode", "hts", "--set", "learner.batch_size=64"]) == 0
+    assert "no effect with --algo ppo in --mode hts: --batch-size\n" in capsys.readouterr().err
 
 
 def test_a_plan_is_one_json_document_and_a_resumed_one_takes_another_number_side_by_side(tmp_path, capsys):

@@ -41,7 +41,15 @@ from spreeze.metrics.comparison import (
     spread_text,
     whole,
 )
-from spreeze.run_directory import existing_parent, make_runs_dir, read_json, read_run, take_lock, write_json
+from spreeze.run_directory import (
+    existing_parent,
+    make_runs_dir,
+    names_from,
+    read_json,
+    read_run,
+    take_lock,
+    write_json,
+)
 from spreeze.runtime.interrupts import Interrupts
 
 _OF_EACH_RUN = {"run.seed": "--seeds N gives each setting the seeds 1 to N", "run.name": "--name names the sweep",
@@ -80,6 +88,15 @@ class Sweep:
     target: float | None
     side_by_side: int
     runs: list[SweepRun]
+
+    def renamed(self, name: str) -> Sweep:
+        """The same plan under another name, before its first run."""
+        runs = [dataclasses.replace(run, stem=name + run.stem.removeprefix(self.name)) for run in self.runs]
+        return dataclasses.replace(self, name=name, runs=runs)
+
+    def taken(self, runs_dir: Path) -> Path | None:
+        """The first of its runs' directories that exists."""
+        return next((runs_dir / run.stem for run in self.runs if (runs_dir / run.stem).exists()), None)
 
     def write(self, runs_dir: Path) -> None:
         finished = [run.name for run in self.runs if run.state == "finished"]
@@ -150,17 +167,24 @@ def _sweep(args: argparse.Namespace) -> int:
                           "the whole machine; " + ("add --side-by-side 1" if args.resume else "leave one of them out"))
     shares = core_shares(sorted(os.sched_getaffinity(0)), sweep.side_by_side)
     _check_disk(runs_dir, len(left))
-    _check_settings(left)
-    say(plan_text(sweep, len(left)), as_json=args.json)
+    for note in _check_settings(left):
+        say(note, as_json=args.json)
     if args.dry_run:
+        say(plan_text(sweep, len(left)), as_json=args.json)
         if args.json:
             emit({"sweep": asdict(sweep), "left": [run.name for run in left]})
         return 0
     make_runs_dir(runs_dir)
-    with _held(runs_dir, sweep.name):
+    with contextlib.ExitStack() as stack:
+        if args.resume is None and args.name is None:
+            sweep = stack.enter_context(_first_free(runs_dir, sweep))
+            left = sweep.runs
+        else:
+            stack.enter_context(_held(runs_dir, sweep.name))
         if args.resume:  # another process may have gone on with it meanwhile
             sweep = _continued(args, runs_dir)
             left = [run for run in sweep.runs if run.state != "finished"]
+        say(plan_text(sweep, len(left)), as_json=args.json)
         return _carried_out(args, sweep, left, shares, runs_dir)
 
 
@@ -171,6 +195,21 @@ def _held(runs_dir: Path, name: str) -> Iterator[None]:
         if take_lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB) is False:
             raise RunError(f"sweep {name} is going on in another process; wait for it, or stop it by Ctrl-C")
         yield
+
+
+@contextlib.contextmanager
+def _first_free(runs_dir: Path, sweep: Sweep) -> Iterator[Sweep]:
+    """Holds the lock of the first free name; gives the sweep under that name."""
+    for name in names_from(sweep.name):
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(_held(runs_dir, name))
+            except RunError:
+                continue
+            found = sweep.renamed(name)
+            if not sweep_path(runs_dir, name).exists() and not found.taken(runs_dir):
+                yield found
+                return
 
 
 def _carried_out(
@@ -232,7 +271,7 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}: at least 1")
     name = check_name(args.name or time.strftime("sweep-%Y%m%d-%H%M%S"))
-    if sweep_path(runs_dir, name).exists():
+    if args.name is not None and sweep_path(runs_dir, name).exists():
         raise RunError(f"sweep {name} exists in {runs_dir}; --resume {name} continues it, or choose another --name")
     profile = args.profile  # a file is found from another directory, too, when the sweep is resumed
     if profile is not None and profile.endswith(".toml"):
@@ -247,10 +286,10 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
             assignments = [word for text in chosen for word in ("--set", text)]
             runs.append(SweepRun(setting, seed, [*common, *assignments, "--seed", str(seed)],
                                  check_name(f"{name}-c{number}-s{seed}")))
-    taken = [run.stem for run in runs if (runs_dir / run.stem).exists()]
-    if taken:
-        raise RunError(f"{runs_dir / taken[0]} exists; choose another --name than {name}")
-    return Sweep(name, args.stop_seconds, args.target, 1 if args.side_by_side is None else args.side_by_side, runs)
+    sweep = Sweep(name, args.stop_seconds, args.target, 1 if args.side_by_side is None else args.side_by_side, runs)
+    if args.name is not None and (taken := sweep.taken(runs_dir)) is not None:
+        raise RunError(f"{taken} exists; choose another --name than {name}")
+    return sweep
 
 
 def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -296,16 +335,19 @@ def core_shares(cores: Sequence[int], count: int) -> list[list[int]]:
     return [list(cores[each * i : each * (i + 1)]) for i in range(count)]
 
 
-def _check_settings(runs: Sequence[SweepRun]) -> None:
-    """Refuses, before the first run, settings that a later one would refuse."""
+def _check_settings(runs: Sequence[SweepRun]) -> list[str]:
+    """Refuses, before the first run, settings that a later one would refuse; returns lines on what has no effect."""
     probes: dict[str, Any] = {}
+    notes: dict[str, None] = {}
     for run in {run.setting: run for run in runs}.values():
         config, check = train.checked(run.arguments)
         stop = config.stop
         if stop.seconds is None and stop.env_steps is None and stop.updates is None:
             raise ConfigError("no run of the sweep would end; give --seconds, or --set stop.env_steps=N")
         key = repr((config.env, config.image))
-        probes[key] = check(probes.get(key))
+        probes[key], found = check(probes.get(key))
+        notes |= dict.fromkeys(found)
+    return [*notes]
 
 
 def _check_disk(runs_dir: Path, count: int) -> None:

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from spreeze.cli.arguments import build_parser, guarded, user_values
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.layers import (
@@ -32,12 +30,12 @@ from spreeze.config.layers import (
     Settings,
     Values,
     default_of,
+    effect_notes,
     from_toml,
     iterate,
     resolve,
     to_toml,
     with_algorithm,
-    without_effect,
 )
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, chosen_profile, reached_with
@@ -55,6 +53,7 @@ from spreeze.run_directory import (
     find_run,
     new_name,
     process_age_s,
+    process_identity,
     read_run,
     refuse_links,
     session_starts,
@@ -104,9 +103,10 @@ def _train(args: argparse.Namespace) -> int:
         settings, why = with_algorithm(base, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)
-        if unread := without_effect(settings):
-            say(f"no effect with --algo {settings.config.run.algo} in --mode {settings.config.run.mode}: "
-                f"{', '.join(unread)}", as_json=args.json)
+        for note in effect_notes(settings, tuned=args.auto):
+            say(note, as_json=args.json)
+        if args.fresh and not args.auto:
+            say("no effect without --auto: --fresh", as_json=args.json)
         say(machine.one_line(), as_json=args.json)
         if settings.config.cluster.address is not None:
             say(_look_at(settings.config.cluster.address), as_json=args.json)
@@ -120,7 +120,8 @@ def _train(args: argparse.Namespace) -> int:
             check_tunable(plan.config)
         run = plan.config.run
         run_dir = RunDir.open(resumed, head_start.nonce) if resumed else RunDir.create(
-            Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed), head_start.nonce
+            Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed), head_start.nonce,
+            numbered=run.name is None,
         )
         try:
             _describe(plan, run_dir, machine)
@@ -149,23 +150,23 @@ def _train(args: argparse.Namespace) -> int:
             run_dir.close()
 
 
-def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], Probe]]:
+def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tuple[Probe, list[str]]]]:
     """The configuration of a command line, and a check of it against its environment; starts no run.
 
-    The check takes the probe of an equal environment, if there is one, and returns the one that it used. Both raise
-    what the run would be refused with.
+    The check takes the probe of an equal environment, if there is one, and returns the one that it used, and lines on
+    what has no effect. Both raise what the run would be refused with.
     """
     args = build_parser().parse_args(arguments)
     base, _ = layers_of(args, None, read_machine())
     settings = resolve(base)
     config = settings.config
 
-    def check(known: Probe | None) -> Probe:
+    def check(known: Probe | None) -> tuple[Probe, list[str]]:
         probe = known or probe_of(config)
         found, _ = with_algorithm(base, settings, probe.spec)
         if args.auto:
             check_tunable(found.config)
-        return probe
+        return probe, effect_notes(found, tuned=args.auto)
 
     return config, check
 
@@ -437,8 +438,7 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
         env_id=plan.spec.env_id, algo=plan.config.run.algo,
         mode=plan.config.run.mode, wiring=recorded(plan.config.wiring), seed=plan.config.run.seed,
         nonce=run_dir.nonce, command=sys.argv, exit_reason=None,
-        versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=psutil.Process().create_time(),
-        host=socket.gethostname(),
+        versions=versions(), machine=machine.one_line(), **process_identity(os.getpid()), host=socket.gethostname(),
         **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
     )
 

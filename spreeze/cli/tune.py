@@ -9,7 +9,7 @@ from pathlib import Path
 from spreeze.cli.arguments import build_parser, check_output, guarded
 from spreeze.cli.terminal import show_tuning
 from spreeze.cli.train import layers_of
-from spreeze.config.layers import resolve, with_algorithm
+from spreeze.config.layers import effect_notes, resolve, with_algorithm
 from spreeze.config.profiles import export_path, profile_text
 from spreeze.envs.probe import probe_of
 from spreeze.errors import ConfigError, EnvironmentError_, ResourceError
@@ -61,6 +61,8 @@ def _tune(args: argparse.Namespace) -> int:
         settings, why = with_algorithm(layers, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)
+        for note in effect_notes(settings, tuned=True):
+            say(note, as_json=args.json)
         tuned, record = tuned_layer(
             settings, probe, machine, interrupts, Listener(say=lambda text: say(text, as_json=args.json)),
             fresh=args.fresh, spent_s=process_age_s(), samplers_only=args.no_learner,

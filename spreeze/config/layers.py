@@ -209,6 +209,23 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     return settings, reason
 
 
+_TUNER_ONLY = ("tuning.objective", "tuning.cpu_target", "tuning.gpu_target")
+
+
+def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
+    """A line for each reason why something that the command line sets is not read; none where all of it is.
+
+    ``tuned``: whether the tuner chooses what is left open.
+    """
+    config, given = settings.config, {key for key, source in settings.sources.items() if source == USER}
+    unread = without_effect(settings)
+    untuned = [] if tuned else [FLAG_OF[key] for key in _TUNER_ONLY if key in given and FLAG_OF[key] not in unread]
+    alone = [FLAG_OF["cluster.samplers"]] if "cluster.samplers" in given and config.cluster.address is None else []
+    why = ((unread, f"with --algo {config.run.algo} in --mode {config.run.mode}"), (untuned, "without --auto"),
+           (alone, "without --cluster"))
+    return [f"no effect {reason}: {', '.join(names)}" for names, reason in why if names]
+
+
 def without_effect(settings: Settings) -> list[str]:
     """What the command line sets though the chosen mode and algorithm do not read it: the flag, or else ``part.field``.
 
@@ -220,9 +237,9 @@ def without_effect(settings: Settings) -> list[str]:
     # One flag may set fields of several parts; --set sets one of them.
     flags = {FLAG_OF.get(key) for key in read if settings.sources.get(key) == USER}
     looked_at = {*config.parts()} - {"run", "env", "cluster", "exchange", "stop"}
-    return [FLAG_OF.get(key, key) for key, source in settings.sources.items()
-            if source == USER and key not in read and key.partition(".")[0] in looked_at
-            and (key not in FLAG_OF or FLAG_OF[key] not in flags)]
+    return [*dict.fromkeys(FLAG_OF.get(key, key) for key, source in settings.sources.items()
+                           if source == USER and key not in read and key.partition(".")[0] in looked_at
+                           and (key not in FLAG_OF or FLAG_OF[key] not in flags))]
 
 
 def default_of(settings: Settings) -> str:

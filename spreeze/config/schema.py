@@ -151,7 +151,8 @@ class SamplingConfig(Part):
                                       "one is: a simulator that needs minutes to come up needs more", unit="s", low=1.0,
                                       high=1e6, flag="--start-deadline-s")
     memory_limit_bytes: int | None = setting(
-        None, "private memory above which a sampler is started anew; from the free memory if not given",
+        None, "private memory above which a sampler is started anew, and a watcher by its number of environments; from "
+        "the free memory if not given",
         unit="bytes", low=10_000_000, high=2**50)
 
 
@@ -482,7 +483,8 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     other += _OBJECTIVES if on_policy else ("sampling.samplers",) if config.wiring.in_turns else ()
     governed = not config.wiring.in_turns and (not on_policy or config.wiring.free_running)
     other += () if governed else ("tuning.govern", "tuning.give_way")
-    other += ("learner.publish_interval_s", "sampling.memory_limit_bytes") if config.wiring.in_turns else ()
+    other += ("learner.publish_interval_s", "sampling.memory_limit_bytes", "tuning.leave_free") \
+        if config.wiring.in_turns else ()
     other += () if config.wiring.lag == 0 else ("rollout.synchrony",)
     other += ("rollout.correction",) if config.wiring.lag == 0 or config.wiring.free_running else ()
     own += ("gala",) if config.wiring.mixes else ()

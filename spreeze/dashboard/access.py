@@ -23,11 +23,11 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from spreeze.dashboard.run_data import LAUNCHES, one_at_a_time
+from spreeze.dashboard.run_data import one_at_a_time
 from spreeze.envs.make import has_display
 from spreeze.errors import ResourceError
 from spreeze.machine.output import say
-from spreeze.run_directory import replace_text
+from spreeze.run_directory import LAUNCHES, replace_text
 
 SETTING = "SPREEZE_DASHBOARD_TOKEN"
 """Environment variable; with ``off`` whoever reaches the port gets in."""

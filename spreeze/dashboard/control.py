@@ -28,23 +28,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from spreeze.config.env_ids import imports_only
 from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
-from spreeze.dashboard.run_data import LAUNCHES, ROOT, SAMPLE, launch_log, live_run, one_at_a_time, tail_lines
+from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, one_at_a_time, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import (
+    LAUNCHES,
+    asked_s,
     find_live_run,
+    free_names,
     is_alive,
     kill_supervisor,
     new_name,
+    process_identity,
     read_config,
     read_json,
     read_run,
@@ -56,7 +59,6 @@ from spreeze.run_directory import (
 )
 from spreeze.types import PolicyFormat
 
-_ENV_ID = re.compile(r"^((mpe2|lbf|envpool|vector):)?[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
 _MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
 _VERB_S = 120.0
 _MOST_COMPLAINT = 300
@@ -98,7 +100,7 @@ class Request:
     def __post_init__(self) -> None:
         """Raises ``ConfigError`` if the command line would reject it."""
         # With a colon Gymnasium would import a module, which only the command line may do.
-        if not plain_id(self.env_id):
+        if not imports_only(self.env_id, self.import_module or imported()):
             raise ConfigError(f"environment {clean(self.env_id, 80)!r}: a Gymnasium id such as Pendulum-v1 is needed; "
                               "the module that registers it has a field of its own")
         if self.import_module is not None and not _MODULE.match(self.import_module):
@@ -123,11 +125,6 @@ class Request:
         profile = read_profile(self.profile, self.env_id) if self.profile else task_profile(self.env_id)
         below = [] if profile is None else applicable(profile, read_machine().identity())[0].parted(self.algo)
         return resolve([*below, Layer("the page", values)], imported()).config
-
-
-def plain_id(env_id: object) -> bool:
-    """Whether it is a Gymnasium id that imports nothing by itself."""
-    return isinstance(env_id, str) and _ENV_ID.match(env_id) is not None and ".." not in env_id
 
 
 @dataclass(frozen=True)
@@ -165,14 +162,12 @@ def activity(folder: Path, shown: str | None = None) -> Activity:
             return Activity()
         return Activity(waiting.name, "starting", tuple(tail_lines(waiting.log, 8)))
     path = folder / name
-    try:
-        asked = (path / "control" / "stop").stat().st_mtime
-    except OSError:
+    waited_s = asked_s(path, "stop")
+    if waited_s is None:
         state = state_of(path)
         if state in ("starting", "tuning"):
             return Activity(name, "starting", tuple(tail_lines(launch_log(name, folder), 8)))
         return Activity(name, state if state in ("stopping", "paused") else "running")
-    waited_s = time.time() - asked
     lines = [f"\u2713 asked to stop, {waited_s:.0f} s ago"]
     try:
         events = MetricsReader(path / "metrics.db").events(20)
@@ -236,11 +231,7 @@ def start(request: Request, folder: Path) -> str:
     """
     with one_at_a_time(folder):
         _check_none_alive(folder)
-        base = name = new_name(request.env_id, request.algo, request.seed)
-        count = 1
-        while (folder / name).exists() or (folder / LAUNCHES / f"{name}.json").exists():
-            count += 1
-            name = f"{base}-{count}"
+        name = next(free_names(folder, new_name(request.env_id, request.algo, request.seed)))
         _launch([*arguments(request), "--runs-dir", str(folder), "--name", name], folder, name)
         return name
 
@@ -294,9 +285,12 @@ def _pending(record: Path, *, alive: bool) -> Launch | None:
     """The launch of a record, if its process is (not) alive and its run has not written its state since."""
     found = read_json(record)
     pid, started = found.get("pid"), found.get("started")
-    if not isinstance(pid, int) or same_process(pid, found.get("create_time")) is not alive:
+    if not isinstance(pid, int) or same_process(found) is not alive:
         return None
-    heartbeat = read_run(record.parents[1] / record.stem).get("heartbeat")
+    run = read_run(record.parents[1] / record.stem)
+    heartbeat, boot = run.get("heartbeat"), run.get("boot_id")
+    if boot is not None and all(run.get(name) == found.get(name) for name in ("pid", "start_ticks", "boot_id")):
+        return None
     if isinstance(heartbeat, int | float) and isinstance(started, int | float) and heartbeat >= started:
         return None
     return Launch(record.stem, pid, record.with_suffix(".log"))
@@ -407,7 +401,7 @@ def imported_by(path: Path) -> str | None:
     """
     env = read_config(path).get("env", {})
     env_id, module = env.get("id"), env.get("import_module")
-    if (env_id is not None and not plain_id(env_id)) or (
+    if (env_id is not None and not imports_only(env_id, module)) or (
         module is not None and not (isinstance(module, str) and _MODULE.match(module))
     ):
         raise RunError(f"{path.name} imports code ({clean(env_id if module is None else module, 80)}): if you trust "
@@ -477,11 +471,9 @@ def _launch(options: list[str], folder: Path, name: str) -> None:
                                        env=environment(), start_new_session=True)
     except OSError as error:
         raise ResourceError(f"the run could not be started: {clean(error)}") from None
-    created = None
-    with contextlib.suppress(psutil.Error):
-        created = psutil.Process(process.pid).create_time()
+    identity = process_identity(process.pid)
     threading.Thread(target=process.wait, name=name, daemon=True).start()  # else it would end as a zombie
-    record = {"pid": process.pid, "create_time": created, "argv": command, "started": time.time()}
+    record = {**identity, "argv": command, "started": time.time()}
     write_json(log.with_suffix(".json"), record)
 
 

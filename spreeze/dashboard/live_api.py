@@ -234,7 +234,7 @@ def snapshot(
         samplers_wanted=samplers,
         eval_best=run.get("eval_best"), eval_final=run.get("eval_final"),
         learner_device=device if device != "auto" else ("cuda:0" if known["gpus"] else "cpu"),
-        samplers_alive=len(active) or None, **known,
+        samplers_alive=len(active) or None, unevaluated=run.get("unevaluated") is True, **known,
     )
 
 
@@ -297,7 +297,7 @@ def _note(
     found = bottleneck(shown)
     text = found.sentence if state in LIVE_STATES else f"When it ended: {found.sentence}"
     return {"note": text + _fallen(shown.eval_best, last),
-            "problem": problem or found.side is Side.OTHERS}
+            "problem": problem or found.side in (Side.OTHERS, Side.EVALUATOR)}
 
 
 def _fallen(best: float | None, last: EvaluationRow | None) -> str:

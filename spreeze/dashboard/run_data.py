@@ -18,6 +18,7 @@ from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import DASH, clean, duration
 from spreeze.metrics.table import by_name
 from spreeze.run_directory import (
+    LAUNCHES,
     LIVE_STATES,
     SIMILARITY,
     TIMELINE,
@@ -35,8 +36,6 @@ from spreeze.run_directory import (
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "assets" / "sample_run"
 SAMPLE_NAME = "sample run"
-LAUNCHES = ".launches"
-"""Folder beside the runs: records and logs of starts from a page, and the server's tokens."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import streamlit as st
 from streamlit.errors import StreamlitAPIException
 
 from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, implied_mode, rows, task_text
+from spreeze.config.env_ids import imports_only
 from spreeze.config.layers import Layer
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
@@ -141,7 +142,7 @@ def _welcome(folder: Path) -> None:
 def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Request | None:
     """Algorithm, mode, seed and tuner; None where nothing can be started."""
     spec, problem = None, None
-    if control.plain_id(env_id):
+    if imports_only(env_id, own.module or control.imported()):
         try:
             with st.spinner("Looking at the task"):
                 spec = _look(env_id, own.module or control.imported(), own.args)

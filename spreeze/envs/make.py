@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from spreeze.config.env_ids import engine_of, is_team
 from spreeze.config.modes import import_named
 from spreeze.config.schema import ImageConfig
 from spreeze.envs.obs_flattening import leaves_of
-from spreeze.envs.vector_engines import engine_of, make_single
+from spreeze.envs.vector_engines import make_single
 from spreeze.errors import EnvironmentError_, described, did_you_mean
 from spreeze.types import EnvSpec, FrameSpec, Reasoned
 
@@ -54,18 +55,10 @@ PACKAGES = {
     "PandaReach": ("panda_gym", "panda-gym"), "PandaPush": ("panda_gym", "panda-gym"),
 }  # fmt: skip
 """Beginnings of well-known ids: the module that registers them and what to install."""
-TEAM_PREFIXES = ("mpe2", "lbf", "parallel")
-"""Beginnings, before a colon, of the ids of tasks of several agents (see ``team_env``)."""
 _RESERVED_ARGS = ("id", "render_mode", "disable_env_checker", "vectorization_mode", "num_envs")
 _MAX_ACTIONS = 4096
 """Discrete actions at most: a policy has one output for each."""
 _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
-
-
-def is_team(env_id: str) -> bool:
-    """Whether an id is that of a task of several agents."""
-    prefix, colon, _ = env_id.partition(":")
-    return bool(colon) and prefix in TEAM_PREFIXES
 
 
 def bullet_missing() -> str | None:

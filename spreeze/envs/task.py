@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spreeze.config.env_ids import engine_of
 from spreeze.envs.make import describe, import_user_module, make_env, parse_args
 from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, mask_of
-from spreeze.envs.vector_engines import VectorTask, engine_of, open_vector
+from spreeze.envs.vector_engines import VectorTask, open_vector
 from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.types import EnvSpec
 

@@ -22,15 +22,8 @@ from spreeze.types import EnvSpec
 if TYPE_CHECKING:
     import gymnasium
 
-ENGINES = ("envpool", "vector")
 AUTORESET_MODES = ("NextStep", "SameStep", "Disabled")
 """Gymnasium's names of the autoreset modes."""
-
-
-def engine_of(env_id: str) -> str | None:
-    """``envpool`` or ``vector`` for an id with that prefix; None for a plain one."""
-    engine, colon, _ = env_id.partition(":")
-    return engine if colon and engine in ENGINES else None
 
 
 @dataclass
@@ -220,7 +213,7 @@ def _vector(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
 
 
 _MAKERS: dict[str, Callable[[str, int, int, dict[str, Any]], Any]] = {"envpool": _envpool, "vector": _vector}
-"""What makes the environments of each of ``ENGINES``."""
+"""What makes the environments of each of ``config.env_ids.ENGINES``."""
 
 
 def make_single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> gymnasium.Env[Any, Any]:

@@ -32,6 +32,7 @@ class Side(StrEnum):
     BALANCED = "balanced"
     WARMING_UP = "warming up"
     OTHERS = "other programs"
+    EVALUATOR = "evaluator"
     UNKNOWN = "unknown"
 
 
@@ -42,6 +43,9 @@ class Bottleneck(NamedTuple):
 
 def bottleneck(snapshot: Snapshot) -> Bottleneck:
     """Names the bottleneck of a run by its time splits, the limiter's band and the machine's use."""
+    if snapshot.unevaluated:
+        return Bottleneck("Nobody evaluates: the evaluator keeps failing and is started again every few minutes, so "
+                          "the target return cannot be reached; its log says why.", Side.EVALUATOR)
     if not snapshot.updates and (snapshot.env_steps or 0) < (snapshot.learning_starts or 0):
         done, wanted = number(snapshot.env_steps), number(snapshot.learning_starts)
         return Bottleneck(f"Warming up: {done} of {wanted} env steps before the first update.", Side.WARMING_UP)

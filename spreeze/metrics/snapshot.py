@@ -99,6 +99,8 @@ class Snapshot:
     foreign_cores: float | None = None
     """Usable cores that other programs keep busy."""
     restarts: int = 0
+    unevaluated: bool = False
+    """A return is waited for, and the evaluator keeps failing."""
     env_errors: int | None = None
     """Errors and bad transitions of environments so far; each costs an episode."""
     progress: float | None = None

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-MOST_SLOTS = 48
-"""Largest number of slots of a role: the room in a row of the status table."""
+MOST_SLOTS = 512
+"""Largest number of slots of a role: the room in a row of the status table, 8 bytes each."""
 _ROLES = ("sampler", "rollout-sampler", "learner", "inference", "evaluator", "visualizer", "bridge", "host")
 ALGORITHM = "algorithm"
 """Writer of an algorithm's own metrics; they come through slots of the learner."""
@@ -359,7 +359,8 @@ class MetricTable:
         """role -> names of its float64 slots, in order. Times (in seconds) and counts are cumulative."""
         for role, found in self.slots.items():
             if len(found) > MOST_SLOTS:
-                raise ValueError(f"{len(found)} slots of the {role}, room for {MOST_SLOTS}; raise MOST_SLOTS")
+                raise ValueError(f"{len(found)} numbers of the {role}, at most {MOST_SLOTS} can be recorded; leave some "
+                                 "rows out")
 
     def extend(self, metrics: Iterable[Metric]) -> None:
         """Adds rows of an imported module; rows that are already there are ignored. Slots keep their places.

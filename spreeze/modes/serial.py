@@ -30,6 +30,7 @@ from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outco
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.weights import Weights
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
+from spreeze.workers.context import in_a_row, is_power_of_ten
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.learner import LearnerFiles, SkippedUpdates, open_on_policy_trainer, run_progress
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
@@ -79,6 +80,7 @@ class _Serial:
         self._ending = self._checkpoint_asked = False
         self._evaluations_s = 0.0
         self._unscored: Weights | None = None
+        self._unpublished = self._unwritten = 0  # weights and checkpoints that failed, in a row
         """The newest weights, if an interrupt cut their evaluation short."""
         self._next_sample_s = self._next_evaluation_s = 0.0
         self._next_evaluation_update = 0
@@ -174,8 +176,11 @@ class _Serial:
 
         try:
             weights = self._newest()
+            self._unpublished = 0
         except (OSError, WeightsError) as error:
-            warn(f"weights not published, the last good ones stay: {error}")
+            self._unpublished += 1
+            if is_power_of_ten(self._unpublished):
+                warn(f"weights not published{in_a_row(self._unpublished)}, the last good ones stay: {error}")
         else:
             evaluates = self.plan.config.evaluation.enabled
             record = self._evaluation.attempt(weights, should_stop, warn, keep_partial=final) if evaluates else None
@@ -203,10 +208,14 @@ class _Serial:
     def _checkpoint(self) -> None:
         try:
             self._data.files.save(self._data.saved_ring)
+            self._unwritten = 0
             if self._checkpoint_asked:
                 self.recorder.event("info", f"checkpoint on request, at update {self._data.trainer.updates}")
         except (OSError, ResourceError) as error:
-            self.recorder.event("warning", f"checkpoint not written, the last one stays: {error}")
+            self._unwritten += 1
+            if is_power_of_ten(self._unwritten):
+                text = f"checkpoint not written{in_a_row(self._unwritten)}, the last one stays: {error}"
+                self.recorder.event("warning", text)
         self._checkpoint_asked = False
         self._next_checkpoint_s = time.monotonic() + self.plan.config.learner.checkpoint_interval_s
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from spreeze.config.env_ids import engine_of
 from spreeze.config.layers import USER, Layer, Settings, Values
 from spreeze.config.schema import Config
 from spreeze.envs.probe import Probe
-from spreeze.envs.vector_engines import engine_of
 from spreeze.errors import ConfigError, ResourceError
 from spreeze.formatting import size
 from spreeze.workers.evaluator import envs_at_once

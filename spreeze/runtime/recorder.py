@@ -123,6 +123,7 @@ class Recorder:
         """Time until the first env step, where environments are slow to start: no training time."""
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
+        self._unevaluated, self._told_unevaluated = False, 0
         best = plan.earlier.best_return
         self.outcome = Outcome(eval_best=max((row.return_mean for row in self._curve), default=None)
                                if best is None else best)
@@ -348,7 +349,20 @@ class Recorder:
             self._next_state_s = time.monotonic() + _STATE_S
             self._run_dir.write_state(state="running", wall_s=self.wall_s, env_steps=metrics["env_steps"],
                                       updates=metrics["updates"], eval_best=self.outcome.eval_best,
-                                      eval_final=self.outcome.eval_final, episodes=metrics["episodes"])
+                                      eval_final=self.outcome.eval_final, episodes=metrics["episodes"],
+                                      unevaluated=self._unevaluated)
+
+    def evaluates(self, does: bool) -> None:
+        """Notes whether anybody evaluates; where a return is waited for, nobody is an event."""
+        stop = self._plan.config.stop
+        unevaluated = not does and stop.at_return
+        if unevaluated == self._unevaluated:
+            return
+        self._unevaluated, self._next_state_s = unevaluated, 0.0
+        self._told_unevaluated += unevaluated
+        if unevaluated and is_power_of_ten(self._told_unevaluated):
+            self.event("warning", f"nobody evaluates until the evaluator is started again, so the target return of "
+                       f"{stop.target_return:g} cannot end the run meanwhile")
 
     def snapshot(self, state: str) -> Snapshot:
         plan, metrics, replay = self._plan, self._metrics, self._plan.config.replay
@@ -365,6 +379,7 @@ class Recorder:
             eval_returns=tuple(self._eval_returns),
             memory_total_bytes=self._memory_total_bytes, learner_device=self.outcome.device,
             samplers_alive=self._samplers_alive, samplers_wanted=plan.samplers, first_error=self.first_error,
+            unevaluated=self._unevaluated,
             env_errors=int(sum(errors)) if errors else None, events=tuple(self._events), progress=progress, eta_s=eta_s,
             **measured(metrics, on_policy=not has_replay, table=self._table),
         )

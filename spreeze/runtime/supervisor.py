@@ -285,6 +285,7 @@ class _Supervisor:
         reading, pids = self._mode.read(), self._workers.pids()
         governing = self._mode.governing
         governed = governing.look(reading, {**pids, "supervisor": os.getpid()}) if governing else {}
+        self._recorder.evaluates(not self._workers.keeps_failing("evaluator"))
         self._recorder.sample(reading, pids=pids, restarts=self._workers.restarts,
                               samplers_alive=sum(self._workers.alive(role) for role in ROLES.values() if role.steps),
                               governed=governed)
@@ -364,6 +365,11 @@ class ProcessSupervisor:
 
     def alive(self, role: Role) -> int:
         return sum(handle.process is not None for handle in self.handles.values() if handle.spec.role is role)
+
+    def keeps_failing(self, name: str) -> bool:
+        """Whether a worker does not run, for it has failed so often that its next start has to wait long."""
+        handle = self.handles.get(name)
+        return handle is not None and handle.process is None and handle.restarts.quarantined
 
     def learners(self) -> list[Address]:
         """Addresses of the learners, one in each group."""
@@ -687,18 +693,28 @@ def turn_evaluation_job(plan: RunPlan, run_dir: Path) -> EvaluatorJob | None:
     return evaluator_job(plan, run_dir, has_free_core=False)
 
 
+def watcher_limit_bytes(plan: RunPlan, environments: int) -> int:
+    """Memory above which a worker that watches is restarted: half of what is free, or a sampler's by environments.
+
+    Such a worker may have more environments than a sampler.
+    """
+    asked, each = plan.config.sampling.memory_limit_bytes, plan.config.sampling.envs_per_sampler
+    return limit_of_each(None, 1) if asked is None else asked * -(-environments // each)
+
+
 def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, WorkerSpec]:
     """Evaluator and visualizer, in rows ``first_row`` and the next of the status table; those that the run has."""
     start_s, specs = plan.config.sampling.start_deadline_s, dict[str, WorkerSpec]()
     if plan.config.evaluation.enabled and not plan.alone:
         evaluator = evaluator_job(plan, run_dir, has_free_core=plan.free_core)
         specs["evaluator"] = WorkerSpec(address=Address("evaluator"), row=first_row, job=evaluator.to_json(),
+                                        memory_limit_bytes=watcher_limit_bytes(plan, plan.config.evaluation.episodes),
                                         start_deadline_s=start_s)
     if plan.config.visualizer.enabled:
         job = VisualizerJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.visualizer,
                             has_free_core=plan.free_core, seed=plan.config.run.seed)
         specs["visualizer"] = WorkerSpec(address=Address("visualizer"), row=first_row + 1, job=job.to_json(),
-                                         start_deadline_s=start_s)
+                                         memory_limit_bytes=watcher_limit_bytes(plan, 1), start_deadline_s=start_s)
     return specs
 
 

@@ -15,7 +15,7 @@ from spreeze.transport.shared_memory import Block, allocate, attach
 _MAGIC = 0x53505245455A4542
 MOST_GROUPS = 16  # a group is a learner with its own samplers
 _GROUP_WORDS = _CONTROL_WORDS = 16
-MOST_EVENTS = 1007
+MOST_EVENTS = 1007  # with the slots, a row is three pages of 4 KiB
 _HEADER_WORDS, _ROW_WORDS = MOST_GROUPS * _GROUP_WORDS, _CONTROL_WORDS + MOST_SLOTS + 1 + MOST_EVENTS
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
@@ -82,7 +82,8 @@ class StatusTable:
 
     def named_slots(self, row: int, role: str, table: MetricTable = TABLE) -> dict[str, float]:
         """A copy of a row's slots by name."""
-        return dict(zip(table.slots[role], self.slots(row).tolist(), strict=False))
+        names = table.slots[role]
+        return dict(zip(names, self.slots(row)[: len(names)].tolist(), strict=True))
 
     def close(self) -> None:
         del self.header, self._rows

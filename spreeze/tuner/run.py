@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from spreeze.config.env_ids import engine_of
 from spreeze.config.layers import RESUMED, USER, Layer, Settings
 from spreeze.config.modes import DECLARED
 from spreeze.config.schema import Config, LearnerConfig
 from spreeze.envs.probe import Probe, probe_of
-from spreeze.envs.vector_engines import engine_of
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import ExternalLoad

@@ -35,7 +35,7 @@ from spreeze.transport.rollouts import Handover, Rollouts
 from spreeze.transport.shared_memory import WAIT_S, SharedArrays, wakeups_of
 from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.workers.buffer_trainer import BufferTrainer, PolicyBroadcast
-from spreeze.workers.context import WorkerContext, open_weights
+from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, open_weights
 from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
 from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
@@ -134,6 +134,7 @@ class _Learner:
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
+        self._unwritten = 0  # checkpoints in a row
         self._checkpoints_asked = context.checkpoints_asked
 
     def _wall_s(self) -> float:
@@ -225,7 +226,7 @@ class _Learner:
 
     def _report_unpublished(self) -> None:
         for text in self._publisher.failures():
-            self._report(f"weights not published, the last good ones stay: {text}", "warning")
+            self._report(text, "warning")
 
     def _checkpoint(self) -> bool:
         """Whether it was written."""
@@ -233,9 +234,12 @@ class _Learner:
         self._context.beat(Phase.CHECKPOINT)
         try:
             self._files.save(self._ring)
-            written = True
+            written, self._unwritten = True, 0
         except (OSError, ResourceError) as error:
-            self._report(f"checkpoint not written, the last one stays: {error}", "warning")
+            self._unwritten += 1
+            if is_power_of_ten(self._unwritten):
+                text = f"checkpoint not written{in_a_row(self._unwritten)}, the last one stays: {error}"
+                self._report(text, "warning")
         self._context.saving(0)
         malloc_trim()
         self._saved_s = perf_counter()
@@ -666,6 +670,7 @@ class Publisher:
         self._waiting: Offer | None = None
         self._busy = self._closing = False
         self._failures: list[str] = []
+        self._in_a_row = 0
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
 
@@ -676,7 +681,7 @@ class Publisher:
             self._change.notify_all()
 
     def failures(self) -> list[str]:
-        """Failures to publish since the last call."""
+        """Reports on failures to publish since the last call; of those in a row the first, the tenth, ..."""
         with self._change:
             found, self._failures = self._failures, []
         return found
@@ -711,7 +716,10 @@ class Publisher:
                 failure = str(error)
             except Exception as error:  # reported by the learner, which goes on with the last good weights
                 failure = f"{type(error).__name__}: {error}"
+            self._in_a_row = 0 if failure is None else self._in_a_row + 1
             with self._change:
                 self._busy = False
-                self._failures += [] if failure is None else [failure]
+                if failure is not None and is_power_of_ten(self._in_a_row):
+                    self._failures.append(f"weights not published{in_a_row(self._in_a_row)}, the last good ones stay: "
+                                          f"{failure}")
                 self._change.notify_all()

@@ -99,7 +99,7 @@ def role_of(name: str) -> Role | None:
     return ROLES.get(name.partition("-")[0])
 
 
-_WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_delay_s=1.0)
+_WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=300.0, first_delay_s=1.0)
 _ALL = (
     # The run waits for it: highest priority, and the last to be killed when memory runs out.
     Role(

@@ -139,7 +139,7 @@ class _Show:
         if self._clip is not None or time.monotonic() >= min(self._next_clip_s, self._next_picture_s):
             return True
         try:
-            return time.time() - self._viewer.stat().st_mtime <= _WATCHED_S
+            return abs(time.time() - self._viewer.stat().st_mtime) <= _WATCHED_S  # the clock may have been set back
         except OSError:
             return False
 
