@@ -11,7 +11,7 @@ from spreeze.cli.terminal import show_tuning
 from spreeze.cli.train import layers_of
 from spreeze.config.layers import resolve, with_algorithm
 from spreeze.config.profiles import export_path, profile_text
-from spreeze.envs.probe import probe_of
+from spreeze.envs.probe import TIMED_STEPS, probe_of
 from spreeze.errors import ConfigError, ResourceError
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
@@ -53,7 +53,7 @@ def _tune(args: argparse.Namespace) -> int:
         settings = resolve(layers)
         for note in notes:
             say(note, as_json=args.json)
-        probe = probe_of(settings.config, interrupted=lambda: interrupts.asked)
+        probe = probe_of(settings.config, steps=TIMED_STEPS, interrupted=lambda: interrupts.asked)
         settings, why = with_algorithm(layers, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)

@@ -22,7 +22,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,13 @@ from spreeze.errors import EnvironmentError_
 from spreeze.machine.processes import MARK, PROBE, end_orphans, held_back, kill_and_wait, leave_to_supervisor, take_name
 from spreeze.types import EnvSpec, rebuild
 
+TIMED_STEPS = 2000
+"""Steps after which the time of a step is known well enough; fewer where they take more than 1.5 s."""
 _TIMING_S = 1.5
+_LEAST_RUNNING = 0.01
+"""Share of the time in which a step runs, at least."""
+_SIMULATORS = ("mujoco", "envpool", "ale_py", "pybullet", "Box2D", "dm_control")
+"""Modules that step environments of other packages."""
 _GRACE_S = 5.0
 _LOOK_S = 0.1
 
@@ -45,13 +52,15 @@ _LOOK_S = 0.1
 class Probe:
     spec: EnvSpec
     step_us_median: float | None
-    """Median time of one env step with random actions; None if not timed."""
+    """Median time of one env step with random actions, without what it waited for a core; None if not timed."""
     step_cv: float | None
     """Standard deviation of the step time over its mean; None if not timed."""
     memory_bytes: int
     """Resident memory that the first environment of a process adds."""
     step_cpu_share: float = 1.0
     """Processor time over time of a step, of the simulator's other processes too; 1 if it does not wait by itself."""
+    packages: dict[str, str] = field(default_factory=dict)
+    """Version by distribution of the environment and of its simulators, as far as they come from distributions."""
 
 
 def probe_env(
@@ -150,11 +159,13 @@ def measure(make: Callable[[], Task], steps: int) -> Probe:
     process = psutil.Process()
     memory = process.memory_info().rss
     task = make()
+    packages = packages_of(task) if steps > 1 else {}
     try:
         task.reset(seed=0)
         actions = _Actions(task, max(1, steps))
         times = []
         began, used_s, slept = time.perf_counter(), _processor_s(process), process.num_ctx_switches().voluntary
+        waited_s = _waited_s()
         end = began + _TIMING_S
         for index in range(max(1, steps)):
             action = actions.at(index)
@@ -167,6 +178,7 @@ def measure(make: Callable[[], Task], steps: int) -> Probe:
             if now > end:
                 break
         used_s, took_s = _processor_s(process) - used_s, time.perf_counter() - began
+        waited_s = _waited_s() - waited_s
         slept = process.num_ctx_switches().voluntary - slept
         memory = max(0, process.memory_info().rss - memory)
     finally:
@@ -174,11 +186,34 @@ def measure(make: Callable[[], Task], steps: int) -> Probe:
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
     return Probe(
         spec=task.spec, memory_bytes=memory,
-        step_us_median=None if timed is None else float(np.median(timed)),
+        # Long steps wait for a core in the midst of many of them, short ones between.
+        step_us_median=None if timed is None else float(min(
+            np.median(timed), timed.mean() * max(1.0 - waited_s / took_s, _LEAST_RUNNING))),
         step_cv=None if timed is None else float(timed.std() / timed.mean()),
         # A step that only waits for a core gives none up of its own accord.
         step_cpu_share=min(used_s / took_s, 1.0) if timed is not None and slept >= len(times) / 2 else 1.0,
+        packages=packages,
     )
+
+
+def packages_of(task: Task) -> dict[str, str]:
+    """Version by distribution of what a task is made of, as far as it is imported from distributions."""
+    words = [*task.spec.env_id.split(":"), task.spec.import_module or "", type(task.env.unwrapped).__module__]
+    found: dict[str, str] = {}
+    for name in sorted({*(word.partition(".")[0] for word in words), *_SIMULATORS} & sys.modules.keys()):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+            continue
+        if "-packages" in (getattr(sys.modules[name], "__file__", None) or ""):
+            found |= {one: metadata.version(one) for one in metadata.packages_distributions().get(name, [])}  # slow
+    return found
+
+
+def _waited_s() -> float:
+    """Time that this thread waited for a core so far; 0 where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    return 0.0
 
 
 def _processor_s(process: Any) -> float:
