@@ -126,6 +126,10 @@ class Bench:
     gpu_warm_s: float = 0.0
     """Warm-up of each batch on a GPU: a graph is recorded."""
     hang: frozenset = frozenset()
+    load: float = 0.0
+    """How much other programs disturb: rates fall to 1 / (1 + load) and scatter by about as much."""
+    load_s: float = math.inf
+    """Seconds of the budget after which they are gone."""
     left_s: float = field(init=False)
     asked: list = field(default_factory=list)
 
@@ -139,7 +143,14 @@ class Bench:
         known = any(seen[DEVICE] == device and SAMPLERS not in seen for seen in self.asked)
         return 0.0 if device == "cpu" or known or not self.gpu_start_s else 6.0
 
+    def busy(self):
+        """Whether other programs have kept a good part of the machine busy since the start."""
+        spent_s = self.budget_s - self.left_s
+        return bool(self.load) and min(1.0, self.load_s / max(spent_s, 1e-9)) > 0.3
+
     def _noisy(self, value):
+        if self.load and self.budget_s - self.left_s < self.load_s:
+            value *= math.exp(self.dice.gauss(0.0, 0.6 * math.log1p(self.load))) / (1.0 + self.load)
         slowed = 0.75 if self.noise and self.dice.random() < 0.03 else 1.0
         return value * slowed * math.exp(self.dice.gauss(0.0, self.noise))
 

@@ -518,6 +518,34 @@ def test_the_autotune_page_shows_rows_the_choice_and_its_reasons(world):
     assert "far beyond what was measured" in page.caption[0].value
 
 
+def test_a_provisional_result_says_so_before_all_else_and_one_without_rows_is_shown_with_its_reason(world):
+    folder = world("finished")
+    why = "other programs kept 1.9 of 2 cores busy meanwhile"
+    note = "provisional: used now"
+    told = {"provisional": {"load": why, "rows": "nothing <b>could</b> be measured"}, "notes": [why, note]}
+    (folder / "a1" / "tune.json").write_text(json.dumps(TUNED | told))
+    page = open_page("autotune")
+    assert why in page.warning[0].value.replace("\\", "")
+    assert "<b>" not in page.warning[0].value.replace("\\<", "")
+    assert note in "\n".join(block.value for block in page.markdown).replace("\\", "")
+    bare = {**TUNED, **told, "update_rates": [], "joint_rates": []}
+    (folder / "a1" / "tune.json").write_text(json.dumps(bare))
+    page = open_page("autotune")
+    assert not page.exception
+    assert why in page.warning[0].value.replace("\\", "")
+    assert [metric.value for metric in page.metric] == ["256", "1", "2"]
+    assert not any("was not tuned" in info.value for info in page.info)
+
+
+@pytest.mark.parametrize("odd", [None, 3, "load", ["load"], {"load": 3}, {"load": None}], ids=str)
+def test_an_odd_word_on_how_far_a_result_holds_takes_no_page_down(world, odd):
+    folder = world("finished")
+    (folder / "a1" / "tune.json").write_text(json.dumps(TUNED | {"provisional": odd}))
+    page = open_page("autotune")
+    assert not page.exception
+    assert not page.warning
+
+
 def test_what_comes_from_the_cache_is_measured_again_after_a_click(world):
     folder = world("finished")
     (folder / "a1" / "tune.json").write_text(json.dumps(TUNED | {"reused": True}))

@@ -3,6 +3,8 @@ import json
 import os
 import subprocess
 import sys
+import types
+from importlib import metadata
 
 import gymnasium
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from harness import PATIENCE_S
 from linear_policy import SPEC
 
+import spreeze
 from spreeze import testing as faults
 from spreeze.envs import probe
 from spreeze.envs.make import BULLET_IDS, bullet_missing, default_env_id, describe, make_env
@@ -357,6 +360,40 @@ def test_a_probe_describes_and_times_discrete_actions():
     probe = probe_env("CartPole-v1", steps=50)
     assert (probe.spec.obs_dim, probe.spec.num_actions, probe.spec.action_low) == (4, 2, (0.0,))
     assert probe.step_us_median > 0
+    assert probe.packages == {"gymnasium": gymnasium.__version__}
+
+
+def test_a_probe_names_the_packages_of_an_environment_and_of_what_steps_it(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "task_of_a_test.py").write_text(
+        "import gymnasium, sys, types\nfrom gymnasium.envs.classic_control import PendulumEnv\n"
+        "sys.modules['ale_py'] = types.ModuleType('ale_py')\n"  # as if it had been imported
+        "class Mine(PendulumEnv): pass\ngymnasium.register('Mine-v0', entry_point=Mine)\n")
+    found = probe_env("Mine-v0", "task_of_a_test", steps=5).packages
+    assert set(found) == {"ale_py"} & set(metadata.packages_distributions())
+    assert probe_env("spreeze/Synthetic-v0", args=("mean_s=0.0",), steps=5).packages == {"spreeze": spreeze.__version__}
+
+
+@pytest.mark.parametrize(("step_us", "waited", "told_us"), [
+    ([100.0] * 40, 0.0, 100.0),
+    ([100.0] * 38 + [20_000.0] * 2, 0.9, 100.0),  # short steps: a few of them wait, for long
+    ([50_000.0] * 40, 0.9, 5_000.0),  # long ones all wait in their midst
+    ([100.0] * 38 + [9_000.0] * 2, 0.0, 100.0),
+])  # fmt: skip
+def test_the_time_of_a_step_leaves_out_what_it_waited_for_a_core(monkeypatch, step_us, waited, told_us):
+    clock, left = [0.0], list(step_us)
+    task = make_task("CartPole-v1")
+    step = task.step
+
+    def slow_step(action):
+        clock[0] += (left.pop(0) if left else step_us[0]) / 1e6
+        return step(action)
+
+    monkeypatch.setattr(probe, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(probe, "_waited_s", lambda: waited * clock[0])
+    monkeypatch.setattr(probe, "_TIMING_S", 1e9)
+    task.step = slow_step
+    assert probe.measure(lambda: task, len(step_us)).step_us_median == pytest.approx(told_us, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,7 @@ def tuned(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(run, "Measurer", Asleep)
     monkeypatch.setattr(Asleep, "asked", 0)
+    monkeypatch.setattr(run.ExternalLoad, "cores", lambda self: 0.0)  # whatever else this machine does
     base = read_machine()
     machine = dataclasses.replace(base, cores=dataclasses.replace(base.cores, usable=2.0))
 

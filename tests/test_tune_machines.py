@@ -1,6 +1,7 @@
 """The tuner on machines that exist only as numbers: within budget, feasible, near the best, steady, monotone."""
 
 import json
+import math
 import os
 import random
 import re
@@ -10,7 +11,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine_simulator import Bench, Machine, best_score, changed, chosen, random_machine, true_score
+from machine_simulator import CONFIGURED, Bench, Machine, best_score, changed, chosen, random_machine, true_score
 
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner.knobs import LEAST_BATCH
@@ -28,6 +29,8 @@ from spreeze.tuner.problem import (
     SAMPLERS,
     SCHEMA,
     THREADS,
+    Setting,
+    TrialResult,
     result_line,
 )
 from spreeze.tuner.search import tune
@@ -91,6 +94,10 @@ def test_the_pick_is_within_five_per_cent_of_the_best_of_the_whole_grid(objectiv
     assert statistics.median(found) >= 0.98
 
 
+_MOST_LOST = 0.75
+"""Windows that another program slows by a quarter hide a gain of about as much."""
+
+
 @pytest.mark.parametrize(("objective", "share"), [("return", 0.95), ("sampling", 0.95), ("updates", 0.95),
                                                   ("paper", 0.85)])  # fmt: skip
 def test_noise_of_three_per_cent_does_not_change_the_answer(objective, share):
@@ -103,8 +110,11 @@ def test_noise_of_three_per_cent_does_not_change_the_answer(objective, share):
         for repeat in range(2):
             noisy = chosen(_tuned(machine, noise=0.03, seed=10 * number + repeat, knobs=knobs)[0])
             count += 1
-            learning += noisy[BATCH] == steady[BATCH]
-            worth += true_score(machine, knobs, noisy) >= 0.95 * true_score(machine, knobs, steady)
+            # A gain below the spread of the rows that show it moves nothing.
+            learning += noisy[BATCH] == steady[BATCH] or noisy[BATCH] == CONFIGURED[BATCH]
+            kept = any(noisy[name] == CONFIGURED[name] != steady[name] for name in (BATCH, RATIO))
+            least = _MOST_LOST if kept else 0.95
+            worth += true_score(machine, knobs, noisy) >= least * true_score(machine, knobs, steady)
     assert learning >= share * count
     assert worth >= 0.95 * count
 
@@ -365,3 +375,111 @@ def test_candidates_on_a_gpu_whose_context_takes_seconds_are_all_measured_in_tim
     assert len(on_gpu) >= 4
     assert bench.left_s >= 0.0
     assert true_score(desktop, knobs, chosen(tuning)) >= 0.9 * best_score(desktop, knobs)
+
+
+# --- a machine that others use too ---
+
+def _beside(machine, load, seed, *, load_s=math.inf, hang=frozenset(), knobs=None, budget_s=60.0, told=True):
+    bench = Bench(machine, noise=0.03, seed=seed, load=load, load_s=load_s, hang=hang, budget_s=budget_s)
+    return tune(knobs or machine.problem(), bench, lambda row: None, bench.busy if told else lambda: False), bench
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["load is seen", "load is not seen"])
+@pytest.mark.parametrize("load", [1.0, 4.0, 12.0])
+def test_load_that_stays_never_moves_what_is_learned_on_rows_that_scatter_by_more(load, told):
+    dice, fell_back, moved = random.Random(31), 0, 0
+    for seed in range(40):
+        machine = random_machine(dice)
+        tuning, _ = _beside(machine, load, seed, told=told)
+        learned = {name: tuning.choices[name].value for name in (BATCH, RATIO, RATIO_MAX)}
+        configured = {name: min(CONFIGURED[name], 8.0 * learned[BATCH]) if name == RATIO else CONFIGURED[name]
+                      for name in learned}
+        fell_back += tuning.fell_back
+        if told:
+            assert learned == configured, (seed, tuning.notes)
+        elif any(learned[name] != configured[name] for name in (BATCH, RATIO)):
+            moved += 1
+            _assert_shown(tuning)
+        assert tuning.doubts or not tuning.fell_back
+        assert all(choice.reason for choice in tuning.choices.values())
+        json.dumps(tuning.as_json())
+    assert fell_back >= {1.0: 0, 4.0: 10, 12.0: 30}[load]
+    assert moved <= 6
+
+
+def _assert_shown(tuning):
+    """The choice differs from what is configured, so rows of one round show a gain above the spread of both."""
+    chosen_rows = [one for one in tuning.results if one.stage == JOINT and one.setting == tuning.centre and one.ran]
+    plain = [one for one in tuning.results if one.stage == JOINT and one.ran and one.setting[RATIO] > 0.0
+             and (one.setting[BATCH] == CONFIGURED[BATCH] or one.setting[RATIO] == CONFIGURED[RATIO])]
+    assert chosen_rows, "what is learned moved without a measurement of it"
+    assert any(row.score / other.score - 1.0 > 0.5 * max(row.spread, other.spread) for row in chosen_rows
+               for other in plain if other.setting != row.setting), tuning.notes
+
+
+def test_where_load_stays_the_run_gets_what_a_run_without_the_tuner_has():
+    machine = Machine(cores=2.0, physical=2)
+    problem = replace(machine.problem(), samplers=1)
+    for seed in range(10):
+        tuning, bench = _beside(machine, 12.0, seed, knobs=problem)
+        assert tuning.fell_back
+        assert chosen(tuning) == Setting({**{name: CONFIGURED[name] for name in chosen(tuning)}, SAMPLERS: 1})
+        assert "scattered by" in tuning.doubts[0]
+        assert "profile" in tuning.doubts[0]
+        assert bench.left_s > -10.0
+
+
+def test_load_that_goes_is_measured_over_and_the_pick_is_near_the_quiet_one():
+    dice, near, count = random.Random(7), 0, 30
+    for seed in range(count):
+        machine = random_machine(dice)
+        problem = machine.problem()
+        quiet = chosen(_tuned(machine, noise=0.03, seed=seed, knobs=problem)[0])
+        tuning, bench = _beside(machine, 2.0, seed, load_s=8.0, knobs=problem)
+        share = true_score(machine, problem, chosen(tuning)) / true_score(machine, problem, quiet)
+        provisional = bool(tuning.doubts) or bench.busy()
+        near += share >= 1.0 / 1.25 or provisional
+    assert near == count
+
+
+@pytest.mark.parametrize("fault", [{"crash_from_batch": 1}, {"crash_from_samplers": 1}])
+@pytest.mark.parametrize("pins", [None, {SAMPLERS: 3, BATCH: 256}], ids=["free", "pinned"])
+def test_what_failed_for_want_of_time_or_memory_is_no_error_and_blames_no_pin(fault, pins):
+    machine = Machine(**fault)
+    bench = Bench(machine)
+    rate, joint = bench._learner_rate, bench._joint_rate
+    bench._learner_rate = lambda one: _starved(rate(one))
+    bench._joint_rate = lambda one: _starved(joint(one))
+    tuning = tune(machine.problem(pins=pins), bench, lambda row: None)
+    assert tuning.fell_back
+    assert {name: tuning.choices[name].value for name in pins or ()} == (pins or {})
+    assert all(tuning.choices[name].pinned for name in pins or ())
+    assert ("out of memory" if "crash_from_batch" in fault else "no env step within 30 s") in tuning.doubts[0]
+
+
+def _starved(row):
+    return replace(row, starved=row.failure is not None)
+
+
+def test_an_expected_best_that_cannot_be_measured_moves_nothing_that_is_learned():
+    machine = Machine(cores=1.0, physical=1, step_us=400.0, a=4e-3, b=3e-5)
+    assert chosen(_tuned(machine)[0])[RATIO] > CONFIGURED[RATIO], "alone, more samples per insert are better"
+    bench = Bench(machine)
+    joint = bench._joint_rate
+    bench._joint_rate = lambda one: joint(one) if one[RATIO] == 0.0 else TrialResult(
+        stage=JOINT, setting=one, failure="the learner took no update within 12 s", starved=True)
+    tuning = tune(machine.problem(), bench, lambda row: None)
+    assert (tuning.choices[BATCH].value, tuning.choices[RATIO].value) == (CONFIGURED[BATCH], CONFIGURED[RATIO])
+    assert not tuning.measured
+    assert "could not be measured" in tuning.doubts[0]
+
+
+def test_one_window_is_no_evidence_for_another_batch():
+    machine = Machine(cores=2.0, physical=2, a=1e-3, b=5e-5)
+    bench = Bench(machine)
+    joint = bench._joint_rate
+    bench._joint_rate = lambda one: replace(joint(one), updates_per_s=joint(one).updates_per_s[:1],
+                                            env_steps_per_s=joint(one).env_steps_per_s[:1])
+    tuning = tune(machine.problem(), bench, lambda row: None)
+    assert chosen(_tuned(machine)[0])[BATCH] != CONFIGURED[BATCH]
+    assert (tuning.choices[BATCH].value, tuning.choices[RATIO].value) == (CONFIGURED[BATCH], CONFIGURED[RATIO])

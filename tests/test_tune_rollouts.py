@@ -177,11 +177,12 @@ def test_a_candidate_that_fails_is_not_taken_and_the_next_one_is():
     assert 4 not in [value for value, _ in tuning.choices[ROLLOUT_SAMPLERS].runners_up]
 
 
-def test_nothing_measured_is_an_error_that_says_why():
+def test_nothing_measured_is_an_error_that_says_why_and_for_want_of_time_what_is_configured():
     with pytest.raises(WorkerError, match="no such library"):
         tuned(Machine(sleepy, fails=lambda one: "no such library"))
-    with pytest.raises(WorkerError, match="no time was left"):
-        tuned(Machine(sleepy, budget_s=0.0))
+    found = tuned(Machine(sleepy, budget_s=0.0))
+    assert (found.fell_back, chosen(found)) == (True, DEFAULT)
+    assert "no time was left" in found.doubts[0]
 
 
 def test_the_budget_bounds_the_candidates():

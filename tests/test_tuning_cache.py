@@ -1,13 +1,19 @@
 """What the tuner remembers: reused on the same machine for the same question, measured anew otherwise."""
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
+import socket
+import stat
+import subprocess
 import sys
 import tempfile
 
+import psutil
 import pytest
+from harness import poll
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import Probe
@@ -16,7 +22,7 @@ from spreeze.machine import hardware
 from spreeze.machine.hardware import read_machine
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.tuner import run
-from spreeze.tuner.problem import BATCH, JOINT, LEARNER, SAMPLERS, SCHEMA, TrialResult
+from spreeze.tuner.problem import BATCH, JOINT, LEARNER, RATIO, RATIO_MAX, SAMPLERS, SCHEMA, TrialResult
 from spreeze.types import EnvSpec
 
 SPEC = EnvSpec(
@@ -24,7 +30,10 @@ SPEC = EnvSpec(
     max_episode_steps=200, reward_threshold=None,
 )  # fmt: skip
 PROBE = Probe(spec=SPEC, step_us_median=50.0, step_cv=0.1, memory_bytes=10**6)
-MACHINE = read_machine()
+_HERE = read_machine()
+MACHINE = dataclasses.replace(_HERE, power_source="mains", cores=dataclasses.replace(
+    _HERE.cores, usable=float(len(_HERE.cores.ids)), quota=None))
+"""Without a quota: of one it is not known what others take."""
 
 
 class FakeMeasuring:
@@ -68,8 +77,11 @@ class Bench:
 
     def __init__(self, monkeypatch, folder):
         self.measured, self.said, self.rows, self.fail, self.machine = 0, [], [], False, MACHINE
+        self.starve = False
         self.before = []
-        self.cache = folder / "spreeze"
+        self.cache, self.others = folder / "spreeze", 0.0
+        monkeypatch.setattr(run.ExternalLoad, "cores", lambda load: self.others)  # whatever else this machine does
+        monkeypatch.setattr(run, "_LOAD_LOOK_S", 0.0)
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
         monkeypatch.setattr(run, "Measurer", self._measuring)
@@ -77,6 +89,12 @@ class Bench:
     def _measuring(self, plan, **facts):
         self.measured += 1
         fake = FakeMeasuring(plan, **facts)
+        if self.starve:
+            fake.learner = lambda settings, *, within_s, on_result: [
+                TrialResult(stage=LEARNER, setting=one, starved=True,
+                            failure="the learner took no update within 23 s; no worker reported an error")
+                for one in settings
+            ]  # fmt: skip
         if self.fail:
             fake.learner = lambda settings, *, within_s, on_result: [
                 TrialResult(stage=LEARNER, setting=one, failure="it crashed") for one in settings
@@ -291,33 +309,109 @@ def test_a_cache_that_cannot_be_written_only_costs_time(bench):
     assert layer.values
 
 
-def test_one_tuner_at_a_time(bench, monkeypatch):
-    monkeypatch.setattr(run, "_LOCK_WAIT_S", 0.1)
-    fd = os.open(run.lock_path(), os.O_RDWR | os.O_CREAT)
+@contextlib.contextmanager
+def _held(path):
+    """The lock of a file, held by this process."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        with pytest.raises(SpreezeError, match=r"another tuner still measures after"):
-            bench.tune()
-        assert any("another tuner is measuring" in text for text in bench.said)
+        yield
     finally:
         os.close(fd)
+
+
+def test_a_lock_that_somebody_holds_for_longer_than_a_tuning_takes_ends_no_start(bench, monkeypatch):
+    monkeypatch.setattr(run, "_LOCK_WAIT_S", 0.1)
+    with _held(run.lock_path()):
+        layer, record = bench.tune()
+    assert layer.values
+    waited = next(text for text in bench.said if "another tuner is measuring" in text)
+    assert f"process {os.getpid()} of" in waited
+    assert "at most" in waited
+    assert any("still holds the tuners' lock" in text for text in bench.said)
+    assert any("measured while another tuner held the lock" in note for note in record["notes"])
+    assert record["provisional"] == {}, "load alone tells whether it measured something else"
     bench.tune()
+    assert bench.measured == 1
+
+
+def test_a_tuner_that_is_stopped_is_not_waited_for(bench):
+    holder = subprocess.Popen([sys.executable, "-c", (
+        "import fcntl, os, signal, sys\nfile = open(sys.argv[1], 'w')\nfcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)"), str(run.lock_path())],
+        stdout=subprocess.PIPE)  # fmt: skip
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        poll(lambda: psutil.Process(holder.pid).status() == psutil.STATUS_STOPPED, what="a stopped tuner")
+        _, record = bench.tune()
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert any("is stopped: measuring all the same" in text for text in bench.said)
+    assert not any("waiting for it" in text for text in bench.said)
+    assert any(f"process {holder.pid}" in note for note in record["notes"])
+
+
+def _fifo(path):
+    os.mkfifo(path)
+
+
+def _link_to_a_fifo(path):
+    os.mkfifo(path.with_suffix(".fifo"))
+    path.symlink_to(path.with_suffix(".fifo"))
+
+
+def _of_another_user(path):
+    path.write_text("")
+    os.chown(path, 65534, 65534)
+    path.chmod(0o600)
+
+
+PLACES = {
+    "fifo": _fifo, "directory": lambda path: path.mkdir(), "link": lambda path: path.symlink_to("/etc/passwd"),
+    "link to nothing": lambda path: path.symlink_to("nowhere"), "link to a fifo": _link_to_a_fifo,
+    "socket": lambda path: socket.socket(socket.AF_UNIX).bind(str(path)),
+    "device": lambda path: os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5)),
+    "unreadable": lambda path: (path.write_text(""), path.chmod(0)), "of another user": _of_another_user,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("place", PLACES)
+def test_whatever_lies_at_the_lock_s_path_holds_nobody_up_and_stays_as_it_is(bench, place):
+    path = run.lock_path()
+    try:
+        PLACES[place](path)
+    except PermissionError:
+        pytest.skip("only root can put that there")
+    before = path.lstat()
+    layer, record = bench.tune()
+    assert layer.values
+    assert record["provisional"] == {}
+    assert path.lstat() == before
+    if place not in ("unreadable", "of another user"):
+        assert any("cannot be locked" in text for text in bench.said)
+    assert not any("waiting for it" in text for text in bench.said)
+
+
+def test_the_lock_file_is_readable_for_other_users_whatever_the_umask(bench):
+    before = os.umask(0o077)
+    try:
+        bench.tune()
+    finally:
+        os.umask(before)
+    assert run.lock_path().stat().st_mode & 0o777 == 0o644
 
 
 def test_a_tuner_that_waits_can_be_interrupted(bench):
-    fd = os.open(run.lock_path(), os.O_RDWR | os.O_CREAT)
     interrupts = Interrupts()
 
     def say(text):
         if "another tuner" in text:
             interrupts.count = 1
 
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        with pytest.raises(KeyboardInterrupt), run.only_tuner(say, interrupts):
-            pytest.fail("two tuners at once")
-    finally:
-        os.close(fd)
+    with _held(run.lock_path()), pytest.raises(KeyboardInterrupt), run.only_tuner(say, interrupts):
+        pytest.fail("two tuners at once")
 
 
 def test_a_lock_file_of_somebody_who_is_gone_holds_nobody_up(bench):
@@ -401,14 +495,170 @@ def test_pinned_values_stay(bench):
 
 
 @pytest.mark.parametrize(("others", "told"), [(0.9, True), (0.02, False), (None, False)])
-def test_other_programs_that_kept_cores_busy_are_told(bench, monkeypatch, others, told):
-    monkeypatch.setattr(run.ExternalLoad, "cores", lambda self: others)
+def test_other_programs_that_kept_cores_busy_are_told(bench, others, told):
+    bench.others = others
     _, record = bench.tune()
     assert any("other programs kept 0.9" in note for note in record["notes"]) == told
     assert record["other_programs_cores"] == others
 
 
-def test_a_battery_is_told(bench):
-    bench.machine = dataclasses.replace(MACHINE, power_source="battery")
+ON_BATTERY = dataclasses.replace(MACHINE, power_source="battery")
+
+
+def test_a_result_made_on_battery_is_provisional_and_mains_is_another_question(bench):
+    bench.machine = ON_BATTERY
     _, record = bench.tune()
-    assert any("battery" in note for note in record["notes"])
+    assert list(record["provisional"]) == ["battery"]
+    assert any("measured on battery" in note for note in record["notes"])
+    assert any("measured again by itself at a start on mains" in note for note in record["notes"])
+    bench.said.clear()
+    _, again = bench.tune()
+    assert again["reused"]
+    assert again["provisional"] == record["provisional"]
+    assert any("measured on battery" in text for text in bench.said)
+    bench.machine = MACHINE
+    _, on_mains = bench.tune()
+    assert (bench.measured, on_mains["provisional"]) == (2, {})
+    bench.machine = ON_BATTERY
+    bench.tune()
+    assert bench.measured == 2
+
+
+# --- a machine that others use too ---
+
+BUSY = 0.9 * MACHINE.cores.usable
+
+
+def test_a_result_made_beside_other_programs_is_used_told_and_measured_again_once_they_are_gone(bench):
+    bench.others = BUSY
+    layer, record = bench.tune()
+    assert list(record["provisional"]) == ["load"]
+    assert layer.values
+    bench.said.clear()
+    again, reused = bench.tune()
+    assert (again, reused["reused"], bench.measured) == (layer, True, 1)
+    for text in (f"other programs kept {BUSY:.1f} of", "provisional: used now"):
+        assert any(text in line for line in bench.said), text
+        assert any(text in note for note in reused["notes"]), text
+    bench.others = 0.6 * BUSY
+    assert bench.tune()[1].get("reused"), "not much quieter"
+    bench.others = 0.0
+    bench.said.clear()
+    _, quiet = bench.tune()
+    assert (bench.measured, quiet["provisional"], quiet.get("reused")) == (2, {}, None)
+    assert any("measuring again: the machine is quieter now" in line for line in bench.said)
+    assert len(bench.records()) == 1
+    bench.others = BUSY
+    _, kept = bench.tune()
+    assert (bench.measured, kept["provisional"]) == (2, {}), "a good result stays, whatever else runs later"
+
+
+def test_beside_other_programs_what_is_learned_stays_as_configured(bench):
+    user = {"learner": {}, "replay": {}}
+    _, quiet = bench.tune(user)
+    assert quiet["choice"][BATCH] != 256, "alone, another batch is better"
+    bench.others = BUSY
+    _, beside = bench.tune(user, fresh=True)
+    assert (beside["choice"][BATCH], beside["choice"][RATIO], beside["choice"][RATIO_MAX]) == (256, 8.0, 512.0)
+    assert "other programs computed meanwhile" in beside["reasons"][BATCH]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.14])
+def test_a_little_load_is_told_at_most(bench, share):
+    bench.others = share * MACHINE.cores.usable
+    _, record = bench.tune()
+    assert record["provisional"] == {}
+    assert any("--fresh measures again once they are gone" in note for note in record["notes"]) == (
+        bench.others >= run._BUSY_CORES)
+
+
+def test_where_nothing_can_be_measured_in_time_the_values_of_the_profile_are_taken(bench):
+    bench.starve, bench.others = True, BUSY
+    layer, record = bench.tune({"learner": {"batch_size": 96}})
+    assert record["fell_back"]
+    assert set(record["provisional"]) == {"rows", "load"}
+    assert record["choice"][BATCH] == 96
+    assert "learner" not in layer.values, "each keeps the source that it has"
+    assert layer.values["sampling"]["samplers"] == record["choice"][SAMPLERS] >= 1
+    assert set(record["reasons"]) == set(record["choice"])
+    assert any("took no update within 23 s" in note and "profile" in note for note in record["notes"])
+    bench.starve, bench.others = False, 0.0
+    _, quiet = bench.tune({"learner": {"batch_size": 96}})
+    assert (quiet["fell_back"], quiet["provisional"]) == (False, {})
+
+
+def test_a_system_without_processes_or_disk_for_the_tuner_starts_by_the_profile(bench, monkeypatch):
+    monkeypatch.setattr(FakeMeasuring, "__enter__", _no_process)
+    _, record = bench.tune()
+    assert record["fell_back"]
+    assert "Resource temporarily unavailable" in record["provisional"]["rows"]
+
+
+def _no_process(self):
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
+def test_a_result_that_stays_provisional_without_load_is_measured_a_few_times_then_once_a_day(bench, monkeypatch):
+    bench.starve = True
+    for tries in (1, 2, 3):
+        _, record = bench.tune()
+        assert (record["tries"], record.get("reused")) == (tries, None)
+    _, reused = bench.tune()
+    assert reused["reused"]
+    a_day_later = reused["measured_s"] + 100_000.0
+    monkeypatch.setattr(run.time, "time", lambda: a_day_later)
+    _, again = bench.tune()
+    assert (again["tries"], again.get("reused")) == (4, None)
+
+
+# --- an environment of another speed or version ---
+
+@pytest.mark.parametrize(("step_us", "again"), [(95.0, False), (26.0, False), (110.0, True), (18_500.0, True),
+                                                (20.0, True)])  # fmt: skip
+def test_an_environment_of_another_speed_is_measured_again_and_noise_is_not(bench, step_us, again):
+    bench.tune()
+    bench.said.clear()
+    _, record = bench.tune(probe=dataclasses.replace(PROBE, step_us_median=step_us))
+    assert bench.measured == 1 + again
+    assert record["env_step_us_median"] == (step_us if again else 50.0)
+    assert any(f"an env step took 50 us then and takes {step_us:.0f} us now" in text for text in bench.said) == again
+    assert len(bench.records()) == 1
+
+
+def test_noise_that_wanders_cannot_carry_a_result_along(bench):
+    for step_us in (50.0, 90.0, 60.0, 98.0, 30.0):
+        bench.tune(probe=dataclasses.replace(PROBE, step_us_median=step_us))
+    assert bench.measured == 1
+    bench.tune(probe=dataclasses.replace(PROBE, step_us_median=130.0))
+    assert bench.measured == 2
+
+
+def test_steps_too_slow_to_be_timed_are_another_speed(bench, monkeypatch):
+    slow = dataclasses.replace(PROBE, step_us_median=None)
+    monkeypatch.setattr(run, "probe_of", lambda config, **more: slow)
+    bench.tune(probe=slow)
+    bench.tune(probe=slow)
+    assert bench.measured == 1
+    bench.tune()
+    assert bench.measured == 2
+
+
+@pytest.mark.parametrize("packages", [{"gymnasium": "1.2.0"}, {"gymnasium": "1.0.0", "mujoco": "3.3.1"}, {}], ids=str)
+def test_another_version_of_the_environment_s_packages_is_another_question(bench, packages):
+    bench.tune(probe=dataclasses.replace(PROBE, packages={"gymnasium": "1.0.0"}))
+    bench.tune(probe=dataclasses.replace(PROBE, packages=packages))
+    assert len(bench.records()) == 2
+
+
+def test_a_record_with_odd_notes_or_causes_is_measured_anew(bench):
+    bench.tune()
+    (path,) = bench.records()
+    good = json.loads(path.read_text())
+    for odd in ({"provisional": ["load"]}, {"provisional": {"load": "x"}, "other_programs_cores": None}, {"notes": [1]},
+                {"provisional": {"other": "x"}}, {"measured_s": "x"}, {"tries": float("nan")},
+                {"env_step_us_median": "1"}):  # fmt: skip
+        path.write_text(json.dumps(good | odd))
+        asked = bench.measured
+        _, record = bench.tune()
+        assert bench.measured == asked + 1, odd
+        assert record["provisional"] == {}

@@ -41,7 +41,7 @@ from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, chosen_profile, reached_with
 from spreeze.config.schema import MOST_DEFAULT_SAMPLERS, Config
 from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, refuse_foreign
-from spreeze.envs.probe import Probe, probe_of
+from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import Machine, check_precision, memory_limits, named_devices, read_machine
@@ -98,8 +98,8 @@ def _train(args: argparse.Namespace) -> int:
         head_start = stack.enter_context(
             Prewarm(settings.config.learner.threads, wanted=_can_prewarm(args, settings, machine))
         )
-        probe = probe_of(settings.config, interrupted=lambda: interrupts.asked, second=True,
-                         on_wait=lambda text: say(text, as_json=args.json))
+        probe = probe_of(settings.config, steps=TIMED_STEPS if args.auto else 0, second=True,
+                         interrupted=lambda: interrupts.asked, on_wait=lambda text: say(text, as_json=args.json))
         settings, why = with_algorithm(base, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)
@@ -205,7 +205,7 @@ def _tuned(
         Listener(say=lambda text: say(text, as_json=args.json), on_row=note, before=before),
         fresh=args.fresh, spent_s=process_age_s(),
     )
-    if rows:
+    if not record.get("reused"):
         show_tuning(record, sys.stderr if args.json else sys.stdout, reasons=False)
     return layer, record
 
@@ -351,7 +351,7 @@ def _plan(
     elif samplers is None:
         learners = config.run.learners
         threads = config.learner.threads * learners
-        samplers = max(learners, min(int(usable) - threads, MOST_DEFAULT_SAMPLERS))
+        samplers = config.samplers_beside(usable)
         reasons["sampling.samplers"] = f"{usable:g} usable cores less {threads} for " + (
             "the learner" if learners == 1 else f"{learners} learners, at least one for each"
         ) + _at_most(usable - threads)
@@ -466,6 +466,9 @@ def _run(
                 view.note(f"{key}: {reason}")
             outcome = load_mode(plan.config.mode).run_mode(plan, run_dir, view, interrupts, launcher)
         document = summary(plan, outcome, run_dir.path, machine)
+        if tune_record is not None:
+            document["tuning"] = {name: tune_record.get(name)
+                                  for name in ("measured_at", "reused", "provisional", "notes")}
         try:
             write_json(run_dir.path / "summary.json", document)
         except OSError as error:

@@ -11,7 +11,7 @@ from spreeze.cli.terminal import show_tuning
 from spreeze.cli.train import layers_of
 from spreeze.config.layers import effect_notes, resolve, with_algorithm
 from spreeze.config.profiles import export_path, profile_text
-from spreeze.envs.probe import probe_of
+from spreeze.envs.probe import TIMED_STEPS, probe_of
 from spreeze.errors import ConfigError, EnvironmentError_, ResourceError
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
@@ -54,7 +54,7 @@ def _tune(args: argparse.Namespace) -> int:
         settings = resolve(layers)
         for note in notes:
             say(note, as_json=args.json)
-        probe = probe_of(settings.config, interrupted=lambda: interrupts.asked, second=True,
+        probe = probe_of(settings.config, steps=TIMED_STEPS, interrupted=lambda: interrupts.asked, second=True,
                          on_wait=lambda text: say(text, as_json=args.json))
         if (why := untunable_env(probe)) is not None:
             raise EnvironmentError_(f"{why}; train without --auto")

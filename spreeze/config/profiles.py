@@ -200,7 +200,9 @@ def profile_text(settings: Settings, record: dict[str, Any], machine: str) -> st
         "measured": (record["measured_at"], "local time"),
         "objective": (record["objective"], record["formula"]),
     }
-    lines = ["# Measured and written by python -m spreeze tune --export; load it with --profile.", "[about]"]
+    lines = ["# Measured and written by python -m spreeze tune --export; load it with --profile."]
+    lines += [f"# Provisional: {' '.join(text.split())}" for text in (record.get("provisional") or {}).values()]
+    lines.append("[about]")
     lines += [f"{name} = {toml_value(value)}  # {' '.join(text.split())}" for name, (value, text) in about.items()]
     part_now = None
     for part, name, value in iterate(settings.config):

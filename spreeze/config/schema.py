@@ -404,6 +404,11 @@ class Config:
         single_step = isinstance(self.on_policy, A2CConfig)
         return max(SHORTEST_A2C_ROLLOUT if single_step else SHORTEST_ROLLOUT, round(self.rollout.size / envs))
 
+    def samplers_beside(self, usable: float) -> int:
+        """Samplers beside learners with replay where none are asked for: a core each, one for each learner at least."""
+        learners = self.run.learners
+        return max(learners, min(int(usable) - self.learner.threads * learners, MOST_DEFAULT_SAMPLERS))
+
     @property
     def inference_workers(self) -> int:
         """Processes that infer for samplers of rollouts; none where the mode has no such processes."""

@@ -51,7 +51,7 @@ def page() -> None:
     path = navigation.need_run()
     st.subheader(f"Autotune of {row(path).name}", anchor=False)
     tuning = read(path)
-    if not tuning.rows:
+    if not tuning.rows and not tuning.choice:
         st.info("This run was not tuned (it was started without --auto). What it ran with is below.")
         _settings(path)
         return
@@ -91,6 +91,9 @@ def _choices(tuning: TuningView) -> None:
         title = components.title(key).partition(": ")[2]
         cell.metric(title[0].upper() + title[1:], _value(tuning, key), help=why, border=True)
     record = tuning.record
+    if tuning.doubts:
+        st.warning(f"Provisional: {components.plain('; '.join(tuning.doubts))}. A later start measures again by itself "
+                   "once that is over.")
     if record:
         paper = paper_batch(tuning)
         rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"

@@ -22,7 +22,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,13 @@ from spreeze.types import EnvSpec, rebuild
 
 START_S: float = SamplingConfig().start_deadline_s
 """How long making and resetting an environment may take where nothing else is set."""
+TIMED_STEPS = 2000
+"""Steps after which the time of a step is known well enough; fewer where they take more than 1.5 s."""
 _TIMING_S = 1.5
+_LEAST_RUNNING = 0.01
+"""Share of the time in which a step runs, at least."""
+_SIMULATORS = ("mujoco", "envpool", "ale_py", "pybullet", "Box2D", "dm_control")
+"""Modules that step environments of other packages."""
 _GRACE_S = 5.0
 _LOOK_S = 0.1
 _STACK_S = 0.3
@@ -67,7 +74,7 @@ _SECOND_S, _SLOWEST_TWICE_S = 10.0, 30.0
 class Probe:
     spec: EnvSpec
     step_us_median: float | None
-    """Median time of one env step with random actions; None if not timed."""
+    """Median time of one env step with random actions, without what it waited for a core; None if not timed."""
     step_cv: float | None
     """Standard deviation of the step time over its mean; None if not timed."""
     memory_bytes: int
@@ -82,6 +89,8 @@ class Probe:
     """Why no second environment can be there beside the first; None: it can, or that was not tried."""
     alone_in_process: bool = False
     """Whether that holds within one process only: another process can have one as well."""
+    packages: dict[str, str] = field(default_factory=dict)
+    """Version by distribution of the environment and of its simulators, as far as they come from distributions."""
 
 
 def probe_env(
@@ -259,9 +268,11 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float) -> Probe:
     import psutil
 
     process = psutil.Process()
+    packages = packages_of(task) if steps > 1 else {}
     actions = _Actions(task, max(1, steps))
     times = []
     began, used_s, slept = time.perf_counter(), _processor_s(process), process.num_ctx_switches().voluntary
+    waited_s = _waited_s()
     end = began + _TIMING_S
     for index in range(max(1, steps)):
         action = actions.at(index)
@@ -274,14 +285,18 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float) -> Probe:
         if now > end:
             break
     used_s, took_s = _processor_s(process) - used_s, time.perf_counter() - began
+    waited_s = _waited_s() - waited_s
     slept = process.num_ctx_switches().voluntary - slept
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
     return Probe(
         spec=task.spec, memory_bytes=max(0, _memory_bytes() - before_bytes), start_s=start_s,
-        step_us_median=None if timed is None else float(np.median(timed)),
+        # Long steps wait for a core in the midst of many of them, short ones between.
+        step_us_median=None if timed is None else float(min(
+            np.median(timed), timed.mean() * max(1.0 - waited_s / took_s, _LEAST_RUNNING))),
         step_cv=None if timed is None else float(timed.std() / timed.mean()),
         # A step that only waits for a core gives none up of its own accord.
         step_cpu_share=min(used_s / took_s, 1.0) if timed is not None and slept >= len(times) / 2 else 1.0,
+        packages=packages,
     )
 
 
@@ -291,6 +306,26 @@ def _memory_bytes() -> int:
 
     own = os.getpid()
     return int(psutil.Process().memory_info().rss) + tree_memory_bytes(own) - (private_memory_bytes(own) or 0)
+
+
+def packages_of(task: Task) -> dict[str, str]:
+    """Version by distribution of what a task is made of, as far as it is imported from distributions."""
+    words = [*task.spec.env_id.split(":"), task.spec.import_module or "", type(task.env.unwrapped).__module__]
+    found: dict[str, str] = {}
+    for name in sorted({*(word.partition(".")[0] for word in words), *_SIMULATORS} & sys.modules.keys()):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+            continue
+        if "-packages" in (getattr(sys.modules[name], "__file__", None) or ""):
+            found |= {one: metadata.version(one) for one in metadata.packages_distributions().get(name, [])}  # slow
+    return found
+
+
+def _waited_s() -> float:
+    """Time that this thread waited for a core so far; 0 where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    return 0.0
 
 
 def _processor_s(process: Any) -> float:

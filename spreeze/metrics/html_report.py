@@ -287,13 +287,15 @@ def _details(run: _Run, *, alone: bool) -> str:
 
 def _tuner(path: Path) -> list[str]:
     tuning = tuning_record.read(path)
-    if not tuning.rows:
+    if not tuning.rows and not tuning.choice:
         return []
     parts, record = [], tuning.record
     if record:
         measured_at, objective, formula = (record.get(key) or DASH for key in ("measured_at", "objective", "formula"))
         parts.append(_note(f"Measured {measured_at}; objective: {objective}; score: {formula} (U updates/s, B batch "
                            "size, E env steps/s)."))
+    if tuning.doubts:
+        parts.append(_note(f"Provisional: {'; '.join(tuning.doubts)}."))
     if tuning.choice:
         parts.append(_table(("setting", "chosen", "why"),
                             ([key, value, tuning.reasons.get(key) or DASH] for key, value in tuning.choice.items()),

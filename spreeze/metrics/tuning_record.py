@@ -74,6 +74,12 @@ class TuningView:
     record: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def doubts(self) -> list[str]:
+        """Why the result is provisional, a sentence each; empty for one that holds."""
+        causes = _dict(self.record.get("provisional"))
+        return [clean(text, 400) for text in causes.values() if isinstance(text, str)]
+
+    @property
     def updates(self) -> list[MeasuredRow]:
         """Rows of the learner alone."""
         return [row for row in self.rows if row.stage == "learner"]

@@ -41,13 +41,24 @@ updates of 256, where no B0 gives more than eight (``assets/figures.md``). So ``
 
 Steps 3 and 4 measure in short windows and many turns and compare turn by turn: the speed of a shared machine changes
 within seconds, and what slows one turn slows all of it. Only a gain of 5 % moves the choice,
-of 10 % where it changes the rollouts that are learned from.
+of 10 % where it changes the rollouts that are learned from. What is learned (batch size, samples per insert, rollouts,
+other modules' knobs) moves only for a gain above the spread of the rows that show it, and not beside other programs.
 
 The upper bound of samples per insert is raised to twice what was measured, never above 8 updates per env step.
 
+*A machine that others use too.* A row whose repeats scatter by more than 75 % of their median is measured again as far
+as time allows, then left out. Where too little is left for a choice, it is what a run without the tuner has: the values
+of the profile and the defaults (``Search.fall_back``). No load ends a start: errors are what a user has set that cannot
+work, and candidates of which each fails by an error of its own. A result is provisional if other programs kept 15 % of
+the cores busy, on battery, and where rows left doubts. It is used, told with its reasons at each start, and measured
+again by itself: once other programs keep half of what they kept, on mains, or, without load, at the next two starts
+and then once a day.
+
 *Measuring.* Each candidate runs in fresh child processes with a deadline and a memory cap; its crash, hang or lack of
 memory is a result with a reason. Trials take turns, and those that wait for theirs are stopped. All of it takes at most
-60 s. Programs that kept cores busy meanwhile are named. The result is cached by machine (processor, usable cores,
-quota, memory, GPUs, driver), task, algorithm, networks, knobs, targets, pins and versions. A damaged cache is reported
-and measured anew. One tuner measures at a time. A resumed run keeps what its stored data depend on.
+60 s where the machine is quiet. The result is cached by machine (processor, usable cores, quota, memory, GPUs, driver,
+mains or battery), task, algorithm, networks, knobs, targets, pins and versions, the environment's and its simulators'
+too. It holds while an env step takes between half and twice the time that it took. A damaged cache is reported and
+measured anew. One tuner measures at a time: others wait for it for 75 s at most, and measure then. Those with another
+``TMPDIR`` do not see each other. A resumed run keeps what its stored data depend on.
 """

@@ -253,6 +253,20 @@ def find_room(problem: TuningProblem) -> Room:
                 batch_size=pinned or max(capacity // _BATCHES_IN_REPLAY, 1), limits=tuple(limits))
 
 
+def as_configured(problem: TuningProblem) -> Setting:
+    """What a run without the tuner has, as far as memory allows."""
+    found, room = dict(problem.configured), problem.room
+    if room is not None:
+        found[CAPACITY] = room.capacity.value
+        found[SAMPLERS] = problem.pin(SAMPLERS) or min(found[SAMPLERS] or problem.samplers, room.samplers)
+        most = room.samplers * _group_bytes(problem, 1, room.envs_per_sampler.value)
+        while found[ENVS] > room.envs_per_sampler.value and _group_bytes(problem, found[SAMPLERS], found[ENVS]) > most:
+            found[ENVS] //= 2
+    elif SAMPLERS not in found:
+        return fit_rollout(problem, problem.configured) or problem.configured
+    return Setting(found)
+
+
 def _group_bytes(problem: TuningProblem, samplers: int, envs: int) -> int:
     return samplers * (problem.sampler_bytes + (envs - 1) * problem.env_bytes)
 

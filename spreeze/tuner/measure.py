@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -199,7 +200,7 @@ class Measurer:
         candidate.updates_per_s += tuple(answer.get("updates_per_s", ()))
         candidate.memory_bytes = max(answer.get("memory_bytes") or 0, candidate.memory_bytes or 0) or None
         if answer.get("failure"):
-            candidate.fail(answer["failure"])
+            candidate.fail(answer["failure"], starved=bool(answer.get("starved")))
 
 
 def starts_slowly(device: str) -> bool:
@@ -230,7 +231,7 @@ class UpdateHelper:
         )
         self._interrupts = interrupts
         self._process: subprocess.Popen[bytes] | None = None
-        self._unusable: str | None = None
+        self._unusable: dict[str, Any] | None = None
 
     def start(self) -> None:
         """Starts the helper, so that it can load while something else is done; the first turn waits for it."""
@@ -258,11 +259,11 @@ class UpdateHelper:
     def answer(self, turn: UpdateTurn) -> dict[str, Any]:
         """What the helper found; its own death or silence is a failure of this measurement."""
         if self._unusable is not None:
-            return {"failure": self._unusable}
+            return self._unusable
         self.start()
         if not self._ready:
             loaded = self._line(_LOADING_S)
-            self._unusable, self._ready = loaded.get("failure"), True
+            self._unusable, self._ready = loaded if "failure" in loaded else None, True
             if self._unusable is not None:
                 return loaded
         assert self._process is not None
@@ -285,18 +286,19 @@ class UpdateHelper:
             if self._interrupts.asked:
                 raise KeyboardInterrupt
             if time.monotonic() > end:
-                return self._lost(f"not done within {within_s:.0f} s")
+                return self._lost(f"not done within {within_s:.0f} s", starved=True)
             if readable([fd], 0.1):
                 data = os.read(fd, 65536)
                 if not data:
                     code = kill_and_wait(self._process)
-                    return self._lost("its process does not end" if code is None else f"its process ended with {code}")
+                    why = "its process does not end" if code is None else f"its process ended with {code}"
+                    return self._lost(why, starved=code in (None, -signal.SIGKILL))
                 self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
         return dict(json.loads(line))
 
-    def _lost(self, why: str) -> dict[str, Any]:
+    def _lost(self, why: str, *, starved: bool = False) -> dict[str, Any]:
         self._errors.seek(0)
         lines = [line for line in self._errors.read()[-4000:].decode(errors="replace").splitlines() if line.strip()]
         self.close()
-        return {"failure": f"{why}: {lines[-1].strip()[:200]}" if lines else why}
+        return {"failure": f"{why}: {lines[-1].strip()[:200]}" if lines else why, "starved": starved}

@@ -10,7 +10,7 @@ from spreeze.config.layers import Layer, Values
 from spreeze.config.schema import TuningConfig
 from spreeze.metrics import median, spread
 
-SCHEMA = 5
+SCHEMA = 6
 """Version of what ``Search.as_json`` gives."""
 
 DEVICE, PRECISION = "learner.device", "learner.precision"
@@ -69,6 +69,8 @@ class TrialResult:
     """Share of the usable cores that the whole trial kept busy, each repeat; empty if not known."""
     memory_bytes: int | None = None
     failure: str | None = None
+    starved: bool = False
+    """It failed for want of time or memory, and no worker reported an error: other programs may be why."""
     score: float | None = None
 
     @property
@@ -96,8 +98,9 @@ class TrialResult:
         return (self.failure is None and (self.updates > 0 or self.stage == ROLLOUT)
                 and (self.env_steps > 0 or self.stage == LEARNER))
 
-    def fail(self, why: str) -> None:
-        self.failure, self.updates_per_s, self.env_steps_per_s, self.cpu_share = why, (), (), ()
+    def fail(self, why: str, *, starved: bool = False) -> None:
+        self.failure, self.starved = why, starved
+        self.updates_per_s, self.env_steps_per_s, self.cpu_share = (), (), ()
 
     def as_json(self) -> dict[str, Any]:
         """A line of ``tune-progress.jsonl`` and an entry of ``tune.json``."""
@@ -174,6 +177,8 @@ class TuningProblem:
     row_bytes: int = 1
     """One transition in replay."""
     learning_starts: int = 0
+    samplers: int = 1
+    """Sampler processes beside the learner that a run without the tuner has, where none are configured."""
     devices: tuple[Device, ...] = (Device(name="cpu"),)
     paired: bool = True
     """Whether two threads on the processor share an update as a pair; if not, each matmul."""

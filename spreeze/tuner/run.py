@@ -7,7 +7,9 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import math
 import os
+import stat
 import sys
 import tempfile
 import time
@@ -15,12 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from spreeze.config.env_ids import engine_of
 from spreeze.config.layers import RESUMED, USER, Layer, Settings
 from spreeze.config.modes import DECLARED
 from spreeze.config.schema import Config, LearnerConfig
-from spreeze.envs.probe import Probe, probe_of
-from spreeze.errors import ConfigError, SpreezeError
+from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
+from spreeze.errors import ConfigError
+from spreeze.formatting import clean
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import ExternalLoad
 from spreeze.run_directory import versions, write_json
@@ -46,7 +51,7 @@ from spreeze.tuner.problem import (
     TuningProblem,
     result_line,
 )
-from spreeze.tuner.search import tune
+from spreeze.tuner.search import Search, tune
 from spreeze.types import RowLayout
 
 BUDGET_S = 60.0
@@ -59,11 +64,20 @@ _ENGINE_ENV_BYTES = 2_000_000
 """Of each further environment of an engine: EnvPool's robots take less than a megabyte each."""
 _CAP_SHARE = 0.8
 """A candidate may take this share of the memory that is free."""
-_PROBE_STEPS = 2000
 _NOT_SPEED = ("reward_threshold", "obs_shape", "action_shape")
 """Facts about an environment on which no speed depends."""
 _BUSY_CORES = 0.1
 """Load of other programs that is worth a word."""
+_BUSY_SHARE, _QUIETER = 0.15, 0.5
+"""Other programs that keep this share of the cores busy make a result provisional; it is measured again once they keep
+no more than the second share of what they kept then."""
+_LOAD_LOOK_S = 1.0
+"""For so long is looked whether the machine is quieter now."""
+_MOST_TRIES, _TRY_AGAIN_S = 3, 86_400.0
+"""A result that is provisional for another reason than load is measured again so often, then once a day."""
+_SAME_STEP = 2.0
+"""A result holds while an env step takes less than this many times what it took then, and more than one part in so
+many. A bound around the stored time, not steps of a scale: there noise would cross one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,27 +107,37 @@ def tuned_layer(
         KeyboardInterrupt: the user asked to stop.
     """
     check_tunable(settings.config)
+    if probe.step_us_median is None:
+        probe = probe_of(settings.config, steps=TIMED_STEPS, interrupted=lambda: interrupts.asked)
     facts = _facts(settings, probe, machine, samplers_only=samplers_only)
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     path = cache_dir() / f"tune-{key}.json"
+    tries = 1
 
     def known() -> dict[str, Any] | None:
+        nonlocal tries
         record = None if fresh else _load(path, key, settings, listener.say)
-        if record is not None:
-            listener.say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
-            for limit in record["limits"]:  # that of free memory may hold no longer
-                listener.say(f"  {limit}")
+        if record is None:
+            return None
+        if why := _outdated(record, probe, machine, interrupts):
+            listener.say(f"tuned before on this machine ({record['measured_at']}), measuring again: {why}")
+            tries = (record["tries"] or 1) + 1 if record["provisional"] else 1
+            return None
+        listener.say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
+        for text in (*record["limits"], *record["notes"]):  # free memory and load may be others now
+            listener.say(f"  {clean(text)}")
         return record
 
-    record = known()
+    seen_s, record = _changed_s(path), known()
     if record is not None:
         return layer_of(record), {**record, "reused": True}
     listener.before()
-    with only_tuner(listener.say, interrupts):
-        if os.path.exists(path) and (record := known()) is not None:  # by the tuner that this one had to wait for
+    with only_tuner(listener.say, interrupts) as beside:
+        if _changed_s(path) != seen_s and (record := known()) is not None:  # by the tuner that this one had to wait for
             return layer_of(record), {**record, "reused": True}
         record = {**_measured(settings, probe, machine, interrupts, listener, spent_s, samplers_only=samplers_only),
-                  "key": key}
+                  "key": key, "tries": tries}
+    record["notes"] += [beside] if beside is not None else []
     with contextlib.suppress(OSError):  # the next tuning measures again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, record)
@@ -128,39 +152,100 @@ def _measured(
     listener.say(f"tuning for {spec.env_id} on this machine (under a minute):")
     load, free_bytes = ExternalLoad(machine.cores.ids), memory_limits().usable_bytes
     cores = machine.cores.usable
-    configured = problem_of(settings, probe, machine, free_bytes, samplers_only=samplers_only).configured
-    samplers = config.run.learners if config.on_policy is None else configured.get(ROLLOUT_SAMPLERS, 1)
-    with Measurer(
+    problem = problem_of(settings, probe, machine, free_bytes, samplers_only=samplers_only)
+    samplers = config.run.learners if config.on_policy is None else problem.configured.get(ROLLOUT_SAMPLERS, 1)
+    measurer = Measurer(
         RunPlan(settings=settings, spec=spec, samplers=samplers, free_core=False, to_tune=True), usable_cores=cores,
         memory_cap_bytes=int(_CAP_SHARE * free_bytes), ends_s=start + BUDGET_S - spent_s - _CLOSING_S,
         group_bytes=_LEARNER_BYTES + int(cores * (_SAMPLER_BYTES + _ENV_BYTES)), interrupts=interrupts,
         samplers_only=samplers_only,
-    ) as measurer:
-        if probe.step_us_median is None:
-            probe = probe_of(config, steps=_PROBE_STEPS, interrupted=lambda: interrupts.asked)
-        measurer.step_us = probe.step_us_median
-        problem = problem_of(settings, probe, machine, free_bytes, samplers_only=samplers_only)
+    )
+    measurer.step_us = probe.step_us_median
 
-        def heard(result: TrialResult) -> None:
-            listener.say(result_line(problem, result))
-            listener.on_row(result)
+    def others() -> float | None:
+        # Of cores with a quota, what others do there need take nothing from us.
+        return load.cores() if cores >= len(machine.cores.ids) else None
 
-        found = tune(problem, measurer, heard).as_json()
-    # Of cores with a quota, what others do there need take nothing from us.
-    others = load.cores() if machine.cores.usable >= len(machine.cores.ids) else None
-    seconds = time.monotonic() - start + spent_s
+    def heard(result: TrialResult) -> None:
+        listener.say(result_line(problem, result))
+        listener.on_row(result)
+
+    try:
+        with measurer:
+            search = tune(problem, measurer, heard, busy=lambda: _is_busy(others(), machine))
+    except OSError as error:  # the system has no process, descriptor or disk left
+        search = Search(problem, measurer, heard)
+        search.fall_back(f"nothing could be measured: {error}")
+        search.conclude()
+    other_cores, seconds = others(), time.monotonic() - start + spent_s
     listener.say(f"  measured in {seconds:.0f} s")
-    if others is not None and others >= _BUSY_CORES:
-        found["notes"].append(f"other programs kept {others:.1f} of {machine.cores.usable:g} cores busy meanwhile: "
-                              "with --fresh the tuner measures again once they are gone")
-    if machine.power_source == "battery":
-        found["notes"].append("measured on battery: on mains rates may be higher")
+    found, provisional = search.as_json(), _doubts(search, other_cores, machine)
+    notes = [*found["notes"], *provisional.values()]
+    if other_cores is not None and other_cores >= _BUSY_CORES and LOAD not in provisional:
+        notes.append(f"{_load_text(other_cores, machine)}: --fresh measures again once they are gone")
+    if provisional:
+        when = "later" if ROWS in provisional else "on mains"
+        when = "on a quieter machine" if LOAD in provisional else when
+        notes.append(f"provisional: used now, measured again by itself at a start {when}; --fresh measures again now")
+    # What was not measured keeps the source that it has, profile or default.
+    chosen = {name: value for name, value in found["choice"].items()
+              if not search.fell_back or value != problem.configured[name]}
     return {
-        **found, "settings": found["choice"], "measured_at": time.strftime("%Y-%m-%d %H:%M"), "seconds": seconds,
+        **found, "notes": notes, "provisional": provisional, "fell_back": search.fell_back, "settings": chosen,
+        "measured_at": time.strftime("%Y-%m-%d %H:%M"), "measured_s": time.time(), "seconds": seconds,
         "machine": machine.to_json(), "machine_id": machine.identity(), "env": spec.env_id, "algo": config.run.algo,
-        "env_step_us_median": probe.step_us_median, "env_step_cv": probe.step_cv, "other_programs_cores": others,
-        "targets": dataclasses.asdict(config.tuning), "versions": versions(),
+        "env_step_us_median": probe.step_us_median, "env_step_cv": probe.step_cv, "other_programs_cores": other_cores,
+        "targets": dataclasses.asdict(config.tuning), "versions": versions(), "packages": probe.packages,
     }
+
+
+# --- how far a result holds ---
+
+LOAD, BATTERY, ROWS = "load", "battery", "rows"
+"""Causes that make a result provisional."""
+
+
+def _is_busy(other_cores: float | None, machine: Machine) -> bool:
+    """Whether other programs take so much that what is measured does not hold without them."""
+    return other_cores is not None and other_cores >= max(_BUSY_CORES, _BUSY_SHARE * machine.cores.usable)
+
+
+def _load_text(other_cores: float, machine: Machine) -> str:
+    return f"other programs kept {other_cores:.1f} of {machine.cores.usable:g} cores busy meanwhile"
+
+
+def _doubts(search: Search, other_cores: float | None, machine: Machine) -> dict[str, str]:
+    """Why a result is provisional: cause -> sentence; empty for one that holds."""
+    found = {}
+    if search.doubts:
+        found[ROWS] = "; ".join(search.doubts)
+    if other_cores is not None and _is_busy(other_cores, machine):
+        found[LOAD] = _load_text(other_cores, machine)
+    if machine.power_source == "battery":
+        found[BATTERY] = "measured on battery: on mains rates may be higher"
+    return found
+
+
+def _outdated(record: dict[str, Any], probe: Probe, machine: Machine, interrupts: Interrupts) -> str | None:
+    """Why a result of the same key has to be measured again; None while it holds, or as long as nothing is better."""
+    then, now = record["env_step_us_median"], probe.step_us_median
+    if (then is None) != (now is None) or (now and then and not 1.0 / _SAME_STEP < now / then < _SAME_STEP):
+        before, after = ("more than a second" if one is None else f"{one:.0f} us" for one in (then, now))
+        return f"an env step took {before} then and takes {after} now"
+    causes = set(record["provisional"] or ()) - {BATTERY}  # a result on mains has another key
+    if LOAD in causes:
+        load = ExternalLoad(machine.cores.ids)
+        end_s = time.monotonic() + _LOAD_LOOK_S
+        while time.monotonic() < end_s:
+            if interrupts.asked:
+                raise KeyboardInterrupt
+            time.sleep(min(0.1, _LOAD_LOOK_S))
+        now_cores = load.cores()
+        return "the machine is quieter now" if now_cores <= _QUIETER * record["other_programs_cores"] else None
+    tries, age_s = record["tries"] or 1, time.time() - (record["measured_s"] or 0.0)
+    if causes and (tries < _MOST_TRIES or age_s > _TRY_AGAIN_S):
+        return f"that result is provisional ({clean(record['provisional'][ROWS], 200)})"
+    return None
 
 
 def problem_of(
@@ -200,6 +285,7 @@ def problem_of(
         shared_memory_bytes=None if sys.platform == "linux" else machine.shared_memory_free_bytes,
         step_us=probe.step_us_median, step_cpu_share=probe.step_cpu_share, row_bytes=row_bytes,
         learning_starts=config.replay.learning_starts,
+        samplers=config.samplers_beside(machine.cores.usable),
         sampler_bytes=max(_SAMPLER_BYTES, probe.memory_bytes + _SAMPLER_BYTES // 2),
         env_bytes=_ENGINE_ENV_BYTES if engine else max(_ENV_BYTES, probe.memory_bytes // 2),
         learner_bytes=_LEARNER_BYTES, one_call=engine,
@@ -252,13 +338,15 @@ _SPEED = ("overlap", "mirror", "updates_per_launch", "fuse", "device", "threads"
 
 
 def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only: bool = False) -> dict[str, Any]:
-    """Everything that a result depends on."""
-    config, problem = settings.config, problem_of(settings, probe, machine, 0, samplers_only=samplers_only)
+    """Everything that a result depends on but for the time of an env step, which is never twice the same."""
+    untimed = dataclasses.replace(probe, step_us_median=None, step_cv=None, step_cpu_share=1.0)
+    config, problem = settings.config, problem_of(settings, untimed, machine, 0, samplers_only=samplers_only)
     # Learning rates, discounts and other floats do not change how long anything takes.
     part = dataclasses.asdict(config.on_policy or config.algorithm)
     return {
         **({"samplers_only": True} if samplers_only else {}),
         "schema": SCHEMA, "machine": machine.identity(), "versions": versions(), "mode": config.run.mode,
+        "battery": machine.power_source == "battery", "packages": probe.packages,
         "physical_cores": problem.physical_cores,  # of two usable ones perhaps one, by whatever pins this process
         "env": {name: value for name, value in dataclasses.asdict(probe.spec).items() if name not in _NOT_SPEED},
         "normalize_obs": config.env.normalize_obs, "tuning": dataclasses.asdict(config.tuning),
@@ -294,7 +382,8 @@ def check_tunable(config: Config) -> None:
 # --- results of earlier tunings ---
 
 _MAX_BYTES = 4_000_000
-_NEEDED = ("reasons", "measured_at", "notes", "limits", "formula", "labels", "update_rates", "joint_rates")
+_NEEDED = ("reasons", "measured_at", "measured_s", "notes", "limits", "formula", "labels", "update_rates",
+           "joint_rates", "provisional", "tries", "env_step_us_median", "other_programs_cores")
 
 
 def cache_dir() -> Path:
@@ -303,6 +392,13 @@ def cache_dir() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spreeze"
     except RuntimeError:  # this user has no home
         return Path(tempfile.gettempdir()) / f"spreeze-cache-{os.getuid()}"
+
+
+def _changed_s(path: Path) -> float | None:
+    """When a file was last written; None without one."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return None
 
 
 def layer_of(record: dict[str, Any]) -> Layer:
@@ -322,6 +418,7 @@ def _load(path: Path, key: str, settings: Settings, say: Callable[[str], None]) 
             raise ValueError(f"it has no {', '.join(missing)}")
         if set(record["reasons"]) != set(record["choice"]):
             raise ValueError("reasons and choice differ")
+        _check_history(record)
         settings.with_layer(layer_of(record))  # impossible values must not stop the run
         return record
     except FileNotFoundError:
@@ -332,52 +429,108 @@ def _load(path: Path, key: str, settings: Settings, say: Callable[[str], None]) 
         return None
 
 
+def _check_history(record: dict[str, Any]) -> None:
+    """A ValueError where facts about how a result was made are of no use."""
+    numbers = [record[name] for name in ("env_step_us_median", "other_programs_cores", "measured_s", "tries")]
+    if not all(one is None or (isinstance(one, int | float) and math.isfinite(one)) for one in numbers):
+        raise ValueError("its times are no numbers")
+    causes = record["provisional"] or {}
+    if not isinstance(causes, dict) or not all(isinstance(text, str) for text in causes.values()) or (
+            LOAD in causes and record["other_programs_cores"] is None) or not set(causes) <= {LOAD, BATTERY, ROWS}:
+        raise ValueError("it does not say how far it holds")
+    if not all(isinstance(text, str) for text in (*(record["limits"] or ()), *(record["notes"] or ()))):
+        raise ValueError("its notes are no texts")
+
+
 # --- one tuner at a time ---
 
-_LOCK_WAIT_S = 120.0
+_LOCK_WAIT_S = 75.0
+"""A tuning takes a minute."""
 
 
 def lock_path() -> Path:
-    """The file whose lock all tuners of this machine share, whoever runs them."""
+    """The file whose lock the tuners of this machine share, whoever runs them.
+
+    Those with another ``TMPDIR`` do not see it: what they measure at the same time is load like any other, which makes
+    a result provisional.
+    """
     return Path(tempfile.gettempdir()) / "spreeze-tune.lock"
 
 
 @contextlib.contextmanager
-def only_tuner(say: Callable[[str], None], interrupts: Interrupts) -> Iterator[None]:
-    """Holds the lock of this machine's tuners: two would measure each other.
+def only_tuner(say: Callable[[str], None], interrupts: Interrupts) -> Iterator[str | None]:
+    """Holds the lock of this machine's tuners: two would measure each other. Gives a note where it is not to be had.
 
-    The kernel frees it when its holder ends, however it ends. A lock file that cannot be opened is no reason not to
-    measure.
+    The kernel frees it when its holder ends, however it ends. No lock is a reason not to measure: one that somebody
+    holds for longer than a tuning takes is passed over, and so is whatever lies at its path that is no file.
 
     Raises:
-        SpreezeError: another tuner holds it for too long.
         KeyboardInterrupt: the user asked to stop.
     """
-    fd = None
-    # Where the folder is sticky, a file of somebody else's opens only without O_CREAT.
-    for flags in (os.O_RDONLY | os.O_CREAT, os.O_RDONLY):
-        with contextlib.suppress(OSError):
-            fd = fd or os.open(lock_path(), flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    fd = _open_lock(say)
     if fd is None:
-        yield
+        yield None
         return
     try:
-        _wait_for_lock(fd, say, interrupts)
-        yield
+        yield _wait_for_lock(fd, say, interrupts)
     finally:
         os.close(fd)
 
 
-def _wait_for_lock(fd: int, say: Callable[[str], None], interrupts: Interrupts) -> None:
+def _open_lock(say: Callable[[str], None]) -> int | None:
+    """A descriptor of the lock's file; None, and a word, where anything else is in its place."""
+    path, found = lock_path(), -1
+    # O_NONBLOCK: a FIFO would wait for its other end.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        with contextlib.suppress(FileExistsError):
+            found = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+            os.fchmod(found, 0o644)  # other users' tuners wait for it too, whatever the umask
+        if found < 0:  # where the folder is sticky, a file of somebody else opens only without O_CREAT
+            found = os.open(path, flags)
+        if stat.S_ISREG(os.fstat(found).st_mode):
+            return found
+        why = "it is no regular file"
+        os.close(found)
+    except OSError as error:
+        why = error.strerror or str(error)
+    say(f"{clean(path)} cannot be locked ({why}): measuring without waiting for other tuners")
+    return None
+
+
+def _wait_for_lock(fd: int, say: Callable[[str], None], interrupts: Interrupts) -> str | None:
+    """Waits until the lock is free or no longer worth waiting for; then returns a note on who has it."""
     deadline, said = time.monotonic() + _LOCK_WAIT_S, False
     while True:
-        with contextlib.suppress(OSError):
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not said:
-            say("another tuner is measuring this machine; waiting for it")
-            said = True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            who, stopped = _holder(fd)
+        except OSError as error:  # a file system without locks
+            say(f"{clean(lock_path())} cannot be locked ({error.strerror}): measuring without waiting for other tuners")
+            return None
         if interrupts.asked:
             raise KeyboardInterrupt
-        if time.monotonic() > deadline:
-            raise SpreezeError(f"another tuner still measures after {_LOCK_WAIT_S:.0f} s; try again")
+        if stopped or time.monotonic() > deadline:
+            why = "is stopped" if stopped else f"still holds the tuners' lock after {_LOCK_WAIT_S:.0f} s"
+            say(f"{who} {why}: measuring all the same")
+            return f"measured while another tuner held the lock: {who}"
+        if not said:
+            say(f"another tuner is measuring this machine: {who}; waiting for it, {_LOCK_WAIT_S:.0f} s at most")
+            said = True
         time.sleep(0.2)
+
+
+def _holder(fd: int) -> tuple[str, bool]:
+    """Who holds the lock of a file, in words, and whether that process is stopped."""
+    inode = str(os.fstat(fd).st_ino)
+    with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            words = line.split()  # 5: FLOCK ADVISORY WRITE 4711 08:01:131 0 EOF
+            if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode:
+                process = psutil.Process(int(words[4]))
+                command = clean(" ".join(process.cmdline()) or process.name(), 100)
+                return (f"process {process.pid} of {clean(process.username(), 40)} ({command})",
+                        process.status() == psutil.STATUS_STOPPED)
+    return "a process that this one cannot see", False

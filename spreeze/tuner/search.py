@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from spreeze.errors import ConfigError, WorkerError
@@ -42,7 +43,7 @@ MAX_UPDATE_S = 1.0
 """A batch whose update takes longer is never chosen."""
 THREAD_GAIN = 0.03
 """More threads are only tried while each doubling adds this share to the score."""
-_MOST_NEIGHBOURS = 4
+_MOST_NEIGHBOURS, _FEW_NEIGHBOURS = 4, 2
 _PROMISING, _PROMISING_RIVAL = 0.85, 0.6
 """Neighbours expected below this share of the choice are not measured; other kinds of learner, below the second."""
 _LEAST_GAIN = 0.05
@@ -52,10 +53,14 @@ _ROLLOUT_GAIN = 0.10
 and on HalfCheetah seeds of one setting differed by 40 % where such settings differed by 9 % in env steps/s."""
 _DISTURBED = 0.8
 """Where a setting gives less than this share of what it gave before, other programs were at work: measured again."""
+_MOST_SPREAD = 0.75
+"""A row whose repeats scatter by a larger share of their median is measured again, and not used if it still does. On
+quiet machines rows scatter by 1 to 60 %, beside programs that compute by 250 % and more."""
 _KIND_GAIN = 0.10
 """``paper``: share of update frames/s that a less plain learner has to add."""
-_LEAST_S, _CLIMB_S = 4.0, 1.0
-"""Less time than this is not worth a round with everything running, or a measurement of learners alone."""
+_LEAST_S, _CLIMB_S, _AGAIN_S = 4.0, 1.0, 8.0
+"""Less time than this is not worth a round with everything running, a measurement of learners alone, or a round of what
+scattered."""
 _STRIDE = 2
 """A line needs few points: only every second batch of the ladder is measured."""
 _FIRST_SIZES, _FURTHER_SIZES, _BESIDE_SIZES = 4, 2, 3
@@ -67,25 +72,68 @@ _ROOM = 2.0
 """The upper bound is this many times what was measured, so that the learner is not held back by chance."""
 
 
-def tune(problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None]) -> Search:
+def tune(
+    problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None],
+    busy: Callable[[], bool] = lambda: False,
+) -> Search:
     """Measures and chooses within the budget; ``say`` hears each result as it is measured.
+
+    ``busy`` says whether other programs have disturbed the measurements so far. Where they leave nothing to choose
+    from, the configured values are the choice, and ``Search.doubts`` says why.
 
     Raises:
         ConfigError: a pinned value cannot work, or memory has no room; the message names the limit.
-        WorkerError: nothing could be measured.
+        WorkerError: every candidate failed by an error of its own.
     """
-    if problem.objective == ROLLOUT:
-        search = Search(problem, measure, say)
-        search.start_varying()
-    else:
-        table.check_pins(problem)
-        search = Search(dataclasses.replace(problem, room=table.find_room(problem)), measure, say)
-        search.measure_learners()
-        search.sweep_samplers()
-        search.check()
-    search.vary()
+    search = Search(problem, measure, say, busy)
+    try:
+        if problem.objective == ROLLOUT:
+            search.start_varying()
+        else:
+            search.measure_learners()
+            search.sweep_samplers()
+            search.check()
+        search.vary()
+    except NothingMeasured as error:
+        search.fall_back(str(error))
     search.conclude()
     return search
+
+
+class NothingMeasured(Exception):
+    """Too little could be measured for a choice, for want of time or quiet; the text says why."""
+
+
+class Rounds:
+    """Settings that were measured in the same turns, some of them again in a later round."""
+
+    def __init__(self) -> None:
+        self._rounds: list[dict[Setting, TrialResult]] = []
+
+    def add(self, found: Iterable[TrialResult]) -> None:
+        self._rounds.append({one.setting: one for one in found})
+
+    def newest(self) -> dict[Setting, TrialResult]:
+        """The newest row of each setting, one that ran before one that failed."""
+        rows: dict[Setting, TrialResult] = {}
+        for found in self._rounds:
+            rows |= {setting: one for setting, one in found.items() if one.ran or setting not in rows}
+        return rows
+
+    def pair(self, here: Setting, other: Setting) -> tuple[TrialResult, TrialResult] | None:
+        """Rows of both settings out of the newest round in which both ran; None without one."""
+        return next(((found[here], found[other]) for found in reversed(self._rounds)
+                     if here in found and other in found and found[here].ran and found[other].ran), None)
+
+
+def spread_of(rows: Iterable[TrialResult]) -> float:
+    """The greatest spread of some rows; infinite where one has no spread, or there are none."""
+    return max((math.inf if one.spread is None else one.spread for one in rows), default=math.inf)
+
+
+def is_steady(row: TrialResult) -> bool:
+    """Whether a row can be used: it ran, and its repeats tell about the same."""
+    return row.ran and (row.spread or 0.0) <= _MOST_SPREAD
 
 
 class Search:
@@ -104,10 +152,31 @@ class Search:
     """Of the chosen learner; None if fewer than two batches ran."""
     paper_batch: int | None = None
     """What the Spreeze paper's rule would take; None where the cost of a row is lost in the noise."""
+    fell_back = False
+    """Whether the choice is what is configured, because too little could be measured."""
 
-    def __init__(self, problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None]) -> None:
-        self.problem, self.measure, self.say = problem, measure, say
+    def __init__(
+        self, problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None],
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Measures nothing yet.
+
+        Raises:
+            ConfigError: a pinned value cannot work, or memory has no room; the message names the limit.
+        """
+        if problem.objective != ROLLOUT:
+            table.check_pins(problem)
+            problem = dataclasses.replace(problem, room=table.find_room(problem))
+        self.problem, self.measure, self.say, self.busy = problem, measure, say, busy
         self.results: list[TrialResult] = []
+        self.doubts: list[str] = []
+        """Why another measurement may find another choice, each in a sentence."""
+        same = {SAMPLERS, ENVS, INFERENCE_WORKERS, RATIO_MAX, *((RATIO,) if problem.balanced else ())}
+        learned = (BATCH, RATIO) if problem.objective != ROLLOUT else tuple(problem.configured)
+        self.kept = {name: problem.configured[name] for name in problem.configured
+                     if name not in same and (name in learned or any(one.own and one.name == name
+                                                                     for one in problem.knobs))}
+        """Values on which it depends what is learned, as configured or as near to that as this machine allows."""
         self.limits: list[str] = list(problem.room.limits) if problem.room else []
         """Bounds that cut the choice short, each in a sentence."""
         self.notes: list[str] = []
@@ -137,6 +206,59 @@ class Search:
     def _joint(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
         return self.measure.joint(settings, within_s=within_s, on_result=self._record)
 
+    # --- what rows are worth ---
+
+    def _again(
+        self, ask: Callable[[Sequence[Setting], float], list[TrialResult]], found: list[TrialResult], within_s: float
+    ) -> list[TrialResult]:
+        """The rows, those that scattered measured once more as far as time allows."""
+        scattered = [one.setting for one in found if one.ran and not is_steady(one)]
+        if not scattered or within_s < _CLIMB_S:
+            return found
+        again = {one.setting: one for one in ask(scattered, within_s) if one.ran}
+        return [again[one.setting] if one.setting in again and spread_of([again[one.setting]]) <= spread_of([one])
+                else one for one in found]
+
+    def _moves(self, here: Setting, other: Setting) -> bool:
+        """Whether the other setting takes what is learned from away from what is configured."""
+        return any(other[name] not in (here[name], kept) for name, kept in self.kept.items() if name in other)
+
+    def _holds(self, rounds: Rounds, here: Setting, other: Setting, least_gain: float) -> bool:
+        """Whether another setting is clearly better than ``here``, as measured in the same turns.
+
+        What is learned only moves for a gain above the spread of both rows, and not while other programs compute.
+        """
+        gain, spread = self._gain_over(rounds, here, other)
+        if self._moves(here, other):
+            return gain > max(least_gain, spread) and not self.busy()
+        return gain > least_gain and spread <= _MOST_SPREAD
+
+    def _gain_over(self, rounds: Rounds, here: Setting, other: Setting) -> tuple[float, float]:
+        """(gain, spread of the rows) of another setting, both as shares; infinitely bad if not measured together."""
+        pair = rounds.pair(here, other)
+        if pair is None:
+            return -math.inf, math.inf
+        share = model.gains(self.problem, pair[1:], pair[0]).get(other, 0.0)
+        return share - 1.0, spread_of(pair)
+
+    def _doubtful(self, rounds: Rounds, here: Setting, least_gain: float) -> list[Setting]:
+        """Settings about which another round may tell more: rows scatter too much, or by more than what is gained."""
+        found = []
+        for other in rounds.newest():
+            gain, spread = self._gain_over(rounds, here, other)
+            if self._moves(other, here) and gain > -1.0:
+                gain = 1.0 / (1.0 + gain) - 1.0  # of what is there
+            unclear = least_gain < gain <= spread and (self._moves(here, other) or self._moves(other, here))
+            if other != here and rounds.pair(here, other) and (spread > _MOST_SPREAD or unclear):
+                found.append(other)
+        return found
+
+    def _best_of(self, rounds: Rounds, here: Setting, least_gain: float) -> Setting:
+        """The setting to go on with: another one only for a clear gain; ties go as the knobs prefer."""
+        better = [Scored(other, 1.0 + self._gain_over(rounds, here, other)[0]) for other in rounds.newest()
+                  if other != here and self._holds(rounds, here, other, least_gain)]
+        return model.pick(self.problem, better).setting if better else here
+
     # --- learners alone ---
 
     def measure_learners(self) -> None:
@@ -158,9 +280,11 @@ class Search:
         for kind in kinds:
             if kind not in plain and self._threads_pay(kind):
                 self._measure_ends(kind, until_s)
+        self._settle_learners(until_s)
         self.costs: dict[Kind, Cost] = {}
         for kind, found in self.rates.items():
-            ran = [(one.setting[BATCH], 1.0 / one.updates) for one in found if one.updates > 0]
+            steady = [one for one in found if is_steady(one)]
+            ran = [(one.setting[BATCH], 1.0 / one.updates) for one in steady or found if one.updates > 0]
             if ran:
                 self.costs[kind] = model.fit_cost(ran)
                 self.sizes[kind] = self._allowed(kind)
@@ -204,6 +328,22 @@ class Search:
         for rate in found:
             self.rates.setdefault(kind_of(rate.setting), []).append(rate)
         return found
+
+    def _settle_learners(self, until_s: float) -> None:
+        """Measures what scattered once more.
+
+        Raises:
+            NothingMeasured: most of it still does.
+        """
+        def ask(settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
+            return self.measure.learner(settings, within_s=within_s, on_result=self._record)
+
+        rows = self._again(ask, [one for rates in self.rates.values() for one in rates],
+                           self.measure.seconds_left() - until_s)
+        self.rates = {kind: [one for one in rows if kind_of(one.setting) == kind] for kind in self.rates}
+        ran = [one for one in rows if one.ran]
+        if ran and sum(map(is_steady, ran)) < len(ran) / 2:
+            raise NothingMeasured(f"updates of the learner alone scattered by {_typical(ran)}")
 
     def _rising(self, kind: Kind) -> bool:
         """True while a larger batch may still be better."""
@@ -272,7 +412,9 @@ class Search:
             if self.problem.pin(BATCH) is None and cost.b > 0.0:
                 knee = paper_batch(*cost, self.problem.targets.gpu_target)
                 batch = min((one for one in allowed if one >= knee and one & (one - 1) == 0), default=batch)
-                if knee > allowed[-1]:
+                if self.busy() and self.problem.configured[BATCH] in allowed:
+                    batch, text = self.problem.configured[BATCH], "the batch stays: other programs computed meanwhile"
+                elif knee > allowed[-1]:
                     text = f"the paper's rule asks for batch {knee}, {batch} is the largest that may be taken"
             frames = batch / cost.update_s(batch)
             if frames > best * (1.0 + _KIND_GAIN):
@@ -290,10 +432,12 @@ class Search:
 
     def _nothing_ran(self, results: Sequence[TrialResult], names: Sequence[str], what: str) -> Exception:
         reasons = "; ".join(sorted({one.failure or "no env step or no update" for one in results}))
+        if all(one.starved or one.failure is None for one in results):
+            return NothingMeasured(f"{what}: {reasons or 'no time to measure'}")
         pins = [f"{name} = {self.problem.pin(name)}" for name in names if name in self.problem.pins]
         if pins and results:
             return ConfigError(f"{', '.join(pins)} cannot work here: {reasons}; leave it to the tuner or set another")
-        return WorkerError(f"tuning failed: {what}: {reasons or 'no time to measure'}")
+        return WorkerError(f"tuning failed: {what}: {reasons}")
 
     # --- everything running, with a model ---
 
@@ -303,14 +447,21 @@ class Search:
         Raises:
             ConfigError: what the user pinned cannot run.
             WorkerError: nothing could.
+            NothingMeasured: nothing could for want of time or quiet.
         """
         problem, first = self.problem, self.first
         base = Setting({**first, **self.own, ENVS: table.room_of(problem).envs_per_sampler.value, RATIO: 0.0})
         sweep = self._joint([base.but(SAMPLERS, count) for count in table.sampler_ladder(problem, first)],
                             max(self.measure.seconds_left() * SWEEP_SHARE, 1.0))
-        good = [result for result in sweep if result.ran]
+        if any(one.ran and not is_steady(one) for one in sweep) and self.measure.seconds_left() >= _AGAIN_S:
+            sweep = self._again(self._joint, sweep, self.measure.seconds_left() * SWEEP_SHARE)
+        good = [result for result in sweep if is_steady(result)]
+        scattered = [one for one in sweep if one.ran and not is_steady(one)]
+        if scattered and not good:
+            raise NothingMeasured(f"rates of samplers beside the learner scattered by {_typical(scattered)}")
         if sweep and not good:
             raise self._nothing_ran(sweep, (SAMPLERS,), "samplers could not be measured beside the learner")
+        self.swept = good
         self.sharing = model.fit_sharing(problem, self.costs, good)
         settings = []
         for kind, sizes in self.sizes.items():
@@ -328,41 +479,120 @@ class Search:
         if not sweep:
             self.limits.append("time was up before samplers could be measured: chosen from the facts")
         self.expected = {one: self._forecast(one) for one in settings}
+        for name, value in self.kept.items():
+            if name in (BATCH, RATIO):
+                self.kept[name] = min({one[name] for one in settings}, key=lambda one: (_apart(one, value), one))
+
+    def _pick(self, expected: Sequence[Scored]) -> Scored:
+        """The best forecast; what is learned moves only for more than the rows behind the forecasts scatter.
+
+        Each such value has to pay by itself.
+        """
+        rows = [one for rates in self.rates.values() for one in rates if one.ran]
+        needed = math.inf if self.busy() else max(_middle_spread(rows), _middle_spread(self.swept))
+        names = [name for name in (BATCH, RATIO) if name in self.kept]
+        best: dict[tuple[Any, ...], float] = {}
+        for one in expected:
+            values = tuple(one.setting[name] for name in names)
+            best[values] = max(best.get(values, 0.0), one.score)
+
+        def pays(one: Scored) -> bool:
+            values = [{one.setting[name], self.kept[name]} for name in names]
+            for name in [name for name in names if one.setting[name] != self.kept[name]]:
+                without = max((score for other, score in best.items() if other[names.index(name)] == self.kept[name]
+                               and all(value in either for value, either in zip(other, values, strict=True))),
+                              default=0.0)
+                if without > 0.0 and one.score <= without * (1.0 + needed):
+                    return False
+            return True
+
+        return model.pick(self.problem, [one for one in expected if pays(one)] or expected)
+
+    def _unmoved(self, expected: Sequence[Scored]) -> list[Scored]:
+        """Those that keep what is learned as it is configured."""
+        return [one for one in expected if all(one.setting[name] == self.kept[name] for name in (BATCH, RATIO)
+                                               if name in self.kept)]
 
     def _forecast(self, setting: Setting) -> Scored:
         return model.worth(self.problem, setting, *self.sharing.forecast(setting))
 
     def check(self) -> None:
-        """Measures the expected best together with its neighbours; a clearly better one takes its place."""
-        problem, expected, found = self.problem, list(self.expected.values()), []
+        """Measures the expected best together with its neighbours; a clearly better one takes its place.
+
+        Beside an expected best that moves what is learned, the best one that does not is measured, and taken if the
+        gain does not show.
+        """
+        problem, expected = self.problem, list(self.expected.values())
         within_s = self.measure.seconds_left() / (1 + sum(one.own and one.trial == JOINT for one in problem.knobs))
         most = max((one.setting[SAMPLERS] for one in self.results if one.stage == JOINT and one.ran), default=1)
         if within_s < _LEAST_S:
             self.limits.append("time was up before the neighbours of the choice were measured")
             expected = [one for one in expected if one.setting[SAMPLERS] <= most] or expected
-        self.chosen = before = model.pick(problem, expected)
-        here = before.setting
+        self.chosen = before = self._pick(expected)
+        here, unmoved = before.setting, self._unmoved(expected)
+        plain = model.pick(problem, unmoved).setting if unmoved else here
+        rounds = Rounds()
         if within_s >= _LEAST_S:
-            found = self._joint([here, *self._neighbours(before)], within_s - 1.0)
-        good = {one.setting: one for one in found if one.ran}
+            # A move has to show: where there is one, time is left for a second round.
+            neighbours = self._neighbours(before)[: _MOST_NEIGHBOURS if plain == here else _FEW_NEIGHBOURS]
+            wanted = list(dict.fromkeys([here, plain, *neighbours]))
+            rounds = self._rounds(self._joint, wanted, within_s - 1.0, _LEAST_GAIN)
+        rows = rounds.newest()
+        good = {setting: one for setting, one in rows.items() if one.ran}
         self.limits += [f"{setting_text(problem, one.setting)}: {one.failure or 'no updates'}"
-                        for one in found if not one.ran]
-        if here in good:
-            best = self._clearly_best(model.gains(problem, good.values(), good[here]), here, _LEAST_GAIN)
+                        for one in rows.values() if not one.ran]
+        best = here if here == plain or self._is_shown(rounds, plain, here) else plain
+        if best == plain and plain not in rows and here in good:
+            self.chosen = self.expected[plain]  # no time was left for it
+        elif best in good:
+            best = self._best_of(rounds, best, _LEAST_GAIN)
             self.chosen = model.measured_worth(problem, good[best])
-        elif good:
-            self.chosen = max((model.measured_worth(problem, one) for one in good.values()), key=lambda one: one.score)
-        elif found:
-            # What asks for no more than a setting that failed, and for no more than what ran.
-            expected = [one for one in expected if one.setting not in {each.setting for each in found}] or expected
-            left = [one for one in expected if one.setting[SAMPLERS] <= min(here[SAMPLERS], most)
-                    and one.setting[BATCH] <= here[BATCH]]
-            self.chosen = model.pick(problem, left or expected)
+        elif left := {setting: one for setting, one in good.items() if not self._moves(plain, setting)}:
+            self.chosen = max((model.measured_worth(problem, one) for one in left.values()), key=lambda one: one.score)
+        elif rows:
+            # What moves nothing that is learned, and has no more samplers than what failed and than what ran.
+            untried = [one for one in unmoved or expected if one.setting not in rows] or unmoved or expected
+            less = [one for one in untried if one.setting[SAMPLERS] <= min(here[SAMPLERS], most)]
+            self.chosen = model.pick(problem, less or untried)
+            self.doubts.append(f"the expected best could not be measured: {rows[here].failure or 'no updates'}"
+                               if here in rows else "the expected best could not be measured")
         self.centre, self.measured = self.chosen.setting, self.chosen.setting in good
+        self._doubt(good.get(self.centre))
         if self.centre != here:
             new, old = setting_text(problem, self.centre), setting_text(problem, here)
-            better = f"{new} measured better than {old}" if here in good else f"{new} in place of {old}"
+            better = f"{new} in place of {old}"
+            if here in good and self.centre == plain:
+                better += ", whose gain is not above the spread of the rows"
+            elif here in good:
+                better = f"{new} measured better than {old}"
             self.notes.append(f"checked with its neighbours: {better}")
+
+    def _is_shown(self, rounds: Rounds, plain: Setting, here: Setting) -> bool:
+        """Whether the measurements bear out the forecast that ``here`` is better, which moves what is learned."""
+        rows = rounds.newest()
+        if plain in rows or here not in rows:
+            return rounds.pair(plain, here) is None or self._holds(rounds, plain, here, 0.0)
+        gain = self.expected[here].score / max(self.expected[plain].score, 1e-12) - 1.0
+        return gain > spread_of([rows[here]]) and not self.busy()
+
+    def _rounds(
+        self, ask: Callable[[Sequence[Setting], float], list[TrialResult]], settings: Sequence[Setting],
+        within_s: float, least_gain: float,
+    ) -> Rounds:
+        """Measures settings together, those about which that leaves a doubt once more; the first ones each time."""
+        rounds, here = Rounds(), settings[0]
+        end_s = self.measure.seconds_left() - within_s
+        rounds.add(ask(settings, within_s))
+        doubtful, left_s = self._doubtful(rounds, here, least_gain), self.measure.seconds_left() - end_s
+        if doubtful and left_s >= _AGAIN_S:
+            self.notes.append(f"{len(doubtful)} of {len(settings)} settings measured again: their rates scattered")
+            rounds.add(ask([here, *doubtful], left_s))
+        return rounds
+
+    def _doubt(self, row: TrialResult | None) -> None:
+        """Notes that a chosen row scatters so much that another measurement may choose otherwise."""
+        if row is not None and not is_steady(row):
+            self.doubts.append(f"rates of the choice scattered by {_typical([row])}")
 
     def _neighbours(self, here: Scored) -> list[Setting]:
         """The most promising settings that differ in one knob by one step.
@@ -387,14 +617,6 @@ class Search:
                      or one[2:] != here[2:]]
         return [one.setting for one in sorted(promising, key=lambda one: -one.score)[:_MOST_NEIGHBOURS]]
 
-    def _clearly_best(self, found: Mapping[Setting, float], here: Setting, least_gain: float) -> Setting:
-        """The setting to go on with: another one only for a clear gain; ties go as the knobs prefer."""
-        best = max(found.values(), default=0.0)
-        if best <= 1.0 + least_gain:
-            return here
-        return model.pick(self.problem, [Scored(one, gain) for one, gain in found.items()
-                                         if gain > 1.0 + least_gain]).setting
-
     # --- everything running, one knob after the other ---
 
     def start_varying(self) -> None:
@@ -415,7 +637,8 @@ class Search:
         """Varies the mode's rollout knobs, the first of them twice, then those of other modules, around the choice.
 
         Raises:
-            WorkerError: nothing could be measured.
+            WorkerError: every candidate failed by an error of its own.
+            NothingMeasured: nothing could be measured for want of time or quiet.
         """
         knobs = [knob for knob in self.problem.knobs if knob.trial == JOINT]
         own = [knob for knob in knobs if knob.own]
@@ -426,37 +649,47 @@ class Search:
             if best is not None:
                 self.chosen, self.measured = model.measured_worth(self.problem, best), True
         if not any(one.ran for one in self.results):
-            failures = [result.failure for result in self.results if result.failure]
-            raise WorkerError(f"no setting of the mode could be measured: {(failures or ['no time was left'])[0]}")
+            failed = [result for result in self.results if result.failure]
+            what = f"no setting of the mode could be measured: {failed[0].failure if failed else 'no time was left'}"
+            raise NothingMeasured(what) if all(one.starved for one in failed) else WorkerError(what)
 
     def _vary(self, knob: Knob, here: Setting, within_s: float) -> TrialResult | None:
         """Measures a knob's candidates together with what is there, and returns the best; None where nothing ran."""
-        problem, wanted = self.problem, knob.moves(self.problem, here)
+        wanted = knob.moves(self.problem, here)
         if not wanted and self.results:
             return None
         if within_s < _LEAST_S:
             self.limits.append(f"time was up before {knob.name} could be varied")
             return None
-        ask = self.measure.learner if knob.trial == LEARNER else self.measure.joint
+        measured = self.measure.learner if knob.trial == LEARNER else self.measure.joint
+
+        def ask(settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
+            return measured(settings, within_s=within_s, on_result=self._record)
+
+        same_rollouts = knob.own or knob.name in (SAMPLERS, ENVS, INFERENCE_WORKERS)
+        least_gain = _LEAST_GAIN if same_rollouts else _ROLLOUT_GAIN
         before = max((one.env_steps for one in self.results if one.setting == here and one.ran), default=0.0)
         end_s = self.measure.seconds_left() - within_s
-        found = ask([here, *wanted], within_s=within_s, on_result=self._record)
-        if any(one.setting == here and one.env_steps < _DISTURBED * before for one in found if one.ran):
+        rounds = self._rounds(ask, [here, *wanted], within_s, least_gain)
+        row = rounds.newest().get(here)
+        if row is not None and row.ran and row.env_steps < _DISTURBED * before:
             left_s, name = self.measure.seconds_left() - end_s, knob.column
             if left_s >= within_s / 2:
                 self.notes.append(f"{name} measured again: the machine was busy")
-                again = {one.setting: one for one in ask([here, *wanted], within_s=left_s, on_result=self._record)}
-                found = [again.get(one.setting, one) for one in found] if here in again else found
+                rounds.add(ask([here, *wanted], left_s))
             else:
                 self.limits.append(f"{name} was measured while the machine was busy, with no time to do it again")
-        self.limits += [f"{knob.text(one.setting[knob.name])}: {one.failure}" for one in found if one.failure]
-        good = {one.setting: one for one in found if one.ran}
+        rows = rounds.newest()
+        self.limits += [f"{knob.text(one.setting[knob.name])}: {one.failure}" for one in rows.values() if one.failure]
+        good = {setting: one for setting, one in rows.items() if one.ran}
         if here not in good:
-            return max(good.values(), key=self._score, default=None)
-        shares = model.gains(problem, good.values(), good[here])
-        same_rollouts = knob.own or knob.name in (SAMPLERS, ENVS, INFERENCE_WORKERS)
-        best = self._clearly_best(shares, here, _LEAST_GAIN if same_rollouts else _ROLLOUT_GAIN)
-        shares[here] = 1.0
+            left = [one for one in good.values() if not self._moves(here, one.setting)] or [
+                one for one in good.values() if is_steady(one) and not self.busy()]
+            return max(left, key=self._score, default=None)
+        best = self._best_of(rounds, here, least_gain)
+        self._doubt(good[best])
+        shares = {setting: 1.0 + self._gain_over(rounds, here, setting)[0] for setting in good if setting != here}
+        shares = {setting: share for setting, share in shares.items() if share > 0.0} | {here: 1.0}
         self.runners[knob.name] = tuple(sorted(
             ((one[knob.name], share / shares[best]) for one, share in shares.items() if one != best),
             key=lambda one: -one[1])[:_MOST_RUNNERS])
@@ -464,10 +697,19 @@ class Search:
 
     # --- the answer ---
 
+    def fall_back(self, why: str) -> None:
+        """Chooses what a run without the tuner would have, as far as memory allows, and says why."""
+        self.fell_back, self.measured = True, False
+        self.chosen, self.expected, self.runners = Scored(table.as_configured(self.problem), 0.0), {}, {}
+        self.doubts.append(f"{why}; the values of the profile and the defaults are taken")
+
     def conclude(self) -> None:
         """Gives every choice its reason, and notes what is worth it."""
         problem, chosen = self.problem, self.chosen.setting
         knobs = {knob.name: knob for knob in problem.knobs}
+        if self.fell_back:
+            self.choices = {name: self._unmeasured(knobs[name]) for name in problem.configured}
+            return
         self.choices = {name: self._choice(knobs[name]) for name in problem.configured if name in chosen}
         if problem.room is not None:
             high = self._upper_bound()
@@ -503,6 +745,15 @@ class Search:
             "limits": list(dict.fromkeys(self.limits)), "notes": self.notes, **rates,
         }
 
+    def _unmeasured(self, knob: Knob) -> Choice:
+        """The value of a knob about which nothing could be measured."""
+        problem, value = self.problem, self.chosen.setting[knob.name]
+        if knob.name in problem.pins:
+            return Choice(value, f"{knob.text(value)}: {problem.pinned_by(knob.name)}", pinned=True)
+        if knob.name == CAPACITY and problem.room is not None:
+            return problem.room.capacity
+        return Choice(value, f"{knob.text(value)}: as without the tuner, since too little could be measured")
+
     def _choice(self, knob: Knob) -> Choice:
         """The value of a knob, its reason, and what came next."""
         problem, chosen = self.problem, self.chosen
@@ -535,6 +786,9 @@ class Search:
             return "no other was better alone"
         if not runners:
             return "as configured" if as_configured else "no other is possible here"
+        if as_configured and knob.name in self.kept and runners[0][1] > 1.0 + model.TIE:
+            why = "other programs computed meanwhile" if self.busy() else "others gain less than rows scatter by"
+            return f"as configured: {why} ({others})"
         if as_configured:
             return f"as configured, and none is clearly better ({others})"
         return f"best score, where ties go to the plainer one ({others})"
@@ -579,7 +833,10 @@ class Search:
             return Choice(setting[RATIO], text.format(setting[RATIO]) + "the mode keeps this balance, as mode serial")
         rates = self.chosen if self.measured else self._forecast(self.centre)
         ratio = rates.updates_per_s * batch / rates.env_steps_per_s if rates.env_steps_per_s > 0 else 0.0
-        if _ROOM * ratio <= configured:
+        own = [one for one in self.results if one.stage == JOINT and one.setting == setting and one.ran][-1:]
+        if self.busy() and _ROOM * ratio > configured:
+            return Choice(configured, text.format(configured) + "as configured: other programs computed meanwhile")
+        if _ROOM * ratio <= configured * (1.0 + spread_of(own or self.swept)):
             return Choice(configured, f"{text.format(configured)}as configured, {ratio:.3g} were measured")
         bound = model.ratio_bound(problem, batch)
         high = float(round(max(configured, min(_ROOM * ratio, bound))))
@@ -599,6 +856,21 @@ class Search:
         if not high.pinned and high.value > configured[RATIO_MAX]:
             self.notes.append(f"samples per insert up to {high.value:g} instead of {configured[RATIO_MAX]:g}: up to "
                               f"{high.value / self.chosen.setting[BATCH]:.1f} updates per env step")
+
+
+def _apart(value: float, other: float) -> float:
+    """How far two positive values are apart, as a ratio."""
+    return abs(math.log(value / other)) if value > 0 and other > 0 else abs(value - other)
+
+
+def _middle_spread(rows: Sequence[TrialResult]) -> float:
+    """The spread of a typical row; infinite where none is known."""
+    known = [one.spread for one in rows if one.spread is not None]
+    return statistics.median(known) if known else math.inf
+
+
+def _typical(rows: Sequence[TrialResult]) -> str:
+    return f"{100 * _middle_spread(rows):.0f} % of their median"
 
 
 _KIND = (DEVICE, PRECISION, THREADS)

@@ -34,12 +34,19 @@ from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS,
 from spreeze.workers.collectors import fill_with_synthetic_rows
 
 _MOST_FAILURES = 1
+_FROM_OUTSIDE = ("silent for", "ended by SIGKILL")
+"""How a worker's failure begins that a machine without time or memory for it also causes."""
 _LOOK_S = 0.05
 _MEMORY_EVERY_S = 0.25
 
 
 class TrialFailed(Exception):
     """These settings cannot run here; the text says why. Data for the tuner, not an error."""
+
+    def __init__(self, why: str, *, starved: bool = False) -> None:
+        """``starved``: for want of time or memory, as ``TrialResult.starved``."""
+        super().__init__(why)
+        self.starved = starved
 
 
 class Pace(NamedTuple):
@@ -133,7 +140,7 @@ class Trial(contextlib.ExitStack):
         except TrialFailed as failed:
             self.close()
             for candidate in list(self.candidates):
-                candidate.fail(str(failed))
+                candidate.fail(str(failed), starved=failed.starved)
                 self.finish(candidate)
 
     def finish(self, candidate: TrialResult) -> None:
@@ -160,7 +167,7 @@ class Trial(contextlib.ExitStack):
             for spec in specs:
                 self._workers.add(spec)
         except (ResourceError, ConfigError, OSError) as error:
-            raise TrialFailed(str(error)) from None
+            raise TrialFailed(str(error), starved=not isinstance(error, ConfigError)) from None
 
     def begin(self, within_s: float) -> None:
         """Waits until everybody has been at work, then pauses all; raises as ``measure`` does."""
@@ -168,7 +175,7 @@ class Trial(contextlib.ExitStack):
         while (late := self._late()) is not None:
             self._look(_LOOK_S)
             if time.monotonic() > end:
-                raise TrialFailed(f"{late} within {within_s:.0f} s; {self._why()}")
+                raise self._failed(f"{late} within {within_s:.0f} s; {self._why()}")
         self._workers.signal_all(signal.SIGSTOP)
 
     def go_on(self) -> None:
@@ -225,11 +232,11 @@ class Trial(contextlib.ExitStack):
         try:
             self._workers.watch()
         except WorkerError as error:
-            raise TrialFailed(str(error)) from None
+            raise self._failed(str(error)) from None
         failures = [len(one.failures) for one in self._workers.handles.values() if not one.spec.role.learns]
         learners = [len(one.failures) for one in self._workers.handles.values() if one.spec.role.learns]
         if sum(learners) or sum(failures) > _MOST_FAILURES:
-            raise TrialFailed(self._why())
+            raise self._failed(self._why())
         if time.monotonic() - self._looked_s >= _MEMORY_EVERY_S:
             self._looked_s = time.monotonic()
             taken = self._shared_bytes + sum(private_memory_bytes(one.pid) or 0 for one in self._processes(whole=True))
@@ -237,8 +244,15 @@ class Trial(contextlib.ExitStack):
                 candidate.memory_bytes = max(taken, candidate.memory_bytes or 0)
             if taken > self._cap_bytes:
                 raise TrialFailed(
-                    f"out of memory: more than the {self._cap_bytes / 1e9:.1f} GB that a candidate may take"
+                    f"out of memory: more than the {self._cap_bytes / 1e9:.1f} GB that a candidate may take",
+                    starved=True,
                 )
+
+    def _failed(self, why: str) -> TrialFailed:
+        """A failure; for want of time or memory unless a worker ended by itself."""
+        workers = self._workers.handles.values()
+        faults = [text for one in workers for text in (*one.failures, *filter(None, [one.reported]))]
+        return TrialFailed(why, starved=all(text.startswith(_FROM_OUTSIDE) for text in faults))
 
     def _why(self) -> str:
         """The first error that a worker reported."""

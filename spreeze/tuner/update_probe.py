@@ -103,12 +103,13 @@ class _Fork:
                     _, status = os.waitpid(self.pid, 0)
                     self.pid, code = 0, os.waitstatus_to_exitcode(status)
                     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-                    return {"failure": f"ended {how}"}
+                    # By SIGKILL where the system has no memory left.
+                    return {"failure": f"ended {how}", "starved": -code == signal.SIGKILL}
                 answer += data
             elif time.monotonic() > end:
-                return {"failure": f"not done within {turn.deadline_s:.0f} s"}
+                return {"failure": f"not done within {turn.deadline_s:.0f} s", "starved": True}
             elif (private_memory_bytes(self.pid) or 0) > self._cap_bytes:
-                return {"failure": _too_much(self._cap_bytes)}
+                return {"failure": _too_much(self._cap_bytes), "starved": True}
         found: dict[str, Any] = json.loads(answer)
         return found
 
@@ -145,7 +146,7 @@ def _answered(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> tuple[
     except BaseException as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         too_much = any(word in text for word in _MEMORY_WORDS)
-        return {"failure": _too_much(job.memory_cap_bytes) if too_much else text[:300]}, 1
+        return {"failure": _too_much(job.memory_cap_bytes) if too_much else text[:300], "starved": too_much}, 1
 
 
 def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[str, Any]:
