@@ -20,13 +20,30 @@ from typing import Any
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.formatting import clean, percent, size
-from spreeze.machine.processes import DEATH_S, OrphanWatch, end_orphans, held_back, kill_and_wait, left_behind
+from spreeze.machine.processes import (
+    DEATH_S,
+    LOW_PRIORITY,
+    OrphanWatch,
+    end_orphans,
+    held_back,
+    kill_and_wait,
+    left_behind,
+)
 from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerProcess, WorkerSpec, child_environment, log_file
+from spreeze.runtime.launcher import (
+    FRESH,
+    Launcher,
+    RunContext,
+    WorkerProcess,
+    WorkerSpec,
+    child_environment,
+    leads,
+    log_file,
+)
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder
 from spreeze.runtime.timeline import FIRST_S, Timeline
@@ -111,7 +128,7 @@ class _Supervisor:
     ) -> None:
         self._run_dir, self._recorder, self._interrupts, self._mode = run_dir, recorder, interrupts, mode
         run_context = RunContext(run_dir=run_dir.path, status_fd=mode.status.block.fd, status_rows=mode.status.num_rows,
-                                 nonce=run_dir.nonce)
+                                 nonce=run_dir.nonce, gives_way=plan.config.tuning.give_way)
         self._workers = ProcessSupervisor(run_context, mode.status, on_event=recorder.event, launcher=launcher,
                                           forgiven_failures=plan.config.run.forgiven_failures)
         self._finished: dict[Address, str] = {}
@@ -636,11 +653,13 @@ def _final_evaluation(
     """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
     job = EvaluatorJob(run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=True,
                        groups=plan.policies)
-    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s)]
+    gives_way = plan.config.tuning.give_way
+    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s),
+               str(LOW_PRIORITY if gives_way else 0)]
     try:
         with log_file(run_dir.path, "evaluator") as log, held_back():
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                                       process_group=0, env=child_environment(1, run_dir.nonce, "evaluator"))
+                                       env=child_environment(1, run_dir.nonce, "evaluator"), **leads(gives_way))
     except OSError as error:  # no reason to fail a run that has ended well
         on_event("warning", f"the last evaluation could not be started: {error}")
         return None

@@ -34,7 +34,7 @@ from spreeze.envs.task import ObsRows, Task, open_task
 from spreeze.errors import SpreezeError
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
-from spreeze.machine.processes import end_with_parent, leave_to_supervisor
+from spreeze.machine.processes import end_with_parent, leave_to_supervisor, lower_priority
 from spreeze.metrics.table import Phase
 from spreeze.run_directory import group_folder
 from spreeze.transport import status_table as words
@@ -564,10 +564,14 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
 
 
 def main(argv: list[str]) -> int:
-    """Arguments are the job as JSON and the budget in seconds; prints the last evaluation as one JSON record."""
+    """Arguments are the job as JSON, the budget in seconds, and by how much to raise the nice value.
+
+    Prints the last evaluation as one JSON record.
+    """
     end_with_parent()
     leave_to_supervisor()
-    text, budget_s = argv
+    text, budget_s, nice = argv
+    lower_priority(int(nice))
     job = EvaluatorJob.from_json(json.loads(text))
     try:
         with stdout_to_stderr():
