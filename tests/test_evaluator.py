@@ -320,7 +320,7 @@ def test_the_last_evaluation_without_weights_or_time_is_none(tmp_path, store):
 
 
 def test_the_command_prints_one_json_record_only(tmp_path):
-    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job_of(tmp_path).to_json()), "5"]
+    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job_of(tmp_path).to_json()), "5", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, json.loads(done.stdout)) == (0, None)
 

@@ -96,7 +96,8 @@ def _train(args: argparse.Namespace) -> int:
             say(note, as_json=args.json)
         part = settings.config.env
         head_start = stack.enter_context(
-            Prewarm(settings.config.learner.threads, wanted=_can_prewarm(args, settings, machine))
+            Prewarm(settings.config.learner.threads, wanted=_can_prewarm(args, settings, machine),
+                    gives_way=settings.config.tuning.give_way)
         )
         probe = probe_of(settings.config, steps=TIMED_STEPS if args.auto else 0, second=True,
                          interrupted=lambda: interrupts.asked, on_wait=lambda text: say(text, as_json=args.json))

@@ -305,8 +305,8 @@ class TuningConfig(Part):
     govern: bool = setting(True, "let samplers rest as leave_free and give_way ask", flag="--no-governor")
     leave_free: float = setting(0.0, "share of the usable cores that is left to other programs", low=0.0, high=0.9,
                                 flag="--leave-free")
-    give_way: bool = setting(False, "let up to half of the samplers rest while other programs fill cores, which go "
-                             "first by priority anyway", flag="--give-way")
+    give_way: bool = setting(False, "let other programs go first: every worker runs at low priority, and up to half of "
+                             "the samplers rest while others fill cores", flag="--give-way")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -487,7 +487,7 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     other += () if config.wiring.inference_workers else ("rollout.inference_workers",)
     other += _OBJECTIVES if on_policy else ("sampling.samplers",) if config.wiring.in_turns else ()
     governed = not config.wiring.in_turns and (not on_policy or config.wiring.free_running)
-    other += () if governed else ("tuning.govern", "tuning.give_way")
+    other += () if governed else ("tuning.govern",)
     other += ("learner.publish_interval_s", "sampling.memory_limit_bytes", "tuning.leave_free") \
         if config.wiring.in_turns else ()
     other += () if config.wiring.lag == 0 else ("rollout.synchrony",)

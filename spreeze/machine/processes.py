@@ -36,6 +36,12 @@ OWN_PREFIX = "spreeze-"
 PAGE, EARLY, PROBE = OWN_PREFIX + "page", OWN_PREFIX + "early", OWN_PREFIX + "probe"
 """Names of processes that are not workers: the page's server, a learner without a job yet, a single measurement."""
 _LONGEST_NAME_BYTES = 15
+LOW_PRIORITY = 10
+"""Nice value from which on a program leaves the cores to all others, as batch jobs do."""
+_LOWEST_PRIORITY = 19
+_AUTOGROUP = Path("/proc/self/autogroup")
+_AUTOGROUP_TRIES, _AUTOGROUP_PAUSE_S = 50, 0.05
+"""Linux takes ten such changes a second from all processes of users together."""
 _PR_SET_PDEATHSIG = 1
 MARK = "SPREEZE_RUN"
 """Environment variable with the run's nonce."""
@@ -57,6 +63,27 @@ def take_name(name: str) -> None:
     """Sets the process name that ``top`` shows and that siblings recognise (Linux; at most 15 letters)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_bytes(name.encode("ascii")[:_LONGEST_NAME_BYTES])
+
+
+def lower_priority(nice: int) -> None:
+    """Raises the nice value of this process by ``nice``, to 19 at most; where that is not allowed nothing changes.
+
+    Where Linux shares the cores between sessions first (autogroup), a nice value counts only within one. A process that
+    leads a session of its own therefore lowers the session as well.
+    """
+    with contextlib.suppress(OSError):
+        os.nice(nice)
+    if nice == 0 or os.getsid(0) != os.getpid():
+        return
+    for _ in range(_AUTOGROUP_TRIES):
+        try:
+            _AUTOGROUP.write_text(str(min(nice, _LOWEST_PRIORITY)), encoding="ascii")
+        except BlockingIOError:
+            time.sleep(_AUTOGROUP_PAUSE_S)
+        except OSError:
+            return
+        else:
+            return
 
 
 def is_worker(process_name: str, role: str | None = None) -> bool:

@@ -15,8 +15,9 @@ about a second; so does, once, its use in the fraction of a second before it end
 * the parent of one of them, itself only: a supervisor or a tuner, which may be a notebook that starts other programs
   too. The parent of the page, a user's shell, is not a sibling.
 
-A process of anybody at the samplers' priority or lower (nice 10 or more: backups, indexers, batch jobs) is no external
-load either: it takes a core only as far as others leave it, so samplers that rested would give it what it never asked.
+A process of anybody at low priority (nice 10 or more: backups, indexers, batch jobs) is no external load either: it
+takes a core only as far as others leave it, so samplers that rested would give it what it never asked. That is also the
+priority of a run that gives way.
 
 A sibling that may also use other cores counts by the share of its cores that are ours.
 """
@@ -35,7 +36,7 @@ import psutil
 
 from spreeze.machine.gpu import GPU_ENERGY, GpuMonitor
 from spreeze.machine.hardware import CoreFacts, core_facts
-from spreeze.machine.processes import OWN_PREFIX, PAGE, is_worker
+from spreeze.machine.processes import LOW_PRIORITY, OWN_PREFIX, PAGE, is_worker
 
 _MIN_INTERVAL_S = 0.02
 """Processor times come in ticks of 10 ms; a rate over a shorter interval would be noise."""
@@ -49,8 +50,6 @@ _MOST_LOOKS = 8
 """Other processes are examined again after 1, 2, 4, then every 8 looks: they may not have had their name yet."""
 _PARENT, _GROUP, _NICE = 1, 2, 16
 """Fields of ``/proc/PID/stat`` after the name."""
-_LOW_PRIORITY = 10
-"""Nice value of samplers: who has it, or more, gives way by itself."""
 _PROC = Path("/proc")
 _POWERCAP = Path("/sys/class/powercap")
 
@@ -252,9 +251,9 @@ class Siblings:
         except (OSError, ValueError, IndexError):
             return False
         if not is_ours or not (name.startswith(OWN_PREFIX) or (is_worker(name) and group == pid)):
-            if nice >= _LOW_PRIORITY:
+            if nice >= LOW_PRIORITY:
                 found.roots.add(pid)
-            return nice >= _LOW_PRIORITY
+            return nice >= LOW_PRIORITY
         found.roots.add(pid)
         if name != PAGE and parent > 0:
             found.parents.add(parent)

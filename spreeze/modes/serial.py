@@ -20,6 +20,7 @@ from spreeze.envs.task import HeldActions, open_task, vector_maker
 from spreeze.errors import ResourceError, WeightsError
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
+from spreeze.machine.processes import LOW_PRIORITY, lower_priority
 from spreeze.modes import hts
 from spreeze.modes.spreeze import load_saved_replay
 from spreeze.run_directory import RunDir
@@ -47,6 +48,7 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
     on_policy = plan.config.on_policy is not None
     if on_policy and plan.samplers > 1:
         return hts.run_mode(plan, run_dir, view, interrupts, launcher)
+    lower_priority(LOW_PRIORITY if plan.config.tuning.give_way else 0)
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(hts.open_memory(plan, run_dir.path)) if on_policy else None
         plan = plan if memory is None else hts.continued(plan, memory.rollouts)

@@ -18,9 +18,14 @@ like one sampler in the metrics.
 process waits with its libraries loaded, and gets its job and descriptors over a socket (``launcher``). A tuner that has
 to measure ends it first; if it does not fit or has died, a fresh process replaces it.
 
-*Priorities come first* when other programs run, to protect the learner: samplers run at nice 10, the evaluator (which
-pauses by itself) at 5, the visualizer at 15, the learner at 0. So other programs take cores from the samplers, within
-milliseconds. If no core is free the evaluator keeps to 15 % and the visualizer to 10 % of a core.
+*Priorities.* A run takes its fair share of the cores beside other programs: no worker that others wait for has a lower
+priority than they, or than any program. A sampler at a lower one starves as soon as another program computes, and the
+learner waits for its rows (seen: one such program, and a seventh of the env steps). Nobody waits for the watchers, so
+the evaluator runs at nice 5, the visualizer at 15; if no core is free they also keep to 15 % and 10 % of a core.
+
+*Who wants other programs to go first* sets ``tuning.give_way``: all workers are lower by the same, 10, in every mode.
+Linux may share the cores between sessions before it looks at priorities (autogroup): ``launcher.leads`` says when
+workers have sessions of their own.
 
 *The governor* pauses samplers where the user wants cores left free, or wants them to give way further than priorities
 do. Its rules are in ``cpu_governor``; each change is an event with its reason. It begins five seconds after learning

@@ -3,9 +3,10 @@
 It changes only the number of active samplers, in eighths: 1.25 is one sampler and a second that works a quarter of its
 time.
 
-* Other programs go first by priority, and that suffices. So samplers rest for other programs only where ``give_way``
-  asks for it, for what priorities do not reach (memory bandwidth, the second thread of a core): at most half of them,
-  and not for light loads, up to half a core, such as the browser that looks at the page.
+* A run shares the cores with other programs as the kernel shares them, at the priority of any program. Only where
+  ``give_way`` asks for it, other programs go first: by priority, which all workers then have low, and samplers rest for
+  what priorities do not reach (memory bandwidth, the second thread of a core): at most half of them, and not for light
+  loads, up to half a core, such as the browser that looks at the page.
 * Samplers may use what the usable cores leave after the other programs (or the share that the user keeps free, if that
   is more), the learner, evaluation and pictures. If the run alone wants more than all cores, that is the tuner's or the
   user's choice and stays.
@@ -47,7 +48,7 @@ from spreeze.workers.roles import role_of
 STEP = 0.125  # of the number of active samplers, and its minimum
 DEAD_BAND_CORES, DEAD_BAND_SHARE = 0.25, 0.04  # smallest change: cores, or a share of the usable ones if that is more
 BACKGROUND_CORES = 0.15  # load of other programs that is always there, and no part of a share to be left free
-LIGHT_CORES = 0.5  # load of other programs for which priorities suffice
+LIGHT_CORES = 0.5  # load of other programs for which the low priority of workers that give way suffices
 RESTING_SHARE = 0.5  # of the samplers, at most, beside heavier loads
 SETTLE_S = 5
 YIELD_S, RETURN_S, STARVED_S = 2, 10, 3

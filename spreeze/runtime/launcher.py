@@ -11,8 +11,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypedDict
 
+from spreeze.machine.hardware import CoreFacts, core_facts
 from spreeze.machine.last_words import Log
 from spreeze.machine.processes import DEATH_S, MARK, held_back, kill_and_wait
 from spreeze.metrics.table import DEADLINE_S, Phase
@@ -57,6 +58,7 @@ class RunContext:
     status_fd: int
     status_rows: int
     nonce: str  # marks every process of the run in its environment, so that all can be found
+    gives_way: bool = False  # whether all workers run at low priority
 
 
 @dataclass
@@ -126,6 +128,7 @@ class Launcher:
             argument = json.dumps({
                 "role": address.role, "group": address.group, "index": address.index,
                 "body": spec.body or address.role, "row": spec.row, "job": spec.job,
+                "gives_way": run_context.gives_way,
                 "status_fd": run_context.status_fd, "status_rows": run_context.status_rows,
                 "message_fd": message_write, "lifeline_fd": lifeline_read, "supervisor_pid": os.getpid(),
                 "errors_dir": str(run_context.run_dir / "errors"),
@@ -143,12 +146,39 @@ class Launcher:
         with log_file(run_context.run_dir, spec.name) as log, held_back():
             return subprocess.Popen(
                 [sys.executable, "-m", "spreeze.workers.main", argument],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True, process_group=0,
-                pass_fds=fds, env=child_environment(spec.threads, run_context.nonce, spec.name),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True, pass_fds=fds,
+                env=child_environment(spec.threads, run_context.nonce, spec.name), **leads(run_context.gives_way),
             )
 
 
 FRESH = Launcher()
+_AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
+
+
+class _Leads(TypedDict):
+    process_group: int | None
+    start_new_session: bool
+
+
+_FEW_CORES = 2.0
+
+
+def leads(gives_way: bool, cores: CoreFacts | None = None, autogroups: Path = _AUTOGROUPS) -> _Leads:
+    """What makes a worker lead its process group; in two cases it leads a session, too.
+
+    Where Linux shares each core between sessions before it looks at their processes (autogroup), a run in one session
+    counts as one program, however many workers it has. On n cores it then loses a whole one to a program of one thread
+    in another session and keeps (n - 1) / n, where its fair share is n / (n + 1): 3/4 of that on two cores, 94 % on
+    four. So on two cores or fewer each worker has its own session. On more, sessions for all workers would leave a
+    program of several threads far less than its share. A run that ``gives_way`` needs them, too: a nice value counts
+    only within a session, so each worker lowers its own.
+    """
+    try:
+        by_session = autogroups.read_text(encoding="ascii").strip() == "1"
+    except OSError:
+        by_session = False
+    own = by_session and (gives_way or (core_facts() if cores is None else cores).usable <= _FEW_CORES)
+    return {"process_group": None if own else 0, "start_new_session": own}
 
 
 def log_path(run_dir: Path, name: str) -> Path:
@@ -194,10 +224,10 @@ class Prewarm(Launcher):
     The waiting process ends with the ``with`` block unless a worker has taken it.
     """
 
-    def __init__(self, threads: int, *, wanted: bool = True) -> None:
+    def __init__(self, threads: int, *, wanted: bool = True, gives_way: bool = False) -> None:
         """Starts the process with ``threads`` for its libraries; if not ``wanted``, every worker is a fresh one."""
         self.nonce = new_nonce()  # of the run that can use the process
-        self._threads = threads
+        self._threads, self._gives_way = threads, gives_way
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         if wanted:
@@ -229,8 +259,8 @@ class Prewarm(Launcher):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "spreeze.workers.main", "--wait", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                close_fds=True, process_group=0, pass_fds=(theirs.fileno(),),
-                env=child_environment(self._threads, self.nonce, _PREWARMED),
+                close_fds=True, pass_fds=(theirs.fileno(),),
+                env=child_environment(self._threads, self.nonce, _PREWARMED), **leads(self._gives_way),
             )
 
     def _begin(
@@ -240,7 +270,8 @@ class Prewarm(Launcher):
         if not spec.role.learns:
             return super()._begin(argument, spec, run_context, fds)
         taken = None
-        fits = (spec.threads, run_context.nonce) == (self._threads, self.nonce) and len(set(fds)) + 2 <= MOST_FDS
+        wanted = spec.threads, run_context.nonce, run_context.gives_way
+        fits = wanted == (self._threads, self.nonce, self._gives_way) and len(set(fds)) + 2 <= MOST_FDS
         if fits and self._process is not None and self._line is not None:
             with contextlib.suppress(OSError), log_file(run_context.run_dir, spec.name) as log:  # it may have ended
                 places = {1: log.fileno(), 2: log.fileno(), **{fd: fd for fd in fds}}

@@ -25,6 +25,7 @@ from spreeze.machine.last_words import Log, ending, oom_kills
 from spreeze.machine.processes import (
     CLOSING_S,
     DEATH_S,
+    LOW_PRIORITY,
     OrphanWatch,
     end_orphans,
     held_back,
@@ -43,6 +44,7 @@ from spreeze.runtime.launcher import (
     WorkerProcess,
     WorkerSpec,
     child_environment,
+    leads,
     log_file,
     log_path,
 )
@@ -134,7 +136,7 @@ class _Supervisor:
     ) -> None:
         self._run_dir, self._recorder, self._interrupts, self._mode = run_dir, recorder, interrupts, mode
         run_context = RunContext(run_dir=run_dir.path, status_fd=mode.status.block.fd, status_rows=mode.status.num_rows,
-                                 nonce=run_dir.nonce)
+                                 nonce=run_dir.nonce, gives_way=plan.config.tuning.give_way)
         self._workers = ProcessSupervisor(run_context, mode.status, on_event=recorder.event, launcher=launcher,
                                           forgiven_failures=plan.config.run.forgiven_failures)
         self._finished: dict[Address, str] = {}
@@ -723,12 +725,14 @@ def _final_evaluation(
 ) -> dict[str, Any] | None:
     """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
     job = dataclasses.replace(evaluator_job(plan, run_dir.path, has_free_core=True), target_return=None)
-    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s)]
+    gives_way = plan.config.tuning.give_way
+    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s),
+               str(LOW_PRIORITY if gives_way else 0)]
     words, kills = Log.now(log_path(run_dir.path, "evaluator")), oom_kills()
     try:
         with log_file(run_dir.path, "evaluator") as log, held_back():
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                                       process_group=0, env=child_environment(1, run_dir.nonce, "evaluator"))
+                                       env=child_environment(1, run_dir.nonce, "evaluator"), **leads(gives_way))
     except OSError as error:  # no reason to fail a run that has ended well
         on_event("warning", f"the last evaluation could not be started: {error}")
         return None

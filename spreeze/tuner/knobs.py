@@ -141,8 +141,8 @@ def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
 def most_samplers(problem: TuningProblem, threads: int) -> int:
     """Samplers beside a learner: each has a core, and one may share; none with a learner of several threads.
 
-    Two even on one core: samplers run at a low priority, so their number sets the share that they get of it. More where
-    environments wait most of their time instead of computing.
+    Two even on one core: the number of samplers sets the share that they get of it. More where environments wait most
+    of their time instead of computing.
     """
     spare = math.floor(problem.cores + 1e-9) - threads + (1 if threads == 1 else 0)
     return max(1, min(max(spare, 2) * _sharing(problem), room_of(problem).samplers))

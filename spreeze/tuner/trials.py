@@ -161,7 +161,7 @@ class Trial(contextlib.ExitStack):
             self.callback(watch.end)
             watch.start()
             context = RunContext(run_dir=run_dir, status_fd=self._status.block.fd, status_rows=self._status.num_rows,
-                                 nonce=nonce)
+                                 nonce=nonce, gives_way=self._plan.config.tuning.give_way)
             self._workers = ProcessSupervisor(context, self._status, on_event=lambda level, text: None)
             self.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
             for spec in specs:

@@ -36,7 +36,13 @@ from spreeze.errors import SpreezeError, described
 from spreeze.inference.policy import Policy
 from spreeze.machine.hardware import memory_limits
 from spreeze.machine.output import stdout_to_stderr
-from spreeze.machine.processes import close_in_time, end_with_parent, leave, leave_to_supervisor
+from spreeze.machine.processes import (
+    close_in_time,
+    end_with_parent,
+    leave,
+    leave_to_supervisor,
+    lower_priority,
+)
 from spreeze.metrics.table import Phase
 from spreeze.run_directory import group_folder
 from spreeze.transport import status_table as words
@@ -673,10 +679,14 @@ def final_evaluation(
 
 
 def main(argv: list[str]) -> int:
-    """Arguments are the job as JSON and the budget in seconds; prints the last evaluation as one JSON record."""
+    """Arguments are the job as JSON, the budget in seconds, and by how much to raise the nice value.
+
+    Prints the last evaluation as one JSON record.
+    """
     end_with_parent()
     leave_to_supervisor()
-    text, budget_s = argv
+    text, budget_s, nice = argv
+    lower_priority(int(nice))
     job = EvaluatorJob.from_json(json.loads(text))
     answer = os.dup(1)
 

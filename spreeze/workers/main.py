@@ -24,7 +24,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from spreeze.machine.processes import EARLY, end_with_parent, leave, leave_to_supervisor, take_name
+from spreeze.machine.processes import (
+    EARLY,
+    end_with_parent,
+    leave,
+    leave_to_supervisor,
+    lower_priority,
+    take_name,
+)
 from spreeze.metrics.table import Phase
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext, write_error
@@ -49,8 +56,7 @@ def main(argv: list[str]) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     role = ROLES[address.role]
-    with contextlib.suppress(OSError):
-        os.nice(role.nice)
+    lower_priority(role.niceness(gives_way=spec["gives_way"]))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(role.oom_score), encoding="ascii")
     status = StatusTable.attach(spec["status_fd"], spec["status_rows"])

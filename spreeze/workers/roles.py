@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from spreeze.machine.processes import LOW_PRIORITY
+
 
 @dataclass(frozen=True, kw_only=True)
 class RestartLimit:
@@ -55,7 +57,9 @@ class Role:
     several: bool = False
     """Whether a group can have several; their names end in a number."""
     nice: int = 0
-    """At nice 10 a process gets about a tenth of a contended core, at 15 a third of that."""
+    """Above 0 only where no other worker waits for it: a worker that others wait for, at a lower priority than theirs,
+    would stop them as soon as any program wants its core. At nice 5 a process gets a quarter of a core that it shares
+    with one other, at 15 a thirtieth."""
     oom_score: int = 0
     """When memory runs out, Linux kills the process with the highest score first."""
     steps: bool = False
@@ -72,6 +76,11 @@ class Role:
     """
     rests: bool = False
     """The governor may pause it while other programs need its core."""
+
+
+    def niceness(self, *, gives_way: bool) -> int:
+        """Nice value of its processes; where the run ``gives_way`` all are lower by the same."""
+        return self.nice + (LOW_PRIORITY if gives_way else 0)
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,7 @@ def role_of(name: str) -> Role | None:
 
 _WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=300.0, first_delay_s=1.0)
 _ALL = (
-    # The run waits for it: highest priority, and the last to be killed when memory runs out.
+    # The run cannot go on without it: the last to be killed when memory runs out.
     Role(
         name="learner", learns=True, lost=Loss.ANY,
         limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None),
@@ -111,37 +120,36 @@ _ALL = (
             "buffer-learner": Body("spreeze.workers.learner", "run_buffer_learner", "BufferLearnerJob"),
         },
     ),
-    # Cheap to replace, and no worker waits for a single one: samplers yield their cores to other programs first.
+    # Cheap to replace, and no worker waits for a single one.
     Role(
-        name="sampler", several=True, steps=True, rests=True, nice=10, oom_score=500, lost=Loss.MOST,
+        name="sampler", several=True, steps=True, rests=True, oom_score=500, lost=Loss.MOST,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
         bodies={
             "sampler": Body("spreeze.workers.sampler", "run_sampler", "SamplerJob"),
             "buffer-sampler": Body("spreeze.workers.rollout_workers", "run_buffer_sampler", "BufferSamplerJob"),
         },
     ),
-    # The learner waits for it and would be idle, so it yields less than a sampler.
+    # The learner waits for each of them.
     Role(
-        name="rollout-sampler", label="sampler", several=True, steps=True, nice=5, oom_score=500, lost=Loss.ANY,
+        name="rollout-sampler", label="sampler", several=True, steps=True, oom_score=500, lost=Loss.ANY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
         bodies={"rollout-sampler": Body("spreeze.workers.rollout_workers", "run_rollout_sampler", "RolloutSamplerJob")},
     ),
     Role(
-        name="inference", several=True, infers=True, nice=2, oom_score=300, lost=Loss.ANY,
+        name="inference", several=True, infers=True, oom_score=300, lost=Loss.ANY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
         bodies={"inference": Body("spreeze.workers.rollout_workers", "run_inference_worker", "RolloutWorkerJob")},
     ),
     # Without it the run goes on with its own samplers. Its crash is Ray's, and a new one joins the cluster again.
     Role(
-        name="bridge", nice=5, oom_score=300, lost=Loss.NEVER,
+        name="bridge", oom_score=300, lost=Loss.NEVER,
         limit=RestartLimit(failures=5, window_s=300.0, quarantine_s=60.0, first_delay_s=1.0, backoff_s=2.0),
         bodies={
             "bridge": Body("spreeze.runtime.cluster.bridge", "run_bridge", "BridgeJob"),
             "learner-bridge": Body("spreeze.runtime.cluster.learner_bridge", "run_learner_bridge", "LearnerBridgeJob"),
         },
     ),
-    # Keeps to its share of a core by pausing, so it may run before the samplers: at nice 15 a score of Pendulum came
-    # seconds after its policy.
+    # Keeps to its share of a core by pausing; at nice 15 a score of Pendulum came seconds after its policy.
     Role(
         name="evaluator", nice=5, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER,
         bodies={"evaluator": Body("spreeze.workers.evaluator", "run_evaluator", "EvaluatorJob")},

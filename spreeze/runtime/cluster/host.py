@@ -62,6 +62,8 @@ class HostJob(Jsonable):
     """None: what the host's own tuner chose, else one for each usable core."""
     step_deadline_s: float = 30.0
     memory_limit_bytes: int | None = None
+    gives_way: bool = False
+    """Whether the samplers run at low priority there, too."""
     tune: tuple[str, ...] = ()
     """Arguments of ``spreeze tune`` that measure samplers and environments there; empty: nothing is measured."""
 
@@ -119,7 +121,7 @@ class HostSamplers(threading.Thread):
         self._status = stack.enter_context(contextlib.closing(StatusTable.create(self.samplers)))
         outlet = RowOutlet(ring)
         context = RunContext(run_dir=self._folder, status_fd=self._status.block.fd, status_rows=self.samplers,
-                             nonce=nonce)
+                             nonce=nonce, gives_way=job.gives_way)
         self._workers = ProcessSupervisor(context, self._status, on_event=self._note)
         stack.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
         for index in range(self.samplers):

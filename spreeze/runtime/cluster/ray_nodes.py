@@ -250,7 +250,7 @@ def local_environment(folder: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": str(folder),
         # Ray would else take the address of a network for its own, and listen there.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_worker_niceness": "0",  # samplers are nice by themselves; Ray would add 15
+        "RAY_worker_niceness": "0",  # Ray's 15 would starve samplers that a learner waits for
     }
 
 
