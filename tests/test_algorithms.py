@@ -20,7 +20,8 @@ from spreeze.config.schema import PARTS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.learner import progress_of, run_progress, scheduled, slow_targets
+from spreeze.workers.learner import progress_of, run_progress, scheduled
+from spreeze.workers.target_pace import TargetPace, slow_targets
 
 OBS, ACT = 5, 2
 NAMES = sorted(row.name for row in ROWS if row.continuous)
@@ -396,6 +397,10 @@ def test_targets_that_follow_too_slowly_are_named_with_the_time_that_values_need
     assert "1.2 backups a second (tau 0.005 an update, 230 updates/s), so values need 87 s" in text
     assert slow_targets(0.02, 230.0, 0.01) is None
     assert slow_targets(0.005, 0.0, 0.01) is slow_targets(0.005, 230.0, 0.0) is None, "no updates, or gamma is 1"
+    pace = TargetPace(0.005, 0.99, 1)
+    assert [pace.note(*at) for at in ((100.0, 50), (110.0, 60))] == [None, None]
+    assert "10 updates/s" in pace.note(120.0, 250)
+    assert pace.note(200.0, 300) is None, "told once"
     for name, share in (("dqn", 0.25), ("sac", 0.5), ("td3", 0.25)):
         period = {"target_interval" if name == "dqn" else "policy_delay": 2}
         settings = {"tau": 0.5, "hidden_sizes": (8,), **period}

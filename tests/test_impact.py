@@ -26,9 +26,9 @@ def lagging(batch, shift):
 @pytest.mark.parametrize("name", ["impact", "appo"])
 def test_with_one_slot_and_no_lag_it_is_ppo_with_as_many_epochs(name, uses, minibatches, discrete):
     spec, rng = task(discrete=discrete), np.random.default_rng(0)
-    settings = {"dtype": torch.float64, "minibatches": minibatches, "clip": 0.2, **SAME}
-    ours = learner(name, spec, "none", slots=1, uses=uses, least_uses=0, **settings)
-    ppo = learner("ppo", spec, epochs=uses, **settings)
+    settings = {"dtype": torch.float64, "clip": 0.2, **SAME}
+    ours = learner(name, spec, "none", slots=1, uses=uses, least_uses=0, minibatches=minibatches, **settings)
+    ppo = learner("ppo", spec, epochs=uses, minibatch_size=32 // minibatches, **settings)
     ours.net.flat.copy_(ppo.net.flat)
     if name == "impact":
         ours.target.copy_(ppo.net.flat)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import math
 import os
 import sys
 import threading
@@ -39,6 +38,7 @@ from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, op
 from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
 from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
+from spreeze.workers.target_pace import TargetPace
 from spreeze.workers.torch_devices import open_device, resolve_device
 
 _POLL_S = 0.0005
@@ -48,10 +48,6 @@ _FIRST_CHECKPOINT_S = 5.0
 _LAST_PUBLICATION_S = 5.0
 """Longest wait for the disk to take the last weights of a run."""
 _MAX_SKIPPED_IN_A_ROW = 20
-_PACE_S = 20.0
-"""Time over which the pace of target networks is measured, once."""
-_LEAST_BACKUPS_PER_S = 2.0
-"""Target backups a second, below which values need minutes to be of the right size."""
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
 _RETURNS = [SLOTS["sampler"].index(name) for name in ("returns", "returns_sum", "returns_square_sum")]
 
@@ -75,20 +71,6 @@ def run_buffer_learner(context: WorkerContext, job: BufferLearnerJob) -> None:
     with contextlib.closing(Rollouts.attach(job.rollouts_fd, job.rollouts)) as rollouts, open_device(
             job.learner, job.spec, job.algorithm["hidden_sizes"], job.batch_size):
         _BufferLearner(context, job, rollouts).run()
-
-
-def slow_targets(share: float, updates_per_s: float, settles: float) -> str | None:
-    """What to do where target networks follow too slowly; None where they do not.
-
-    An update mixes ``share`` of the online weights into the targets. Values have the time constant
-    ``1 / (share settles)`` updates, where ``settles`` is 1 - gamma^n.
-    """
-    backups_per_s = share * updates_per_s
-    if updates_per_s <= 0.0 or settles <= 0.0 or backups_per_s >= _LEAST_BACKUPS_PER_S:
-        return None
-    return (f"targets follow slowly: {backups_per_s:.2g} backups a second (tau {share:g} an update, "
-            f"{updates_per_s:.3g} updates/s), so values need {1.0 / (backups_per_s * settles):,.0f} s to be of the "
-            "right size; choose smaller networks or a smaller --batch-size, else raise tau or n_step")
 
 
 class SkippedUpdates:
@@ -313,9 +295,7 @@ class _ReplayLearner(_RestoredLearner):
         self._samplers = wakeups_of(job.sampler_wakeup_fds)
         super().__init__(context, job, trainer, ring if job.save_replay else None)
         self._replay = ring
-        self._targets: tuple[float, int] | None = None
-        """Time and updates at which the pace of targets began to be measured."""
-        self._settles = 1.0 - config.gamma**config.n_step
+        self._pace = TargetPace(trainer.algorithm.target_share, config.gamma, config.n_step)
         self._peers: PeerAverage | None = None
         self.began = False
 
@@ -393,13 +373,8 @@ class _ReplayLearner(_RestoredLearner):
         """Also takes in the samplers' returns, and reports the trainer's notes and targets that are too slow."""
         super().check()
         self._count_returns()
-        if self._targets is None and self.began:
-            self._targets = self._session_s(), self._trainer.updates
-        elif self._targets is not None and self._session_s() - self._targets[0] >= _PACE_S:
-            seconds, updates = self._session_s() - self._targets[0], self._trainer.updates - self._targets[1]
-            self._targets = math.inf, 0
-            if note := slow_targets(self._trainer.algorithm.target_share, updates / seconds, self._settles):
-                self._report(note, "warning")
+        if self.began and (note := self._pace.note(self._session_s(), self._trainer.updates)):
+            self._report(note, "warning")
         while self._trainer.notes:
             self._report(self._trainer.notes.pop(0))
 
