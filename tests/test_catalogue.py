@@ -42,11 +42,16 @@ CATALOGUE = {
     6: Row("env.step hangs", ("faults::test_a_sampler_whose_environment_takes_it_down_is_started_again",)),
     7: Row("the constructor takes 90 s", (
         "process_supervisor::test_each_phase_has_its_own_deadline",
+        "process_supervisor::test_a_start_has_a_deadline_of_its_own_which_is_told_and_named",
+        "odd_envs::test_one_that_starts_too_slowly_is_told_with_its_place_and_the_setting_and_waited_for_aloud",
+        "odd_envs::test_an_environment_that_is_slow_to_start_is_made_few_times",
         "sampling::test_making_environments_keeps_the_heartbeat_going"),
         stub=True),
     8: Row("the environment segfaults", ("faults::test_a_sampler_whose_environment_takes_it_down_is_started_again",)),
     9: Row("the environment ends the process", (
         "process_supervisor::test_exit_0_without_being_done_is_a_failure",
+        "process_supervisor::test_what_a_worker_wrote_last_stands_in_the_reason_of_its_end_unless_it_reported_one",
+        "odd_envs::test_an_environment_that_dies_is_told_with_its_last_words",
         "faults::test_a_sampler_whose_environment_takes_it_down_is_started_again")),
     10: Row("the environment leaks memory", (
         "fault_runs::test_f10_a_worker_that_leaks_is_started_anew_and_a_sampler_is_offered_to_the_oom_killer_first",)),
@@ -60,6 +65,7 @@ CATALOGUE = {
         "sampling::test_a_bad_transition_is_counted_refused_and_never_stored",
         "interleavings::test_an_error_cuts_its_episode_at_the_last_good_row_and_changes_nothing_for_the_others",
         "evaluator::test_an_error_costs_its_episode_and_the_score_says_so",
+        "play::test_an_error_of_the_environment_costs_an_episode_and_is_told",
         "sampling::test_the_first_bad_transition_ends_it_when_asked_so")),
     14: Row("huge finite reward", ("fault_stubs::test_f14_a_huge_reward_is_stored_and_its_update_skipped",)),
     15: Row("terminated and truncated", (
@@ -103,7 +109,9 @@ CATALOGUE = {
         "fault_stubs::test_f26_stub_shared_memory_that_is_full_is_refused_with_both_sizes_before_the_first_touch",
         "memory::test_a_whole_machine_and_more_is_refused"), stub=True),
     27: Row("too little memory (control group)", (
-        "memory::test_control_group_limit_counts_if_it_is_tighter",), stub=True),
+        "memory::test_control_group_limit_counts_if_it_is_tighter",
+        "odd_envs::test_heavy_environments_are_as_many_as_there_is_memory_for_with_the_reason",
+        "odd_envs::test_numbers_of_the_user_that_do_not_fit_are_refused_with_what_would"), stub=True),
     28: Row("disk full while a checkpoint is written", (
         "fault_runs::test_f28_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on",
         "fault_runs::test_f28_a_full_disk_at_the_start_of_a_session_leaves_the_settings_of_the_one_before",
@@ -156,6 +164,7 @@ CATALOGUE = {
         "dashboard_control::test_many_clicks_at_once_start_one_run")),
     41: Row("two runs at once, same or other name", (
         "json::test_two_runs_at_once_do_not_meet", "resume::test_a_running_run_is_not_resumed",
+        "rundir::test_without_file_locks_a_run_is_alive_while_the_process_that_it_names_is",
         "tuning_cache::test_one_tuner_at_a_time",
         "siblings::test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_one_to_both")),
     42: Row("another process has the number of the one to stop", (

@@ -440,7 +440,6 @@ def test_a_sampler_plays_the_evaluations_in_its_own_environment_where_there_is_n
     assert evaluator.turn_evaluation(context, None).__enter__() is None
     os.close(read_fd)
     context.close()
-    status.close()
 
 
 def test_the_last_evaluation_is_told_before_its_environments_are_closed(tmp_path, store, monkeypatch):

@@ -31,7 +31,6 @@ _STOPS = ("stop.seconds", "stop.env_steps", "stop.updates", "stop.target_return"
 _MACHINE = ("tuning.objective", "tuning.leave_free")
 _TUNER_HELP = ("Measures this machine for up to a minute and chooses what the mode leaves to the tuner, such as batch "
                "size, threads and processes; the result is kept for the next run. Off where a mode leaves it nothing.")
-_PROBE_S = 30.0
 FRESH = "start_fresh"
 """Key of the field that lets the tuner measure again."""
 _KEPT = ("start_", "compare_runs")
@@ -90,7 +89,7 @@ def _look(env_id: str, module: str | None, args: tuple[str, ...]) -> EnvSpec:
     """What the task is, tried in a process of its own; an ``EnvironmentError_`` if it cannot be used."""
     from spreeze.envs.probe import probe_env  # Gymnasium takes 0.3 s
 
-    return probe_env(env_id, module, steps=0, args=args, deadline_s=_PROBE_S).spec
+    return probe_env(env_id, module, steps=0, args=args).spec
 
 
 def form(folder: Path) -> None:

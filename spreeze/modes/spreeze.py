@@ -203,8 +203,10 @@ def _bridge_spec(
     assert config.cluster.address is not None
     host = HostJob(
         spec=plan.spec, layout=plan.layout, n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
-        nan_policy=config.sampling.nan_policy, seed=config.run.seed, samplers=config.cluster.samplers,
+        nan_policy=config.sampling.nan_policy, seed=config.run.seed,
+        samplers=1 if plan.alone else config.cluster.samplers,
         envs_per_sampler=config.sampling.envs_per_sampler, step_deadline_s=config.sampling.step_deadline_s,
+        start_deadline_s=config.sampling.start_deadline_s,
         memory_limit_bytes=config.sampling.memory_limit_bytes, gives_way=config.tuning.give_way, tune=plan.host_tune,
     )
     limiter = _limiter(plan, ring)

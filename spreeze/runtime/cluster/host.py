@@ -61,6 +61,7 @@ class HostJob(Jsonable):
     samplers: int | None = None
     """None: what the host's own tuner chose, else one for each usable core."""
     step_deadline_s: float = 30.0
+    start_deadline_s: float = 120.0
     memory_limit_bytes: int | None = None
     gives_way: bool = False
     """Whether the samplers run at low priority there, too."""
@@ -133,6 +134,7 @@ class HostSamplers(threading.Thread):
             self._workers.add(WorkerSpec(
                 address=Address("sampler", 0, index), row=index, job=sampler.to_json(),
                 inherited_fds=(ring.block.fd,), step_deadline_s=job.step_deadline_s,
+                start_deadline_s=job.start_deadline_s,
                 memory_limit_bytes=limit_of_each(job.memory_limit_bytes, self.samplers),
             ))
         self.outlet = outlet
