@@ -232,6 +232,29 @@ def test_the_tables_show_every_candidate_and_the_choice(tuned):
     assert not any("The learner alone" in line for line in lines)
 
 
+@pytest.mark.parametrize(("mode", "more"), [("hts", {}), ("gala", {}), ("gala", {"learners": 3}), ("impact", {})])
+def test_where_nothing_can_be_measured_a_run_gets_what_the_choice_says(tuned, monkeypatch, mode, more):
+    def late(self, settings, *, within_s, on_result):
+        results = [TrialResult(stage=ROLLOUT, setting=one, failure="0 rollouts within 23 s", starved=True)
+                   for one in settings]
+        for result in results:
+            on_result(result)
+        return results
+
+    monkeypatch.setattr(Asleep, "joint", late)
+    parts = {"run": {"mode": mode, "algo": "impact" if mode == "impact" else "ppo", **more}}
+    layer, record, _ = tuned(**parts)
+    assert record["fell_back"]
+    assert "0 rollouts within 23 s" in record["provisional"]["rows"]
+    config = settings_of(**parts).with_layer(layer).config
+    part, choice = config.rollout, record["choice"]
+    assert choice[ROLLOUT_SAMPLERS] == (part.samplers or config.rollout_samplers(2.0))
+    assert choice["rollout.envs_per_sampler"] == part.envs_per_sampler
+    if mode == "gala":
+        assert choice["run.learners"] == config.run.learners >= 2
+        assert choice[ROLLOUT_SAMPLERS] % config.run.learners == 0
+
+
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
 def test_the_serial_mode_is_refused_before_anything_is_measured(tuned, algo):
     with pytest.raises(ConfigError, match="leaves nothing to choose"):

@@ -474,6 +474,17 @@ def test_an_expected_best_that_cannot_be_measured_moves_nothing_that_is_learned(
     assert "could not be measured" in tuning.doubts[0]
 
 
+def test_without_time_for_samplers_the_facts_are_enough_on_a_quiet_machine_alone():
+    machine = Machine()
+    bench = Bench(machine)
+    bench.joint = lambda settings, *, within_s, on_result: []
+    quiet = tune(machine.problem(), bench, lambda row: None)
+    assert (quiet.fell_back, chosen(quiet)[BATCH]) == (False, CONFIGURED[BATCH]), "facts move nothing that is learned"
+    beside = tune(machine.problem(), bench, lambda row: None, busy=lambda: True)
+    assert beside.fell_back
+    assert "time was up before samplers" in beside.doubts[0]
+
+
 def test_one_window_is_no_evidence_for_another_batch():
     machine = Machine(cores=2.0, physical=2, a=1e-3, b=5e-5)
     bench = Bench(machine)

@@ -189,7 +189,7 @@ def _measured(
         notes.append(f"provisional: used now, measured again by itself at a start {when}; --fresh measures again now")
     # What was not measured keeps the source that it has, profile or default.
     chosen = {name: value for name, value in found["choice"].items()
-              if not search.fell_back or value != problem.configured[name]}
+              if not search.fell_back or value != _configured(config, name, machine)}
     return {
         **found, "notes": notes, "provisional": provisional, "fell_back": search.fell_back, "settings": chosen,
         "measured_at": time.strftime("%Y-%m-%d %H:%M"), "measured_s": time.time(), "seconds": seconds,

@@ -459,6 +459,8 @@ class Search:
         scattered = [one for one in sweep if one.ran and not is_steady(one)]
         if scattered and not good:
             raise NothingMeasured(f"rates of samplers beside the learner scattered by {_typical(scattered)}")
+        if not sweep and self.busy():
+            raise NothingMeasured("time was up before samplers could be measured beside the learner")
         if sweep and not good:
             raise self._nothing_ran(sweep, (SAMPLERS,), "samplers could not be measured beside the learner")
         self.swept = good
@@ -752,7 +754,8 @@ class Search:
             return Choice(value, f"{knob.text(value)}: {problem.pinned_by(knob.name)}", pinned=True)
         if knob.name == CAPACITY and problem.room is not None:
             return problem.room.capacity
-        return Choice(value, f"{knob.text(value)}: as without the tuner, since too little could be measured")
+        origin = "as configured" if value == problem.configured[knob.name] else "as a run without the tuner has"
+        return Choice(value, f"{knob.text(value)}: {origin}, since too little could be measured")
 
     def _choice(self, knob: Knob) -> Choice:
         """The value of a knob, its reason, and what came next."""
