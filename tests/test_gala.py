@@ -149,18 +149,19 @@ def test_a_topology_needs_no_second_learner_before_the_tuner_has_chosen_their_nu
         RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False)
 
 
-@pytest.mark.parametrize(("changes", "factor"), [
-    ({}, 2.0), ({"scale_lr": False}, 1.0), ({"mixing": "all_reduce"}, 1.0), ({"mixing": "none"}, 1.0),
+@pytest.mark.parametrize(("changes", "lr", "factor"), [
+    ({}, 1e-3, 2.0), ({"scale_lr": False}, 1e-3, 1.0), ({"mixing": "all_reduce"}, 1e-3, 1.0),
+    ({"mixing": "none"}, 1e-3, 1.0), ({}, 3.2e-3, 1.25), ({}, 8e-3, 1.0),
 ])  # fmt: skip
-def test_the_step_size_grows_with_the_root_of_the_number_of_learners_that_gossip(tmp_path, changes, factor):
-    values = {"run": {"algo": "a2c", "mode": "gala", "learners": 4}, "gala": changes, "a2c": {"lr": 1e-3}}
+def test_the_step_size_grows_with_the_root_of_the_number_of_learners_that_gossip(tmp_path, changes, lr, factor):
+    values = {"run": {"algo": "a2c", "mode": "gala", "learners": 4}, "gala": changes, "a2c": {"lr": lr}}
     plan = RunPlan(settings=resolve([Layer("test", values)]), spec=SPEC, samplers=4, free_core=False)
     with contextlib.ExitStack() as stack:
         teams = [open_team(stack, plan, tmp_path, group) for group in range(4)]
         memory = stack.enter_context(contextlib.closing(MixMemory.create(4)))
         specs = worker_specs(plan, tmp_path, teams, memory, 0.0).values()
         step_sizes = [spec.job["algorithm"]["lr"] for spec in specs if spec.role.learns]
-    assert step_sizes == pytest.approx([factor * 1e-3] * 4)
+    assert step_sizes == pytest.approx([factor * lr] * 4)
 
 
 @pytest.mark.parametrize(("mixing", "expected"), [("gossip", 0.03), ("all_reduce", None)])

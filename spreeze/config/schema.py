@@ -194,8 +194,8 @@ class GalaConfig(Part):
     mixing: str = setting("gossip", "gossip; or, to compare it with, all_reduce: gradients are averaged before each "
                           "step, whose size no target_kl changes; hogwild: all update the same parameters; none",
                           choices=MIXINGS)
-    scale_lr: bool = setting(True, "gossip: the learning rate times the root of the number of learners, as each learns "
-                             "from that share of the env steps, with more noise")
+    scale_lr: bool = setting(True, "gossip: the learning rate times the root of the number of learners, up to 4e-3, as "
+                             "each learns from that share of the env steps, with more noise")
     similarity_interval: int = setting(500, "updates between two comparisons of the learners' gradients",
                                        unit="updates", low=1, high=10**9)
 
