@@ -10,8 +10,8 @@ of its own learners; one that joins begins with a neighbour's parameters.
 
 *Learning rate.* Each of n learners has 1/n of the rows, so its gradient has sqrt(n) times the noise, and Adam makes
 steps of one size of either. The mean of n such steps goes 1/sqrt(n) as far as one step from all rows would. So the
-learning rate is multiplied by sqrt(n) (``gala.scale_lr``; figures in ``assets/figures.md``), but not to above 4e-3: with
-6e-3 learners fell back from 500 on CartPole-v1.
+learning rate is multiplied by sqrt(n) (``gala.scale_lr``; figures in ``assets/figures.md``), but not to above 4e-3:
+with 6e-3 learners fell back from 500 on CartPole-v1.
 
 Learners keep samplers of their own, also on small tasks: on CartPole-v1 and InvertedPendulumBulletEnv-v0 a learner with
 one made 1.00 and 1.04 times the env steps of a process that steps its environments itself (mode serial), and a crash of
@@ -180,8 +180,8 @@ def _with_mix(
     job = spec.job | {"mix": mix.to_json(), "seed": plan.config.run.seed}  # the same parameters to begin with
     if gala.scale_lr and mix.mixing == "gossip":
         algorithm, learners = spec.job["algorithm"], plan.learners if place is None else place.learners
-        own = float(algorithm["lr"])
-        job["algorithm"] = algorithm | {"lr": min(own * math.sqrt(learners), max(own, _MOST_LR))}
+        lr = float(algorithm["lr"])
+        job["algorithm"] = algorithm | {"lr": min(lr * math.sqrt(learners), max(lr, _MOST_LR))}
     if mix.mixing == "all_reduce" and "target_kl" in spec.job["algorithm"]:
         job["algorithm"] = spec.job["algorithm"] | {"target_kl": None}  # else each would take steps of its own size
     return dataclasses.replace(spec, job=job, inherited_fds=tuple(sorted(fds)), limit=_LIMIT)
