@@ -39,7 +39,7 @@ _LOOK_S = 0.05
 _MOST_SAMPLERS = 64
 _MOST_EVENTS = 20
 _TUNER = ("-m", "spreeze", "tune", "--json", "--no-learner")
-_TUNE_S = 150.0
+_TUNE_S = 180.0
 """Longest time of a host's tuner, whose budget is a minute; another tuner on the host may have to end before it."""
 _CHECK_STEPS = 300
 _FORSAKEN_S = 8.0
