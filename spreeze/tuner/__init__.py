@@ -43,6 +43,9 @@ Steps 3 and 4 measure in short windows and many turns and compare turn by turn: 
 within seconds, and what slows one turn slows all of it. Only a gain of 5 % moves the choice,
 of 10 % where it changes the rollouts that are learned from.
 
+Rates in the reasons are those of a run: evaluator, visualizer and supervisor, which do not run while the tuner
+measures, take idle cores, and what these lack is taken off (``model.share_in_a_run``).
+
 The upper bound of samples per insert is raised to twice what was measured, never above 8 updates per env step.
 
 *Measuring.* Each candidate runs in fresh child processes with a deadline and a memory cap; its crash, hang or lack of
