@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,11 +16,12 @@ from harness import PATIENCE_S, REPO, poll
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
-from spreeze.machine.hardware import read_machine
+from spreeze.machine.hardware import CoreFacts, read_machine
+from spreeze.machine.processes import LOW_PRIORITY
 from spreeze.metrics.table import Phase
 from spreeze.modes.spreeze import open_memory, status_rows, worker_specs
 from spreeze.runtime import launcher
-from spreeze.runtime.launcher import Launcher, Prewarm, RunContext
+from spreeze.runtime.launcher import Launcher, Prewarm, RunContext, leads
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import status_table as words
 
@@ -54,7 +56,7 @@ every_launcher = pytest.mark.parametrize("name", [
 
 
 @contextlib.contextmanager
-def worker(folder, make):
+def worker(folder, make, *, gives_way=False):
     """A learner that waits for rows that nobody writes, and its status table."""
     (folder / "logs").mkdir()
     values = {"sac": {"hidden_sizes": [8]}, "learner": {"batch_size": 8}, "replay": {"capacity": 20_000}}
@@ -67,7 +69,7 @@ def worker(folder, make):
             stack.enter_context(launcher)
         status, rings = stack.enter_context(open_memory(plan, folder, rows))
         run_context = RunContext(run_dir=folder, status_fd=status.block.fd, status_rows=rows,
-                                 nonce=getattr(launcher, "nonce", "contract"))  # fmt: skip
+                                 nonce=getattr(launcher, "nonce", "contract"), gives_way=gives_way)
         process = launcher.start(worker_specs(plan, folder, rings, time.monotonic())["learner"], run_context)
         try:
             yield process, status
@@ -119,6 +121,36 @@ def test_a_closed_process_leaves_no_descriptor(tmp_path, name):
     with worker(tmp_path, LAUNCHERS[name]) as (process, _):
         assert str(process.message_fd) not in before
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
+
+
+@pytest.mark.parametrize("name", ["fresh", "prewarmed"])
+def test_a_worker_that_gives_way_has_a_low_priority_within_its_session_and_beyond(tmp_path, name):
+    make = {"fresh": Launcher, "prewarmed": lambda: Prewarm(1, gives_way=True)}[name]
+    with worker(tmp_path, make, gives_way=True) as (process, _):
+        until_messages(process, "started")
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + LOW_PRIORITY
+        assert os.getpgid(process.pid) == process.pid
+        if AUTOGROUPS.exists() and AUTOGROUPS.read_text().strip() == "1":
+            assert os.getsid(process.pid) == process.pid
+            assert Path(f"/proc/{process.pid}/autogroup").read_text().split()[-1] == str(LOW_PRIORITY)
+
+
+@pytest.mark.parametrize(("enabled", "gives_way", "cores", "own"), [
+    ("1\n", False, 1.0, True), ("1\n", False, 2.0, True), ("1\n", False, 4.0, False), ("1\n", True, 64.0, True),
+    ("0\n", True, 2.0, False), (None, True, 2.0, False),
+])  # fmt: skip
+def test_workers_lead_sessions_where_the_kernel_shares_few_cores_by_session_or_the_run_gives_way(
+    tmp_path, enabled, gives_way, cores, own
+):
+    """Whichever it is, each leads its process group: by ``setsid``, or by ``setpgid``, never by both."""
+    if enabled is not None:
+        (tmp_path / "autogroups").write_text(enabled)
+    facts = CoreFacts(ids=tuple(range(int(cores))), quota=None, usable=cores, physical=None, reason="as told")
+    how = leads(gives_way, facts, tmp_path / "autogroups")
+    assert how == {"process_group": None if own else 0, "start_new_session": own}
 
 
 @every_launcher

@@ -18,6 +18,8 @@ WAITS = 0.10
 CPU_FULL = 0.85
 _BACKGROUND_CORES = 0.15
 """Load of other programs that is always there, as for the governor."""
+_HEAVY_CORES = 0.5
+"""Load of other programs that is named whatever the bottleneck is: rates would be higher without it."""
 GPU_IDLE = 0.50
 POWER_IDLE = 0.40
 """Share of its power limit below which a GPU whose kernels run all the time has little to compute."""
@@ -43,6 +45,13 @@ class Bottleneck(NamedTuple):
 
 def bottleneck(snapshot: Snapshot) -> Bottleneck:
     """Names the bottleneck of a run by its time splits, the limiter's band and the machine's use."""
+    sentence, side = _bottleneck(snapshot)
+    if side not in (Side.OTHERS, Side.EVALUATOR) and (snapshot.foreign_cores or 0.0) >= _HEAVY_CORES:
+        sentence = f"{sentence.removesuffix('.')}; other programs keep {number(snapshot.foreign_cores)} cores busy."
+    return Bottleneck(sentence, side)
+
+
+def _bottleneck(snapshot: Snapshot) -> Bottleneck:
     if snapshot.unevaluated:
         return Bottleneck("Nobody evaluates: the evaluator keeps failing and is started again every few minutes, so "
                           "the target return cannot be reached; its log says why.", Side.EVALUATOR)

@@ -44,6 +44,9 @@ within seconds, and what slows one turn slows all of it. Only a gain of 5 % move
 of 10 % where it changes the rollouts that are learned from. What is learned (batch size, samples per insert, rollouts,
 other modules' knobs) moves only for a gain above the spread of the rows that show it, and not beside other programs.
 
+Rates in the reasons are those of a run: evaluator, visualizer and supervisor, which do not run while the tuner
+measures, take idle cores, and what these lack is taken off (``model.share_in_a_run``).
+
 The upper bound of samples per insert is raised to twice what was measured, never above 8 updates per env step.
 
 *A machine that others use too.* A row whose repeats scatter by more than 75 % of their median is measured again as far

@@ -426,15 +426,15 @@ def _least(problem: TuningProblem, name: str, value: int) -> int:
     return value
 
 
-_ROLLOUT_FIGURES = "{env_steps_per_s:.0f} env steps/s"
+_ROLLOUT_FIGURES = "{env_steps_per_s:.0f} env steps/s in a run"
 KNOBS = (
     Knob(name=PRECISION, trial=LEARNER, words="learner in {}", usual="float32"),
     Knob(name=BATCH, trial=LEARNER, candidates=batch_sizes, words="batch {}", label="batch", remark=_batch_remark,
-         figures="{updates_per_s:.0f} updates/s beside the samplers"),
+         figures="{updates_per_s:.0f} updates/s in a run, beside the samplers"),
     Knob(name=THREADS, trial=LEARNER, candidates=_threads, words="{} learner thread{s}", tie=_least),
     Knob(name=RATIO, candidates=ratios, words="at least {:g} samples per insert", label="samples/insert", tie=_moved),
     Knob(name=SAMPLERS, candidates=sampler_counts, words="{} sampler{s}", tie=_least,
-         figures="{env_steps_per_s:.0f} env steps/s beside {updates_per_s:.0f} updates/s"),
+         figures="{env_steps_per_s:.0f} env steps/s in a run, beside {updates_per_s:.0f} updates/s"),
     Knob(name=DEVICE, trial=LEARNER, candidates=lambda problem, here: [one.name for one in _devices(problem)],
          words="learner on {}", usual="cpu",
          tie=lambda problem, name, value: [one.name for one in problem.devices].index(value)),

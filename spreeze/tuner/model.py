@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.config.schema import serial_ratio
+from spreeze.config.schema import Config, serial_ratio
 from spreeze.tuner.problem import (
     BATCH,
     DEVICE,
@@ -91,6 +91,26 @@ def paper_batch(a_s: float, b_s: float, gpu_target: float) -> int:
     return 1 << max(0, math.ceil(math.log2(max(needed, 1.0)) - 1e-9))
 
 
+SUPERVISOR_CORES = 0.03
+"""What the supervisor takes: two samples a second, with their metrics."""
+
+
+def watcher_cores(config: Config) -> float:
+    """Cores that evaluator, visualizer and supervisor take in a run where none is free for them."""
+    visualizer = config.visualizer.cpu_share if config.visualizer.enabled else 0.0
+    return config.evaluation.cpu_share + visualizer + SUPERVISOR_CORES
+
+
+def share_in_a_run(problem: TuningProblem, cpu_share: float | None) -> float:
+    """What a run keeps of measured rates: watchers take cores that are idle, and what these lack from all others.
+
+    ``cpu_share`` is the share of the cores that learner and samplers keep busy; None counts as all.
+    """
+    busy = min(1.0, 1.0 if cpu_share is None else cpu_share)
+    lacking = max(0.0, problem.watcher_cores - (1.0 - busy) * problem.cores)
+    return max(0.0, 1.0 - lacking / (busy * problem.cores)) if lacking > 0.0 else 1.0
+
+
 class Scored(NamedTuple):
     """A setting with its score; higher is better."""
 
@@ -98,6 +118,8 @@ class Scored(NamedTuple):
     score: float
     updates_per_s: float = 0.0
     env_steps_per_s: float = 0.0
+    in_a_run: float = 1.0
+    """What a run keeps of these rates beside its watchers."""
 
 
 TIE = 0.03
@@ -121,14 +143,14 @@ def worth(
     problem: TuningProblem, setting: Setting, updates_per_s: float, env_steps_per_s: float, cpu_share: float | None
 ) -> Scored:
     """Score of a setting from its rates, the learner held to the upper bound of samples per insert."""
-    objective = problem.objective
+    objective, in_a_run = problem.objective, share_in_a_run(problem, cpu_share)
     if objective == ROLLOUT:
         score = env_steps_per_s
         if problem.full_name(USES) is not None:
             minibatches = problem.full_name(MINIBATCHES)
             rows = setting[ROLLOUT_ENVS] * setting[INTERVAL] / (setting[minibatches] if minibatches else 1)
             score = min(updates_per_s * rows, MOST_USES * env_steps_per_s)
-        return Scored(setting, score, updates_per_s, env_steps_per_s)
+        return Scored(setting, score, updates_per_s, env_steps_per_s, in_a_run)
     batch = setting[BATCH]
     updates = min(updates_per_s, ratio_bound(problem, batch) * env_steps_per_s / batch)
     score = joint_score(objective, batch, updates, env_steps_per_s)
@@ -136,7 +158,7 @@ def worth(
         share = (setting[SAMPLERS] + setting[THREADS]) / problem.cores if cpu_share is None else cpu_share
         if share > problem.targets.cpu_target + _CPU_ERROR:
             score *= _OVER_TARGET
-    return Scored(setting, score, updates, env_steps_per_s)
+    return Scored(setting, score, updates, env_steps_per_s, in_a_run)
 
 
 def measured_worth(problem: TuningProblem, result: TrialResult) -> Scored:

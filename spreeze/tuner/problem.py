@@ -184,6 +184,8 @@ class TuningProblem:
     """Whether two threads on the processor share an update as a pair; if not, each matmul."""
     balanced: bool = False
     """The mode takes as few env steps as the learner can use, so more environments a sampler would only be slower."""
+    watcher_cores: float = 0.0
+    """Cores that evaluator, visualizer and supervisor take in a run where none is free; they are not measured."""
     room: Room | None = None
     """Filled in by ``search.tune``, for modes with replay."""
 

@@ -33,7 +33,7 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.knobs import MOST_LEARNERS, host_knobs, knobs_of
 from spreeze.tuner.measure import Measurer
-from spreeze.tuner.model import formula
+from spreeze.tuner.model import formula, watcher_cores
 from spreeze.tuner.problem import (
     DEVICE,
     INTERVAL,
@@ -290,6 +290,7 @@ def problem_of(
         env_bytes=_ENGINE_ENV_BYTES if engine else max(_ENV_BYTES, probe.memory_bytes // 2),
         learner_bytes=_LEARNER_BYTES, one_call=engine,
         devices=_devices(machine, config.learner, pins, paired), paired=paired, balanced=config.wiring.balanced,
+        watcher_cores=0.0 if samplers_only else watcher_cores(config),
     )
 
 

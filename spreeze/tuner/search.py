@@ -726,6 +726,9 @@ class Search:
         elif SAMPLERS not in chosen and table.rollout_rows(chosen) != table.rollout_rows(problem.configured):
             self.notes.append(f"a rollout has {table.rollout_rows(chosen)} rows in place of "
                               f"{table.rollout_rows(problem.configured)}: learning differs a little")
+        if self.chosen.in_a_run < _AS_MEASURED:
+            self.notes.append(f"in the run evaluator, visualizer and supervisor share these cores: its rates are "
+                              f"{100.0 * (1.0 - self.chosen.in_a_run):.0f} % below those measured, as the reasons say")
         if not self.measured:
             self.notes.append("the chosen setting itself was not measured: its rates are the model's")
 
@@ -764,8 +767,8 @@ class Search:
         runners = self.runners.get(knob.name, ()) if knob.own or not self.expected else self._next_best(knob)
         what, remark = knob.text(value), knob.remark(problem, chosen.setting)
         if knob.figures:
-            what += ": " + knob.figures.format(updates_per_s=chosen.updates_per_s,
-                                               env_steps_per_s=chosen.env_steps_per_s)
+            what += ": " + knob.figures.format(updates_per_s=chosen.updates_per_s * chosen.in_a_run,
+                                               env_steps_per_s=chosen.env_steps_per_s * chosen.in_a_run)
         if knob.name in problem.pins:
             return Choice(value, f"{what}{', ' if knob.figures else ': '}{problem.pinned_by(knob.name)}", pinned=True,
                           runners_up=runners)
@@ -861,6 +864,8 @@ class Search:
                               f"{high.value / self.chosen.setting[BATCH]:.1f} updates per env step")
 
 
+_AS_MEASURED = 0.99
+"""Share of measured rates that a run keeps, above which a note would say nothing."""
 def _apart(value: float, other: float) -> float:
     """How far two positive values are apart, as a ratio."""
     return abs(math.log(value / other)) if value > 0 and other > 0 else abs(value - other)
