@@ -83,7 +83,10 @@ def described(error: BaseException, limit: int = 300) -> str:
     next to nothing: ``AssertionError (my_env.py:9: assert speed < 5)``. An error that comes from no code but this
     package's has no place.
     """
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception as failure:
+        text = f"its text cannot be made: {type(failure).__name__}"
     found = f"{type(error).__name__}: {text}" if text else type(error).__name__
     place = error_place(error, with_line=len(text.split()) < 2)
     return found[:limit] + (f" ({place})" if place else "")

@@ -424,6 +424,9 @@ def test_a_sampler_plays_the_evaluations_in_its_own_environment_where_there_is_n
     own = make_task(FAULT, FAULT_MODULE)
     with evaluator.turn_evaluation(context, job_of(tmp_path, room=1, cpu_share=0.01)) as turn:
         assert turn.play(own) is own, "no weights yet"
+        assert not turn.overdue
+        monkeypatch.setattr(evaluator, "_LONGEST_EPISODE_S", -1.0)
+        assert turn.overdue
         publish(store, GOOD, 1)
         monkeypatch.setattr(turn._watch, "_look_at_s", 0.0)
         assert turn.play(own) is own

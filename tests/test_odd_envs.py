@@ -75,6 +75,17 @@ def test_an_error_with_words_is_told_with_its_place_alone_and_one_of_a_library_w
     assert error_place(error).startswith("test_odd_envs.py:")
 
 
+def test_an_error_that_cannot_say_what_it_is_is_told_all_the_same():
+    class Broken(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    def act():
+        raise Broken
+
+    assert described(raised(act)).startswith("Broken: its text cannot be made: RuntimeError (test_odd_envs.py:")
+
+
 def test_an_error_of_this_package_alone_has_no_place():
     error = raised(lambda: resolve([Layer(USER, {"sac": {"gamma": "x"}})]))
     error.__traceback__ = error.__traceback__.tb_next.tb_next  # what the test itself called

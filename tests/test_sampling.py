@@ -256,19 +256,38 @@ def test_closing_closes_all():
     assert all(task.closed for task in plan.made)
 
 
+class _Interlude:
+    """Notes (environment, step) at each turn; ``keeps`` says how often it gives the environment back."""
+
+    def __init__(self, keeps=100):
+        self.turns, self.keeps, self.overdue = [], keeps, False
+
+    def play(self, task):
+        self.turns.append((task.number, task.steps))
+        self.overdue = False
+        return task if len(self.turns) <= self.keeps else None
+
+
 def test_between_two_episodes_an_environment_may_do_something_else_and_is_made_anew_where_it_was_lost():
     plan = Plan(ends={2: "truncated"})
     sampling, _ = _sampling(plan)
-    lent = []
-
-    def between(task):
-        lent.append((task.number, task.steps))
-        return task if len(lent) < 3 else None
-
-    sampling.between = between
+    sampling.interlude = interlude = _Interlude(keeps=2)
     for _ in range(4):
         sampling.step(_actions(0.0, 0.0), 0)
-    assert lent == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    assert interlude.turns == [(0, 2), (1, 2), (0, 2), (1, 2)]
     assert len(plan.made) == 4, "two were lost"
     assert sampling.obs[:, 0].tolist() == [2.0, 3.0]
     assert [task.steps for task in plan.made[2:]] == [0, 0]
+
+
+def test_an_episode_that_does_not_end_is_truncated_for_what_is_overdue():
+    plan = Plan()
+    sampling, rows = _sampling(plan, 1)
+    sampling.interlude = interlude = _Interlude()
+    for step in range(5):
+        interlude.overdue = step == 2
+        sampling.step(_actions(0.0), 0)
+    assert interlude.turns == [(0, 3)]
+    assert [row[4] for row in rows.rows] == [0.0] * 5, "it has not terminated"
+    assert [row[6] for row in rows.rows] == [1, 2, 3, 1, 2]
+    assert sampling.counts.episodes == 1

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.config.schema import Config, SamplingConfig
-from spreeze.envs.make import is_known_to_repeat, make_env, one_line
+from spreeze.envs.make import import_user_module, is_known_to_repeat, make_env, one_line
 from spreeze.envs.obs_flattening import MASK
 from spreeze.envs.task import Task, make_task, uniform_actions
 from spreeze.errors import EnvironmentError_, described
@@ -82,7 +82,7 @@ class Probe:
     step_cpu_share: float = 1.0
     """Processor time over time of a step, of the simulator's other processes too; 1 if it does not wait by itself."""
     start_s: float = 0.0
-    """Time that making and resetting the environment took, the import of its module included."""
+    """Time that making and resetting the environment took, without the import of its module."""
     further_env_bytes: int | None = None
     """Resident memory that one more environment of the process adds; None if none was made."""
     alone: str | None = None
@@ -388,6 +388,10 @@ def main(argv: list[str]) -> int:
 
 def _timed(given: dict[str, Any], steps: int, tasks: list[Task]) -> dict[str, Any]:
     """The probe of a task; the environment, still open, goes to ``tasks``."""
+    import gymnasium  # noqa: F401 (imports are paid once a process)
+
+    if given["import_module"] is not None:
+        import_user_module(given["import_module"])
     before_bytes, began = _memory_bytes(), time.perf_counter()
     tasks.append(make_task(**given))
     tasks[0].reset(seed=0)

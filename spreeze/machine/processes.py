@@ -235,7 +235,7 @@ def time_limit(
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
 
 
 def close_in_time(*closes: Callable[[], object]) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -101,6 +101,19 @@ class SamplerStats:
                 slots[index] = base[index] + value
 
 
+class Interlude(Protocol):
+    """What an environment does between two episodes that are collected."""
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the current episode is to be truncated, as it does not end by itself."""
+        ...
+
+    def play(self, task: Task) -> Task | None:
+        """Returns the environment to go on with, to be reset; None to have one made."""
+        ...
+
+
 class Collector:
     """The environments of one process; counts their episodes and errors, and replaces broken ones."""
 
@@ -116,8 +129,7 @@ class Collector:
         self._error_steps: deque[int] = deque(maxlen=_MOST_ERRORS)
         self._errors = 0
         self._tasks: list[Task] = []
-        self.between: Callable[[Task], Task | None] | None = None
-        """What an environment does between two episodes; returns the one to go on with, None to have one made."""
+        self.interlude: Interlude | None = None
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self._is_slow = True
@@ -130,8 +142,8 @@ class Collector:
         self.counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
 
     def _between_episodes(self, index: int) -> None:
-        if self.between is not None:
-            self._tasks[index] = self.between(self._tasks[index]) or self._make_task()
+        if self.interlude is not None:
+            self._tasks[index] = self.interlude.play(self._tasks[index]) or self._make_task()
 
     def _count_error(self, where: str, error: Exception) -> None:
         """Counts an error; reports the 1st, 10th, 100th and so on, so that errors over weeks do not fill the disk.
@@ -212,6 +224,8 @@ class TransitionCollector(Collector):
         ended, broken = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
         stepped = perf_counter()
         self._is_slow = stepped - start > _SLOW_S
+        if self.interlude is not None and not ended and not broken and self.interlude.overdue:
+            ended = [(0, True)]
         self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version))
         self._count_rewards(ended, broken)
         written = perf_counter()
@@ -602,6 +616,8 @@ class RolloutCollector(Collector):
             truncated.append(is_truncated)
         stepped = perf_counter()
         self._is_slow = stepped - start > _SLOW_S
+        if self.interlude is not None and truncated and self.interlude.overdue:
+            truncated[0] = not terminated[0]
         if failed:
             kept = [row for row, index in enumerate(indices) if index not in failed]
             indices, obs, answers = [indices[row] for row in kept], obs[kept], answers.of(kept)

@@ -341,6 +341,10 @@ class Evaluation:
         self._tasks.clear()
 
 
+_LONGEST_EPISODE_S = 15.0
+"""A sampler's episode that does not end is truncated for an evaluation that has been due for so long."""
+
+
 class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
     """Plays the newest weights as the evaluator would, for at most ``evaluation.cpu_share`` of the time."""
 
@@ -349,7 +353,12 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
         self._evaluation = Evaluation(job, context.env_error)
         rows = read_rows(Path(job.run_dir) / "eval.csv")
         self._watch = WeightsWatch(Path(job.run_dir), (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
-        self._due_s, self._asked = 0.0, context.evaluations_asked
+        self._due_s, self._asked = time.monotonic(), context.evaluations_asked
+
+    @property
+    def overdue(self) -> bool:
+        """Whether an evaluation has waited too long for the end of an episode."""
+        return time.monotonic() > self._due_s + _LONGEST_EPISODE_S
 
     def __exit__(self, *_: object) -> None:
         self._evaluation.close()
@@ -365,6 +374,7 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
             return task
         weights = self._watch.newer(context.weights_hint)
         if weights is None:
+            self._due_s = time.monotonic()
             return task
         self._asked, began_s = context.evaluations_asked, time.monotonic()
         self._evaluation.lend(task)

@@ -81,8 +81,7 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
             seed=job.seed, step_synchronous=job.step_synchronous, on_progress=context.beat,
             nan_policy=job.nan_policy, on_error=context.env_error,
         )))
-        evaluation = stack.enter_context(turn_evaluation(context, job.evaluation))
-        envs.between = None if evaluation is None else evaluation.play
+        envs.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
         loop = _RolloutSampler(context, job, rollouts, mailbox, envs)
         while not context.stopping:
             loop.turn()
@@ -101,8 +100,7 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> None:
             seed=job.seed, replays=False, on_progress=context.beat, nan_policy=job.nan_policy,
             on_error=context.env_error,
         )))
-        evaluation = stack.enter_context(turn_evaluation(context, job.evaluation))
-        envs.between = None if evaluation is None else evaluation.play
+        envs.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
         (learner,) = wakeups_of(job.learner_wakeup_fds)
         loop = _BufferSampler(context, envs, VersionedParameters(job.policy_fds), learner)
         while not context.stopping:

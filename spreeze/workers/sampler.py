@@ -59,8 +59,7 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
         on_error=context.env_error,
     )
     try:
-        with turn_evaluation(context, job.evaluation) as evaluation:
-            sampling.between = None if evaluation is None else evaluation.play
+        with turn_evaluation(context, job.evaluation) as sampling.interlude:
             loop = SamplerLoop(context, job, sink, sampling, rng)
             while not context.stopping:
                 loop.turn()
