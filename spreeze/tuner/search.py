@@ -864,8 +864,6 @@ class Search:
                               f"{high.value / self.chosen.setting[BATCH]:.1f} updates per env step")
 
 
-_AS_MEASURED = 0.99
-"""Share of measured rates that a run keeps, above which a note would say nothing."""
 def _apart(value: float, other: float) -> float:
     """How far two positive values are apart, as a ratio."""
     return abs(math.log(value / other)) if value > 0 and other > 0 else abs(value - other)
@@ -881,6 +879,8 @@ def _typical(rows: Sequence[TrialResult]) -> str:
     return f"{100 * _middle_spread(rows):.0f} % of their median"
 
 
+_AS_MEASURED = 0.99
+"""Share of measured rates that a run keeps, above which a note would say nothing."""
 _KIND = (DEVICE, PRECISION, THREADS)
 
 
