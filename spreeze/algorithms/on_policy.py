@@ -40,7 +40,7 @@ from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
 from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import find_network
 from spreeze.errors import CheckpointError, ConfigError
-from spreeze.inference.policy import Normalizer
+from spreeze.inference.policy import SPIKE, Normalizer, without_spikes
 from spreeze.types import EnvSpec, RolloutBatch
 
 CORRECTIONS = ("on-policy", "delayed", "none", "truncated-is")
@@ -334,7 +334,8 @@ class RewardScale:
             return reward
         if is_new:
             self._add(reward, terminated, truncated, source)
-        scaled = reward / max(np.sqrt(self._m2 / self._count), 1e-4)
+        with np.errstate(over="ignore"):  # it is clipped
+            scaled = reward / max(np.sqrt(self._m2 / self._count), 1e-4)
         clipped: np.ndarray = np.clip(scaled, -self.CLIP, self.CLIP).astype(np.float32)
         return clipped
 
@@ -342,6 +343,10 @@ class RewardScale:
         returns = self._returns.get(source, np.zeros(0))
         if len(returns) != reward.shape[1]:
             returns = np.zeros(reward.shape[1])
+        std = float(np.sqrt(self._m2 / self._count)) if self._count else None
+        if np.abs(reward).max() > SPIKE * max(std or 1.0, 1.0):
+            zero, scale = np.zeros(1), None if std is None else np.array([std])
+            reward = without_spikes(reward.reshape(-1, 1), zero, scale).reshape(reward.shape)
         found = np.empty(reward.shape)
         kept = 1.0 - np.logical_or(terminated, truncated)
         for t, row in enumerate(reward):

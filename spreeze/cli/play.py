@@ -76,10 +76,12 @@ def play(args: argparse.Namespace) -> str:
         raise ConfigError(f"--seed {args.seed}: at least 0")
     check_output(args.clip)
     source = _Source(args)
-    window = args.clip is None and has_display()
+    drawn = any(text.startswith("render_mode=") for text in source.spec.args)  # it observes what it draws
+    window = args.clip is None and has_display() and not drawn
     task = make_task(
         source.spec.env_id, args.import_module, "human" if window else "rgb_array", args=source.spec.args,
-        plain=source.spec.plain, image=frame_options(source.spec), action_mask=source.spec.action_mask,
+        plain=source.spec.plain, image=frame_options(source.spec),
+        picture=source.spec.frames is not None, action_mask=source.spec.action_mask,
     )
     try:
         check_fits(source.spec, task.spec, source.weights.path)
@@ -182,7 +184,7 @@ def _clip(source: _Source, task: Task, args: argparse.Namespace) -> str:
                 if episode.length % stride == 0:
                     clip.add(task.render())
             lines.append(_line(source, episode))
-    return "\n".join([*lines, f"clip: {path}" + ("" if args.clip else " (no display for a window)")])
+    return "\n".join([*lines, f"clip: {path}" + ("" if args.clip or has_display() else " (no display for a window)")])
 
 
 def _default_clip(weights: Weights) -> Path:

@@ -41,7 +41,8 @@ from spreeze.config.layers import (
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, chosen_profile, reached_with
 from spreeze.config.schema import MOST_DEFAULT_SAMPLERS, Config
-from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, refuse_foreign
+from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, parse_args, refuse_foreign
+from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
@@ -103,6 +104,8 @@ def _train(args: argparse.Namespace) -> int:
         if unread := without_effect(settings):
             say(f"no effect with --algo {settings.config.run.algo} in --mode {settings.config.run.mode}: "
                 f"{', '.join(unread)}", as_json=args.json)
+        for line in filter(None, (seen_as(probe.spec), *probe.notes)):
+            say(f"{part.id}: {line}", as_json=args.json)
         say(machine.one_line(), as_json=args.json)
         if settings.config.cluster.address is not None:
             say(_look_at(settings.config.cluster.address), as_json=args.json)
@@ -237,6 +240,8 @@ def layers_of(
             part, name = key.split(".")
             asked = user.values.get(part, {}).get(name)
             asked = tuple(asked) if isinstance(asked, list) else asked
+            if key == "env.args" and asked is not None and parse_args(asked) == parse_args(values[part][name]):
+                continue  # another spelling of the same
             if asked is not None and asked != values[part][name]:
                 raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {values[part][name]}")
         env = values["env"]

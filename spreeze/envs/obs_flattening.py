@@ -86,11 +86,6 @@ def _collect(space: Any, path: Path, found: list[Leaf], what: str) -> None:
         return
     start = found[-1].stop if found else 0
     name = Leaf(path, 0, 0, space).name
-    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1:
-        raise EnvironmentError_(
-            f"{what}: '{name}' is an image beside other values, not supported: "
-            "a CNN takes the image alone; wrap the environment with FilterObservation to leave one of them"
-        )
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
         raise EnvironmentError_(
             f"{what}: '{name}' is a {type(space).__name__}, which has no fixed length; wrap the environment so that "

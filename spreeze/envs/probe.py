@@ -39,6 +39,7 @@ from spreeze.types import EnvSpec, rebuild
 _TIMING_S = 1.5
 _GRACE_S = 5.0
 _LOOK_S = 0.1
+_DRAWN_NOTE = "it cannot be reset without a render_mode: made with --env-arg render_mode=rgb_array, in samplers too"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +51,15 @@ class Probe:
     """Standard deviation of the step time over its mean; None if not timed."""
     memory_bytes: int
     """Resident memory that the first environment of a process adds."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how it is made and observed."""
     step_cpu_share: float = 1.0
     """Processor time over time of a step, of the simulator's other processes too; 1 if it does not wait by itself."""
 
 
 def probe_env(
     env_id: str, import_module: str | None = None, *, deadline_s: float = 60.0, steps: int = 2000,
-    plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
+    plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None, picture: bool | None = None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Probe:
     """Describes and times an environment in a child process.
@@ -69,6 +72,7 @@ def probe_env(
         plain: tries a Bullet task as its package has it.
         args: ``key=value`` texts for the environment's constructor.
         image: values of the image part of the configuration; its defaults if None.
+        picture: the setting ``env.image``.
         interrupted: asked ten times a second whether to give up.
 
     Raises:
@@ -76,20 +80,20 @@ def probe_env(
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
     found = in_child("time", env_id, import_module, deadline_s=deadline_s, steps=steps, plain=plain, args=args,
-                     image=image, interrupted=interrupted)
-    return Probe(**{**found, "spec": rebuild(EnvSpec, found["spec"])})
+                     image=image, picture=picture, interrupted=interrupted)
+    return Probe(**{**found, "spec": rebuild(EnvSpec, found["spec"]), "notes": tuple(found["notes"])})
 
 
 def probe_of(config: Config, *, steps: int = 0, interrupted: Callable[[], bool] = lambda: False) -> Probe:
     """``probe_env`` of the task that is configured."""
     env = config.env
     return probe_env(env.id, env.import_module, steps=steps, plain=env.plain, args=env.args,
-                     image=dataclasses.asdict(config.image), interrupted=interrupted)
+                     image=dataclasses.asdict(config.image), picture=env.image, interrupted=interrupted)
 
 
 def in_child(
     what: str, env_id: str, import_module: str | None = None, *, deadline_s: float = 60.0, steps: int = 0,
-    plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
+    plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None, picture: bool | None = None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """What the child found out: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
@@ -98,7 +102,8 @@ def in_child(
         EnvironmentError_: it cannot be used, hangs, or took its process down.
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
-    task = {"env_id": env_id, "import_module": import_module, "plain": plain, "args": args, "image": image}
+    task = {"env_id": env_id, "import_module": import_module, "plain": plain, "args": args, "image": image,
+            "picture": picture}
     with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
         out = Path(folder) / "probe.json"
         job = {"what": what, "task": task, "steps": steps, "out": str(out), "end_s": deadline_s + _GRACE_S}
@@ -144,14 +149,44 @@ def _ending(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name if known else -code}"
 
 
-def measure(make: Callable[[], Task], steps: int) -> Probe:
-    import psutil
-
-    process = psutil.Process()
-    memory = process.memory_info().rss
+def _begun(make: Callable[[], Task]) -> Task:
     task = make()
     try:
         task.reset(seed=0)
+    except BaseException:
+        task.close()
+        raise
+    return task
+
+
+def _begun_or_drawn(make: Callable[[], Task], drawing: Callable[[], Task] | None) -> tuple[Task, bool]:
+    """A task that has been reset, and whether it had to be made by ``drawing``: some observe what they draw."""
+    try:
+        return _begun(make), False
+    except Exception as error:
+        if drawing is None:
+            raise
+        try:
+            task = _begun(drawing)
+        except Exception:
+            raise error from None
+    with contextlib.suppress(Exception):  # an error that comes only now and then has another reason
+        found = _begun(make)
+        task.close()
+        return found, False
+    return task, True
+
+
+def measure(make: Callable[[], Task], steps: int, drawing: Callable[[], Task] | None = None) -> Probe:
+    """Times steps; ``drawing`` makes the task where it cannot be reset otherwise."""
+    import psutil
+
+    from spreeze.envs.masks import used_or_not
+
+    process = psutil.Process()
+    memory = process.memory_info().rss
+    task, drawn = _begun_or_drawn(make, drawing)
+    try:
         actions = _Actions(task, max(1, steps))
         times = []
         began, used_s, slept = time.perf_counter(), _processor_s(process), process.num_ctx_switches().voluntary
@@ -174,6 +209,7 @@ def measure(make: Callable[[], Task], steps: int) -> Probe:
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
     return Probe(
         spec=task.spec, memory_bytes=memory,
+        notes=(*([_DRAWN_NOTE] if drawn else []), *filter(None, [used_or_not(task.env, task.spec)])),
         step_us_median=None if timed is None else float(np.median(timed)),
         step_cv=None if timed is None else float(timed.std() / timed.mean()),
         # A step that only waits for a core gives none up of its own accord.
@@ -215,7 +251,10 @@ def main(argv: list[str]) -> int:
     faulthandler.dump_traceback_later(job["end_s"], exit=True)  # also when the caller was killed
     try:
         if job["what"] == "time":
-            found = dataclasses.asdict(measure(lambda: make_task(**task), job["steps"]))
+            drawn = {**task, "args": (*task["args"], "render_mode='rgb_array'")}
+            wanted = not any(text.startswith("render_mode=") for text in task["args"])
+            found = dataclasses.asdict(measure(lambda: make_task(**task), job["steps"],
+                                               (lambda: make_task(**drawn)) if wanted else None))
         elif job["what"] == "draw":
             found = draw(make_task(**task, render_mode="rgb_array"))
         else:
@@ -259,6 +298,8 @@ class Checkup:
     reset_us_median: float
     further_env_bytes: int
     """Resident memory that one more environment of a process adds."""
+    largest_observation: float
+    """Largest magnitude in the vectors observed; 0 with pictures."""
     notes: tuple[str, ...]
     """What Gymnasium's checker has to say, in plain words."""
 
@@ -269,7 +310,7 @@ def check_up(given: dict[str, Any]) -> Checkup:
 
     task = make_task(**given)
     with contextlib.closing(task):
-        steps_us, resets_us, mean_us = _time(task)
+        steps_us, resets_us, mean_us, largest = _time(task)
         process = psutil.Process()
         before = process.memory_info().rss
         with contextlib.closing(make_task(**given)) as second:
@@ -279,12 +320,13 @@ def check_up(given: dict[str, Any]) -> Checkup:
     return Checkup(
         steps_per_s=1e6 / mean_us, step_us_p50=float(p50), step_us_p99=float(p99),
         step_us_max=float(max(steps_us)), reset_us_median=float(np.median(resets_us)), further_env_bytes=added,
+        largest_observation=largest,
         notes=_ask_gymnasium(make_env(**given), masked=task.spec.action_mask),
     )
 
 
-def _time(task: Task) -> tuple[list[float], list[float], float]:
-    """Times of steps and resets in us, and the mean time of a step, its share of resets included.
+def _time(task: Task) -> tuple[list[float], list[float], float, float]:
+    """Times of steps and resets in us, the mean time of a step with its share of resets, and the largest observation.
 
     Steps in which another program took the core say more of the machine than of the environment: they are left out,
     unless hardly any other is left.
@@ -294,13 +336,15 @@ def _time(task: Task) -> tuple[list[float], list[float], float]:
     resets_us = [_reset_us(task) for _ in range(_RESETS)]
     actions = _Actions(task, _DRAWN)
     task.step(actions.at(0))  # what only the first step costs is not the environment's speed
-    end = time.perf_counter() + _CHECKUP_TIMING_S
+    end, largest = time.perf_counter() + _CHECKUP_TIMING_S, 0.0
     before_switches = _preemptions()
     while time.perf_counter() < end:
         action = actions.at(len(steps_us) % _DRAWN)
         before = time.perf_counter()
-        _, _, terminated, truncated = task.step(action)
+        obs, _, terminated, truncated = task.step(action)
         steps_us.append(1e6 * (time.perf_counter() - before))
+        if task.spec.frames is None:
+            largest = max(largest, float(np.abs(obs).max()))
         switches = _preemptions()
         if switches == before_switches:
             quiet_us.append(steps_us[-1])
@@ -310,7 +354,7 @@ def _time(task: Task) -> tuple[list[float], list[float], float]:
         before_switches = switches
     kept = quiet_us if len(quiet_us) > 0.3 * len(steps_us) else steps_us
     episodes = len(resets_us) - _RESETS
-    return kept, resets_us, float(np.mean(kept) + np.median(resets_us) * episodes / len(steps_us))
+    return kept, resets_us, float(np.mean(kept) + np.median(resets_us) * episodes / len(steps_us)), largest
 
 
 def _preemptions() -> int:
@@ -333,7 +377,7 @@ def _sample_allowed(env: Any) -> None:
         @functools.wraps(method)  # the checker looks at the parameters
         def call(*args: Any, **kwargs: Any) -> Any:
             result = method(*args, **kwargs)
-            latest[MASK] = np.asarray(result[-1][MASK], np.int8)
+            latest[MASK] = _mask_of(env, result)
             return result
 
         return call
@@ -341,6 +385,14 @@ def _sample_allowed(env: Any) -> None:
     env.reset, env.step, env.action_space = noting(env.reset), noting(env.step), copy.deepcopy(env.action_space)
     sample = env.action_space.sample
     env.action_space.sample = lambda: sample(latest.get(MASK))
+
+
+def _mask_of(env: Any, result: tuple[Any, ...]) -> np.ndarray | None:
+    """The mask after a reset or step of the environment itself, wherever it gives one."""
+    for given in (result[-1], result[0]):
+        if isinstance(given, dict) and MASK in given:
+            return np.asarray(given[MASK], np.int8)
+    return np.asarray(env.action_masks(), np.int8) if hasattr(env, "action_masks") else None
 
 
 def _ask_gymnasium(env: Any, *, masked: bool = False) -> tuple[str, ...]:
