@@ -262,6 +262,11 @@ def test_flags_may_be_numbers(flag):
     assert (terminated, truncated) == (False, True)
 
 
+def test_a_tensor_with_a_gradient_is_its_values():
+    task = scripted_task((torch.tensor([0.5], requires_grad=True), 1.0, False, False, {}))
+    assert task.step(np.zeros(1, np.float32))[0].tolist() == [0.5]
+
+
 def test_large_finite_observations_pass_although_their_square_overflows():
     task = scripted_task((np.array([3e38], np.float32), 1e38, True, False, {}))
     obs, reward, terminated, _ = task.step(np.zeros(1, np.float32))

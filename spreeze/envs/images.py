@@ -20,6 +20,7 @@ import gymnasium
 import numpy as np
 
 from spreeze.config.schema import ImageConfig
+from spreeze.envs.scalars import array_like
 from spreeze.errors import BadTransition
 from spreeze.types import FrameSpec, PictureSpec
 
@@ -103,7 +104,7 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         try:
             for key in source.path:
                 observation = observation[key]
-            picture = np.asarray(observation)
+            picture = np.asarray(array_like(observation))
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
             raise self._bad(f"{str(observation)[:60]} ({type(observation).__name__})") from None
         if picture.shape != source.shape:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.envs.scalars import array_like
 from spreeze.errors import EnvironmentError_
 
 MASK = "action_mask"
@@ -146,7 +147,7 @@ class Flattener:
                 raise LeafError(name, "missing") from None
             try:
                 write(value, out)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError, RuntimeError):
                 raise LeafError(name, f"{str(value)[:60]} ({type(value).__name__})") from None
         return out
 
@@ -165,7 +166,7 @@ def _values(leaf: Leaf) -> Writer:
     def write(value: Any, out: np.ndarray) -> None:
         if type(value) is not np.ndarray or value.dtype == np.float64:
             with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32 is infinite and found as such
-                value = np.asarray(value, np.float32)
+                value = np.asarray(array_like(value), np.float32)
         if value.shape != shape:
             raise LeafError(name, f"shape {value.shape}; the space says {shape}")
         out[place] = value.reshape(-1)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.envs.obs_flattening import Path, leaves_of
+from spreeze.envs.scalars import array_like
 from spreeze.errors import EnvironmentError_
 from spreeze.types import EnvSpec, PictureSpec
 
@@ -112,7 +113,7 @@ class DrawnPictures:
         """
         newest = drawn[-1] if isinstance(drawn, list) and drawn and isinstance(drawn[-1], np.ndarray) else drawn
         try:
-            array = np.asarray(newest)
+            array = np.asarray(array_like(newest))
         except (TypeError, ValueError, RuntimeError):
             array = np.empty(0)
         array = array[0] if array.ndim == 4 and len(array) == 1 else array

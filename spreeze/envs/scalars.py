@@ -1,4 +1,4 @@
-"""Rewards and flags as environments give them: numbers, or arrays, tensors and lists of one element."""
+"""Rewards, flags and arrays as environments give them: plain ones, tensors, and lists of one element."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def element_of(value: Any) -> Any:
     if any(length != 1 for length in shape):
         raise ValueError(f"shape {shape}; expected one number")
     return item()
+
+
+def array_like(value: Any) -> Any:
+    """A tensor of Torch as one that NumPy reads, without gradient and in main memory; anything else as it is."""
+    return value.detach().cpu() if hasattr(value, "detach") and hasattr(value, "cpu") else value
 
 
 def number_of(value: Any) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from spreeze.envs.make import describe, import_user_module, make_env, parse_args
 from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, mask_of
 from spreeze.envs.pictures import DrawnPictures
-from spreeze.envs.scalars import FLOAT32_MAX, flag_of, number_of
+from spreeze.envs.scalars import FLOAT32_MAX, array_like, flag_of, number_of
 from spreeze.envs.vector_engines import VectorTask, engine_of, open_vector
 from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.types import EnvSpec
@@ -184,8 +184,8 @@ class Task:
                 raise self._bad(error.name, error.found) from None
         try:
             with np.errstate(over="ignore", invalid="ignore"):
-                array = np.array(obs, dtype=np.float32)
-        except (TypeError, ValueError, OverflowError):
+                array = np.array(array_like(obs), dtype=np.float32)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             raise self._bad("observation", f"{str(obs)[:60]} ({type(obs).__name__})") from None
         if array.shape != self._shape:
             raise self._bad("observation", f"shape {array.shape}; the space says {self._shape}")

@@ -23,7 +23,7 @@ from spreeze.transport.transitions import NStep, NStepBatch
 from spreeze.types import POLICY_FORMATS
 
 S = gymnasium.spaces
-ID, MODULE = "odd/Habits-v0", "odd_env"
+ID, MODULE = "habits/Habits-v0", "habits_env"
 SMALL = {"size": 36, "stack": 2}
 
 
@@ -89,12 +89,12 @@ def test_what_can_be_no_picture_is_refused_where_the_user_wants_one(space, words
 
 
 def test_a_board_of_bytes_is_observed_as_one_of_integers_and_the_doctor_says_so():
-    found = {kind: make_task("odd/Board-v0", MODULE, args=(f"kind={kind}",)) for kind in ("uint8", "int64")}
+    found = {kind: make_task("habits/Board-v0", MODULE, args=(f"kind={kind}",)) for kind in ("uint8", "int64")}
     boards = {kind: played(task) for kind, task in found.items()}
     assert found["uint8"].spec.frames is None
     assert boards["uint8"].shape == (5, 9)
     np.testing.assert_array_equal(boards["uint8"], boards["int64"])
-    said = [check.text for check in _spaces(measure(lambda: make_task("odd/Board-v0", MODULE), 5))]
+    said = [check.text for check in _spaces(measure(lambda: make_task("habits/Board-v0", MODULE), 5))]
     assert said[1:] == ["observation (3, 3): taken as 9 numbers; if it is a picture: --set env.image=true"]
 
 
@@ -120,9 +120,9 @@ def test_frames_of_several_are_planes_of_their_own_and_stacked_colour_becomes_gr
             return np.arange(np.prod(shape), dtype=np.uint8).reshape(shape) // 255 + np.uint8(10), {}
 
     for space, channels in ((box(4, 40, 40), 4), (box(40, 40, 4), 4), (box(4, 40, 40, 3), 4), (box(2, 40, 40, 1), 2)):
-        monkeypatch.setitem(gymnasium.registry, "odd/Stacked-v0", gymnasium.envs.registration.EnvSpec(
-            "odd/Stacked-v0", lambda render_mode=None, space=space: Stacked(space)))
-        task = make_task("odd/Stacked-v0", image=SMALL)
+        monkeypatch.setitem(gymnasium.registry, "habits/Stacked-v0", gymnasium.envs.registration.EnvSpec(
+            "habits/Stacked-v0", lambda render_mode=None, space=space: Stacked(space)))
+        task = make_task("habits/Stacked-v0", image=SMALL)
         assert task.spec.frames.channels == channels
         assert task.reset(seed=0).shape == (channels, 36, 36)
 
@@ -151,9 +151,9 @@ def test_a_picture_beside_other_values_is_refused_with_remedies_that_work(monkey
     with pytest.raises(EnvironmentError_, match=r"FilterObservation\(env, \['eye'\]\).*6240 values .*env\.image=false"):
         habits("sees=both")
     entry = lambda **given: FilterObservation(make_env(ID, MODULE, args=("sees=both",), picture=False), ["eye"])  # noqa: E731
-    monkeypatch.setitem(gymnasium.registry, "odd/Filtered-v0",
-                        gymnasium.envs.registration.EnvSpec("odd/Filtered-v0", entry))
-    np.testing.assert_array_equal(played(make_task("odd/Filtered-v0", image=SMALL)), played(habits("sees=plain")))
+    monkeypatch.setitem(gymnasium.registry, "habits/Filtered-v0",
+                        gymnasium.envs.registration.EnvSpec("habits/Filtered-v0", entry))
+    np.testing.assert_array_equal(played(make_task("habits/Filtered-v0", image=SMALL)), played(habits("sees=plain")))
     numbers = habits("sees=both", picture=False)
     assert numbers.spec.obs_layout == ("0:6240 eye (Box, (40, 52, 3))", "6240:6242 state (Box, (2,))")
     np.testing.assert_array_equal(played(open_task(numbers.spec)), played(numbers))
@@ -187,7 +187,7 @@ def test_what_observes_what_it_draws_is_made_with_a_render_mode_and_says_so(draw
 
 
 def test_an_environment_that_fails_now_and_then_is_not_taken_for_one_that_draws():
-    probe = probe_env("odd/Fails-v0", MODULE, steps=0, args=("sees=plain",), picture=False)
+    probe = probe_env("habits/Fails-v0", MODULE, steps=0, args=("sees=plain",), picture=False)
     assert probe.spec.args == ("sees=plain",)
     assert not any("render_mode" in note for note in probe.notes)
 

@@ -1,4 +1,4 @@
-"""Environments with the habits that real ones have, one constructor argument each. ``--import odd_env``."""
+"""Environments with the habits that real ones have, one constructor argument each. ``--import habits_env``."""
 
 import math
 from typing import ClassVar
@@ -104,6 +104,10 @@ class Board(gymnasium.Env):
         return self._board(), math.inf if action > 8 else 0.0, False, False, {}
 
 
-gymnasium.register("odd/Habits-v0", Habits, max_episode_steps=30)
-gymnasium.register("odd/Fails-v0", Fails, max_episode_steps=30)
-gymnasium.register("odd/Board-v0", Board, max_episode_steps=30)
+gymnasium.register("habits/Habits-v0", Habits, max_episode_steps=30)
+gymnasium.register("habits/First-v0", Habits, max_episode_steps=30, kwargs={"sees": "first"})
+gymnasium.register("habits/Nested-v0", Habits, max_episode_steps=30, kwargs={"sees": "eye"})
+gymnasium.register("habits/Method-v0", Habits, max_episode_steps=30, kwargs={"mask": "method"})
+gymnasium.register("habits/Observed-v0", Habits, max_episode_steps=30, kwargs={"mask": "observation"})
+gymnasium.register("habits/Fails-v0", Fails, max_episode_steps=30)
+gymnasium.register("habits/Board-v0", Board, max_episode_steps=30)
