@@ -24,6 +24,7 @@ _FLOAT32 = np.dtype(np.float32)
 """NumPy has one object for it: ``is`` takes a tenth of the time of a comparison."""
 _NUMBERS = frozenset({float, int, np.float64, np.float32})
 """Types of nearly all rewards."""
+_LEAST = -FLOAT32_MAX
 
 
 class ActionScaling:
@@ -130,12 +131,12 @@ class Task:
             reward = float(reward) if type(reward) in _NUMBERS else number_of(reward)
         except (ValueError, OverflowError) as error:
             raise self._bad("reward", str(error)) from None
-        if not -FLOAT32_MAX <= reward <= FLOAT32_MAX:  # nor is NaN
+        if not _LEAST <= reward <= FLOAT32_MAX:  # nor is NaN
             raise self._bad("reward", str(reward))
         checked = self._checked_obs(obs)
-        if type(terminated) is not bool:
+        if terminated is not False and terminated is not True:
             terminated = self._flag("terminated", terminated)
-        if type(truncated) is not bool:
+        if truncated is not False and truncated is not True:
             truncated = self._flag("truncated", truncated)
         if self._masked:
             self._steps += 1
@@ -144,7 +145,7 @@ class Task:
 
     def _flag(self, field: str, value: Any) -> bool:
         try:
-            return flag_of(value)
+            return bool(value) if type(value) is np.bool_ else flag_of(value)
         except ValueError as error:
             raise self._bad(field, str(error)) from None
 
