@@ -28,9 +28,9 @@ import numpy as np
 
 from spreeze import errors
 from spreeze.cli.evaluate import CHECKPOINTS, environment_errors, find_weights, recorded_spec
-from spreeze.config.layers import toml_value
+from spreeze.config.values import value_text
 from spreeze.envs.make import refuse_foreign
-from spreeze.envs.obs_flattening import Flattener, Leaf, LeafError, leaves_of
+from spreeze.envs.obs_flattening import MASK, Flattener, Leaf, LeafError, leaves_of
 from spreeze.envs.task import ActionScaling, open_env
 from spreeze.errors import ConfigError, EnvironmentError_, SpreezeError, UsageError, WorkerError, did_you_mean
 from spreeze.inference.policy import Policy, exploring_arrays
@@ -75,7 +75,8 @@ def train(
         runs_dir: directory that holds the run directories.
         name: of the run; None: made from date, task, algorithm and seed.
         import_module: module that registers the task. One defined in a notebook or ``__main__`` cannot be imported.
-        env_args: arguments of the environment's constructor: a mapping, or ``key=value`` texts.
+        env_args: arguments of the environment's constructor: a mapping to None, numbers, texts, and lists, tuples and
+            dictionaries of those, or ``key=value`` texts as ``--env-arg`` takes them.
         quiet: does not print what the run reports.
 
     Raises:
@@ -86,7 +87,7 @@ def train(
     if not isinstance(env_id, str):
         raise UsageError(f"env_id = {env_id!r}: expected the Gymnasium id of a task, such as 'Pendulum-v1'")
     if isinstance(env_args, Mapping):
-        texts = [f"{key}={_toml(value)}" for key, value in env_args.items()]
+        texts = [f"{key}={value_text(value)}" for key, value in env_args.items()]
     elif isinstance(env_args, str):
         raise UsageError(f"env_args = {env_args!r}: expected a mapping such as {{'g': 5.0}}, or ['g=5.0']")
     else:
@@ -292,7 +293,8 @@ class TrainedPolicy:
                 structure, a structure of stacked arrays (as vector environments give), or a list of structures; for
                 images the last k frames uint8 [k, C, H, W], as ``make_env`` gives.
             deterministic: the best action; otherwise one as samplers draw it to explore.
-            action_mask: of a task that gives one, as ``info["action_mask"]``: [K], or [N, K].
+            action_mask: of a task that gives one, as ``info["action_mask"]``: [K], or [N, K]; None: as the
+                observation's own entry of that name says.
 
         Returns:
             Continuous: float32 [*action_shape], or [N, *action_shape], within the bounds of the action space.
@@ -303,6 +305,8 @@ class TrainedPolicy:
             UsageError: the observation or the mask does not fit, or is not finite.
         """
         rows, single = self._rows(obs)
+        if action_mask is None and isinstance(obs, Mapping):
+            action_mask = obs.get(MASK)
         if self.spec.action_mask or action_mask is not None:
             rows = np.concatenate([rows, self._mask(action_mask, len(rows))], axis=1)
         drawn = self._policy.act_greedy(rows) if deterministic else self._exploring.act(rows, self._rng)
@@ -449,16 +453,7 @@ def _shared(import_module: str | None, auto: bool, settings: Mapping[str, Any] |
         raise UsageError(f"settings = {settings!r}: expected a mapping such as {{'sac.gamma': 0.98}}")
     flags = [f"--import={import_module}"] if import_module else []
     flags += ["--auto"] if auto else []
-    return flags + [f"--set={key}={_toml(value)}" for key, value in (settings or {}).items()]
-
-
-def _toml(value: Any) -> str:
-    """A value as the command line takes it; those of NumPy as Python's, a path as text."""
-    plain = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-    plain = os.fspath(plain) if isinstance(plain, os.PathLike) else plain
-    if not isinstance(plain, bool | int | float | str | list | tuple):
-        raise UsageError(f"{value!r}: expected a number, True, False, a text or a list; leave out what is not set")
-    return toml_value(tuple(plain) if isinstance(plain, list) else plain)
+    return flags + [f"--set={key}={value_text(value)}" for key, value in (settings or {}).items()]
 
 
 def _train(options: Iterable[str], import_module: str | None, quiet: bool) -> Run:

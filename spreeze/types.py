@@ -7,12 +7,37 @@ K number of discrete actions, W row width. A discrete action is stored as one fl
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureSpec:
+    """How an environment's own picture lies in its observations."""
+
+    path: tuple[str | int, ...]
+    """Keys of the nested observation that lead to it; empty where it is the observation."""
+    shape: tuple[int, ...]
+    """Its own shape."""
+    order: tuple[int, ...]
+    """Its axes as [..., H, W]: those before are channels, or frames and their channels."""
+    bounds: tuple[float, float] = (0.0, 255.0)
+    """The values that become bytes 0 and 255."""
+
+    @property
+    def rgb(self) -> bool:
+        """Whether the axis beside height and width is red, green and blue."""
+        return len(self.order) > 2 and self.shape[self.order[-3]] == 3
+
+    @property
+    def channels(self) -> int:
+        """Planes of height and width."""
+        return math.prod(self.shape[axis] for axis in self.order[:-2])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +45,7 @@ class FrameSpec:
     """The frames of an image task."""
 
     channels: int
-    """C: 1 grey, 3 red, green and blue."""
+    """C: 1 grey, 3 red, green and blue; any other number as the environment has them."""
     height: int
     """H, in pixels."""
     width: int
@@ -31,6 +56,8 @@ class FrameSpec:
     """Whether replay stores only the sign of each reward."""
     options: dict[str, Any]
     """Values of the ``image`` settings, from which the same environment can be made again."""
+    source: PictureSpec | None = field(default=None, compare=False)
+    """The picture that is shrunk; None with Atari, whose screen is read, and in files of earlier versions."""
 
     @property
     def shape(self) -> tuple[int, int, int]:

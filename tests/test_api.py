@@ -162,7 +162,8 @@ def test_a_rejected_start_raises_its_own_class_with_one_line(tmp_path, capsys):
         spreeze.train("Pendulum-v1", seed="x", runs_dir=tmp_path)
     for wrong, words in [({"env_id": None}, "env_id = None"), ({"settings": ["a"]}, r"settings = \['a'\]"),
                          ({"env_args": "g=5"}, "env_args = 'g=5'"),
-                         ({"settings": {"run.name": None}}, "None")]:  # fmt: skip
+                         ({"env_args": {"g": {1, 2}}}, "'{1, 2}'"),
+                         ({"settings": {"run.name": print}}, "'<built-in function print>'")]:  # fmt: skip
         with pytest.raises(UsageError, match=f"^{words}: expected "):
             spreeze.train(**{"env_id": "Pendulum-v1", "runs_dir": tmp_path, **wrong})
     with pytest.raises(UsageError, match=r"^run = 3: expected "):

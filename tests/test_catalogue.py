@@ -60,14 +60,21 @@ CATALOGUE = {
         "fault_runs::test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor")),
     12: Row("wrong shape, type or no observation at all", (
         "envs::test_what_cannot_be_stored_is_refused_with_field_and_value",
+        "envs::test_an_array_of_one_element_is_its_element",
+        "habits::test_a_picture_that_is_none_is_refused_with_what_was_found",
         "faults::test_errors_and_bad_transitions_are_counted_and_training_goes_on")),
     13: Row("NaN or infinite observation or reward", (
         "sampling::test_a_bad_transition_is_counted_refused_and_never_stored",
+        "habits::test_a_reward_that_leaves_float32_is_refused",
+        "habits::test_vector_environments_refuse_it_too_and_may_give_arrays_of_one",
         "interleavings::test_an_error_cuts_its_episode_at_the_last_good_row_and_changes_nothing_for_the_others",
         "evaluator::test_an_error_costs_its_episode_and_the_score_says_so",
         "play::test_an_error_of_the_environment_costs_an_episode_and_is_told",
         "sampling::test_the_first_bad_transition_ends_it_when_asked_so")),
-    14: Row("huge finite reward", ("fault_stubs::test_f14_a_huge_reward_is_stored_and_its_update_skipped",)),
+    14: Row("huge finite reward", (
+        "fault_stubs::test_f14_a_huge_reward_is_stored_and_its_update_skipped",
+        "habits::test_sums_of_rewards_stay_within_float32",
+        "habits::test_a_spike_does_not_poison_running_statistics")),
     15: Row("terminated and truncated", (
         "ops::test_target_bootstraps_unless_terminated",
         "sampling::test_an_ended_episode_keeps_its_true_last_observation_and_only_termination_is_stored",

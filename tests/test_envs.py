@@ -9,6 +9,7 @@ from importlib import metadata
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from harness import PATIENCE_S
 from linear_policy import SPEC
 
@@ -185,7 +186,6 @@ S = gymnasium.spaces
         (BOX1, S.Box(np.finfo(np.float32).min, np.finfo(np.float32).max, (2,), np.float32), "unbounded"),
         (BOX1, S.Box(0, 3, (2,), np.int64), "integers"),
         (BOX1, S.Box(-1.0, 1.0, (0,), np.float32), "no component"),
-        (S.Box(0, 255, (8, 8, 3), np.uint8), BOX1, "CNN"),
         (S.Dict({}), BOX1, "no component"),
         (S.Text(5), BOX1, "no fixed length"),
         (S.Box(-1.0, 1.0, (3, 0), np.float32), BOX1, "no component"),
@@ -227,6 +227,14 @@ def test_no_action_leaves_bounds_in_float64_that_no_float32_has():
         ((np.array([np.nan], np.float32), 0.0, False, False, {}), r"observation\[0\] = nan"),
         ((np.array([np.inf], np.float32), 0.0, False, False, {}), r"observation\[0\] = inf"),
         ((np.array([1e300]), 0.0, False, False, {}), r"observation\[0\] = inf"),
+        (([10**400], 0.0, False, False, {}), "observation"),
+        ((np.zeros(1), 1e39, False, False, {}), r"reward = 1e\+39"),
+        ((np.zeros(1), -(10**400), False, False, {}), "reward = "),
+        ((np.zeros(1), np.array([1e39]), False, False, {}), r"reward = 1e\+39"),
+        ((np.zeros(1), np.zeros(2), False, False, {}), r"reward = shape \(2,\); expected one number"),
+        ((np.zeros(1), [], False, False, {}), r"reward = shape \(0,\)"),
+        ((np.zeros(1), 0.0, [False, True], False, {}), r"terminated = shape \(2,\)"),
+        ((np.zeros(1), 0.0, False, "False", {}), r"truncated = False \(str\)"),
         ((np.zeros(2, np.float32), 0.0, False, False, {}), r"observation = shape \(2,\)"),
         ((None, 0.0, False, False, {}), "observation"),
         (("text", 0.0, False, False, {}), "observation"),
@@ -240,6 +248,26 @@ def test_what_cannot_be_stored_is_refused_with_field_and_value(result, field):
     task = scripted_task(result)
     with pytest.raises(BadTransition, match=field):
         task.step(np.zeros(1, np.float32))
+
+
+@pytest.mark.parametrize("one", [np.array, lambda value: np.array([value]), lambda value: np.array([[value]]),
+                                 lambda value: [value], lambda value: (value,), lambda value: torch.tensor([value])])
+def test_an_array_of_one_element_is_its_element(one):
+    task = scripted_task(([0.5], one(2.5), one(False), one(True), None))
+    obs, *others = task.step(np.zeros(1, np.float32))
+    assert (obs.tolist(), others) == ([0.5], [2.5, False, True])
+    assert [type(value) for value in others] == [float, bool, bool]
+
+
+@pytest.mark.parametrize("flag", [0, np.bool_(False), np.int8(0), 0.0, None])
+def test_flags_may_be_numbers(flag):
+    _, _, terminated, truncated = scripted_task(([0.5], 1, flag, not flag, None)).step(np.zeros(1, np.float32))
+    assert (terminated, truncated) == (False, True)
+
+
+def test_a_tensor_with_a_gradient_is_its_values():
+    task = scripted_task((torch.tensor([0.5], requires_grad=True), 1.0, False, False, {}))
+    assert task.step(np.zeros(1, np.float32))[0].tolist() == [0.5]
 
 
 def test_large_finite_observations_pass_although_their_square_overflows():

@@ -226,6 +226,10 @@ def test_the_command_writes_a_checked_file_and_a_program_that_plays_without_spre
 CODE = {  # environment, its module, algorithm, words that its example must have
     "frames": ("test/Counter-v0", "image_env", "dqn", "frames = [*frames[1:], frame(obs)]"),
     "masks": ("tests/Masked-v0", "masked_env", "ppo", 'info["action_mask"]'),
+    "channels first": ("habits/First-v0", "habits_env", "dqn", "obs).transpose((0, 1, 2))"),
+    "picture in a dictionary": ("habits/Nested-v0", "habits_env", "dqn", "obs['eye']).transpose((2, 0, 1))"),
+    "masks of a method": ("habits/Method-v0", "habits_env", "ppo", 'get_wrapper_attr("action_masks")()'),
+    "masks observed": ("habits/Observed-v0", "habits_env", "ppo", 'np.asarray(obs["action_mask"]'),
     "nested": ("NestedGoal-v0", "nested_env", "sac", "def flat(space, obs)"),
     "team": ("parallel:two_step_game", "two_step_game", "qmix", "env = two_step_game.parallel_env()"),
 }

@@ -62,11 +62,12 @@ def test_any_uint8_image_becomes_frames(name, grey, channels):
         task.close()
 
 
-def test_images_with_continuous_actions_and_odd_images_are_refused_with_the_reason():
-    with pytest.raises(EnvironmentError_, match=r"sac, td3 and ddpg have no network for images"):
+def test_images_with_continuous_actions_are_refused_with_the_reason_and_what_helps():
+    with pytest.raises(EnvironmentError_, match=r"no network for images; --set env.image=false"):
         counter("Steering")
-    with pytest.raises(EnvironmentError_, match=r"expected \[H, W\]"):
-        counter("FourChannels")
+    task = make_task("test/Steering-v0", "image_env", picture=False)
+    assert (task.spec.frames, task.spec.obs_dim) == (None, 40 * 48 * 3)
+    task.close()
 
 
 def test_only_dqn_fits_images():

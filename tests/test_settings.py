@@ -109,10 +109,21 @@ def test_a_value_set_twice_is_blamed_on_the_layer_that_set_it_last():
         ("replay.save=true", {"replay": {"save": True}}),
         (" sac.gamma = 1 ", {"sac": {"gamma": 1}}),
         ("run.name=", {"run": {"name": ""}}),
+        ("replay.save=False", {"replay": {"save": False}}),
+        ("stop.seconds=None", {"stop": {"seconds": None}}),
+        ("sac.hidden_sizes=(64, 64)", {"sac": {"hidden_sizes": (64, 64)}}),
+        ("gala.mixing=none", {"gala": {"mixing": "none"}}),
+        ("run.name='a b'", {"run": {"name": "a b"}}),
     ],
 )
-def test_assignments_are_toml_values_or_bare_text(text, values):
+def test_assignments_are_values_of_json_or_python_or_bare_text(text, values):
     assert parse_assignment(text) == values
+
+
+@pytest.mark.parametrize("text", ["env.normalize_obs=off", "env.normalize_obs=TRUE", "learner.fuse=[true"])
+def test_a_switch_takes_no_text(text):
+    with pytest.raises(ConfigError, match="expected bool, True or False, got str"):
+        resolve([Layer("user", parse_assignment(text))])
 
 
 @pytest.mark.parametrize("text", ["", "x", "gamma=1", "sac.=1", ".gamma=1", "sac.gamma", "=1"])

@@ -19,6 +19,11 @@ from spreeze.run_directory import LIVE_STATES, RunDir, state_of
 from spreeze.runtime.interrupts import Interrupts
 
 
+def test_commas_within_brackets_and_quotes_split_no_value():
+    assert sweep.split_values("(64, 64),[1,2],'a,b',{'c': 1, 'd': 2},x") == [
+        "(64, 64)", "[1,2]", "'a,b'", "{'c': 1, 'd': 2}", "x"]
+
+
 def test_a_grid_is_every_combination_and_names_what_varies():
     found = sweep.grid(["sac.gamma=0.9,0.99", "sac.tau=0.01", "sac.hidden_sizes=[64, 64],[128]"])
     assert [setting for setting, _ in found] == [

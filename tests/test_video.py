@@ -52,13 +52,18 @@ def test_a_clip_holds_every_frame_at_its_rate_in_a_form_that_browsers_play(tmp_p
     assert [p.name for p in tmp_path.iterdir()] == ["clip.mp4"]
 
 
-def test_odd_sizes_are_cut_to_even_ones(tmp_path):
+@pytest.mark.parametrize(("sizes", "expected"), [
+    ([(49, 65)] * 3, (50, 66)), ([(1, 1)], (2, 2)), ([(48, 64), (49, 64), (47, 65), (48, 62)], (48, 64)),
+    ([(48, 64), (96, 128), (64, 48), (9, 9)], (48, 64)),
+])  # fmt: skip
+def test_odd_sizes_and_sizes_that_change_lose_no_frame(tmp_path, sizes, expected):
     with ClipWriter(tmp_path / "clip.mp4", 10.0) as clip:
-        for frame in frames(3, 49, 65):
-            clip.add(frame)
+        for height, width in sizes:
+            clip.add(np.full((height, width, 3), (200, 40, 40), np.uint8))
     with av.open(str(tmp_path / "clip.mp4")) as container:
-        stream = container.streams.video[0]
-        assert (stream.width, stream.height) == (64, 48)
+        found = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert [frame.shape for frame in found] == [(*expected, 3)] * len(sizes)
+    assert all(abs(int(frame[len(frame) // 2, frame.shape[1] // 2, 0]) - 200) < 20 for frame in found)
 
 
 def test_a_clip_given_up_leaves_no_file(tmp_path):
@@ -72,14 +77,9 @@ def test_a_clip_given_up_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_clip_without_a_frame_and_a_frame_of_another_size_are_errors(tmp_path):
+def test_a_clip_without_a_frame_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="no frame"):
         ClipWriter(tmp_path / "a.mp4", 10.0).finish()
-    clip = ClipWriter(tmp_path / "b.mp4", 10.0)
-    clip.add(next(frames(1)))
-    with pytest.raises(ValueError, match="shape"):
-        clip.add(next(frames(1, 20, 20)))
-    clip.discard()
     assert list(tmp_path.iterdir()) == []
 
 

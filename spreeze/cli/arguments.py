@@ -114,8 +114,8 @@ def build_parser() -> argparse.ArgumentParser:
             _add(parser, flag, key)
             added.add(flag)
     parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
-                        help="a number, true, false or text for the environment's constructor, as often as needed "
-                             "(default: none)")
+                        help="argument of the environment's constructor, as often as needed: the value as Python or "
+                             "JSON writes it (True, None, [1, 2], '{\"a\": 1}'), a bare word is a text (default: none)")
     parser.add_argument("--samples-per-insert", metavar="MIN:MAX", default=None,
                         help="band of transitions drawn / transitions inserted: below MIN samplers wait, above MAX the "
                              "learner waits [ratio] (default: 8:512; td3 16:512)")

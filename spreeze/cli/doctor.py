@@ -30,6 +30,7 @@ from spreeze.cli.terminal import Screen
 from spreeze.config.algorithms import actions_text, fitting_algorithms
 from spreeze.config.schema import ReplayConfig
 from spreeze.envs.make import FALLBACK_ID, default_env_id, has_display, is_bullet
+from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import START_S, Probe, in_child, probe_env
 from spreeze.errors import SpreezeError
 from spreeze.formatting import clean, percent, size
@@ -63,6 +64,7 @@ _UNEVEN = 10.0
 """Ratio of p99 to median step time above which environments stepped together wait for the slowest."""
 _SLOW_RESET = 50.0
 """Ratio of median reset time to median step time above which resets are reported as slow."""
+_LARGE_OBSERVATION = 1e6
 
 
 def check_env(
@@ -74,6 +76,7 @@ def check_env(
         probe = probe_env(env_id, import_module, deadline_s=timeout_s, steps=300, args=args, on_wait=on_wait)
     except SpreezeError as error:
         return [Check("environment", "fail", clean(error), "name another --env, or fix what the line says")], None
+    args = probe.spec.args  # with what the probe found to be needed
     checks, found = _closer(probe, env_id, import_module, args, timeout_s)
     # Rendering may crash its process, so it gets a separate one, after the timing.
     checks = [*_spaces(probe), *checks, _pictures(env_id, import_module, args, timeout_s)]
@@ -101,6 +104,9 @@ def _spaces(probe: Probe) -> list[Check]:
                            "is a loss, sac learns only because sac.max_alpha bounds its temperature"))
     if spec.obs_layout:
         found.append(Check("env layout", "ok", "; ".join(spec.obs_layout)))
+    if (taken := seen_as(spec)) is not None:
+        found.append(Check("env observation", "ok", taken))
+    found += [Check("env notes", "warn" if " is no" in note else "ok", note) for note in probe.notes]
     return found
 
 
@@ -121,7 +127,16 @@ def _closer(
         checks += [Check("env memory", "ok", memory),
                    Check("environments", "warn", f"a second one cannot be made beside the first: {found['alone']}",
                          "training takes one sampler with one environment, which also plays the evaluations")]
-    return [*checks, _notes(found["notes"])], found
+    return [*checks, *_values(found["largest_observation"], probe.spec.obs_dim), _notes(found["notes"])], found
+
+
+def _values(largest: float, obs_dim: int) -> list[Check]:
+    """A warning of observations that networks do not learn from as they are."""
+    if largest <= _LARGE_OBSERVATION:
+        return []
+    return [Check("env observation", "warn", f"the largest of its {obs_dim} values was {largest:.3g}; networks learn "
+                  "from values of about 1", "--set env.normalize_obs=true scales them, or leave out what only grows, "
+                  "such as a clock")]
 
 
 def _speeds(found: dict[str, Any]) -> list[Check]:

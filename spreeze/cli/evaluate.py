@@ -121,7 +121,8 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
     def make() -> Task:
         with start_limit(spec.env_id, args.start_deadline_s):
             task = make_task(spec.env_id, args.import_module, "rgb_array" if args.video else None, args=spec.args,
-                             plain=spec.plain, image=frame_options(spec), action_mask=spec.action_mask)
+                             plain=spec.plain, image=frame_options(spec), picture=spec.frames is not None,
+                             action_mask=spec.action_mask)
         check_fits(spec, task.spec, weights.path)
         return task
 

@@ -9,6 +9,7 @@ import importlib.util
 import io
 import keyword
 import os
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import find_run
 from spreeze.transport import files
 from spreeze.transport.weights import Weights, read_weights
-from spreeze.types import POLICY_FORMATS, EnvSpec, PolicyFormat
+from spreeze.types import POLICY_FORMATS, EnvSpec, FrameSpec, PictureSpec, PolicyFormat
 
 OBSERVATIONS = 1000
 """Of the check."""
@@ -237,7 +238,8 @@ def _make_line(spec: EnvSpec, plain_id: str) -> str:
         return f"# With render_mode='human' it is shown.\nenv = {plain_id}.parallel_env({arguments[2:]})"
     if spec.team is not None:
         return f"env = gymnasium.make({plain_id!r}, disable_env_checker=True{arguments})"
-    return f"# With render_mode='human' it is shown.\nenv = gymnasium.make({plain_id!r}{arguments})"
+    infinite = "from math import inf, nan\n\n" if {"inf", "nan"} & {*re.findall(r"\w+", arguments)} else ""
+    return f"{infinite}# With render_mode='human' it is shown.\nenv = gymnasium.make({plain_id!r}{arguments})"
 
 
 def _obs_lines(spec: EnvSpec) -> list[str]:
@@ -268,9 +270,21 @@ def _obs_lines(spec: EnvSpec) -> list[str]:
 def _frame_lines(spec: EnvSpec) -> list[str]:
     assert spec.frames is not None
     size = int(spec.frames.height)
+    if spec.frames.source is not None:
+        return [*_share_lines(size), "", "", *_picture_lines(spec.frames, spec.frames.source)]
     grey = """
             if picture.ndim == 3 and picture.shape[2] == 3:
                 picture = picture @ np.array([0.299, 0.587, 0.114], np.float32)""" if spec.frames.channels == 1 else ""
+    return _share_lines(size) + textwrap.dedent(f'''
+
+        def frame(picture):  # uint8 [C, {size}, {size}]{grey}
+            planes = picture[None] if picture.ndim == 2 else np.moveaxis(picture, 2, 0)
+            small = shares(planes.shape[1]).T @ planes.astype(np.float32) @ shares(planes.shape[2])
+            return (small + 0.5).astype(np.uint8)
+    ''').splitlines()
+
+
+def _share_lines(size: int) -> list[str]:
     return textwrap.dedent(f'''
 
         @functools.cache
@@ -278,13 +292,23 @@ def _frame_lines(spec: EnvSpec) -> list[str]:
             edge, pixel, scale = np.arange({size}) * old / {size}, np.arange(old)[:, None], old / {size}
             found = np.minimum(edge + scale, pixel + 1) - np.maximum(edge, pixel)
             return (np.maximum(found, 0) / scale).astype(np.float32)
-
-
-        def frame(picture):  # uint8 [C, {size}, {size}]{grey}
-            planes = picture[None] if picture.ndim == 2 else np.moveaxis(picture, 2, 0)
-            small = shares(planes.shape[1]).T @ planes.astype(np.float32) @ shares(planes.shape[2])
-            return (small + 0.5).astype(np.uint8)
     ''').splitlines()
+
+
+def _picture_lines(frames: FrameSpec, source: PictureSpec) -> list[str]:
+    """A function that makes a frame of a picture, wherever it lies in the observation and whatever its axes."""
+    path = "".join(f"[{key!r}]" for key in source.path)
+    low, high = (float(bound) for bound in source.bounds)
+    factor = 255.0 / (high - low)
+    scale = [f"    planes = np.clip((planes - {low!r}) * {factor!r}, 0, 255)"] if (low, high) != (0.0, 255.0) else []
+    grey = ["    planes = np.moveaxis(planes, -3, -1) @ np.array([0.299, 0.587, 0.114], np.float32)"]
+    return [
+        f"def frame(obs):  # uint8 {list(frames.shape)}",
+        f"    planes = np.asarray(obs{path}).transpose({tuple(map(int, source.order))}).astype(np.float32)", *scale,
+        *(grey if frames.channels < source.channels else []),
+        "    planes = planes.reshape(-1, *planes.shape[-2:])",
+        "    return (shares(planes.shape[1]).T @ planes @ shares(planes.shape[2]) + 0.5).astype(np.uint8)",
+    ]
 
 
 def _loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
@@ -302,9 +326,15 @@ def _loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
         if atari:
             body[1:1] = _begun(spec)
     else:
-        vector = "flat(env.observation_space, obs)" if spec.parts else "np.asarray(obs, np.float32).reshape(-1)"
+        space, mask = "env.observation_space", 'info["action_mask"]'
+        if spec.mask_dim and spec.obs_layout[-1].endswith("action_masks()"):
+            mask = 'env.get_wrapper_attr("action_masks")()'
+        elif spec.mask_dim and spec.obs_layout[-1].endswith("observation['action_mask']"):
+            mask = 'obs["action_mask"]'
+            space = "gymnasium.spaces.Dict({key: env.observation_space[key] for key in obs if key != 'action_mask'})"
+        vector = f"flat({space}, obs)" if spec.parts else "np.asarray(obs, np.float32).reshape(-1)"
         if spec.mask_dim:
-            vector = f'np.concatenate([{vector}, np.asarray(info["action_mask"], np.float32)])'
+            vector = f"np.concatenate([{vector}, np.asarray({mask}, np.float32)])"
         see = [f"x = {vector}[None]"]
     shaped = "" if spec.num_actions is not None else ".reshape(env.action_space.shape).astype(env.action_space.dtype)"
     body += ["while not done:", *(f"    {line}" for line in [*see, f"action = {_ACT[row.name]}{shaped}", *step])]

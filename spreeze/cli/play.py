@@ -93,7 +93,8 @@ class _Stage:
             with start_limit(spec.env_id, self._args.start_deadline_s):
                 self._task = make_task(
                     spec.env_id, self._args.import_module, "human" if self.in_window else "rgb_array", args=spec.args,
-                    plain=spec.plain, image=frame_options(spec), action_mask=spec.action_mask,
+                    plain=spec.plain, image=frame_options(spec), picture=spec.frames is not None,
+                    action_mask=spec.action_mask,
                 )
             check_fits(spec, self._task.spec, source.weights.path)
         return self._task
@@ -117,6 +118,8 @@ def play(args: argparse.Namespace, stage: _Stage) -> str:
         raise ConfigError(f"--seed {args.seed}: at least 0")
     check_output(args.clip)
     source = _Source(args)
+    if any(text.startswith("render_mode=") for text in source.spec.args):  # it observes what it draws
+        stage.in_window = False
     with environment_errors(source.spec.env_id):
         stage.task(source)
         return _window(source, stage, args) if stage.in_window else _clip(source, stage, args)
@@ -265,7 +268,7 @@ def _clip(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
                 episode.lose(error, stage)
             lines.append(_line(source, episode))
     return "\n".join([*lines, *([f"{count - lost} of {count} episodes, {lost} lost"] if lost else []),
-                      f"clip: {path}" + ("" if args.clip else " (no display for a window)")])
+                      f"clip: {path}" + ("" if args.clip or has_display() else " (no display for a window)")])
 
 
 def _default_clip(weights: Weights) -> Path:

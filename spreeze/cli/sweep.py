@@ -312,11 +312,13 @@ def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def split_values(text: str) -> list[str]:
-    """Splits at commas outside of brackets: ``[64,64],[128]`` has two values."""
-    values, depth = [""], 0
+    """Splits at commas outside of brackets and quotes: ``[64,64],[128]`` has two values."""
+    values, depth, quote = [""], 0, ""
     for letter in text:
-        depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and depth == 0:
+        if letter in "\"'" and quote in ("", letter):
+            quote = "" if quote else letter
+        depth += 0 if quote else (letter in "[{(") - (letter in "]})")
+        if letter == "," and depth == 0 and not quote:
             values.append("")
         else:
             values[-1] += letter

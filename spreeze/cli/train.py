@@ -40,7 +40,8 @@ from spreeze.config.layers import (
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, chosen_profile, reached_with
 from spreeze.config.schema import MOST_DEFAULT_SAMPLERS, Config
-from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, refuse_foreign
+from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, parse_args, refuse_foreign
+from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
@@ -104,10 +105,8 @@ def _train(args: argparse.Namespace) -> int:
         settings, why = with_algorithm(base, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)
-        for note in effect_notes(settings, tuned=args.auto):
+        for note in _task_notes(args, settings, probe):
             say(note, as_json=args.json)
-        if args.fresh and not args.auto:
-            say("no effect without --auto: --fresh", as_json=args.json)
         say(machine.one_line(), as_json=args.json)
         if settings.config.cluster.address is not None:
             say(_look_at(settings.config.cluster.address), as_json=args.json)
@@ -149,6 +148,14 @@ def _train(args: argparse.Namespace) -> int:
             raise
         finally:
             run_dir.close()
+
+
+def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> list[str]:
+    """Flags without effect, and how the environment is made and observed."""
+    found = effect_notes(settings, tuned=args.auto)
+    if args.fresh and not args.auto:
+        found.append("no effect without --auto: --fresh")
+    return [*found, *(f"{probe.spec.env_id}: {line}" for line in (seen_as(probe.spec), *probe.notes) if line)]
 
 
 def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tuple[Probe, list[str]]]]:
@@ -255,6 +262,8 @@ def layers_of(
             part, name = key.split(".")
             asked = user.values.get(part, {}).get(name)
             asked = tuple(asked) if isinstance(asked, list) else asked
+            if key == "env.args" and asked is not None and parse_args(asked) == parse_args(values[part][name]):
+                continue  # another spelling of the same
             if asked is not None and asked != values[part][name]:
                 raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {values[part][name]}")
         env = values["env"]

@@ -21,6 +21,7 @@ from spreeze.config.algorithms import (
     implied_mode,
 )
 from spreeze.config.schema import FLAG_OF, PARTS, Config, RunConfig, algorithm_part, offered
+from spreeze.config.values import literal
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
 
@@ -248,15 +249,15 @@ def default_of(settings: Settings) -> str:
 
 
 def parse_assignment(text: str) -> Values:
-    """``part.field=value`` (a TOML value, or bare text) as values."""
+    """``part.field=value`` (a value of JSON or Python, or bare text) as values."""
     key, sep, raw = text.partition("=")
     part, _, name = key.strip().partition(".")
     if not (sep and part and name):
         raise ConfigError(f"--set {text!r}: expected part.field=value, for example sac.gamma=0.98")
     try:
-        value = tomllib.loads(f"value = {raw.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = raw.strip()
+        value = literal(raw)
+    except ValueError:
+        value = raw.strip()  # the setting refuses it where it is no text
     return {part: {name: value}}
 
 

@@ -60,7 +60,8 @@ def _scalar(value: Any, wanted: type, item: dataclasses.Field[Any]) -> Any:
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        raise ConfigError(f"{item.name} = {value!r}: expected {wanted.__name__}, got {type(value).__name__}")
+        kind = "bool, True or False" if wanted is bool else wanted.__name__
+        raise ConfigError(f"{item.name} = {value!r}: expected {kind}, got {type(value).__name__}")
     low, high, choices = (item.metadata.get(key) for key in ("low", "high", "choices"))
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{item.name} = nan: expected a number")

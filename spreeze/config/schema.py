@@ -83,6 +83,8 @@ class EnvConfig(Part):
                           flag="--plain-env")
     args: tuple[str, ...] = setting((), "key=value texts for the environment's constructor (command line only)")
     normalize_obs: bool = setting(False, "scale observations by their running mean and standard deviation")
+    image: bool | None = setting(None, "take observations as pictures for a CNN, or as numbers; not set: bytes to 255 "
+                                 "of at least 36 x 36 pixels are pictures")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -474,7 +476,8 @@ _ONLY_WITH_REPLAY: tuple[str, ...] = (
 _ONLY_ON_POLICY: tuple[str, ...] = ("rollout",)
 _OBJECTIVES = ("tuning.objective", "tuning.cpu_target", "tuning.gpu_target")
 """Rollouts are tuned for their own objective alone."""
-_ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning", "logging")
+_ALWAYS = ("env.normalize_obs", "env.image", "image", "sampling", "learner", "evaluation", "visualizer", "tuning",
+           "logging")
 
 
 def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -20,8 +20,9 @@ import gymnasium
 import numpy as np
 
 from spreeze.config.schema import ImageConfig
-from spreeze.errors import EnvironmentError_
-from spreeze.types import FrameSpec
+from spreeze.envs.scalars import array_like
+from spreeze.errors import BadTransition
+from spreeze.types import FrameSpec, PictureSpec
 
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 """Luma of red, green and blue (ITU-R BT.601)."""
@@ -62,39 +63,64 @@ def _area_weights(old: int, new: int) -> np.ndarray:
     return weights.astype(np.float32)
 
 
-class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
-    """Frames of any environment whose observation is a uint8 image [H, W] or [H, W, C]."""
+class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
+    """Frames of any environment that observes a picture.
 
-    def __init__(self, env: gymnasium.Env[Any, Any], options: ImageConfig) -> None:
-        """Takes the sizes from the observation space.
+    Red, green and blue become grey unless ``image.grey`` is off; other channels stay planes of their own.
+    """
 
-        Raises:
-            EnvironmentError_: an image that is neither grey nor red, green and blue.
-        """
+    def __init__(self, env: gymnasium.Env[Any, Any], source: PictureSpec, options: ImageConfig) -> None:
         super().__init__(env)
-        shape = env.observation_space.shape or ()
-        if len(shape) not in (2, 3) or (len(shape) == 3 and shape[2] not in (1, 3)):
-            name = env.spec.id if env.spec else str(env)
-            raise EnvironmentError_(f"{name}: an image of shape {shape}; expected [H, W], [H, W, 1] or [H, W, 3]")
-        height, width = shape[:2]
-        self._to_grey = options.grey and len(shape) == 3 and shape[2] == 3
-        channels = 3 if len(shape) == 3 and shape[2] == 3 and not options.grey else 1
-        size = options.size
+        self._source, self._to_grey = source, options.grey and source.rgb
+        channels = source.channels // 3 if self._to_grey else source.channels
+        height, width = (source.shape[axis] for axis in source.order[-2:])
+        size, (self._low, high) = options.size, source.bounds
+        self._scale = 255.0 / (high - self._low)
         self._resize = AreaResize(height, width, size)
         self.frame_spec = FrameSpec(
             channels=channels, height=size, width=size, stack=options.stack, sign_rewards=False,
-            options=asdict(options),
+            options=asdict(options), source=source,
         )
         self.observation_space = gymnasium.spaces.Box(0, 255, self.frame_spec.shape, np.uint8)
 
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        """The frame [C, H, W] of an image, a new array."""
-        planes: Any = observation @ _GREY if self._to_grey else observation
-        planes = planes[None] if planes.ndim == 2 else np.moveaxis(planes, 2, 0)
+    def observation(self, observation: Any) -> np.ndarray:
+        """The frame [C, H, W] of an image, a new array.
+
+        Raises:
+            BadTransition: no picture of the shape that the space says, or a value that is not finite.
+        """
+        planes = self._picture(observation).transpose(self._source.order)
+        if self._to_grey:
+            planes = np.moveaxis(planes, -3, -1) @ _GREY
+        height, width = planes.shape[-2:]
         out = np.empty(self.frame_spec.shape, np.uint8)
-        for plane, target in zip(planes, out, strict=True):
+        for plane, target in zip(planes.reshape(-1, height, width), out, strict=True):
             self._resize(plane, target)
         return out
+
+    def _picture(self, observation: Any) -> np.ndarray:
+        """The picture itself, its values those of bytes."""
+        source = self._source
+        try:
+            for key in source.path:
+                observation = observation[key]
+            picture = np.asarray(array_like(observation))
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
+            raise self._bad(f"{str(observation)[:60]} ({type(observation).__name__})") from None
+        if picture.shape != source.shape:
+            raise self._bad(f"shape {picture.shape}; the space says {source.shape}")
+        if picture.dtype == np.uint8:
+            return picture
+        try:
+            values = (picture.astype(np.float32) - np.float32(self._low)) * np.float32(self._scale)
+        except (TypeError, ValueError):
+            raise self._bad(f"{str(picture)[:60]} ({picture.dtype})") from None
+        if not np.isfinite(values).all():
+            raise self._bad(str(picture[~np.isfinite(values)][0]))
+        return np.clip(values, 0.0, 255.0, out=values)
+
+    def _bad(self, found: str) -> BadTransition:
+        return BadTransition("picture observed", found, self.spec.id if self.spec else "environment")
 
 
 # --- Atari ---

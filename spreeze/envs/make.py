@@ -11,7 +11,6 @@ import importlib.util
 import os
 import re
 import sys
-import tomllib
 import types
 import warnings
 from typing import TYPE_CHECKING, Any, cast
@@ -21,9 +20,11 @@ import numpy as np
 from spreeze.config.env_ids import engine_of, is_team
 from spreeze.config.modes import import_named
 from spreeze.config.schema import ImageConfig
+from spreeze.config.values import literal_or_text
 from spreeze.envs.obs_flattening import leaves_of
+from spreeze.envs.pictures import picture_in, refuse_pictures
 from spreeze.envs.vector_engines import make_single
-from spreeze.errors import EnvironmentError_, described, did_you_mean
+from spreeze.errors import ConfigError, EnvironmentError_, described, did_you_mean
 from spreeze.types import EnvSpec, FrameSpec, Reasoned
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 BULLET_MODULE = "pybullet_envs_gymnasium"
 _FAST_MODULE = "spreeze.envs.bullet"
-_IMAGE_MODULE = "spreeze.envs.images"
+_IMAGE_MODULE, _MASK_MODULE = "spreeze.envs.images", "spreeze.envs.masks"
 _ATARI_PREFIX = "ALE/"
 BULLET_IDS = tuple(
     f"{name}BulletEnv-v0"
@@ -55,7 +56,7 @@ PACKAGES = {
     "PandaReach": ("panda_gym", "panda-gym"), "PandaPush": ("panda_gym", "panda-gym"),
 }  # fmt: skip
 """Beginnings of well-known ids: the module that registers them and what to install."""
-_RESERVED_ARGS = ("id", "render_mode", "disable_env_checker", "vectorization_mode", "num_envs")
+_RESERVED_ARGS = ("id", "disable_env_checker", "vectorization_mode", "num_envs")
 _MAX_ACTIONS = 4096
 """Discrete actions at most: a policy has one output for each."""
 _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
@@ -86,7 +87,7 @@ def default_env_id() -> Reasoned:
 
 def make_env(
     env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False,
-    args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
+    args: tuple[str, ...] = (), image: dict[str, Any] | None = None, picture: bool | None = None,
 ) -> gymnasium.Env[Any, Any]:
     """Makes one environment (time limit included, no autoreset, no checker).
 
@@ -101,6 +102,7 @@ def make_env(
         plain: takes pybullet-envs-gymnasium's own environment for its ids.
         args: ``key=value`` texts for the environment's constructor (``parse_args``).
         image: values of the image part of the configuration; its defaults if None.
+        picture: whether it observes pictures, which become frames, or numbers; None: as its space says.
 
     Raises:
         EnvironmentError_: unknown id, missing module, or the environment's constructor raised.
@@ -111,7 +113,7 @@ def make_env(
     if import_module is not None:
         import_user_module(import_module)
     if engine_of(env_id) is not None:
-        return make_single(env_id, render_mode, values)
+        return _of_engine(make_single(env_id, render_mode, values), env_id, picture)
     if is_team(env_id):
         from spreeze.envs.team_env import make_team
 
@@ -134,15 +136,28 @@ def make_env(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors; what matters to a user is checked in describe
-            if render_mode == "rgb_array" and not has_display():
-                _render_offscreen()
             if render_mode is not None:  # a constructor that draws nothing need not know the word
                 values["render_mode"] = render_mode
-            return _drawing(_made(made, values, ImageConfig(**(image or {}))), name, render_mode)
+            if values.get("render_mode") == "rgb_array" and not has_display():
+                _render_offscreen()
+            return _drawing(_made(made, values, ImageConfig(**(image or {})), picture), name, render_mode)
     except EnvironmentError_:
         raise
     except Exception as error:
         raise EnvironmentError_(f"{name} could not be made: {described(error)}") from error
+
+
+def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) -> gymnasium.Env[Any, Any]:
+    """An engine's environment, unless it observes pictures or is to."""
+    try:
+        if picture is None:
+            refuse_pictures(env.observation_space, f"{env_id}: observation space {_text(env.observation_space)}")
+        if picture:
+            raise EnvironmentError_(f"{env_id}: env.image = true, but no engine's pictures: use --env with a plain id")
+    except BaseException:
+        env.close()
+        raise
+    return env
 
 
 def _register(name: str, registry: Any) -> None:
@@ -175,10 +190,10 @@ def is_known_to_repeat(env_id: str) -> bool:
 
 
 def parse_args(args: tuple[str, ...]) -> dict[str, Any]:
-    """``key=value`` texts as keywords; a value is a TOML boolean, number or string, else it is taken as text.
+    """``key=value`` texts as keywords; a value means what it means in JSON or Python, a bare word is a text.
 
     Raises:
-        EnvironmentError_: no '=', no name, a name given twice or reserved, or a value of another kind.
+        EnvironmentError_: no '=', no name, a name given twice or reserved, or a value that ``literal_or_text`` refuses.
     """
     found: dict[str, Any] = {}
     for text in args:
@@ -191,12 +206,11 @@ def parse_args(args: tuple[str, ...]) -> dict[str, Any]:
         if key in found:
             raise EnvironmentError_(f"--env-arg {text[:80]!r}: '{key}' was given twice; give it once")
         try:
-            value = tomllib.loads(f"value = {raw.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = raw.strip()
-        if not isinstance(value, bool | int | float | str):
-            raise EnvironmentError_(f"--env-arg {text[:80]!r}: expected a number, true, false or a text")
-        found[key] = value
+            found[key] = literal_or_text(raw)
+        except ConfigError as error:
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: {error}") from None
+        if key == "render_mode" and found[key] == "human":
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: samplers open no windows; spreeze play does")
     return found
 
 
@@ -355,7 +369,8 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
     if frames is not None and num_actions is None:
         raise EnvironmentError_(
             f"{env_id}: observation space is an image and action space {_text(env.action_space)} is not Discrete; dqn "
-            "learns from images and chooses one of n actions, sac, td3 and ddpg have no network for images"
+            "learns from images and chooses one of n actions, sac, td3 and ddpg have no network for images; --set "
+            "env.image=false takes the pixels as numbers"
         )
     if frames is None:
         obs_dim, layout = _observations(env_id, env.observation_space)
@@ -425,25 +440,28 @@ def _observations(env_id: str, space: Any) -> tuple[int, tuple[str, ...]]:
     size = spaces.flatdim(space) if isinstance(space, spaces.Box) else leaves[-1].stop if leaves else 0
     if not size:
         raise EnvironmentError_(f"{what} has no component: the policy would see nothing")
-    if _is_image(space):
-        raise EnvironmentError_(f"{what} is an image, and no engine's: the CNN takes those of plain environments")
     return size, tuple(leaf.text() for leaf in leaves)
 
 
-def _is_image(space: Any) -> bool:
-    from gymnasium import spaces
-
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1
-
-
-def _made(name: Any, values: dict[str, Any], image: ImageConfig) -> gymnasium.Env[Any, Any]:
-    """The environment of a registered name (or specification), or its frames where it observes images."""
+def _made(
+    name: Any, values: dict[str, Any], image: ImageConfig, picture: bool | None
+) -> gymnasium.Env[Any, Any]:
+    """The environment of a registered name (or specification), or its frames where it observes pictures."""
     import gymnasium
 
     images: Any = importlib.import_module(_IMAGE_MODULE)
-    if isinstance(name, str) and name.startswith(_ATARI_PREFIX):
+    if isinstance(name, str) and name.startswith(_ATARI_PREFIX) and values.get("obs_type") != "ram":
         return cast("gymnasium.Env[Any, Any]", images.make_atari(name, image, values))
     env = gymnasium.make(name, disable_env_checker=True, **values)
-    if not _is_image(env.observation_space):
-        return env
-    return cast("gymnasium.Env[Any, Any]", images.ImageFrames(env, image))
+    masks: Any = importlib.import_module(_MASK_MODULE)
+    try:
+        env = masks.without_observed_mask(env)
+        source = picture_in(env.observation_space, picture)
+        if source is None and picture is None:
+            refuse_pictures(env.observation_space, f"{name if env.spec is None else env.spec.id}: observation space "
+                            f"{_text(env.observation_space)}")
+    except BaseException:
+        env.close()
+        raise
+    made = masks.with_method_mask(env) if source is None else images.ImageFrames(env, source, image)
+    return cast("gymnasium.Env[Any, Any]", made)

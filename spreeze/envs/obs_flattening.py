@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.envs.scalars import array_like
 from spreeze.errors import EnvironmentError_
 
 MASK = "action_mask"
@@ -86,11 +87,6 @@ def _collect(space: Any, path: Path, found: list[Leaf], what: str) -> None:
         return
     start = found[-1].stop if found else 0
     name = Leaf(path, 0, 0, space).name
-    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1:
-        raise EnvironmentError_(
-            f"{what}: '{name}' is an image beside other values, not supported: "
-            "a CNN takes the image alone; wrap the environment with FilterObservation to leave one of them"
-        )
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
         raise EnvironmentError_(
             f"{what}: '{name}' is a {type(space).__name__}, which has no fixed length; wrap the environment so that "
@@ -151,7 +147,7 @@ class Flattener:
                 raise LeafError(name, "missing") from None
             try:
                 write(value, out)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError, RuntimeError):
                 raise LeafError(name, f"{str(value)[:60]} ({type(value).__name__})") from None
         return out
 
@@ -170,7 +166,7 @@ def _values(leaf: Leaf) -> Writer:
     def write(value: Any, out: np.ndarray) -> None:
         if type(value) is not np.ndarray or value.dtype == np.float64:
             with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32 is infinite and found as such
-                value = np.asarray(value, np.float32)
+                value = np.asarray(array_like(value), np.float32)
         if value.shape != shape:
             raise LeafError(name, f"shape {value.shape}; the space says {shape}")
         out[place] = value.reshape(-1)

@@ -68,6 +68,7 @@ _FIRST_WORD_S, _WORD_S = 5.0, 20.0
 """When a slow start is told of first, and how often after that."""
 _SECOND_S, _SLOWEST_TWICE_S = 10.0, 30.0
 """Least time for a second environment to come up; where the first took longer than the other, none is tried."""
+_DRAWN_NOTE = "it cannot be reset without a render_mode: made with --env-arg render_mode=rgb_array, in samplers too"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,8 @@ class Probe:
     """Standard deviation of the step time over its mean; None if not timed."""
     memory_bytes: int
     """Resident memory that the first environment of a process adds, with the processes that it starts."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how it is made and observed."""
     step_cpu_share: float = 1.0
     """Processor time over time of a step, of the simulator's other processes too; 1 if it does not wait by itself."""
     start_s: float = 0.0
@@ -95,7 +98,7 @@ class Probe:
 
 def probe_env(
     env_id: str, import_module: str | None = None, *, deadline_s: float = START_S, steps: int = 2000,
-    plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
+    plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None, picture: bool | None = None,
     interrupted: Callable[[], bool] = lambda: False, on_wait: Callable[[str], object] = lambda text: None,
     second: bool = False,
 ) -> Probe:
@@ -109,6 +112,7 @@ def probe_env(
         plain: tries a Bullet task as its package has it.
         args: ``key=value`` texts for the environment's constructor.
         image: values of the image part of the configuration; its defaults if None.
+        picture: the setting ``env.image``.
         interrupted: asked ten times a second whether to give up.
         on_wait: told in a line now and then that a slow start is waited for.
         second: also tries whether there can be two at a time, and what a further one takes of memory; not where that
@@ -119,8 +123,8 @@ def probe_env(
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
     found = in_child("time", env_id, import_module, deadline_s=deadline_s, steps=steps, plain=plain, args=args,
-                     image=image, interrupted=interrupted, on_wait=on_wait, second=second)
-    return Probe(**{**found, "spec": rebuild(EnvSpec, found["spec"])})
+                     image=image, picture=picture, interrupted=interrupted, on_wait=on_wait, second=second)
+    return Probe(**{**found, "spec": rebuild(EnvSpec, found["spec"]), "notes": tuple(found["notes"])})
 
 
 def probe_of(
@@ -130,13 +134,13 @@ def probe_of(
     """``probe_env`` of the task that is configured."""
     env = config.env
     return probe_env(env.id, env.import_module, steps=steps, plain=env.plain, args=env.args,
-                     image=dataclasses.asdict(config.image), interrupted=interrupted, on_wait=on_wait, second=second,
-                     deadline_s=config.sampling.start_deadline_s)
+                     image=dataclasses.asdict(config.image), picture=env.image, interrupted=interrupted,
+                     on_wait=on_wait, second=second, deadline_s=config.sampling.start_deadline_s)
 
 
 def in_child(
     what: str, env_id: str, import_module: str | None = None, *, deadline_s: float = START_S, steps: int = 0,
-    plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
+    plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None, picture: bool | None = None,
     interrupted: Callable[[], bool] = lambda: False, on_wait: Callable[[str], object] = lambda text: None,
     second: bool = False,
 ) -> dict[str, Any]:
@@ -146,7 +150,8 @@ def in_child(
         EnvironmentError_: it cannot be used, hangs, or took its process down.
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
-    task = {"env_id": env_id, "import_module": import_module, "plain": plain, "args": args, "image": image}
+    task = {"env_id": env_id, "import_module": import_module, "plain": plain, "args": args, "image": image,
+            "picture": picture}
     with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
         job = {"what": what, "task": task, "steps": steps, "folder": folder, "end_s": deadline_s + _GRACE_S,
                "second": second}
@@ -263,9 +268,42 @@ _RESULT, _SECOND, _ENOUGH = "result.json", "second.json", "enough"
 """Files by which child and parent tell each other."""
 
 
-def measure(task: Task, steps: int, before_bytes: int, start_s: float) -> Probe:
-    """Times a task's steps; it has been reset. ``before_bytes`` is what ``_memory_bytes`` was before it was made."""
+def _begun(make: Callable[[], Task]) -> Task:
+    task = make()
+    try:
+        task.reset(seed=0)
+    except BaseException:
+        close_in_time(task.close)
+        raise
+    return task
+
+
+def _begun_or_drawn(make: Callable[[], Task], drawing: Callable[[], Task] | None) -> tuple[Task, bool]:
+    """A task that has been reset, and whether it had to be made by ``drawing``: some observe what they draw."""
+    try:
+        return _begun(make), False
+    except Exception as error:
+        if drawing is None:
+            raise
+        try:
+            task = _begun(drawing)
+        except Exception:
+            raise error from None
+    with contextlib.suppress(Exception):  # an error that comes only now and then has another reason
+        found = _begun(make)
+        close_in_time(task.close)
+        return found, False
+    return task, True
+
+
+def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn: bool = False) -> Probe:
+    """Times a task's steps; it has been reset. ``before_bytes`` is what ``_memory_bytes`` was before it was made.
+
+    ``drawn`` says that it can be reset with a ``render_mode`` alone.
+    """
     import psutil
+
+    from spreeze.envs.masks import used_or_not
 
     process = psutil.Process()
     packages = packages_of(task) if steps > 1 else {}
@@ -290,6 +328,7 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float) -> Probe:
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
     return Probe(
         spec=task.spec, memory_bytes=max(0, _memory_bytes() - before_bytes), start_s=start_s,
+        notes=(*([_DRAWN_NOTE] if drawn else []), *filter(None, [used_or_not(task.env, task.spec)])),
         # Long steps wait for a core in the midst of many of them, short ones between.
         step_us_median=None if timed is None else float(min(
             np.median(timed), timed.mean() * max(1.0 - waited_s / took_s, _LEAST_RUNNING))),
@@ -393,10 +432,12 @@ def _timed(given: dict[str, Any], steps: int, tasks: list[Task]) -> dict[str, An
     if given["import_module"] is not None:
         import_user_module(given["import_module"])
     before_bytes, began = _memory_bytes(), time.perf_counter()
-    tasks.append(make_task(**given))
-    tasks[0].reset(seed=0)
+    drawn = {**given, "args": (*given["args"], "render_mode='rgb_array'")}
+    wanted = not any(text.startswith("render_mode=") for text in given["args"])
+    task, is_drawn = _begun_or_drawn(lambda: make_task(**given), (lambda: make_task(**drawn)) if wanted else None)
+    tasks.append(task)
     start_s = time.perf_counter() - began
-    return dataclasses.asdict(measure(tasks[0], steps, before_bytes, start_s))
+    return dataclasses.asdict(measure(task, steps, before_bytes, start_s, drawn=is_drawn))
 
 
 def _another(given: dict[str, Any], first: dict[str, Any], tasks: list[Task]) -> dict[str, Any]:
@@ -406,7 +447,7 @@ def _another(given: dict[str, Any], first: dict[str, Any], tasks: list[Task]) ->
         return {"alone": None}
     before_bytes = _memory_bytes()
     try:
-        tasks.append(make_task(**given))
+        tasks.append(make_task(**{**given, "args": tasks[0].spec.args}))
         tasks[1].reset(seed=1)
         tasks[1].step(_Actions(tasks[1], 1).at(0))
     except Exception as error:
@@ -451,6 +492,8 @@ class Checkup:
     """Resident memory that one more environment of a process adds; None if there can be only one."""
     alone: str | None
     """Why there can be only one at a time; None: there can be several."""
+    largest_observation: float
+    """Largest magnitude in the vectors observed; 0 with pictures."""
     notes: tuple[str, ...]
     """What Gymnasium's checker has to say, in plain words."""
 
@@ -459,7 +502,7 @@ def check_up(given: dict[str, Any]) -> Checkup:
     """Times steps and resets, measures a second environment's memory, asks Gymnasium's checker."""
     tasks, added, alone = [make_task(**given)], None, None
     try:
-        steps_us, resets_us, mean_us = _time(tasks[0])
+        steps_us, resets_us, mean_us, largest = _time(tasks[0])
         before = _memory_bytes()
         try:
             tasks.append(make_task(**given))
@@ -473,12 +516,13 @@ def check_up(given: dict[str, Any]) -> Checkup:
     return Checkup(
         steps_per_s=1e6 / mean_us, step_us_p50=float(p50), step_us_p99=float(p99),
         step_us_max=float(max(steps_us)), reset_us_median=float(np.median(resets_us)), further_env_bytes=added,
-        alone=alone, notes=_ask_gymnasium(make_env(**given), masked=tasks[0].spec.action_mask),
+        alone=alone, largest_observation=largest,
+        notes=_ask_gymnasium(make_env(**given), masked=tasks[0].spec.action_mask),
     )
 
 
-def _time(task: Task) -> tuple[list[float], list[float], float]:
-    """Times of steps and resets in us, and the mean time of a step, its share of resets included.
+def _time(task: Task) -> tuple[list[float], list[float], float, float]:
+    """Times of steps and resets in us, the mean time of a step with its share of resets, and the largest observation.
 
     Steps in which another program took the core say more of the machine than of the environment: they are left out,
     unless hardly any other is left.
@@ -488,13 +532,15 @@ def _time(task: Task) -> tuple[list[float], list[float], float]:
     resets_us = [_reset_us(task) for _ in range(_RESETS)]
     actions = _Actions(task, _DRAWN)
     task.step(actions.at(0))  # what only the first step costs is not the environment's speed
-    end = time.perf_counter() + _CHECKUP_TIMING_S
+    end, largest = time.perf_counter() + _CHECKUP_TIMING_S, 0.0
     before_switches = _preemptions()
     while time.perf_counter() < end:
         action = actions.at(len(steps_us) % _DRAWN)
         before = time.perf_counter()
-        _, _, terminated, truncated = task.step(action)
+        obs, _, terminated, truncated = task.step(action)
         steps_us.append(1e6 * (time.perf_counter() - before))
+        if task.spec.frames is None:
+            largest = max(largest, float(np.abs(obs).max()))
         switches = _preemptions()
         if switches == before_switches:
             quiet_us.append(steps_us[-1])
@@ -504,7 +550,7 @@ def _time(task: Task) -> tuple[list[float], list[float], float]:
         before_switches = switches
     kept = quiet_us if len(quiet_us) > 0.3 * len(steps_us) else steps_us
     episodes = len(resets_us) - _RESETS
-    return kept, resets_us, float(np.mean(kept) + np.median(resets_us) * episodes / len(steps_us))
+    return kept, resets_us, float(np.mean(kept) + np.median(resets_us) * episodes / len(steps_us)), largest
 
 
 def _preemptions() -> int:
@@ -527,7 +573,7 @@ def _sample_allowed(env: Any) -> None:
         @functools.wraps(method)  # the checker looks at the parameters
         def call(*args: Any, **kwargs: Any) -> Any:
             result = method(*args, **kwargs)
-            latest[MASK] = np.asarray(result[-1][MASK], np.int8)
+            latest[MASK] = _mask_of(env, result)
             return result
 
         return call
@@ -535,6 +581,14 @@ def _sample_allowed(env: Any) -> None:
     env.reset, env.step, env.action_space = noting(env.reset), noting(env.step), copy.deepcopy(env.action_space)
     sample = env.action_space.sample
     env.action_space.sample = lambda: sample(latest.get(MASK))
+
+
+def _mask_of(env: Any, result: tuple[Any, ...]) -> np.ndarray | None:
+    """The mask after a reset or step of the environment itself, wherever it gives one."""
+    for given in (result[-1], result[0]):
+        if isinstance(given, dict) and MASK in given:
+            return np.asarray(given[MASK], np.int8)
+    return np.asarray(env.action_masks(), np.int8) if hasattr(env, "action_masks") else None
 
 
 def _ask_gymnasium(env: Any, *, masked: bool = False) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,8 @@ import numpy as np
 from spreeze.config.env_ids import engine_of
 from spreeze.envs.make import describe, import_user_module, make_env, parse_args
 from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, mask_of
+from spreeze.envs.pictures import DrawnPictures
+from spreeze.envs.scalars import FLOAT32_MAX, array_like, flag_of, number_of
 from spreeze.envs.vector_engines import VectorTask, open_vector
 from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.types import EnvSpec
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 
 
 _FLOAT32 = np.dtype(np.float32)
+"""NumPy has one object for it: ``is`` takes a tenth of the time of a comparison."""
 _LONGEST_HOLD, _HOLD_EXPONENT = 64, 1.5
 """Of random actions that are held: env steps, and how their chance falls with that number."""
-"""NumPy has one object for it: ``is`` takes a tenth of the time of a comparison."""
+_NUMBERS = frozenset({float, int, np.float64, np.float32})
+"""Types of nearly all rewards."""
+_LEAST = -FLOAT32_MAX
 
 
 class ActionScaling:
@@ -85,6 +89,7 @@ class Task:
         self._steps = 0
         self.mask: np.ndarray | None = None
         """float32 [K], the current action mask; None without masks."""
+        self._to_picture = DrawnPictures()
         # Numbers of the space's own type, made once: Gymnasium checks a Python integer at a third more cost.
         kind = getattr(self._action_dtype, "type", np.int64)
         self._numbers = [kind(spec.action_start + index) for index in range(spec.num_actions or 0)]
@@ -112,11 +117,11 @@ class Task:
         ``action`` is float32 [A] in the environment's own unit, or a discrete action's index, of a team one an agent.
 
         Raises:
-            BadTransition: wrong shape, non-finite value, a mask that is missing or wrong, or not the five values of
-                the Gymnasium API.
+            BadTransition: wrong shape, a value that is not finite in float32, a mask that is missing or wrong, or not
+                the five values of the Gymnasium API.
         """
         if self._discrete:
-            result = self.env.step(self._numbers[int(action.item())])
+            result: Any = self.env.step(self._numbers[int(action.item())])
         elif self._plain_action:
             result = self.env.step(action)
         else:
@@ -126,16 +131,26 @@ class Task:
         except (TypeError, ValueError):
             raise self._bad("step", "not the five values (obs, reward, terminated, truncated, info)") from None
         try:
-            reward = float(reward)
-        except (TypeError, ValueError):
-            raise self._bad("reward", f"{str(reward)[:60]} ({type(reward).__name__})") from None
-        if not math.isfinite(reward):
+            reward = float(reward) if type(reward) in _NUMBERS else number_of(reward)
+        except (ValueError, OverflowError) as error:
+            raise self._bad("reward", str(error)) from None
+        if not _LEAST <= reward <= FLOAT32_MAX:  # nor is NaN
             raise self._bad("reward", str(reward))
         checked = self._checked_obs(obs)
+        if terminated is not False and terminated is not True:
+            terminated = self._flag("terminated", terminated)
+        if truncated is not False and truncated is not True:
+            truncated = self._flag("truncated", truncated)
         if self._masked:
             self._steps += 1
-            checked = self._with_mask(checked, info, terminated=bool(terminated))
-        return checked, reward, bool(terminated), bool(truncated)
+            checked = self._with_mask(checked, info, terminated=terminated)
+        return checked, reward, terminated, truncated
+
+    def _flag(self, field: str, value: Any) -> bool:
+        try:
+            return bool(value) if type(value) is np.bool_ else flag_of(value)
+        except ValueError as error:
+            raise self._bad(field, str(error)) from None
 
     def _with_mask(self, obs: np.ndarray, info: Any, *, terminated: bool = False) -> np.ndarray:
         """The observation followed by its action mask."""
@@ -173,8 +188,8 @@ class Task:
                 raise self._bad(error.name, error.found) from None
         try:
             with np.errstate(over="ignore", invalid="ignore"):
-                array = np.array(obs, dtype=np.float32)
-        except (TypeError, ValueError):
+                array = np.array(array_like(obs), dtype=np.float32)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             raise self._bad("observation", f"{str(obs)[:60]} ({type(obs).__name__})") from None
         if array.shape != self._shape:
             raise self._bad("observation", f"shape {array.shape}; the space says {self._shape}")
@@ -184,12 +199,12 @@ class Task:
         """The current picture, uint8 [H, W, 3].
 
         Raises:
-            BadTransition: the environment drew no such picture.
+            BadTransition: the environment drew no picture.
         """
-        frame: Any = self.env.render()
-        if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] < 3:
-            raise self._bad("picture", f"{type(frame).__name__}; expected uint8 [H, W, 3]")
-        return np.ascontiguousarray(frame[:, :, :3], dtype=np.uint8)
+        try:
+            return self._to_picture(self.env.render())
+        except ValueError as error:
+            raise self._bad("picture", str(error)) from None
 
     @property
     def render_fps(self) -> float:
@@ -210,18 +225,19 @@ def flattener(space: Any) -> Flattener | None:
 
 def make_task(
     env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False,
-    args: tuple[str, ...] = (), image: dict[str, Any] | None = None, action_mask: bool | None = None,
+    args: tuple[str, ...] = (), image: dict[str, Any] | None = None, picture: bool | None = None,
+    action_mask: bool | None = None,
 ) -> Task:
     """Makes, describes and wraps an environment; arguments and errors as ``make_env``.
 
     ``action_mask`` says whether it gives masks; if None, an environment with discrete actions is reset once to see.
     """
-    env = make_env(env_id, import_module, render_mode, plain=plain, args=args, image=image)
+    env = make_env(env_id, import_module, render_mode, plain=plain, args=args, image=image, picture=picture)
     try:
         spec = dataclasses.replace(describe(env, import_module), plain=plain, args=args)
         choosing = spec.num_actions is not None and spec.team is None
         if choosing and (gives_masks(env) if action_mask is None else action_mask):
-            spec = _masked(spec)
+            spec = _masked(spec, getattr(env, "mask_source", f"info['{MASK}']"))
         return Task(env, spec)
     except BaseException:
         env.close()
@@ -234,15 +250,15 @@ def gives_masks(env: gymnasium.Env[Any, Any]) -> bool:
     return isinstance(result, tuple) and isinstance(result[-1], dict) and result[-1].get(MASK) is not None
 
 
-def _masked(spec: EnvSpec) -> EnvSpec:
+def _masked(spec: EnvSpec, source: str) -> EnvSpec:
     """The description of an environment that also gives masks, which become part of its observations."""
     if spec.frames is not None:
         raise EnvironmentError_(
-            f"{spec.env_id} gives info['{MASK}'] beside images, not supported: wrap it so that it observes a vector, "
+            f"{spec.env_id} gives {source} beside images, not supported: wrap it so that it observes a vector, "
             "or so that it gives no mask"
         )
     plain, whole = spec.obs_dim, spec.obs_dim + (spec.num_actions or 0)
-    layout = (*(spec.obs_layout or (f"0:{plain} observation (Box)",)), f"{plain}:{whole} info['{MASK}']")
+    layout = (*(spec.obs_layout or (f"0:{plain} observation (Box)",)), f"{plain}:{whole} {source}")
     return dataclasses.replace(spec, action_mask=True, obs_dim=whole, obs_layout=layout)
 
 
@@ -265,7 +281,8 @@ def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: boo
     ``whole_games``: an Atari episode is a game also where a lost life ends it for the samplers (evaluation).
     """
     image = frame_options(spec, whole_games=whole_games)
-    env = make_env(spec.env_id, spec.import_module, render_mode, plain=spec.plain, args=spec.args, image=image)
+    env = make_env(spec.env_id, spec.import_module, render_mode, plain=spec.plain, args=spec.args, image=image,
+                   picture=image is not None)
     return Task(env, spec)
 
 
@@ -275,7 +292,7 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
     It is the environment itself; an image task observes its last k frames, uint8 [k, C, H, W], as policies take them.
     """
     env = make_env(spec.env_id, spec.import_module, render_mode, plain=spec.plain, args=spec.args,
-                   image=frame_options(spec))
+                   image=frame_options(spec), picture=spec.frames is not None)
     if spec.frames is None:
         return env
     from gymnasium.wrappers import FrameStackObservation

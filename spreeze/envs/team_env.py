@@ -29,7 +29,9 @@ import gymnasium
 import numpy as np
 
 from spreeze.envs.obs_flattening import MASK, Flattener, leaves_of
-from spreeze.errors import EnvironmentError_, described, did_you_mean
+from spreeze.envs.pictures import refuse_pictures
+from spreeze.envs.scalars import flag_of, number_of
+from spreeze.errors import BadTransition, EnvironmentError_, described, did_you_mean
 from spreeze.types import EnvSpec, TeamSpec
 
 _RIVALS = re.compile(r"^simple_(adversary|crypto|push|tag|world_comm)_v\d+$")
@@ -49,6 +51,8 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         spaces = [env.observation_space(agent) for agent in self._agents]
         leaves = [leaves_of(space, f"{env_id}: observation space of {agent}")
                   for agent, space in zip(self._agents, spaces, strict=True)]
+        for agent, space in zip(self._agents, spaces, strict=True):
+            refuse_pictures(space, f"{env_id}: observation space of {agent}")
         self._flatten = [Flattener(parts) for parts in leaves]
         actions = [env.action_space(agent) for agent in self._agents]
         for agent, space in zip(self._agents, actions, strict=True):
@@ -101,10 +105,18 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         chosen = {agent: start + int(index) for agent, start, index
                   in zip(self._agents, self._starts, action, strict=True) if agent in left}
         obs, rewards, terminated, truncated, _ = self._env.step(chosen)
-        self._truncated |= any(truncated[agent] for agent in left)
-        over = not self._env.agents or all(terminated[agent] or truncated[agent] for agent in left)
-        reward = float(sum(rewards[agent] for agent in left))
+        cut = {agent: self._read("truncated", truncated, agent, flag_of) for agent in left}
+        self._truncated |= any(cut.values())
+        over = not self._env.agents or all(self._read("terminated", terminated, agent, flag_of) or cut[agent]
+                                           for agent in left)
+        reward = sum(self._read("reward", rewards, agent, number_of) for agent in left)
         return self._joined(obs), reward, over and not self._truncated, over and self._truncated, {}
+
+    def _read(self, field: str, values: dict[Any, Any], agent: Any, read: Callable[[Any], Any]) -> Any:
+        try:
+            return read(values[agent])
+        except ValueError as error:
+            raise BadTransition(f"{field} of {agent}", str(error), self.spec.id if self.spec else "team") from None
 
     def _joined(self, obs: dict[Any, Any]) -> np.ndarray:
         """Observations of the agents that are left, and the state, in one float32 vector [O]."""

@@ -92,8 +92,10 @@ class VectorTask:
             BadTransition: an observation or reward that cannot be stored.
         """
         raw, reward, terminated, truncated, infos = self.env.step(self.native(actions))
-        reward = np.asarray(reward, np.float32)
-        terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
+        with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32 is found below
+            reward = self._of_each("reward", np.asarray(reward, np.float32))
+        terminated = self._of_each("terminated", np.asarray(terminated, bool))
+        truncated = self._of_each("truncated", np.asarray(truncated, bool))
         obs = self._rows(raw, infos, None if self.mode == "SameStep" else terminated)
         valid, next_obs = np.ones(self.num_envs, bool), obs
         ended = terminated | truncated
@@ -113,6 +115,12 @@ class VectorTask:
             raise BadTransition("reward", str(reward.tolist()), self.spec.env_id)
         self.obs, self._fresh = obs, ~valid if self.mode == "NextStep" else ended
         return VectorStep(valid, next_obs, reward, terminated & valid, truncated & valid, obs)
+
+    def _of_each(self, field: str, values: np.ndarray) -> np.ndarray:
+        """One value for each environment [N], also where each is an array of one."""
+        if values.size != self.num_envs:
+            raise BadTransition(field, f"shape {values.shape} for {self.num_envs} environments", self.spec.env_id)
+        return values.reshape(self.num_envs)
 
     def native(self, actions: np.ndarray) -> np.ndarray:
         """Actions of ``step`` as the engine's own ``step`` takes them."""

@@ -535,6 +535,24 @@ def head_of(meta: dict[str, Any], arrays: Arrays) -> Head:
         raise WeightsError(f"weights of a {kind} policy have no {error}; publish them again") from None
 
 
+SPIKE, SPIKES = 1000.0, 0.1
+"""Standard deviations, and units, from which a value is a spike; the share of a batch up to which it is left out."""
+
+
+def without_spikes(values: np.ndarray, centre: np.ndarray, std: np.ndarray | None) -> np.ndarray:
+    """Values [B, O], their spikes replaced by ``centre`` [O], so that running statistics forget none of the others.
+
+    A spike lies ``SPIKE`` of ``std`` [O] (at least 1) from the centre; None: of the largest distance of nine tenths of
+    the values. Where more than one and ``SPIKES`` of a column are spikes, that is how its values are.
+    """
+    distance = np.abs(values - centre)
+    if std is None:
+        std = np.quantile(distance, 1.0 - SPIKES, axis=0)
+    spikes = distance > SPIKE * np.maximum(std, 1.0)
+    spikes &= spikes.sum(axis=0) <= max(1.0, SPIKES * len(values))
+    return np.where(spikes, centre, values)
+
+
 class Normalizer:
     """Running mean and standard deviation of observations in the learner (Welford's method in batches)."""
 
@@ -551,10 +569,16 @@ class Normalizer:
         batch[:, self._mask] = 0.0
         count = float(len(batch))
         mean = batch.mean(axis=0)
+        squares = ((batch - mean) ** 2).sum(axis=0)
+        std = self.std if self.count else None
+        if (squares > (0.5 * SPIKE * np.maximum(1.0 if std is None else std, 1.0)) ** 2).any():  # hardly ever
+            batch = without_spikes(batch, np.median(batch, axis=0) if std is None else self.mean, std)
+            mean = batch.mean(axis=0)
+            squares = ((batch - mean) ** 2).sum(axis=0)
         delta = mean - self.mean
         total = self.count + count
         self.mean = self.mean + delta * (count / total)
-        self._m2 = self._m2 + ((batch - mean) ** 2).sum(axis=0) + delta**2 * (self.count * count / total)
+        self._m2 = self._m2 + squares + delta**2 * (self.count * count / total)
         self.count = total
 
     @property

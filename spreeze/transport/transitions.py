@@ -13,6 +13,9 @@ import numpy as np
 
 from spreeze.transport.protocols import FrameColumns, TransitionSink
 
+_MOST = float(np.finfo(np.float32).max)
+"""Largest sum of rewards that can be stored; rewards are no larger, but several of them may be."""
+
 
 class NStepTransition(NamedTuple):
     """A transition that spans ``num_steps`` env steps."""
@@ -48,7 +51,8 @@ class NStep:
             return []
         returns, total = [0.0] * length, 0.0
         for index in range(length - 1, -1, -1):
-            returns[index] = total = self._window[index][2] + self.gamma * total
+            total = self._window[index][2] + self.gamma * total
+            returns[index] = min(max(total, -_MOST), _MOST)
         after, rows = np.array(next_obs), []
         for index in range(finished):
             start, first_action, _ = self._window.popleft()
@@ -110,8 +114,9 @@ class NStepBatch:
         first = np.cumsum(finished) - finished
         ages = self._length[envs] - 1 - (np.arange(len(envs)) - first[envs])
         slots = slot - ages
-        rows = NStepRows(self._obs[slots, envs], self._action[slots, envs], returns[ages, envs].astype(np.float32),
-                         terminated[envs], next_obs[envs], (ages + 1).astype(np.float32))
+        sums = np.minimum(np.maximum(returns[ages, envs], -_MOST), _MOST)
+        rows = NStepRows(self._obs[slots, envs], self._action[slots, envs], sums.astype(np.float32), terminated[envs],
+                         next_obs[envs], (ages + 1).astype(np.float32))
         self._length[ended] = 0
         np.minimum(self._length, self._n - 1, out=self._length)
         self._slot = (slot + 1) % self._n

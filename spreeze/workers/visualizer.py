@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import av
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from spreeze.envs.task import ObsRows, Task, open_task
 from spreeze.errors import described
@@ -33,6 +33,7 @@ _POLL_S = 0.2
 _FIRST_CLIP_S = 5.0
 _NEW_WEIGHTS_S = 3.0
 _MAX_CLIPS = 300
+_FEW_PIXELS = 2
 _WATCHED_S = 3.0
 """A viewer asks for pictures many times a second and touches ``control/viewer`` once a second."""
 _UNWATCHED_PICTURE_S = 30.0
@@ -265,31 +266,23 @@ class ClipWriter:
         self.frames_per_s = frames_per_s
         self.frames = 0
         self._temporary = _temporary(path)
-        self._shape: tuple[int, ...] = ()
         self._stream: Any = None
         self._container: Any = av.open(str(self._temporary), mode="w", format="mp4", options={"movflags": "faststart"})
 
     def add(self, frame: np.ndarray) -> None:
-        """Adds one frame, uint8 [H, W, 3]; an odd last row or column is cut (yuv420p needs even sizes).
+        """Adds one frame, uint8 [H, W, 3], of the first one's size or fitted to it.
 
-        Raises:
-            ValueError: size differs from the first frame, or is less than two pixels high or wide.
+        An odd last row or column is shown twice, since yuv420p needs even sizes.
         """
         if self._stream is None:
             self._begin(frame)
-        if frame.shape != self._shape:
-            raise ValueError(f"frame of shape {frame.shape} in a clip of {self._shape}")
-        height, width = self._stream.height, self._stream.width
-        picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[:height, :width]), format="rgb24")
+        picture = av.VideoFrame.from_ndarray(fitted(frame, self._stream.height, self._stream.width), format="rgb24")
         picture.pts = self.frames
         self._container.mux(self._stream.encode(picture))
         self.frames += 1
 
     def _begin(self, frame: np.ndarray) -> None:
-        height, width = frame.shape[0] // 2 * 2, frame.shape[1] // 2 * 2
-        if not height or not width:
-            raise ValueError(f"frame of shape {frame.shape} is too small for a clip")
-        self._shape = frame.shape
+        height, width = ((length + 1) // 2 * 2 for length in frame.shape[:2])
         rate = Fraction(self.frames_per_s).limit_denominator(1000)
         self._stream = self._container.add_stream("h264", rate=rate, options={"preset": "veryfast", "crf": "23"})
         self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
@@ -325,6 +318,15 @@ class ClipWriter:
             self.finish()
         else:
             self.discard()
+
+
+def fitted(frame: np.ndarray, height: int, width: int) -> np.ndarray:
+    """A frame [H, W, 3] as [height, width, 3]: cut or continued by a pixel or two, else scaled as a whole."""
+    more = height - frame.shape[0], width - frame.shape[1]
+    if max(map(abs, more)) > _FEW_PIXELS:
+        return np.asarray(ImageOps.pad(Image.fromarray(frame), (width, height)))
+    rows, columns = (max(0, count) for count in more)
+    return np.ascontiguousarray(np.pad(frame, ((0, rows), (0, columns), (0, 0)), mode="edge")[:height, :width])
 
 
 def clip_stride(render_fps: float, frames_per_s: float = 20.0) -> int:

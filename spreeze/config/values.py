@@ -1,0 +1,103 @@
+"""Values that a user writes as text: ``--env-arg``, ``--set``, and what ``spreeze.train`` hands to its process."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from spreeze.errors import ConfigError
+
+_NAMES = {"true": True, "false": False, "null": None, "inf": float("inf"), "Infinity": float("inf"),
+          "nan": float("nan"), "NaN": float("nan")}
+"""Names of values that are no Python literals."""
+_WORDS = {"true": "True", "yes": "True", "on": "True", "false": "False", "no": "False", "off": "False", "none": "None",
+          "null": "None", "nil": "None"}
+"""Words, in small letters, that would be texts and so count as true, and what is probably meant."""
+_BRACKETS = {"[": "a list", "{": "a dictionary", "(": "a tuple", '"': "a text", "'": "a text"}
+
+
+def literal(text: str) -> Any:
+    """The value that a text means in JSON or else in Python, where ``inf`` and ``nan`` are numbers too.
+
+    Raises:
+        ValueError: it means none, as bare words do.
+    """
+    raw = text.strip()
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            value = ast.literal_eval(_Named().visit(ast.parse(raw, mode="eval")))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise ValueError(f"{text[:80]!r} is no value of JSON or Python") from None
+    if value is Ellipsis:
+        raise ValueError("... is no value of JSON or Python")
+    return value
+
+
+class _Named(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_NAMES[node.id]) if node.id in _NAMES else node
+
+
+def literal_or_text(text: str) -> Any:
+    """As ``literal``, or the text itself where it is a bare word.
+
+    Raises:
+        ConfigError: a broken list, dictionary, tuple or quoted text, or a word such as ``off`` that as a text would
+            count as true; the message says how to write it.
+    """
+    raw = text.strip()
+    try:
+        return literal(raw)
+    except ValueError:
+        pass
+    if raw.lower() in _WORDS:
+        raise ConfigError(f"{raw} is a text, and so counts as true: write {_WORDS[raw.lower()]}, or '\"{raw}\"' for "
+                          "the text")
+    if raw[:1] in _BRACKETS and raw:
+        raise ConfigError(f"begins as {_BRACKETS[raw[0]]} and is none in Python or JSON: texts within need quotes, and "
+                          "the whole needs some for the shell, such as 'tasks=[\"a\", \"b\"]'")
+    return raw
+
+
+def value_text(value: Any) -> str:
+    """The text that ``literal`` reads as an equal value of the same type; arrays become lists, paths texts.
+
+    Raises:
+        ConfigError: not made of None, bool, int, float, str, bytes, list, tuple and dict.
+    """
+    try:
+        return repr(_plain(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        try:
+            shown = " ".join(str(value).split())[:80]
+        except (ValueError, RecursionError):
+            shown = type(value).__name__
+        raise ConfigError(f"{shown!r}: expected a number, True, False, None, a text, or a list, tuple or dictionary of "
+                          f"those; {str(error)[:120]}") from None
+
+
+def _plain(value: Any) -> Any:
+    """The same in Python's own types, whose ``repr`` can be read back."""
+    if value is None or isinstance(value, bool | bytes):
+        return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return str.__str__(value) if kind is str else kind(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return (tuple if isinstance(value, tuple) else list)(_plain(entry) for entry in value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if callable(getattr(value, "tolist", None)):  # of NumPy or Torch
+        return _plain(value.tolist())
+    raise TypeError(f"a {type(value).__name__} is none")

@@ -1,0 +1,109 @@
+"""Action masks that an environment gives elsewhere, brought to ``info["action_mask"]``, where Gymnasium has them.
+
+They may be an entry of the observation, as in RLlib and PettingZoo, or come from a method ``action_masks()``, as in
+SB3-contrib. Only discrete actions have masks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from spreeze.envs.obs_flattening import MASK
+from spreeze.types import EnvSpec
+
+IN_INFO, IN_OBSERVATION, BY_METHOD = f"info['{MASK}']", f"observation['{MASK}']", "action_masks()"
+_METHOD = "action_masks"
+
+
+class ObservedMask(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The mask of an observation in the info; the other entries are the observation."""
+
+    mask_source = IN_OBSERVATION
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        parts = dict(env.observation_space.spaces)  # type: ignore[attr-defined]
+        del parts[MASK]
+        self.observation_space = gymnasium.spaces.Dict(parts)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self._parted(*self.env.reset(seed=seed, options=options))
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs, info = self._parted(obs, info)
+        return obs, reward, terminated, truncated, info
+
+    def _parted(self, obs: Any, info: Any) -> tuple[Any, dict[str, Any]]:
+        info = info if isinstance(info, dict) else {}
+        if not isinstance(obs, dict) or MASK not in obs:
+            return obs, info
+        return {key: part for key, part in obs.items() if key != MASK}, {MASK: obs[MASK], **info}
+
+
+class MethodMask(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The mask that ``action_masks()`` gives in the info, unless the first one is not one flag for each action."""
+
+    mask_source = BY_METHOD
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._masks = env.get_wrapper_attr(_METHOD)
+        self._count = int(env.action_space.n)  # type: ignore[attr-defined]
+        self._fits: bool | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return obs, self._with_mask(info)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if not terminated:  # else no action follows
+            info = self._with_mask(info)
+        return obs, reward, terminated, truncated, info
+
+    def _with_mask(self, info: Any) -> dict[str, Any]:
+        info = info if isinstance(info, dict) else {}
+        if self._fits is None:
+            try:
+                self._fits = np.shape(self._masks()) == (self._count,)
+            except Exception:
+                self._fits = False
+        return {MASK: self._masks(), **info} if self._fits else info
+
+
+def without_observed_mask(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """The environment, its mask in the info where the observation has one beside other entries."""
+    parts = getattr(env.observation_space, "spaces", None)
+    if not isinstance(parts, dict) or len(parts) < 2 or MASK not in parts:
+        return env
+    size = math.prod(getattr(parts[MASK], "shape", None) or (0,))
+    return ObservedMask(env) if size == getattr(env.action_space, "n", None) else env
+
+
+def with_method_mask(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """The environment, with the masks of its ``action_masks()`` in the info where it has only that method."""
+    if isinstance(env, ObservedMask) or not isinstance(env.action_space, gymnasium.spaces.Discrete):
+        return env
+    return MethodMask(env) if env.has_wrapper_attr(_METHOD) else env
+
+
+def source_of(env: gymnasium.Env[Any, Any]) -> str:
+    """Where its masks come from."""
+    return str(getattr(env, "mask_source", IN_INFO))
+
+
+def used_or_not(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> str | None:
+    """What is said of the masks of an environment; None where it has none."""
+    if spec.action_mask:
+        return f"{source_of(env)}: only the actions that it allows are taken"
+    why = "beside pictures" if spec.frames is not None else (
+        "for actions that are not discrete" if spec.num_actions is None else
+        f"as it is not one flag for each of {spec.num_actions} actions")
+    if MASK in (getattr(env.observation_space, "spaces", None) or ()):
+        return f"{IN_OBSERVATION} is no mask but a part of the observation, {why}"
+    return f"{BY_METHOD} is not used {why}" if env.has_wrapper_attr(_METHOD) else None

@@ -1,0 +1,58 @@
+"""Rewards, flags and arrays as environments give them: plain ones, tensors, and lists of one element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+"""Largest value that can be stored."""
+
+
+def element_of(value: Any) -> Any:
+    """The element of an array, a tensor or a list of one; anything else as it is.
+
+    Raises:
+        ValueError: there are several, or none.
+    """
+    if isinstance(value, list | tuple):
+        value = np.asarray(value)
+    item = getattr(value, "item", None)
+    if not callable(item):
+        return value
+    shape = tuple(getattr(value, "shape", ()))
+    if any(length != 1 for length in shape):
+        raise ValueError(f"shape {shape}; expected one number")
+    return item()
+
+
+def array_like(value: Any) -> Any:
+    """A tensor of Torch as one that NumPy reads, without gradient and in main memory; anything else as it is."""
+    return value.detach().cpu() if hasattr(value, "detach") and hasattr(value, "cpu") else value
+
+
+def number_of(value: Any) -> float:
+    """A reward as a number, which may be infinite.
+
+    Raises:
+        ValueError: none, or several.
+    """
+    try:
+        return float(element_of(value))
+    except OverflowError:
+        return float("inf")
+    except (TypeError, RuntimeError):
+        raise ValueError(f"{str(value)[:60]} ({type(value).__name__})") from None
+
+
+def flag_of(value: Any) -> bool:
+    """A flag: True, False, None, or a number.
+
+    Raises:
+        ValueError: none, or several.
+    """
+    element = element_of(value)
+    if element is None or isinstance(element, bool | int | float | np.bool_ | np.number):
+        return bool(element)
+    raise ValueError(f"{str(value)[:60]} ({type(value).__name__})")
