@@ -28,7 +28,7 @@ from spreeze.cli.arguments import Parser, add_common_flags, guarded
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import aligned
-from spreeze.machine.output import complain, emit, say
+from spreeze.machine.output import background_output, complain, emit, say
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics.comparison import (
     HELD,
@@ -110,7 +110,8 @@ def read_sweep(runs_dir: Path, name: str) -> Sweep:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    return guarded(lambda: _sweep(args), as_json=args.json)
+    with background_output():
+        return guarded(lambda: _sweep(args), as_json=args.json)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -181,7 +182,7 @@ def _carried_out(
     sweep.write(runs_dir)
 
     def tell(text: str) -> None:
-        say(text, as_json=args.json)
+        say(text, as_json=args.json, keep=True)  # few lines, all of them results
 
     with Interrupts() as interrupts:
         _run_all(sweep, left, shares, runs_dir, interrupts, tell)

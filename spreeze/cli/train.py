@@ -46,7 +46,7 @@ from spreeze.envs.probe import Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import Machine, check_precision, named_devices, read_machine
-from spreeze.machine.output import complain, emit, say
+from spreeze.machine.output import background_output, complain, emit, say
 from spreeze.metrics.tuning_record import PROGRESS
 from spreeze.modes import load_mode
 from spreeze.run_directory import (
@@ -78,7 +78,8 @@ _MOST_HOSTS, _LIKELY_HOSTS, _MOST_HOST_SHARDS = 32, 3, 64
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 0 trained, 1 failed, 2 rejected."""
     args = build_parser().parse_args(argv)
-    return guarded(lambda: _train(args), as_json=args.json)
+    with background_output():
+        return guarded(lambda: _train(args), as_json=args.json)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -454,7 +455,7 @@ def _run(
     if args.json:
         emit(document)
     else:
-        say(_closing(document, foreign_module(plan.spec.env_id, plan.config.env.import_module)))
+        say(_closing(document, foreign_module(plan.spec.env_id, plan.config.env.import_module)), keep=True)
     if outcome.error:
         complain(outcome.error)
     return 1 if outcome.error else 0
