@@ -28,6 +28,7 @@ from spreeze.cli.arguments import Parser, add_common_flags, guarded
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import aligned
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.output import background_output, complain, emit, say
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics.comparison import (
@@ -429,8 +430,8 @@ def _end(children: Sequence[_Child], at_once: Callable[[], bool]) -> None:
     for child in children:
         child.run.state = "interrupted"
         child.process.send_signal(signal.SIGINT)
-    deadline_s = time.monotonic() + _CLOSING_S
-    while any(child.process.poll() is None for child in children) and time.monotonic() < deadline_s and not at_once():
+    deadline_s = AWAKE() + _CLOSING_S
+    while any(child.process.poll() is None for child in children) and AWAKE() < deadline_s and not at_once():
         time.sleep(_POLL_S)
     for child in children:
         if child.process.poll() is None:

@@ -87,6 +87,9 @@ class PlainView:
     def note(self, text: str) -> None:
         self._line(text)
 
+    def leave(self) -> None:
+        """Does nothing: its lines leave the terminal as it was."""
+
     def close(self) -> None:
         """Prints the last state if it has not been shown."""
         if self._last is not None:

@@ -118,6 +118,8 @@ def _train(args: argparse.Namespace) -> int:
         run_dir = RunDir.open(resumed, head_start.nonce) if resumed else RunDir.create(
             Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed), head_start.nonce
         )
+        interrupts.last_words = lambda reason: run_dir.write_state(
+            state="stopped" if interrupts.urgent else "failed", exit_reason=interrupts.cause or reason)
         try:
             _describe(plan, run_dir, machine)
             record = None
@@ -430,6 +432,7 @@ def _run(
         raise ResourceError(f"{run_dir.path} cannot be written: {error}; make room or choose --runs-dir") from None
     run_dir.write_state(samples_per_insert_band=plan.config.replay.samples_per_insert_band)
     view = open_view(json_mode=args.json)
+    interrupts.on_stop = view.leave
     state = "failed"
     try:
         with contextlib.closing(view):

@@ -33,6 +33,7 @@ from spreeze.envs.make import make_env, one_line
 from spreeze.envs.obs_flattening import MASK
 from spreeze.envs.task import Task, make_task, uniform_actions
 from spreeze.errors import EnvironmentError_
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.processes import MARK, PROBE, end_orphans, held_back, kill_and_wait, leave_to_supervisor, take_name
 from spreeze.types import EnvSpec, rebuild
 
@@ -117,7 +118,21 @@ def in_child(
 
 
 def _run(command: list[str], deadline_s: float, interrupted: Callable[[], bool]) -> int | None:
-    """Exit code of the child, or None if it had to be killed (with all that it started)."""
+    """Exit code of the child, or None if it had to be killed (with all that it started).
+
+    A child that was stopped meanwhile (Ctrl-Z), or slept with the machine, is replaced by another one.
+    """
+    while True:
+        slept_s = AWAKE.slept_s
+        code = _run_once(command, deadline_s, slept_s, interrupted)
+        if AWAKE.slept_s == slept_s:
+            return code
+
+
+def _run_once(
+    command: list[str], deadline_s: float, slept_s: float, interrupted: Callable[[], bool]
+) -> int | None:
+    """As ``_run``; None as well once more was slept than ``slept_s``."""
     nonce = secrets.token_hex(8)
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: nonce}
@@ -125,13 +140,14 @@ def _run(command: list[str], deadline_s: float, interrupted: Callable[[], bool])
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                  stderr=subprocess.DEVNULL, env=environment, start_new_session=True)
     try:
-        end_s = time.monotonic() + deadline_s
-        while (left_s := end_s - time.monotonic()) > 0:
+        end_s = AWAKE() + deadline_s
+        while True:
             if interrupted():
                 raise KeyboardInterrupt
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return child.wait(min(left_s, _LOOK_S))
-        return None
+                return child.wait(_LOOK_S)
+            if AWAKE() > end_s or AWAKE.slept_s > slept_s:
+                return None
     finally:
         if child.poll() is None:
             kill_and_wait(child)

@@ -20,9 +20,10 @@ from typing import Any
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.formatting import clean, percent, size
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.processes import DEATH_S, OrphanWatch, end_orphans, held_back, kill_and_wait, left_behind
 from spreeze.machine.utilisation import tree_memory_bytes
-from spreeze.metrics.table import DEADLINE_S, Phase
+from spreeze.metrics.table import DEADLINE_S, Phase, phase_text
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
@@ -67,7 +68,9 @@ def run_workers(
     watch = OrphanWatch(run_dir.nonce)
     try:
         watch.start()
-        with wired as mode:
+        with interrupts.guarded_by(watch), contextlib.ExitStack() as stack:
+            with interrupts.abandonable():  # a saved replay may have gigabytes
+                mode = stack.enter_context(wired)
             supervisor = _Supervisor(plan, run_dir, recorder, interrupts, launcher, mode)
             try:
                 supervisor.start()
@@ -144,6 +147,7 @@ class _Supervisor:
                 self._handle(self._workers.wait(_LOOK_S))
                 self._handle(self._workers.watch())
                 self._report_hang_up()
+                self._mode.status.header[words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
                 if self._timeline.is_due:
                     self._write_timeline()
                 if time.monotonic() >= self._next_sample_s:
@@ -269,7 +273,6 @@ class _Supervisor:
         self._obey()
 
 
-_ASLEEP_S = 5.0  # after a gap this long between two checks this process has slept, and the workers with it
 _STOP_S = 6.0  # for a worker to end after it was asked to stop
 _LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
 """Phases before the learner's last checkpoint: no time limit while its heartbeat is in time."""
@@ -308,14 +311,13 @@ class ProcessSupervisor:
 
     def __init__(
         self, run_context: RunContext, status: StatusTable, *, on_event: Callable[[str, str], None],
-        launcher: Launcher = FRESH, clock: Callable[[], float] = time.monotonic, forgiven_failures: int = 0,
+        launcher: Launcher = FRESH, clock: Callable[[], float] = AWAKE, forgiven_failures: int = 0,
     ) -> None:
         self._run_context, self._status = run_context, status
         self.on_event, self._launcher, self._clock = on_event, launcher, clock
         self._forgiven = forgiven_failures
         self.handles: dict[str, WorkerHandle] = {}
         self.first_error: tuple[str, str] | None = None
-        self._last_watch_s: float | None = None
         self._next_memory_s = 0.0
 
     def add(self, spec: WorkerSpec) -> None:
@@ -358,7 +360,6 @@ class ProcessSupervisor:
     def signal_all(self, number: signal.Signals) -> None:
         """Signals all workers and what they started; deadlines begin again."""
         now = self._clock()
-        self._last_watch_s = now
         for handle in self.handles.values():
             if handle.process is not None:
                 handle.heartbeat_seen_s = now
@@ -375,11 +376,6 @@ class ProcessSupervisor:
         Raises a WorkerError if a worker that the run needs was given up (see ``Role.lost``).
         """
         now = self._clock()
-        if self._last_watch_s is not None and now - self._last_watch_s > _ASLEEP_S:
-            self.on_event("warning", f"the machine slept for {now - self._last_watch_s:.0f} s; deadlines extended")
-            for handle in self.handles.values():
-                handle.heartbeat_seen_s = now
-        self._last_watch_s = now
         messages: list[dict[str, Any]] = []
         look_at_memory = now >= self._next_memory_s
         if look_at_memory:
@@ -401,8 +397,10 @@ class ProcessSupervisor:
             return self._ended(handle, code, now)
         spec, phase = handle.spec, self._note_heartbeat(handle, now)
         silent_s, limit = now - handle.heartbeat_seen_s, spec.memory_limit_bytes
-        if silent_s > (spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]):
-            why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log"
+        deadline_s = spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]
+        if silent_s > deadline_s:
+            why = (f"silent for {silent_s:.0f} s in {phase_text(phase, deadline_s)}; its stack is in "
+                   f"logs/{spec.name}.log")
             process.signal_group(signal.SIGUSR1)
             time.sleep(_STACK_S)
         elif look_at_memory and limit is not None and (used := tree_memory_bytes(process.pid)) > limit:
@@ -514,8 +512,6 @@ class ProcessSupervisor:
         for process in processes:
             if process.kill_and_wait(max(0.0, end - self._clock())) is None:
                 self.on_event("error", left_behind(process.spec.name, process.pid))
-        if self._last_watch_s is not None:
-            self._last_watch_s = self._clock()  # this wait was no sleep
 
     def _reap(self, handle: WorkerHandle) -> list[dict[str, Any]]:
         """Releases a worker that was asked to stop, or that was killed because it did not."""
@@ -634,6 +630,7 @@ def _final_evaluation(
     run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, on_event: Callable[[str, str], None]
 ) -> dict[str, Any] | None:
     """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
+    slept_s = AWAKE.slept_s
     job = EvaluatorJob(run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=True,
                        groups=plan.policies)
     command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s)]
@@ -644,9 +641,9 @@ def _final_evaluation(
     except OSError as error:  # no reason to fail a run that has ended well
         on_event("warning", f"the last evaluation could not be started: {error}")
         return None
-    asked, deadline = interrupts.count, time.monotonic() + budget_s + 2.0
+    asked, deadline = interrupts.count, AWAKE() + budget_s + 2.0
     while process.poll() is None:
-        if interrupts.count > asked or time.monotonic() > deadline:
+        if interrupts.count > asked or AWAKE() > deadline:
             if kill_and_wait(process) is None:
                 on_event("error", left_behind("the last evaluation", process.pid))
             break
@@ -658,4 +655,6 @@ def _final_evaluation(
         record = json.loads(output)
         if isinstance(record, dict):
             return record
+    if AWAKE.slept_s > slept_s and interrupts.count == asked:  # its time was over when it went on
+        return _final_evaluation(run_dir, plan, budget_s, interrupts, on_event)
     return None

@@ -21,6 +21,7 @@ from spreeze.config.schema import Config, LearnerConfig
 from spreeze.envs.probe import Probe, probe_of
 from spreeze.envs.vector_engines import engine_of
 from spreeze.errors import ConfigError, SpreezeError
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import ExternalLoad
 from spreeze.run_directory import versions, write_json
@@ -124,7 +125,7 @@ def _measured(
     settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, spent_s: float, *,
     samplers_only: bool,
 ) -> dict[str, Any]:
-    start, spec, config = time.monotonic(), probe.spec, settings.config
+    start, spec, config = AWAKE(), probe.spec, settings.config
     listener.say(f"tuning for {spec.env_id} on this machine (under a minute):")
     load, free_bytes = ExternalLoad(machine.cores.ids), memory_limits().usable_bytes
     cores = machine.cores.usable
@@ -148,7 +149,7 @@ def _measured(
         found = tune(problem, measurer, heard).as_json()
     # Of cores with a quota, what others do there need take nothing from us.
     others = load.cores() if machine.cores.usable >= len(machine.cores.ids) else None
-    seconds = time.monotonic() - start + spent_s
+    seconds = AWAKE() - start + spent_s
     listener.say(f"  measured in {seconds:.0f} s")
     if others is not None and others >= _BUSY_CORES:
         found["notes"].append(f"other programs kept {others:.1f} of {machine.cores.usable:g} cores busy meanwhile: "
