@@ -107,7 +107,7 @@ class BackgroundWriter:
         """Queues text, or drops it where too much waits already; never drops what is to be kept."""
         data = text.encode(self.encoding, errors="replace")
         with self._changed:
-            if self._gone:
+            if self._gone or self._ended:
                 return len(text)
             if self._waiting_bytes > _MOST_WAITING_BYTES and not keep:
                 self._dropped += max(1, text.count("\n"))
@@ -142,14 +142,14 @@ class BackgroundWriter:
             self._waiting.clear()
             self._waiting_bytes = self._dropped = 0
 
-    def end(self) -> None:
-        """Ends the thread; what still waits is dropped, and the descriptors are silenced if there is some."""
+    def end(self) -> bool:
+        """Ends the thread and drops what still waits; whether nothing did."""
         with self._changed:
-            self._ended = True
-            if self._waiting and not self._gone:
-                self._give_up()
+            self._ended, done = True, not self._waiting
+            self.forget()
             self._changed.notify_all()
-        self._thread.join(0.0 if self._gone else _RETRY_S)
+        self._thread.join(_RETRY_S)
+        return done
 
     def _put(self, data: bytes) -> None:
         self._waiting.append(data)
@@ -162,9 +162,12 @@ class BackgroundWriter:
             self._dropped = 0
             self._put(f"[{lines} dropped: nobody read the output]\n".encode())
 
-    def _give_up(self) -> None:
-        self._gone, self._dropped, self._waiting_bytes = True, 0, 0
-        self._waiting.clear()
+    def silence(self) -> None:
+        """Redirects the descriptors to /dev/null."""
+        with self._changed:
+            self._gone = True
+            self.forget()
+            self._changed.notify_all()
         with contextlib.suppress(OSError):
             send_nowhere(*self._fds)
 
@@ -185,9 +188,7 @@ class BackgroundWriter:
             except BlockingIOError:  # another program made the terminal non-blocking
                 written = 0
             except OSError:  # closed pipe, terminal gone, full disk
-                with self._changed:
-                    self._give_up()
-                    self._changed.notify_all()
+                self.silence()
                 return
             with self._changed:
                 if self._gone:
@@ -212,6 +213,19 @@ class BackgroundWriter:
                     or not termios.tcgetattr(self._fds[0])[3] & termios.TOSTOP)
         except (OSError, termios.error):  # not the terminal of this session
             return True
+
+
+@contextlib.contextmanager
+def followed(stream: TextIO) -> Iterator[TextIO | BackgroundWriter]:
+    """Within the block a stream for lines that must not wait for a reader; for a caller's own standard output."""
+    writer = in_background(stream)
+    try:
+        yield stream if writer is None else writer
+    finally:
+        if writer is not None:
+            with contextlib.suppress(KeyboardInterrupt):
+                writer.drain()
+            writer.end()
 
 
 def in_background(stream: TextIO, *more_fds: int) -> BackgroundWriter | None:
@@ -246,13 +260,12 @@ def background_output() -> Iterator[None]:
     finally:
         writers = dict.fromkeys(writer for writer in (out, error) if writer is not None)
         since_s = time.monotonic()
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             for writer in writers:
                 writer.drain(since_s)
-        except KeyboardInterrupt:
-            pass
         for writer in writers:
-            writer.end()
+            if not writer.end():
+                writer.silence()  # what is printed later would wait
         sys.stdout, sys.stderr = before
 
 
