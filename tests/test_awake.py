@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 from harness import PATIENCE_S, poll
 
 from spreeze.machine.awake import AwakeClock
@@ -120,3 +121,61 @@ def test_handlers_are_as_before_once_nobody_counts_interrupts():
     with Interrupts():
         os.kill(os.getpid(), signal.SIGTTOU)  # would stop this process
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+_HELD_UP = """
+import os, signal, subprocess, sys
+from spreeze.runtime.interrupts import Interrupts
+with Interrupts() as interrupts:
+    interrupts.last_words = lambda reason: print(reason, flush=True)
+    child = subprocess.Popen(["sleep", "1000"], process_group=0)
+    print(child.pid, flush=True)
+    open(sys.argv[1])  # a pipe that nobody writes into
+"""
+
+
+def test_a_second_ctrl_c_ends_a_process_that_is_held_up_with_all_that_it_has_started(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen([sys.executable, "-c", _HELD_UP, str(tmp_path / "pipe")], stdout=subprocess.PIPE, text=True,
+                          start_new_session=True) as process:  # fmt: skip
+        child = psutil.Process(int(process.stdout.readline()))
+        try:
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
+            psutil.wait_procs([child], timeout=0.5)
+            assert process.poll() is None, "one Ctrl-C is no hurry"
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=PATIENCE_S)[0] == "interrupted, and ended by force\n"
+            assert process.returncode == 130
+            poll(lambda: not child.is_running(), what="the end of what it has started")
+        finally:
+            process.kill()
+
+
+_DEAF = """
+import itertools, os, subprocess
+from spreeze.machine.processes import MARK, OrphanWatch
+from spreeze.runtime.interrupts import Interrupts
+guard = OrphanWatch("test-nonce-" + str(os.getpid()))
+guard.start()
+with Interrupts() as interrupts, interrupts.guarded_by(guard):
+    child = subprocess.Popen(["sleep", "1000"], process_group=0, env={**os.environ, MARK: guard._nonce})
+    print(child.pid, flush=True)
+    all(itertools.repeat(True))  # no other thread runs, and no handler of a signal
+"""
+_SILENT = _DEAF.replace("getpid()))", "getpid()), silent_s=1.0)")
+
+
+@pytest.mark.parametrize("script", [_DEAF, _SILENT], ids=["second Ctrl-C", "silent"])
+def test_code_that_lets_no_other_run_is_ended_from_outside(script):
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
+                          start_new_session=True) as process:  # fmt: skip
+        child = psutil.Process(int(process.stdout.readline()))
+        try:
+            for _ in range(2 * (script is not _SILENT)):
+                process.send_signal(signal.SIGINT)
+                psutil.wait_procs([child], timeout=0.1)  # two that come at once are one
+            assert process.wait(PATIENCE_S) < 0
+            poll(lambda: not child.is_running(), what="the end of what it has started")
+        finally:
+            process.kill()

@@ -98,6 +98,47 @@ def test_a_terminal_with_stopped_output_is_behind_and_shows_the_rest_when_it_goe
             assert read_until(screen, b"\n") == "one\r\n"
 
 
+_BACKGROUND = """
+import fcntl, os, signal, sys, termios
+os.setsid()
+fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+settings = termios.tcgetattr(1)
+settings[3] |= termios.TOSTOP
+termios.tcsetattr(1, termios.TCSANOW, settings)
+child = os.fork()
+if child == 0:
+    os.setpgid(0, 0)
+    from spreeze.machine.output import BackgroundWriter
+    writer = BackgroundWriter(sys.stdout, 1)
+    writer.write("from the background\\n")
+    writer.drain(within_s=0.5)
+    os.write(2, b"waits\\n" if writer.behind else b"wrote\\n")
+    while not writer.drain(within_s=10.0):
+        pass
+    os._exit(0)
+os.read(0, 1)  # the test has seen that it waits
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+os.tcsetpgrp(1, child)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_in_the_background_of_a_terminal_that_asks_for_silence_lines_wait_and_stop_nothing():
+    master, slave = pty.openpty()
+    with open(master, "rb", buffering=0) as screen, subprocess.Popen(
+            [sys.executable, "-c", _BACKGROUND], stdin=subprocess.PIPE, stdout=slave, stderr=subprocess.PIPE,
+            cwd=REPO) as process:
+        os.close(slave)
+        try:
+            assert process.stderr.readline() == b"waits\n"
+            process.stdin.write(b"x")
+            process.stdin.flush()
+            assert read_until(screen, b"background\r\n") == "from the background\r\n"
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+
+
 def test_text_for_a_reader_who_is_gone_is_dropped():
     read, written = os.pipe()
     os.close(read)

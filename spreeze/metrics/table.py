@@ -137,10 +137,10 @@ DEADLINE_SETTINGS: dict[Phase, str] = {Phase.STEP: "sampling.step_deadline_s"}
 """The settings that change deadlines of phases."""
 
 
-def phase_text(phase: Phase, deadline_s: float) -> str:
-    """A phase whose deadline is met, for a message: with that deadline and its setting where there is one."""
+def deadline_text(phase: Phase, deadline_s: float) -> str:
+    """The setting of a deadline that is met, in brackets for a message; empty if there is none."""
     setting = DEADLINE_SETTINGS.get(phase)
-    return f"phase {phase.name}" + ("" if setting is None else f" ({setting} = {deadline_s:g})")
+    return "" if setting is None else f" ({setting} = {deadline_s:g})"
 
 
 METRICS: tuple[Metric, ...] = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from spreeze.errors import WorkerError
 from spreeze.machine.awake import AWAKE
-from spreeze.metrics.table import DEADLINE_S, Phase, phase_text
+from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.runtime.interrupts import Interrupts
 
 _STOP_S = 6.0
@@ -68,7 +68,7 @@ class HangWatch:
         silent_s = now_s - self._seen_s
         deadline_s = self._step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]
         if silent_s > deadline_s:
-            reason = f"no return within {deadline_s:g} s in {phase_text(phase, deadline_s)}"
+            reason = f"no return within {deadline_s:g} s in phase {phase.name}{deadline_text(phase, deadline_s)}"
         elif self._asked_s is not None and now_s - max(self._asked_s, self._seen_s) > _STOP_S:
             reason = f"no return in phase {phase.name} within {_STOP_S:g} s after the run was asked to stop"
         else:

@@ -23,7 +23,7 @@ from spreeze.formatting import clean, percent, size
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.processes import DEATH_S, OrphanWatch, end_orphans, held_back, kill_and_wait, left_behind
 from spreeze.machine.utilisation import tree_memory_bytes
-from spreeze.metrics.table import DEADLINE_S, Phase, phase_text
+from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
@@ -399,8 +399,8 @@ class ProcessSupervisor:
         silent_s, limit = now - handle.heartbeat_seen_s, spec.memory_limit_bytes
         deadline_s = spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]
         if silent_s > deadline_s:
-            why = (f"silent for {silent_s:.0f} s in {phase_text(phase, deadline_s)}; its stack is in "
-                   f"logs/{spec.name}.log")
+            why = (f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log"
+                   f"{deadline_text(phase, deadline_s)}")
             process.signal_group(signal.SIGUSR1)
             time.sleep(_STACK_S)
         elif look_at_memory and limit is not None and (used := tree_memory_bytes(process.pid)) > limit:
