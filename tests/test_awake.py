@@ -9,8 +9,10 @@ import psutil
 import pytest
 from harness import PATIENCE_S, poll
 
+from spreeze.cli import train
 from spreeze.machine.awake import AwakeClock
 from spreeze.machine.processes import go_on, stop_family
+from spreeze.run_directory import RunDir, ask
 from spreeze.runtime.interrupts import Interrupts
 
 
@@ -179,3 +181,22 @@ def test_code_that_lets_no_other_run_is_ended_from_outside(script):
             poll(lambda: not child.is_running(), what="the end of what it has started")
         finally:
             process.kill()
+
+
+def test_a_run_pauses_while_the_program_that_called_train_is_stopped(tmp_path):
+    run_dir = RunDir.create(tmp_path, "run")
+    with subprocess.Popen(["sleep", "1000"]) as caller:
+        look = train._pause_with(caller.pid, run_dir)
+        try:
+            look()
+            assert not run_dir.asked("pause")
+            caller.send_signal(signal.SIGSTOP)
+            poll(lambda: look() or run_dir.asked("pause"), what="a pause")
+            caller.send_signal(signal.SIGCONT)
+            poll(lambda: look() or not run_dir.asked("pause"), what="its end")
+            ask(run_dir.path, "pause")  # the user's own
+            look()
+            assert run_dir.asked("pause")
+        finally:
+            caller.kill()
+            run_dir.close()

@@ -134,7 +134,7 @@ class Watched:
 
     def __init__(self, folder, monkeypatch):
         (folder / "logs").mkdir()
-        self.now_s, self.asked, self.urgent, self.pokes = 0.0, False, False, 0
+        self.now_s, self.asked, self.urgent, self.pokes, self.on_tick = 0.0, False, False, 0, []
         monkeypatch.setattr(hang_watch, "AWAKE", lambda: self.now_s)
         self.log = folder / "logs" / "run.log"
         self.watch = HangWatch(self, folder, 5.0, lambda: self.asked)

@@ -47,10 +47,12 @@ from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import Machine, check_precision, named_devices, read_machine
 from spreeze.machine.output import background_output, complain, emit, say
+from spreeze.machine.processes import ENDS_WITH, is_stopped
 from spreeze.metrics.tuning_record import PROGRESS
 from spreeze.modes import load_mode
 from spreeze.run_directory import (
     RunDir,
+    ask,
     find_run,
     new_name,
     process_age_s,
@@ -433,6 +435,8 @@ def _run(
     run_dir.write_state(samples_per_insert_band=plan.config.replay.samples_per_insert_band)
     view = open_view(json_mode=args.json)
     interrupts.on_stop = view.leave
+    if (caller := os.environ.get(ENDS_WITH)) == str(os.getppid()):
+        interrupts.on_tick.append(_pause_with(int(caller), run_dir))
     state = "failed"
     try:
         with contextlib.closing(view):
@@ -462,6 +466,24 @@ def _run(
     if outcome.error:
         complain(outcome.error)
     return 1 if outcome.error else 0
+
+
+def _pause_with(caller: int, run_dir: RunDir) -> Callable[[], None]:
+    """Looks whether the process that called ``spreeze.train`` is stopped (Ctrl-Z), and pauses the run as long."""
+    paused = False
+
+    def look() -> None:
+        nonlocal paused
+        stopped = is_stopped(caller)
+        with contextlib.suppress(RunError):
+            if stopped and not paused and not run_dir.asked("pause"):
+                ask(run_dir.path, "pause")
+                paused = True
+            elif paused and not stopped:
+                run_dir.withdraw("pause")
+                paused = False
+
+    return look
 
 
 def _checkpoint_times(run: Path) -> dict[str, int]:

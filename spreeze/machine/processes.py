@@ -187,6 +187,13 @@ def stop_family() -> list[Any]:
     return stopped
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, as by Ctrl-Z (Linux only)."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
 def go_on(stopped: list[Any]) -> None:
     """Continues processes that ``stop_family`` stopped."""
     import psutil
@@ -299,7 +306,7 @@ class _Guard:
     def look(self) -> None:
         """Ends the supervisor if a second Ctrl-C went unheard, or if it has done nothing for too long."""
         now_s = time.monotonic()
-        if now_s - self._looked_s > 4 * _TICKS_S or self._is_stopped():  # one of both did not run meanwhile
+        if now_s - self._looked_s > 4 * _TICKS_S or is_stopped(self._supervisor):  # one of both did not run meanwhile
             self._heard_s = self._heard_s and now_s
             self._interrupted_s = self._interrupted_s and now_s
         self._looked_s = now_s
@@ -310,12 +317,6 @@ class _Guard:
                 os.kill(self._supervisor, signal.SIGUSR1)
             time.sleep(_TICKS_S)
             self._kill()
-
-    def _is_stopped(self) -> bool:
-        """Whether the supervisor is stopped, as by Ctrl-Z."""
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{self._supervisor}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-        return False
 
     def _kill(self) -> None:
         if os.getppid() == self._supervisor:

@@ -43,7 +43,8 @@ class HangWatch:
         self._asked_s: float | None = None
         self._poked_s: float | None = None
         self._reason: tuple[int, str] | None = None
-        interrupts.on_tick, interrupts.on_signal = self.check, self.on_signal
+        interrupts.on_tick.append(self.check)
+        interrupts.on_signal = self.on_signal
 
     def note(self, phase: Phase) -> None:
         """The next call is into an environment."""
@@ -55,7 +56,8 @@ class HangWatch:
         self._phase = None
 
     def close(self) -> None:
-        self._interrupts.on_tick = self._interrupts.on_signal = lambda: None
+        self._interrupts.on_tick.remove(self.check)
+        self._interrupts.on_signal = lambda: None
 
     def check(self) -> None:
         """Looks how long the latest call has lasted; called by another thread a few times a second."""

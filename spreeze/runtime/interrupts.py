@@ -47,7 +47,7 @@ class Interrupts:
         self.hung_up = False  # the terminal was closed
         self.on_stop: Callable[[], None] = lambda: None
         """Called before Ctrl-Z stops this process, and after it goes on."""
-        self.on_tick: Callable[[], None] = lambda: None
+        self.on_tick: list[Callable[[], None]] = []
         """Called a few times a second by another thread than the main one."""
         self.on_signal: Callable[[], None] = lambda: None
         """Called in the main thread after a second Ctrl-C and after ``poke``; may raise."""
@@ -165,7 +165,8 @@ class Interrupts:
     def _tick(self) -> None:
         if self._guard is not None:
             self._guard.tick()
-        self.on_tick()
+        for look in self.on_tick:
+            look()
         if self._urgent_s is None:
             return
         now_s, place = time.monotonic(), _place_of(self._main)
