@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from spreeze import __version__
 from spreeze.errors import did_you_mean
+from spreeze.machine.output import complain, say, standard_streams
 
 VERBS: dict[str, str] = {
     "train": "train an agent",
@@ -25,18 +26,23 @@ VERBS: dict[str, str] = {
 
 
 def main(argv: list[str] | None = None) -> int:
+    with standard_streams():
+        return _main(argv)
+
+
+def _main(argv: list[str] | None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {verb:9s} {text}" for verb, text in VERBS.items()]
         text = "\n".join(["usage: spreeze <verb> [flags]", "", *lines, "", "spreeze <verb> --help tells more"])
-        sys.stdout.write(text + "\n")
+        say(text)
         return 0
     verb, *rest = arguments
     if verb == "--version":
-        sys.stdout.write(f"spreeze {__version__}\n")
+        say(f"spreeze {__version__}")
         return 0
     if verb not in VERBS:
-        sys.stderr.write(f"error: no verb '{verb}'{did_you_mean(verb, VERBS)} (verbs: {', '.join(VERBS)})\n")
+        complain(f"no verb '{verb}'{did_you_mean(verb, VERBS)} (verbs: {', '.join(VERBS)})")
         return 2
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the import prints no traceback
     module = importlib.import_module("spreeze.bench.__main__" if verb == "bench" else f"spreeze.cli.{verb}")

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from spreeze.envs.obs_flattening import MASK, Flattener, Leaf, LeafError, leaves
 from spreeze.envs.task import ActionScaling, open_env
 from spreeze.errors import ConfigError, EnvironmentError_, SpreezeError, UsageError, WorkerError, did_you_mean
 from spreeze.inference.policy import Policy, exploring_arrays
-from spreeze.machine.output import say
+from spreeze.machine.output import BackgroundWriter, followed, write
 from spreeze.machine.processes import ENDS_WITH
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import TABLE
@@ -468,8 +468,8 @@ def _train(options: Iterable[str], import_module: str | None, quiet: bool) -> Ru
             process_group=0 if main else None,
         )
         lines: deque[str] = deque(maxlen=_LAST_LINES)
-        with process:
-            interrupts = _follow(process, lines, quiet)
+        with process, followed(sys.stdout) as output:
+            interrupts = _follow(process, lines, None if quiet else output)
         document.seek(0)
         found = _document(document.read())
     if "run_dir" not in found:
@@ -489,7 +489,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), ENDS_WITH: str(os.getpid())}
 
 
-def _follow(process: subprocess.Popen[str], lines: deque[str], quiet: bool) -> int:
+def _follow(
+    process: subprocess.Popen[str], lines: deque[str], output: TextIO | BackgroundWriter | None
+) -> int:
     """Prints what a training reports until it has ended; passes interrupts on and returns their number."""
     interrupts = 0
     while True:
@@ -497,8 +499,8 @@ def _follow(process: subprocess.Popen[str], lines: deque[str], quiet: bool) -> i
             for line in process.stderr or ():
                 text = line.rstrip("\n")
                 lines.append(text)
-                if not quiet and not text.startswith(_ERROR):
-                    say(text)
+                if not text.startswith(_ERROR):
+                    write(output, text + "\n")
             process.wait()
             return interrupts
         except KeyboardInterrupt:

@@ -22,10 +22,13 @@ if __name__ != "__main__":
     sys.modules[__name__].__class__ = _Callable
 else:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the import prints no traceback
+    from spreeze.machine.output import standard_streams
     from spreeze.machine.processes import ENDS_WITH, end_with_parent, leave
 
-    if os.environ.get(ENDS_WITH) == str(os.getppid()):  # a thread of that process waits for this one
-        end_with_parent(signal.SIGINT)
-    from spreeze.cli.train import main
+    with standard_streams():
+        if os.environ.get(ENDS_WITH) == str(os.getppid()):  # a thread of that process waits for this one
+            end_with_parent(signal.SIGINT)
+        from spreeze.cli.train import main
 
-    leave(main())
+        code = main()
+    leave(code)

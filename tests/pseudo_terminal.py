@@ -57,6 +57,10 @@ class PseudoTerminal:
         """A command and the return key."""
         os.write(self._master, line.encode() + b"\n")
 
+    def press(self, key):
+        """One key, such as ``b"\\x13"``: Ctrl-S."""
+        os.write(self._master, key)
+
     def close(self):
         """Nobody holds the terminal any more: what is written to it fails from now on."""
         if self._master >= 0:

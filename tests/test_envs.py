@@ -374,6 +374,22 @@ def test_a_probe_reports_spaces_and_step_time():
     assert probe.step_cv >= 0.0
 
 
+def test_a_probe_that_was_stopped_meanwhile_is_tried_again(tmp_path, monkeypatch):
+    """As by Ctrl-Z: the first child would never end."""
+    class Clock:
+        slept_s = 0.0
+
+        def __call__(self):
+            self.slept_s = 60.0 * any(tmp_path.iterdir())
+            return 0.0
+
+    monkeypatch.setattr(probe, "AWAKE", Clock())
+    code = f"import os, time; os.chdir({str(tmp_path)!r}); first = not os.listdir(); " \
+           "open(str(os.getpid()), 'w').close(); time.sleep(10_000 * first)"
+    assert probe._run([sys.executable, "-c", code], PATIENCE_S, lambda: False) == 0
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_quick_probe_describes_without_timing():
     probe = probe_env("Pendulum-v1", steps=0)
     assert probe.step_us_median is None

@@ -33,7 +33,7 @@ def test_errors_and_bad_transitions_are_counted_and_training_goes_on(tmp_path, f
     [
         ("exit_at", "sampler-0 ended by itself (exit code 0) in phase STEP without being asked to"),
         ("segfault_at", "sampler-0 ended by SIGSEGV in phase STEP"),
-        ("hang_at", "in phase STEP; its stack is in logs/sampler-0.log"),
+        ("hang_at", "in phase STEP; its stack is in logs/sampler-0.log (sampling.step_deadline_s = 3)"),
     ],
 )
 def test_a_sampler_whose_environment_takes_it_down_is_started_again(tmp_path, fault, words):

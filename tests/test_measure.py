@@ -321,9 +321,43 @@ def test_one_process_of_a_device_measures_several_batches_and_a_failure_costs_it
     assert _descendants() == []
 
 
+class Sleepy:
+    """The clock of a process that is stopped for a minute before its second reading, as by Ctrl-Z."""
+
+    def __init__(self):
+        self.now_s = self.slept_s = 0.0
+        self.readings = 0
+
+    def __call__(self):
+        self.readings += 1
+        self.slept_s += 60.0 * (self.readings == 2)
+        self.now_s += 0.1
+        return self.now_s
+
+
+def test_what_was_measured_while_the_tuner_was_stopped_is_measured_again(pendulum, monkeypatch):
+    clock, answers, windows = Sleepy(), [], []
+    monkeypatch.setattr(measure, "AWAKE", clock)
+    monkeypatch.setattr(trials, "AWAKE", clock)
+    monkeypatch.setattr(measure.UpdateHelper, "_answer", lambda self, turn: answers.append(clock()) or clock())
+    helper = measure.UpdateHelper(pendulum, 10**9, Interrupts())
+    assert helper.answer(None) == pytest.approx(0.4)
+    assert len(answers) == 2
+    clock.readings = 0
+    candidate = TrialResult(stage=trials.JOINT, setting=_joint())
+    trial = Trial(pendulum, [candidate], _deaf, usable_cores=1.0, memory_cap_bytes=10**9, interrupts=Interrupts())
+    for name, value in {"_prepare": windows.append, "_pass_time": _deaf, "_cpu_s": float,
+                        "_edge": lambda: (clock(), (1000.0 * clock.now_s, 10.0 * clock.now_s))}.items():
+        monkeypatch.setattr(trial, name, value)
+    trial.measure(candidate, 0.1, 0.1)
+    assert len(windows) == 2
+    assert candidate.env_steps_per_s == (pytest.approx(1000.0),)
+    assert candidate.updates_per_s == (pytest.approx(10.0),)
+
+
 def test_repeats_are_as_long_as_measured_starts_leave_time_for(pendulum, monkeypatch):
     clock, turns = [0.0], []
-    monkeypatch.setattr(measure.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(measure, "AWAKE", lambda: clock[0])
 
     def answer(self, turn):
         start_s = 8.0 if not turns else 0.5  # the first one makes the context

@@ -12,6 +12,7 @@ import pytest
 from harness import PATIENCE_S, poll
 
 from spreeze.errors import WorkerError
+from spreeze.machine.awake import AwakeClock
 from spreeze.machine.last_words import Log
 from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase
@@ -66,14 +67,14 @@ class FakeChild:
 
 
 class Stage:
-    def __init__(self, tmp_path, roles):
+    def __init__(self, tmp_path, roles, clock=lambda scene: lambda: scene.now):
         self.now, self.events, self.order, self.started = 0.0, [], [], []
-        self.refuse = False
+        self.refuse, self.clock = False, clock(self)
         self.status = StatusTable.create(len(ROWS))
         run_context = RunContext(run_dir=tmp_path, status_fd=-1, status_rows=len(ROWS), nonce="x")
         self.workers = ProcessSupervisor(
             run_context, self.status, on_event=lambda level, text: self.events.append(f"{level}: {text}"),
-            launcher=self, clock=lambda: self.now,
+            launcher=self, clock=self.clock,
         )  # fmt: skip
         for name in roles:
             role, _, index = name.partition("-")
@@ -117,8 +118,8 @@ class Stage:
 def stage(tmp_path):
     stages = []
 
-    def make(*roles):
-        stages.append(Stage(tmp_path, roles))
+    def make(*roles, **options):
+        stages.append(Stage(tmp_path, roles, **options))
         return stages[-1]
 
     yield make
@@ -183,7 +184,8 @@ def test_the_deadline_of_an_env_step_is_the_workers_own(stage):
     scene.beat("sampler-0", Phase.STEP)
     scene.pass_time(10, [("sampler-1", Phase.STEP)])
     assert scene.workers.restarts == 1
-    assert "sampler-0 silent for 6 s in phase STEP" in scene.events[0]
+    told = "sampler-0 silent for 6 s in phase STEP; its stack is in logs/sampler-0.log (sampling.step_deadline_s = 5)"
+    assert told in scene.events[0]
 
 
 def test_a_stopped_process_that_beats_again_in_time_is_left_alone(stage):
@@ -195,14 +197,15 @@ def test_a_stopped_process_that_beats_again_in_time_is_left_alone(stage):
 
 
 def test_nobody_is_blamed_when_the_machine_slept(stage):
-    scene = stage("sampler-0", "learner")
+    scene = stage("sampler-0", "learner", clock=lambda scene: AwakeClock(lambda: scene.now, lambda: 0.0))
     for name in ("sampler-0", "learner"):
         scene.beat(name, Phase.STEP)
     scene.workers.watch()
-    scene.now += 3600.0
-    scene.workers.watch()
+    with scene.clock.watched():
+        scene.now += 3600.0
+        scene.workers.watch()
     assert scene.workers.restarts == 0
-    assert "the machine slept for 3600 s" in scene.events[0]
+    assert scene.events == []
     scene.pass_time(4)
     assert scene.workers.restarts == 0
     scene.pass_time(2)
@@ -424,7 +427,6 @@ def test_a_hung_worker_that_does_not_die_is_left_and_another_takes_its_place(sta
     assert scene.workers.restarts == 1
     assert "sampler-0 (process 100) does not end on SIGKILL" in scene.events[0]
     assert "sampler-0 silent for 6 s in phase STEP" in scene.events[1]
-    assert not [event for event in scene.events if "slept" in event], "waiting for it was no sleep of the machine"
 
 
 def test_hurry_kills_at_once(stage):

@@ -8,8 +8,11 @@ from harness import FAULT, HIDDEN_SIZES, PATIENCE_S, PENDULUM, NoView, train, tr
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
+from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.modes import serial
 from spreeze.run_directory import RunDir
+from spreeze.runtime import hang_watch
+from spreeze.runtime.hang_watch import EnvironmentHung, HangWatch
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.workers.evaluator import Evaluation, read_rows
@@ -72,6 +75,22 @@ def test_evaluations_come_after_a_number_of_updates_where_that_is_asked_for(tmp_
     assert updates[-1] == 150
 
 
+def _in_process(folder, more=None):
+    """A small run in this process: its outcome and its directory."""
+    values = {"env": {"id": "Pendulum-v1"}, "run": {"mode": "serial"}, "sac": {"hidden_sizes": [8]},
+              "learner": {"batch_size": 8}, "replay": {"capacity": 20_000, "learning_starts": 50},
+              "visualizer": {"enabled": False}, "evaluation": {"episodes": 1}, **(more or {})}  # fmt: skip
+    plan = RunPlan(settings=resolve([Layer("test", values)]), spec=probe_env("Pendulum-v1", steps=0).spec, samplers=1,
+                   free_core=False)  # fmt: skip
+    run_dir = RunDir.create(folder, "run")
+    try:
+        with Interrupts() as interrupts:
+            return serial.run_mode(plan, run_dir, NoView(), interrupts), run_dir
+    finally:
+        run_dir.close()
+        gc.collect()  # the loop and its data refer to each other; a run's own process ends with it
+
+
 def test_an_interrupt_in_the_middle_of_an_evaluation_leaves_the_last_weights_a_score(tmp_path, monkeypatch):
     attempt, calls = Evaluation.attempt, []
 
@@ -83,18 +102,7 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_leaves_the_last_weights_a_s
 
     monkeypatch.setattr(Evaluation, "attempt", interrupted_at_first)
     monkeypatch.setattr(serial, "_FINAL_EVALUATION_S", PATIENCE_S)
-    values = {"env": {"id": "Pendulum-v1"}, "run": {"mode": "serial"}, "sac": {"hidden_sizes": [8]},
-              "learner": {"batch_size": 8}, "replay": {"capacity": 20_000, "learning_starts": 50},
-              "visualizer": {"enabled": False}, "evaluation": {"episodes": 1}}  # fmt: skip
-    plan = RunPlan(settings=resolve([Layer("test", values)]), spec=probe_env("Pendulum-v1", steps=0).spec, samplers=1,
-                   free_core=False)  # fmt: skip
-    run_dir = RunDir.create(tmp_path, "run")
-    try:
-        with Interrupts() as interrupts:
-            outcome = serial.run_mode(plan, run_dir, NoView(), interrupts)
-    finally:
-        run_dir.close()
-        gc.collect()  # the loop and its data refer to each other; a run's own process ends with it
+    outcome, run_dir = _in_process(tmp_path)
     assert outcome.stopped_by == "interrupt (Ctrl-C)"
     assert [row["updates"] for row in read_rows(run_dir.path / "eval.csv")] == [outcome.updates]
     assert outcome.eval_return is not None
@@ -104,3 +112,120 @@ def test_an_evaluator_that_works_beside_the_learner_cannot_count_updates(tmp_pat
     found, code, _ = train(tmp_path, *FAULT, "--updates", "150", "--set", "evaluation.interval_updates=40")
     assert code == 2
     assert "evaluation.interval_updates = 40: in mode spreeze the evaluator works beside" in found.stderr
+
+
+def test_an_environment_that_hangs_costs_an_episode_and_its_run_ends_as_asked(tmp_path):
+    faults = {"hang_at": 300, "once": tmp_path / "it-happened"}
+    run, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "400", "--set",
+                                "sampling.step_deadline_s=1", faults=faults)  # fmt: skip
+    assert (tmp_path / "it-happened").exists()
+    assert (code, document["stopped_by"], document["updates"]) == (0, "updates", 400)
+    (event,) = [event for event in run.events() if "EnvironmentHung" in event]
+    assert "no return within 1 s in phase STEP (sampling.step_deadline_s = 1); its stack is in logs/run.log" in event
+    assert "testing.py" in (run.path / "logs" / "run.log").read_text(), "the stack names the culprit"
+
+
+class Ending(Exception):
+    """In place of the process's end by force."""
+
+
+class Watched:
+    """A watch over an environment, with a time and requests to stop as the test sets them."""
+
+    def __init__(self, folder, monkeypatch):
+        (folder / "logs").mkdir()
+        self.now_s, self.asked, self.urgent, self.pokes, self.on_tick = 0.0, False, False, 0, []
+        monkeypatch.setattr(hang_watch, "AWAKE", lambda: self.now_s)
+        self.log = folder / "logs" / "run.log"
+        self.watch = HangWatch(self, folder, 5.0, lambda: self.asked)
+
+    def poke(self):
+        self.pokes += 1
+
+    def end_by_force(self, reason, code):
+        raise Ending(reason, code)
+
+    def pass_time(self, seconds):
+        for _ in range(round(4 * seconds)):
+            self.now_s += 0.25
+            self.watch.check()
+
+
+@pytest.fixture
+def watched(tmp_path, monkeypatch):
+    return Watched(tmp_path, monkeypatch)
+
+
+def test_an_environment_that_returns_in_time_is_left_alone(watched):
+    for _ in range(10):
+        watched.watch.note(Phase.STEP)
+        watched.pass_time(4.5)
+    watched.watch.done()
+    watched.pass_time(1000)
+    watched.watch.on_signal()
+    assert watched.pokes == 0
+    assert not watched.log.exists()
+
+
+@pytest.mark.parametrize(("phase", "deadline_s", "setting"), [
+    (Phase.STEP, 5.0, " (sampling.step_deadline_s = 5)"), (Phase.RESET, DEADLINE_S[Phase.RESET], ""),
+])
+def test_an_error_is_raised_in_code_that_does_not_return_in_time_and_where_it_is_caught_the_process_ends(
+        watched, phase, deadline_s, setting):
+    watched.watch.note(phase)
+    watched.pass_time(deadline_s)
+    assert watched.pokes == 0
+    watched.pass_time(0.5)
+    assert watched.pokes == 1
+    told = f"no return within {deadline_s:g} s in phase {phase.name}{setting}; its stack is in logs/run.log"
+    with pytest.raises(EnvironmentHung) as caught:
+        watched.watch.on_signal()
+    assert str(caught.value) == told
+    assert "test_serial.py" in watched.log.read_text()
+    with pytest.raises(Ending) as ended:
+        watched.pass_time(3.0)
+    assert ended.value.args[0].startswith(f"the environment hangs: {told.partition(';')[0]}")
+    assert ended.value.args[1] == 1
+
+
+def test_an_environment_that_returned_meanwhile_gets_no_error(watched):
+    watched.watch.note(Phase.STEP)
+    watched.pass_time(5.5)
+    watched.watch.note(Phase.STEP)
+    watched.watch.on_signal()
+    watched.pass_time(2.0)
+    assert watched.pokes == 1
+
+
+def test_a_request_to_stop_waits_for_an_environment_as_for_a_worker(watched):
+    watched.watch = HangWatch(watched, watched.log.parents[1], 600.0, lambda: watched.asked)
+    watched.watch.note(Phase.STEP)
+    watched.pass_time(20.0)
+    watched.asked = True
+    watched.pass_time(6.0)
+    assert watched.pokes == 0
+    watched.pass_time(0.5)
+    assert watched.pokes == 1
+    with pytest.raises(EnvironmentHung, match="no return in phase STEP within 6 s after the run was asked to stop"):
+        watched.watch.on_signal()
+
+
+def test_a_second_ctrl_c_leaves_an_environment_at_once(tmp_path):
+    with Interrupts() as interrupts:
+        watch = HangWatch(interrupts, tmp_path, PATIENCE_S, lambda: False)
+        signal.raise_signal(signal.SIGINT)
+        watch.note(Phase.STEP)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        watch.done()
+        signal.raise_signal(signal.SIGINT)  # raises nothing in code of our own
+        watch.close()
+
+
+def test_the_first_checkpoint_comes_early(tmp_path, monkeypatch):
+    monkeypatch.setattr(serial, "FIRST_CHECKPOINT_S", 0.0)
+    outcome, run_dir = _in_process(tmp_path, {"stop": {"updates": 20}})
+    assert outcome.stopped_by == "updates"
+    saved = sorted(path.name for path in (run_dir.path / "checkpoints").glob("ckpt-*"))
+    assert len(saved) == 2
+    assert int(saved[0].rpartition("-")[2]) < int(saved[1].rpartition("-")[2]) == outcome.updates

@@ -12,8 +12,9 @@ import pytest
 from harness import FAULT, PATIENCE_S, PENDULUM, REPO, TINY, Run, poll, train, verb
 from pseudo_terminal import PseudoTerminal
 
-from spreeze.machine.processes import ENDING
+from spreeze.machine.processes import ENDING, WATCHER
 from spreeze.metrics.store import MetricsReader, Point
+from spreeze.run_directory import read_run
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.transport.checkpoint import CheckpointStore
 
@@ -167,6 +168,44 @@ def test_a_terminal_that_is_gone_changes_nothing_but_what_is_seen(tmp_path, how)
     assert summary["stopped_by"] == "interrupt (SIGTERM)"
     assert CheckpointStore(path / "checkpoints").load_latest().updates == summary["updates"]
     assert json.loads((path / "run.json").read_text())["state"] == "finished"
+
+
+def test_a_terminal_that_stands_still_holds_up_nothing_and_ctrl_z_stops_all(tmp_path):
+    path = tmp_path / "runs" / "run"
+    command = [sys.executable, "-m", "spreeze.train", *PENDULUM, *TINY, "--runs-dir", str(path.parent), "--name", "run"]
+    with PseudoTerminal(command, start_new_session=True) as terminal:
+        supervisor = psutil.Process(terminal.process.pid)
+
+        def updates():
+            assert terminal.process.poll() is None, terminal.shown
+            return MetricsReader(path / "metrics.db").latest().get("updates", Point(0.0, 0, 0.0)).value
+
+        def progress():
+            before = updates()
+            poll(lambda: updates() > before, what="more updates")
+
+        def states():
+            everyone = [supervisor, *supervisor.children(recursive=True)]
+            return {process.status() for process in everyone if process.name() != WATCHER} - {psutil.STATUS_ZOMBIE}
+
+        try:
+            poll(lambda: updates() > 20 and "updates" in terminal.shown, what=lambda: terminal.shown)
+            terminal.press(b"\x13")  # Ctrl-S: whoever writes to it from now on waits
+            for _ in range(4):
+                progress()
+            terminal.process.send_signal(signal.SIGTSTP)
+            poll(lambda: states() == {psutil.STATUS_STOPPED}, what=lambda: f"all to be stopped: {states()}")
+            terminal.process.send_signal(signal.SIGCONT)
+            for _ in range(2):
+                progress()
+            terminal.process.terminate()
+            assert terminal.process.wait(PATIENCE_S) == 0
+        finally:
+            terminal.process.kill()
+            terminal.process.wait()
+    summary = json.loads((path / "summary.json").read_text())
+    assert (summary["stopped_by"], summary["restarts"]) == ("interrupt (SIGTERM)", 0)
+    assert read_run(path)["state"] == "finished"
 
 
 def test_a_hang_up_is_told_once_and_ends_nothing(tmp_path):

@@ -125,6 +125,23 @@ def test_notes_stay_above_the_panel_and_markup_in_them_is_text():
     assert "\x07" not in stream.getvalue()
 
 
+def test_a_shell_gets_the_terminal_with_its_cursor_and_a_new_panel_begins_below_afterwards():
+    stream = io.StringIO()
+    view = TerminalView(Console(file=stream, width=80, force_terminal=True))
+    view.update(FULL)
+    assert not stream.getvalue().endswith("\n"), "the cursor is within the panel"
+    assert stream.getvalue().count("\x1b[?25l") == 1
+    view.leave()
+    assert stream.getvalue().endswith("\n\x1b[?25h")
+    view.leave()  # once more, as after SIGCONT
+    before = len(stream.getvalue())
+    view.update(FULL)
+    assert "\x1b[1A" not in stream.getvalue()[before:], "what the shell has written stays"
+    view.update(FULL)
+    assert "\x1b[1A" in stream.getvalue()[before:]
+    view.close()
+
+
 def test_plain_view_prints_a_line_every_ten_seconds():
     stream, now = io.StringIO(), [0.0]
     view = PlainView(stream, clock=lambda: now[0])

@@ -120,7 +120,8 @@ def _stop(args: argparse.Namespace) -> int:
     deadline = time.monotonic() + args.timeout
     while is_alive(path):
         if time.monotonic() > deadline:
-            raise RunError(f"{path.name} {_doing(path)} after {args.timeout:g} s; spreeze runs stop --force kills it")
+            raise RunError(f"{path.name} {_doing(path)} after {args.timeout:g} s (--timeout); spreeze runs stop "
+                           "--force kills it")
         time.sleep(0.1)
     return _done(args, path, state_of(path))
 

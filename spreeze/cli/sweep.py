@@ -28,7 +28,8 @@ from spreeze.cli.arguments import Parser, add_common_flags, guarded
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import aligned
-from spreeze.machine.output import complain, emit, say
+from spreeze.machine.awake import AWAKE
+from spreeze.machine.output import background_output, complain, emit, say
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics.comparison import (
     HELD,
@@ -127,7 +128,8 @@ def read_sweep(runs_dir: Path, name: str) -> Sweep:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    return guarded(lambda: _sweep(args), as_json=args.json)
+    with background_output():
+        return guarded(lambda: _sweep(args), as_json=args.json)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -218,7 +220,7 @@ def _carried_out(
     sweep.write(runs_dir)
 
     def tell(text: str) -> None:
-        say(text, as_json=args.json)
+        say(text, as_json=args.json, keep=True)  # few lines, all of them results
 
     with Interrupts() as interrupts:
         _run_all(sweep, left, shares, runs_dir, interrupts, tell)
@@ -470,8 +472,8 @@ def _end(children: Sequence[_Child], at_once: Callable[[], bool]) -> None:
     for child in children:
         child.run.state = "interrupted"
         child.process.send_signal(signal.SIGINT)
-    deadline_s = time.monotonic() + _CLOSING_S
-    while any(child.process.poll() is None for child in children) and time.monotonic() < deadline_s and not at_once():
+    deadline_s = AWAKE() + _CLOSING_S
+    while any(child.process.poll() is None for child in children) and AWAKE() < deadline_s and not at_once():
         time.sleep(_POLL_S)
     for child in children:
         if child.process.poll() is None:

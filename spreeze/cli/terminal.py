@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spreeze.formatting import DASH, clean, duration, number, percent, printable, size
-from spreeze.machine.output import silence
+from spreeze.machine.output import BackgroundWriter, silence
 from spreeze.metrics import tuning_record
 from spreeze.metrics.snapshot import Snapshot
 
@@ -34,6 +34,8 @@ _ASCII_SPARKS = "_.-=+*#@"
 _MAX_WIDTH = 120
 _EVERY_S = 10.0
 """Between two lines of a plain view."""
+_LEAVE_S = 0.3
+"""Longest wait for the terminal before Ctrl-Z stops the run."""
 
 
 def open_view(*, json_mode: bool = False) -> PlainView | TerminalView:
@@ -85,6 +87,9 @@ class PlainView:
     def note(self, text: str) -> None:
         self._line(text)
 
+    def leave(self) -> None:
+        """Does nothing: its lines leave the terminal as it was."""
+
     def close(self) -> None:
         """Prints the last state if it has not been shown."""
         if self._last is not None:
@@ -106,8 +111,23 @@ class TerminalView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._broken = False
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", transient=False)
+        self._broken = self._busy = False
+        self._live = self._new_live()
+
+    def _new_live(self) -> Live:
+        return Live(console=self._console, auto_refresh=False, vertical_overflow="crop", transient=False)
+
+    def leave(self) -> None:
+        """Leaves the last panel and the cursor on the screen, which a shell may use meanwhile.
+
+        The next ``update`` begins a new panel below. May be called by a signal handler.
+        """
+        if self._busy:  # in the middle of a panel
+            return
+        self._guarded(self._live.stop)
+        self._live = self._new_live()
+        if isinstance(file := self._console.file, BackgroundWriter):
+            file.drain(within_s=_LEAVE_S)
 
     def update(self, snapshot: Snapshot) -> None:
         self._guarded(lambda: self._redraw(snapshot))
@@ -121,6 +141,8 @@ class TerminalView:
             self._live.stop()
 
     def _redraw(self, snapshot: Snapshot) -> None:
+        if getattr(self._console.file, "behind", False):  # nobody reads, or not fast enough
+            return
         if not self._live.is_started:
             self._live.start()
         picture = panel(snapshot, self._console.width, ascii_only=_ascii_only(self._console))
@@ -129,11 +151,14 @@ class TerminalView:
     def _guarded(self, action: Callable[[], Any]) -> None:
         if self._broken:
             return
+        self._busy = True
         try:
             action()
         except (OSError, ValueError):  # the terminal is gone
             self._broken = True
             silence(self._console.file)
+        finally:
+            self._busy = False
 
 
 def _ascii_only(console: Console) -> bool:

@@ -46,11 +46,13 @@ from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import Machine, check_precision, memory_limits, named_devices, read_machine
-from spreeze.machine.output import complain, emit, say
+from spreeze.machine.output import background_output, complain, emit, say
+from spreeze.machine.processes import ENDS_WITH, is_stopped
 from spreeze.metrics.tuning_record import PROGRESS
 from spreeze.modes import load_mode
 from spreeze.run_directory import (
     RunDir,
+    ask,
     find_run,
     new_name,
     process_age_s,
@@ -81,7 +83,8 @@ _MOST_HOSTS, _LIKELY_HOSTS, _MOST_HOST_SHARDS = 32, 3, 64
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 0 trained, 1 failed, 2 rejected."""
     args = build_parser().parse_args(argv)
-    return guarded(lambda: _train(args), as_json=args.json)
+    with background_output():
+        return guarded(lambda: _train(args), as_json=args.json)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -123,6 +126,8 @@ def _train(args: argparse.Namespace) -> int:
             Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed), head_start.nonce,
             numbered=run.name is None,
         )
+        interrupts.last_words = lambda reason: run_dir.write_state(
+            state="stopped" if interrupts.urgent else "failed", exit_reason=interrupts.cause or reason)
         try:
             _describe(plan, run_dir, machine)
             if not run_dir.guarded:
@@ -468,6 +473,9 @@ def _run(
         raise ResourceError(f"{run_dir.path} cannot be written: {error}; make room or choose --runs-dir") from None
     run_dir.write_state(samples_per_insert_band=plan.config.replay.samples_per_insert_band)
     view = open_view(json_mode=args.json)
+    interrupts.on_stop = view.leave
+    if (caller := os.environ.get(ENDS_WITH)) == str(os.getppid()):
+        interrupts.on_tick.append(_pause_with(int(caller), run_dir))
     state = "failed"
     try:
         with contextlib.closing(view):
@@ -496,10 +504,28 @@ def _run(
     if args.json:
         emit(document)
     else:
-        say(_closing(document, foreign_module(plan.spec.env_id, plan.config.env.import_module)))
+        say(_closing(document, foreign_module(plan.spec.env_id, plan.config.env.import_module)), keep=True)
     if outcome.error:
         complain(outcome.error)
     return 1 if outcome.error else 0
+
+
+def _pause_with(caller: int, run_dir: RunDir) -> Callable[[], None]:
+    """Looks whether the process that called ``spreeze.train`` is stopped (Ctrl-Z), and pauses the run as long."""
+    paused = False
+
+    def look() -> None:
+        nonlocal paused
+        stopped = is_stopped(caller)
+        with contextlib.suppress(RunError):
+            if stopped and not paused and not run_dir.asked("pause"):
+                ask(run_dir.path, "pause")
+                paused = True
+            elif paused and not stopped:
+                run_dir.withdraw("pause")
+                paused = False
+
+    return look
 
 
 def _checkpoint_times(run: Path) -> dict[str, int]:

@@ -14,7 +14,7 @@ from spreeze.config.profiles import export_path, profile_text
 from spreeze.envs.probe import TIMED_STEPS, probe_of
 from spreeze.errors import ConfigError, EnvironmentError_, ResourceError
 from spreeze.machine.hardware import read_machine
-from spreeze.machine.output import emit, say
+from spreeze.machine.output import background_output, emit, say
 from spreeze.run_directory import process_age_s, write_json
 from spreeze.runtime.environment_limits import untunable_env
 from spreeze.runtime.interrupts import Interrupts
@@ -40,7 +40,8 @@ def tune_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = tune_parser().parse_args(argv)
-    return guarded(lambda: _tune(args), as_json=args.json)
+    with background_output():
+        return guarded(lambda: _tune(args), as_json=args.json)
 
 
 def _tune(args: argparse.Namespace) -> int:

@@ -34,6 +34,7 @@ from spreeze.envs.make import import_user_module, is_known_to_repeat, make_env, 
 from spreeze.envs.obs_flattening import MASK
 from spreeze.envs.task import Task, make_task, uniform_actions
 from spreeze.errors import EnvironmentError_, described
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import memory_limits
 from spreeze.machine.last_words import Log, ending, oom_kills
 from spreeze.machine.processes import (
@@ -146,18 +147,35 @@ def in_child(
 ) -> dict[str, Any]:
     """What the child found out: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
 
+    A child that was stopped meanwhile (Ctrl-Z), or slept with the machine, is replaced by another one.
+
     Raises:
         EnvironmentError_: it cannot be used, hangs, or took its process down.
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
     task = {"env_id": env_id, "import_module": import_module, "plain": plain, "args": args, "image": image,
             "picture": picture}
+    job = {"what": what, "task": task, "steps": steps, "end_s": deadline_s + _GRACE_S, "second": second}
+    while True:
+        slept_s = AWAKE.slept_s
+        try:
+            found = _tried(job, deadline_s, interrupted, on_wait)
+        except EnvironmentError_:
+            if AWAKE.slept_s == slept_s:
+                raise
+        else:
+            if AWAKE.slept_s == slept_s:
+                return found
+
+
+def _tried(
+    job: dict[str, Any], deadline_s: float, interrupted: Callable[[], bool], on_wait: Callable[[str], object]
+) -> dict[str, Any]:
+    """What one child found out; errors as ``in_child``."""
     with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
-        job = {"what": what, "task": task, "steps": steps, "folder": folder, "end_s": deadline_s + _GRACE_S,
-               "second": second}
-        with _Child(job, interrupted, on_wait) as child:
+        with _Child({**job, "folder": folder}, interrupted, on_wait) as child:
             found = child.result(deadline_s)
-            if second and "error" not in found:
+            if job["second"] and "error" not in found:
                 found |= child.second(found["start_s"])
     if "error" in found:
         raise EnvironmentError_(found["error"])
@@ -237,9 +255,9 @@ class _Child:
 
     def _wait(self, name: str, within_s: float, *, tell: bool) -> bool:
         """Whether a file is there in time; the child may have ended before."""
-        began_s, path = time.monotonic(), self._folder / name
+        began_s, path = AWAKE(), self._folder / name
         next_word_s = _FIRST_WORD_S if tell else within_s
-        while (waited_s := time.monotonic() - began_s) < within_s:
+        while (waited_s := AWAKE() - began_s) < within_s:
             if self._interrupted():
                 raise KeyboardInterrupt
             ended = self._process.poll() is not None

@@ -2,20 +2,61 @@
 
 All that a command prints goes through here (tables through ``terminal.Screen``): names, states and errors may belong to
 a run from another machine, and a terminal would obey escape sequences in them.
+
+A command that supervises others prints within ``background_output``: a terminal that nobody reads (Ctrl-S, a dropped
+connection, a stopped pager) holds up a thread there, and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import json
 import math
 import os
+import signal
 import sys
+import termios
+import threading
+import time
+from collections import deque
 from collections.abc import Iterator
-from typing import IO, Any, TextIO
+from typing import IO, Any, TextIO, cast
 
 from spreeze.formatting import printable
+
+_STANDARD_FDS = (0, 1, 2)
+_MOST_WAITING_BYTES = 2**18
+_CHUNK_BYTES = 4096
+_TERMINAL_S, _PIPE_S = 2.0, 60.0
+"""Longest time without progress that the last lines wait at the end: a terminal is read at once or by nobody, a pipe's
+reader may be busy."""
+_RETRY_S = 0.2
+
+
+@contextlib.contextmanager
+def standard_streams() -> Iterator[None]:
+    """Opens the standard streams that the caller has closed on the null device, and flushes them at the end.
+
+    Without it the next file opened would take the number of a closed one, and receive what is printed. A reader that is
+    gone at the end is no error.
+    """
+    for fd in _STANDARD_FDS:
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+            os.set_inheritable(null, True)
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            mode = "w" if fd else "r"
+            setattr(sys, name, open(fd, mode, encoding="utf-8", errors="replace", closefd=False))  # noqa: SIM115
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            _flush(stream)
 
 
 def silence(stream: IO[Any]) -> None:
@@ -34,28 +75,239 @@ def send_nowhere(*fds: int) -> None:
         os.close(null)
 
 
+class BackgroundWriter:
+    """A text stream whose ``write`` never waits for a reader: a thread writes to the descriptor.
+
+    While nobody reads, up to 256 kB of text wait. Further lines are dropped, and their number is written as soon as
+    somebody reads again.
+    """
+
+    def __init__(self, stream: TextIO, *fds: int) -> None:
+        """``fds``: all descriptors that lead where ``stream`` does; they are silenced together."""
+        self._stream, self._fds = stream, fds
+        self.encoding = stream.encoding or "utf-8"
+        self._is_terminal = stream.isatty()
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = self._dropped = 0
+        self._gone = self._ended = False
+        self._progress_s = time.monotonic()
+        self._changed = threading.Condition()  # of a reentrant lock: a signal handler may write, too
+        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+        self._thread.start()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @property
+    def behind(self) -> bool:
+        """Whether earlier text still waits for a reader."""
+        return self._waiting_bytes > 0
+
+    def write(self, text: str, *, keep: bool = False) -> int:
+        """Queues text, or drops it where too much waits already; never drops what is to be kept."""
+        data = text.encode(self.encoding, errors="replace")
+        with self._changed:
+            if self._gone or self._ended:
+                return len(text)
+            if self._waiting_bytes > _MOST_WAITING_BYTES and not keep:
+                self._dropped += max(1, text.count("\n"))
+                return len(text)
+            self._tell_dropped()
+            self._put(data)
+        return len(text)
+
+    def flush(self) -> None:
+        """Does nothing: the thread writes as soon as it can."""
+
+    def drain(self, since_s: float | None = None, *, within_s: float | None = None) -> bool:
+        """Waits until all is written, as long as there is progress; whether it is.
+
+        ``since_s``: monotonic time before which no progress was due. ``within_s``: the longest wait, with progress or
+        without.
+        """
+        since_s = time.monotonic() if since_s is None else since_s
+        patience_s = _TERMINAL_S if self._is_terminal else _PIPE_S
+        with self._changed:
+            while (self._waiting or self._dropped) and not self._gone:
+                now_s = time.monotonic()
+                if now_s - max(since_s, self._progress_s) > patience_s or (
+                        within_s is not None and now_s - since_s > within_s):
+                    return False
+                self._changed.wait(0.05)
+        return True
+
+    def forget(self) -> None:
+        """Drops what waits."""
+        with self._changed:
+            self._waiting.clear()
+            self._waiting_bytes = self._dropped = 0
+
+    def end(self) -> bool:
+        """Ends the thread and drops what still waits; whether nothing did."""
+        with self._changed:
+            self._ended, done = True, not self._waiting
+            self.forget()
+            self._changed.notify_all()
+        self._thread.join(_RETRY_S)
+        return done
+
+    def _put(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        self._changed.notify_all()
+
+    def _tell_dropped(self) -> None:
+        if self._dropped and self._waiting_bytes <= _MOST_WAITING_BYTES:
+            lines = "1 line was" if self._dropped == 1 else f"{self._dropped} lines were"
+            self._dropped = 0
+            self._put(f"[{lines} dropped: nobody read the output]\n".encode())
+
+    def silence(self) -> None:
+        """Redirects the descriptors to /dev/null."""
+        with self._changed:
+            self._gone = True
+            self.forget()
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):
+            send_nowhere(*self._fds)
+
+    def _run(self) -> None:
+        # Signals are the main thread's. With SIGTTOU blocked, no write stops the process either.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            with self._changed:
+                while not self._waiting and not self._dropped and not self._ended:
+                    self._changed.wait()
+                if not self._waiting:
+                    self._tell_dropped()
+                if not self._waiting:
+                    return
+                data = self._waiting[0]
+            try:
+                written = os.write(self._fds[0], data[:_CHUNK_BYTES]) if self._may_write() else 0
+            except BlockingIOError:  # another program made the terminal non-blocking
+                written = 0
+            except OSError:  # closed pipe, terminal gone, full disk
+                self.silence()
+                return
+            with self._changed:
+                if self._gone:
+                    return
+                if written:
+                    self._progress_s = time.monotonic()
+                if written and self._waiting and self._waiting[0] is data:
+                    self._waiting_bytes -= written
+                    self._waiting[0] = data[written:]
+                    if not self._waiting[0]:
+                        self._waiting.popleft()
+                    self._changed.notify_all()
+            if not written:
+                time.sleep(_RETRY_S)
+
+    def _may_write(self) -> bool:
+        """False in the background of a terminal that asks for silence there (``stty tostop``)."""
+        if not self._is_terminal:
+            return True
+        try:
+            return (os.tcgetpgrp(self._fds[0]) == os.getpgrp()
+                    or not termios.tcgetattr(self._fds[0])[3] & termios.TOSTOP)
+        except (OSError, termios.error):  # not the terminal of this session
+            return True
+
+
+@contextlib.contextmanager
+def followed(stream: TextIO) -> Iterator[TextIO | BackgroundWriter]:
+    """Within the block a stream for lines that must not wait for a reader; for a caller's own standard output."""
+    writer = in_background(stream)
+    try:
+        yield stream if writer is None else writer
+    finally:
+        if writer is not None:
+            with contextlib.suppress(KeyboardInterrupt):
+                writer.drain()
+            writer.end()
+
+
+def in_background(stream: TextIO, *more_fds: int) -> BackgroundWriter | None:
+    """A writer to the descriptor of a stream; None if it is no plain file (captured, or a notebook's)."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return None
+    try:
+        fd = stream.fileno()
+        stream.flush()
+    except (OSError, ValueError):
+        return None
+    return BackgroundWriter(stream, fd, *more_fds)
+
+
+@contextlib.contextmanager
+def background_output() -> Iterator[None]:
+    """Within the block nothing that is printed waits for a reader.
+
+    At the end the rest is written: to a terminal as long as something is read within 2 s, to a pipe within a minute, or
+    until Ctrl-C.
+    """
+    before = sys.stdout, sys.stderr
+    together = _same_file(*before)
+    out = in_background(sys.stdout, *([sys.stderr.fileno()] if together else []))
+    error = out if together else in_background(sys.stderr)
+    if out is not None:
+        sys.stdout = cast(TextIO, out)
+    if error is not None:
+        sys.stderr = cast(TextIO, error)
+    try:
+        yield
+    finally:
+        writers = dict.fromkeys(writer for writer in (out, error) if writer is not None)
+        since_s = time.monotonic()
+        with contextlib.suppress(KeyboardInterrupt):
+            for writer in writers:
+                writer.drain(since_s)
+        for writer in writers:
+            if not writer.end():
+                writer.silence()  # what is printed later would wait
+        sys.stdout, sys.stderr = before
+
+
+def _same_file(*streams: TextIO) -> bool:
+    """Whether both lead to the same place, where the order of their lines shows."""
+    try:
+        return os.path.sameopenfile(*(stream.fileno() for stream in streams))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
 def emit(document: dict[str, Any]) -> None:
     """Writes the one JSON document; non-finite numbers become null."""
-    _write(sys.stdout, json.dumps(_plain(document), indent=1, allow_nan=False) + "\n")
+    write(sys.stdout, json.dumps(_plain(document), indent=1, allow_nan=False) + "\n", keep=True)
 
 
-def say(text: str, *, as_json: bool = False) -> None:
-    """Prints one line to stdout, or to stderr if stdout belongs to the JSON document."""
-    _write(sys.stderr if as_json else sys.stdout, text + "\n")
+def say(text: str, *, as_json: bool = False, keep: bool = False) -> None:
+    """Prints one line to stdout, or to stderr if stdout belongs to the JSON document.
+
+    ``keep``: not dropped where nobody reads and other lines are.
+    """
+    write(sys.stderr if as_json else sys.stdout, text + "\n", keep=keep)
 
 
 def complain(text: str) -> None:
     """Prints ``error: ...`` as one line to stderr."""
-    _write(sys.stderr, f"error: {' '.join(text.split())}\n")
+    write(sys.stderr, f"error: {' '.join(text.split())}\n", keep=True)
 
 
-def _write(stream: TextIO, text: str) -> None:
-    """Writes text; a closed pipe or a full disk only silences the stream."""
+def write(stream: TextIO | BackgroundWriter | None, text: str, *, keep: bool = False) -> None:
+    """Writes text without control characters; a closed pipe or a full disk only silences the stream."""
+    if stream is None:  # closed before the process began
+        return
     encoding = getattr(stream, "encoding", None) or "utf-8"
+    shown = printable(text).encode(encoding, errors="replace").decode(encoding)
+    if isinstance(stream, BackgroundWriter):
+        stream.write(shown, keep=keep)
+        return
     try:
-        stream.write(printable(text).encode(encoding, errors="replace").decode(encoding))
+        stream.write(shown)
         stream.flush()
-    except OSError:
+    except (OSError, ValueError):
         silence(stream)
 
 
@@ -72,16 +324,29 @@ def _plain(value: Any) -> Any:
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
     """Redirects descriptor 1 to descriptor 2 inside the block, so that stdout holds the JSON document alone."""
-    sys.stdout.flush()
+    _flush_stdout()
     saved = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
-        try:
-            sys.stdout.flush()
-        except OSError:  # the terminal is gone
-            silence(sys.stdout)
+        _flush_stdout()
         ctypes.CDLL(None).fflush(None)  # text that Bullet printed from C would otherwise appear after the block
         os.dup2(saved, 1)
         os.close(saved)
+
+
+def _flush_stdout() -> None:
+    """Writes what waits for descriptor 1 before that leads elsewhere."""
+    stream: object = sys.stdout
+    if not isinstance(stream, BackgroundWriter):
+        _flush(sys.stdout)
+    elif not stream.drain(within_s=_TERMINAL_S):
+        stream.forget()
+
+
+def _flush(stream: TextIO) -> None:
+    try:
+        stream.flush()
+    except (OSError, ValueError):  # nobody is there to read any more
+        silence(stream)

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
@@ -33,8 +34,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEATH_S = 10.0
 """Time for a process to die after SIGKILL; freeing much memory takes a while."""
 OWN_PREFIX = "spreeze-"
-PAGE, EARLY, PROBE = OWN_PREFIX + "page", OWN_PREFIX + "early", OWN_PREFIX + "probe"
-"""Names of processes that are not workers: the page's server, a learner without a job yet, a single measurement."""
+PAGE, EARLY, PROBE, WATCHER = (OWN_PREFIX + name for name in ("page", "early", "probe", "watcher"))
+"""Names of processes that are not workers: the page's server, a learner without a job yet, a single measurement, the
+watcher."""
 _LONGEST_NAME_BYTES = 15
 LOW_PRIORITY = 10
 """Nice value from which on a program leaves the cores to all others, as batch jobs do."""
@@ -47,6 +49,13 @@ MARK = "SPREEZE_RUN"
 """Environment variable with the run's nonce."""
 ENDS_WITH = "SPREEZE_ENDS_WITH"
 """Environment variable with the pid of the caller whose end is a Ctrl-C for a training (``spreeze.api``)."""
+NOTICED, _TICK = 0, 255
+"""Bytes for the watcher beside numbers of signals: a second Ctrl-C is dealt with, and the process does something."""
+_DEAF_S = 2.0
+"""After a second Ctrl-C that Python's code never hears of, the watcher ends the process."""
+_TICKS_S = 0.5
+"""Between two looks of the watcher at a process that ticks or was interrupted."""
+_STOP_ROUNDS = 5
 _SWEEP_S = 0.1
 _SWEEPS = 50
 _CALM = 3
@@ -113,6 +122,7 @@ def leave_to_supervisor() -> None:
     for number in ENDING:
         signal.signal(number, _ignore)
         signal.siginterrupt(number, False)
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)  # a supervisor ignores it
     # Blocked during a fork: a signal to a child that still has the handler would be lost.
     os.register_at_fork(before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, ENDING), after_in_parent=_unblock,
                         after_in_child=_restore_default)
@@ -177,6 +187,49 @@ def end_orphans(nonce: str) -> int:
     return count
 
 
+def family() -> list[Any]:
+    """All that this process has started, directly or not, as psutil has it; watchers excepted."""
+    import psutil
+
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.name() != WATCHER and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def stop_family() -> list[Any]:
+    """Stops (SIGSTOP) what this process has started; returns those that were not stopped before, for ``go_on``."""
+    import psutil
+
+    stopped: list[Any] = []
+    for _ in range(_STOP_ROUNDS):  # what was just being started appears late
+        before = len(stopped)
+        for process in family():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process not in stopped and process.status() != psutil.STATUS_STOPPED:
+                    process.suspend()
+                    stopped.append(process)
+        if len(stopped) == before:
+            break
+    return stopped
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, as by Ctrl-Z (Linux only)."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
+def go_on(stopped: list[Any]) -> None:
+    """Continues processes that ``stop_family`` stopped."""
+    import psutil
+
+    for process in stopped:
+        with contextlib.suppress(psutil.Error, OSError):
+            process.resume()
 CLOSING_S = 2.0
 """Time for what an environment leaves to end by itself once its result is there: ``close()``, threads, processes."""
 
@@ -266,9 +319,13 @@ def no_child_left() -> Iterator[None]:
 class OrphanWatch:
     """The watcher, which acts if this process ends between ``start`` and ``end``."""
 
-    def __init__(self, nonce: str, folder: Path | None = None) -> None:
-        """The watcher also removes a ``folder`` that the process would have removed itself."""
-        self._nonce, self._folder = nonce, folder
+    def __init__(self, nonce: str, folder: Path | None = None, *, silent_s: float | None = None) -> None:
+        """The watcher also removes a ``folder`` that the process would have removed itself.
+
+        With ``silent_s`` it kills this process when that does not ``tick`` for so long, after a signal (SIGUSR1) by
+        which it may write where it is.
+        """
+        self._nonce, self._folder, self._silent_s = nonce, folder, silent_s
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -278,10 +335,29 @@ class OrphanWatch:
         with contextlib.suppress(OSError), held_back():
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"from {__name__} import watch; watch()", self._nonce,
-                 *([] if self._folder is None else [str(self._folder)])], stdin=subprocess.PIPE,
+                 str(self._silent_s or 0.0), *([] if self._folder is None else [str(self._folder)])],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
                 env={**os.environ, "PYTHONPATH": paths, MARK: ""},
             )
+
+    def receive_signals(self) -> None:
+        """From now on the watcher hears of each signal that this process handles, whatever this process does."""
+        if self._process is not None and self._process.stdin is not None:
+            fd = self._process.stdin.fileno()
+            os.set_blocking(fd, False)
+            signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
+
+    def tell(self, byte: int) -> None:
+        """Tells the watcher something; never waits."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                os.write(self._process.stdin.fileno(), bytes([byte]))
+
+    def tick(self) -> None:
+        """Tells the watcher that this process does something, where that is of interest."""
+        if self._silent_s is not None:
+            self.tell(_TICK)
 
     def end(self) -> None:
         """Kills what is left of the run, and the watcher."""
@@ -296,20 +372,70 @@ class OrphanWatch:
 
 def watch() -> None:
     """The watcher: waits until the end of the supervisor closes standard input, then sweeps."""
+    take_name(WATCHER)
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
-    while os.read(0, 1):
-        pass
+    guard = _Guard(os.getppid(), float(sys.argv[2]))
+    while not select.select([0], [], [], guard.wait_s())[0] or guard.hear(os.read(0, 4096)):
+        guard.look()
     calm = 0
     for _ in range(_SWEEPS):
         calm = 0 if end_orphans(sys.argv[1]) else calm + 1
         if calm == _CALM:
             break
         time.sleep(_SWEEP_S)
-    for folder in sys.argv[2:]:
+    for folder in sys.argv[3:]:
         import shutil  # a worker imports this module before it takes its name
 
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Guard:
+    """Ends the supervisor where that cannot do it itself: code that lets no other code run holds it up."""
+
+    def __init__(self, supervisor: int, silent_s: float) -> None:
+        self._supervisor, self._silent_s = supervisor, silent_s
+        self._interrupts = 0
+        self._interrupted_s: float | None = None
+        self._looked_s = time.monotonic()
+        self._heard_s = self._looked_s if silent_s else None
+
+    def wait_s(self) -> float | None:
+        """The longest time until the next look; None: until something is heard."""
+        return None if self._interrupted_s is None and self._heard_s is None else _TICKS_S
+
+    def hear(self, data: bytes) -> bytes:
+        now_s = time.monotonic()
+        for byte in data:
+            self._interrupts += byte == signal.SIGINT
+            if byte == NOTICED:
+                self._interrupted_s = None
+            elif byte == _TICK:
+                self._heard_s = now_s
+            elif byte == signal.SIGINT and self._interrupts >= 2:
+                self._interrupted_s = self._interrupted_s or now_s
+        return data
+
+    def look(self) -> None:
+        """Ends the supervisor if a second Ctrl-C went unheard, or if it has done nothing for too long."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s > 4 * _TICKS_S or is_stopped(self._supervisor):  # one of both did not run meanwhile
+            self._heard_s = self._heard_s and now_s
+            self._interrupted_s = self._interrupted_s and now_s
+        self._looked_s = now_s
+        if self._interrupted_s is not None and now_s - self._interrupted_s > _DEAF_S:
+            self._kill()
+        elif self._silent_s and self._heard_s is not None and now_s - self._heard_s > self._silent_s:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._supervisor, signal.SIGUSR1)
+            time.sleep(_TICKS_S)
+            self._kill()
+
+    def _kill(self) -> None:
+        if os.getppid() == self._supervisor:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._supervisor, signal.SIGKILL)
+        self._interrupted_s = self._heard_s = None
 
 
 def main(argv: list[str]) -> None:

@@ -133,6 +133,15 @@ DEADLINE_S: dict[Phase, float] = {
     Phase.RENDER: 60.0, Phase.DONE: 30.0,
 }
 """Seconds without a heartbeat after which a worker in that phase counts as hung."""
+DEADLINE_SETTINGS: dict[Phase, str] = {Phase.STEP: "sampling.step_deadline_s"}
+"""The settings that change deadlines of phases."""
+
+
+def deadline_text(phase: Phase, deadline_s: float) -> str:
+    """The setting of a deadline that is met, in brackets for a message; empty if there is none."""
+    setting = DEADLINE_SETTINGS.get(phase)
+    return "" if setting is None else f" ({setting} = {deadline_s:g})"
+
 
 METRICS: tuple[Metric, ...] = (
     Metric("env_steps", "env steps", "env steps collected since the start of the run, all samplers", "supervisor",

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -20,12 +22,14 @@ from spreeze.envs.task import HeldActions, open_task, vector_maker
 from spreeze.errors import ResourceError, WeightsError
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
-from spreeze.machine.processes import LOW_PRIORITY, lower_priority
+from spreeze.machine.processes import LOW_PRIORITY, OrphanWatch, lower_priority
+from spreeze.metrics.table import Phase
 from spreeze.modes import hts
 from spreeze.modes.spreeze import load_saved_replay
 from spreeze.run_directory import RunDir
+from spreeze.runtime.hang_watch import RUN, HangWatch
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import FRESH, Launcher
+from spreeze.runtime.launcher import FRESH, Launcher, log_file
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder, View
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
@@ -33,7 +37,13 @@ from spreeze.transport.weights import Weights
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.context import in_a_row, is_power_of_ten
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
-from spreeze.workers.learner import LearnerFiles, SkippedUpdates, open_on_policy_trainer, run_progress
+from spreeze.workers.learner import (
+    FIRST_CHECKPOINT_S,
+    LearnerFiles,
+    SkippedUpdates,
+    open_on_policy_trainer,
+    run_progress,
+)
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import open_device, resolve_device
@@ -41,6 +51,10 @@ from spreeze.workers.torch_devices import open_device, resolve_device
 _FINAL_EVALUATION_S = 6.0
 _PUBLISH_S = 1.0
 """Between two publications of weights that nobody evaluates."""
+_LEAST_SILENT_S = 30.0
+"""Shortest time after which a process counts as hung in code that lets no other thread run: imports take seconds."""
+_MARGIN_S = 5.0
+"""For the deadline to be met in the usual way before."""
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
@@ -55,6 +69,7 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
         recorder = Recorder(plan, run_dir, view)
         stack.callback(lambda: recorder.close(interrupts.again()))
         stack.enter_context(stdout_to_stderr())
+        stack.enter_context(_guarded(plan, run_dir, interrupts))
         hidden_sizes = (plan.config.on_policy or plan.config.algorithm).hidden_sizes
         recorder.outcome.device, pair = stack.enter_context(
             open_device(plan.config.learner, plan.spec, hidden_sizes, plan.batch_size))
@@ -63,9 +78,26 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
             serial.run(_Rollouts(serial, memory))
         else:
             ring = stack.enter_context(contextlib.closing(ReplayRing.create(plan.ring_spec())))
-            load_saved_replay(plan, run_dir.path, ring)
+            with interrupts.abandonable():
+                load_saved_replay(plan, run_dir.path, ring)
             serial.run(_Replay(serial, ring, pair))
     return recorder.outcome
+
+
+@contextlib.contextmanager
+def _guarded(plan: RunPlan, run_dir: RunDir, interrupts: Interrupts) -> Iterator[None]:
+    """Within the block a small process ends this one where an environment's code lets no other code run."""
+    step_s = plan.config.sampling.step_deadline_s
+    guard = OrphanWatch(run_dir.nonce, silent_s=max(_LEAST_SILENT_S, step_s) + _MARGIN_S)
+    with log_file(run_dir.path, RUN) as log:
+        faulthandler.register(signal.SIGUSR1, log, all_threads=True)
+        try:
+            guard.start()
+            with interrupts.guarded_by(guard):
+                yield
+        finally:
+            guard.end()
+            faulthandler.unregister(signal.SIGUSR1)
 
 
 class _Serial:
@@ -78,7 +110,9 @@ class _Serial:
             run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
             target_return=plan.config.stop.target_return,
             room=plan.room,
-        ), recorder.env_error)
+        ), recorder.env_error, lambda: self.watch.note(Phase.STEP))
+        self.watch = HangWatch(interrupts, run_dir.path, plan.config.sampling.step_deadline_s,
+                               lambda: run_dir.asked("stop"))
         self._ending = self._checkpoint_asked = False
         self._evaluations_s = 0.0
         self._unscored: Weights | None = None
@@ -87,6 +121,7 @@ class _Serial:
         self._next_sample_s = self._next_evaluation_s = 0.0
         self._next_evaluation_update = 0
         self._next_checkpoint_s = time.monotonic() + plan.config.learner.checkpoint_interval_s
+        self._learned = False
 
     def files(self, trainer: ReplayTrainer | OnPolicyTrainer, env_steps: Callable[[], int]) -> LearnerFiles:
         return LearnerFiles(self.run_dir.path, self.plan.config.run.algo, self.plan.spec.env_id, trainer,
@@ -96,24 +131,43 @@ class _Serial:
         """Runs the loop to the end of the run."""
         self._data, recorder = data, self.recorder
         try:
-            while (reason := self._stop_reason()) is None:
-                data.collect()
-                data.learn()
-                self.sample()
-                if data.files.is_new and self._evaluation_due():
-                    self._evaluate()
-                if time.monotonic() >= self._next_checkpoint_s:
-                    self._checkpoint()
-            self._ending, recorder.outcome.stopped_by = True, reason
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C, in an environment's code
+                while self._stop_reason() is None:
+                    self._advance()
+            self.watch.done()
+            self._ending, recorder.outcome.stopped_by = True, self._stop_reason() or "unknown"
             recorder.sample(self._counters(), pids=None, state="stopping")
             recorder.finish()
             recorder.outcome.parameters_sha256 = data.trainer.parameters_sha256()
             self._checkpoint()
             if (data.files.is_new or self._unscored is not None) and not self.interrupts.urgent:
-                self._evaluate(final=True)
+                with contextlib.suppress(KeyboardInterrupt):
+                    self._evaluate(final=True)
         finally:
-            data.envs.close()
-            self._evaluation.close()
+            with contextlib.suppress(KeyboardInterrupt):
+                self.watch.note(Phase.INIT)
+                data.envs.close()
+                self._evaluation.close()
+            self.watch.done()
+            self.watch.close()
+
+    def _advance(self) -> None:
+        """Collects, learns what is due, and does what is due besides."""
+        data = self._data
+        self.watch.note(Phase.STEP)
+        data.collect()
+        self.watch.done()
+        updates = data.trainer.updates
+        data.learn()
+        if not self._learned and data.trainer.updates > updates:
+            self._learned = True
+            self._next_checkpoint_s = min(self._next_checkpoint_s, time.monotonic() + FIRST_CHECKPOINT_S)
+        self.sample()
+        if data.files.is_new and self._evaluation_due():
+            self._evaluate()
+            self.watch.done()
+        if time.monotonic() >= self._next_checkpoint_s:
+            self._checkpoint()
 
     def _stop_reason(self) -> str | None:
         if self.interrupts.count:
@@ -132,7 +186,7 @@ class _Serial:
         self._next_sample_s = time.monotonic() + SAMPLE_S
         if self.interrupts.hung_up:
             self.recorder.hung_up()
-        self.recorder.sample(self._counters(), pids={"run": os.getpid()})
+        self.recorder.sample(self._counters(), pids={RUN: os.getpid()})
         self._obey()
         return True
 
@@ -245,9 +299,11 @@ class _Replay:
         self.envs = TransitionCollector(
             lambda: open_task(plan.spec), config.sampling.envs_per_sampler, plan.spec,
             ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
+            on_progress=serial.watch.note,
             seeds=[int(s) for s in self._rng.integers(2**31, size=config.sampling.envs_per_sampler)],
             nan_policy=config.sampling.nan_policy, make_vector=vector_maker(plan.spec), on_error=recorder.env_error,
         )
+        serial.watch.done()
         self.trainer = ReplayTrainer(
             plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
@@ -333,8 +389,9 @@ class _Rollouts:
             lambda: open_task(plan.spec), plan.spec, memory.rollouts, first=0,
             num_envs=config.rollout.envs_per_sampler, seed=config.run.seed,
             step_synchronous=config.rollout.synchrony == "step", nan_policy=config.sampling.nan_policy,
-            on_error=serial.recorder.env_error,
+            on_error=serial.recorder.env_error, on_progress=serial.watch.note,
         )
+        serial.watch.done()
         self._policies = RolloutPolicy(memory.rollouts, memory.handover.policies)
 
     def env_steps(self) -> int:
@@ -344,7 +401,9 @@ class _Rollouts:
         """Steps until the rollout is full, or the run ends, which discards an unfinished rollout."""
         serial = self._serial
         while not self._rollouts.full and not serial.interrupts.asked:
+            serial.watch.note(Phase.STEP)
             self.envs.advance(self._policies)
+            serial.watch.done()
             if serial.sample() and serial.recorder.stop_reason() is not None:
                 return
 

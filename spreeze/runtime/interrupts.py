@@ -1,26 +1,43 @@
-"""Ctrl-C once, twice; SIGTERM; a closed terminal."""
+"""Ctrl-C once, twice; SIGTERM; Ctrl-Z; a closed terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import sys
+import threading
+import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
-from spreeze.machine.output import send_nowhere
-from spreeze.machine.processes import ENDING
+from spreeze.machine.awake import AWAKE
+from spreeze.machine.output import BackgroundWriter, complain, send_nowhere
+from spreeze.machine.processes import ENDING, NOTICED, OrphanWatch, family, go_on, stop_family
 
 _STANDARD_FDS = (0, 1, 2)
+_STUCK_S, _LONGEST_S = 2.0, 5.0
+"""Time from the second Ctrl-C until this process ends by force: where it does nothing any more, and in any case."""
+_SAME_PLACE_S = 1.0
+"""The main thread does nothing any more if it is in the same place for so long."""
+_LAST_WORDS_S = 0.5
+AT_ONCE = 130
+"""Exit code after a second Ctrl-C."""
 
 
 class Interrupts:
-    """Counts requests to stop while the context lasts; never raises from a handler.
+    """Counts requests to stop while the context lasts.
 
     SIGHUP does not count: the run goes on when its terminal is closed. Shell and kernel both send it, and logouts and
-    batch systems repeat SIGTERM, so only a second Ctrl-C means hurry.
+    batch systems repeat SIGTERM, so only a second Ctrl-C means hurry. It ends this process whatever it does: in order
+    if that takes no longer than seconds, else by force.
+
+    Ctrl-Z stops this process and all that it has started, SIGCONT lets them go on; the time between is no time of the
+    run (``machine.awake``). Writing to the terminal from the background stops nothing.
+
+    No handler raises, except within ``abandonable`` and where ``on_signal`` does.
     """
 
     def __init__(self) -> None:
@@ -28,15 +45,35 @@ class Interrupts:
         self.stop_file: Path | None = None  # asks to stop while it exists (the run's control/stop)
         self.cause: str | None = None
         self.hung_up = False  # the terminal was closed
+        self.on_stop: Callable[[], None] = lambda: None
+        """Called before Ctrl-Z stops this process, and after it goes on."""
+        self.on_tick: list[Callable[[], None]] = []
+        """Called a few times a second by another thread than the main one."""
+        self.on_signal: Callable[[], None] = lambda: None
+        """Called in the main thread after a second Ctrl-C and after ``poke``; may raise."""
+        self.last_words: Callable[[str], None] = lambda reason: None
+        """Called with the reason before this process ends by force."""
         self._ctrl_c, self._terminated = 0, False
+        self._abandonable = 0
+        self._urgent_s: float | None = None
+        self._place: object = None
+        self._place_s = 0.0
+        self._guard: OrphanWatch | None = None
         self._terminals: list[int] = []
         self._old: dict[signal.Signals, Any] = {}
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         # Determined now: the descriptor of a closed terminal is no longer recognised as one.
         self._terminals = [fd for fd in _STANDARD_FDS if os.isatty(fd)]
-        for number in ENDING:
-            self._old[number] = signal.signal(number, self._handle)
+        self._main = threading.get_ident()
+        handlers: dict[signal.Signals, Any] = dict.fromkeys(ENDING, self._handle)
+        handlers |= {signal.SIGCONT: self._continued, signal.SIGTTOU: signal.SIG_IGN, signal.SIGUSR2: self._poked}
+        if signal.getsignal(signal.SIGTSTP) != signal.SIG_IGN:
+            handlers[signal.SIGTSTP] = self._stop
+        for number, handler in handlers.items():
+            self._old[number] = signal.signal(number, handler)
+        self._stack.enter_context(AWAKE.watched(self._tick))
         return self
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
@@ -53,8 +90,36 @@ class Interrupts:
             self._ctrl_c += 1
         self.count += 1
         self.cause = self.cause or ("SIGTERM" if number == signal.SIGTERM else "Ctrl-C")
+        if self.urgent:
+            self._urgent_s = self._urgent_s or time.monotonic()
+            if self._guard is not None:
+                self._guard.tell(NOTICED)
+            if self._abandonable:
+                raise KeyboardInterrupt
+            self.on_signal()
+
+    def _stop(self, number: int, frame: types.FrameType | None) -> None:
+        """Ctrl-Z: all that this process started stops, then itself, until SIGCONT."""
+        self.on_stop()
+        stopped = stop_family()
+        AWAKE()
+        os.kill(os.getpid(), signal.SIGSTOP)  # SIGTSTP would not stop a process without a shell that can continue it
+        AWAKE.continued(0.0)
+        go_on(stopped)
+
+    def _continued(self, number: int, frame: types.FrameType | None) -> None:
+        AWAKE.continued()
+        self.on_stop()
+
+    def _poked(self, number: int, frame: types.FrameType | None) -> None:
+        self.on_signal()
+
+    def poke(self) -> None:
+        """Makes the main thread call ``on_signal``; a call of the system that it waits in is cut short."""
+        signal.pthread_kill(self._main, signal.SIGUSR2)
 
     def __exit__(self, *exc: object) -> None:
+        self._stack.close()
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
@@ -72,3 +137,65 @@ class Interrupts:
     def urgent(self) -> bool:
         """Whether to stop at once."""
         return self._ctrl_c >= 2
+
+    @contextlib.contextmanager
+    def abandonable(self) -> Iterator[None]:
+        """Within the block a second Ctrl-C raises KeyboardInterrupt; for long work that leaves nothing behind."""
+        self._abandonable += 1
+        try:
+            if self.urgent:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._abandonable -= 1
+
+    @contextlib.contextmanager
+    def guarded_by(self, guard: OrphanWatch) -> Iterator[None]:
+        """Within the block the watcher kills this process if a second Ctrl-C does not even reach Python's code."""
+        self._guard = guard
+        guard.receive_signals()
+        try:
+            yield
+        finally:
+            self._guard = None
+            signal.set_wakeup_fd(-1)
+
+    # --- in the thread that watches ---
+
+    def _tick(self) -> None:
+        if self._guard is not None:
+            self._guard.tick()
+        for look in self.on_tick:
+            look()
+        if self._urgent_s is None:
+            return
+        now_s, place = time.monotonic(), _place_of(self._main)
+        if place != self._place:
+            self._place, self._place_s = place, now_s
+        waited_s = now_s - self._urgent_s
+        if waited_s > _LONGEST_S or (waited_s > _STUCK_S and now_s - self._place_s > _SAME_PLACE_S):
+            self.end_by_force("interrupted, and ended by force", AT_ONCE)
+
+    def end_by_force(self, reason: str, code: int) -> NoReturn:
+        """Ends this process and all that it has started, whatever the main thread does."""
+        for process in family():
+            with contextlib.suppress(Exception):
+                process.kill()
+        words = threading.Thread(target=self.last_words, args=(reason,), daemon=True)  # the disk may not answer
+        words.start()
+        words.join(_LAST_WORDS_S)
+        if isinstance(sys.stderr, BackgroundWriter):  # no other stream is sure not to wait
+            complain(reason)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, BackgroundWriter):
+                stream.drain(within_s=_LAST_WORDS_S)
+        os._exit(code)
+
+
+def _place_of(thread: int) -> object:
+    """Where a thread is in the code: the same value again while it waits, or computes outside of Python."""
+    frame, place = sys._current_frames().get(thread), []
+    while frame is not None:
+        place.append((id(frame.f_code), frame.f_lasti))
+        frame = frame.f_back
+    return place

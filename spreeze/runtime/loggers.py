@@ -27,6 +27,7 @@ from typing import Any
 from spreeze.config.layers import iterate
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.processes import OWN_PREFIX, end_orphans, held_back, kill_and_wait
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.table import RETURN, TABLE, MetricTable
@@ -74,7 +75,7 @@ class Sink:
         self._unsent = b""
         self._received = b""
         self._put = self._done = self.dropped = 0
-        self._answered_s = time.monotonic()
+        self._answered_s = AWAKE()
         self._limits_s = OPEN_S, SILENT_S
         self.open = True
         """False once it has ended, in whatever way."""
@@ -102,7 +103,7 @@ class Sink:
         if not self.open:
             return
         if self._put == self._done:
-            self._answered_s = time.monotonic()  # nothing was owed
+            self._answered_s = AWAKE()  # nothing was owed
         if len(self._rows) >= MOST_ROWS:
             del self._rows[1]  # the first row may be the one that opens it
             self._put -= 1
@@ -116,7 +117,7 @@ class Sink:
     def end(self, *, failed: bool) -> None:
         """Asks the sink to write what it has and to end; it is not ``open`` any more when it has."""
         if self.open:
-            self._limits_s, self._answered_s = (3.0 * CLOSE_S, CLOSE_S), time.monotonic()
+            self._limits_s, self._answered_s = (3.0 * CLOSE_S, CLOSE_S), AWAKE()
             self.put({"end": failed})
 
     def look(self) -> None:
@@ -137,7 +138,7 @@ class Sink:
             self._switch_off(f"its process ended with exit code {self._process.returncode}")
             return
         limit_s = self._limits_s[self._done > 0]
-        if self._done < self._put and time.monotonic() - self._answered_s > limit_s:
+        if self._done < self._put and AWAKE() - self._answered_s > limit_s:
             self._switch_off(f"no answer for {limit_s:g} s")
 
     def late(self) -> None:
@@ -163,7 +164,7 @@ class Sink:
         return [message for message in found if isinstance(message, dict)]
 
     def _take(self, message: dict[str, Any]) -> None:
-        self._answered_s = time.monotonic()
+        self._answered_s = AWAKE()
         self._done = int(message.get("done", self._done))
         if "event" in message:
             level, text = message["event"]
@@ -244,10 +245,10 @@ class Loggers:
         """Ends all sinks; waits while they answer, for at most a minute, and no longer than ``hurry()`` is false."""
         for sink in self._sinks:
             sink.end(failed=failed)
-        begun_s, said = time.monotonic(), False
+        begun_s, said = AWAKE(), False
         while (left := [sink for sink in self._sinks if sink.open]) and not hurry():
             readable([sink.fileno() for sink in left], 0.05)
-            waited_s = time.monotonic() - begun_s
+            waited_s = AWAKE() - begun_s
             if waited_s > _LONGEST_CLOSE_S:
                 break
             if waited_s > _SAY_AFTER_S and not said:

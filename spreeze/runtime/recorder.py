@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from spreeze.errors import SpreezeError
 from spreeze.formatting import size
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.bottleneck import bottleneck
@@ -30,6 +31,7 @@ from spreeze.workers.evaluator import CONFIRMING_EPISODES, read_rows
 _STATE_S = 2.0
 _SLOW_START_S = 5.0
 _HOLD_S = 0.02  # between two looks whether a pause is over
+_SLEEP_TOLD_S = 1.0  # shorter stops are not worth a word
 SAMPLE_S = 0.5  # between two samples of all metrics
 _SAVING_S = 2.0  # between two reports on the last checkpoint while it is written; none if it takes less
 
@@ -118,7 +120,8 @@ class Recorder:
         self._hung_up = self._saving_said = False
         self._next_saving_s = math.inf
         self.started_s = time.monotonic()
-        self.paused_s = 0.0
+        self._held_s, self._slept_before_s = 0.0, AWAKE.slept_s
+        self._slept_told_s = 0.0
         self._starting_s = 0.0
         """Time until the first env step, where environments are slow to start: no training time."""
         self.reading: CounterSample | None = None
@@ -138,9 +141,20 @@ class Recorder:
             self.event("info", f"metrics: {len(self._curve)} evaluations of earlier sessions come from eval.csv")
 
     @property
+    def paused_s(self) -> float:
+        """How long this session was paused, stopped (Ctrl-Z) or asleep with its machine."""
+        AWAKE()  # notices the latest sleep
+        return self._held_s + self._slept_s
+
+    @property
+    def _slept_s(self) -> float:
+        return AWAKE.slept_s - self._slept_before_s
+
+    @property
     def session_s(self) -> float:
-        """Time since this session began, without pauses."""
-        return time.monotonic() - self.started_s - self.paused_s
+        """Time since this session began, without pauses and sleep."""
+        paused_s = self.paused_s
+        return time.monotonic() - self.started_s - paused_s
 
     @property
     def wall_s(self) -> float:
@@ -179,18 +193,25 @@ class Recorder:
     def hold(self, goes_on: Callable[[], bool]) -> None:
         """Waits while ``control/pause`` exists and ``goes_on()``; no clock of the run counts this time."""
         self.event("info", "paused: processes, replay and networks stay, the cores are free")
-        start_s, before_s, next_state_s = time.monotonic(), self.paused_s, 0.0
+        start_s, before_s, next_state_s = AWAKE(), self._held_s, 0.0
         while self._run_dir.asked("pause") and goes_on():
-            self.paused_s = before_s + time.monotonic() - start_s
+            self._held_s = before_s + AWAKE() - start_s
             if time.monotonic() >= next_state_s:
                 next_state_s = time.monotonic() + _STATE_S
                 self._run_dir.write_state(state="paused")
                 self._view.update(self.snapshot("paused"))
             time.sleep(_HOLD_S)
-        self.paused_s = before_s + time.monotonic() - start_s
+        self._held_s = before_s + AWAKE() - start_s
         self._run_dir.withdraw("pause")
         self._next_state_s = 0.0
-        self.event("info", f"goes on after a pause of {self.paused_s - before_s:.1f} s")
+        self.event("info", f"goes on after a pause of {self._held_s - before_s:.1f} s")
+
+    def _tell_sleep(self) -> None:
+        """Reports that the run did not go on for a while."""
+        if (slept_s := self._slept_s - self._slept_told_s) >= _SLEEP_TOLD_S:
+            self._slept_told_s = self._slept_s
+            self.event("info", f"goes on after {slept_s:.0f} s in which it was stopped, or the machine slept: no time "
+                       "of the run")
 
     def env_error(self, where: str, error: Exception, count: int) -> None:
         """Reports an error of an environment in this process, which lost at most an episode."""
@@ -318,6 +339,7 @@ class Recorder:
     ) -> None:
         """Takes one sample of all metrics; without utilisation if ``pids`` is None (the workers have ended)."""
         reading = dataclasses.replace(reading, t_s=reading.t_s - self.paused_s)
+        self._tell_sleep()
         self.reading, self._samplers_alive = reading, samplers_alive
         if self._plan.start_s > _SLOW_START_S and not reading.env_steps:
             self._starting_s = self.session_s

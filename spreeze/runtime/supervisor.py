@@ -21,6 +21,7 @@ from typing import Any
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.formatting import clean, percent, size
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.last_words import Log, ending, oom_kills
 from spreeze.machine.processes import (
     CLOSING_S,
@@ -33,7 +34,7 @@ from spreeze.machine.processes import (
     left_behind,
 )
 from spreeze.machine.utilisation import tree_memory_bytes
-from spreeze.metrics.table import DEADLINE_S, Phase
+from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
@@ -88,7 +89,9 @@ def run_workers(
     watch = OrphanWatch(run_dir.nonce)
     try:
         watch.start()
-        with wired as mode:
+        with interrupts.guarded_by(watch), contextlib.ExitStack() as stack:
+            with interrupts.abandonable():  # a saved replay may have gigabytes
+                mode = stack.enter_context(wired)
             supervisor = _Supervisor(plan, run_dir, recorder, interrupts, launcher, mode)
             try:
                 supervisor.start()
@@ -169,6 +172,7 @@ class _Supervisor:
                 self._handle(self._workers.wait(_LOOK_S))
                 self._handle(self._workers.watch())
                 self._report_hang_up()
+                self._mode.status.header[words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
                 if self._timeline.is_due:
                     self._write_timeline()
                 if time.monotonic() >= self._next_sample_s:
@@ -295,7 +299,6 @@ class _Supervisor:
         self._obey()
 
 
-_ASLEEP_S = 5.0  # after a gap this long between two checks this process has slept, and the workers with it
 _STOP_S = 6.0  # for a worker to end after it was asked to stop
 _LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
 """Phases before the learner's last checkpoint: no time limit while its heartbeat is in time."""
@@ -338,14 +341,13 @@ class ProcessSupervisor:
 
     def __init__(
         self, run_context: RunContext, status: StatusTable, *, on_event: Callable[[str, str], None],
-        launcher: Launcher = FRESH, clock: Callable[[], float] = time.monotonic, forgiven_failures: int = 0,
+        launcher: Launcher = FRESH, clock: Callable[[], float] = AWAKE, forgiven_failures: int = 0,
     ) -> None:
         self._run_context, self._status = run_context, status
         self.on_event, self._launcher, self._clock = on_event, launcher, clock
         self._forgiven = forgiven_failures
         self.handles: dict[str, WorkerHandle] = {}
         self.first_error: tuple[str, str] | None = None
-        self._last_watch_s: float | None = None
         self._next_memory_s = 0.0
 
     def add(self, spec: WorkerSpec) -> None:
@@ -394,7 +396,6 @@ class ProcessSupervisor:
     def signal_all(self, number: signal.Signals) -> None:
         """Signals all workers and what they started; deadlines begin again."""
         now = self._clock()
-        self._last_watch_s = now
         for handle in self.handles.values():
             if handle.process is not None:
                 handle.heartbeat_seen_s = now
@@ -411,11 +412,6 @@ class ProcessSupervisor:
         Raises a WorkerError if a worker that the run needs was given up (see ``Role.lost``).
         """
         now = self._clock()
-        if self._last_watch_s is not None and now - self._last_watch_s > _ASLEEP_S:
-            self.on_event("warning", f"the machine slept for {now - self._last_watch_s:.0f} s; deadlines extended")
-            for handle in self.handles.values():
-                handle.heartbeat_seen_s = now
-        self._last_watch_s = now
         messages: list[dict[str, Any]] = []
         look_at_memory = now >= self._next_memory_s
         if look_at_memory:
@@ -437,15 +433,15 @@ class ProcessSupervisor:
             return self._ended(handle, code, now)
         spec, phase = handle.spec, self._note_heartbeat(handle, now)
         silent_s, limit = now - handle.heartbeat_seen_s, spec.memory_limit_bytes
-        starts = phase in _STARTING and _has_envs(spec)
+        starts, deadline_s = phase in _STARTING and _has_envs(spec), _deadline_s(spec, phase)
         if starts and spec.role.steps and silent_s > _FIRST_WORD_S and not handle.waited_for:
             handle.waited_for = True
             self.on_event("info", f"waiting for an environment of {spec.name} to start: {silent_s:.0f} s so far, at "
-                          f"most {_deadline_s(spec, phase):g} s (--start-deadline-s)")
-        if silent_s > _deadline_s(spec, phase):
+                          f"most {deadline_s:g} s (--start-deadline-s)")
+        if silent_s > deadline_s:
             why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log" + (
-                f"; for an environment that takes longer to start: --start-deadline-s {2 * _deadline_s(spec, phase):g}"
-                if starts else "")
+                f"; for an environment that takes longer to start: --start-deadline-s {2 * deadline_s:g}"
+                if starts else deadline_text(phase, deadline_s))
             process.signal_group(signal.SIGUSR1)
             time.sleep(_STACK_S)
         elif look_at_memory and limit is not None and (used := tree_memory_bytes(process.pid)) > limit:
@@ -560,8 +556,6 @@ class ProcessSupervisor:
         for process in processes:
             if process.kill_and_wait(max(0.0, end - self._clock())) is None:
                 self.on_event("error", left_behind(process.spec.name, process.pid))
-        if self._last_watch_s is not None:
-            self._last_watch_s = self._clock()  # this wait was no sleep
 
     def _reap(self, handle: WorkerHandle) -> list[dict[str, Any]]:
         """Releases a worker that was asked to stop, or that was killed because it did not."""
@@ -724,6 +718,7 @@ def _final_evaluation(
     run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, on_event: Callable[[str, str], None]
 ) -> dict[str, Any] | None:
     """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
+    slept_s = AWAKE.slept_s
     job = dataclasses.replace(evaluator_job(plan, run_dir.path, has_free_core=True), target_return=None)
     gives_way = plan.config.tuning.give_way
     command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s),
@@ -737,16 +732,16 @@ def _final_evaluation(
         on_event("warning", f"the last evaluation could not be started: {error}")
         return None
     assert process.stdout is not None
-    asked, deadline, answer = interrupts.count, time.monotonic() + budget_s + 2.0, b""
+    asked, deadline, answer = interrupts.count, AWAKE() + budget_s + 2.0, b""
     with process.stdout as pipe:
-        while process.poll() is None and interrupts.count == asked and time.monotonic() < deadline:
+        while process.poll() is None and interrupts.count == asked and AWAKE() < deadline:
             known = b"\n" in answer
             said = os.read(pipe.fileno(), 65536) if readable([pipe.fileno()], 0.02) else b""
             if not said:  # also where it has closed the pipe
                 time.sleep(0.01)
             answer += said
             if not known and b"\n" in answer:  # it closes its environments
-                deadline = min(deadline, time.monotonic() + CLOSING_S)
+                deadline = min(deadline, AWAKE() + CLOSING_S)
         killed = process.poll() is None
         if killed and kill_and_wait(process) is None:
             on_event("error", left_behind("the last evaluation", process.pid))
@@ -755,7 +750,10 @@ def _final_evaluation(
             answer += os.read(pipe.fileno(), 65536)
     with contextlib.suppress(ValueError):
         record = json.loads(answer.partition(b"\n")[0])
-        return record if isinstance(record, dict) else None
+        if isinstance(record, dict):
+            return record
+    if AWAKE.slept_s > slept_s and interrupts.count == asked:  # its time was over when it went on
+        return _final_evaluation(run_dir, plan, budget_s, interrupts, on_event)
     if not killed:
         why = ": ".join(filter(None, (ending(process.returncode, kills), words.last_words)))
         on_event("warning", f"the last evaluation failed: {why}")

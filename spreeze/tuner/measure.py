@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from spreeze.errors import ConfigError
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.processes import PROBE, held_back, kill_and_wait
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import child_environment
@@ -88,7 +88,7 @@ class Measurer:
 
     def seconds_left(self) -> float:
         """Seconds of the budget that are left; negative when it is overdrawn."""
-        return self._ends_s - time.monotonic()
+        return self._ends_s - AWAKE()
 
     def device_start_s(self, device: str) -> float:
         """Planned start of a GPU that was not used yet; 0 of any other device."""
@@ -106,7 +106,7 @@ class Measurer:
         for setting in dict.fromkeys(settings):
             candidate = TrialResult(stage=self._kind.stage, setting=setting)
             shared.setdefault(self._kind.shared(setting), []).append(candidate)
-        waiting, end = list(shared.values()), time.monotonic() + within_s
+        waiting, end = list(shared.values()), AWAKE() + within_s
         found: list[TrialResult] = []
 
         def finish(candidate: TrialResult) -> None:
@@ -114,10 +114,10 @@ class Measurer:
             on_result(candidate)
 
         while waiting and self.seconds_left() > _SHORTEST_START_S:
-            if found and time.monotonic() + _GROUP_START_S > end:
+            if found and AWAKE() + _GROUP_START_S > end:
                 break
             share = min(1.0, self._groups / len(waiting))
-            self._together(waiting[: self._groups], time.monotonic() + (end - time.monotonic()) * share, finish)
+            self._together(waiting[: self._groups], AWAKE() + (end - AWAKE()) * share, finish)
             waiting = waiting[self._groups :]
         return found
 
@@ -131,7 +131,7 @@ class Measurer:
                 start_s = min(_LONGEST_START_S, max(_SHORTEST_START_S, self.seconds_left()))
                 trial.attempt(functools.partial(trial.begin, start_s))
             pace = self._kind.pace
-            each_s = (end - time.monotonic()) / (pace.repeats * max(1, sum(len(one.candidates) for one in trials)))
+            each_s = (end - AWAKE()) / (pace.repeats * max(1, sum(len(one.candidates) for one in trials)))
             settle_s = min(pace.settle_s[1], max(pace.settle_s[0], 0.25 * (each_s - _EDGE_S)))
             window_s = min(pace.window_s[1], max(pace.window_s[0], each_s - _EDGE_S - settle_s))
             for number in range(pace.repeats):
@@ -152,12 +152,12 @@ class Measurer:
 
         Larger batches are left out once an update takes too long.
         """
-        start = time.monotonic()
+        start = AWAKE()
         everyone = [TrialResult(stage=LEARNER, setting=setting) for setting in settings]
         waiting, done = list(everyone), []
         for _ in range(REPEATS):
             for candidate in list(waiting):
-                spent_s, measured = time.monotonic() - start, bool(candidate.updates_per_s)
+                spent_s, measured = AWAKE() - start, bool(candidate.updates_per_s)
                 if not measured and candidate is not everyone[0] and (
                         spent_s > within_s or _too_slow(candidate, everyone)):
                     waiting.remove(candidate)
@@ -257,7 +257,17 @@ class UpdateHelper:
                     stream.close()
 
     def answer(self, turn: UpdateTurn) -> dict[str, Any]:
-        """What the helper found; its own death or silence is a failure of this measurement."""
+        """What the helper found; its own death or silence is a failure of this measurement.
+
+        A measurement that was stopped meanwhile (Ctrl-Z), or slept with the machine, is taken again.
+        """
+        while True:
+            slept_s = AWAKE.slept_s
+            found = self._answer(turn)
+            if AWAKE.slept_s == slept_s:
+                return found
+
+    def _answer(self, turn: UpdateTurn) -> dict[str, Any]:
         if self._unusable is not None:
             return self._unusable
         self.start()
@@ -281,11 +291,11 @@ class UpdateHelper:
         """
         assert self._process is not None
         assert self._process.stdout is not None
-        fd, end = self._process.stdout.fileno(), time.monotonic() + within_s
+        fd, end = self._process.stdout.fileno(), AWAKE() + within_s
         while b"\n" not in self._pending:
             if self._interrupts.asked:
                 raise KeyboardInterrupt
-            if time.monotonic() > end:
+            if AWAKE() > end:
                 return self._lost(f"not done within {within_s:.0f} s", starved=True)
             if readable([fd], 0.1):
                 data = os.read(fd, 65536)

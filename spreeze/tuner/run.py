@@ -26,6 +26,7 @@ from spreeze.config.schema import Config, LearnerConfig
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import ExternalLoad
 from spreeze.run_directory import versions, write_json
@@ -148,7 +149,7 @@ def _measured(
     settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, spent_s: float, *,
     samplers_only: bool,
 ) -> dict[str, Any]:
-    start, spec, config = time.monotonic(), probe.spec, settings.config
+    start, spec, config = AWAKE(), probe.spec, settings.config
     listener.say(f"tuning for {spec.env_id} on this machine (under a minute):")
     load, free_bytes = ExternalLoad(machine.cores.ids), memory_limits().usable_bytes
     cores = machine.cores.usable
@@ -177,7 +178,7 @@ def _measured(
         search = Search(problem, measurer, heard)
         search.fall_back(f"nothing could be measured: {error}")
         search.conclude()
-    other_cores, seconds = others(), time.monotonic() - start + spent_s
+    other_cores, seconds = others(), AWAKE() - start + spent_s
     listener.say(f"  measured in {seconds:.0f} s")
     found, provisional = search.as_json(), _doubts(search, other_cores, machine)
     notes = [*found["notes"], *provisional.values()]

@@ -15,6 +15,7 @@ import psutil
 
 from spreeze.config.layers import Layer, Settings, Values
 from spreeze.errors import ConfigError, ResourceError, WorkerError
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.processes import OrphanWatch
 from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.modes import gala, hts, impact, spreeze
@@ -171,10 +172,10 @@ class Trial(contextlib.ExitStack):
 
     def begin(self, within_s: float) -> None:
         """Waits until everybody has been at work, then pauses all; raises as ``measure`` does."""
-        end = time.monotonic() + within_s
+        end = AWAKE() + within_s
         while (late := self._late()) is not None:
             self._look(_LOOK_S)
-            if time.monotonic() > end:
+            if AWAKE() > end:
                 raise self._failed(f"{late} within {within_s:.0f} s; {self._why()}")
         self._workers.signal_all(signal.SIGSTOP)
 
@@ -192,18 +193,22 @@ class Trial(contextlib.ExitStack):
         self._workers.signal_all(signal.SIGSTOP)
 
     def measure(self, candidate: TrialResult, settle_s: float, window_s: float) -> None:
-        """One window of a candidate, after a while to settle.
+        """One window of a candidate, after a while to settle; again if it was stopped meanwhile (Ctrl-Z), or asleep.
 
         Raises:
             TrialFailed: a worker keeps failing, or too much memory is taken.
             KeyboardInterrupt: the user asked to stop.
         """
-        self._prepare(candidate.setting)
-        self._pass_time(settle_s)
-        first_s, first = self._edge()
-        cpu_s = self._cpu_s()
-        self._pass_time(window_s)
-        last_s, last = self._edge()
+        disturbed = True
+        while disturbed:
+            slept_s = AWAKE.slept_s
+            self._prepare(candidate.setting)
+            self._pass_time(settle_s)
+            first_s, first = self._edge()
+            cpu_s = self._cpu_s()
+            self._pass_time(window_s)
+            last_s, last = self._edge()
+            disturbed = AWAKE.slept_s > slept_s
         took_s = last_s - first_s
         candidate.env_steps_per_s += ((last[0] - first[0]) / took_s,)
         candidate.updates_per_s += ((last[1] - first[1]) / took_s,)
@@ -211,17 +216,17 @@ class Trial(contextlib.ExitStack):
 
     def _edge(self) -> tuple[float, tuple[float, float]]:
         """Time and counters at the next update or swap, or after a short while without one."""
-        before, end = self._mark(), time.monotonic() + self.edge_s
-        while self._mark() == before and time.monotonic() < end:
+        before, end = self._mark(), AWAKE() + self.edge_s
+        while self._mark() == before and AWAKE() < end:
             time.sleep(0.001)
             if self._interrupts.asked:
                 raise KeyboardInterrupt
-        return time.monotonic(), self._counters()
+        return AWAKE(), self._counters()
 
     def _pass_time(self, seconds: float) -> None:
         """Lets time pass, with an eye on the workers."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        end = AWAKE() + seconds
+        while (left := end - AWAKE()) > 0:
             self._look(min(left, _LOOK_S))
 
     def _look(self, seconds: float) -> None:

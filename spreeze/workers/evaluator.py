@@ -171,9 +171,15 @@ class WeightsWatch:
 class Evaluation:
     """The evaluator's environments and files."""
 
-    def __init__(self, job: EvaluatorJob, on_error: Callable[[str, Exception, int], None]) -> None:
-        """``on_error`` gets where an environment raised, the error, and the number of errors so far."""
-        self._job, self._on_error, self._errors = job, on_error, 0
+    def __init__(
+        self, job: EvaluatorJob, on_error: Callable[[str, Exception, int], None],
+        on_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_error`` gets where an environment raised, the error, and the number of errors so far.
+
+        ``on_step`` is called before each environment is reset and after each of its steps.
+        """
+        self._job, self._on_error, self._on_step, self._errors = job, on_error, on_step, 0
         self._run_dir = Path(job.run_dir)
         self._tasks: list[Task] = []
         remove_unfinished(self._run_dir / "checkpoints")  # from an evaluator killed while writing
@@ -283,13 +289,17 @@ class Evaluation:
             self._errors += 1
             if is_power_of_ten(self._errors):
                 self._on_error(f"evaluation, seed {seeds[place]}, step {length + 1}", error, self._errors)
-            should_stop()  # the heartbeat: a new environment may take a while
+            heartbeat()  # a new environment may take a while
+
+        def heartbeat() -> None:
+            should_stop()
+            self._on_step()
 
         policy = Policy.from_weights(weights.arrays, weights.meta)
         episodes = run_episodes(
-            self._make_task, policy.act_greedy, seeds, should_stop=should_stop, heartbeat=should_stop,
-            tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec), whole_rounds=whole_rounds,
-            room=self._job.room,
+            self._make_task, policy.act_greedy, seeds, lambda *_: self._on_step(), should_stop,
+            heartbeat=heartbeat, tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec),
+            whole_rounds=whole_rounds, room=self._job.room,
         )  # fmt: skip
         return episodes, lost
 

@@ -44,7 +44,8 @@ from spreeze.workers.torch_devices import open_device, resolve_device
 _POLL_S = 0.0005
 _BEAT_S = 1.0
 _POST_S = 0.25
-_FIRST_CHECKPOINT_S = 5.0
+FIRST_CHECKPOINT_S = 5.0
+"""From the first update to the first checkpoint, if the interval between two is not shorter."""
 _LAST_PUBLICATION_S = 5.0
 """Longest wait for the disk to take the last weights of a run."""
 _MAX_SKIPPED_IN_A_ROW = 20
@@ -179,7 +180,7 @@ class _Learner:
             if self.began and not began:
                 began = True
                 # The first checkpoint comes early: without one, the death of this process loses everything.
-                self._saved_s = perf_counter() - max(0.0, self._job.learner.checkpoint_interval_s - _FIRST_CHECKPOINT_S)
+                self._saved_s = perf_counter() - max(0.0, self._job.learner.checkpoint_interval_s - FIRST_CHECKPOINT_S)
             self._chores()
             reason = self.stop_reason()
         self._finish(reason)

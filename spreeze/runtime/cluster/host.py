@@ -19,6 +19,7 @@ from typing import Any
 from spreeze.envs.probe import probe_env
 from spreeze.errors import SpreezeError, TransportError, WeightsError, WorkerError, described
 from spreeze.formatting import clean
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import core_facts, memory_limits
 from spreeze.machine.processes import OrphanWatch, held_back, kill_and_wait
 from spreeze.metrics.table import SLOTS, TABLE
@@ -96,6 +97,7 @@ class HostSamplers(threading.Thread):
     def run(self) -> None:
         try:
             with contextlib.ExitStack() as stack:
+                stack.enter_context(AWAKE.watched())
                 self._open(stack)
                 self._watch()
         except (SpreezeError, OSError) as error:
