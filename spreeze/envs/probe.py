@@ -172,11 +172,11 @@ def _tried(
     job: dict[str, Any], deadline_s: float, interrupted: Callable[[], bool], on_wait: Callable[[str], object]
 ) -> dict[str, Any]:
     """What one child found out; errors as ``in_child``."""
-    with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
-        with _Child({**job, "folder": folder}, interrupted, on_wait) as child:
-            found = child.result(deadline_s)
-            if job["second"] and "error" not in found:
-                found |= child.second(found["start_s"])
+    with (tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder,
+          _Child({**job, "folder": folder}, interrupted, on_wait) as child):
+        found = child.result(deadline_s)
+        if job["second"] and "error" not in found:
+            found |= child.second(found["start_s"])
     if "error" in found:
         raise EnvironmentError_(found["error"])
     return found
