@@ -57,6 +57,7 @@ def test_lines_that_nobody_reads_are_dropped_and_counted_once_somebody_does():
         assert 256 <= kept < 300
         assert shown[-2:] == ["the end", f"[{1000 - kept} lines were dropped: nobody read the output]"]
         poll(lambda: not writer.behind, what="all written")
+        writer.write("")
         writer.write("again\n")
         assert read_until(reader, b"again\n") == "again\n"
 

@@ -87,7 +87,7 @@ class BackgroundWriter:
         self._stream, self._fds = stream, fds
         self.encoding = stream.encoding or "utf-8"
         self._is_terminal = stream.isatty()
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[memoryview] = deque()
         self._waiting_bytes = self._dropped = 0
         self._gone = self._ended = False
         self._progress_s = time.monotonic()
@@ -110,7 +110,7 @@ class BackgroundWriter:
             if self._gone or self._ended:
                 return len(text)
             if self._waiting_bytes > _MOST_WAITING_BYTES and not keep:
-                self._dropped += max(1, text.count("\n"))
+                self._dropped += text.count("\n")
                 return len(text)
             self._tell_dropped()
             self._put(data)
@@ -152,9 +152,10 @@ class BackgroundWriter:
         return done
 
     def _put(self, data: bytes) -> None:
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        self._changed.notify_all()
+        if data:
+            self._waiting.append(memoryview(data))
+            self._waiting_bytes += len(data)
+            self._changed.notify_all()
 
     def _tell_dropped(self) -> None:
         if self._dropped and self._waiting_bytes <= _MOST_WAITING_BYTES:

@@ -338,7 +338,10 @@ class Recorder:
         state: str = "training", governed: dict[str, float | None] | None = None,
     ) -> None:
         """Takes one sample of all metrics; without utilisation if ``pids`` is None (the workers have ended)."""
-        reading = dataclasses.replace(reading, t_s=reading.t_s - self.paused_s)
+        t_s = reading.t_s - self.paused_s
+        if self.reading is not None:  # it may have been stopped between the reading and now
+            t_s = max(t_s, self.reading.t_s)
+        reading = dataclasses.replace(reading, t_s=t_s)
         self._tell_sleep()
         self.reading, self._samplers_alive = reading, samplers_alive
         if self._plan.start_s > _SLOW_START_S and not reading.env_steps:
