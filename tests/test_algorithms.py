@@ -19,9 +19,9 @@ from spreeze.config.algorithms import ROWS
 from spreeze.config.schema import PARTS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
+from spreeze.metrics.target_pace import TargetPace, slow_targets
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.learner import progress_of, run_progress, scheduled
-from spreeze.workers.target_pace import TargetPace, slow_targets
 
 OBS, ACT = 5, 2
 NAMES = sorted(row.name for row in ROWS if row.continuous)

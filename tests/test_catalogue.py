@@ -172,7 +172,7 @@ CATALOGUE = {
     41: Row("two runs at once, same or other name", (
         "json::test_two_runs_at_once_do_not_meet", "resume::test_a_running_run_is_not_resumed",
         "rundir::test_without_file_locks_a_run_is_alive_while_the_process_that_it_names_is",
-        "tuning_cache::test_one_tuner_at_a_time",
+        "tuning_cache::test_a_lock_that_somebody_holds_for_longer_than_a_tuning_takes_ends_no_start",
         "siblings::test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_one_to_both")),
     42: Row("another process has the number of the one to stop", (
         "rundir::test_no_stranger_is_killed_in_place_of_a_supervisor",), stub=True),

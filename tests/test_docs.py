@@ -21,7 +21,7 @@ from spreeze.metrics.table import METRICS, SLOTS
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FIGURES = (ROOT / "assets" / "figures.md").read_text(encoding="utf-8")
-MOST_WORDS = 2500
+MOST_WORDS = 2700
 MAIN_FLAGS = (
     "--env", "--import", "--env-arg", "--algo", "--mode", "--seed", "--auto", "--fresh", "--profile", "--batch-size",
     "--samplers", "--device", "--objective", "--leave-free", "--seconds", "--env-steps", "--updates", "--target-return",

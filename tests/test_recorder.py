@@ -1,6 +1,7 @@
 """What a run's outcome says of its last evaluation and of its environments' errors."""
 
 import json
+import re
 import sqlite3
 from types import SimpleNamespace
 
@@ -149,8 +150,9 @@ def test_an_environments_error_is_kept_with_its_traceback_and_said(made, tmp_pat
         raise ValueError("reward is a fish")
     except ValueError as error:
         made.env_error("environment 3, episode 2, step 5", error, 10)
-    assert made.notes == ["warning: environment 3, episode 2, step 5: ValueError: reward is a fish; its episode is "
-                          "lost; 10 such errors so far"]  # fmt: skip
+    (note,) = made.notes
+    assert re.fullmatch(r"warning: environment 3, episode 2, step 5: ValueError: reward is a fish "
+                        r"\(test_recorder.py:\d+\); its episode is lost; 10 such errors so far", note)
     (path,) = (tmp_path / "errors").iterdir()
     record = json.loads(path.read_text())
     assert (record["process"], record["error"]) == ("supervisor", "ValueError: reward is a fish")

@@ -205,6 +205,7 @@ def test_lasting_trouble_keeps_memory_bounded_whatever_is_written(path, monkeypa
         raise sqlite3.OperationalError("disk I/O error")
 
     monkeypatch.setattr("spreeze.metrics.store._MAX_PENDING", 100)
+    monkeypatch.setattr("spreeze.metrics.store._FIRST_EVENTS", 10)
     writer = MetricsWriter(path, connect=connect)
     for i in range(1000):
         if kind == "events":

@@ -140,7 +140,7 @@ class _Rollup:
         return [cell.row(series, self._bucket) for series, cell in self._cells.items()]
 
 
-class Report(NamedTuple):
+class Trouble(NamedTuple):
     """What the user should know about the file; ``level`` is as in ``Event``."""
 
     level: str
@@ -170,7 +170,7 @@ class MetricsWriter:
         self._trouble_since_s: float | None = None
         self._trouble_told = False
         self._lost_before = 0
-        self._reports: list[Report] = []
+        self._reports: list[Trouble] = []
         self.failures = 0
         """Transactions that failed so far."""
         self.rows_dropped = 0
@@ -219,7 +219,7 @@ class MetricsWriter:
                 self._add(_INSERT_EVALUATION, tuple(record))
         self._flush()
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[Trouble]:
         """What has happened to the file since the last call: trouble, its end with the rows lost, damage."""
         found, self._reports = self._reports, []
         return found
@@ -365,7 +365,7 @@ class MetricsWriter:
         code = _code(error)
         if not self._trouble_told and (code not in _HELD or now_s - self._trouble_since_s >= _BUSY_S):
             self._trouble_told = True
-            self._reports.append(Report("warning", f"metrics are not stored ({self.trouble}): they wait in memory, the "
+            self._reports.append(Trouble("warning", f"metrics are not stored ({self.trouble}): they wait in memory, the "
                                         f"newest {_MAX_PENDING:,} values at most; {_REMEDIES.get(code or 0, _REMEDY)}"))
         self._disconnect()
         self._bound_pending()
@@ -375,7 +375,7 @@ class MetricsWriter:
         if self._trouble_told and self._trouble_since_s is not None:
             lost, took_s = self.rows_dropped - self._lost_before, time.monotonic() - self._trouble_since_s
             cost = f"{lost:,} rows of them were lost" if lost else "none of them was lost"
-            self._reports.append(Report("warning" if lost else "info",
+            self._reports.append(Trouble("warning" if lost else "info",
                                         f"metrics are stored again, after {took_s:.0f} s; {cost}"))
         self.trouble, self._trouble_since_s, self._trouble_told = None, None, False
 
@@ -398,7 +398,7 @@ class MetricsWriter:
             return False
         self.set_aside.append(self._path.with_name(free))
         why = "is a folder" if self.set_aside[-1].is_dir() else f"is damaged ({clean(error, 200)})"
-        self._reports.append(Report("warning", f"{self._path.name} {why}: it is {free} from now on, and a new file "
+        self._reports.append(Trouble("warning", f"{self._path.name} {why}: it is {free} from now on, and a new file "
                                     "begins here; the curves until now are in the old one alone"))
         return True
 

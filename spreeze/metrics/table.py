@@ -236,7 +236,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("q_mean", "return", "mean of the critics' values on the batch", "algorithm",
            needs=Needs.REPLAY, chart=Chart("q", "Mean value", "Learning")),
     Metric("return_scale", "return", "running deviation of discounted returns, by which rewards are divided to be learned",
-           "algorithm"),
+           "algorithm", chart=Chart("return_scale", "Scale of rewards", "Learning")),
     Metric("alpha", "ratio", "temperature of the entropy term (SAC)", "algorithm",
            chart=Chart("alpha", "Temperature", "Learning")),
     Metric("entropy", "nat",

@@ -24,6 +24,7 @@ from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import StopConfig, algorithm_part
 from spreeze.errors import ResourceError, WeightsError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
+from spreeze.metrics.target_pace import TargetPace
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
 from spreeze.transport.gossip import SharedGossip
@@ -38,7 +39,6 @@ from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, op
 from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
 from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
-from spreeze.workers.target_pace import TargetPace
 from spreeze.workers.torch_devices import open_device, resolve_device
 
 _POLL_S = 0.0005
