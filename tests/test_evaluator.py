@@ -343,7 +343,7 @@ def played_seeds(monkeypatch, returns):
     """The seeds of each evaluation; their episodes have the returns that ``returns`` gives for each one's number."""
     seeds = []
 
-    def run(make, act, some, **options):
+    def run(make, act, some, on_step=None, should_stop=None, **options):
         seeds.append(list(some))
         return [evaluator.Episode(seed, value, 1, True)
                 for seed, value in zip(some, returns(len(seeds), len(some)), strict=True)]
