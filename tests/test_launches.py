@@ -460,6 +460,24 @@ def test_what_is_shown_is_in_the_units_of_the_task_and_the_same_is_learned_whate
         assert found[1000.0][1][name] == pytest.approx(1000.0**power * found[1.0][1][name], rel=1e-2)
 
 
+@pytest.mark.parametrize("normalize_returns", [False, True])
+def test_a_trainer_that_is_read_back_learns_on_bit_by_bit_with_its_units(normalize_returns):
+    with filled() as ring:
+        options = {"normalize_obs": True, "normalize_returns": normalize_returns, "session": 1.0}
+        whole = learning_of(ring, **options)
+        whole.count_returns(np.array([4.0, 0.0, 100.0]))
+        for update in range(20):
+            if update == 10:
+                tensors, state = whole.state()
+                again = learning_of(ring, **options)
+                again.load_state(tensors, json.loads(json.dumps(state)))
+            whole.update()
+        for _ in range(10):
+            again.update()
+        assert again.parameters_sha256() == whole.parameters_sha256()
+        assert again.state()[1] == whole.state()[1]
+
+
 def test_a_checkpoint_of_this_session_counts_nothing_twice_and_one_of_an_earlier_session_goes_on():
     with filled() as ring:
         first = learning_of(ring, normalize_obs=True, session=1.0)

@@ -53,8 +53,9 @@ def quantile_huber_gradient(
 ) -> Tensor:
     """Derivative by each quantile [Q, B] of ``mean_j |level - 1(u_j < 0)| huber(u_j)``, ``u_j = target_j - quantile``.
 
-    The loss is that of arXiv 1710.10044, eq. 10, with threshold 1. ``target`` is [M, B]; ``levels`` [Q] are the
-    probabilities of the quantiles; ``scratch`` (see ``pairs_for``) holds pairs. With c_j for u_j clamped to [-1, 1] the
+    The loss is that of arXiv 1710.10044, eq. 10, with a threshold of 1 in the unit of the values: the deviation of
+    returns, unless rewards are raw. ``target`` is [M, B]; ``levels`` [Q] are the probabilities of the quantiles;
+    ``scratch`` (see ``pairs_for``) holds pairs. With c_j for u_j clamped to [-1, 1] the
     derivative is ``mean_j ((1/2 - level) |c_j| - c_j / 2)``, so that each pair is clamped once. All Q M pairs are
     formed. Searches in sorted targets with prefix sums need fewer operations, but took 3 to 4 times as long for 2 x 25
     quantiles on a CPU core.
