@@ -121,7 +121,9 @@ def test_images_with_masks_are_refused_with_the_remedy(monkeypatch):
 
 
 def test_probe_and_doctor_take_allowed_actions_alone():
-    assert measure(made, 200).step_us_median > 0.0  # a forbidden one would raise
+    one = made()
+    one.reset(seed=0)
+    assert measure(one, 200, 0, 0.0).step_us_median > 0.0  # a forbidden one would raise
     assert check_up({"env_id": ID, "import_module": MODULE}).notes == ()
 
 

@@ -9,7 +9,6 @@ import torch
 from gymnasium.wrappers import FilterObservation
 from PIL import Image
 
-from spreeze.algorithms.on_policy import RewardScale
 from spreeze.cli.doctor import _spaces, _values
 from spreeze.cli.export import example
 from spreeze.envs.make import make_env
@@ -19,6 +18,7 @@ from spreeze.envs.task import frame_options, make_task, open_env, open_task
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.inference.policy import Normalizer
+from spreeze.inference.return_scale import REWARD_CLIP, DiscountedReturns, scaled_rewards
 from spreeze.transport.transitions import NStep, NStepBatch
 from spreeze.types import POLICY_FORMATS
 
@@ -29,6 +29,12 @@ SMALL = {"size": 36, "stack": 2}
 
 def habits(*args, **options):
     return make_task(ID, MODULE, args=args, **{"image": SMALL, **options})
+
+
+def measured(task, steps):
+    with task.env:
+        task.reset(seed=0)
+        return measure(task, steps, 0, 0.0)
 
 
 def played(task, steps=4):
@@ -94,8 +100,8 @@ def test_a_board_of_bytes_is_observed_as_one_of_integers_and_the_doctor_says_so(
     assert found["uint8"].spec.frames is None
     assert boards["uint8"].shape == (5, 9)
     np.testing.assert_array_equal(boards["uint8"], boards["int64"])
-    said = [check.text for check in _spaces(measure(lambda: make_task("habits/Board-v0", MODULE), 5))]
-    assert said[1:] == ["observation (3, 3): taken as 9 numbers; if it is a picture: --set env.image=true"]
+    said = [check.text for check in _spaces(measured(make_task("habits/Board-v0", MODULE), 5))]
+    assert said[-1:] == ["observation (3, 3): taken as 9 numbers; if it is a picture: --set env.image=true"]
 
 
 @pytest.mark.parametrize("sees", ["first", "eye", "tuple"])
@@ -210,7 +216,7 @@ def test_masks_of_a_method_or_of_the_observation_are_used(mask, source):
         np.testing.assert_array_equal(obs[3:], task.env.unwrapped.action_masks())
         obs, *_ = task.step(np.float32(obs[3:].argmax()).reshape(1))
     task.env.close()
-    probe = measure(lambda: habits(f"mask={mask}"), 50)  # a forbidden action would raise
+    probe = measured(habits(f"mask={mask}"), 50)  # a forbidden action would raise
     assert probe.notes == (f"{source}: only the actions that it allows are taken",)
     assert check_up({"env_id": ID, "import_module": MODULE, "args": (f"mask={mask}",)}).notes == ()
     for row in POLICY_FORMATS:
@@ -219,11 +225,11 @@ def test_masks_of_a_method_or_of_the_observation_are_used(mask, source):
 
 
 def test_masks_that_cannot_be_used_are_said_to_be_unused():
-    probe = measure(lambda: habits("sees=plain", "mask=method"), 0)
+    probe = measured(habits("sees=plain", "mask=method"), 1)
     assert not probe.spec.action_mask
     assert probe.notes == ("action_masks() is not used beside pictures",)
     assert _spaces(probe)[-1].status == "warn"
-    probe = measure(habits, 20)  # the method raises
+    probe = measured(habits(), 20)  # the method raises
     assert probe.notes == ("action_masks() is not used as it is not one flag for each of 3 actions",)
 
 
@@ -286,7 +292,7 @@ def test_sums_of_rewards_stay_within_float32():
 @pytest.mark.parametrize("first", [True, False])
 def test_a_spike_does_not_poison_running_statistics(first):
     rng = np.random.default_rng(0)
-    normalizer, scale = Normalizer(3), RewardScale(0.9)
+    normalizer, returns = Normalizer(3), DiscountedReturns(0.9)
     ends = np.zeros((64, 4))
     for turn in range(60):
         obs = (rng.standard_normal((64, 3)) * [1.0, 100.0, 1e-3]).astype(np.float32)
@@ -294,10 +300,10 @@ def test_a_spike_does_not_poison_running_statistics(first):
         if turn % 2 != first:
             obs[5, 0], obs[9, 1], reward[3, 1], reward[4, 2] = 1e30, -3e38, 1e30, -3e38
         normalizer.update(obs)
-        scaled = scale.apply(reward, ends, ends)
-        assert abs(scaled).max() <= RewardScale.CLIP
+        returns.add(reward, ends)
+        assert abs(scaled_rewards(reward, returns.scale)).max() <= REWARD_CLIP
     np.testing.assert_allclose(normalizer.std, [1.0, 100.0, 1e-3], rtol=0.1)
-    assert 0.3 < np.median(abs(scaled / reward)[:2]) < 0.7
+    assert returns.scale == pytest.approx(1.0 / np.sqrt(1.0 - 0.9**2), rel=0.1)
 
 
 def test_statistics_follow_values_that_have_really_changed():

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.inference.policy import without_spikes
+
 REWARD_CLIP = 10.0
 """Bound of a scaled reward, as in OpenAI's baselines."""
-_LARGEST = 3
+_LARGEST, _JUDGED = 3, 10
 _STEPS = 64
 """Whose returns are computed by one matmul."""
 _LEAST_SHARE = 1e-9
@@ -67,7 +69,8 @@ class DiscountedReturns(ReturnMoments):
     """Moments of the discounted returns of environments, each from the start of its episode up to each env step.
 
     The return of each environment continues from one call to the next of its source; the end of an episode resets it.
-    No reward counts for more than the third largest so far, so that a single absurd one does not set the unit.
+    No reward counts for more than the third largest so far, so that a single absurd one does not set the unit. Where
+    they come again and again, those a thousand times the unit count as 0, unless they are a tenth of all.
     """
 
     def __init__(self, gamma: float) -> None:
@@ -84,6 +87,9 @@ class DiscountedReturns(ReturnMoments):
         finite = reward.astype(np.float64)
         if not math.isfinite(finite.sum()):
             finite = np.nan_to_num(finite, nan=0.0, posinf=0.0, neginf=0.0)
+        if finite.size >= _JUDGED:
+            known = np.array([self.scale]) if self.count else None
+            finite = without_spikes(finite.reshape(-1, 1), np.zeros(1), known).reshape(finite.shape)
         sizes = np.concatenate((self._largest, np.abs(finite).reshape(-1)))
         self._largest = np.partition(sizes, -_LARGEST)[-_LARGEST:]
         bound = float(self._largest.min())
@@ -123,4 +129,5 @@ class DiscountedReturns(ReturnMoments):
 
 def scaled_rewards(reward: np.ndarray, scale: float) -> np.ndarray:
     """Rewards of any shape in units of ``scale``, float32, bounded by ``REWARD_CLIP``; not a number stays that."""
-    return np.clip(reward / scale, -REWARD_CLIP, REWARD_CLIP).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return np.clip(reward / scale, -REWARD_CLIP, REWARD_CLIP).astype(np.float32)
