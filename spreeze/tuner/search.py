@@ -659,6 +659,10 @@ class Search:
             failed = [result for result in self.results if result.failure]
             what = f"no setting of the mode could be measured: {failed[0].failure if failed else 'no time was left'}"
             raise NothingMeasured(what) if all(one.starved for one in failed) else WorkerError(what)
+        if self.problem.objective == ROLLOUT and not self.measured:
+            here = self.chosen.setting
+            why = next((one.failure for one in self.results if one.setting == here and one.failure), "no time was left")
+            raise NothingMeasured(f"what is configured could not be measured: {why}")
 
     def _vary(self, knob: Knob, here: Setting, within_s: float) -> TrialResult | None:
         """Measures a knob's candidates together with what is there, and returns the best; None where nothing ran."""
