@@ -191,7 +191,7 @@ def test_where_other_programs_hold_up_what_is_configured_nothing_else_takes_its_
             return [dataclasses.replace(one, starved=one.failure is not None)
                     for one in super().joint(settings, **more)]
 
-    machine = Late(sleepy, fails=lambda one: "0 rollouts within 25 s" if one == DEFAULT else None)
+    machine = Late(sleepy, fails=lambda one: "0 rollouts within 25 s" if one[ROLLOUT_SAMPLERS] == 2 else None)
     found = tune(problem(), machine, lambda result: None, busy=lambda: True)
     assert (found.fell_back, chosen(found)) == (True, DEFAULT)
     assert "0 rollouts within 25 s" in found.doubts[0]
