@@ -438,7 +438,7 @@ def test_the_time_of_a_step_leaves_out_what_it_waited_for_a_core(monkeypatch, st
     monkeypatch.setattr(probe, "_TIMING_S", 1e9)
     task.step = slow_step
     task.reset(seed=0)
-    assert probe.measure(task, len(step_us), before_bytes=0, start_s=0.0).step_us_median == pytest.approx(told_us, rel=0.05)
+    assert probe.measure(task, len(step_us), 0, 0.0).step_us_median == pytest.approx(told_us, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -514,6 +514,8 @@ def test_an_expected_best_that_cannot_be_measured_moves_nothing_that_is_learned(
     assert (tuning.choices[BATCH].value, tuning.choices[RATIO].value) == (CONFIGURED[BATCH], CONFIGURED[RATIO])
     assert not tuning.measured
     assert "could not be measured" in tuning.doubts[0]
+    beside = tune(machine.problem(), bench, lambda row: None, busy=lambda: True)
+    assert beside.fell_back, "and not what the model makes of rows that other programs spoilt"
 
 
 def test_without_time_for_samplers_the_facts_are_enough_on_a_quiet_machine_alone():

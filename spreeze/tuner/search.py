@@ -523,6 +523,9 @@ class Search:
 
         Beside an expected best that moves what is learned, the best one that does not is measured, and taken if the
         gain does not show.
+
+        Raises:
+            NothingMeasured: all of them failed, and other programs may be why.
         """
         problem, expected = self.problem, list(self.expected.values())
         within_s = self.measure.seconds_left() / (1 + sum(one.own and one.trial == JOINT for one in problem.knobs))
@@ -551,6 +554,8 @@ class Search:
             self.chosen = model.measured_worth(problem, good[best])
         elif left := {setting: one for setting, one in good.items() if not self._moves(plain, setting)}:
             self.chosen = max((model.measured_worth(problem, one) for one in left.values()), key=lambda one: one.score)
+        elif rows and self.busy():
+            raise NothingMeasured("neither the expected best nor its neighbours could be measured")
         elif rows:
             # What moves nothing that is learned, and has no more samplers than what failed and than what ran.
             untried = [one for one in unmoved or expected if one.setting not in rows] or unmoved or expected
@@ -654,6 +659,10 @@ class Search:
             failed = [result for result in self.results if result.failure]
             what = f"no setting of the mode could be measured: {failed[0].failure if failed else 'no time was left'}"
             raise NothingMeasured(what) if all(one.starved for one in failed) else WorkerError(what)
+        if self.problem.objective == ROLLOUT and not self.measured:
+            here = self.chosen.setting
+            why = next((one.failure for one in self.results if one.setting == here and one.failure), "no time was left")
+            raise NothingMeasured(f"what is configured could not be measured: {why}")
 
     def _vary(self, knob: Knob, here: Setting, within_s: float) -> TrialResult | None:
         """Measures a knob's candidates together with what is there, and returns the best; None where nothing ran."""
@@ -797,6 +806,8 @@ class Search:
             return f"as configured: {why} ({others})"
         if as_configured:
             return f"as configured, and none is clearly better ({others})"
+        if runners[0][1] > 1.0 + model.TIE:
+            return f"{'best of what was measured' if self.measured else 'others could not be measured'} ({others})"
         return f"best score, where ties go to the plainer one ({others})"
 
     def _next_best(self, knob: Knob) -> tuple[tuple[Any, float], ...]:
