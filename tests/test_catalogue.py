@@ -39,7 +39,12 @@ CATALOGUE = {
         "sampling::test_a_reset_that_always_raises_ends_the_process_instead_of_looping",
         "faults::test_an_environment_that_never_works_is_refused_before_anything_starts",
         "faults::test_an_environment_that_always_dies_ends_the_run_with_the_reason_at_the_top")),
-    6: Row("env.step hangs", ("faults::test_a_sampler_whose_environment_takes_it_down_is_started_again",)),
+    6: Row("env.step hangs", (
+        "faults::test_a_sampler_whose_environment_takes_it_down_is_started_again",
+        "serial::test_an_environment_that_hangs_costs_an_episode_and_its_run_ends_as_asked",
+        "serial::test_an_error_is_raised_in_code_that_does_not_return_in_time_and_where_it_is_caught_the_process_ends",
+        "serial::test_a_request_to_stop_waits_for_an_environment_as_for_a_worker",
+        "awake::test_code_that_lets_no_other_run_is_ended_from_outside")),
     7: Row("the constructor takes 90 s", (
         "process_supervisor::test_each_phase_has_its_own_deadline",
         "process_supervisor::test_a_start_has_a_deadline_of_its_own_which_is_told_and_named",
@@ -150,6 +155,8 @@ CATALOGUE = {
         "stop::test_ctrl_c_twice_ends_in_order_too", "stop::test_ctrl_c_while_python_imports_is_no_traceback",
         "stop::test_ctrl_c_while_a_slow_environment_is_tried_ends_it_before_a_run_exists",
         "stop::test_ctrl_c_while_starting_leaves_nothing_behind",
+        "awake::test_a_second_ctrl_c_ends_a_process_that_is_held_up_with_all_that_it_has_started",
+        "serial::test_a_second_ctrl_c_leaves_an_environment_at_once",
         "endings::test_runs_stopped_once_and_twice_end_in_order",
         "fault_runs::test_f36_ctrl_c_while_tuning_ends_all_children_without_a_traceback")),
     37: Row("SIGTERM, closed terminal", (
@@ -157,6 +164,7 @@ CATALOGUE = {
         "sigterm_all::test_f37_sigterm_to_every_process_at_once_leaves_the_last_checkpoint",
         "stop::test_other_ways_to_stop_are_as_one_ctrl_c", "stop::test_signals_are_counted_and_never_raise",
         "stop::test_a_terminal_that_is_gone_changes_nothing_but_what_is_seen",
+        "stop::test_a_terminal_that_stands_still_holds_up_nothing_and_ctrl_z_stops_all",
         "kill::test_workers_heed_no_signal_that_asks_to_end_and_yet_end_with_their_supervisor",
         "processes::test_what_an_environment_starts_ends_when_it_is_told_to"),
         adjusted="SIGHUP is no Ctrl-C: a closed terminal ends no run; SIGTERM is one Ctrl-C, however often it comes"),
@@ -179,7 +187,13 @@ CATALOGUE = {
     43: Row("the clock is set by a day", (
         "fault_stubs::test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline",
         "checkpoint::test_newest_by_epoch_and_updates_not_by_time"), stub=True),
-    44: Row("the laptop sleeps", ("process_supervisor::test_nobody_is_blamed_when_the_machine_slept",), stub=True),
+    44: Row("the laptop sleeps, Ctrl-Z", (
+        "process_supervisor::test_nobody_is_blamed_when_the_machine_slept",
+        "awake::test_a_long_gap_without_work_is_sleep_and_leaves_the_clock_where_it_was",
+        "awake::test_ctrl_z_stops_a_process_without_a_shell_too_and_its_clock_with_it",
+        "awake::test_a_family_is_stopped_and_goes_on_but_for_what_was_stopped_before",
+        "measure::test_what_was_measured_while_the_tuner_was_stopped_is_measured_again",
+        "envs::test_a_probe_that_was_stopped_meanwhile_is_tried_again"), stub=True),
     45: Row("limits of descriptors, threads, processes", (
         "fault_runs::test_f45_too_few_open_files_are_a_clear_error_and_nothing_is_left",
         "process_supervisor::test_a_process_that_cannot_be_started_counts_as_a_failure")),
@@ -189,6 +203,9 @@ CATALOGUE = {
         "visualizer::test_an_environment_that_cannot_be_drawn_is_told_once_and_ends_quietly")),
     47: Row("standard output closed, log disk full", (
         "fault_runs::test_f47_a_reader_that_goes_away_and_a_full_log_disk_end_no_run",
+        "output::test_f23_closed_standard_streams_end_no_verb",
+        "output::test_f23_a_run_without_standard_streams_trains_and_none_of_its_files_takes_their_place",
+        "output::test_lines_that_nobody_reads_are_dropped_and_counted_once_somebody_does",
         "terminal::test_stream_that_broke_never_stops_a_run")),
     48: Row("damaged or enormous metrics", (
         "store::test_a_damaged_file_is_told_kept_and_a_new_one_begun",
