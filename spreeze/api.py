@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ import numpy as np
 from spreeze import errors
 from spreeze.cli.evaluate import CHECKPOINTS, environment_errors, find_weights, recorded_spec
 from spreeze.config.values import value_text
+from spreeze.envs.callers import name_of
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.obs_flattening import MASK, Flattener, Leaf, LeafError, leaves_of
 from spreeze.envs.task import ActionScaling, open_env
@@ -40,9 +42,12 @@ from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import TABLE
 from spreeze.run_directory import find_run, read_config, read_json, state_of
 from spreeze.transport.weights import Weights, read_weights
+from spreeze.types import EnvSpec
 
 if TYPE_CHECKING:
     import gymnasium
+
+    from spreeze.envs.callers import Task
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LAST_LINES = 20
@@ -50,7 +55,7 @@ _ERROR = "error: "
 
 
 def train(
-    env_id: str, *, algo: str | None = None, mode: str | None = None, seed: int = 1, auto: bool = False,
+    env_id: Task, *, algo: str | None = None, mode: str | None = None, seed: int = 1, auto: bool = False,
     seconds: float | None = None, env_steps: int | None = None, updates: int | None = None,
     target_return: float | None = None, settings: Mapping[str, Any] | None = None,
     runs_dir: str | os.PathLike[str] = "runs", name: str | None = None, import_module: str | None = None,
@@ -62,7 +67,7 @@ def train(
     second one ends it at once and is raised. When this process is killed, the run ends as by Ctrl-C.
 
     Args:
-        env_id: Gymnasium id of the task.
+        env_id: Gymnasium id of the task, its ``EnvSpec``, or a class or function at the top of a module that makes it.
         algo: algorithm; None: the profile's, else by the action space.
         mode: such as ``spreeze``, ``hts`` or ``serial``; None: the profile's, else the algorithm's or ``spreeze``.
         seed: of networks, exploration and environments.
@@ -74,7 +79,8 @@ def train(
         settings: any setting, as ``{"sac.gamma": 0.98, "learner.batch_size": 512}``.
         runs_dir: directory that holds the run directories.
         name: of the run; None: made from date, task, algorithm and seed.
-        import_module: module that registers the task. One defined in a notebook or ``__main__`` cannot be imported.
+        import_module: module that registers the task; None: that of its class, if this program has registered it.
+            What is defined in a notebook or ``__main__`` cannot be imported.
         env_args: arguments of the environment's constructor: a mapping to None, numbers, texts, and lists, tuples and
             dictionaries of those, or ``key=value`` texts as ``--env-arg`` takes them.
         quiet: does not print what the run reports.
@@ -84,8 +90,7 @@ def train(
         WorkerError: the run failed; it can be resumed.
         KeyboardInterrupt: interrupted before training began, or twice.
     """
-    if not isinstance(env_id, str):
-        raise UsageError(f"env_id = {env_id!r}: expected the Gymnasium id of a task, such as 'Pendulum-v1'")
+    env_id, import_module = name_of(env_id, import_module)
     if isinstance(env_args, Mapping):
         texts = [f"{key}={value_text(value)}" for key, value in env_args.items()]
     elif isinstance(env_args, str):
@@ -277,9 +282,10 @@ class TrainedPolicy:
         """What the environment looks like."""
         self._import_module = import_module
         if "network" in weights.meta:  # the run's module makes it
-            refuse_foreign(self.spec.env_id, self.spec.import_module, import_module)
-        self._policy = Policy.from_weights(weights.arrays, weights.meta)
-        self._exploring = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
+            _refuse_foreign(self.spec, import_module)
+        self._weights = weights
+        self._free = {greedy: [self._made(greedy=greedy)] for greedy in (True, False)}
+        """Policies that no thread uses now, whose buffers may be written to."""
         self._to_native = ActionScaling(self.spec)
         self._rng = np.random.default_rng(seed)
         self._leaves = self._leaves_of_env() if self.spec.parts and not self.spec.team else ()  # teams join theirs
@@ -309,7 +315,7 @@ class TrainedPolicy:
             action_mask = obs.get(MASK)
         if self.spec.action_mask or action_mask is not None:
             rows = np.concatenate([rows, self._mask(action_mask, len(rows))], axis=1)
-        drawn = self._policy.act_greedy(rows) if deterministic else self._exploring.act(rows, self._rng)
+        drawn = self._act(rows, greedy=deterministic)
         spec = self.spec
         if spec.num_actions is None:
             actions = self._to_native(drawn).reshape(len(rows), *_shape(spec.action_shape, spec.action_dim))
@@ -324,10 +330,26 @@ class TrainedPolicy:
             EnvironmentError_: it cannot be made, needs a module that was not named, or is not that of the weights.
         """
         spec = self.spec
-        refuse_foreign(spec.env_id, spec.import_module, self._import_module)
+        _refuse_foreign(spec, self._import_module)
         with environment_errors(spec.env_id):
             env = open_env(spec, render_mode)
         return env
+
+    def _act(self, rows: np.ndarray, *, greedy: bool) -> np.ndarray:
+        """Actions by a policy that this thread has for itself meanwhile."""
+        free = self._free[greedy]
+        try:
+            policy = free.pop()  # of a list, one step that no other thread can divide
+        except IndexError:
+            policy = self._made(greedy=greedy)
+        try:
+            return policy.act_greedy(rows) if greedy else policy.act(rows, self._rng)
+        finally:
+            free.append(policy)
+
+    def _made(self, *, greedy: bool) -> Policy:
+        arrays = self._weights.arrays
+        return Policy.from_weights(arrays if greedy else exploring_arrays(arrays), self._weights.meta)
 
     def _mask(self, mask: Any, count: int) -> np.ndarray:
         """Masks as the network takes them, float32 [count, K]."""
@@ -416,6 +438,19 @@ class TrainedPolicy:
         if not parts:
             raise UsageError("no observation: expected at least one")
         return parts, single
+
+
+def _refuse_foreign(spec: EnvSpec, allowed: str | None) -> None:
+    """As ``refuse_foreign``, with the name of the argument in the message."""
+    try:
+        refuse_foreign(spec.env_id, spec.import_module, allowed)
+    except EnvironmentError_ as error:
+        raise EnvironmentError_(_of_python(str(error))) from None
+
+
+def _of_python(text: str) -> str:
+    """A message of the command line with what is given in Python instead of its flag."""
+    return re.sub(r"(?:add )?--import ([\w.]*\w)", r"give import_module='\1'", text)
 
 
 def _part(obs: Any, index: int) -> Any:
@@ -527,5 +562,5 @@ def _rejection(document: dict[str, Any], code: int, lines: Sequence[str]) -> Spr
         return SpreezeError(f"the training ended without a result ({how}): {lines[-1] if lines else 'it said nothing'}")
     kind = getattr(errors, str(document.get("kind")), None)
     if isinstance(kind, type) and issubclass(kind, SpreezeError) and kind is not errors.BadTransition:
-        return kind(text)
+        return kind(_of_python(text))
     return UsageError(text) if code == UsageError.exit_code else SpreezeError(text)

@@ -77,7 +77,8 @@ class Faults:
     leak_bytes: int = 0
     """every step keeps that much memory for ever."""
     grandchildren: int = 0
-    """processes that the constructor starts and nobody ends, every other one in a session of its own."""
+    """processes that the constructor starts and nobody ends: in turns in a session of its own, in the worker's group,
+    and in a session of its own without environment variables."""
     init_s: float = 0.0
     """the constructor takes that long."""
     step_s: float = 0.0
@@ -113,8 +114,8 @@ class Injector:
         self._kept: list[bytearray] = []
         for index in range(faults.grandchildren):
             subprocess.Popen(
-                ["sleep", "1000"], start_new_session=index % 2 == 0, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                ["sleep", "1000"], start_new_session=index % 3 != 1, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={} if index % 3 == 2 else None,
             )  # fmt: skip
         time.sleep(faults.init_s)
 

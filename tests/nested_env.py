@@ -33,3 +33,9 @@ class NestedGoal(gymnasium.Env):
 
 
 gymnasium.register("NestedGoal-v0", NestedGoal, max_episode_steps=30)
+
+
+def made(*, wide=False):
+    """The task by a function, with another limit of time."""
+    env = NestedGoal()
+    return gymnasium.wrappers.TimeLimit(env, 60) if wide else env

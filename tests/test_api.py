@@ -160,7 +160,7 @@ def test_a_rejected_start_raises_its_own_class_with_one_line(tmp_path, capsys):
         spreeze.train("Pendulun-v1", runs_dir=tmp_path)
     with pytest.raises(UsageError, match="argument --seed"):
         spreeze.train("Pendulum-v1", seed="x", runs_dir=tmp_path)
-    for wrong, words in [({"env_id": None}, "env_id = None"), ({"settings": ["a"]}, r"settings = \['a'\]"),
+    for wrong, words in [({"env_id": 3}, "env_id = 3"), ({"settings": ["a"]}, r"settings = \['a'\]"),
                          ({"env_args": "g=5"}, "env_args = 'g=5'"),
                          ({"env_args": {"g": {1, 2}}}, "'{1, 2}'"),
                          ({"settings": {"run.name": print}}, "'<built-in function print>'")]:  # fmt: skip
@@ -290,9 +290,34 @@ def test_exploring_actions_are_those_of_the_weights_that_samplers_have(tmp_path)
     assert explored.tolist() == pytest.approx([-2.0 * np.tanh(1.0), 0.5 - 0.5 * np.tanh(1.0)])
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_threads_that_share_a_policy_get_the_answers_that_each_would_get_alone(tmp_path, deterministic):
+    policy = load_policy(_weights(tmp_path, SPEC, exploration_noise=0.0))
+    batches = [np.random.default_rng(seed).normal(size=(1 + seed % 3, 2)) for seed in range(30)]
+    alone = [policy.predict(obs) for obs in batches]
+    wrong, interval_s, together = [], sys.getswitchinterval(), threading.Barrier(4)
+
+    def work():
+        together.wait()
+        for _ in range(30):
+            found = [policy.predict(obs, deterministic) for obs in batches]
+            wrong.extend(one for one, own in zip(found, alone, strict=True) if not np.allclose(one, own))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert wrong == []
+
+
 def test_a_file_with_a_network_of_ones_own_imports_only_what_is_allowed(tmp_path):
     spec = dataclasses.replace(SPEC, import_module="nested_env")
-    with pytest.raises(EnvironmentError_, match="--import nested_env"):
+    with pytest.raises(EnvironmentError_, match="give import_module='nested_env'"):
         load_policy(_weights(tmp_path, spec, network="residual"))
 
 
@@ -308,7 +333,7 @@ def test_nested_observations_one_stacked_or_listed(tmp_path):
     rows = np.arange(5, dtype=np.float32)[:, None] / 10  # phase one-hot (0, 1, 2), state.distance, state.speed
     path = _weights(tmp_path, spec, {"head_w": rows, "head_b": np.zeros(1, np.float32)})
     one = {"phase": 2, "state": {"distance": np.array([1.0], np.float32), "speed": np.array([-1.0], np.float32)}}
-    with pytest.raises(EnvironmentError_, match="--import nested_env"):
+    with pytest.raises(EnvironmentError_, match="give import_module='nested_env'"):
         load_policy(path)
     policy = load_policy(path, import_module="nested_env")
     np.testing.assert_allclose(policy.predict(one), np.tanh([0.2 + 0.3 - 0.4]), atol=1e-6)

@@ -1,6 +1,8 @@
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -55,6 +57,51 @@ def scripted_task(result, obs_space=BOX1, act_space=BOX1, first=None):
 def test_an_unknown_id_is_answered_with_the_closest_known_one():
     with pytest.raises(EnvironmentError_, match="did you mean 'Pendulum-v1'"):
         make_env("Pendulun-v1")
+
+
+@pytest.mark.parametrize(("env_id", "words"), [
+    ("NestedGoal-v7", "module 'nested_env' was imported, and there is no such id in it; did you mean 'NestedGoal-v0'"),
+    ("nested_env:NestedGoal-v7", "there is no such id, class or function in it; did you mean 'NestedGoal-v0'"),
+    ("nested_env:NestedGaol", "there is no such id, class or function in it; did you mean 'NestedGoal"),
+    ("Something", "there is no such id in it; it has NestedGoal-v0"),
+    ("Pendulum-v9", "there is no such id in it; did you mean 'Pendulum-v1'"),
+    ("nested_env:S", "there is no such id, class or function in it"),
+    ("nested_env:__doc__", "there is no such id, class or function in it"),
+])  # fmt: skip
+def test_an_id_that_is_not_in_an_imported_module_is_told_as_such(env_id, words):
+    with pytest.raises(EnvironmentError_, match=re.escape(words)):
+        make_env(env_id, "nested_env")
+
+
+def test_an_id_that_a_known_package_lacks_is_no_reason_to_import_it_once_more(tmp_path, monkeypatch):
+    source = "import gymnasium\ngymnasium.register('MiniGrid-Made-5x5-v0', 'minigrid:Grid')\n"
+    (tmp_path / "minigrid.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(gymnasium, "registry", dict(gymnasium.registry))
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry)
+    try:
+        with pytest.raises(EnvironmentError_, match=r"no such id in it; did you mean 'MiniGrid-Made-5x5-v0'"):
+            make_env("MiniGrid-Made-5x5-v9", "minigrid")
+        with pytest.raises(EnvironmentError_, match=r"comes from module 'minigrid': add --import minigrid"):
+            make_env("MiniGrid-Made-5x5-v9")
+    finally:
+        sys.modules.pop("minigrid", None)
+
+
+def test_a_class_or_function_of_the_imported_module_is_an_environment_without_an_id():
+    with contextlib.closing(make_env("nested_env:NestedGoal", "nested_env", args=("max_episode_steps=3",))) as env:
+        spec = describe(env, "nested_env")
+        assert (spec.env_id, spec.max_episode_steps) == ("nested_env:NestedGoal", 3)
+        assert type(env.unwrapped).__name__ == "NestedGoal"
+        env.reset(seed=0)
+        assert [env.step(np.zeros(1, np.float32))[3] for _ in range(3)] == [False, False, True]
+    with contextlib.closing(make_env("nested_env:made", "nested_env", args=("wide=true",))) as env:
+        assert describe(env, "nested_env").env_id == "nested_env:made"
+        assert env.unwrapped.place == 0.0
+    with pytest.raises(EnvironmentError_, match="would import module 'nested_env': add --import nested_env"):
+        make_env("nested_env:NestedGoal")
+    with pytest.raises(EnvironmentError_, match="could not be made: TypeError"):
+        make_env("nested_env:NestedGoal", "nested_env", args=("wrong=1",))
 
 
 def test_a_misspelt_bullet_id_is_answered_even_before_its_module_was_imported():

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 from harness import FAULT, PATIENCE_S, REPO, TINY, Run, poll, train
 
+from spreeze.machine.processes import marked
 from spreeze.run_directory import read_run
 from spreeze.transport.checkpoint import CheckpointStore
 
@@ -50,15 +52,19 @@ def test_f10_a_worker_that_leaks_is_started_anew_and_a_sampler_is_offered_to_the
         run.process.kill()
 
 
-def test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor(tmp_path):
-    with Run(tmp_path, *FAULT, faults={"grandchildren": 2}) as run:
-        run.wait_for(lambda: len(run.children()) == 3 and len(run.nonce_processes()) >= 6, what="grandchildren")
-        helpers = [process for process in run.nonce_processes() if process.name() == "sleep"]
-        assert helpers
+@pytest.mark.parametrize("mode", ["spreeze", "serial"])
+def test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor(tmp_path, mode):
+    with Run(tmp_path, *FAULT, "--mode", mode, faults={"grandchildren": 3}) as run:
+        def helpers():
+            return [process for process in marked(str(read_run(run.path).get("nonce"))) if process.name() == "sleep"]
+
+        run.wait_for(lambda: len(helpers()) >= 9, what="grandchildren")
+        run.wait_for(lambda: mode == "serial" or len(run.children()) == 3, what="three workers")
+        found = helpers()
+        assert any(not process.environ() for process in found), "some have no variable left that could mark them"
         run.process.kill()
         run.process.wait()
-        poll(lambda: run.nonce_processes() == [], what=run.nonce_processes)
-        assert all(_gone(process) for process in helpers)
+        poll(lambda: run.nonce_processes() == [] and all(_gone(process) for process in found), what=run.nonce_processes)
 
 
 def test_f28_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on(tmp_path):

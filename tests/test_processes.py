@@ -2,15 +2,18 @@
 
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
 import threading
 
+import psutil
 from harness import PATIENCE_S, REPO, poll
 
 from spreeze.machine import processes
+from spreeze.run_directory import new_nonce
 
 _WORKER = """
 import sys
@@ -92,6 +95,54 @@ def test_what_an_environment_starts_ends_when_it_is_told_to(tmp_path):
     codes, blocked = json.loads(output)
     assert codes == [-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP, *22 * [-signal.SIGTERM]]
     assert blocked == []
+
+
+_LEAVES_SOMEBODY = """
+import subprocess, sys
+from spreeze.machine.processes import MARK
+command = [sys.executable, "-c", "import sys; print('here', flush=True); sys.stdin.read()"]
+subprocess.Popen(command, env={}, start_new_session=True, cwd="/")
+"""
+
+
+def test_what_a_marked_process_starts_is_found_whatever_session_and_variables_it_has():
+    nonce, others = new_nonce(), new_nonce()
+    with _begin(_LEAVES_SOMEBODY) as first:
+        processes.mark(first.pid, nonce)
+        assert first.stdout.readline() == b"here\n"
+        first.wait(PATIENCE_S)
+        found = [*processes.marked(nonce)]
+        assert [process.environ() for process in found] == [{}]
+        assert [*processes.marked(others)] == []
+        assert processes.end_orphans(others) == 0
+        assert processes.end_orphans(nonce) == 1
+        poll(lambda: [*processes.marked(nonce)] == [], what="its end")
+
+
+def test_no_variables_of_other_processes_are_read_where_the_mark_is_a_limit(monkeypatch):
+    def refuse(process):
+        raise AssertionError("a hung process would never answer")
+
+    monkeypatch.setattr(psutil.Process, "environ", refuse)
+    assert [*processes.marked(new_nonce())] == []
+
+
+def test_where_no_limit_can_mark_the_variable_does(monkeypatch):
+    monkeypatch.setattr(processes, "_marks_by_limit", lambda: False)
+    nonce = new_nonce()
+    with _begin(_WORKER, env={**os.environ, processes.MARK: nonce}) as worker:
+        poll(lambda: [process.pid for process in processes.marked(nonce)] == [worker.pid], what="its variables")
+        assert processes.end_orphans(nonce) == 1
+
+
+def test_what_a_marked_block_starts_is_found_and_the_process_is_as_it_was():
+    before, nonce = resource.getrlimit(processes._RLIMIT_LOCKS), new_nonce()
+    with processes.own_mark(nonce):
+        child = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)
+        assert [process.pid for process in processes.marked(nonce)] == [child.pid]
+    assert resource.getrlimit(processes._RLIMIT_LOCKS) == before
+    assert processes.end_orphans(nonce) == 1
+    assert child.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def test_a_process_that_does_not_die_is_no_error(monkeypatch):

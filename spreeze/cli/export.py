@@ -20,6 +20,7 @@ import numpy as np
 from spreeze import __version__
 from spreeze.cli.arguments import Parser, add_common_flags, check_output, guarded
 from spreeze.cli.evaluate import CHECKPOINTS, find_weights, pretrained_policies, run_or_policy, spec_of
+from spreeze.config.env_ids import ENGINES
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.task import ActionScaling
 from spreeze.errors import ConfigError, RunError, did_you_mean
@@ -194,7 +195,7 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str) -> str:
              "import gymnasium", "import numpy as np"]
     lines += [] if row.runs_on == "numpy" else [f"import {row.runs_on}"]
     lines += _module_lines(spec, plain_id)
-    if colon and spec.team is None:
+    if colon and engine in ENGINES:
         lines.append(f"# Trained in vector environments of {engine!r}; here one plain environment of the same id.")
     lines += ["", *_LOAD[row.name], f"file = Path(__file__).with_name({file_name!r})", _OPEN[row.name]]
     functions = _obs_lines(spec)
@@ -239,6 +240,9 @@ def _make_line(spec: EnvSpec, plain_id: str) -> str:
     if spec.team is not None:
         return f"env = gymnasium.make({plain_id!r}, disable_env_checker=True{arguments})"
     infinite = "from math import inf, nan\n\n" if {"inf", "nan"} & {*re.findall(r"\w+", arguments)} else ""
+    if spec.env_id == f"{spec.import_module}:{plain_id}":
+        return (f"{infinite}# With render_mode='human' it may be shown.\n"
+                f"env = {spec.import_module}.{plain_id}({arguments[2:]})")
     return f"{infinite}# With render_mode='human' it is shown.\nenv = gymnasium.make({plain_id!r}{arguments})"
 
 

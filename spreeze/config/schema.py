@@ -73,7 +73,8 @@ class RunConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(Part):
-    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id, or mpe2:NAME or lbf:ID for several agents; observations "
+    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id, or MODULE:CLASS of the module of --import; mpe2:NAME or "
+                      "lbf:ID for several agents; observations "
                       "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; actions Box or Discrete", flag="--env",
                       default_text="a walking robot: Walker2DBulletEnv-v0, or Walker2d-v5 without Bullet; "
                       "Pendulum-v1 without either")

@@ -95,8 +95,8 @@ def make_env(
     that is proven and no picture is asked for (``bullet_engine``).
 
     Args:
-        env_id: Gymnasium id; ``module:Id`` only where ``import_module`` names the same module; or the id of an engine
-            or of a team.
+        env_id: Gymnasium id; ``module:Id``, or ``module:Class`` (or function) without an id, only where
+            ``import_module`` names the same module; or the id of an engine or of a team.
         import_module: module to import first.
         render_mode: ``rgb_array`` for pictures, ``human`` for a window, None for neither.
         plain: takes pybullet-envs-gymnasium's own environment for its ids.
@@ -107,8 +107,6 @@ def make_env(
     Raises:
         EnvironmentError_: unknown id, missing module, or the environment's constructor raised.
     """
-    import gymnasium
-
     values = parse_args(args)
     if import_module is not None:
         import_user_module(import_module)
@@ -123,16 +121,9 @@ def make_env(
             team.close()
             raise EnvironmentError_(f"{env_id} draws not at all: no window")
         return _drawing(team, env_id, render_mode)
-    module, colon, name = env_id.rpartition(":")
-    if colon and module != import_module:
-        raise EnvironmentError_(f"'{env_id}' would import module '{module}': add --import {module} to allow it")
-    _register(name, gymnasium.registry)
-    if name not in gymnasium.registry:
-        raise _unknown(name, gymnasium.registry)
+    name = env_id.rpartition(":")[2]
+    made = _known(env_id, import_module, fast=render_mode is None and not plain and not args)
     _refuse_window(name, render_mode)
-    made = _fast_spec(name, gymnasium.registry[name]) if render_mode is None and not plain and not args else name
-    if made is name:
-        _force_direct(gymnasium.registry[name].entry_point)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors; what matters to a user is checked in describe
@@ -158,6 +149,42 @@ def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) 
         env.close()
         raise
     return env
+
+
+def _known(env_id: str, import_module: str | None, *, fast: bool) -> Any:
+    """What ``gymnasium.make`` takes for an id or ``module:Class``: a registered name or a specification.
+
+    Raises:
+        EnvironmentError_: there is none, or it is of a module that was not allowed.
+    """
+    import gymnasium
+
+    module, colon, name = env_id.rpartition(":")
+    if colon and module != import_module:
+        raise EnvironmentError_(f"'{env_id}' would import module '{module}': add --import {module} to allow it")
+    _register(name, gymnasium.registry)
+    if name not in gymnasium.registry:
+        own = _entry_point(module, name) if colon else None
+        if own is None:
+            raise _unknown(name, gymnasium.registry, import_module, of_module=bool(colon))
+        return gymnasium.envs.registration.EnvSpec(id=env_id, entry_point=own)
+    made = _fast_spec(name, gymnasium.registry[name]) if fast else name
+    if made is name:
+        _force_direct(gymnasium.registry[name].entry_point)
+    return made
+
+
+def _entry_point(module: str, name: str) -> Any:
+    """The class or function of that name in an imported module; None if it has none."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if callable(found) else None
+
+
+def needs_no_import(env_id: str) -> bool:
+    """Whether this package finds the module of an environment by itself, as far as its id says."""
+    return env_id.startswith(_ATARI_PREFIX) or env_id in OWN_IDS or env_id in BULLET_IDS
 
 
 def _register(name: str, registry: Any) -> None:
@@ -308,16 +335,36 @@ def import_user_module(module: str) -> None:
         raise EnvironmentError_(f"--import {module}: {described(error)}") from error
 
 
-def _unknown(name: str, registry: Any) -> EnvironmentError_:
+def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: bool) -> EnvironmentError_:
+    """The error about an id that is not registered; ``of_module`` where a class of the module was looked for, too."""
     if name in BULLET_IDS:
         return EnvironmentError_(f"{name} needs pybullet; {bullet_missing() or 'its module does not register it'}")
     package = next((entry for prefix, entry in PACKAGES.items() if name.startswith(prefix)), None)
-    if package is not None:
+    imported = None if import_module is None else import_module.partition(".")[0]
+    if package is not None and imported != package[0]:
         module, install = package
         installed = "" if importlib.util.find_spec(module) else f"pip install {install}, then "
         return EnvironmentError_(f"{name} comes from module '{module}': {installed}add --import {module}")
-    hint = did_you_mean(name, [*registry, *BULLET_IDS, *OWN_IDS])
-    return EnvironmentError_(f"unknown environment '{name}'{hint or '; add --import MODULE if a module registers it'}")
+    known = [*registry, *BULLET_IDS, *OWN_IDS]
+    if import_module is None:
+        hint = did_you_mean(name, known) or "; add --import MODULE if a module registers it"
+        return EnvironmentError_(f"unknown environment '{name}'{hint}")
+    own = [env_id for env_id, spec in registry.items() if _top_module(spec.entry_point) == imported]
+    classes = [found for found, value in vars(sys.modules[import_module]).items()
+               if isinstance(value, type) and getattr(value, "__module__", None) == import_module] if of_module else []
+    hint = did_you_mean(name, [*own, *classes]) or did_you_mean(name, known)
+    if not hint:
+        hint = f"; it has {', '.join([*own, *classes][:5])}" if own or classes else (
+            "; gymnasium.register has to be called where that module is imported")
+    kind = "id, class or function" if of_module else "id"
+    return EnvironmentError_(f"unknown environment '{name}': module '{import_module}' was imported, and there is no "
+                             f"such {kind} in it{hint}")
+
+
+def _top_module(entry_point: Any) -> str:
+    """The package that an environment is made by."""
+    module = entry_point if isinstance(entry_point, str) else str(getattr(entry_point, "__module__", ""))
+    return module.partition(":")[0].partition(".")[0]
 
 
 def _force_direct(entry_point: Any) -> None:

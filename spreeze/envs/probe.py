@@ -47,6 +47,7 @@ from spreeze.machine.processes import (
     kill_and_wait,
     leave,
     leave_to_supervisor,
+    mark,
     take_name,
 )
 from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
@@ -202,6 +203,7 @@ class _Child:
         with open(self._folder / "stderr", "wb") as errors, held_back():
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                              stderr=errors, env=environment, start_new_session=True)
+        mark(self._process.pid, self._nonce)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -22,7 +22,7 @@ from spreeze.envs.task import HeldActions, open_task, vector_maker
 from spreeze.errors import ResourceError, WeightsError
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
-from spreeze.machine.processes import LOW_PRIORITY, OrphanWatch, lower_priority
+from spreeze.machine.processes import LOW_PRIORITY, OrphanWatch, lower_priority, own_mark
 from spreeze.metrics.table import Phase
 from spreeze.modes import hts
 from spreeze.modes.spreeze import load_saved_replay
@@ -93,7 +93,7 @@ def _guarded(plan: RunPlan, run_dir: RunDir, interrupts: Interrupts) -> Iterator
         faulthandler.register(signal.SIGUSR1, log, all_threads=True)
         try:
             guard.start()
-            with interrupts.guarded_by(guard):
+            with interrupts.guarded_by(guard), own_mark(run_dir.nonce):  # the guard, started before, has no mark
                 yield
         finally:
             guard.end()

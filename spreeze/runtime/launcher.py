@@ -15,7 +15,7 @@ from typing import IO, Any, Self, TypedDict
 
 from spreeze.machine.hardware import CoreFacts, core_facts
 from spreeze.machine.last_words import Log
-from spreeze.machine.processes import DEATH_S, MARK, held_back, kill_and_wait
+from spreeze.machine.processes import DEATH_S, MARK, held_back, kill_and_wait, mark
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce
 from spreeze.workers.main import MOST_FDS
@@ -144,11 +144,13 @@ class Launcher:
     ) -> subprocess.Popen[bytes]:
         """Starts the process; the descriptors keep their numbers."""
         with log_file(run_context.run_dir, spec.name) as log, held_back():
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "spreeze.workers.main", argument],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True, pass_fds=fds,
                 env=child_environment(spec.threads, run_context.nonce, spec.name), **leads(run_context.gives_way),
             )
+        mark(process.pid, run_context.nonce)
+        return process
 
 
 FRESH = Launcher()
@@ -262,6 +264,7 @@ class Prewarm(Launcher):
                 close_fds=True, pass_fds=(theirs.fileno(),),
                 env=child_environment(self._threads, self.nonce, _PREWARMED), **leads(self._gives_way),
             )
+        mark(self._process.pid, self.nonce)
 
     def _begin(
         self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]

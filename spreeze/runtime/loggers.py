@@ -28,7 +28,7 @@ from spreeze.config.layers import iterate
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.processes import OWN_PREFIX, end_orphans, held_back, kill_and_wait
+from spreeze.machine.processes import OWN_PREFIX, end_orphans, held_back, kill_and_wait, mark
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.table import RETURN, TABLE, MetricTable
 from spreeze.run_directory import RunDir, read_run, versions
@@ -93,6 +93,7 @@ class Sink:
             except OSError:
                 self._line.close()
                 raise
+        mark(self._process.pid, self.mark)
         self.put(opening)
 
     def fileno(self) -> int:

@@ -32,6 +32,7 @@ from spreeze.machine.processes import (
     held_back,
     kill_and_wait,
     left_behind,
+    mark,
 )
 from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
@@ -728,6 +729,7 @@ def _final_evaluation(
         with log_file(run_dir.path, "evaluator") as log, held_back():
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
                                        env=child_environment(1, run_dir.nonce, "evaluator"), **leads(gives_way))
+        mark(process.pid, run_dir.nonce)
     except OSError as error:  # no reason to fail a run that has ended well
         on_event("warning", f"the last evaluation could not be started: {error}")
         return None

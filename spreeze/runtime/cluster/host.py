@@ -21,7 +21,7 @@ from spreeze.errors import SpreezeError, TransportError, WeightsError, WorkerErr
 from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import core_facts, memory_limits
-from spreeze.machine.processes import OrphanWatch, held_back, kill_and_wait
+from spreeze.machine.processes import OrphanWatch, held_back, kill_and_wait, mark
 from spreeze.metrics.table import SLOTS, TABLE
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment
@@ -162,6 +162,7 @@ class HostSamplers(threading.Thread):
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0,
                 env=child_environment(1, nonce),
             )
+        mark(process.pid, nonce)
         try:
             output, _ = process.communicate(timeout=_TUNE_S)
         finally:

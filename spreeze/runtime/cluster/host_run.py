@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.formatting import clean
-from spreeze.machine.processes import OrphanWatch, kill_and_wait
+from spreeze.machine.processes import OrphanWatch, kill_and_wait, mark
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.launcher import child_environment
 from spreeze.transport.gossip import create_secret
@@ -81,6 +81,7 @@ class HostRun(threading.Thread):
             with open(said, "wb") as output:
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                            process_group=0, env=child_environment(1, nonce))
+            mark(process.pid, nonce)
             if not self._watch(process):
                 continue
             why = (said.read_text(errors="replace").strip().splitlines() or ["no word"])[-1]

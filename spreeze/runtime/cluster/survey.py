@@ -16,7 +16,14 @@ from typing import Any
 
 from spreeze.errors import ConfigError, SpreezeError, TransportError
 from spreeze.formatting import clean
-from spreeze.machine.processes import end_orphans, end_with_parent, held_back, kill_and_wait, leave_to_supervisor
+from spreeze.machine.processes import (
+    end_orphans,
+    end_with_parent,
+    held_back,
+    kill_and_wait,
+    leave_to_supervisor,
+    mark,
+)
 from spreeze.runtime.cluster.ray_nodes import ClusterAddress, Nodes, RemoteGateway, check_installed, connected, knock
 from spreeze.runtime.launcher import child_environment
 from spreeze.transport.chunks import seal_json, unseal_json
@@ -47,6 +54,7 @@ def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
             env=child_environment(1, nonce),
         )
+    mark(process.pid, nonce)
     try:
         output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
