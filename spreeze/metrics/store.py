@@ -365,8 +365,9 @@ class MetricsWriter:
         code = _code(error)
         if not self._trouble_told and (code not in _HELD or now_s - self._trouble_since_s >= _BUSY_S):
             self._trouble_told = True
-            self._reports.append(Trouble("warning", f"metrics are not stored ({self.trouble}): they wait in memory, "
-                                         f"the newest {_MAX_PENDING:,} values at most; {_REMEDIES.get(code or 0, _REMEDY)}"))
+            self._reports.append(Trouble(
+                "warning", f"metrics are not stored ({self.trouble}): they wait in memory, the newest {_MAX_PENDING:,} "
+                           f"values at most; {_REMEDIES.get(code or 0, _REMEDY)}"))
         self._disconnect()
         self._bound_pending()
 
