@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import types
 from importlib import metadata
 
@@ -423,18 +424,21 @@ def test_a_probe_reports_spaces_and_step_time():
 
 def test_a_probe_that_was_stopped_meanwhile_is_tried_again(tmp_path, monkeypatch):
     """As by Ctrl-Z: the first child would never end."""
+    hangs = tmp_path / "hangs"
+    monkeypatch.setenv("SPREEZE_FAULT_HANG_AT", "1")
+    monkeypatch.setenv("SPREEZE_FAULT_ONCE", str(hangs))
+
     class Clock:
-        slept_s = 0.0
+        slept_s = late_s = 0.0
 
         def __call__(self):
-            self.slept_s = 60.0 * any(tmp_path.iterdir())
-            return 0.0
+            if hangs.exists() and not self.slept_s:
+                self.slept_s, self.late_s = 60.0, 2 * PATIENCE_S  # the deadline is over
+            return time.monotonic() + self.late_s
 
     monkeypatch.setattr(probe, "AWAKE", Clock())
-    code = f"import os, time; os.chdir({str(tmp_path)!r}); first = not os.listdir(); " \
-           "open(str(os.getpid()), 'w').close(); time.sleep(10_000 * first)"
-    assert probe._run([sys.executable, "-c", code], PATIENCE_S, lambda: False) == 0
-    assert len(list(tmp_path.iterdir())) == 2
+    assert probe_env(FAULT, FAULT_MODULE, steps=0, deadline_s=PATIENCE_S).spec.obs_dim == 3
+    assert hangs.exists()
 
 
 def test_a_quick_probe_describes_without_timing():
