@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spreeze import errors
-from spreeze.cli.evaluate import CHECKPOINTS, environment_errors, find_weights, recorded_spec
+from spreeze.cli.evaluate import CHECKPOINTS, environment_errors, find_weights, policy_of, recorded_spec
 from spreeze.config.layers import toml_value
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.obs_flattening import Flattener, Leaf, LeafError, leaves_of
@@ -277,7 +277,7 @@ class TrainedPolicy:
         self._import_module = import_module
         if "network" in weights.meta:  # the run's module makes it
             refuse_foreign(self.spec.env_id, self.spec.import_module, import_module)
-        self._policy = Policy.from_weights(weights.arrays, weights.meta)
+        self._policy = policy_of(weights, self.spec)
         self._exploring = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
         self._to_native = ActionScaling(self.spec)
         self._rng = np.random.default_rng(seed)
