@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from spreeze import errors
-from spreeze.cli.evaluate import CHECKPOINTS, environment_errors, find_weights, recorded_spec
+from spreeze.cli.evaluate import CHECKPOINTS, environment_errors, find_weights, policy_of, recorded_spec
 from spreeze.config.values import value_text
 from spreeze.envs.callers import name_of
 from spreeze.envs.make import refuse_foreign
@@ -283,6 +283,7 @@ class TrainedPolicy:
         self._import_module = import_module
         if "network" in weights.meta:  # the run's module makes it
             _refuse_foreign(self.spec, import_module)
+        policy_of(weights, self.spec)  # raises where they hold none
         self._weights = weights
         self._free = {greedy: [self._made(greedy=greedy)] for greedy in (True, False)}
         """Policies that no thread uses now, whose buffers may be written to."""

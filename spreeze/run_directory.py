@@ -20,6 +20,7 @@ import errno
 import fcntl
 import itertools
 import json
+import math
 import os
 import secrets
 import shutil
@@ -30,8 +31,9 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -178,9 +180,46 @@ class RunDir:
         except OSError as error:
             raise ResourceError(f"{path} cannot be written: {error}") from None
         run = cls(path, fd, nonce, guarded=guarded)
+        try:
+            run._own_files()
+        except OSError as error:
+            run.close()
+            raise ResourceError(f"{path} cannot be written: {error}; it has files that another folder has too (hard "
+                                "links), of which a run needs its own copies") from None
         for name in REQUESTS:
             run.withdraw(name)  # meant for the earlier session
         return run
+
+    def _own_files(self) -> None:
+        """Makes a copy of each file that has a second name elsewhere, as in a backup of hard links.
+
+        Else the other file would change with this one. Weights and checkpoints stay shared: these are replaced or
+        deleted, and never changed.
+        """
+        left = [self.path]
+        while left:
+            with os.scandir(left.pop()) as entries:
+                for entry in list(entries):
+                    if entry.is_dir(follow_symlinks=False):
+                        left += [Path(entry.path)] if entry.name not in ("weights", "checkpoints") else []
+                    elif entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_nlink > 1:
+                        temporary = f"{entry.path}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+                        try:
+                            shutil.copy2(entry.path, temporary, follow_symlinks=False)
+                            if entry.name == "run.lock":
+                                self._hold(temporary)
+                            os.replace(temporary, entry.path)
+                        except OSError:
+                            with contextlib.suppress(OSError):
+                                os.unlink(temporary)
+                            raise
+
+    def _hold(self, path: str) -> None:
+        """Locks a file that becomes ``run.lock``."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.dup2(fd, self._lock_fd, inheritable=False)
+        os.close(fd)
 
     def asked(self, name: str) -> bool:
         """Whether a request lies in ``control``."""
@@ -200,10 +239,14 @@ class RunDir:
         with contextlib.suppress(OSError):
             (self.path / "control" / name).unlink()
 
-    def write_state(self, **fields: Any) -> None:
-        """Merges fields into ``run.json`` atomically; disk errors are ignored."""
+    def write_state(self, *, durable: bool = False, **fields: Any) -> None:
+        """Merges fields into ``run.json`` atomically; disk errors are ignored.
+
+        ``durable``: it is on the disk when this returns, so a power loss leaves this state or a later one.
+        """
         with contextlib.suppress(OSError):
-            write_json(self.path / "run.json", {**read_run(self.path), **fields, "heartbeat": time.time()})
+            told = {**read_run(self.path), **fields, "heartbeat": time.time()}
+            write_json(self.path / "run.json", told, durable=durable)
 
     def close(self) -> None:
         if self._lock_fd >= 0:
@@ -218,7 +261,7 @@ def refuse_links(path: Path) -> None:
     usually writes: opening a pipe would block for ever, and some names, such as those of clips, are chosen at run time.
 
     Raises:
-        RunError: the directory or anything in it is a symbolic or hard link or not a regular file.
+        RunError: the directory or anything in it is a symbolic link or not a regular file.
     """
     if path.is_symlink():
         target = _shown(path.resolve())
@@ -249,9 +292,8 @@ def _leads_out(entry: os.DirEntry[str]) -> str | None:
         return None
     if stat.S_ISLNK(status.st_mode):
         return "a symbolic link"
-    if stat.S_ISREG(status.st_mode):
-        return "a file with a second name elsewhere (a hard link)" if status.st_nlink > 1 else None
-    return None if stat.S_ISDIR(status.st_mode) else "neither a file nor a directory"
+    # A file with a second name elsewhere becomes one of its own before it is written to: ``RunDir.open``.
+    return None if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) else "neither a file nor a directory"
 
 
 def _shown(path: Path) -> str:
@@ -277,7 +319,7 @@ def asked_s(path: Path, name: str) -> float | None:
 
 
 def ask(path: Path, name: str, text: str = "") -> None:
-    """Sends a request to a run: a file in its ``control`` directory. Links are not followed.
+    """Sends a request to a run: a file in its ``control`` directory. No link is followed or written through.
 
     Without a text, the file holds the monotonic time [s].
 
@@ -287,10 +329,14 @@ def ask(path: Path, name: str, text: str = "") -> None:
     opened = []
     try:
         opened.append(os.open(path / "control", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         opened.append(os.open(name, flags, 0o600, dir_fd=opened[0]))
-        os.write(opened[1], (text or f"{time.monotonic()!r}\n").encode())
-        os.utime(opened[1])
+        if os.fstat(opened[-1]).st_nlink > 1:
+            os.unlink(name, dir_fd=opened[0])
+            opened.append(os.open(name, flags | os.O_EXCL, 0o600, dir_fd=opened[0]))
+        os.ftruncate(opened[-1], 0)
+        os.write(opened[-1], (text or f"{time.monotonic()!r}\n").encode())
+        os.utime(opened[-1])
     except OSError as error:
         raise RunError(f"{_shown(path)}: control/{name} cannot be written: {error.strerror}") from None
     finally:
@@ -317,16 +363,21 @@ def _lock(path: Path) -> tuple[int, bool]:
     Returns:
         Its descriptor, and whether it guards anything.
     """
-    fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + _LOCK_S
     while True:
+        fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         held = take_lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if held or (held is None and not _seems_alive(path)):
-            return fd, held is not None
-        if held is None or time.monotonic() >= deadline:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(fd), os.stat(path / "run.lock")):  # else it was replaced meanwhile
+                    return fd, held is not None
+        elif held is None or time.monotonic() >= deadline:
+            linked = os.fstat(fd).st_nlink > 1
             os.close(fd)
-            raise RunError(f"{path.name} is running (process {read_run(path).get('pid')}); stop it first: "
+            or_copy = ", or another run that shares its files by hard links" if linked else ""
+            raise RunError(f"{path.name} is running (process {read_run(path).get('pid')}){or_copy}; stop it first: "
                            f"spreeze runs stop {path.name}")
+        os.close(fd)
         time.sleep(0.01)
 
 
@@ -355,14 +406,69 @@ def _seems_alive(path: Path) -> bool:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """``run.json``, or an empty dictionary when it is missing or damaged."""
-    return read_json(path / "run.json")
+    """``run.json``, or an empty dictionary when it is missing or damaged.
+
+    The file may come from anywhere or be damaged, so each field has its type and a possible value, or is missing.
+    """
+    told = read_json(path / "run.json")
+    checked = {name: _FIELDS[name](value) if name in _FIELDS else value for name, value in told.items()}
+    return {name: value for name, value in checked.items() if value is not None or told[name] is None}
+
+
+_MOST_COUNTED, _MOST_S, _MOST_VALUE = 2**53, 1e11, 1e100
+
+
+def finite_number(value: object, most: float = _MOST_VALUE, least: float = -math.inf) -> float | None:
+    """A finite number in a range, as it is; None for all else, truth values included."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and -most <= value <= most and value >= least else None  # type: ignore[operator, return-value]
+
+
+def whole_number(value: object) -> int | None:
+    """A count that a float can hold; None for all else."""
+    found = finite_number(value, _MOST_COUNTED, 0.0)
+    return None if found is None else int(found)
+
+
+def _seconds(value: object) -> float | None:
+    return finite_number(value, _MOST_S, 0.0)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _numbers(value: object) -> list[float] | None:
+    return [found for each in value if (found := _seconds(each)) is not None] if isinstance(value, list) else None
+
+
+_FIELDS: dict[str, Callable[[object], Any]] = {
+    **dict.fromkeys(("env_steps", "updates", "episodes", "sessions", "checkpoint_left_bytes", "seed", "pid"),
+                    whole_number),
+    **dict.fromkeys(("wall_s", "heartbeat", "create_time", "tuning_began", "started_s"), _seconds),
+    **dict.fromkeys(("eval_best", "eval_final"), finite_number),
+    **dict.fromkeys(("state", "env_id", "algo", "mode", "mode_before", "started", "nonce", "machine", "exit_reason"),
+                    _text),
+    **dict.fromkeys(("session_starts", "samples_per_insert_band"), _numbers),
+    "leave_free": lambda value: finite_number(value, 1.0, 0.0),
+    **dict.fromkeys(("wiring", "versions", "sinks"), lambda value: value if isinstance(value, dict) else None),
+    "command": lambda value: value if isinstance(value, list) else None,
+}
+"""Fields of ``run.json``, each with a function that gives a usable value as it is, and None for any other."""
 
 
 def session_starts(run: Mapping[str, Any]) -> list[float]:
     """Wall time at which each session of a run began, from its ``run.json``."""
-    found = run.get("session_starts")
-    return [float(t) for t in found if isinstance(t, int | float)] if isinstance(found, list) else []
+    return [float(t) for t in run.get("session_starts") or ()]
+
+
+def started_s(run: Mapping[str, Any]) -> float | None:
+    """When a run began [s since 1970], from its ``run.json``; None if that does not tell."""
+    known: float | None = run.get("started_s")
+    if known is None:
+        with contextlib.suppress(ValueError, OverflowError, OSError):
+            known = datetime.fromisoformat(run.get("started") or "").timestamp()
+    return known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,14 +523,26 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON file; an empty dictionary if it is missing, damaged or too large."""
+    """Reads a JSON file; an empty dictionary if it is missing, damaged or too large.
+
+    Numbers that are not finite, or have more digits than 64 bits, are None: all else could fail wherever it is used.
+    """
     try:
         if path.stat().st_size > _MAX_BYTES:
             return {}
-        data = json.loads(path.read_bytes())
+        data = json.loads(path.read_bytes(), parse_constant=lambda name: None, parse_float=_finite, parse_int=_integer)
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if len(text) < 20 and -(2**63) <= int(text) < 2**63 else None
 
 
 def tail_text(path: Path) -> str:
@@ -440,7 +558,7 @@ def tail_text(path: Path) -> str:
 
 def state_of(path: Path) -> str:
     """The run's state; "crashed" if it claims to be running but no process holds its lock."""
-    state = str(read_run(path).get("state", "damaged"))
+    state = str(read_run(path).get("state") or "damaged")
     if state in LIVE_STATES and not is_alive(path):
         return "crashed"
     return state
@@ -449,7 +567,18 @@ def state_of(path: Path) -> str:
 def list_runs(runs_dir: Path) -> list[Path]:
     """All run directories with a name that a run may have, oldest first."""
     found = [path for path in _run_directories(runs_dir) if may_name(path.name)]
-    return sorted(found, key=lambda path: (str(read_run(path).get("started", "")), path.name))
+    return sorted(found, key=lambda path: (_age_key(path)[1], path.name))
+
+
+def _age_key(path: Path) -> tuple[bool, float]:
+    """Whether the run tells when it began, and that moment [s since 1970], else when ``run.json`` was last written."""
+    known = started_s(read_run(path))
+    if known is not None:
+        return True, known
+    try:
+        return False, (path / "run.json").stat().st_mtime
+    except OSError:
+        return False, 0.0
 
 
 def misnamed_runs(runs_dir: Path) -> list[Path]:
@@ -473,7 +602,7 @@ def find_run(name_or_path: str, runs_dir: Path, others: Iterable[str] = ()) -> P
     if name_or_path == "latest":
         if not runs:
             raise RunError(f"no run in {runs_dir}; start one with: python -m spreeze.train --auto")
-        return runs[-1]
+        return _latest(runs)
     path = Path(name_or_path)
     if "/" not in name_or_path:
         path = runs_dir / check_name(name_or_path)
@@ -481,6 +610,16 @@ def find_run(name_or_path: str, runs_dir: Path, others: Iterable[str] = ()) -> P
         names = [*(run.name for run in runs), *others]
         raise RunError(f"no run '{name_or_path}' in {runs_dir}{did_you_mean(name_or_path, names)}")
     return path
+
+
+def _latest(runs: list[Path]) -> Path:
+    """The last of ``runs``; a RunError if a damaged one may be newer."""
+    newest = next((path for path in reversed(runs) if _age_key(path)[0]), None)
+    if newest == runs[-1] or len(runs) == 1:
+        return runs[-1]
+    others = "" if newest is None else f", or {newest.name}, which is the newest of the others"
+    raise RunError(f"latest: {runs[-1].name} may be the newest run, but its run.json is damaged and does not tell when "
+                   f"it began; name the run that you mean: {runs[-1].name}{others}")
 
 
 def find_live_run(name_or_path: str, runs_dir: Path) -> Path:
@@ -570,16 +709,16 @@ def kill_supervisor(path: Path) -> None:
         os.kill(run["pid"], signal.SIGKILL)
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Replaces a JSON file atomically.
+def write_json(path: Path, data: Any, *, durable: bool = False) -> None:
+    """Replaces a JSON file atomically; ``durable``: it is on the disk when this returns.
 
     Raises:
         OSError: disk full or no permission; the old content is untouched.
     """
-    replace_text(path, json.dumps(data, indent=1) + "\n")
+    replace_text(path, json.dumps(data, indent=1) + "\n", durable=durable)
 
 
-def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
+def replace_text(path: Path, text: str, mode: int = 0o666, *, durable: bool = False) -> None:
     """Replaces a text file atomically; ``mode``: its permissions, less the umask.
 
     Raises:
@@ -590,11 +729,24 @@ def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
     try:
         with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
+        if durable:
+            _sync_folder(path.parent)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def make_runs_dir(path: Path) -> None:

@@ -324,18 +324,76 @@ class Jsonable:
 
 
 def rebuild(cls: type[_T], data: dict[str, Any]) -> _T:
-    """Makes a dataclass, with nested dataclasses and tuples, from a dictionary."""
+    """Makes a dataclass, with nested dataclasses and tuples, from a dictionary.
+
+    Raises:
+        TypeError: a key is unknown or missing, or a value is not of its field's type.
+    """
     hints = typing.get_type_hints(cls)
-    return cls(**{name: _value(hints.get(name), value) for name, value in data.items()})
+    return cls(**{name: _value(name, hints.get(name), value) for name, value in data.items()})
 
 
-def _value(hint: Any, value: Any) -> Any:
+def _value(name: str, hint: Any, value: Any) -> Any:
     if isinstance(hint, types.UnionType):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
         hint = next((option for option in typing.get_args(hint) if option is not type(None)), None)
-    if value is None:
-        return None
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return rebuild(hint, value)
-    if typing.get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(_value(typing.get_args(hint)[0], entry) for entry in value)
+    if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
+        return tuple(_value(name, typing.get_args(hint)[0], entry) for entry in value)
+    wanted = typing.get_origin(hint) or hint
+    fits = not isinstance(value, bool) if wanted in (int, float) else True
+    if isinstance(wanted, type) and not (fits and isinstance(value, (int, float) if wanted is float else wanted)):
+        raise TypeError(f"{name} = {str(value)[:60]}: expected {getattr(hint, '__name__', hint)}")
     return value
+
+
+_MOST_VALUES = 100_000_000
+"""Numbers in one observation or action that a description may have."""
+
+
+def spec_from(data: Any) -> EnvSpec:
+    """The description of an environment that a file tells.
+
+    Raises:
+        ValueError: it is none, a value is not of its field's type, or two values contradict each other.
+    """
+    if not isinstance(data, dict):
+        raise ValueError("it tells no environment")
+    try:
+        spec = rebuild(EnvSpec, data)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    sizes = {"obs_dim": spec.obs_dim, "action_dim": spec.action_dim}
+    if spec.num_actions is not None:
+        sizes["num_actions"] = spec.num_actions
+    if spec.max_episode_steps is not None:
+        sizes["max_episode_steps"] = spec.max_episode_steps
+    if spec.frames is not None:
+        sizes |= {name: getattr(spec.frames, name) for name in ("channels", "height", "width", "stack")}
+    if spec.team is not None:
+        sizes |= {"team.obs_dim": spec.team.obs_dim, "team.actions": min(spec.team.actions, default=0)}
+    for name, size in sizes.items():
+        if not 1 <= size <= (_MOST_VALUES if name != "max_episode_steps" else 2**63):
+            raise ValueError(f"{name} = {size}: expected 1 to {_MOST_VALUES}")
+    for name, wrong in _contradictions(spec).items():
+        if wrong:
+            raise ValueError(f"{name} does not fit the other values of the environment")
+    return spec
+
+
+def _contradictions(spec: EnvSpec) -> dict[str, bool]:
+    low, high, discrete = spec.action_low, spec.action_high, spec.num_actions is not None
+    bounded = all(map(math.isfinite, (*low, *high))) and all(a <= b for a, b in zip(low, high, strict=False))
+    return {
+        "env_id": not spec.env_id.strip(),
+        "action_low": not low or not bounded or (not discrete and len(low) != spec.action_dim),
+        "action_high": len(high) != len(low),
+        "action_dim": discrete and spec.action_dim != (1 if spec.team is None else spec.team.size),
+        "team": spec.team is not None and not discrete,
+        "action_mask": spec.action_mask and spec.mask_dim >= spec.obs_dim,
+        "obs_shape": spec.obs_shape is not None and math.prod(spec.obs_shape) != spec.obs_dim - spec.mask_dim,
+        "action_shape": spec.action_shape is not None and math.prod(spec.action_shape) != spec.action_dim,
+        "frames": spec.frames is not None and spec.frames.stack * spec.frames.frame_bytes > _MOST_VALUES,
+    }

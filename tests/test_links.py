@@ -1,5 +1,6 @@
 """A run writes only inside of its own directory: a link in it, which an archive can bring along, is refused by name."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -121,13 +122,70 @@ def test_a_run_s_directory_that_is_a_link_is_refused(copy, capsys):
     assert f"is a symbolic link: name the directory that it points to, {copy.resolve()}" in capsys.readouterr().err
 
 
-def test_a_second_name_of_a_file_and_a_pipe_are_refused_too(copy, tmp_path):
+def contents(folder):
+    """All files below a folder, with what they hold and when they were written."""
+    return {path.relative_to(folder): (path.read_bytes(), path.stat().st_mtime_ns)
+            for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_with_a_backup_of_hard_links_is_resumed_and_the_backup_stays_as_it_is(copy, tmp_path, capsys):
+    backup = shutil.copytree(copy, tmp_path / "backup", copy_function=os.link)
+    before = contents(backup)
+    folder = ["--runs-dir", str(copy.parent)]
+    assert trained(["--resume", "run", "--updates", "1", *folder]) == 0, capsys.readouterr().err
+    assert contents(backup) == before
+    assert json.loads((copy / "run.json").read_text())["sessions"] == 2
+    # And the backup itself, under the runs: the run that it was made of stays as it is.
+    shutil.copytree(backup, copy.with_name("again"), copy_function=os.link)
+    assert trained(["--resume", "again", "--updates", "1", *folder]) == 0, capsys.readouterr().err
+    assert contents(backup) == before
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN if "." in name.rpartition("/")[2]],
+                         ids=lambda name: name.replace(str(os.getpid()), "PID"))
+def test_no_file_with_a_second_name_is_written_through(copy, tmp_path, name):
+    mine, place = tmp_path / "mine", copy / name
+    mine.write_bytes(place.read_bytes() if place.is_file() else b"mine\n")
+    place.parent.mkdir(exist_ok=True)
+    place.unlink(missing_ok=True)
+    os.link(mine, place)
+    before = (mine.read_bytes(), mine.stat().st_mtime_ns)
+    RunDir.open(copy).close()
+    assert place.read_bytes() == before[0]
+    kept = name.partition("/")[0] in ("weights", "checkpoints")  # replaced, never written to
+    assert place.samefile(mine) is kept
+    assert (mine.read_bytes(), mine.stat().st_mtime_ns) == before
+
+
+def test_runs_that_share_a_lock_by_hard_links_are_never_resumed_beside_each_other(copy):
+    other = shutil.copytree(copy, copy.with_name("other"), copy_function=os.link)
+    first = os.open(other / "run.lock", os.O_RDWR)
+    fcntl.flock(first, fcntl.LOCK_EX)
+    before = contents(copy)
+    with pytest.raises(RunError, match=r"is running .*, or another run that shares its files by hard links; stop it"):
+        RunDir.open(copy)
+    assert contents(copy) == before
+    os.close(first)
+    run = RunDir.open(copy)
+    assert (is_alive(copy), is_alive(other)) == (True, False)
+    with pytest.raises(RunError, match="is running"):
+        RunDir.open(copy)
+    RunDir.open(other).close()
+    assert is_alive(copy)
+    run.close()
+    assert not is_alive(copy)
+
+
+def test_a_request_is_not_written_through_a_second_name(copy, tmp_path):
     mine = tmp_path / "mine"
     mine.write_text("mine\n")
-    os.link(mine, copy / "fingerprints.jsonl")
-    with pytest.raises(RunError, match=r"fingerprints.jsonl is a file with a second name elsewhere"):
-        refuse_links(copy)
-    (copy / "fingerprints.jsonl").unlink()
+    os.link(mine, copy / "control" / "pause-visualizer")
+    ask(copy, "pause-visualizer", "x")
+    assert mine.read_text() == "mine\n"
+    assert (copy / "control" / "pause-visualizer").read_text() == "x"
+
+
+def test_a_pipe_is_refused_too(copy):
     os.mkfifo(copy / "logs" / "pipe.log")
     with pytest.raises(RunError, match=r"logs/pipe.log is neither a file nor a directory"):
         refuse_links(copy)

@@ -38,9 +38,9 @@ def make_run(runs_dir, name, started, best=None, module=FAULT_MODULE):
 
 @pytest.fixture
 def runs_dir(tmp_path):
-    make_run(tmp_path / "r", "second", "2026-02", best=GOOD)
-    make_run(tmp_path / "r", "first", "2026-01")
-    make_run(tmp_path / "r", "foreign", "2025-12", best=GOOD, module="someones_module")
+    make_run(tmp_path / "r", "second", "2026-02-01", best=GOOD)
+    make_run(tmp_path / "r", "first", "2026-01-01")
+    make_run(tmp_path / "r", "foreign", "2025-12-01", best=GOOD, module="someones_module")
     return tmp_path / "r"
 
 

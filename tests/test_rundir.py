@@ -151,7 +151,7 @@ def test_a_damaged_run_file_is_read_as_empty(run, text):
 
 
 def test_trouble_with_the_disk_is_not_fatal(run, monkeypatch):
-    def refuse(path, data):
+    def refuse(path, data, *, durable):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(run_directory, "write_json", refuse)

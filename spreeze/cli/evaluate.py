@@ -8,20 +8,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from spreeze.cli.arguments import Parser, add_common_flags, add_start_deadline, check_output, guarded
-from spreeze.config.algorithms import actions_text
 from spreeze.config.profiles import shipped
 from spreeze.envs.make import refuse_foreign
-from spreeze.envs.task import Task, frame_options, make_task
-from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError, described
-from spreeze.inference.policy import Policy
+from spreeze.envs.task import Task, check_fits, frame_options, make_task
+from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError, WeightsError, described
+from spreeze.formatting import clean
+from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.machine.output import emit, say, stdout_to_stderr
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
 from spreeze.metrics import comparison
 from spreeze.metrics.comparison import FEWEST_RUNS, POLICIES, RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run, read_json
+from spreeze.transport.protocols import Arrays
 from spreeze.transport.weights import LATEST, Weights, read_weights
-from spreeze.types import EnvSpec, rebuild
+from spreeze.types import EnvSpec, spec_from
 from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list
 
 CHECKPOINTS = ("best", "latest")
@@ -116,7 +119,7 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
     check_output(args.video)
     weights = read_weights(find_weights(args.runs[0], Path(args.runs_dir), args.checkpoint))
     spec = spec_of(weights, args.import_module)
-    policy = Policy.from_weights(weights.arrays, weights.meta)
+    policy = policy_of(weights, spec)
 
     def make() -> Task:
         with start_limit(spec.env_id, args.start_deadline_s):
@@ -311,10 +314,39 @@ def recorded_spec(weights: Weights) -> EnvSpec:
         EnvironmentError_: the file names no environment.
     """
     fields: Any = weights.meta.get("env")
+    if not isinstance(fields, dict):
+        raise EnvironmentError_(f"{weights.path} does not say which environment it was trained on")
     try:
-        return rebuild(EnvSpec, fields)
-    except (TypeError, AttributeError):
-        raise EnvironmentError_(f"{weights.path} does not say which environment it was trained on") from None
+        return spec_from(fields)
+    except ValueError as error:
+        raise WeightsError(f"{weights.path} does not say which environment it was trained on: {clean(error)}") from None
+
+
+def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
+    """The policy of a weights file, after one like it has chosen actions for one observation.
+
+    Raises:
+        WeightsError: the metadata are not those of a policy, or not of one for this environment.
+    """
+    def made(arrays: Arrays) -> Policy:
+        return Policy.from_weights(arrays, weights.meta)
+
+    if spec.frames is None:
+        obs = np.zeros((1, spec.obs_dim), np.float32)
+        obs[:, spec.obs_dim - spec.mask_dim :] = 1.0
+    else:
+        obs = np.zeros((1, spec.frames.stack, *spec.frames.shape), np.uint8)
+    try:
+        policy = made(weights.arrays)
+        if spec.num_actions is not None and policy.outputs != spec.num_actions:
+            raise WeightsError(f"it chooses among {policy.outputs} actions; {spec.num_actions} are needed")
+        explored = made(exploring_arrays(weights.arrays)).act(obs, np.random.default_rng(0))
+        for actions in (policy.act_greedy(obs), explored):
+            if actions.shape != (1, spec.action_dim):
+                raise WeightsError(f"it gives actions of shape {actions.shape}; {(1, spec.action_dim)} is needed")
+    except (WeightsError, ValueError, IndexError, TypeError, MemoryError) as error:
+        raise WeightsError(f"{weights.path} holds no policy for {clean(spec.env_id, 80)}: {clean(error)}") from None
+    return made(weights.arrays)
 
 
 @contextlib.contextmanager
@@ -326,18 +358,3 @@ def environment_errors(env_id: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise EnvironmentError_(f"{env_id} failed: {described(error)}") from error
-
-
-def check_fits(spec: EnvSpec, made: EnvSpec, path: Path) -> None:
-    """Raises ``EnvironmentError_`` if the environment's spaces differ from those of the weights."""
-    sizes = [(each.obs_dim, each.action_dim, each.num_actions, each.team) for each in (made, spec)]
-    if sizes[0] != sizes[1]:
-        raise EnvironmentError_(
-            f"{path}: trained for {spec.obs_dim} observations and {actions_text(spec)}, "
-            f"but {made.env_id} has {made.obs_dim} and {actions_text(made)}"
-        )
-    if made.obs_layout != spec.obs_layout:
-        raise EnvironmentError_(
-            f"{path}: trained on an observation laid out as {'; '.join(spec.obs_layout) or 'one Box'}, "
-            f"but {made.env_id} has {'; '.join(made.obs_layout) or 'one Box'}"
-        )

@@ -19,7 +19,15 @@ import numpy as np
 
 from spreeze import __version__
 from spreeze.cli.arguments import Parser, add_common_flags, check_output, guarded
-from spreeze.cli.evaluate import CHECKPOINTS, find_weights, pretrained_policies, run_or_policy, spec_of
+from spreeze.cli.evaluate import (
+    CHECKPOINTS,
+    find_weights,
+    policy_of,
+    pretrained_policies,
+    recorded_spec,
+    run_or_policy,
+    spec_of,
+)
 from spreeze.config.env_ids import ENGINES
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.task import ActionScaling
@@ -75,7 +83,9 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
     path = find_weights(args.run, Path(args.runs_dir), args.checkpoint)
     weights = read_weights(path)
     # Nothing of the module is imported here, so its name need not be allowed.
-    spec = spec_of(weights, (weights.meta.get("env") or {}).get("import_module"))
+    spec = spec_of(weights, recorded_spec(weights).import_module)
+    if "network" not in weights.meta:  # else it is refused, and its module made it
+        policy_of(weights, spec)
     is_file = args.run.endswith(".safetensors") or path == pretrained_policies().get(args.run)
     name = path.stem if is_file else find_run(args.run, Path(args.runs_dir)).name
     out = Path(args.out or f"{name}{row.suffix}")

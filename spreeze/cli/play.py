@@ -14,18 +14,17 @@ import numpy as np
 from spreeze.cli.arguments import Parser, add_start_deadline, check_output, guarded
 from spreeze.cli.evaluate import (
     CHECKPOINTS,
-    check_fits,
     environment_errors,
     find_weights,
+    policy_of,
     pretrained_policies,
     run_or_policy,
     spec_of,
     start_limit,
 )
 from spreeze.envs.make import has_display, is_bullet
-from spreeze.envs.task import ObsRows, Task, frame_options, make_task
+from spreeze.envs.task import ObsRows, Task, check_fits, frame_options, make_task
 from spreeze.errors import ConfigError, SpreezeError, WeightsError, described
-from spreeze.inference.policy import Policy
 from spreeze.machine.output import say, stdout_to_stderr
 from spreeze.machine.processes import close_in_time, no_child_left
 from spreeze.run_directory import refuse_links
@@ -134,7 +133,7 @@ class _Source:
         self._shown = _identity(path)
         self.weights: Weights = read_weights(path)
         self.spec: EnvSpec = spec_of(self.weights, args.import_module)
-        self.policy = Policy.from_weights(self.weights.arrays, self.weights.meta)
+        self.policy = policy_of(self.weights, self.spec)
 
     def _path(self) -> Path:
         return find_weights(self._args.run, Path(self._args.runs_dir), self._args.checkpoint)
@@ -147,8 +146,8 @@ class _Source:
             if found == self._shown:
                 return
             weights = read_weights(path)
-            spec_of(weights, self._args.import_module)  # the file may have become one that needs a foreign module
-            policy = Policy.from_weights(weights.arrays, weights.meta)
+            # The file may have become one that needs a foreign module.
+            policy = policy_of(weights, spec_of(weights, self._args.import_module))
         except SpreezeError:
             return
         self._shown, self.weights, self.policy = found, weights, policy
@@ -283,7 +282,9 @@ def _default_clip(weights: Weights) -> Path:
     if (folder.parent / "videos").is_dir():
         folder = folder.parent / "videos"
         refuse_links(folder)
-    return folder / f"play-v{weights.version}.mp4"
+    path = folder / f"play-v{weights.version}.mp4"
+    path.unlink(missing_ok=True)  # a file with a second name elsewhere must not be written through
+    return path
 
 
 def _line(source: _Source, episode: _Episode) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.cli.arguments import build_parser, guarded, user_values
+from spreeze.cli.resume import check_environment, earlier_sessions, settings_of, write_settings
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.layers import (
     BAND,
@@ -31,10 +32,8 @@ from spreeze.config.layers import (
     Values,
     default_of,
     effect_notes,
-    from_toml,
     iterate,
     resolve,
-    to_toml,
     with_algorithm,
 )
 from spreeze.config.modes import recorded
@@ -57,9 +56,11 @@ from spreeze.run_directory import (
     new_name,
     process_age_s,
     process_identity,
+    read_config,
     read_run,
     refuse_links,
     session_starts,
+    started_s,
     versions,
     write_json,
 )
@@ -98,26 +99,22 @@ def _train(args: argparse.Namespace) -> int:
         check_sinks(settings.config.logging.sinks)
         for note in notes:
             say(note, as_json=args.json)
-        part = settings.config.env
         head_start = stack.enter_context(
             Prewarm(settings.config.learner.threads, wanted=_can_prewarm(args, settings, machine),
                     gives_way=settings.config.tuning.give_way)
         )
         probe = probe_of(settings.config, steps=TIMED_STEPS if args.auto else 0, second=True,
                          interrupted=lambda: interrupts.asked, on_wait=lambda text: say(text, as_json=args.json))
+        if resumed is not None:
+            check_environment(resumed, probe.spec)
         settings, why = with_algorithm(base, settings, probe.spec)
-        if why is not None:
-            say(why, as_json=args.json)
-        for note in _task_notes(args, settings, probe):
-            say(note, as_json=args.json)
-        say(machine.one_line(), as_json=args.json)
+        auto = _can_tune(args, probe)
+        earlier, untold = earlier_sessions(resumed, settings.config) if resumed else (EarlierSessions(), None)
+        for line in filter(None, (why, *_task_notes(args, settings, probe), machine.one_line(), untold)):
+            say(line, as_json=args.json)
         if settings.config.cluster.address is not None:
             say(_look_at(settings.config.cluster.address), as_json=args.json)
-        engine = bullet_engine(part.id, plain=part.plain, args=part.args)
-        if engine is not None:
-            say(f"{part.id}: {engine.reason}", as_json=args.json)
-        auto = _can_tune(args, probe)
-        plan = _plan(settings, probe, machine, resumed, to_tune=auto)
+        plan = _plan(settings, probe, machine, earlier, to_tune=auto)
         _check_machine(plan, machine)
         if auto:
             check_tunable(plan.config)
@@ -138,12 +135,8 @@ def _train(args: argparse.Namespace) -> int:
                 run_dir.write_state(state="tuning", tuning_began=time.time())
                 interrupts.stop_file = run_dir.path / "control" / "stop"
                 tuned, record = _tuned(args, settings, probe, machine, interrupts, run_dir, head_start.close)
-                # run.json already counts this session, so the earlier sessions are those of the first plan.
-                plan = dataclasses.replace(
-                    _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed, record["reasons"],
-                          tune_hosts=True),
-                    earlier=plan.earlier,
-                )
+                plan = _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, earlier, record["reasons"],
+                             tune_hosts=True)
                 _check_machine(plan, machine)
             return _run(args, plan, run_dir, machine, record, interrupts, head_start)
         except BaseException as error:
@@ -160,7 +153,10 @@ def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> l
     found = effect_notes(settings, tuned=args.auto)
     if args.fresh and not args.auto:
         found.append("no effect without --auto: --fresh")
-    return [*found, *(f"{probe.spec.env_id}: {line}" for line in (seen_as(probe.spec), *probe.notes) if line)]
+    part = settings.config.env
+    engine = bullet_engine(part.id, plain=part.plain, args=part.args)
+    about = (seen_as(probe.spec), *probe.notes, None if engine is None else engine.reason)
+    return [*found, *(f"{part.id}: {line}" for line in about if line)]
 
 
 def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tuple[Probe, list[str]]]]:
@@ -296,29 +292,6 @@ def layers_of(
     return [*layers, user], notes
 
 
-def write_settings(run: Path, settings: Settings) -> None:
-    """Writes ``config.toml`` atomically and durably: without it no checkpoint can be resumed.
-
-    Raises:
-        OSError: disk full or no permission; the settings of the earlier session are untouched.
-    """
-    replace_bytes(run / "config.toml", to_toml(settings).encode("utf-8"), durable=True)
-
-
-def settings_of(run: Path, import_module: str | None = None) -> Settings:
-    """Settings of an earlier session; ``import_module`` is that of the command line.
-
-    Raises:
-        RunError: the session ended before they were written, or they cannot be read.
-    """
-    try:
-        return from_toml((run / "config.toml").read_text(encoding="utf-8"), RESUMED, import_module)
-    except FileNotFoundError:
-        raise RunError(f"{run.name} ended before training began: nothing to resume; start a new run") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{run.name} cannot be resumed: config.toml: {error}") from None
-
-
 def _look_at(address: str) -> str:
     """What is said of ``--cluster``, or a ConfigError. A run joins later, since that takes seconds."""
     cluster = parse_address(address)
@@ -339,8 +312,8 @@ def tune_arguments(settings: Settings) -> tuple[str, ...]:
 
 
 def _plan(
-    settings: Settings, probe: Probe, machine: Machine, resumed: Path | None, tuned: dict[str, str] | None = None, *,
-    tune_hosts: bool = False, to_tune: bool = False,
+    settings: Settings, probe: Probe, machine: Machine, earlier: EarlierSessions,
+    tuned: dict[str, str] | None = None, *, tune_hosts: bool = False, to_tune: bool = False,
 ) -> RunPlan:
     """Decides what is left open; ``tuned`` has the tuner's reasons, ``to_tune`` is a plan that it has still to see."""
     config, asked = settings.config, settings
@@ -393,7 +366,6 @@ def _plan(
         settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(BAND, ratio)}))
         reasons |= dict.fromkeys([f"replay.{name}" for name in BAND], f"{ratio:g} rows drawn for each inserted one, "
                                  f"as in mode serial: the controller of mode {config.run.mode} keeps this balance")
-    run = read_run(resumed) if resumed else {}
     cluster = None if config.cluster.address is None else parse_address(config.cluster.address)
     if cluster is not None and wiring.other_learners:
         most = config.exchange.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
@@ -414,11 +386,7 @@ def _plan(
         reasons=reasons, alone=found.alone, room=found.room, sampler_bytes=found.sampler_bytes, start_s=probe.start_s,
         to_tune=to_tune,
         free_core=usable - samplers - config.learner.threads * config.run.learners >= 1.0,
-        earlier=EarlierSessions(
-            env_steps=int(run.get("env_steps") or 0), wall_s=float(run.get("wall_s") or 0.0),
-            episodes=int(run.get("episodes") or 0), updates=int(run.get("updates") or 0),
-            sessions=int(run.get("sessions") or 1) if resumed else 0, best_return=run.get("eval_best"),
-        ),
+        earlier=earlier,
         process_age_s=process_age_s(),
     )
 
@@ -443,18 +411,22 @@ def _check_machine(plan: RunPlan, machine: Machine) -> None:
 def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
     """Writes ``env.json`` and the first state to ``run.json``; a ResourceError if there is no room."""
     try:
-        write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec))
+        write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec), durable=True)
     except OSError as error:
         raise ResourceError(f"{run_dir.path} cannot be written: {error}; make room or choose --runs-dir") from None
-    sessions = plan.earlier.sessions + 1
+    sessions, before, now_s = plan.earlier.sessions + 1, read_run(run_dir.path), time.time()
+    counters = {name: getattr(plan.earlier, name) for name in ("env_steps", "updates", "episodes", "wall_s")}
     run_dir.write_state(
-        state="starting", sessions=sessions,
-        session_starts=[*session_starts(read_run(run_dir.path)), plan.earlier.wall_s],
+        durable=True, state="starting", sessions=sessions,
+        session_starts=[*session_starts(before), plan.earlier.wall_s], **(counters if sessions > 1 else {}),
+        # That of config.toml until the settings of this session are written.
+        mode_before=read_config(run_dir.path).get("run", {}).get("mode"),
         env_id=plan.spec.env_id, algo=plan.config.run.algo,
         mode=plan.config.run.mode, wiring=recorded(plan.config.wiring), seed=plan.config.run.seed,
         nonce=run_dir.nonce, command=sys.argv, exit_reason=None,
         versions=versions(), machine=machine.one_line(), **process_identity(os.getpid()), host=socket.gethostname(),
-        **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
+        **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now_s)), "started_s": now_s}
+           if sessions == 1 or started_s(before) is None else {}),
     )
 
 
@@ -496,11 +468,11 @@ def _run(
                             eval_best=outcome.eval_best, eval_final=outcome.eval_final, episodes=outcome.episodes,
                             exit_reason=outcome.stopped_by)
     finally:
-        run_dir.write_state(state=state)
         if state == "failed" and settings_before is not None and _checkpoint_times(run_dir.path) == checkpoints_before:
             # The settings may be why: with those of the earlier session the run can go on.
             with contextlib.suppress(OSError):
                 replace_bytes(run_dir.path / "config.toml", settings_before, durable=True)
+        run_dir.write_state(durable=True, state=state)
     if args.json:
         emit(document)
     else:

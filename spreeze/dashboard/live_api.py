@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spreeze.config.layers import BAND
 from spreeze.config.modes import Wiring
 from spreeze.dashboard.run_data import newest_log, newest_similarity, newest_timeline, wiring
 from spreeze.formatting import DASH, clean, duration, number, percent, size
@@ -17,7 +18,16 @@ from spreeze.metrics.comparison import read_summary
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
-from spreeze.run_directory import LIVE_STATES, TIMELINE, read_config, read_run, session_starts, state_of
+from spreeze.run_directory import (
+    LIVE_STATES,
+    TIMELINE,
+    finite_number,
+    read_config,
+    read_run,
+    session_starts,
+    state_of,
+    whole_number,
+)
 
 MAX_BUCKETS = 350
 """Buckets of a first answer; each has mean, minimum and maximum."""
@@ -201,9 +211,7 @@ def _new_timeline(path: Path, since: float) -> dict[str, Any] | None:
 def _band(run: Mapping[str, Any]) -> tuple[float, float] | None:
     """Bounds of the samples per insert of this session: a mode may have narrowed those that were asked for."""
     band = run.get("samples_per_insert_band")
-    if not (isinstance(band, list) and len(band) == 2 and all(isinstance(bound, int | float) for bound in band)):
-        return None
-    return band[0], band[1]
+    return (band[0], band[1]) if band is not None and len(band) == 2 else None
 
 
 def snapshot(
@@ -211,25 +219,25 @@ def snapshot(
     table: MetricTable = TABLE,
 ) -> Snapshot:
     """The newest numbers, in the form that ``bottleneck`` reads."""
-    replay, learner = config.get("replay", {}), config.get("learner", {})
+    replay = config.get("replay", {})
     active = [rate for rate in parts_of(values, "sampler_env_steps_per_s").values() if rate > 0.0]
-    device = str(learner.get("device", ""))
+    device = clean(config.get("learner", {}).get("device", ""), 40)
     parts = wiring(run)
     lag = parts.lag if parts else None
     if lag is not None:
-        replay, samplers = {}, config.get("rollout", {}).get("samplers")
+        replay, samplers = {}, whole_number(config.get("rollout", {}).get("samplers"))
     else:
-        samplers = config.get("sampling", {}).get("samplers")
+        samplers = whole_number(config.get("sampling", {}).get("samplers"))
     counts = {name: values.get(name, run.get(name)) for name in ("env_steps", "updates")}
     # Taken from the metrics, because the configuration of an old run may not say it.
     on_rollouts = lag is not None or bool(values.get("learner_learn_share"))
     known = measured({**values, **counts}, on_policy=on_rollouts, table=table)
-    low, high = _band(run) or (replay.get("samples_per_insert_min"), replay.get("samples_per_insert_max"))
+    low, high = _band(run) or (finite_number(replay.get(bound)) for bound in BAND)
     return Snapshot(
         lag=lag, in_turns=parts is not None and parts.in_turns,
         free_running=parts is not None and parts.free_running, state=state,
         env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20),
-        wall_s=run.get("wall_s"), learning_starts=replay.get("learning_starts"),
+        wall_s=run.get("wall_s"), learning_starts=whole_number(replay.get("learning_starts")),
         samples_per_insert_min=low if replay else None, samples_per_insert_max=high if replay else None,
         samplers_wanted=samplers,
         eval_best=run.get("eval_best"), eval_final=run.get("eval_final"),
@@ -273,7 +281,7 @@ def _whole_run(path: Path) -> dict[str, float]:
     split = document.get("time_split")
     found = {name: document.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")}
     found |= split if isinstance(split, dict) else {}
-    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    return {name: value for name, told in found.items() if (value := finite_number(told)) is not None}
 
 
 def half_width(record: EvaluationRow) -> float | None:

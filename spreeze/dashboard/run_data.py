@@ -23,11 +23,13 @@ from spreeze.run_directory import (
     SIMILARITY,
     TIMELINE,
     About,
+    finite_number,
     is_alive,
     list_runs,
     read_about,
     read_json,
     read_run,
+    started_s,
     state_of,
     tail_text,
     take_lock,
@@ -134,10 +136,8 @@ def row(path: Path) -> RunRow:
     return RunRow(
         name=SAMPLE_NAME if path == SAMPLE else path.name, state=clean(state_of(path), 20),
         env_id=_text(run.get("env_id")), algo=_text(run.get("algo")), mode=_text(run.get("mode")),
-        seed=_integer(run.get("seed")),
-        started=_text(run.get("started")), wall_s=_number(run.get("wall_s")), env_steps=_integer(run.get("env_steps")),
-        updates=_integer(run.get("updates")), eval_best=_number(run.get("eval_best")),
-        eval_final=_number(run.get("eval_final")), exit_reason=_text(run.get("exit_reason")), about=read_about(path),
+        started=_text(run.get("started")), exit_reason=_text(run.get("exit_reason")), about=read_about(path),
+        **{name: run.get(name) for name in ("seed", "wall_s", "env_steps", "updates", "eval_best", "eval_final")},
     )
 
 
@@ -151,7 +151,7 @@ def live_run(folder: Path, first: str | None = None) -> str | None:
     alive = [lock.parent for lock in folder.glob("*/run.lock") if is_alive(lock.parent)]
     named = {path: read_run(path) for path in alive if not path.is_symlink()}
     found = [path for path, run in named.items() if run.get("state") in LIVE_STATES]
-    found.sort(key=lambda path: (path.name == first, str(named[path].get("started", "")), path.name))
+    found.sort(key=lambda path: (path.name == first, started_s(named[path]) or 0.0, path.name))
     return found[-1].name if found else None
 
 
@@ -225,10 +225,10 @@ def clips(path: Path) -> list[Clip]:
 
 def _clip(path: Path, record: dict[str, Any]) -> Clip:
     returns = record.get("episode_returns")
-    known = [_number(value) for value in returns] if isinstance(returns, list) else []
-    numbers = {name: _number(value) for name, value in record.items()}
-    return Clip(path, {name: value for name, value in numbers.items() if value is not None},
-                [value for value in known if value is not None])
+    known = [finite_number(value) for value in returns] if isinstance(returns, list) else []
+    numbers = {name: finite_number(value) for name, value in record.items()}
+    return Clip(path, {name: float(value) for name, value in numbers.items() if value is not None},
+                [float(value) for value in known if value is not None])
 
 
 def wiring(run: Mapping[str, Any]) -> Wiring | None:
@@ -241,14 +241,6 @@ def wiring(run: Mapping[str, Any]) -> Wiring | None:
 def meaning(name: str) -> str:
     """One sentence on a metric, with its unit."""
     return by_name(name).sentence
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _integer(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _text(value: Any) -> str | None:

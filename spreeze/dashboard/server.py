@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import streamlit as st
@@ -140,20 +141,20 @@ class BaseAddress:
 def live(request: Request) -> Response:
     """News of the run ``run`` since ``since``; see ``live_api.answer``."""
     query = request.query_params
+    activity = control.activity(runs_dir(), query.get("run"))
+    page = {"page": {"key": activity.key, "lines": activity.lines}}
     try:
         path = run_path(query.get("run", ""), runs_dir())
         since, seen = float(query.get("since", 0)), int(query.get("evals", 0))
-        document = live_api.answer(path, max(0.0, since), max(0, seen), query.get("epoch", ""),
-                                   scores=query.get("scores", ""))
-    except (RunError, ValueError) as error:
-        document = {"error": clean(error)}
-    activity = control.activity(runs_dir(), query.get("run"))
-    document["page"] = {"key": activity.key, "lines": activity.lines}
-    return Response(
-        json.dumps(document, separators=(",", ":"), allow_nan=False),
-        media_type="application/json",
-        headers=_HEADERS,
-    )
+        text = _json(page | live_api.answer(path, max(0.0, since), max(0, seen), query.get("epoch", ""),
+                                            scores=query.get("scores", "")))
+    except (RunError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:  # of a damaged run
+        text = _json(page | {"error": clean(error)})
+    return Response(text, media_type="application/json", headers=_HEADERS)
+
+
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 
 async def picture(request: Request) -> Response:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spreeze.config.algorithms import actions_text
 from spreeze.config.env_ids import engine_of
 from spreeze.envs.make import describe, import_user_module, make_env, parse_args
 from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, mask_of
@@ -15,6 +17,7 @@ from spreeze.envs.pictures import DrawnPictures
 from spreeze.envs.scalars import FLOAT32_MAX, array_like, flag_of, number_of
 from spreeze.envs.vector_engines import VectorTask, open_vector
 from spreeze.errors import BadTransition, EnvironmentError_
+from spreeze.formatting import clean
 from spreeze.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -290,14 +293,53 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
     """An environment of a known description for code of others; errors as ``make_env``.
 
     It is the environment itself; an image task observes its last k frames, uint8 [k, C, H, W], as policies take them.
+    An EnvironmentError_, too, if its spaces are not those of the description.
     """
     env = make_env(spec.env_id, spec.import_module, render_mode, plain=spec.plain, args=spec.args,
                    image=frame_options(spec), picture=spec.frames is not None)
+    try:
+        made = describe(env, spec.import_module)
+        source = getattr(env, "mask_source", f"info['{MASK}']")
+        check_fits(spec, _masked(made, source) if spec.action_mask else made, spec.env_id)
+    except BaseException:
+        env.close()
+        raise
     if spec.frames is None:
         return env
     from gymnasium.wrappers import FrameStackObservation
 
     return FrameStackObservation(env, spec.frames.stack)  # the first frame of an episode stands for those before it
+
+
+def check_fits(spec: EnvSpec, made: EnvSpec, where: Path | str) -> None:
+    """Raises ``EnvironmentError_`` if the spaces of an environment differ from those that a policy was trained on."""
+    sizes = [(each.obs_dim, each.action_dim, each.num_actions, each.team) for each in (made, spec)]
+    if sizes[0] != sizes[1]:
+        raise EnvironmentError_(
+            f"{where}: trained for {spec.obs_dim} observations and {actions_text(spec)}, "
+            f"but {made.env_id} has {made.obs_dim} and {actions_text(made)}"
+        )
+    if made.obs_layout != spec.obs_layout:
+        raise EnvironmentError_(
+            f"{where}: trained on an observation laid out as {'; '.join(spec.obs_layout) or 'one Box'}, "
+            f"but {made.env_id} has {'; '.join(made.obs_layout) or 'one Box'}"
+        )
+    frames = [each.frames and (each.frames.stack, *each.frames.shape) for each in (spec, made)]
+    shapes = ((spec.obs_shape, made.obs_shape, "an observation"), (spec.action_shape, made.action_shape, "an action"),
+              (*frames, "frames"))
+    for trained, now, what in shapes:
+        if trained != now and None not in (trained, now):  # an older version did not record it
+            raise EnvironmentError_(f"{where}: trained on {what} of shape {trained}, but {made.env_id} has {now}")
+    if (spec.action_low, spec.action_high) != (made.action_low, made.action_high):
+        raise EnvironmentError_(f"{where}: trained with actions {_bounds_text(spec)}, but those of {made.env_id} go "
+                                f"{_bounds_text(made)}")
+
+
+def _bounds_text(spec: EnvSpec) -> str:
+    def side(values: tuple[float, ...]) -> str:
+        return f"{values[0]:g}" if len(set(values)) == 1 else clean([float(f"{value:g}") for value in values], 80)
+
+    return f"from {side(spec.action_low)} to {side(spec.action_high)}"
 
 
 def frame_options(spec: EnvSpec, *, whole_games: bool = True) -> dict[str, Any] | None:

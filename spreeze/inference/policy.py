@@ -36,6 +36,9 @@ NORM_EPS = 1e-5
 """Added to the variance in layer normalisation, as torch.nn does by default."""
 
 Arrays = dict[str, np.ndarray]
+_ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError, MemoryError,
+        RecursionError)
+"""Errors of metadata and shapes that no algorithm writes."""
 _EXPLORING = "explore."
 """Begins the names of the newest weights in a file whose policy is an average of many."""
 
@@ -91,8 +94,16 @@ class Policy:
         observation are its mask (see ``types.EnvSpec``), and no action is taken that it forbids.
 
         Raises:
-            WeightsError: a layer is missing or shapes do not fit each other.
+            WeightsError: a layer is missing, shapes do not fit each other, or the metadata are those of no policy.
         """
+        try:
+            return cls._built(arrays, meta)
+        except _ODD as error:
+            raise WeightsError(f"weights hold metadata of no policy: {type(error).__name__}: "
+                               f"{str(error)[:200]}") from None
+
+    @classmethod
+    def _built(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
         head, activation = head_of(meta, arrays), meta.get("activation", ACTIVATIONS[0])
         if activation not in ACTIVATIONS:
             raise WeightsError(f"weights need the activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
@@ -135,6 +146,11 @@ class Policy:
             return self._head.greedy(self._forward(obs))
         finally:
             self._busy = False
+
+    @property
+    def outputs(self) -> int:
+        """Values of the last layer: K for discrete actions."""
+        return self._head.outputs
 
     @property
     def noise_dim(self) -> int:
@@ -389,8 +405,8 @@ class Deterministic(Head):
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = int(meta["action_dim"])
-        least = float(meta.get("exploration_noise", 0.0))
-        self._range = least, float(meta.get("exploration_noise_max", least))
+        least = _finite(meta.get("exploration_noise", 0.0))
+        self._range = least, _finite(meta.get("exploration_noise_max", least))
         self._noise = np.full((1, 1), least, np.float32)
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -408,6 +424,13 @@ class Deterministic(Head):
         return action
 
 
+def _finite(value: object) -> float:
+    found = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(found):
+        raise ValueError(f"{found} is no share and no noise")
+    return found
+
+
 class EpsilonGreedy(Head):
     """The action of the highest value; explores with a share of random actions that falls linearly.
 
@@ -417,11 +440,11 @@ class EpsilonGreedy(Head):
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = int(meta["num_actions"])
-        self._start, self._end = float(meta["epsilon_start"]), float(meta["epsilon_end"])
+        self._start, self._end = _finite(meta["epsilon_start"]), _finite(meta["epsilon_end"])
         self._span = int(meta["epsilon_env_steps"])
         self._env_steps = int(meta.get("env_steps", 0))
         self._masked = bool(meta.get("action_mask"))
-        self._team: tuple[int, ...] = tuple(meta.get("team_actions", ()))
+        self._team: tuple[int, ...] = tuple(map(int, meta.get("team_actions", ())))
         """Numbers of actions of the agents whose outputs follow each other row by row; empty for a single agent."""
 
     @property

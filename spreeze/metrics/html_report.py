@@ -314,7 +314,7 @@ def _settings(path: Path) -> list[str]:
         return []
     sources = sources_of(text)
     config = read_config(path)
-    others = {*ALGORITHMS} - {config.get("run", {}).get("algo")}
+    others = {*ALGORITHMS} - {str(config.get("run", {}).get("algo"))}
     rows = [(f"{part}.{name}", value, sources.get(f"{part}.{name}", DASH))
             for part, fields in config.items() if part not in others for name, value in fields.items()]
     chosen = [row for row in rows if row[2] != "default"]

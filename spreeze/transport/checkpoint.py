@@ -183,6 +183,24 @@ def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
         raise CheckpointError(f"{path.name}: {type(error).__name__}: {error}") from None
 
 
+def newest_state(directory: Path) -> tuple[int, dict[str, Any]] | None:
+    """(updates, state) of the newest checkpoint, without its tensors, which are large; None if there is none.
+
+    Only the sizes of the other files are checked, so ``CheckpointStore.load_latest`` may still pass over it.
+    """
+    for path in reversed(CheckpointStore(directory).paths()):
+        with contextlib.suppress(*_DAMAGE):
+            manifest = json.loads(files.read_bytes(path / _MANIFEST, _MAX_MANIFEST_BYTES))
+            for name, entry in manifest["files"].items():
+                if (path / Path(name).name).stat().st_size != entry["bytes"]:
+                    raise ValueError(f"{name} is not what was written")
+            if files.sha256_of_file(path / _STATE) != manifest["files"][_STATE]["sha256"]:
+                raise ValueError("the state does not match its hash")
+            state = dict(json.loads(files.read_bytes(path / _STATE, _MAX_BYTES)))
+            return int(manifest["updates"]), state
+    return None
+
+
 _HEADER_BYTES = 1016  # padded with blanks: the header is written last, when the number of rows is known
 
 

@@ -1,0 +1,195 @@
+"""What a resumed run takes from its directory: settings, task and counters, checked before anything is written."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from spreeze.cli.evaluate import find_weights, recorded_spec
+from spreeze.config.algorithms import ALGORITHMS
+from spreeze.config.layers import RESUMED, Settings, from_toml, iterate, to_toml
+from spreeze.config.schema import Config
+from spreeze.envs.task import check_fits
+from spreeze.errors import EnvironmentError_, RunError, SpreezeError
+from spreeze.formatting import clean, duration, number
+from spreeze.metrics.store import MetricsReader
+from spreeze.run_directory import finite_number, group_folder, read_json, read_run, session_starts
+from spreeze.runtime.plan import EarlierSessions
+from spreeze.transport.checkpoint import newest_state
+from spreeze.transport.files import read_bytes, replace_bytes
+from spreeze.transport.weights import read_weights
+from spreeze.types import EnvSpec, spec_from
+
+_END = re.compile(r"^# end of settings: (\d+)$")
+_UNSET = re.compile(r"^# \w+ is not set\b")
+_LAST = ("stop", "target_evaluations")
+"""The last setting in files of versions that wrote no end mark, unless the algorithm is none of Spreeze's own."""
+_MAX_BYTES = 1_000_000
+_COUNTERS = ("env_steps", "updates", "episodes", "wall_s")
+
+
+def write_settings(run: Path, settings: Settings) -> None:
+    """Writes ``config.toml`` atomically and durably: without it no checkpoint can be resumed.
+
+    Its last line says how many settings there are, because a file that was cut at the end of a line is valid TOML.
+
+    Raises:
+        OSError: disk full or no permission; the settings of the earlier session are untouched.
+    """
+    text = f"{to_toml(settings)}# end of settings: {len(iterate(settings.config))}\n"
+    replace_bytes(run / "config.toml", text.encode("utf-8"), durable=True)
+
+
+def settings_of(run: Path, import_module: str | None = None) -> Settings:
+    """Settings of an earlier session; ``import_module`` is that of the command line.
+
+    Raises:
+        RunError: the session ended before they were written, they cannot be read or are incomplete, or they are those
+            of another task than ``run.json`` or the newest checkpoint tells.
+    """
+    try:
+        text = read_bytes(run / "config.toml", _MAX_BYTES).decode("utf-8")
+        _check_complete(text)
+        settings = from_toml(text, RESUMED, import_module)
+    except FileNotFoundError:
+        raise RunError(f"{run.name} ended before training began: nothing to resume; start a new run") from None
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise _refused(run, f"config.toml: {error}") from None
+    except RecursionError:
+        raise _refused(run, "config.toml: it is nested too deeply to be settings") from None
+    _check_agrees(run, settings.config)
+    return settings
+
+
+def _refused(run: Path, why: str) -> RunError:
+    return RunError(f"{run.name} cannot be resumed: {clean(why)}")
+
+
+def _check_complete(text: str) -> None:
+    """A ValueError if settings are missing."""
+    values = tomllib.loads(text)
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    remedy = "restore it from a backup, or start a new run with --name"
+    if not lines:
+        raise ValueError(f"the file is empty; {remedy}")
+    if end := _END.match(lines[-1]):
+        found = sum(len(fields) for fields in values.values() if isinstance(fields, dict))
+        found += sum(bool(_UNSET.match(line)) for line in lines)
+        if found != int(end[1]):
+            raise ValueError(f"the file has {found} of {end[1]} settings; {remedy} (to change a setting use --set)")
+        return
+    algo = _told(values, "run", "algo")
+    part, name = _LAST
+    own = isinstance(algo, str) and algo not in ALGORITHMS
+    whole = _told(values, part, name) is not None and all(
+        _told(values, *key) is not None for key in (("run", "algo"), ("run", "mode"), ("env", "id")))
+    if not whole or (own and list(values)[-1] != algo):
+        raise ValueError(f"the file ends with {clean(lines[-1], 60)!r}: settings are missing; {remedy}")
+
+
+def _told(values: Mapping[str, Any], part: str, name: str) -> Any:
+    fields = values.get(part)
+    return fields.get(name) if isinstance(fields, dict) else None
+
+
+def _check_agrees(run: Path, config: Config) -> None:
+    """A RunError if the settings are those of another task, algorithm or mode than the rest of the run tells."""
+    told = read_run(run)
+    modes = {told[name] for name in ("mode", "mode_before") if told.get(name) is not None}
+    known = {"env.id": (config.env.id, {told["env_id"]} if told.get("env_id") else set(), "run.json"),
+             "run.algo": (config.run.algo, {told["algo"]} if told.get("algo") else set(), "run.json"),
+             "run.mode": (config.run.mode, modes, "run.json")}
+    checks = [(key, *known[key]) for key in known]
+    for _, state in _checkpoints(run, config):
+        checks += [(key, known[key][0], {state[name]} if isinstance(state.get(name), str) else set(), "its checkpoint")
+                   for key, name in (("env.id", "env_id"), ("run.algo", "algo"))]
+    for key, value, others, source in checks:
+        if others and _plain(key, value) not in {_plain(key, other) for other in others}:
+            raise _refused(run, f"config.toml has {key} = {value}, but {source} tells {' or '.join(sorted(others))}: "
+                           "one of the two is not this run's; restore it from a backup, or start a new run with --name")
+
+
+def _plain(key: str, value: str) -> str:
+    """A value as both files have it: only the settings name the module of an id."""
+    return value.rpartition(":")[2] if key == "env.id" else value
+
+
+def _checkpoints(run: Path, config: Config) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(updates, state) of the newest checkpoint of each learner that has one."""
+    for group in range(config.run.learners):
+        found = newest_state(group_folder(run, group) / "checkpoints")
+        if found is not None:
+            yield found
+
+
+def check_environment(run: Path, made: EnvSpec) -> None:
+    """Compares the environment with the one that the run was trained on, bounds included.
+
+    That is the one in ``env.json``; where this is missing or damaged, the one that the run's weights tell.
+
+    Raises:
+        EnvironmentError_: they differ.
+    """
+    recorded = _recorded_spec(run)
+    if recorded is not None:
+        try:
+            check_fits(recorded, made, run.name)
+        except EnvironmentError_ as error:
+            raise EnvironmentError_(f"{error}; nothing was changed: resume it with the environment that it had, or "
+                                    "start a new run") from None
+
+
+def _recorded_spec(run: Path) -> EnvSpec | None:
+    try:
+        return spec_from(read_json(run / "env.json"))
+    except ValueError:
+        pass
+    try:
+        return recorded_spec(read_weights(find_weights(str(run.absolute()), run.parent)))
+    except SpreezeError:
+        return None
+
+
+def earlier_sessions(run: Path, config: Config) -> tuple[EarlierSessions, str | None]:
+    """Totals of the earlier sessions, and a note where ``run.json`` does not tell all of them.
+
+    A checkpoint may know more, since it is durable: each counter is the larger one. What ``run.json`` does not tell at
+    all, as after a power loss, may come from the metrics too.
+    """
+    told = read_run(run)
+    missing = [name for name in _COUNTERS if told.get(name) is None]
+    found: dict[str, list[float]] = {name: [told[name]] if told.get(name) is not None else [] for name in _COUNTERS}
+    states = list(_checkpoints(run, config))
+    if states:
+        found["updates"].append(sum(updates for updates, _ in states))
+    for name in ("env_steps", "wall_s", "episodes"):
+        found[name] += [value for _, state in states
+                        if (value := finite_number(state.get(name), least=0.0)) is not None]
+    if missing and any(found.values()):
+        _add_measured(run, missing, found)
+    total = {name: max(values, default=0) for name, values in found.items()}
+    sessions = told.get("sessions") or len(session_starts(told)) or 1
+    note = None
+    if missing and any(total[name] for name in missing):
+        texts = (f"{name} {duration(total[name]) if name == 'wall_s' else number(total[name])}" for name in missing)
+        note = f"run.json is damaged; from the checkpoint and the metrics: {', '.join(texts)}"
+    return EarlierSessions(
+        env_steps=int(total["env_steps"]), updates=int(total["updates"]), episodes=int(total["episodes"]),
+        wall_s=float(total["wall_s"]), sessions=sessions, best_return=told.get("eval_best"),
+    ), note
+
+
+def _add_measured(run: Path, missing: list[str], found: dict[str, list[float]]) -> None:
+    """Adds what the metrics tell of the counters that are missing."""
+    try:
+        latest = MetricsReader(run / "metrics.db").latest()
+    except RunError:
+        return
+    for name in missing:
+        if name == "wall_s":
+            found[name] += [point.t for point in latest.values()]
+        elif name in latest:
+            found[name].append(latest[name].value)
