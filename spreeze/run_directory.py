@@ -7,9 +7,10 @@ private (0700).
 ``run.json`` (state, process, versions), ``env.json`` (spaces and layout), ``config.toml`` (every value and its source),
 ``tune.json`` (every candidate, the choice, reasons), ``metrics.db`` (SQLite), ``eval.csv``, ``weights/`` (immutable
 safetensors and ``LATEST.json``), ``checkpoints/`` (manifest with hashes; ``best.safetensors``), ``live.jpg``,
-``videos/``, ``logs/``, ``errors/``, ``control/`` (requests to a live run), ``summary.json``, ``about.json`` (the user's
-title, note and tags), with ``--log`` ``tensorboard/``. No pickle anywhere. With several learners, the first uses these,
-and each other one has its own ``weights/``, ``checkpoints/`` and ``eval.csv`` in ``groups/1/``, ``groups/2/``, ...
+``videos/``, ``logs/`` (bounded), ``errors/``, ``control/`` (requests to a live run), ``summary.json``, ``about.json``
+(the user's title, note and tags), with ``--log`` ``tensorboard/``. No pickle anywhere. With several learners, the first
+uses these, and each other one has its own ``weights/``, ``checkpoints/`` and ``eval.csv`` in ``groups/1/``,
+``groups/2/``, ...
 """
 
 from __future__ import annotations

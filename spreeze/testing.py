@@ -79,6 +79,9 @@ class Faults:
     grandchildren: int = 0
     """processes that the constructor starts and nobody ends: in turns in a session of its own, in the worker's group,
     and in a session of its own without environment variables."""
+    chatter_bytes: int = 0
+    """every step prints that much, in turns by Python, by the descriptor and from C, as one line that ends in its
+    number."""
     init_s: float = 0.0
     """the constructor takes that long."""
     step_s: float = 0.0
@@ -138,9 +141,21 @@ class Injector:
             time.sleep(faults.step_s)
         if faults.leak_bytes:
             self._kept.append(bytearray(os.urandom(1)) * faults.leak_bytes)
+        if faults.chatter_bytes:
+            self._print(f"step {self._steps}".rjust(faults.chatter_bytes - 1, "."))
         if crash < faults.p_crash:
             raise RuntimeError(f"injected fault: step {self._steps} raises")
         return nan, shape
+
+    def _print(self, text: str) -> None:
+        if self._steps % 3 == 0:
+            print(text, flush=True)  # noqa: T201
+        elif self._steps % 3 == 1:
+            os.write(1, text.encode() + b"\n")
+        else:
+            library = ctypes.CDLL(None)
+            if library.puts(text.encode()) < 0 or library.fflush(None) != 0:
+                raise OSError("puts failed")
 
     def spoil(self, dice: tuple[float, float], obs: Any, reward: Any) -> tuple[Any, Any]:
         """Observation and reward, made NaN, ill-shaped or huge where the dice say so."""

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
@@ -230,6 +231,33 @@ def verb(name, *args, timeout_s=PATIENCE_S):
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=REPO, timeout=timeout_s, check=False
     )
+
+
+@contextlib.contextmanager
+def small_disk(folder, size_bytes):
+    """Mounts a disk of that size at a folder, or skips the test; it ends with all that uses it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)], check=False,
+                          capture_output=True)  # fmt: skip
+    if made.returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        yield folder
+    finally:
+        poll(lambda: subprocess.run(["umount", str(folder)], check=False, capture_output=True).returncode == 0,
+             what="the disk to be free")
+
+
+def fill(folder):
+    """Leaves no byte on a small disk; returns the file that does."""
+    path, piece = folder / "filler", 2**20
+    with open(path, "wb", buffering=0) as file:
+        while piece:
+            try:
+                file.write(bytes(piece))
+            except OSError:
+                piece //= 2
+    return path
 
 
 class NoView:

@@ -62,7 +62,8 @@ CATALOGUE = {
         "fault_runs::test_f10_a_worker_that_leaks_is_started_anew_and_a_sampler_is_offered_to_the_oom_killer_first",)),
     11: Row("the environment starts grandchildren", (
         "faults::test_processes_that_an_environment_started_end_with_it",
-        "fault_runs::test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor")),
+        "fault_runs::test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor",
+        "processes::test_what_a_marked_process_starts_is_found_whatever_session_and_variables_it_has")),
     12: Row("wrong shape, type or no observation at all", (
         "envs::test_what_cannot_be_stored_is_refused_with_field_and_value",
         "envs::test_an_array_of_one_element_is_its_element",
@@ -178,7 +179,8 @@ CATALOGUE = {
         "dashboard_control::test_a_started_run_outlives_the_page_that_is_killed",
         "dashboard_control::test_many_clicks_at_once_start_one_run")),
     41: Row("two runs at once, same or other name", (
-        "json::test_two_runs_at_once_do_not_meet", "resume::test_a_running_run_is_not_resumed",
+        "json::test_two_runs_at_once_do_not_meet",
+        "rundir::test_automatic_names_of_runs_that_start_together_differ", "resume::test_a_running_run_is_not_resumed",
         "rundir::test_without_file_locks_a_run_is_alive_while_the_process_that_it_names_is",
         "tuning_cache::test_a_lock_that_somebody_holds_for_longer_than_a_tuning_takes_ends_no_start",
         "siblings::test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_one_to_both")),
@@ -186,6 +188,8 @@ CATALOGUE = {
         "rundir::test_no_stranger_is_killed_in_place_of_a_supervisor",), stub=True),
     43: Row("the clock is set by a day", (
         "fault_stubs::test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline",
+        "rundir::test_a_supervisor_is_recognised_after_the_clock_was_set",
+        "rundir::test_the_age_of_a_request_does_not_depend_on_the_clock",
         "checkpoint::test_newest_by_epoch_and_updates_not_by_time"), stub=True),
     44: Row("the laptop sleeps, Ctrl-Z", (
         "process_supervisor::test_nobody_is_blamed_when_the_machine_slept",
@@ -206,6 +210,9 @@ CATALOGUE = {
         "output::test_f23_closed_standard_streams_end_no_verb",
         "output::test_f23_a_run_without_standard_streams_trains_and_none_of_its_files_takes_their_place",
         "output::test_lines_that_nobody_reads_are_dropped_and_counted_once_somebody_does",
+        "fault_runs::test_f47_an_environment_that_prints_trains_on_a_full_disk",
+        "logs::test_a_full_disk_costs_output_and_nothing_else",
+        "logs::test_a_log_keeps_the_newest_and_neither_disk_nor_memory_hold_much_more",
         "terminal::test_stream_that_broke_never_stops_a_run")),
     48: Row("damaged or enormous metrics", (
         "store::test_a_damaged_file_is_told_kept_and_a_new_one_begun",

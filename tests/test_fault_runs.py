@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -10,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import FAULT, PATIENCE_S, REPO, TINY, Run, poll, train
+from harness import FAULT, PATIENCE_S, REPO, TINY, Run, fill, poll, small_disk, train
 
 from spreeze.machine.processes import marked
-from spreeze.run_directory import read_run
+from spreeze.run_directory import read_run, tail_text
 from spreeze.transport.checkpoint import CheckpointStore
 
 
@@ -147,6 +148,28 @@ def test_f47_a_reader_that_goes_away_and_a_full_log_disk_end_no_run(tmp_path):
     assert done.returncode == 0
     run = read_run(tmp_path / "runs" / "run")
     assert (run["state"], run["updates"]) == ("finished", 60)
+
+
+def test_f47_an_environment_that_prints_trains_on_a_full_disk(tmp_path):
+    """Its logs are on that disk; what is reported meanwhile goes to standard error, which is on another."""
+    with small_disk(tmp_path / "runs", 300_000_000) as disk, Run(
+        tmp_path, *FAULT, faults={"chatter_bytes": 200},
+    ) as run:  # fmt: skip
+        run.until_updates(20)
+        log = run.path / "logs" / "sampler-0.log"
+        run.wait_for(lambda: re.search(r"^\.+step \d+$", tail_text(log), re.M), what="prints in the log")
+        filler = fill(disk)
+        run.wait_for(lambda: "weights not published 10 times in a row" in run.stderr, what="a full disk for a while")
+        assert run.stderr.count("weights not published") == 2, "the first and the tenth time"
+        filler.unlink()
+        run.until_progress()
+        run.wait_for(lambda: "bytes of output are missing here" in tail_text(log) or log.stat().st_size > 200_000,
+                     what="prints in the log")  # fmt: skip
+        assert run.numbers()["restarts"] == 0
+        assert run.numbers()["env_errors"] == 0
+        run.process.kill()
+        run.process.wait()
+        poll(lambda: [*marked(read_run(run.path)["nonce"])] == [], what="the end of all that has files there")
 
 
 def test_f51_there_is_no_remote_sampler_and_nothing_listens(tmp_path):

@@ -15,6 +15,7 @@ from typing import IO, Any, Self, TypedDict
 
 from spreeze.machine.hardware import CoreFacts, core_facts
 from spreeze.machine.last_words import Log
+from spreeze.machine.logs import KeptLog, LogKeeper
 from spreeze.machine.processes import DEATH_S, MARK, held_back, kill_and_wait, mark
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce
@@ -57,8 +58,9 @@ class RunContext:
     run_dir: Path
     status_fd: int
     status_rows: int
-    nonce: str  # marks every process of the run in its environment, so that all can be found
+    nonce: str  # marks every process of the run, so that all can be found
     gives_way: bool = False  # whether all workers run at low priority
+    logs: LogKeeper | None = None  # None: output goes to the log files themselves
 
 
 @dataclass
@@ -69,7 +71,7 @@ class WorkerProcess:
     process: subprocess.Popen[bytes]
     message_fd: int  # readable when there are messages, or when the worker has ended
     lifeline: int
-    log: Log | None = None  # what it writes to standard error
+    log: Log | KeptLog | None = None  # what it writes to standard error
     _pending: bytes = b""
 
     @property
@@ -134,19 +136,20 @@ class Launcher:
                 "errors_dir": str(run_context.run_dir / "errors"),
             })
             fds = (run_context.status_fd, message_write, lifeline_read, *spec.inherited_fds)
-            log = Log.now(log_path(run_context.run_dir, spec.name))
-            process = self._begin(argument, spec, run_context, fds)
+            log = begin_log(run_context.run_dir, spec.name, run_context.logs)
+            with open_log(log) as output:
+                process = self._begin(argument, spec, run_context, fds, output)
             kept.pop_all()
         return WorkerProcess(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write, log=log)
 
     def _begin(
-        self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
+        self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...], output: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         """Starts the process; the descriptors keep their numbers."""
-        with log_file(run_context.run_dir, spec.name) as log, held_back():
+        with held_back():
             process = subprocess.Popen(
                 [sys.executable, "-m", "spreeze.workers.main", argument],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True, pass_fds=fds,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, close_fds=True, pass_fds=fds,
                 env=child_environment(spec.threads, run_context.nonce, spec.name), **leads(run_context.gives_way),
             )
         mark(process.pid, run_context.nonce)
@@ -187,12 +190,27 @@ def log_path(run_dir: Path, name: str) -> Path:
     return run_dir / "logs" / f"{name}.log"
 
 
-def log_file(run_dir: Path, name: str) -> IO[bytes]:
-    """The worker's log, or the null device if it cannot be opened."""
+def begin_log(run_dir: Path, name: str, logs: LogKeeper | None) -> Log | KeptLog:
+    """The log of a process that is about to begin."""
+    path = log_path(run_dir, name)
+    kept = None if logs is None else logs.log(path)
+    if kept is None:
+        return Log.now(path)
+    kept.begin()
+    return kept
+
+
+def open_log(log: Log | KeptLog) -> IO[bytes]:
+    """Where a process writes for its log, or the null device if that cannot be opened."""
     try:
-        return open(log_path(run_dir, name), "ab")
+        return log.open() if isinstance(log, KeptLog) else open(log.path, "ab")
     except OSError:
         return open(os.devnull, "ab")
+
+
+def log_file(run_dir: Path, name: str) -> IO[bytes]:
+    """The log of a process without an environment, or the null device if it cannot be opened."""
+    return open_log(Log.now(log_path(run_dir, name)))
 
 
 def child_environment(threads: int, nonce: str, name: str = "") -> dict[str, str]:
@@ -267,20 +285,20 @@ class Prewarm(Launcher):
         mark(self._process.pid, self.nonce)
 
     def _begin(
-        self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
+        self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...], output: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         """Hands the job to the waiting process if it fits and lives, else starts a fresh one; for one learner only."""
         if not spec.role.learns:
-            return super()._begin(argument, spec, run_context, fds)
+            return super()._begin(argument, spec, run_context, fds, output)
         taken = None
         wanted = spec.threads, run_context.nonce, run_context.gives_way
         fits = wanted == (self._threads, self.nonce, self._gives_way) and len(set(fds)) + 2 <= MOST_FDS
         if fits and self._process is not None and self._line is not None:
-            with contextlib.suppress(OSError), log_file(run_context.run_dir, spec.name) as log:  # it may have ended
-                places = {1: log.fileno(), 2: log.fileno(), **{fd: fd for fd in fds}}
+            with contextlib.suppress(OSError):  # it may have ended
+                places = {1: output.fileno(), 2: output.fileno(), **{fd: fd for fd in fds}}
                 message = json.dumps({"argument": argument, "places": list(places)}).encode() + b"\n"
                 sent = socket.send_fds(self._line, [message], list(places.values()))
                 self._line.sendall(message[sent:])
                 taken, self._process = self._process, None
         self.close()
-        return taken or super()._begin(argument, spec, run_context, fds)
+        return taken or super()._begin(argument, spec, run_context, fds, output)

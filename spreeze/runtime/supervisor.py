@@ -22,7 +22,8 @@ from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.formatting import clean, percent, size
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.last_words import Log, ending, oom_kills
+from spreeze.machine.last_words import ending, oom_kills
+from spreeze.machine.logs import LogKeeper
 from spreeze.machine.processes import (
     CLOSING_S,
     DEATH_S,
@@ -45,10 +46,10 @@ from spreeze.runtime.launcher import (
     RunContext,
     WorkerProcess,
     WorkerSpec,
+    begin_log,
     child_environment,
     leads,
-    log_file,
-    log_path,
+    open_log,
 )
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder
@@ -87,13 +88,14 @@ def run_workers(
 
     Raises a ResourceError if there is no room for shared memory, or a worker could not be started.
     """
-    watch = OrphanWatch(run_dir.nonce)
+    watch, logs = OrphanWatch(run_dir.nonce), LogKeeper()
     try:
         watch.start()
+        logs.start()
         with interrupts.guarded_by(watch), contextlib.ExitStack() as stack:
             with interrupts.abandonable():  # a saved replay may have gigabytes
                 mode = stack.enter_context(wired)
-            supervisor = _Supervisor(plan, run_dir, recorder, interrupts, launcher, mode)
+            supervisor = _Supervisor(plan, run_dir, recorder, interrupts, launcher, mode, logs)
             try:
                 supervisor.start()
                 supervisor.run()
@@ -105,13 +107,14 @@ def run_workers(
             wanted = wanted and recorder.outcome.eval_return is None and not interrupts.count
             budget_s += 2.0 * plan.start_s
         if wanted and not interrupts.urgent and budget_s >= 1.0:
-            record = _final_evaluation(run_dir, plan, budget_s, interrupts, recorder.event)
+            record = _final_evaluation(run_dir, plan, budget_s, interrupts, recorder.event, logs)
             if record is not None:
                 recorder.evaluation(record, final=True)
             elif not interrupts.urgent:
                 recorder.no_final_evaluation(budget_s)
     finally:
         watch.end()
+        logs.close()
         recorder.close(interrupts.again())
     return recorder.outcome
 
@@ -136,11 +139,11 @@ class _Supervisor:
 
     def __init__(
         self, plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, launcher: Launcher,
-        mode: Wired,
+        mode: Wired, logs: LogKeeper,
     ) -> None:
         self._run_dir, self._recorder, self._interrupts, self._mode = run_dir, recorder, interrupts, mode
         run_context = RunContext(run_dir=run_dir.path, status_fd=mode.status.block.fd, status_rows=mode.status.num_rows,
-                                 nonce=run_dir.nonce, gives_way=plan.config.tuning.give_way)
+                                 nonce=run_dir.nonce, gives_way=plan.config.tuning.give_way, logs=logs)
         self._workers = ProcessSupervisor(run_context, mode.status, on_event=recorder.event, launcher=launcher,
                                           forgiven_failures=plan.config.run.forgiven_failures)
         self._finished: dict[Address, str] = {}
@@ -716,7 +719,8 @@ def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, Wor
 
 
 def _final_evaluation(
-    run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, on_event: Callable[[str, str], None]
+    run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, on_event: Callable[[str, str], None],
+    logs: LogKeeper,
 ) -> dict[str, Any] | None:
     """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
     slept_s = AWAKE.slept_s
@@ -724,10 +728,10 @@ def _final_evaluation(
     gives_way = plan.config.tuning.give_way
     command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s),
                str(LOW_PRIORITY if gives_way else 0)]
-    words, kills = Log.now(log_path(run_dir.path, "evaluator")), oom_kills()
+    words, kills = begin_log(run_dir.path, "evaluator", logs), oom_kills()
     try:
-        with log_file(run_dir.path, "evaluator") as log, held_back():
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+        with open_log(words) as output, held_back():
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output,
                                        env=child_environment(1, run_dir.nonce, "evaluator"), **leads(gives_way))
         mark(process.pid, run_dir.nonce)
     except OSError as error:  # no reason to fail a run that has ended well
@@ -755,7 +759,7 @@ def _final_evaluation(
         if isinstance(record, dict):
             return record
     if AWAKE.slept_s > slept_s and interrupts.count == asked:  # its time was over when it went on
-        return _final_evaluation(run_dir, plan, budget_s, interrupts, on_event)
+        return _final_evaluation(run_dir, plan, budget_s, interrupts, on_event, logs)
     if not killed:
         why = ": ".join(filter(None, (ending(process.returncode, kills), words.last_words)))
         on_event("warning", f"the last evaluation failed: {why}")

@@ -16,6 +16,7 @@ import psutil
 from spreeze.config.layers import Layer, Settings, Values
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.awake import AWAKE
+from spreeze.machine.logs import LogKeeper
 from spreeze.machine.processes import OrphanWatch
 from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.modes import gala, hts, impact, spreeze
@@ -161,8 +162,11 @@ class Trial(contextlib.ExitStack):
             watch = OrphanWatch(nonce)
             self.callback(watch.end)
             watch.start()
+            logs = LogKeeper()
+            self.callback(logs.close)
+            logs.start()
             context = RunContext(run_dir=run_dir, status_fd=self._status.block.fd, status_rows=self._status.num_rows,
-                                 nonce=nonce, gives_way=self._plan.config.tuning.give_way)
+                                 nonce=nonce, gives_way=self._plan.config.tuning.give_way, logs=logs)
             self._workers = ProcessSupervisor(context, self._status, on_event=lambda level, text: None)
             self.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
             for spec in specs:

@@ -21,6 +21,7 @@ from spreeze.errors import SpreezeError, TransportError, WeightsError, WorkerErr
 from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import core_facts, memory_limits
+from spreeze.machine.logs import LogKeeper
 from spreeze.machine.processes import OrphanWatch, held_back, kill_and_wait, mark
 from spreeze.metrics.table import SLOTS, TABLE
 from spreeze.run_directory import scratch_folder
@@ -118,13 +119,16 @@ class HostSamplers(threading.Thread):
         watch = OrphanWatch(nonce, self._folder)
         stack.callback(watch.end)
         watch.start()
+        logs = LogKeeper()
+        stack.callback(logs.close)
+        logs.start()
         self.samplers, self.envs_per_sampler = self._choose(nonce)
         spec = outlet_spec(job.layout, self.samplers, self.envs_per_sampler)
         ring = stack.enter_context(contextlib.closing(ReplayRing.create(spec)))
         self._status = stack.enter_context(contextlib.closing(StatusTable.create(self.samplers)))
         outlet = RowOutlet(ring)
         context = RunContext(run_dir=self._folder, status_fd=self._status.block.fd, status_rows=self.samplers,
-                             nonce=nonce, gives_way=job.gives_way)
+                             nonce=nonce, gives_way=job.gives_way, logs=logs)
         self._workers = ProcessSupervisor(context, self._status, on_event=self._note)
         stack.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
         for index in range(self.samplers):
