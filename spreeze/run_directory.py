@@ -412,8 +412,13 @@ def read_run(path: Path) -> dict[str, Any]:
     The file may come from anywhere or be damaged, so each field has its type and a possible value, or is missing.
     """
     told = read_json(path / "run.json")
-    checked = {name: _FIELDS[name](value) if name in _FIELDS else value for name, value in told.items()}
-    return {name: value for name, value in checked.items() if value is not None or told[name] is None}
+    found = {name: checked(name, value) for name, value in told.items()}
+    return {name: value for name, value in found.items() if value is not None or told[name] is None}
+
+
+def checked(name: str, value: object) -> Any:
+    """A value of a field of ``run.json``; None where the field cannot have it."""
+    return _FIELDS[name](value) if name in _FIELDS else value
 
 
 _MOST_COUNTED, _MOST_S, _MOST_VALUE = 2**53, 1e11, 1e100

@@ -16,7 +16,7 @@ from spreeze.envs.task import check_fits
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.formatting import clean, duration, number
 from spreeze.metrics.store import MetricsReader
-from spreeze.run_directory import finite_number, group_folder, read_json, read_run, session_starts
+from spreeze.run_directory import checked, group_folder, read_json, read_run, session_starts
 from spreeze.runtime.plan import EarlierSessions
 from spreeze.transport.checkpoint import newest_state
 from spreeze.transport.files import read_bytes, replace_bytes
@@ -166,8 +166,7 @@ def earlier_sessions(run: Path, config: Config) -> tuple[EarlierSessions, str | 
     if states:
         found["updates"].append(sum(updates for updates, _ in states))
     for name in ("env_steps", "wall_s", "episodes"):
-        found[name] += [value for _, state in states
-                        if (value := finite_number(state.get(name), least=0.0)) is not None]
+        found[name] += [value for _, state in states if (value := checked(name, state.get(name))) is not None]
     if missing and any(found.values()):
         _add_measured(run, missing, found)
     total = {name: max(values, default=0) for name, values in found.items()}
