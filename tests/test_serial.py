@@ -197,6 +197,16 @@ def test_an_environment_that_returned_meanwhile_gets_no_error(watched):
     assert watched.pokes == 1
 
 
+def test_the_start_of_an_environment_has_its_own_deadline(watched):
+    watched.watch = HangWatch(watched, watched.log.parents[1], 5.0, lambda: watched.asked, 300.0)
+    watched.watch.note(Phase.INIT)
+    watched.pass_time(299.0)
+    assert watched.pokes == 0
+    watched.pass_time(2.0)
+    with pytest.raises(EnvironmentHung, match=r"within 300 s in phase INIT \(sampling.start_deadline_s = 300\)"):
+        watched.watch.on_signal()
+
+
 def test_a_request_to_stop_waits_for_an_environment_as_for_a_worker(watched):
     watched.watch = HangWatch(watched, watched.log.parents[1], 600.0, lambda: watched.asked)
     watched.watch.note(Phase.STEP)

@@ -133,7 +133,10 @@ DEADLINE_S: dict[Phase, float] = {
     Phase.RENDER: 60.0, Phase.DONE: 30.0,
 }
 """Seconds without a heartbeat after which a worker in that phase counts as hung."""
-DEADLINE_SETTINGS: dict[Phase, str] = {Phase.STEP: "sampling.step_deadline_s"}
+DEADLINE_SETTINGS: dict[Phase, str] = {
+    Phase.STEP: "sampling.step_deadline_s", Phase.INIT: "sampling.start_deadline_s",
+    Phase.RESET: "sampling.start_deadline_s",
+}  # fmt: skip
 """The settings that change deadlines of phases."""
 
 

@@ -110,9 +110,9 @@ class _Serial:
             run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
             target_return=plan.config.stop.target_return,
             room=plan.room,
-        ), recorder.env_error, lambda: self.watch.note(Phase.STEP))
+        ), recorder.env_error, lambda phase: self.watch.note(phase))
         self.watch = HangWatch(interrupts, run_dir.path, plan.config.sampling.step_deadline_s,
-                               lambda: run_dir.asked("stop"))
+                               lambda: run_dir.asked("stop"), plan.config.sampling.start_deadline_s)
         self._ending = self._checkpoint_asked = False
         self._evaluations_s = 0.0
         self._unscored: Weights | None = None

@@ -32,11 +32,13 @@ class HangWatch:
     """
 
     def __init__(
-        self, interrupts: Interrupts, run_dir: Path, step_deadline_s: float, stopping: Callable[[], bool]
+        self, interrupts: Interrupts, run_dir: Path, step_deadline_s: float, stopping: Callable[[], bool],
+        start_deadline_s: float = DEADLINE_S[Phase.INIT],
     ) -> None:
         """``stopping``: whether the run was asked to stop in another way than by a signal."""
         self._interrupts, self._log, self._stopping = interrupts, run_dir / "logs" / f"{RUN}.log", stopping
-        self._step_deadline_s = step_deadline_s
+        self._deadline_s = DEADLINE_S | {Phase.STEP: step_deadline_s, Phase.INIT: start_deadline_s,
+                                         Phase.RESET: max(start_deadline_s, DEADLINE_S[Phase.RESET])}
         self._phase: Phase | None = None
         self._calls = 0
         self._seen, self._seen_s = -1, AWAKE()
@@ -68,7 +70,7 @@ class HangWatch:
             self._seen, self._seen_s, self._poked_s = calls, now_s, None
             return
         silent_s = now_s - self._seen_s
-        deadline_s = self._step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]
+        deadline_s = self._deadline_s[phase]
         if silent_s > deadline_s:
             reason = f"no return within {deadline_s:g} s in phase {phase.name}{deadline_text(phase, deadline_s)}"
         elif self._asked_s is not None and now_s - max(self._asked_s, self._seen_s) > _STOP_S:

@@ -445,7 +445,7 @@ class ProcessSupervisor:
         if silent_s > deadline_s:
             why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log" + (
                 f"; for an environment that takes longer to start: --start-deadline-s {2 * deadline_s:g}"
-                if starts else deadline_text(phase, deadline_s))
+                if starts else "" if phase in _STARTING else deadline_text(phase, deadline_s))
             process.signal_group(signal.SIGUSR1)
             time.sleep(_STACK_S)
         elif look_at_memory and limit is not None and (used := tree_memory_bytes(process.pid)) > limit:
@@ -760,7 +760,7 @@ def _final_evaluation(
             return record
     if AWAKE.slept_s > slept_s and interrupts.count == asked:  # its time was over when it went on
         return _final_evaluation(run_dir, plan, budget_s, interrupts, on_event, logs)
-    if not killed:
+    if not killed and process.returncode:
         why = ": ".join(filter(None, (ending(process.returncode, kills), words.last_words)))
         on_event("warning", f"the last evaluation failed: {why}")
     return None

@@ -173,13 +173,13 @@ class Evaluation:
 
     def __init__(
         self, job: EvaluatorJob, on_error: Callable[[str, Exception, int], None],
-        on_step: Callable[[], None] = lambda: None,
+        on_progress: Callable[[Phase], None] = lambda phase: None,
     ) -> None:
         """``on_error`` gets where an environment raised, the error, and the number of errors so far.
 
-        ``on_step`` is called before each environment is reset and after each of its steps.
+        ``on_progress`` is called before each environment is made or reset, and after each of its steps.
         """
-        self._job, self._on_error, self._on_step, self._errors = job, on_error, on_step, 0
+        self._job, self._on_error, self._on_progress, self._errors = job, on_error, on_progress, 0
         self._run_dir = Path(job.run_dir)
         self._tasks: list[Task] = []
         remove_unfinished(self._run_dir / "checkpoints")  # from an evaluator killed while writing
@@ -190,6 +190,7 @@ class Evaluation:
         """Attempts that failed as a whole, in a row."""
 
     def _make_task(self) -> Task:
+        self._on_progress(Phase.INIT)
         return open_task(self._job.spec, whole_games=True)
 
     def lend(self, task: Task) -> None:
@@ -293,11 +294,11 @@ class Evaluation:
 
         def heartbeat() -> None:
             should_stop()
-            self._on_step()
+            self._on_progress(Phase.INIT)
 
         policy = Policy.from_weights(weights.arrays, weights.meta)
         episodes = run_episodes(
-            self._make_task, policy.act_greedy, seeds, lambda *_: self._on_step(), should_stop,
+            self._make_task, policy.act_greedy, seeds, lambda *_: self._on_progress(Phase.STEP), should_stop,
             heartbeat=heartbeat, tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec),
             whole_rounds=whole_rounds, room=self._job.room,
         )  # fmt: skip
