@@ -135,10 +135,13 @@ CATALOGUE = {
     29: Row("SIGKILL at every step of a save", ("crash_points::test_f29_every_crash_point_of_every_save_loads",)),
     30: Row("power loss: unsynced data gone, renames kept", (
         "crash_points::test_f30_whatever_a_power_loss_leaves_the_newest_durable_checkpoint_loads",
-        "crash_points::test_f30_a_power_loss_leaves_the_settings_of_this_session_or_of_the_one_before"), stub=True),
+        "crash_points::test_f30_a_power_loss_leaves_the_settings_of_this_session_or_of_the_one_before",
+        "resume_checks::test_settings_that_were_cut_anywhere_are_refused",
+        "resume_checks::test_without_run_json_the_counters_come_from_the_checkpoint"), stub=True),
     31: Row("truncated, flipped or empty weights file", (
         "weights::test_every_flipped_byte_and_every_truncation_is_refused_or_changes_nothing",
-        "weights::test_any_bytes_as_pointer_or_weights_end_in_a_refusal")),
+        "weights::test_any_bytes_as_pointer_or_weights_end_in_a_refusal",
+        "odd_weights::test_each_odd_value_of_the_metadata_is_used_or_refused_in_one_line")),
     32: Row("a reader opens what rotation deletes", (
         "weights::test_readers_live_through_a_publisher_that_deletes_at_once",)),
     33: Row("weights older than held", (

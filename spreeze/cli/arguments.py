@@ -54,6 +54,11 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
             return _told(ResourceError(f"{error}; make room"), as_json=as_json)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
             return _told(ResourceError(f"{error}; choose another place, or change its permissions"), as_json=as_json)
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR):
+            return _told(RunError(f"{error.strerror}: {str(error.filename)[:100]}; check the path"), as_json=as_json)
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return _told(ResourceError(f"{error.strerror}: no more files can be opened; raise the limit with "
+                                       "ulimit -n, or close other programs"), as_json=as_json)
         raise
 
 

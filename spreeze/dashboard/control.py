@@ -374,15 +374,19 @@ def delete(path: Path, folder: Path) -> None:
     """Deletes a run that has ended.
 
     Raises:
-        RunError: it is alive, or is not in the runs directory.
+        RunError: it is alive, is not in the runs directory, or cannot be deleted; then some of it may be gone.
     """
     if path.parent != folder or path.is_symlink() or not (path / "run.json").is_file():
         raise RunError(f"{path.name} is no run in {folder}: nothing was deleted")
     if is_alive(path):
         raise RunError(f"{path.name} is running: stop it first")
-    shutil.rmtree(path)
-    for suffix in (".json", ".log"):
-        (folder / LAUNCHES / f"{path.name}{suffix}").unlink(missing_ok=True)
+    try:
+        shutil.rmtree(path)
+        for suffix in (".json", ".log"):
+            (folder / LAUNCHES / f"{path.name}{suffix}").unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"{path.name} could not be deleted: {clean(error)}; make it writable, then delete it "
+                       "again") from None
 
 
 def _check_none_alive(folder: Path) -> None:
