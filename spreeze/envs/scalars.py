@@ -28,8 +28,8 @@ def element_of(value: Any) -> Any:
 
 
 def array_like(value: Any) -> Any:
-    """A tensor of Torch as one that NumPy reads, without gradient and in main memory; anything else as it is."""
-    return value.detach().cpu() if hasattr(value, "detach") and hasattr(value, "cpu") else value
+    """A tensor of Torch as an array, from whatever device and without its gradient; anything else as it is."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") and hasattr(value, "cpu") else value
 
 
 def number_of(value: Any) -> float:
