@@ -80,7 +80,7 @@ def test_each_part_that_is_missing_is_used_or_refused_in_one_line(tmp_path, key)
     assert told is None or "\n" not in told
 
 
-@pytest.mark.parametrize("name", list(GOOD.arrays))
+@pytest.mark.parametrize("name", sorted(GOOD.arrays))
 @pytest.mark.parametrize("shape", ["transposed", "flat", "empty", "three", "missing"])
 def test_arrays_of_another_shape_are_one_line(tmp_path, name, shape):
     arrays = dict(GOOD.arrays)
