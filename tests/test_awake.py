@@ -1,5 +1,6 @@
 """The clock that stands still while the process does not run."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -156,16 +157,17 @@ def test_a_second_ctrl_c_ends_a_process_that_is_held_up_with_all_that_it_has_sta
 
 _DEAF = """
 import itertools, os, subprocess
-from spreeze.machine.processes import MARK, OrphanWatch
+from spreeze.machine.processes import OrphanWatch, own_mark
 from spreeze.runtime.interrupts import Interrupts
-guard = OrphanWatch("test-nonce-" + str(os.getpid()))
+nonce = f"{os.getpid():016x}"
+guard = OrphanWatch(nonce)
 guard.start()
-with Interrupts() as interrupts, interrupts.guarded_by(guard):
-    child = subprocess.Popen(["sleep", "1000"], process_group=0, env={**os.environ, MARK: guard._nonce})
+with Interrupts() as interrupts, interrupts.guarded_by(guard), own_mark(nonce):
+    child = subprocess.Popen(["sleep", "1000"], process_group=0)
     print(child.pid, flush=True)
     all(itertools.repeat(True))  # no other thread runs, and no handler of a signal
 """
-_SILENT = _DEAF.replace("getpid()))", "getpid()), silent_s=1.0)")
+_SILENT = _DEAF.replace("OrphanWatch(nonce)", "OrphanWatch(nonce, silent_s=1.0)")
 
 
 @pytest.mark.parametrize("script", [_DEAF, _SILENT], ids=["second Ctrl-C", "silent"])
@@ -181,6 +183,8 @@ def test_code_that_lets_no_other_run_is_ended_from_outside(script):
             poll(lambda: not child.is_running(), what="the end of what it has started")
         finally:
             process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 def test_a_run_pauses_while_the_program_that_called_train_is_stopped(tmp_path):

@@ -55,7 +55,7 @@ ENDS_WITH = "SPREEZE_ENDS_WITH"
 """Environment variable with the pid of the caller whose end is a Ctrl-C for a training (``spreeze.api``)."""
 NOTICED, _TICK = 0, 255
 """Bytes for the watcher beside numbers of signals: a second Ctrl-C is dealt with, and the process does something."""
-_DEAF_S = 2.0
+_DEAF_S = 1.5
 """After a second Ctrl-C that Python's code never hears of, the watcher ends the process."""
 _TICKS_S = 0.5
 """Between two looks of the watcher at a process that ticks or was interrupted."""

@@ -18,7 +18,7 @@ from spreeze.machine.output import BackgroundWriter, complain, send_nowhere
 from spreeze.machine.processes import ENDING, NOTICED, OrphanWatch, family, go_on, stop_family
 
 _STANDARD_FDS = (0, 1, 2)
-_STUCK_S, _LONGEST_S = 2.0, 5.0
+_STUCK_S, _LONGEST_S = 1.5, 5.0
 """Time from the second Ctrl-C until this process ends by force: where it does nothing any more, and in any case."""
 _SAME_PLACE_S = 1.0
 """The main thread does nothing any more if it is in the same place for so long."""
