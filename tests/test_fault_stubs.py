@@ -160,14 +160,13 @@ def test_f01_a_writer_killed_before_any_of_its_lines_leaves_no_torn_row():
     assert k > 20
 
 
-@pytest.mark.parametrize(("scaled", "skipped"), [(False, 8), (True, 0)])  # a scaled reward is bounded
-def test_f14_a_huge_reward_is_stored_and_its_update_skipped(learner, scaled, skipped):
+@pytest.mark.parametrize("scaled", [True, False])
+def test_f14_a_huge_reward_is_stored_and_bounded_where_it_is_learned(learner, scaled):
     algorithm = {"hidden_sizes": (8, 8), "normalize_returns": scaled}
     one = learner(reward=1e38, stop=StopConfig(updates=8), algorithm=algorithm)
     one.run()
     assert float(one.ring.rows[0, one.ring.spec.layout.reward]) == np.float32(1e38)
-    found = one.context.named(one.context.slots)["updates_skipped"]
-    assert found >= skipped if skipped else found == 0
+    assert one.context.named(one.context.slots)["updates_skipped"] == 0
     stored = CheckpointStore(Path(one.job.run_dir) / "checkpoints").load_latest()
     assert all(np.isfinite(array).all() for array in stored.tensors.values() if array.dtype.kind == "f")
 
