@@ -94,8 +94,7 @@ class KeptLog:
             data = f"[{lost} bytes of output are missing here]\n".encode() + data
         written = 0
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            with open(os.open(self.path, flags, 0o666), "ab", buffering=0) as file:
+            with open(_opened(self.path), "ab", buffering=0) as file:
                 while written < len(data):
                     written += file.write(data[written:])
                 size = os.fstat(file.fileno()).st_size
@@ -109,6 +108,11 @@ class KeptLog:
         with self._lock, contextlib.suppress(OSError):
             os.close(self._fd)
             self._fd = -1
+
+
+def _opened(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.open(path, flags, 0o666)
 
 
 def _shorten(path: Path) -> None:
@@ -145,6 +149,8 @@ class LogKeeper:
             except OSError:
                 return None
             self._logs[path] = KeptLog(path, fd)
+            with contextlib.suppress(OSError):  # empty at first, for who follows it from the start
+                os.close(_opened(path))
         return self._logs[path]
 
     def close(self) -> None:
