@@ -111,7 +111,6 @@ def test_a_missing_key_and_a_bare_array_are_refused():
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        (S.Dict({"camera": S.Box(0, 255, (8, 8, 3), np.uint8), "speed": S.Discrete(2)}), "'camera' is an image"),
         (S.Tuple((S.Text(4), S.Discrete(2))), r"'\[0\]' is a Text, which has no fixed length"),
         (S.Dict({"n": S.Discrete(10**7)}), "'n' would be a one-hot of 10000000"),
     ],

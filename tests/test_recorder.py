@@ -155,7 +155,8 @@ def test_an_environments_error_is_kept_with_its_traceback_and_said(made, tmp_pat
                         r"\(test_recorder.py:\d+\); its episode is lost; 10 such errors so far", note)
     (path,) = (tmp_path / "errors").iterdir()
     record = json.loads(path.read_text())
-    assert (record["process"], record["error"]) == ("supervisor", "ValueError: reward is a fish")
+    assert record["process"] == "supervisor"
+    assert record["error"].startswith("ValueError: reward is a fish")
     assert 'raise ValueError("reward is a fish")' in record["traceback"]
 
 
