@@ -168,7 +168,8 @@ def test_an_environment_that_returns_in_time_is_left_alone(watched):
 
 
 @pytest.mark.parametrize(("phase", "deadline_s", "setting"), [
-    (Phase.STEP, 5.0, " (sampling.step_deadline_s = 5)"), (Phase.RESET, DEADLINE_S[Phase.INIT], " (sampling.start_deadline_s = 120)"),
+    (Phase.STEP, 5.0, " (sampling.step_deadline_s = 5)"),
+    (Phase.RESET, DEADLINE_S[Phase.INIT], " (sampling.start_deadline_s = 120)"),
 ])
 def test_an_error_is_raised_in_code_that_does_not_return_in_time_and_where_it_is_caught_the_process_ends(
         watched, phase, deadline_s, setting):
