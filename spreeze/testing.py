@@ -25,6 +25,7 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import time
 import typing
 from collections.abc import Callable
@@ -149,7 +150,9 @@ class Injector:
 
     def _print(self, text: str) -> None:
         if self._steps % 3 == 0:
-            print(text, flush=True)  # noqa: T201
+            assert sys.__stdout__ is not None
+            sys.__stdout__.write(text + "\n")
+            sys.__stdout__.flush()
         elif self._steps % 3 == 1:
             os.write(1, text.encode() + b"\n")
         else:

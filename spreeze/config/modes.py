@@ -115,10 +115,9 @@ REPLAY_KNOBS = (
 )
 ROLLOUT_KNOBS = (
     "rollout.samplers", "rollout.envs_per_sampler", "rollout.inference_workers", "rollout.sync_interval",
-    "algorithm.minibatches",
 )
 GOSSIP_KNOBS = (
-    "run.learners", "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval", "algorithm.minibatches",
+    "run.learners", "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval",
 )
 BUFFER_KNOBS = (
     "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval", "algorithm.minibatches",
