@@ -41,7 +41,12 @@ from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import find_network
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Normalizer
-from spreeze.inference.return_scale import DiscountedReturns, scaled_rewards
+from spreeze.inference.return_scale import (
+    DiscountedReturns,
+    averaged_statistics,
+    scaled_rewards,
+    set_averaged_statistics,
+)
 from spreeze.types import EnvSpec, RolloutBatch
 
 CORRECTIONS = ("on-policy", "delayed", "none", "truncated-is")
@@ -330,15 +335,11 @@ class OnPolicyAlgorithm(Algorithm):
 
     def averaged_statistics(self) -> np.ndarray:
         """What learners that average their parameters average too: counts, means and deviations, float64 [k]."""
-        parts = [part.averaged() for part in (self._normalizer, self._returns) if part is not None]
-        return np.concatenate([np.zeros(0), *parts])
+        return averaged_statistics((self._normalizer, self._returns))
 
     def set_averaged_statistics(self, values: np.ndarray) -> None:
         """Goes on with the mean of several learners' statistics."""
-        for part in (self._normalizer, self._returns):
-            if part is not None:
-                own, values = np.split(values, [len(part.averaged())])
-                part.set_averaged(own)
+        set_averaged_statistics((self._normalizer, self._returns), values)
 
     def _tensors(self) -> dict[str, Tensor]:
         own = {"theta": self.net.flat}

@@ -7,7 +7,8 @@ of returns. Whoever steps environments adds their rewards to ``DiscountedReturns
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,6 +21,14 @@ _STEPS = 64
 """Whose returns are computed by one matmul."""
 _LEAST_SHARE = 1e-9
 """Of the mean square: a variance below it is rounding, so all returns are equal."""
+
+
+class Statistics(Protocol):
+    """Running statistics that are averaged with the parameters of other learners."""
+
+    def averaged(self) -> np.ndarray: ...
+
+    def set_averaged(self, values: np.ndarray) -> None: ...
 
 
 class ReturnMoments:
@@ -125,6 +134,19 @@ class DiscountedReturns(ReturnMoments):
         self._returns = {int(source): np.asarray(values, np.float64) for source, values in returns.items()}
         # Of an earlier version: all that it let through.
         self._largest = np.asarray(state.get("largest", [math.inf] * _LARGEST), np.float64)
+
+
+def averaged_statistics(parts: Sequence[Statistics | None]) -> np.ndarray:
+    """What learners that average their parameters average too: counts, means and deviations, float64 [k]."""
+    return np.concatenate([np.zeros(0), *(part.averaged() for part in parts if part is not None)])
+
+
+def set_averaged_statistics(parts: Sequence[Statistics | None], values: np.ndarray) -> None:
+    """Goes on with averages [k] of what ``averaged_statistics`` gives for these parts."""
+    for part in parts:
+        if part is not None:
+            own, values = np.split(values, [len(part.averaged())])
+            part.set_averaged(own)
 
 
 def scaled_rewards(reward: np.ndarray, scale: float) -> np.ndarray:

@@ -23,7 +23,12 @@ from spreeze.algorithms.fused_mlp import Pair, StreamPair
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
-from spreeze.inference.return_scale import REWARD_CLIP, ReturnMoments
+from spreeze.inference.return_scale import (
+    REWARD_CLIP,
+    ReturnMoments,
+    averaged_statistics,
+    set_averaged_statistics,
+)
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.mixing import as_float32, as_float64
 from spreeze.transport.protocols import BatchSource, Gossip
@@ -297,15 +302,11 @@ class ReplayTrainer:
 
     def averaged_statistics(self) -> np.ndarray:
         """What learners that average their parameters average too: counts, means and deviations, float64 [k]."""
-        parts = [part.averaged() for part in (self.normalizer, self.returns) if part is not None]
-        return np.concatenate([np.zeros(0), *parts])
+        return averaged_statistics((self.normalizer, self.returns))
 
     def set_averaged_statistics(self, values: np.ndarray) -> None:
         """Goes on with the mean of several learners' statistics."""
-        for part in (self.normalizer, self.returns):
-            if part is not None:
-                own, values = np.split(values, [len(part.averaged())])
-                part.set_averaged(own)
+        set_averaged_statistics((self.normalizer, self.returns), values)
         self._renew_units()
 
     def _renew_units(self) -> None:
