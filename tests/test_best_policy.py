@@ -118,8 +118,12 @@ def test_a_test_without_a_result_changes_nothing_and_is_not_repeated_at_once(tmp
 
 def test_the_evaluator_tests_the_best_on_seeds_that_no_evaluation_uses(tmp_path, monkeypatch):
     seeds, run = [], evaluator.run_episodes
-    monkeypatch.setattr(evaluator, "run_episodes",
-                        lambda make, act, some, **options: (seeds.append(some), run(make, act, some, **options))[1])
+
+    def noted(make, act, some, *more, **options):
+        seeds.append(some)
+        return run(make, act, some, *more, **options)
+
+    monkeypatch.setattr(evaluator, "run_episodes", noted)
     store, told = WeightsStore(tmp_path / "weights"), []
     with contextlib.closing(Evaluation(job_of(tmp_path, episodes=2), lambda *error: None)) as evaluation:
         for version, gain in enumerate([IDLE, BAD, IDLE, GOOD, IDLE, BAD, IDLE, IDLE, IDLE], start=1):

@@ -85,19 +85,26 @@ def drag(driver):
     """Zooms the chart of env steps with the mouse; returns the new range."""
     from selenium.webdriver.common.action_chains import ActionChains
 
-    ActionChains(driver).move_to_element_with_offset(chart(driver), -60, 0).click_and_hold().move_by_offset(60, 2) \
-        .move_by_offset(40, 0).release().perform()
-    return web.wait(lambda: driver.execute_script(ZOOM))
+    def dragged():
+        ActionChains(driver).move_to_element_with_offset(chart(driver), -60, 0).click_and_hold() \
+            .move_by_offset(60, 2).move_by_offset(40, 0).release().perform()
+        return driver.execute_script(ZOOM)
+
+    return web.wait(dragged)
 
 
 def hovered(driver):
     """What is told beside the mouse."""
     from selenium.webdriver.common.action_chains import ActionChains
 
-    ActionChains(driver).move_to_element_with_offset(chart(driver), 10, 5).move_by_offset(3, 0).perform()
     box = "const b = document.querySelector('[data-chart=env] .sz-hover'); " \
           "return b.style.display === 'none' ? '' : b.textContent"
-    return web.wait(lambda: driver.execute_script(box))
+
+    def moved():  # again and again: what is above may have changed its height meanwhile
+        ActionChains(driver).move_to_element_with_offset(chart(driver), 10, 5).move_by_offset(3, 0).perform()
+        return driver.execute_script(box)
+
+    return web.wait(moved)
 
 
 def status(url, host):
@@ -127,7 +134,7 @@ def started_from_the_page(driver, runs):
     driver.execute_script(click_again)
     web.wait(lambda: "measured" in text(driver), lambda: text(driver))
     rows_of_the_tuner(driver)
-    web.wait(lambda: list_runs(runs), lambda: text(driver))
+    web.wait(lambda: list_runs(runs), lambda: text(driver), seconds=2 * web.PATIENCE_S)  # another test may tune
     web.wait(lambda: driver.execute_script(COUNTS)["run"] == list_runs(runs)[0].name, lambda: text(driver))
     points = "const c = document.querySelector('[data-chart=return]')?.__chart; " \
              "return c?.traces.find(t => t.name.startsWith('greedy'))?.x.length ?? 0"

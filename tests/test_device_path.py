@@ -26,9 +26,9 @@ CASES = [
     ("sac", {"weight_decay": 0.01, "lr_schedule": "linear"}, {}, 104), ("td3", {}, {}, 62),
     ("td3", {"critics": "categorical", "critic_layer_norm": True}, {}, 155), ("ddpg", {}, {}, 68),
     ("sac", {"activation": "gelu"}, {}, 135), ("sac", {"activation": "tanh"}, {}, 115),
-    ("sac", {}, {"num_actions": 4}, 86), ("sac", {}, {"num_actions": 4, "masked": True}, 92),
-    ("dqn", {}, {"num_actions": 4}, 36), ("dqn", {"duelling": True}, {"num_actions": 4, "masked": True}, 43),
-    ("qmix", {}, {"num_actions": 3, "team": TEAM}, 158),
+    ("sac", {}, {"num_actions": 4}, 87), ("sac", {}, {"num_actions": 4, "masked": True}, 93),
+    ("dqn", {}, {"num_actions": 4}, 40), ("dqn", {"duelling": True}, {"num_actions": 4, "masked": True}, 47),
+    ("qmix", {}, {"num_actions": 3, "team": TEAM}, 170),
 ]  # fmt: skip
 
 

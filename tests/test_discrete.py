@@ -12,6 +12,7 @@ from spreeze.config.algorithms import check_algorithm, default_algorithm, fittin
 from spreeze.config.layers import Layer, resolve, with_algorithm
 from spreeze.config.modes import modes
 from spreeze.envs.make import describe
+from spreeze.envs.probe import Probe
 from spreeze.envs.task import HeldActions, Task, uniform_actions
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.policy import head_of
@@ -48,6 +49,10 @@ class Rows:
     def write(self, obs, action, reward, terminated, next_obs, num_steps=None, version=0):
         self.actions.append(np.array(action))
         self.rewards.append(np.array(reward))
+
+
+def probe_of(spec):
+    return Probe(spec=spec, step_us_median=None, step_cv=None, memory_bytes=10**6)
 
 
 def task():
@@ -227,7 +232,7 @@ def test_a_gpu_that_is_left_alone_is_explained(gpus, asked, says):
     layers, spec = layers_with("ppo", asked)
     settings, _ = with_algorithm(layers, resolve(layers), spec)
     machine = SimpleNamespace(gpus=gpus, cores=SimpleNamespace(usable=2.0))
-    plan = train_module._plan(settings, SimpleNamespace(spec=spec), machine, None)
+    plan = train_module._plan(settings, probe_of(spec), machine, None)
     reason = plan.reasons.get("learner.device", "")
     assert ("cpu: networks over vectors are too small to keep a GPU busy; --device cuda:0" in reason) == says
 
@@ -237,7 +242,7 @@ def test_what_a_mode_gives_for_a_session_is_not_what_was_asked_for():
     user = Layer("user", {"run": {"mode": "tianji"}, "learner": {"batch_size": 256}})
     settings, _ = with_algorithm([*layers, user], resolve([*layers, user]), spec)
     machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=4.0))
-    plan = train_module._plan(settings, SimpleNamespace(spec=spec), machine, None)
+    plan = train_module._plan(settings, probe_of(spec), machine, None)
     asked, given = plan.asked.config.replay, plan.config.replay
     assert given.samples_per_insert_min == given.samples_per_insert_max == asked.serial_ratio(256)
     assert asked.samples_per_insert_max > asked.samples_per_insert_min, "another batch has another ratio on resume"
@@ -257,7 +262,7 @@ def test_gala_of_unknown_many_hosts_learns_with_the_step_size_as_it_is(given, sc
     user = {"run": {"mode": "gala"}, "cluster": {"address": "127.0.0.1:6379"}, "exchange": given}
     settings, _ = with_algorithm([*layers, Layer("user", user)], resolve([*layers, Layer("user", user)]), spec)
     machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=2.0))
-    plan = train_module._plan(settings, SimpleNamespace(spec=spec), machine, None)
+    plan = train_module._plan(settings, probe_of(spec), machine, None)
     assert plan.config.gala.scale_lr == scaled
     assert ("how many learners will come is not known" in plan.reasons.get("gala.scale_lr", "")) != scaled
 
@@ -266,7 +271,7 @@ def test_a_share_that_is_to_stay_free_counts_where_no_governor_watches():
     layers, spec = layers_with("ppo", None)
     settings = resolve([*layers, Layer("user", {"tuning": {"leave_free": 0.5}, "run": {"mode": "hts"}})])
     machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=8.0))
-    assert train_module._plan(settings, SimpleNamespace(spec=spec), machine, None).samplers == 4
+    assert train_module._plan(settings, probe_of(spec), machine, None).samplers == 4
 
 
 def test_another_host_is_tuned_for_the_algorithm_and_mode_of_the_run():

@@ -26,7 +26,7 @@ from spreeze.tuner.problem import (
 )
 from spreeze.tuner.search import tune
 
-TABLE = {knob.name: knob for knob in KNOBS if knob.name in ROLLOUT_KNOBS}
+TABLE = {knob.name: knob for knob in KNOBS if knob.name in (*ROLLOUT_KNOBS, MINIBATCHES)}
 DEFAULT = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INFERENCE_WORKERS: 1, INTERVAL: 64, MINIBATCHES: 4})
 
 

@@ -77,7 +77,9 @@ class Settings:
     def with_layer(self, layer: Layer) -> Settings:
         base = [Layer(self.sources.get(f"{p}.{f}", "default"), {p: {f: v}}, {"keep": self.kept & {f"{p}.{f}"}})
                 for p, f, v in iterate(self.config)]
-        return resolve([*base, layer])
+        found = resolve([*base, layer])
+        return dataclasses.replace(found, sources={key: said for key, said in found.sources.items()
+                                                   if said != "default"})
 
 
 def iterate(config: Config) -> list[tuple[str, str, Any]]:

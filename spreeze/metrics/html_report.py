@@ -315,7 +315,7 @@ def _settings(path: Path) -> list[str]:
     sources = sources_of(text)
     config = read_config(path)
     others = {*ALGORITHMS} - {str(config.get("run", {}).get("algo"))}
-    rows = [(f"{part}.{name}", value, sources.get(f"{part}.{name}", DASH))
+    rows = [(f"{part}.{name}", value, sources.get(f"{part}.{name}", "default"))
             for part, fields in config.items() if part not in others for name, value in fields.items()]
     chosen = [row for row in rows if row[2] != "default"]
     head = ("setting", "value", "source")
