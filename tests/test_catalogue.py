@@ -6,12 +6,10 @@
 
 import ast
 import functools
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-TESTS = Path(__file__).resolve().parent
+from sources import TESTS, parsed
 
 
 class Row(NamedTuple):
@@ -247,7 +245,7 @@ def known_tests(folder):
     """``file::name`` of every test function, without the prefix ``test_`` of the file."""
     found = set()
     for path in folder.rglob("test_*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 found.add(f"{path.stem.removeprefix('test_')}::{node.name}")
     return found

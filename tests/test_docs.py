@@ -105,9 +105,12 @@ def test_the_test_extra_installs_every_other_extra():
     assert f"spreeze[{others}]" in extras["test"], "no test is skipped for want of what can be installed"
 
 
-def test_ci_runs_the_readme_s_test_command_as_printed():
+def test_ci_lints_checks_types_and_runs_the_readme_s_test_command_as_printed():
     command = next(line for line in README.splitlines() if line.endswith("-m pytest"))
-    assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    places = [lines.index(line) for line in (".venv/bin/ruff check spreeze tests app.py", ".venv/bin/mypy", command)]
+    assert places == sorted(places)
+    assert "set -euo pipefail" in lines, "each of them fails the run"
 
 
 def test_pictures_of_the_readme_and_the_figures_exist():

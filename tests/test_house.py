@@ -3,15 +3,14 @@
 import ast
 import collections
 import warnings
-from pathlib import Path
 
 import pytest
+from sources import FILES, nodes, relative, tree
+from sources import PACKAGE as ROOT
 
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.modes import modes
 
-ROOT = Path(__file__).resolve().parents[1] / "spreeze"
-FILES = sorted(ROOT.rglob("*.py"))
 MOST_TOP_ENTRIES = 22
 MOST_FILES_A_FOLDER = 16
 LONG_FILE_LINES, LONG_FUNCTION_LINES = 700, 100
@@ -24,17 +23,17 @@ def _classes():
     """name -> files that define a class of that name."""
     found = collections.defaultdict(list)
     for path in FILES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(path.relative_to(ROOT).as_posix())
+                found[node.name].append(relative(path))
     return found
 
 
 def _functions():
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                where = f"{path.relative_to(ROOT).as_posix()}:{node.lineno}"
+                where = f"{relative(path)}:{node.lineno}"
                 yield f"{where} {node.name}", node.end_lineno - node.lineno + 1
 
 
@@ -65,7 +64,7 @@ def test_outliers_are_named_for_whoever_reads_the_summary():
     for path in FILES:
         count = len(path.read_text(encoding="utf-8").splitlines())
         if count > LONG_FILE_LINES:
-            name = path.relative_to(ROOT).as_posix()
+            name = relative(path)
             warnings.warn(f"{name} has {count} lines: does it hold one thing?", stacklevel=1)
     for name, count in _functions():
         if count > LONG_FUNCTION_LINES:
@@ -87,9 +86,9 @@ def _named(node):
     return (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)) in _NAMES
 
 
-def _tests_of_names(tree, names):
+def _tests_of_names(found, names):
     """Lines that compare with, match, or look up the name of a mode or an algorithm."""
-    for node in ast.walk(tree):
+    for node in found:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
         elif isinstance(node, ast.Match):
@@ -110,9 +109,9 @@ def test_no_mode_and_no_algorithm_is_told_by_its_name_outside_of_its_own_folder(
     names = {*modes(), *ALGORITHMS}
     found = []
     for path in FILES:
-        name = path.relative_to(ROOT).as_posix()
+        name = relative(path)
         if not name.startswith(KNOWS_NAMES):
-            found += [f"{name}:{line}" for line in _tests_of_names(ast.parse(path.read_text(encoding="utf-8")), names)]
+            found += [f"{name}:{line}" for line in _tests_of_names(nodes(path), names)]
     assert found == [], "declare what differs in config/modes.py, or in the algorithm"
 
 
@@ -122,9 +121,9 @@ def test_no_mode_and_no_algorithm_is_told_by_its_name_outside_of_its_own_folder(
     'match run.mode:\n    case "hts": pass',
 ])  # fmt: skip
 def test_every_way_to_tell_them_by_name_is_seen(text):
-    assert list(_tests_of_names(ast.parse(text), {*modes(), *ALGORITHMS})) == [1]
+    assert list(_tests_of_names(ast.walk(ast.parse(text)), {*modes(), *ALGORITHMS})) == [1]
 
 
 @pytest.mark.parametrize("text", ['space.mode == "NextStep"', 'mode == other', 'x == "hts"', 'algo in ON_POLICY'])
 def test_other_comparisons_are_let_be(text):
-    assert list(_tests_of_names(ast.parse(text), {*modes(), *ALGORITHMS})) == []
+    assert list(_tests_of_names(ast.walk(ast.parse(text)), {*modes(), *ALGORITHMS})) == []

@@ -2,12 +2,11 @@
 
 import ast
 import tomllib
-from pathlib import Path
 
 import pytest
 from harness import PATIENCE_S, REPO
+from sources import TEST_FILES, TESTS, parsed
 
-TESTS = Path(__file__).resolve().parent
 DEFAULT_S = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["timeout"]
 WAITS = {"poll": 1, "wait_for": 1, "until_updates": 1, "end": 0, "wait": 0, "join": 0}
 """Functions that wait -> place of their time limit."""
@@ -18,7 +17,7 @@ LEAST_S = 2.0
 def too_short(source):
     """Lines in which somebody waits for less than the patience, or a mark shortens the default."""
     found = []
-    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+    for call in (node for node in ast.walk(source) if isinstance(node, ast.Call)):
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
         limits = [keyword.value for keyword in call.keywords if keyword.arg in ("timeout", "timeout_s")]
         limits += call.args[WAITS[name] : WAITS[name] + 1] if name in WAITS else []
@@ -35,9 +34,9 @@ def test_one_wait_is_shorter_than_a_test():
     assert PATIENCE_S < DEFAULT_S
 
 
-@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
-def test_nobody_waits_for_less(path):
-    assert too_short(path.read_text(encoding="utf-8")) == [], "use harness.PATIENCE_S, or no limit"
+def test_nobody_waits_for_less():
+    found = {str(path.relative_to(TESTS)): too_short(parsed(path)) for path in TEST_FILES}
+    assert {name: lines for name, lines in found.items() if lines} == {}, "use harness.PATIENCE_S, or no limit"
 
 
 @pytest.mark.parametrize("line", [
@@ -45,7 +44,7 @@ def test_nobody_waits_for_less(path):
     "subprocess.run(command, timeout=60)", "pytest.mark.timeout(90)",
 ])  # fmt: skip
 def test_what_is_too_short_is_found(line):
-    assert too_short(line) == [1]
+    assert too_short(ast.parse(line)) == [1]
 
 
 @pytest.mark.parametrize("line", [
@@ -53,4 +52,4 @@ def test_what_is_too_short_is_found(line):
     "pytest.mark.timeout(1200)",
 ])  # fmt: skip
 def test_what_is_long_enough_or_meant_to_run_out_is_not(line):
-    assert too_short(line) == []
+    assert too_short(ast.parse(line)) == []
