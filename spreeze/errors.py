@@ -62,6 +62,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{names[close[0]]}'?" if close else ""
 
 
+def refuse_newer(found: object, newest: int, file: object, error: type[SpreezeError]) -> None:
+    """Raises ``error`` for a file whose format number is above ``newest``; a file without one has format 1."""
+    if found is not None and (not isinstance(found, int) or found > newest):
+        number = found if isinstance(found, int) else f"of type {type(found).__name__}"
+        raise error(f"{file} has format {number}; this version of Spreeze reads {newest} at most: update Spreeze")
+
+
 class BadTransition(SpreezeError):
     """An environment returned a value that cannot be stored."""
 

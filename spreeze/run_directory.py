@@ -41,9 +41,11 @@ from typing import Any
 
 from spreeze import __version__
 from spreeze.config.schema import check_name, may_name
-from spreeze.errors import ResourceError, RunError, did_you_mean
+from spreeze.errors import ResourceError, RunError, did_you_mean, refuse_newer
 from spreeze.formatting import clean
 
+FORMAT = 1
+"""Of a run directory, in ``run.json``: a new number means that older versions of Spreeze cannot use it."""
 LAUNCHES = ".launches"
 """Folder beside the runs: records and logs of starts from a page, and the server's tokens."""
 SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")
@@ -168,11 +170,12 @@ class RunDir:
         """Opens an existing run directory to continue it.
 
         Raises:
-            RunError: not a run, its supervisor is alive, or a link in it leads outside.
+            RunError: not a run, its supervisor is alive, a link in it leads outside, or a newer version wrote it.
             ResourceError: not writable.
         """
         if not (path / "run.json").is_file():
             raise RunError(f"{path} is no run directory: it has no run.json")
+        check_format(path)
         refuse_links(path)
         try:
             for sub in SUBDIRECTORIES:
@@ -246,7 +249,7 @@ class RunDir:
         ``durable``: it is on the disk when this returns, so a power loss leaves this state or a later one.
         """
         with contextlib.suppress(OSError):
-            told = {**read_run(self.path), **fields, "heartbeat": time.time()}
+            told = {"format": FORMAT, **read_run(self.path), **fields, "heartbeat": time.time()}
             write_json(self.path / "run.json", told, durable=durable)
 
     def close(self) -> None:
@@ -416,6 +419,11 @@ def read_run(path: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None or told[name] is None}
 
 
+def check_format(path: Path) -> None:
+    """Raises a RunError for the directory of a run that a newer version of Spreeze has written."""
+    refuse_newer(read_run(path).get("format"), FORMAT, path / "run.json", RunError)
+
+
 def checked(name: str, value: object) -> Any:
     """A value of a field of ``run.json``; None where the field cannot have it."""
     return _FIELDS[name](value) if name in _FIELDS else value
@@ -449,7 +457,7 @@ def _numbers(value: object) -> list[float] | None:
 
 
 _FIELDS: dict[str, Callable[[object], Any]] = {
-    **dict.fromkeys(("env_steps", "updates", "episodes", "sessions", "checkpoint_left_bytes", "seed", "pid"),
+    **dict.fromkeys(("format", "env_steps", "updates", "episodes", "sessions", "checkpoint_left_bytes", "seed", "pid"),
                     whole_number),
     **dict.fromkeys(("wall_s", "heartbeat", "create_time", "tuning_began", "started_s"), _seconds),
     **dict.fromkeys(("eval_best", "eval_final"), finite_number),
@@ -602,19 +610,19 @@ def find_run(name_or_path: str, runs_dir: Path, others: Iterable[str] = ()) -> P
     """A run by name, by path, or "latest"; ``others`` are names that the user may have meant as well.
 
     Raises:
-        RunError: no such run.
+        RunError: no such run, or a newer version wrote it.
     """
     runs = list_runs(runs_dir)
     if name_or_path == "latest":
         if not runs:
             raise RunError(f"no run in {runs_dir}; start one with: python -m spreeze.train --auto")
-        return _latest(runs)
-    path = Path(name_or_path)
-    if "/" not in name_or_path:
-        path = runs_dir / check_name(name_or_path)
+        path = _latest(runs)
+    else:
+        path = Path(name_or_path) if "/" in name_or_path else runs_dir / check_name(name_or_path)
     if not (path / "run.json").is_file():
         names = [*(run.name for run in runs), *others]
         raise RunError(f"no run '{name_or_path}' in {runs_dir}{did_you_mean(name_or_path, names)}")
+    check_format(path)
     return path
 
 

@@ -40,6 +40,7 @@ def profile(tmp_path):
 def test_a_written_profile_says_unit_and_reason_of_each_value_and_holds_nothing_private(profile):
     values = tomllib.loads(profile.read_text())
     assert values.pop("about") == {
+        "format": 1,
         "machine": '2 cores of "Some" CPU', "machine_id": "2c-8g-0gpu-abc", "tuned_for": "Pendulum-v1",
         "measured": "2026-01-01 10:00", "objective": "return",
     }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import Layer, Settings, Values, default_of, iterate, renewed, toml_value
 from spreeze.config.schema import check_name, field_of
-from spreeze.errors import ConfigError, did_you_mean
+from spreeze.errors import ConfigError, did_you_mean, refuse_newer
 from spreeze.formatting import clean
 
 
@@ -22,6 +22,8 @@ def shipped(folder: str) -> Path:
     return beside if beside.is_dir() else Path(sysconfig.get_path("data")) / "share" / "spreeze" / folder
 
 
+FORMAT = 1
+"""Of a profile, in its ``[about]``."""
 PROFILE_DIR = shipped("profiles")
 MAX_PROFILE_BYTES = 1_000_000
 NO_PROFILE = "none"
@@ -44,7 +46,7 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     ``[only.ALGO.part]`` where that algorithm learns, which ``with_algorithm`` knows.
 
     Raises:
-        ConfigError: not found, too large, not TOML, or a key that only the command line may set.
+        ConfigError: not found, too large, not TOML, a newer format, or a key that only the command line may set.
     """
     path = _path(name_or_path)
     if not path.is_file():
@@ -59,6 +61,7 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     about = values.pop("about", {})
     if not isinstance(about, dict):
         raise ConfigError(f"profile {path}: about = {about!r}: expected a table")
+    refuse_newer(about.get("format"), FORMAT, f"profile {path}", ConfigError)
     only = _popped_only(path, values)
     for part, fields in only.get(env_id or "", {}).items():
         values[part] = {**values.get(part, {}), **fields}
@@ -194,6 +197,7 @@ def profile_text(settings: Settings, record: dict[str, Any], machine: str) -> st
     ``record`` is the tuner's result, ``machine`` this machine in one line.
     """
     about = {
+        "format": (FORMAT, "of profiles"),
         "machine": (machine, "where it was measured"),
         "machine_id": (record["machine_id"], "fields of the machine apply only where this is the same"),
         "tuned_for": (record["env"], "environment"),

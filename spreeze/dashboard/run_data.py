@@ -23,6 +23,7 @@ from spreeze.run_directory import (
     SIMILARITY,
     TIMELINE,
     About,
+    check_format,
     finite_number,
     is_alive,
     list_runs,
@@ -104,7 +105,7 @@ def run_path(name: str, folder: Path) -> Path:
     """The directory of a run named by a page or a request.
 
     Raises:
-        RunError: no such run, or a name that leads out of the runs directory.
+        RunError: no such run, one of a newer version, or a name that leads out of the runs directory.
     """
     if name == SAMPLE_NAME:
         return SAMPLE
@@ -114,6 +115,7 @@ def run_path(name: str, folder: Path) -> Path:
         raise RunError(str(error)) from None
     if path.is_symlink() or not (path / "run.json").is_file():
         raise RunError(f"no run '{clean(name, 80)}' in {folder}")
+    check_format(path)
     return path
 
 

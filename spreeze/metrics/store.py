@@ -22,10 +22,12 @@ from urllib.parse import quote
 
 import numpy as np
 
-from spreeze.errors import RunError
+from spreeze.errors import RunError, refuse_newer
 from spreeze.formatting import clean
 from spreeze.metrics.table import TABLE, MetricTable
 
+FORMAT = 1
+"""Of ``metrics.db``, in its ``user_version``."""
 RAW_S = 3600.0
 TIERS: tuple[tuple[str, float, float], ...] = (("rollup_10s", 10.0, 86_400.0), ("rollup_60s", 60.0, math.inf))
 """(table, bucket width in s, how long it is kept in s), finest first."""
@@ -459,6 +461,8 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=0.2, isolation_level=None)
     try:
         known = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if (found := _format(connection)) > FORMAT:
+            raise sqlite3.DatabaseError(f"it has format {found}, this version of Spreeze writes {FORMAT}")
         connection.execute("PRAGMA page_size = 1024")  # a commit touches a page or two
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -468,10 +472,18 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
             connection.execute(statement)
         if known:
             _check(connection)
+        else:
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
     except sqlite3.Error:
         connection.close()
         raise
     return connection
+
+
+def _format(connection: sqlite3.Connection) -> int:
+    """Format number of a file; 0, which counts as 1, in files of versions before 0.2.0."""
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(found)
 
 
 def _check(connection: sqlite3.Connection) -> None:
@@ -713,6 +725,7 @@ class MetricsReader:
         deadline_s = time.monotonic() + self._timeout_s
         try:
             with contextlib.closing(self._open()) as connection:
+                refuse_newer(_format(connection), FORMAT, self._path, RunError)
                 connection.set_progress_handler(lambda: int(time.monotonic() > deadline_s), 20_000)
                 yield lambda sql, *arguments: _fetched(connection, sql, arguments)
         except (sqlite3.Error, OSError, OverflowError, TypeError, ValueError) as error:

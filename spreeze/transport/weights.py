@@ -26,11 +26,13 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors_numpy
 
-from spreeze.errors import WeightsError
+from spreeze.errors import WeightsError, refuse_newer
 from spreeze.transport import files
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.shared_memory import nameless_file
 
+FORMAT = 1
+"""Of a weights file, in its metadata."""
 LATEST = "LATEST.json"
 _NAME = re.compile(r"^w-(\d{6,})-(\d{12,})\.safetensors$")
 _MAX_BYTES = 1 << 32
@@ -82,9 +84,9 @@ def _checksum(arrays: Arrays, meta_text: str) -> int:
 
 
 def encode(arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> bytes:
-    """The bytes of a weights file: safetensors with meta, epoch and version as JSON in its metadata."""
+    """The bytes of a weights file: safetensors with meta, epoch, version and format as JSON in its metadata."""
     arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    text = json.dumps({"meta": meta, "epoch": epoch, "version": version}, sort_keys=True)
+    text = json.dumps({"meta": meta, "epoch": epoch, "version": version, "format": FORMAT}, sort_keys=True)
     # One entry, because safetensors writes several in any order, and equal weights must give equal bytes.
     return safetensors_numpy.save(arrays, {"spreeze": f"{_checksum(arrays, text)} {text}"})
 
@@ -99,6 +101,7 @@ def decode(data: bytes, path: Path) -> Weights:
         raise WeightsError(f"{path}: checksum differs; the file is damaged")
     check_finite(arrays, str(path))
     facts = json.loads(text)
+    refuse_newer(facts.get("format"), FORMAT, path, WeightsError)
     return Weights(arrays, dict(facts["meta"]), int(facts["epoch"]), int(facts["version"]), path)
 
 
