@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spreeze.api import Run, load_policy, train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Run", "load_policy", "train"]
 
 

@@ -1,5 +1,6 @@
 """The README, the figures and the code say the same: verbs, flags, commands, paths, profiles, pictures."""
 
+import ast
 import dataclasses
 import importlib
 import re
@@ -7,7 +8,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from sources import FILES, nodes
 
+import spreeze
 from spreeze.__main__ import VERBS
 from spreeze.bench.__main__ import build_parser as bench_parser
 from spreeze.cli.arguments import build_parser
@@ -20,14 +23,19 @@ from spreeze.metrics.table import METRICS, SLOTS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-FIGURES = (ROOT / "assets" / "figures.md").read_text(encoding="utf-8")
-MOST_WORDS = 2700
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+         for path in (ROOT / "README.md", *sorted((ROOT / "assets").rglob("*.md")))}
+"""Path -> text of everything that is written for people."""
+ARCHITECTURE = PAGES["assets/docs/architecture.md"]
+USAGE = PAGES["assets/docs/usage.md"]
+DEVELOPING = PAGES["assets/docs/developing.md"]
+MOST_WORDS = 1500
 MAIN_FLAGS = (
     "--env", "--import", "--env-arg", "--algo", "--mode", "--seed", "--auto", "--fresh", "--profile", "--batch-size",
     "--samplers", "--device", "--objective", "--leave-free", "--seconds", "--env-steps", "--updates", "--target-return",
     "--resume", "--save-replay", "--json", "--set", "--export", "--no-governor",
 )  # fmt: skip
-"""What the README explains; ``--help`` has them all."""
+"""What the README and its page on usage explain; ``--help`` has them all."""
 
 
 def _flags(parser) -> set[str]:
@@ -50,14 +58,14 @@ def _printed_flags(text) -> set[str]:
 
 
 def test_the_readme_can_be_read_in_one_sitting():
-    told = "figures go to assets/figures.md, design notes to the docstring of the package that they are about"
+    told = "figures go to assets/figures.md, details to assets/docs, design to the docstring of the package"
     assert len(README.split()) <= MOST_WORDS, told
 
 
 @pytest.mark.parametrize("flag", MAIN_FLAGS)
-def test_every_main_flag_is_explained_in_a_table_of_the_readme(flag):
-    tables = "\n".join(line for line in README.splitlines() if line.startswith("|"))
-    assert flag in _printed_flags(tables if flag != "--no-governor" else README)
+def test_every_main_flag_is_explained_in_a_table(flag):
+    tables = "\n".join(line for line in (README + USAGE).splitlines() if line.startswith("|"))
+    assert flag in _printed_flags(tables if flag != "--no-governor" else USAGE)
 
 
 @pytest.mark.parametrize("flag", sorted(_flags(tune_parser())))
@@ -65,30 +73,51 @@ def test_help_tells_every_flag(flag):
     assert flag in _printed_flags(tune_parser().format_help())
 
 
-@pytest.mark.parametrize("text", [README, FIGURES], ids=["README", "figures"])
+@pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
 def test_every_flag_that_is_printed_exists(text):
-    of_ray = {"--head", "--address", "--generate"}
-    known = _flags(tune_parser()) | _flags(evaluate_parser()) | {"--help"} | of_ray
+    of_others = {"--head", "--address", "--generate", "--pdb"}
+    known = _flags(tune_parser()) | _flags(evaluate_parser()) | {"--help"} | of_others
     for parser in _benches().values():
         known |= _flags(parser)
     assert _printed_flags(text) - known == set()
 
 
-@pytest.mark.parametrize("text", [README, FIGURES], ids=["README", "figures"])
+@pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
 def test_every_bench_that_is_printed_exists_and_takes_the_flags_printed_with_it(text):
     for name, rest in re.findall(r"\bbench ([a-z]+)((?: [^`#\n]*)?)(?=[`#\n])", text):
         assert name in _benches(), name
         assert _printed_flags(rest) - _flags(_benches()[name]) == set(), (name, rest)
 
 
-@pytest.mark.parametrize("text", [README, FIGURES], ids=["README", "figures"])
+@pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
 def test_every_path_that_is_printed_exists(text):
     printed = re.findall(r"(?<![\w/.])(?:spreeze|tests|profiles|assets)/[\w/]+\.(?:py|jsonl|toml|md)\b", text)
     assert [path for path in printed if not (ROOT / path).exists()] == []
 
 
-def test_the_readme_s_table_of_folders_has_every_folder_of_the_package_and_no_other():
-    table = README[README.index("| folder of `spreeze/` |") :].partition("\n\n")[0].splitlines()[2:]
+def test_every_class_on_the_page_of_the_architecture_exists():
+    printed = set(re.findall(r"`([A-Z][a-z]+[A-Z]\w*|Recorder|Launcher|Prewarm|Rollouts)`", ARCHITECTURE))
+    assert len(printed) > 10
+    assert printed - {node.name for path in FILES for node in nodes(path) if isinstance(node, ast.ClassDef)} == set()
+
+
+def test_every_private_function_of_torch_is_listed_with_tests_that_watch_it():
+    private = re.compile(r"\btorch\.(?:_C\.)?_\w+|\btorch\.ops\.aten\.\w+")
+    used = {name for path in FILES for name in private.findall(path.read_text(encoding="utf-8"))} - {"torch._C"}
+    table = DEVELOPING.partition("## Private functions of PyTorch")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| `torch")]
+    assert {name for row in rows for name in private.findall(row)} == used
+    assert all("`tests/test_" in row for row in rows)
+
+
+def test_the_changelog_begins_with_the_version_of_today():
+    assert re.search(r"^## (\S+)", PAGES["assets/docs/changelog.md"], re.MULTILINE)[1] == spreeze.__version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == spreeze.__version__
+
+
+def test_the_table_of_folders_has_every_folder_of_the_package_and_no_other():
+    table = ARCHITECTURE[ARCHITECTURE.index("| folder of `spreeze/` |") :].partition("\n\n")[0].splitlines()[2:]
     printed = re.findall(r"`(\w+)/`", "\n".join(table))
     assert sorted(printed) == sorted(path.parent.name for path in (ROOT / "spreeze").glob("*/__init__.py"))
 
@@ -113,20 +142,19 @@ def test_ci_lints_checks_types_and_runs_the_readme_s_test_command_as_printed():
     assert "set -euo pipefail" in lines, "each of them fails the run"
 
 
-def test_pictures_of_the_readme_and_the_figures_exist():
-    for text, folder in ((README, ROOT), (FIGURES, ROOT / "assets")):
-        for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
-            assert (folder / name).is_file(), name
+@pytest.mark.parametrize(("page", "text"), PAGES.items(), ids=PAGES)
+def test_links_and_pictures_lead_somewhere(page, text):
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        name, _, heading = link.partition("#")
+        if not name.startswith("https://"):
+            target = ((ROOT / page).parent / name).resolve() if name else ROOT / page
+            assert target.is_file(), link
+            assert not heading or heading in _headings(target.read_text(encoding="utf-8")), link
 
 
-def test_links_of_the_readme_and_the_figures_lead_somewhere():
-    titles = [line.lstrip("# ") for line in FIGURES.splitlines() if line.startswith("##")]
-    headings = {"#" + title.lower().replace(" ", "-") for title in titles}
-    for text, folder in ((README, ROOT), (FIGURES, ROOT / "assets")):
-        for link in re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", text):
-            name, mark, heading = link.partition("#")
-            assert not name or (folder / name).is_file(), link
-            assert not mark or mark + heading in headings, link
+def _headings(text) -> set[str]:
+    titles = [line.lstrip("# ") for line in text.splitlines() if line.startswith("##")]
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_top_level_holds_nothing_but_what_was_agreed():

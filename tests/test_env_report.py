@@ -16,7 +16,7 @@ from spreeze.envs.task import make_task, open_task
 from spreeze.errors import EnvironmentError_, WorkerError
 from spreeze.workers.collectors import TransitionCollector
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+EXTENDING = (Path(__file__).resolve().parents[1] / "assets/docs/extending.md").read_text(encoding="utf-8")
 BAD_ENVS = '''
 import gymnasium
 import numpy as np
@@ -150,8 +150,8 @@ def test_the_checker_speaks_plainly(said, words):
     assert spoken is None if words is None else words in spoken
 
 
-def test_the_example_of_the_readme_is_examined_and_trained_on(tmp_path, monkeypatch):
-    section = README[README.index("## Your own environment in five minutes") :]
+def test_the_example_environment_is_examined_and_trained_on(tmp_path, monkeypatch):
+    section = EXTENDING[EXTENDING.index("## Your own environment in five minutes") :]
     code = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
     (tmp_path / "my_robot.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
