@@ -24,6 +24,13 @@ def pytest_xdist_auto_num_workers(config):
     return max(2, min(4, len(os.sched_getaffinity(0))))
 
 
+def pytest_configure(config):
+    """Slow tests are run, too, where they are named one by one or long forms are asked for."""
+    wanted = "SPREEZE_LONG_TESTS" in os.environ or any("::" in argument for argument in config.args)
+    if wanted and config.option.markexpr == "not slow":
+        config.option.markexpr = ""
+
+
 def pytest_runtest_setup(item):
     """Skips what needs more CUDA devices than there are: ``gpu`` needs one, ``gpu(2)`` two."""
     marks = [mark.args[0] if mark.args else 1 for mark in item.iter_markers("gpu")]

@@ -117,6 +117,7 @@ def test_one_that_learns_on_policy_brings_its_own_settings_and_correction(module
     assert made.policy_meta()["policy"] == "gaussian"
 
 
+@pytest.mark.slow
 def test_it_trains_in_processes_of_their_own(module, tmp_path):
     command = (*PENDULUM, "--mode", "spreeze", "--algo", NAME, "--import", module, "--updates", "20")
     _, code, document = train(tmp_path, *command, tiny=TINY)

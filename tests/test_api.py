@@ -180,7 +180,7 @@ print("returned", run.state, run.summary["stopped_by"])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_an_interrupt_or_the_end_of_the_caller_ends_the_run_in_order(number, tmp_path):
     run = tmp_path / "one"
     with subprocess.Popen([sys.executable, "-c", _SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=REPO,

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from harness import BATCH_SIZE, train, train_until, verb
 
 from spreeze.transport.weights import WeightsStore
@@ -14,6 +15,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_pong_is_trained_evaluated_stopped_and_resumed(tmp_path):
     def seen(run):
         return run.numbers().get("updates", 0) >= 30 and "eval_return" in run.numbers()

@@ -225,6 +225,7 @@ def digest(env, task, steps):
     return seen.hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [False, True])
 def test_what_the_memory_held_before_changes_no_bit(plain):
     """Bullet reads a link's transform that it never sets; without zeros there some of these Humanoids differ."""

@@ -35,6 +35,7 @@ def told(run, *words):
     return [text for text in run.events() if all(word in text for word in words)]
 
 
+@pytest.mark.slow
 def test_hosts_die_and_come_back_and_no_row_is_there_twice(tmp_path, monkeypatch):
     with ray_hosts(2) as hosts:
         for key, value in hosts.environment.items():

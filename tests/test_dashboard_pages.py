@@ -18,6 +18,7 @@ from streamlit.testing.v1 import AppTest
 
 PAGES = ("live", "autotune", "runs", "compare", "watch", "logs", "about")
 STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "many", "ten million points")
+USUAL_STATES = ("no run", "live", "damaged")
 
 
 def script(name):
@@ -107,7 +108,9 @@ def commands(page):
     return [line for told in components(page, "spreeze_commands") for line in told["lines"]]
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", [
+    state if state in USUAL_STATES else pytest.param(state, marks=pytest.mark.slow) for state in STATES
+])  # fmt: skip
 def test_every_page_opens_in_every_state(world, state):
     world(state)
     for name in PAGES:

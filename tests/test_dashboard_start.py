@@ -349,6 +349,7 @@ def test_a_module_that_cannot_be_imported_is_told_and_the_other_modes_stay(monke
     assert page.selectbox(key="start_algo").options == list(ALGORITHMS)
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_says_why_until_it_is_dismissed(folder, monkeypatch):
     monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["Pendulum-v1", "NoSuchTask-v0"])
     page = open_page("live")

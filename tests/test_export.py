@@ -203,7 +203,9 @@ def played(program, tmp_path, module_folder=None):
     return done.stdout
 
 
-@pytest.mark.parametrize("row", POLICY_FORMATS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [
+    pytest.param(row, id=row.name, marks=[pytest.mark.slow] if row.name == "torch" else []) for row in POLICY_FORMATS
+])  # fmt: skip
 def test_the_command_writes_a_checked_file_and_a_program_that_plays_without_spreeze(row, pendulum, tmp_path, capsys):
     out = tmp_path / f"mine{row.suffix}"
     assert exported(pendulum, "--format", row.name, "--out", out) == 0

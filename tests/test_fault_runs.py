@@ -84,6 +84,7 @@ def test_f28_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on(tmp_path):
         run.process.kill()
 
 
+@pytest.mark.slow
 def test_f28_a_full_disk_at_the_start_of_a_session_leaves_the_settings_of_the_one_before(tmp_path):
     def resumed(*args, room_bytes=resource.RLIM_INFINITY):
         command = [sys.executable, "-m", "spreeze.train", "--resume", "run", "--runs-dir", str(tmp_path / "runs"),
@@ -150,6 +151,7 @@ def test_f47_a_reader_that_goes_away_and_a_full_log_disk_end_no_run(tmp_path):
     assert (run["state"], run["updates"]) == ("finished", 60)
 
 
+@pytest.mark.slow
 def test_f47_an_environment_that_prints_trains_on_a_full_disk(tmp_path):
     """Its logs are on that disk; what is reported meanwhile goes to standard error, which is on another."""
     with small_disk(tmp_path / "runs", 300_000_000) as disk, Run(
@@ -181,6 +183,7 @@ def test_f51_there_is_no_remote_sampler_and_nothing_listens(tmp_path):
         run.process.kill()
 
 
+@pytest.mark.slow
 def test_f53_stalls_change_no_bit_of_the_serial_mode(tmp_path):
     hashes = set()
     for name, faults in (("smooth", {}), ("stalling", {"p_stall": 0.05, "stall_s": 0.02, "seed": 3})):

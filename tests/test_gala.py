@@ -60,6 +60,7 @@ def test_gradients_of_all_keep_learners_equal_and_learners_that_share_nothing_di
     assert (first[:both] == second[:both]) is equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "mixing"), [("a2c", "hogwild"), ("ppo", "gossip")])
 def test_learners_without_locks_and_learners_of_ppo_learn_too(tmp_path, algo, mixing):
     _, code, document = train(tmp_path, *_CART, *_TWO, "--algo", algo, "--set", f"gala.mixing={mixing}", "--set",
@@ -67,6 +68,7 @@ def test_learners_without_locks_and_learners_of_ppo_learn_too(tmp_path, algo, mi
     assert (code, document["error"], len(document["learners"])) == (0, None, 2)
 
 
+@pytest.mark.slow
 def test_a_learner_that_is_ten_times_slower_is_named_at_most_once_a_minute(tmp_path):
     told = []
     plan = SimpleNamespace(config=asked("--mode", "gala", "--algo", "a2c", "--learners", "4"), learners=4,
@@ -77,7 +79,7 @@ def test_a_learner_that_is_ten_times_slower_is_named_at_most_once_a_minute(tmp_p
     assert [text.partition(";")[0] for text in told] == ["learner-g3 is slow: 10 updates/s, the others 100"] * 2
 
 
-@pytest.mark.parametrize("transport", ["shared", "gloo"])
+@pytest.mark.parametrize("transport", ["shared", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back(tmp_path, transport):
     with Run(tmp_path, *_CART, *_TWO, "--set", f"exchange.transport={transport}", tiny=_SMALL) as run:
         run.wait_for(lambda: all(run.numbers().get(f"updates/{group}", 0) >= 50 for group in (0, 1)), what="updates")
@@ -108,6 +110,7 @@ def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back
     assert (code, second["error"]) == (0, None)
 
 
+@pytest.mark.slow
 def test_learners_of_another_host_join_and_each_host_goes_on_when_the_other_is_gone(tmp_path):
     two = ("--mode", "gala", "--learners", "1", "--samplers", "1", "--set", "exchange.transport=gloo")
 

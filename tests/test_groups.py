@@ -55,6 +55,7 @@ def _kill_and_see_it_again(run, name, group):
     assert any(f"{name} ended by SIGKILL" in event for event in run.events())
 
 
+@pytest.mark.slow
 def test_each_learner_and_a_sampler_are_killed_in_turn_and_both_groups_learn_on(tmp_path):
     with Run(tmp_path, *FAULT, *_TWO) as run:
         run.wait_for(lambda: all(_updates(run, group) >= 50 and _checkpoint(run, group) for group in (0, 1)),

@@ -31,6 +31,7 @@ def test_another_number_of_inference_workers_and_slow_steps_change_no_bit(refere
     assert document["parameters_sha256"] == reference[1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_other_inference_workers_gives_the_bits_of_one_that_never_stopped(reference, tmp_path):
     first, _ = played(tmp_path, "run", "--inference-workers", "2", intervals=7)
     _, code, document = train(tmp_path, "--resume", "run", "--inference-workers", "1",
@@ -61,6 +62,7 @@ def test_every_role_is_killed_in_turn_and_no_bit_changes(tmp_path):
     assert shared_memory() == shared
 
 
+@pytest.mark.slow
 def test_a_sampler_that_keeps_failing_ends_the_run_with_its_name(tmp_path):
     faults = {"p_crash": "1.0", "workers": "sampler-1"}
     run, code, document = train(tmp_path, "--env", "spreeze/Fault-v0", "--import", "spreeze.testing",
@@ -82,6 +84,7 @@ def errors_of(run, process):
     return [record["error"] for record in records]
 
 
+@pytest.mark.slow
 def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depends_on_the_inference_workers(tmp_path):
     task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.testing", "--env-steps", str(ROWS * 15))
     faults = ERRORS | {"workers": "sampler-0,sampler-1"}
@@ -119,6 +122,7 @@ def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
     assert any("environment" in event and "its episode is lost" in event for event in run.events())
 
 
+@pytest.mark.slow
 def test_the_first_bad_transition_ends_the_run_where_it_shall(tmp_path):
     task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.testing", "--set", "sampling.nan_policy=fail")
     faults = {"p_nan": 0.05, "workers": "sampler-0,sampler-1"}
@@ -146,6 +150,7 @@ def test_ctrl_c_leaves_whole_intervals_and_waiting_processes_use_no_core(tmp_pat
         assert document["stopped_by"] == "interrupt (Ctrl-C)"
 
 
+@pytest.mark.slow
 def test_the_baseline_gives_the_same_bits_in_one_process_and_in_several(tmp_path):
     serial = ("--mode", "serial", "--inference-workers", "1")
     several, document = played(tmp_path, "several", *serial, "--synchrony", "step", intervals=5)
@@ -180,6 +185,7 @@ def test_a_refusal_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_resume_with_other_sizes_is_refused(tmp_path):
     played(tmp_path, "run", intervals=2)
     for args, words in ((("--sync-interval", "8"), "rollout.sync_interval = 8 cannot change on resume"),

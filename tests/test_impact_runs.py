@@ -63,8 +63,9 @@ _FRAMES = ("--set", "image.max_episode_frames=400", "--set", "{}.cnn=impala_smal
 
 
 @pytest.mark.parametrize(("env", "algo", "extra"), [
-    ("Pendulum-v1", "impact", ()), ("Pendulum-v1", "appo", ()), ("Pendulum-v1", "impala", ()),
-    ("ALE/Pong-v5", "impact", _FRAMES),
+    ("Pendulum-v1", "impact", ()),
+    *(pytest.param(*row, marks=pytest.mark.slow) for row in (
+        ("Pendulum-v1", "appo", ()), ("Pendulum-v1", "impala", ()), ("ALE/Pong-v5", "impact", _FRAMES))),
 ], ids=["continuous-impact", "continuous-appo", "continuous-impala", "images-impact"])  # fmt: skip
 def test_continuous_actions_and_images_are_learned_evaluated_and_resumed(tmp_path, env, algo, extra):
     def seen(run):

@@ -32,12 +32,14 @@ def test_same_seed_same_bits_other_seed_other_bits(tmp_path):
     assert _sha(tmp_path, "other", "--seed", "2")[0] != first[0]
 
 
+@pytest.mark.slow
 def test_schedules_and_averages_repeat_too(tmp_path):
     settings = ("--set", "sac.lr_schedule=cosine", "--set", "sac.weight_decay=0.01", "--set", "sac.critics=quantile",
                 "--set", "sac.policy_average=0.99", "--set", "sac.explore_average=true")  # fmt: skip
     assert _sha(tmp_path, "first", *settings) == _sha(tmp_path, "again", *settings)
 
 
+@pytest.mark.slow
 def test_environments_that_err_alike_give_the_same_bits(tmp_path):
     faults = {"p_crash": 0.01, "p_nan": 0.01, "seed": 2}
     found = []

@@ -176,6 +176,7 @@ class Governed:
         return self.run.numbers()["updates"]
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_one_to_both(tmp_path):
     """Both learn and sample all the time; for them the machine holds only what this test has started."""
     with contextlib.ExitStack() as stack:

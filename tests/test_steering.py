@@ -68,10 +68,12 @@ def test_a_worker_killed_during_a_pause_is_replaced_after_it(tmp_path):
         run.until_updates(run.numbers()["updates"] + 5)
 
 
-@pytest.mark.parametrize("task", [(*PENDULUM, *TINY), (*PENDULUM, *TINY, "--mode", "serial"), CARTPOLE,
-                                  (*CARTPOLE, "--mode", "serial"), (*ROLLOUTS, "--algo", "impact"),
-                                  (*ROLLOUTS, "--algo", "a2c", "--mode", "gala"),
-                                  (*CARTPOLE, "--mode", "tianji"), (*PENDULUM, *TINY, "--mode", "tianji")])  # fmt: skip
+@pytest.mark.parametrize("task", [
+    (*PENDULUM, *TINY), CARTPOLE, (*ROLLOUTS, "--algo", "impact"),
+    *(pytest.param(task, marks=pytest.mark.slow) for task in (
+        (*PENDULUM, *TINY, "--mode", "serial"), (*CARTPOLE, "--mode", "serial"), (*CARTPOLE, "--mode", "tianji"),
+        (*ROLLOUTS, "--algo", "a2c", "--mode", "gala"), (*PENDULUM, *TINY, "--mode", "tianji"))),
+])  # fmt: skip
 def test_every_mode_pauses_evaluates_and_saves_on_request(tmp_path, task):
     never = ("--set", "learner.checkpoint_interval_s=10000", "--set", "evaluation.cpu_share=0.01")
     with Run(tmp_path, *task, *never, tiny=()) as run:

@@ -142,7 +142,9 @@ def test_signals_are_counted_and_never_raise(numbers, asked, urgent, cause):
     assert [signal.getsignal(number) for number in ENDING] == before
 
 
-@pytest.mark.parametrize("how", [(), ("--json",), ("--mode", "serial")], ids=["panel", "plain", "serial"])
+@pytest.mark.parametrize("how", [
+    (), pytest.param(("--json",), marks=pytest.mark.slow), pytest.param(("--mode", "serial"), marks=pytest.mark.slow),
+], ids=["panel", "plain", "serial"])  # fmt: skip
 def test_a_terminal_that_is_gone_changes_nothing_but_what_is_seen(tmp_path, how):
     """As after ``disown``: nobody says that the terminal is gone, all that is written to it fails."""
     path = tmp_path / "runs" / "run"
@@ -253,6 +255,7 @@ def _says_that_it_saves(run):
                for event in run.events())  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_has_as_long_as_it_needs_and_shows_what_is_left(tmp_path, monkeypatch):
     disk = SlowDisk(tmp_path, monkeypatch, "learner")
     with Run(tmp_path, *PENDULUM) as run:
@@ -274,6 +277,7 @@ def test_the_last_checkpoint_has_as_long_as_it_needs_and_shows_what_is_left(tmp_
         assert run.state()["checkpoint_left_bytes"] is None
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_gives_the_last_checkpoint_up(tmp_path, monkeypatch):
     disk = SlowDisk(tmp_path, monkeypatch, "learner")
     with Run(tmp_path, *PENDULUM) as run:
@@ -297,6 +301,7 @@ def _has_checkpoint(run):
     return CheckpointStore(run.path / "checkpoints").paths()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_gives_the_last_checkpoint_of_one_process_up(tmp_path, monkeypatch):
     disk = SlowDisk(tmp_path, monkeypatch, "supervisor")
     with Run(tmp_path, *PENDULUM, "--mode", "serial", "--set", "learner.checkpoint_interval_s=1") as run:
@@ -339,6 +344,7 @@ sys.exit(train.main())
 """``spreeze train`` that does not wait long for what was killed."""
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_die_is_named_and_the_run_ends_in_order(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(_UNDYING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -184,6 +184,7 @@ def endless_sweep(tmp_path):
             poll(lambda: state_of(run) not in LIVE_STATES, what="the end of the first run")
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_does_not_end_a_sweep_and_a_request_to_end_lets_its_run_save(tmp_path):
     with endless_sweep(tmp_path) as (process, run):
         process.send_signal(signal.SIGHUP)

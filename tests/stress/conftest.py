@@ -1,8 +1,18 @@
-"""What long forms tell reaches the terminal at once, captured or not."""
+"""All of these are slow but one short storm; what long forms tell reaches the terminal at once, captured or not."""
+
+from pathlib import Path
 
 import pytest
+from sources import UNMARKED
 
 from spreeze.bench import line
+
+
+def pytest_collection_modifyitems(items):
+    """Marks the tests of this folder."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.name not in UNMARKED:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
