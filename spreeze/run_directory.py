@@ -45,7 +45,7 @@ from spreeze.errors import ResourceError, RunError, did_you_mean, refuse_newer
 from spreeze.formatting import clean
 
 FORMAT = 1
-"""Of a run directory, in ``run.json``: a new number means that older versions of Spreeze cannot use it."""
+"""Format number of a run directory, in ``run.json``: older versions of Spreeze cannot use one with a higher number."""
 LAUNCHES = ".launches"
 """Folder beside the runs: records and logs of starts from a page, and the server's tokens."""
 SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")

@@ -171,7 +171,7 @@ def _pictures(env_id: str, import_module: str | None, args: tuple[str, ...], tim
 
 
 _SLOW_CLOCK_S, _SLOW_TRIP_S, _SLOW_BYTES_PER_S = 1.0, 0.2, 20e6
-"""What is worth a word: a difference of clocks, a round trip, a bandwidth below."""
+"""Limits of a remark: a difference of clocks and a round trip above, a bandwidth below."""
 
 
 def check_cluster(
@@ -197,7 +197,7 @@ def check_cluster(
 
 
 def _host_checks(name: str, host: dict[str, Any], own: dict[str, Any]) -> list[Check]:
-    """What one host has and lacks."""
+    """Findings on one host of the cluster."""
     where = clean(host["name"] or host["address"], 60)
     if "failure" in host:
         return [Check(name, "fail", f"{where}: {clean(host['failure'], 300)}",
@@ -377,7 +377,7 @@ def check_gpus(machine: Machine) -> Check:
 
 
 def _gpu_text(gpu: GpuFacts) -> str:
-    """What one GPU is and does now."""
+    """Name, memory and current load of one GPU."""
     total, free = gpu.memory_bytes, gpu.memory_free_bytes
     used = None if total is None or free is None else total - free
     now = GpuSnapshot(index=gpu.index, power_w=gpu.power_w, power_limit_w=gpu.power_limit_w, clock_hz=gpu.clock_hz,

@@ -255,7 +255,7 @@ def pretrained_policies() -> dict[str, Path]:
 
 
 def run_or_policy() -> str:
-    """What the argument RUN may be."""
+    """Help text of the argument RUN."""
     return ("name or path of a run, 'latest', a .safetensors file, or a pretrained policy: "
             + ", ".join(pretrained_policies()))
 
@@ -308,7 +308,7 @@ def spec_of(weights: Weights, import_module: str | None) -> EnvSpec:
 
 
 def recorded_spec(weights: Weights) -> EnvSpec:
-    """What the weights say of their environment; nothing of it is imported.
+    """Environment that the weights' metadata describes; nothing of it is imported.
 
     Raises:
         EnvironmentError_: the file names no environment.

@@ -42,7 +42,7 @@ from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import POLICY_FORMATS, EnvSpec, FrameSpec, PictureSpec, PolicyFormat
 
 OBSERVATIONS = 1000
-"""Of the check."""
+"""Number of observations that the check compares."""
 _CSV = "csv"
 
 
@@ -124,7 +124,7 @@ def _told(check: export.Agreement, spec: EnvSpec) -> str:
 
 
 def _about(weights: Weights, spec: EnvSpec, name: str) -> dict[str, Any]:
-    """What the file says of its origin."""
+    """Metadata of an exported file: run, algorithm and version that it came from."""
     return {"spreeze": __version__, "run": name, "env": spec.env_id, "algo": weights.meta.get("algo"),
             "updates": weights.meta.get("updates"), "env_steps": weights.meta.get("env_steps"),
             "observation": "; ".join(spec.obs_layout)}

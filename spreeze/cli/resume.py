@@ -1,4 +1,4 @@
-"""What a resumed run takes from its directory: settings, task and counters, checked before anything is written."""
+"""Settings, task and counters of a run that is resumed, checked before anything is written."""
 
 from __future__ import annotations
 

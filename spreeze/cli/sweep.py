@@ -91,7 +91,7 @@ class Sweep:
     runs: list[SweepRun]
 
     def renamed(self, name: str) -> Sweep:
-        """The same plan under another name, before its first run."""
+        """This plan under another name, before its first run."""
         runs = [dataclasses.replace(run, stem=name + run.stem.removeprefix(self.name)) for run in self.runs]
         return dataclasses.replace(self, name=name, runs=runs)
 

@@ -181,7 +181,7 @@ def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tupl
 
 
 def _can_tune(args: argparse.Namespace, probe: Probe) -> bool:
-    """Whether the tuner is asked for and can measure with this environment; says why not."""
+    """True if the tuner is asked for and can measure with this environment; prints the reason if it cannot."""
     why = untunable_env(probe) if args.auto else None
     if why is not None:
         say(f"not tuned: {why}; settings are those of the profile and the defaults", as_json=args.json)
@@ -189,7 +189,7 @@ def _can_tune(args: argparse.Namespace, probe: Probe) -> bool:
 
 
 def _can_prewarm(args: argparse.Namespace, settings: Settings, machine: Machine) -> bool:
-    """Whether a learner process will be needed and has a core to load on meanwhile."""
+    """True if a learner process will be needed and has a core to load on meanwhile."""
     return settings.config.mode.starts_processes and machine.cores.usable >= 2 and not args.fresh
 
 
@@ -293,7 +293,7 @@ def layers_of(
 
 
 def _look_at(address: str) -> str:
-    """What is said of ``--cluster``, or a ConfigError. A run joins later, since that takes seconds."""
+    """Line about ``--cluster``, or a ConfigError. The run itself joins later, since that takes seconds."""
     cluster = parse_address(address)
     check_installed()
     knock(cluster)

@@ -23,7 +23,7 @@ def shipped(folder: str) -> Path:
 
 
 FORMAT = 1
-"""Of a profile, in its ``[about]``."""
+"""Format number of a profile, in its ``[about]``."""
 PROFILE_DIR = shipped("profiles")
 MAX_PROFILE_BYTES = 1_000_000
 NO_PROFILE = "none"

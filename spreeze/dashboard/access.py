@@ -41,7 +41,7 @@ _FILE = """<!DOCTYPE html>
 
 
 def is_asked() -> bool:
-    """Whether a visitor needs a token; only ``off`` says no. Prints a note about invalid values."""
+    """True if a visitor needs a token; only ``off`` says no. Prints a note about invalid values."""
     found = os.environ.get(SETTING, "on").strip().lower()
     if found not in ("on", "off"):
         say(f"{SETTING} = {found}: on or off are allowed; the dashboard asks for its token", as_json=True)
@@ -132,7 +132,7 @@ class Entrance:
                 f"terminal.\n  Start it in a terminal, or with {SETTING}=off on a machine of your own.\n")
 
     def redeem(self, token: str) -> bool:
-        """Whether this is the current token; if so, it is replaced by a new one."""
+        """True for the current token, which is then replaced by a new one."""
         if self._once is None or not secrets.compare_digest(token.encode(), self._once.encode()):
             return False
         invitation = self._invite()
@@ -159,7 +159,7 @@ class Entrance:
 
 
 def _has_desktop() -> bool:
-    """Whether a window would appear on the screen of whoever reads the terminal."""
+    """True if a window would appear on the screen of whoever reads the terminal."""
     return "SSH_CONNECTION" not in os.environ and has_display()
 
 
@@ -268,7 +268,7 @@ class Guard:
 
 
 def is_page(message: Message) -> bool:
-    """Whether an answer that begins is a page for people."""
+    """True if a response that begins is a page for people."""
     if message["type"] != "http.response.start":
         return False
     return Headers(raw=[*message.get("headers", ())]).get("content-type", "").startswith("text/html")

@@ -66,7 +66,7 @@ ITEMS: dict[str, tuple[str, str, str, str]] = {
     "learners_spread": ("learners_spread", "spread of returns", "", "learners_spread"),
     "lag_rollouts": ("lag", "policy lag", "rollouts", "policy_lag"),
 }
-"""What a stage of a pipeline may show: (id in the live answer, label, unit, metric or help text)."""
+"""Numbers that a stage of a pipeline may show: (id in the live answer, label, unit, metric or help text)."""
 
 
 def show_live(path: Path, page_key: str) -> None:
@@ -96,7 +96,7 @@ def show_live(path: Path, page_key: str) -> None:
 
 
 def _no_picture(path: Path, *, in_turns: bool) -> str:
-    """What stands in the place of the agent's picture while there is none."""
+    """Text in place of the agent's picture while there is none."""
     if in_turns:
         return "This mode draws no pictures while it learns: spreeze play shows the policy."
     if read_config(path).get("visualizer", {}).get("enabled") is False:

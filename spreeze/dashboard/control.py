@@ -151,7 +151,7 @@ class Activity:
 
 
 def activity(folder: Path, shown: str | None = None) -> Activity:
-    """Of the run that a page shows, or of the newest live one where that is not alive.
+    """Activity of the run that a page shows, or of the newest live one where that is not alive.
 
     Read from disk only, so that all tabs show the same; cheap enough for each second.
     """
@@ -418,7 +418,7 @@ def examine_command(env_id: str, module: str | None, args: tuple[str, ...]) -> s
 
 
 def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """What the doctor says of an environment: (name, ok or warn or fail, text with remedy). The module is imported.
+    """Doctor's findings on an environment: (name, ok or warn or fail, text with remedy). The module is imported.
 
     Raises:
         RunError: the doctor itself failed.
@@ -460,7 +460,7 @@ def _spreeze(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _complaint(done: subprocess.CompletedProcess[str]) -> str:
-    """What a verb that failed said last."""
+    """Last line of a verb that failed."""
     return clean(done.stderr[-_MOST_COMPLAINT:]) or f"exit code {done.returncode}"
 
 

@@ -55,7 +55,7 @@ def drawn(table: MetricTable = TABLE) -> list[Metric]:
 
 
 def lag_unit(wiring: Wiring | None) -> str:
-    """Of the policy lag: updates, or rollouts where samplers and learner wait for each other."""
+    """Unit of the policy lag: updates, or rollouts where samplers and learner wait for each other."""
     return "updates" if wiring is None or wiring.lag is None or wiring.free_running else "rollouts"
 
 
@@ -139,7 +139,7 @@ def published(algo: str | None, env_id: str | None) -> Published | None:
 def answer(
     path: Path, since: float, evals_seen: int, epoch: str, table: MetricTable = TABLE, scores: str = ""
 ) -> dict[str, Any]:
-    """What ``/api/live`` sends: everything if ``since`` is 0 or the epoch has changed, else the news.
+    """Response of ``/api/live``: everything if ``since`` is 0 or the epoch has changed, else what is new.
 
     Args:
         path: the run directory.
@@ -195,7 +195,7 @@ def answer(
 
 
 def _of_the_moment(metric: Metric) -> bool:
-    """Whether the last value of a run that is paused says nothing any more."""
+    """True for metrics whose last value means nothing while a run is paused."""
     return metric.kind in (Kind.RATE, Kind.SHARE) or metric.name.endswith("_use")
 
 
@@ -341,7 +341,7 @@ def _hosts(values: Mapping[str, float]) -> list[list[str]]:
 
 _OF_A_LEARNER = {"updates_per_s": "updates/s", "env_steps_per_s": "env steps/s", "eval_return": "greedy return",
                  "gossip_staleness": "staleness [rollouts]"}  # fmt: skip
-"""What is told of each of several learners -> its title."""
+"""Metrics that each of several learners has -> title."""
 
 
 def _learners(values: Mapping[str, float], latest: Mapping[str, Point]) -> list[list[str]]:

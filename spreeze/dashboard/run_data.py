@@ -1,4 +1,4 @@
-"""What the pages show of a run: files of its directory, read in bounded amounts. Imports no Torch."""
+"""Data that the pages show of a run: files of its directory, read in bounded amounts. Imports no Torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RunRow:
 
     @property
     def title(self) -> str:
-        """What the user calls it, or its name."""
+        """Title that the user gave, or the run's name."""
         return self.about.title or self.name
 
     @property
@@ -203,7 +203,7 @@ def newest_similarity(path: Path) -> dict[str, Any] | None:
 
 
 def newest_timeline(path: Path) -> dict[str, Any] | None:
-    """What each worker did for a moment: length [ms], and per worker [start, end, phase]; None without any."""
+    """Newest trace of worker phases: length [ms], and per worker [start, end, phase]; None without any."""
     found = read_json(path / TIMELINE)
     with contextlib.suppress(ValueError, TypeError, KeyError):
         workers = [{"name": clean(worker["name"], 40),

@@ -86,7 +86,7 @@ class _Own(NamedTuple):
 
 @lru_cache(50)
 def _look(env_id: str, module: str | None, args: tuple[str, ...]) -> EnvSpec:
-    """What the task is, tried in a process of its own; an ``EnvironmentError_`` if it cannot be used."""
+    """Spaces of the task, tried in a process of its own; an ``EnvironmentError_`` if it cannot be used."""
     from spreeze.envs.probe import probe_env  # Gymnasium takes 0.3 s
 
     return probe_env(env_id, module, steps=0, args=args).spec
@@ -126,7 +126,7 @@ def form(folder: Path) -> None:
 
 
 def _welcome(folder: Path) -> None:
-    """What a new user sees first."""
+    """Introduction for a new user."""
     st.markdown("### A reinforcement-learning trainer that tunes itself to your desktop\n"
                 "Pick a task and press Start: Spreeze measures this machine, chooses batch size, threads and samplers, "
                 "says why, and trains with every core busy. What you see below is a recording.")
@@ -194,7 +194,7 @@ def _follow_profile(env_id: str, runnable: list[str]) -> None:
 def _reasons(
     spec: EnvSpec | None, mode: Mode, unfit: list[str], idle: list[str], row: AlgorithmRow, profile: Layer | None
 ) -> str:
-    """What the mode does, who chose it, and in grey what is not offered and why."""
+    """Description of the mode, who chose it, and in grey the modes that do not fit and why."""
     lines = [f"Mode {mode.name}: {components.plain(mode.doc)}."]
     choice = profile.choice if profile is not None else None
     if profile is not None and choice is not None and (choice["algo"], choice["mode"]) == (row.name, mode.name):

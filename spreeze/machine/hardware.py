@@ -54,7 +54,7 @@ class Machine:
     cores: CoreFacts
     memory: MemoryFacts
     shared_memory_free_bytes: int | None
-    """Of ``/dev/shm``; nameless memory is not limited by it."""
+    """Free space of ``/dev/shm``; nameless memory is not limited by it."""
     power_source: PowerSource | None
     gpus: tuple[GpuFacts, ...]
     gpu_reason: str
@@ -273,12 +273,12 @@ _ZEN_5 = 0x1A
 
 
 def has_bfloat16_unit(root: str | Path = "/") -> bool:
-    """Whether the processor has instructions for bfloat16 matmuls."""
+    """True if the processor has instructions for bfloat16 matmuls."""
     return _BFLOAT16_UNIT in _cpu_flags(Path(root))
 
 
 def mkl_lacks_avx512(root: str | Path = "/") -> bool:
-    """Whether this is an AMD processor with wide AVX-512 units, which MKL leaves unused: it takes AVX2 instead."""
+    """True on AMD processors with wide AVX-512 units, which MKL leaves unused: it takes AVX2 instead."""
     text = _read(Path(root) / "proc/cpuinfo") or ""
     family = re.search(r"^cpu family\s*:\s*(\d+)", text, re.MULTILINE)
     wide = family is not None and int(family[1]) >= _ZEN_5

@@ -17,7 +17,7 @@ _TAIL_BYTES = 16_384
 _LINES, _LONGEST_LINE = 3, 160
 _BY_SIGNAL = re.compile(r"Fatal Python error: (Aborted|Segmentation fault|Bus error|Illegal instruction|Floating)|"
                         r"Timeout \(|(Current thread|Thread) 0x")
-"""What Python writes of a signal that ends it, which the exit code says as well; a stack of each thread follows."""
+"""Line that Python writes about a signal that ends it, as the exit code does; a stack of each thread follows."""
 _CURRENT, _OTHER = "Current thread 0x", "Thread 0x"
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in ')
 _OF_PYTHON = ("Extension modules: ", "  ...", "Stack (", "  <")
@@ -92,7 +92,7 @@ class Log(NamedTuple):
 
     @classmethod
     def now(cls, path: Path) -> Log:
-        """What is written to the file from now on."""
+        """Log of what is written to the file from now on."""
         try:
             return cls(path, path.stat().st_size)
         except OSError:

@@ -100,7 +100,7 @@ class BackgroundWriter:
 
     @property
     def behind(self) -> bool:
-        """Whether earlier text still waits for a reader."""
+        """True while earlier text waits for a reader."""
         return self._waiting_bytes > 0
 
     def write(self, text: str, *, keep: bool = False) -> int:
@@ -271,7 +271,7 @@ def background_output() -> Iterator[None]:
 
 
 def _same_file(*streams: TextIO) -> bool:
-    """Whether both lead to the same place, where the order of their lines shows."""
+    """True if both streams lead to one file or terminal, where the order of their lines shows."""
     try:
         return os.path.sameopenfile(*(stream.fileno() for stream in streams))
     except (OSError, ValueError, AttributeError):

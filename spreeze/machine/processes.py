@@ -100,7 +100,7 @@ def lower_priority(nice: int) -> None:
 
 
 def is_worker(process_name: str, role: str | None = None) -> bool:
-    """Whether a process of this name is a worker with a job, of this role if given."""
+    """True if a process of this name is a worker with a job, of this role if given."""
     return process_name.partition("-")[0] in (SLOTS if role is None else (role,))
 
 
@@ -196,7 +196,7 @@ def _limit_of(nonce: str) -> int:
 
 
 def _marks_by_limit() -> bool:
-    """Whether ``mark`` can: on Linux, unless somebody has limited this process."""
+    """True if ``mark`` works: on Linux, unless somebody has limited this process."""
     return sys.platform == "linux" and resource.getrlimit(_RLIMIT_LOCKS)[1] == resource.RLIM_INFINITY
 
 
@@ -265,7 +265,7 @@ def stop_family() -> list[Any]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, as by Ctrl-Z (Linux only)."""
+    """True if a process is stopped, as by Ctrl-Z (Linux only)."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
     return False

@@ -277,7 +277,7 @@ def _differences(runs: Sequence[_Run], also: Sequence[str]) -> str:
 
 
 def _details(run: _Run, *, alone: bool) -> str:
-    """What concerns one run: tuner, settings, machine, events."""
+    """Section of one run: tuner, settings, machine, events."""
     parts = [_section("The tuner", *_tuner(run.path)), _section("Settings", *_settings(run.path)),
              _section("Machine and versions", _machine(run)), _section("Events", _events(run.path))]
     told = "".join(parts)
@@ -346,7 +346,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 40
 _MOST = 1e100
 """Larger values are drawn as this one."""
 _COLOURS = 6
-"""Of ``_STYLE``; they come round again."""
+"""Number of colours in ``_STYLE``; they come round again."""
 
 
 class _Trace(NamedTuple):

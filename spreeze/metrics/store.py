@@ -27,7 +27,7 @@ from spreeze.formatting import clean
 from spreeze.metrics.table import TABLE, MetricTable
 
 FORMAT = 1
-"""Of ``metrics.db``, in its ``user_version``."""
+"""Format number of ``metrics.db``, in its ``user_version``."""
 RAW_S = 3600.0
 TIERS: tuple[tuple[str, float, float], ...] = (("rollup_10s", 10.0, 86_400.0), ("rollup_60s", 60.0, math.inf))
 """(table, bucket width in s, how long it is kept in s), finest first."""
@@ -143,7 +143,7 @@ class _Rollup:
 
 
 class Trouble(NamedTuple):
-    """What the user should know about the file; ``level`` is as in ``Event``."""
+    """Message to the user about the file; ``level`` is as in ``Event``."""
 
     level: str
     text: str
@@ -222,7 +222,7 @@ class MetricsWriter:
         self._flush()
 
     def reports(self) -> list[Trouble]:
-        """What has happened to the file since the last call: trouble, its end with the rows lost, damage."""
+        """Messages about the file since the last call: trouble, its end with the rows lost, damage."""
         found, self._reports = self._reports, []
         return found
 
@@ -416,7 +416,7 @@ _TROUBLE = (sqlite3.Error, OSError, ValueError, TypeError, OverflowError)
 """Failures of a transaction."""
 _DAMAGE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT,
            sqlite3.SQLITE_MISMATCH)
-"""Of a file that is no database, is damaged, or has other tables than ours."""
+"""SQLite's codes for a file that is no database, is damaged, or has other tables than ours."""
 _HELD = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _REMEDY = "look at the disk and at the file"
 _REMEDIES = {

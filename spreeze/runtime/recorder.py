@@ -551,16 +551,16 @@ class GroupSample:
 
     @property
     def learned(self) -> bool:
-        """Whether there has been an update in this session."""
+        """True after the first update of this session."""
         return self.learner["updates"] > 0 and self.sampled > 0
 
     @property
     def on_policy(self) -> bool:
-        """Whether the learner takes whole rollouts instead of batches from replay."""
+        """True if the learner takes whole rollouts instead of batches from replay."""
         return self.learner.get("learn_s", 0.0) > 0.0
 
     def knows(self, metric: Metric) -> bool:
-        """Whether a learner of this kind has this number by now."""
+        """True if a learner of this kind has this number by now."""
         other = Needs.REPLAY if self.on_policy else Needs.ROLLOUTS
         return metric.known_from is Needs.NOTHING or (self.learned and metric.known_from is not other)
 

@@ -375,7 +375,7 @@ class ProcessSupervisor:
         return sum(handle.process is not None for handle in self.handles.values() if handle.spec.role is role)
 
     def keeps_failing(self, name: str) -> bool:
-        """Whether a worker does not run, for it has failed so often that its next start has to wait long."""
+        """True while a worker does not run, for it has failed so often that its next start has to wait long."""
         handle = self.handles.get(name)
         return handle is not None and handle.process is None and handle.restarts.quarantined
 
@@ -542,7 +542,7 @@ class ProcessSupervisor:
         end_orphans(self._run_context.nonce)
 
     def _is_late(self, handle: WorkerHandle, start: float) -> bool:
-        """Whether a worker has used up its time to end since ``start``."""
+        """True if a worker has used up its time to end since ``start``."""
         now = self._clock()
         phase = self._note_heartbeat(handle, now)
         if not handle.spec.role.learns:
@@ -583,7 +583,7 @@ def _deadline_s(spec: WorkerSpec, phase: Phase) -> float:
 
 
 def _has_envs(spec: WorkerSpec) -> bool:
-    """Whether a worker makes environments: samplers, evaluator, visualizer."""
+    """True for workers that make environments: samplers, evaluator, visualizer."""
     return spec.role.steps or spec.role.may_end
 
 

@@ -32,7 +32,7 @@ from spreeze.transport.protocols import Arrays
 from spreeze.transport.shared_memory import nameless_file
 
 FORMAT = 1
-"""Of a weights file, in its metadata."""
+"""Format number of a weights file, in its metadata."""
 LATEST = "LATEST.json"
 _NAME = re.compile(r"^w-(\d{6,})-(\d{12,})\.safetensors$")
 _MAX_BYTES = 1 << 32

@@ -1,4 +1,4 @@
-"""What all Bullet tasks share: a headless server and its models, spaces, seeding, the order of a reset."""
+"""Base of all Bullet tasks: a headless server and its models, spaces, seeding, the order of a reset."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GAIN = 0.1
 _LINK_BYTES = 768
 """Size of Bullet's ``UrdfLink`` in the wheels for Linux."""
 _CHUNK_BYTES = _LINK_BYTES + 16
-"""What glibc's heap keeps for it."""
+"""Size of its chunk in glibc's heap."""
 _LINKS = 256
 """More than any of the models has."""
 _APART_BYTES = 24
@@ -52,7 +52,7 @@ class BulletLink:
 
 @dataclass(frozen=True)
 class Model:
-    """What was found in a model file, in Bullet's order."""
+    """Bodies, parts and joints of a model file, in Bullet's order."""
 
     joints: dict[str, BulletJoint]
     parts: dict[str, BulletLink]

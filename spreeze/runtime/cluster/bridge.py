@@ -69,7 +69,7 @@ class BridgeJob(Jsonable):
     ring: RingSpec
     ring_fd: int
     first_shard: int
-    """Of the shards that are this process's own; the last one of the ring is its last."""
+    """First shard of this process; its last one is the last of the ring."""
     limiter: RateLimiter
     host: HostJob
     host_rows: tuple[int, ...]

@@ -121,7 +121,7 @@ class GatewayActor:
             return b""
 
     def check(self, request: bytes) -> bytes:
-        """What this host has for a task (``host.host_checks``)."""
+        """Checks of this host for a task (``host.host_checks``), as JSON."""
         return self._told(lambda: {**host_checks(unseal_json(self._secret, b"check", request)), "versions": versions(),
                                    "cores": core_facts().usable})
 

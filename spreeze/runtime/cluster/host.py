@@ -50,11 +50,11 @@ _FORSAKEN_S = 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostJob(Jsonable):
-    """What a host needs to know of the run."""
+    """Job of a host that collects for the run."""
 
     spec: EnvSpec
     layout: RowLayout
-    """Of a row; the host derives it as well, and they have to be equal."""
+    """Layout of a row; the host derives it as well, and they have to be equal."""
     n_step: int
     gamma: float
     nan_policy: str
@@ -66,7 +66,7 @@ class HostJob(Jsonable):
     start_deadline_s: float = 120.0
     memory_limit_bytes: int | None = None
     gives_way: bool = False
-    """Whether the samplers run at low priority there, too."""
+    """True if the samplers run at low priority there, too."""
     tune: tuple[str, ...] = ()
     """Arguments of ``spreeze tune`` that measure samplers and environments there; empty: nothing is measured."""
 
@@ -84,7 +84,7 @@ class HostSamplers(threading.Thread):
         self._ending = threading.Event()
         self.failure: str | None = None
         self.forsaken = False
-        """Whether they ended because nobody asked for rows."""
+        """True once they ended because nobody asked for rows."""
         self.asked_s = time.monotonic()
         """When somebody did."""
         self.outlet: RowOutlet | None = None
@@ -218,7 +218,7 @@ class HostSamplers(threading.Thread):
         return self.weights_order
 
     def facts(self) -> dict[str, Any]:
-        """What the host tells with each chunk; events are told once."""
+        """Status that the host sends with each chunk; each event is sent once."""
         events = [self._events.popleft() for _ in range(len(self._events))]
         status = self._status
         if self.outlet is None or status is None:
@@ -237,7 +237,7 @@ def together(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def host_checks(task: dict[str, Any]) -> dict[str, Any]:
-    """What this host has: interpreter, memory, and whether the task's environment can be made and stepped here.
+    """Checks of this host: interpreter, memory, and whether the task's environment can be made and stepped here.
 
     ``task`` has the arguments of ``envs.probe.probe_env``, or nothing.
     """

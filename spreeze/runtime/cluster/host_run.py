@@ -33,12 +33,12 @@ _MOST_FAILURES, _WINDOW_S = 4, 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostRunJob(Jsonable):
-    """What another host needs for its run."""
+    """Job of another host that has a run of its own."""
 
     arguments: tuple[str, ...]
-    """Of ``python -m spreeze.train``; the task, the algorithm, and whom to join."""
+    """Arguments of ``python -m spreeze.train``: the task, the algorithm, and whom to join."""
     secret: str
-    """Of the run that it joins, in hexadecimal digits."""
+    """Secret of the run that it joins, in hexadecimal digits."""
 
 
 class HostRun(threading.Thread):
@@ -115,6 +115,6 @@ class HostRun(threading.Thread):
         self.join(within_s)
 
     def facts(self) -> dict[str, Any]:
-        """What the host tells when it is asked; events are told once."""
+        """Status of the host; each event is sent once."""
         self.asked_s = time.monotonic()
         return {"events": [self._told.popleft() for _ in range(len(self._told))], "failure": self.failure}

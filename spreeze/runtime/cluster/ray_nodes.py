@@ -45,7 +45,7 @@ class ClusterAddress(NamedTuple):
     """Where the other hosts are."""
 
     text: str
-    """Of a Ray cluster: ``HOST:PORT`` or ``auto``."""
+    """Address of a Ray cluster: ``HOST:PORT`` or ``auto``."""
     local: int = 0
     """Hosts to simulate on this machine; 0: a real cluster."""
 
@@ -126,7 +126,7 @@ class Nodes:
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether members of this cluster need its token."""
+        """True if members of this cluster need its token."""
         known = tuple(int(part) for part in self.version.split(".")[:2] if part.isdecimal()) >= _TOKENS_SINCE
         return known and os.environ.get("RAY_AUTH_MODE") == "token"
 

@@ -1,4 +1,4 @@
-"""What a cluster has: its hosts in short before a run, and all about each for ``spreeze doctor``.
+"""Survey of a cluster: its hosts in short before a run, and all about each for ``spreeze doctor``.
 
 In a child process (``python -m spreeze.runtime.cluster.survey REQUEST``), which alone loads Ray: it may hang, and a
 process can join one cluster only.
