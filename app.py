@@ -10,7 +10,7 @@ import os
 import streamlit as st
 
 from spreeze.dashboard import control, server
-from spreeze.dashboard.access import Entrance
+from spreeze.dashboard.access import LoginTokens
 from spreeze.dashboard.run_data import runs_dir
 from spreeze.machine.processes import PAGE, take_name
 
@@ -21,7 +21,7 @@ parser.add_argument("--import", dest="module", metavar="MODULE", default=control
 if module := parser.parse_args().module:
     os.environ[control.IMPORT] = module
 take_name(PAGE)  # so that running trainings do not count the dashboard as external load
-entrance = Entrance(runs_dir())
+tokens = LoginTokens(runs_dir())
 app = st.App(
-    server.SCRIPT, routes=server.routes(), middleware=server.middleware(entrance), lifespan=server.lifespan(entrance)
+    server.SCRIPT, routes=server.routes(), middleware=server.middleware(tokens), lifespan=server.lifespan(tokens)
 )

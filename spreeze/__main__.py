@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from spreeze import __version__
 from spreeze.errors import did_you_mean
-from spreeze.machine.output import complain, say, standard_streams
+from spreeze.machine.output import print_error, say, standard_streams
 
 VERBS: dict[str, str] = {
     "train": "train an agent",
@@ -42,7 +42,7 @@ def _main(argv: list[str] | None) -> int:
         say(f"spreeze {__version__}")
         return 0
     if verb not in VERBS:
-        complain(f"no verb '{verb}'{did_you_mean(verb, VERBS)} (verbs: {', '.join(VERBS)})")
+        print_error(f"no verb '{verb}'{did_you_mean(verb, VERBS)} (verbs: {', '.join(VERBS)})")
         return 2
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the import prints no traceback
     module = importlib.import_module("spreeze.bench.__main__" if verb == "bench" else f"spreeze.cli.{verb}")

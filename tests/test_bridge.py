@@ -20,8 +20,8 @@ from spreeze.machine.hardware import core_facts
 from spreeze.metrics.table import SLOTS
 from spreeze.runtime.cluster.bridge import Bridge, BridgeJob
 from spreeze.runtime.cluster.gateway import GatewayActor
-from spreeze.runtime.cluster.host import HostJob, HostSamplers, together
-from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, check_installed, knock, parse_address
+from spreeze.runtime.cluster.host import HostJob, HostSamplers, sum_counters
+from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, check_installed, check_reachable, parse_address
 from spreeze.testing import count_numbered
 from spreeze.transport.chunks import Taken, seal_chunk, seal_json, unseal_chunk, unseal_json
 from spreeze.transport.rate_limiter import RateLimiter
@@ -190,9 +190,9 @@ def test_several_samplers_look_like_one():
     blank = dict.fromkeys(SLOTS["sampler"], 0.0)
     rows = [blank | {"env_steps": 5.0, "episodes": 1.0, "episode_return": 4.0}, blank | {"env_steps": 7.0},
             blank | {"env_steps": 1.0, "episodes": 2.0, "episode_return": 8.0}]  # fmt: skip
-    found = together(rows)
+    found = sum_counters(rows)
     assert (found["env_steps"], found["episodes"], found["episode_return"]) == (13.0, 3.0, 6.0)
-    assert together([blank])["episode_return"] == 0.0
+    assert sum_counters([blank])["episode_return"] == 0.0
 
 
 # --- the bridge ---
@@ -540,7 +540,7 @@ def test_addresses():
 
 def test_an_address_where_nothing_listens_is_refused_at_once():
     with pytest.raises(ConfigError, match=r"nothing answers there .*ray start --head"):
-        knock(parse_address("127.0.0.1:9"))
+        check_reachable(parse_address("127.0.0.1:9"))
 
 
 def test_a_server_that_is_no_ray_head_is_refused_at_once():
@@ -554,7 +554,7 @@ def test_a_server_that_is_no_ray_head_is_refused_at_once():
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(ConfigError, match="what listens there is no Ray head"):
-            knock(parse_address(f"127.0.0.1:{server.getsockname()[1]}"))
+            check_reachable(parse_address(f"127.0.0.1:{server.getsockname()[1]}"))
         thread.join()
 
 

@@ -20,7 +20,7 @@ from harness import PATIENCE_S, REPO
 
 pytest.importorskip("streamlit")
 from spreeze.dashboard import access as entrances
-from spreeze.dashboard.access import SETTING, Entrance, is_asked, page_token, write_private
+from spreeze.dashboard.access import SETTING, LoginTokens, is_asked, page_token, write_private
 
 ADDRESS = "http://localhost:8501"
 TOKEN = re.compile(r"\?token=([\w-]{43})")
@@ -66,7 +66,7 @@ def private(place):
 
 
 def test_a_terminal_shows_the_address_with_its_token_and_a_browser_opens(tmp_path, terminal, shown):
-    door = Entrance(tmp_path)
+    door = LoginTokens(tmp_path)
     door.open(ADDRESS)
     (token,) = TOKEN.findall(terminal.text)
     file = tmp_path / ".launches" / "dashboard-8501.html"
@@ -88,7 +88,7 @@ def test_a_terminal_shows_the_address_with_its_token_and_a_browser_opens(tmp_pat
 
 
 def test_a_log_holds_no_token_and_names_the_private_file(tmp_path, log, shown):
-    door = Entrance(tmp_path)
+    door = LoginTokens(tmp_path)
     door.open(ADDRESS)
     file = tmp_path / ".launches" / "dashboard-8501.html"
     assert str(file) in log.text
@@ -102,14 +102,14 @@ def test_a_log_holds_no_token_and_names_the_private_file(tmp_path, log, shown):
 @pytest.mark.parametrize(("name", "value"), [("SSH_CONNECTION", "1 2 3 4"), ("DISPLAY", "")])
 def test_no_browser_opens_where_nobody_would_see_it(tmp_path, terminal, shown, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    Entrance(tmp_path).open(ADDRESS)
+    LoginTokens(tmp_path).open(ADDRESS)
     assert TOKEN.findall(terminal.text)
     assert shown == []
 
 
 def test_where_the_folder_cannot_be_written_a_terminal_still_lets_in(tmp_path, terminal, shown):
     (tmp_path / "file").touch()
-    door = Entrance(tmp_path / "file")
+    door = LoginTokens(tmp_path / "file")
     door.open(ADDRESS)
     assert len(door.cookie_token) >= 43
     assert door.redeem(TOKEN.findall(terminal.text)[0])
@@ -118,13 +118,13 @@ def test_where_the_folder_cannot_be_written_a_terminal_still_lets_in(tmp_path, t
 
 def test_where_neither_is_there_it_is_said(tmp_path, log):
     (tmp_path / "file").touch()
-    Entrance(tmp_path / "file").open(ADDRESS)
+    LoginTokens(tmp_path / "file").open(ADDRESS)
     assert "cannot be written" in log.text
     assert TOKEN.findall(log.text) == []
 
 
 def test_before_it_is_open_nothing_gets_in(tmp_path):
-    door = Entrance(tmp_path)
+    door = LoginTokens(tmp_path)
     assert not door.redeem("")
     assert not door.redeem("None")
 
@@ -144,7 +144,7 @@ def test_the_setting_is_on_or_off_and_anything_else_leaves_the_token(monkeypatch
 
 def test_switched_off_the_plain_address_is_told(tmp_path, terminal, shown, monkeypatch):
     monkeypatch.setenv(SETTING, "off")
-    Entrance(tmp_path).open(ADDRESS)
+    LoginTokens(tmp_path).open(ADDRESS)
     assert ADDRESS in terminal.text
     assert "open to every account" in terminal.text
     assert not (tmp_path / ".launches" / "dashboard-8501.html").exists()
@@ -208,13 +208,13 @@ def test_a_token_that_an_earlier_version_gave_to_anybody_is_gone(tmp_path, name)
 
 
 def test_a_cookie_given_out_while_no_token_is_asked_for_lets_nobody_in_later(tmp_path, monkeypatch):
-    known = Entrance(tmp_path).cookie_token
+    known = LoginTokens(tmp_path).cookie_token
     monkeypatch.setenv(SETTING, "off")
-    given = Entrance(tmp_path).cookie_token
+    given = LoginTokens(tmp_path).cookie_token
     assert given not in (known, "")
-    assert Entrance(tmp_path).cookie_token == given  # open pages survive a restart of the server
+    assert LoginTokens(tmp_path).cookie_token == given  # open pages survive a restart of the server
     monkeypatch.setenv(SETTING, "on")
-    assert Entrance(tmp_path).cookie_token == known
+    assert LoginTokens(tmp_path).cookie_token == known
 
 
 def test_a_private_file_follows_no_link_and_leaves_nothing_behind(tmp_path):

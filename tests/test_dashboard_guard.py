@@ -6,7 +6,7 @@ import json
 import pytest
 
 pytest.importorskip("streamlit")
-from spreeze.dashboard.access import SETTING, Entrance, Guard
+from spreeze.dashboard.access import SETTING, Guard, LoginTokens
 from spreeze.dashboard.compare import CONFIG
 
 ONCE = "o" * 43
@@ -25,16 +25,16 @@ async def inner(scope, receive, send):
 
 
 @pytest.fixture
-def entrance(tmp_path, monkeypatch):
+def tokens(tmp_path, monkeypatch):
     monkeypatch.delenv(SETTING, raising=False)
-    made = Entrance(tmp_path / "runs")
+    made = LoginTokens(tmp_path / "runs")
     made.open("http://localhost:8501")
     made._once = ONCE
     return made
 
 
 @pytest.fixture
-def ask(entrance):
+def ask(tokens):
     """Sends one request through the guard; returns all that it answers."""
     def asked(kind, path="/", method="GET", query="", scheme="http", **headers):
         sent = []
@@ -48,23 +48,23 @@ def ask(entrance):
         async def send(message):
             sent.append(message)
 
-        asyncio.run(Guard(inner, entrance)(scope, receive, send))
+        asyncio.run(Guard(inner, tokens)(scope, receive, send))
         return sent
 
     return asked
 
 
 @pytest.fixture
-def cookie(entrance):
-    return f"a=b; spreeze_8501={entrance.cookie_token}"
+def cookie(tokens):
+    return f"a=b; spreeze_8501={tokens.cookie_token}"
 
 
-def test_the_token_becomes_a_cookie_and_leaves_the_address(ask, entrance):
+def test_the_token_becomes_a_cookie_and_leaves_the_address(ask, tokens):
     answer = ask("http", "/runs", query=f"run=a%20b&token={ONCE}&x=1")[0]
     headers = dict(answer["headers"])
     assert answer["status"] == 303
     assert headers[b"location"] == b"/runs?run=a+b&x=1"
-    assert headers[b"set-cookie"] == (f"spreeze_8501={entrance.cookie_token}; Path=/; Max-Age=2592000; HttpOnly; "
+    assert headers[b"set-cookie"] == (f"spreeze_8501={tokens.cookie_token}; Path=/; Max-Age=2592000; HttpOnly; "
                                       "SameSite=Lax").encode()
     assert headers[b"referrer-policy"] == b"no-referrer"
     assert headers[b"cache-control"] == b"no-store"
@@ -149,9 +149,9 @@ def test_the_websocket_opens_with_the_token_and_the_whole_origin(ask, cookie):
     {"cookie": "spreeze_8501=TOKEN", "origin": "https://evil.example"},
 ])
 @pytest.mark.parametrize("asked", [True, False])
-def test_anybody_else_is_refused(ask, entrance, headers, asked):
-    entrance.asked = asked
-    headers = {name: value.replace("TOKEN", entrance.cookie_token) for name, value in headers.items()}
+def test_anybody_else_is_refused(ask, tokens, headers, asked):
+    tokens.asked = asked
+    headers = {name: value.replace("TOKEN", tokens.cookie_token) for name, value in headers.items()}
     assert ask("websocket", host="localhost:8501", **headers)[0]["type"] == "websocket.close"
     assert ask("http", method="POST", host="localhost:8501", **headers)[0]["status"] == 403
 
@@ -164,8 +164,8 @@ def test_anybody_else_is_refused(ask, entrance, headers, asked):
       for dest in ("iframe", "frame", "object", "embed", "empty")),
 ])
 @pytest.mark.parametrize("asked", [True, False])
-def test_other_sites_cannot_even_read_or_ask_for_a_picture(ask, entrance, cookie, headers, asked):
-    entrance.asked = asked
+def test_other_sites_cannot_even_read_or_ask_for_a_picture(ask, tokens, cookie, headers, asked):
+    tokens.asked = asked
     for path in ("/api/live", "/live.jpg", "/"):
         assert ask("http", path, host="localhost:8501", cookie=cookie, **headers)[0]["status"] == 403
 
@@ -178,17 +178,17 @@ def test_the_page_itself_and_a_link_to_it_may_be_read(ask, cookie):
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_no_page_may_be_framed(ask, entrance, cookie, asked):
-    entrance.asked = asked
+def test_no_page_may_be_framed(ask, tokens, cookie, asked):
+    tokens.asked = asked
     for headers in ({"cookie": cookie}, {"accept": "text/html", "origin": "null"}):
         assert dict(ask("http", **headers)[0]["headers"])[b"x-frame-options"] == b"DENY"
     assert b"x-frame-options" not in dict(ask("http", "/api/live", cookie=cookie)[0]["headers"])
 
 
-def test_switched_off_each_page_lets_in_and_other_origins_still_cannot_act(ask, entrance, cookie):
-    entrance.asked = False
+def test_switched_off_each_page_lets_in_and_other_origins_still_cannot_act(ask, tokens, cookie):
+    tokens.asked = False
     page = dict(ask("http")[0]["headers"])
-    assert page[b"set-cookie"].startswith(f"spreeze_8501={entrance.cookie_token};".encode())
+    assert page[b"set-cookie"].startswith(f"spreeze_8501={tokens.cookie_token};".encode())
     answer = ask("http", "/api/live")[0]
     assert answer["status"] == 200
     assert b"set-cookie" not in dict(answer["headers"])
@@ -199,13 +199,13 @@ def test_over_tls_the_cookie_stays_there(ask):
     assert dict(ask("http", query=f"token={ONCE}", scheme="https")[0]["headers"])[b"set-cookie"].endswith(b"; Secure")
 
 
-def test_the_server_s_own_messages_pass(entrance):
+def test_the_server_s_own_messages_pass(tokens):
     sent = []
 
     async def send(message):
         sent.append(message)
 
-    asyncio.run(Guard(inner, entrance)({"type": "lifespan"}, None, send))
+    asyncio.run(Guard(inner, tokens)({"type": "lifespan"}, None, send))
     assert sent == [{"type": "lifespan.startup.complete"}]
 
 

@@ -12,7 +12,7 @@ from harness import PATIENCE_S
 pytest.importorskip("streamlit")
 
 from spreeze.dashboard import navigation, server
-from spreeze.dashboard.access import Entrance
+from spreeze.dashboard.access import LoginTokens
 
 NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -53,10 +53,10 @@ def test_other_sockets_stay_as_they_are(listener):
 
 
 def test_the_first_visitor_finds_the_pages_loaded_and_the_entrance_open(listener, tmp_path):
-    entrance = Entrance(tmp_path)
+    tokens = LoginTokens(tmp_path)
 
     async def live():
-        async with server.lifespan(entrance)(None) as state:
+        async with server.lifespan(tokens)(None) as state:
             assert state is None
             (file,) = (tmp_path / ".launches").glob("dashboard-*.html")
             assert "http://localhost:" in file.read_text()

@@ -53,7 +53,7 @@ def _begin(script, **options):
 
 
 def test_no_signal_ends_a_worker_from_its_first_moment_on():
-    with processes.held_back():
+    with processes.signals_blocked():
         worker = _begin(_WORKER)
 
     def listens():
@@ -73,7 +73,7 @@ def test_a_signal_that_came_meanwhile_is_heard_after_the_block():
     heard = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
-        with processes.held_back():
+        with processes.signals_blocked():
             signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # any other thread would take the process's
             assert heard == []
         assert heard == [signal.SIGTERM]
@@ -85,7 +85,7 @@ def test_a_signal_that_came_meanwhile_is_heard_after_the_block():
 def test_what_an_environment_starts_ends_when_it_is_told_to(tmp_path):
     script = tmp_path / "environment.py"
     script.write_text(_ENVIRONMENT)
-    with processes.held_back():
+    with processes.signals_blocked():
         worker = subprocess.Popen([sys.executable, script], cwd=tmp_path, stdout=subprocess.PIPE, process_group=0,
                                   env={**os.environ, "PYTHONPATH": str(REPO)})  # fmt: skip
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE_S, PENDULUM, REPO, TINY, Run, poll
 
-from spreeze.machine.processes import EARLY, PAGE, PROBE
+from spreeze.machine.processes import PAGE, PREWARM, PROBE
 from spreeze.machine.utilisation import Siblings
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.cpu_governor import BACKGROUND_CORES
@@ -138,7 +138,7 @@ def test_what_measures_once_has_its_name_before_it_loads_anything(tmp_path):
 
 def test_a_learner_that_waits_for_its_job_and_one_that_tries_an_environment_are_siblings(tmp_path):
     with Prewarm(1) as head_start:
-        poll(lambda: name_of(head_start.pid) == EARLY, what=lambda: name_of(head_start.pid))
+        poll(lambda: name_of(head_start.pid) == PREWARM, what=lambda: name_of(head_start.pid))
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(10_000)\n")
     job = {"what": "time", "steps": 0, "end_s": PATIENCE_S, "out": str(tmp_path / "out"),
            "task": {"env_id": "slow/None-v0", "import_module": "slow", "args": []}}  # fmt: skip

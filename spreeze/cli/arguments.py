@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from spreeze.config.layers import Values, parse_assignment
 from spreeze.config.schema import FLAG_OF, SamplingConfig, field_of, kind_of
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError, UsageError
-from spreeze.machine.output import complain, emit, say
+from spreeze.machine.output import emit, print_error, say
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         line = " ".join(f"{message} ({self.prog} --help lists all flags)".split())
-        complain(line)
+        print_error(line)
         if self._as_json:
             emit({"error": line, "kind": UsageError.__name__})
         sys.exit(2)
@@ -64,7 +64,7 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
 
 def _told(error: SpreezeError, *, as_json: bool) -> int:
     line = " ".join(str(error).split())
-    complain(line)
+    print_error(line)
     if as_json:
         emit({"error": line, "kind": type(error).__name__})
     return error.exit_code

@@ -29,7 +29,7 @@ from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import aligned
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.output import background_output, complain, emit, say
+from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics.comparison import (
     HELD,
@@ -239,7 +239,7 @@ def _carried_out(
             f"--resume {sweep.name} runs them again", as_json=args.json)
     failed = [run.name for run in sweep.runs if run.state == "failed"]
     if failed:
-        complain(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; "
+        print_error(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; "
                  f"--resume {sweep.name} tries them again")
     return 1 if failed else 0
 

@@ -45,7 +45,7 @@ from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import Machine, check_precision, memory_limits, named_devices, read_machine
-from spreeze.machine.output import background_output, complain, emit, say
+from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import ENDS_WITH, is_stopped
 from spreeze.metrics.tuning_record import PROGRESS
 from spreeze.modes import load_mode
@@ -64,7 +64,7 @@ from spreeze.run_directory import (
     versions,
     write_json,
 )
-from spreeze.runtime.cluster.ray_nodes import check_installed, knock, parse_address
+from spreeze.runtime.cluster.ray_nodes import check_installed, check_reachable, parse_address
 from spreeze.runtime.environment_limits import allowed, untunable_env
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, Prewarm
@@ -296,7 +296,7 @@ def _look_at(address: str) -> str:
     """Line about ``--cluster``, or a ConfigError. The run itself joins later, since that takes seconds."""
     cluster = parse_address(address)
     check_installed()
-    knock(cluster)
+    check_reachable(cluster)
     if cluster.local:
         hosts = "1 host" if cluster.local == 1 else f"{cluster.local} hosts"
         return f"--cluster {address}: {hosts} simulated on this machine, sharing its cores"
@@ -478,7 +478,7 @@ def _run(
     else:
         say(_closing(document, foreign_module(plan.spec.env_id, plan.config.env.import_module)), keep=True)
     if outcome.error:
-        complain(outcome.error)
+        print_error(outcome.error)
     return 1 if outcome.error else 0
 
 

@@ -95,7 +95,7 @@ def _private_text(place: Path) -> str | None:
         return file.read(200).strip() if private else None
 
 
-class Entrance:
+class LoginTokens:
     """Lets browsers in to one server, from ``open`` to ``close``."""
 
     def __init__(self, folder: Path) -> None:
@@ -204,9 +204,9 @@ margin: 4rem auto; padding: 0 1rem }}</style></head>
 class Guard:
     """ASGI middleware: exchanges a one-time token for a cookie; all other requests need the cookie."""
 
-    def __init__(self, app: ASGIApp, entrance: Entrance) -> None:
+    def __init__(self, app: ASGIApp, tokens: LoginTokens) -> None:
         self._app = app
-        self._entrance = entrance
+        self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -214,8 +214,8 @@ class Guard:
             return
         request = HTTPConnection(scope)
         known = self._knows(request)
-        token = _token_of(request) if self._entrance.asked else None
-        if token is not None and (known or self._entrance.redeem(token)):
+        token = _token_of(request) if self._tokens.asked else None
+        if token is not None and (known or self._tokens.redeem(token)):
             await self._redirection(request)(scope, receive, send)
         elif not self._lets_in(request, known=known):
             await _refusal(request)(scope, receive, send)
@@ -233,17 +233,17 @@ class Guard:
         visit = (headers.get("sec-fetch-mode", "navigate") == "navigate"
                  and headers.get("sec-fetch-dest", "document") == "document")
         foreign = not own or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and not visit)
-        return not foreign and (known or not self._entrance.asked or request.scope["path"].endswith(_HEALTH))
+        return not foreign and (known or not self._tokens.asked or request.scope["path"].endswith(_HEALTH))
 
     def _knows(self, request: HTTPConnection) -> bool:
         found = request.cookies.get(_name(request))
-        return found is not None and secrets.compare_digest(found.encode(), self._entrance.cookie_token.encode())
+        return found is not None and secrets.compare_digest(found.encode(), self._tokens.cookie_token.encode())
 
     def _cookie(self, request: HTTPConnection) -> str:
         # Lax, not Strict: the browser is opened on a file, and a Strict cookie would not survive its redirect.
         # Other sites are covered: Lax keeps the cookie from their frames, and actions need the server's own origin.
         secure = "; Secure" if request.scope.get("scheme") in ("https", "wss") else ""
-        return (f"{_name(request)}={self._entrance.cookie_token}; Path=/; Max-Age={_COOKIE_S}; HttpOnly; "
+        return (f"{_name(request)}={self._tokens.cookie_token}; Path=/; Max-Age={_COOKIE_S}; HttpOnly; "
                 f"SameSite=Lax{secure}")
 
     def _redirection(self, request: HTTPConnection) -> Response:
@@ -260,7 +260,7 @@ class Guard:
             if is_page(message):
                 headers = MutableHeaders(scope=message)
                 headers.update(_NO_FRAME)
-                if not self._entrance.asked:
+                if not self._tokens.asked:
                     headers.append("Set-Cookie", self._cookie(request))
             await send(message)
 

@@ -119,7 +119,7 @@ def run_path(name: str, folder: Path) -> Path:
     return path
 
 
-def typed(path: Path) -> str:
+def as_cli_argument(path: Path) -> str:
     """A path as a command takes it, from the folder that the server was started in."""
     return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else str(path)
 

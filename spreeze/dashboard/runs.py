@@ -16,6 +16,7 @@ from spreeze.dashboard.run_data import (
     SAMPLE,
     Clip,
     RunRow,
+    as_cli_argument,
     clips,
     log_files,
     meaning,
@@ -24,7 +25,6 @@ from spreeze.dashboard.run_data import (
     runs_dir,
     short,
     tail_lines,
-    typed,
 )
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, duration, number, size, whole
@@ -138,8 +138,8 @@ def _one(path: Path, folder: Path) -> None:
     if not recorded:
         _about(path, facts.about)
     name = path.name
-    packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *map(typed, files_to_pack(path))))
-    told = control.command_line("spreeze", "report", typed(path))
+    packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *map(as_cli_argument, files_to_pack(path))))
+    told = control.command_line("spreeze", "report", as_cli_argument(path))
     acts = () if recorded else (
         control.command_line("spreeze.train", "--resume", name, *control.runs_dir_flags(folder),
                       *(() if module is None else ("--import", module))),
@@ -217,7 +217,7 @@ def watch() -> None:
     path = navigation.need_run()
     st.subheader(f"Clips of {row(path).name}", anchor=False)
     if path != SAMPLE:  # its networks are not included
-        components.show_command("play", control.command_line("spreeze", "play", typed(path)))
+        components.show_command("play", control.command_line("spreeze", "play", as_cli_argument(path)))
     found = clips(path)
     if not found:
         st.info("No clip yet: the first one comes after the visualizer's clip interval (two minutes by default)."
@@ -264,7 +264,7 @@ def logs() -> None:
     first = next((i for i, label in enumerate(labels) if files[label].stat().st_size > 0), 0)
     chosen = st.selectbox("File", labels, index=first, help="The last 200 lines are shown.")
     st.code("\n".join(tail_lines(files[chosen])) or "(empty)", language=None, height=420, wrap_lines=True)
-    components.show_command("tail", shlex.join(("tail", "-n", "200", "-f", typed(files[chosen]))))
+    components.show_command("tail", shlex.join(("tail", "-n", "200", "-f", as_cli_argument(files[chosen]))))
 
 
 def _events(path: Path) -> None:

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spreeze.dashboard import control, live_api, navigation
-from spreeze.dashboard.access import Entrance, Guard, is_page
+from spreeze.dashboard.access import Guard, LoginTokens, is_page
 from spreeze.dashboard.components import prefix
 from spreeze.dashboard.run_data import run_path, runs_dir
 from spreeze.errors import RunError
@@ -31,18 +31,18 @@ from spreeze.formatting import clean
 from spreeze.run_directory import ask, is_alive
 
 
-def lifespan(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManager[None]]:
-    """The server's lifespan: opens the entrance and loads the pages' modules before the first visit."""
+def lifespan(tokens: LoginTokens) -> Callable[[st.App], AbstractAsyncContextManager[None]]:
+    """Lifespan of the server: prints the address with its token, and loads the pages' modules before the first visit."""
 
     @contextlib.asynccontextmanager
     async def running(app: st.App) -> AsyncIterator[None]:
         disable_nagle()
         threading.Thread(target=_load_pages, name="load pages", daemon=True).start()
-        entrance.open(address())
+        tokens.open(address())
         try:
             yield None
         finally:
-            entrance.close()
+            tokens.close()
 
     return running
 
@@ -92,11 +92,11 @@ def address() -> str:
     return f"{scheme}://localhost:{st.get_option('server.port')}{prefix()}"
 
 
-def middleware(entrance: Entrance) -> list[Middleware]:
-    """Rejects other Host headers (against DNS rebinding) and whoever did not come through the entrance."""
+def middleware(tokens: LoginTokens) -> list[Middleware]:
+    """Rejects other Host headers (against DNS rebinding) and whoever has no token."""
     return [
         Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1"]),
-        Middleware(Guard, entrance=entrance),
+        Middleware(Guard, tokens=tokens),
         Middleware(BaseAddress),
     ]
 

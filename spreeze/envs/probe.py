@@ -43,11 +43,11 @@ from spreeze.machine.processes import (
     PROBE,
     close_in_time,
     end_orphans,
-    held_back,
     kill_and_wait,
     leave,
     leave_to_supervisor,
     mark,
+    signals_blocked,
     take_name,
 )
 from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
@@ -200,7 +200,7 @@ class _Child:
         paths = os.pathsep.join(path for path in sys.path if path)
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: self._nonce}
         command = [sys.executable, "-m", "spreeze.envs.probe", json.dumps(self._job)]
-        with open(self._folder / "stderr", "wb") as errors, held_back():
+        with open(self._folder / "stderr", "wb") as errors, signals_blocked():
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                              stderr=errors, env=environment, start_new_session=True)
         mark(self._process.pid, self._nonce)

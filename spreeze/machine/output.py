@@ -291,7 +291,7 @@ def say(text: str, *, as_json: bool = False, keep: bool = False) -> None:
     write(sys.stderr if as_json else sys.stdout, text + "\n", keep=keep)
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Prints ``error: ...`` as one line to stderr."""
     write(sys.stderr, f"error: {' '.join(text.split())}\n", keep=True)
 

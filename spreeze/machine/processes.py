@@ -37,7 +37,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEATH_S = 10.0
 """Time for a process to die after SIGKILL; freeing much memory takes a while."""
 OWN_PREFIX = "spreeze-"
-PAGE, EARLY, PROBE, WATCHER = (OWN_PREFIX + name for name in ("page", "early", "probe", "watcher"))
+PAGE, PREWARM, PROBE, WATCHER = (OWN_PREFIX + name for name in ("page", "early", "probe", "watcher"))
 """Names of processes that are not workers: the page's server, a learner without a job yet, a single measurement, the
 watcher."""
 _LONGEST_NAME_BYTES = 15
@@ -105,7 +105,7 @@ def is_worker(process_name: str, role: str | None = None) -> bool:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Blocks the signals of ``ENDING``, to start processes that call ``leave_to_supervisor``: none ends them before.
 
     They inherit the block and receive the signals once they unblock them; so does this process after the block.
@@ -380,7 +380,7 @@ class OrphanWatch:
         """Starts the watcher; if no process can be started, the run goes on without it."""
         root = str(Path(__file__).resolve().parents[2])
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        with contextlib.suppress(OSError), held_back():
+        with contextlib.suppress(OSError), signals_blocked():
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"from {__name__} import watch; watch()", self._nonce,
                  str(self._silent_s or 0.0), *([] if self._folder is None else [str(self._folder)])],

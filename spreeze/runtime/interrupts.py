@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.output import BackgroundWriter, complain, send_nowhere
+from spreeze.machine.output import BackgroundWriter, print_error, send_nowhere
 from spreeze.machine.processes import ENDING, NOTICED, OrphanWatch, family, go_on, stop_family
 
 _STANDARD_FDS = (0, 1, 2)
@@ -185,7 +185,7 @@ class Interrupts:
         words.start()
         words.join(_LAST_WORDS_S)
         if isinstance(sys.stderr, BackgroundWriter):  # no other stream is sure not to wait
-            complain(reason)
+            print_error(reason)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, BackgroundWriter):
                 stream.drain(within_s=_LAST_WORDS_S)

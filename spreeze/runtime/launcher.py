@@ -16,7 +16,7 @@ from typing import IO, Any, Self, TypedDict
 from spreeze.machine.hardware import CoreFacts, core_facts
 from spreeze.machine.last_words import Log
 from spreeze.machine.logs import KeptLog, LogKeeper
-from spreeze.machine.processes import DEATH_S, MARK, held_back, kill_and_wait, mark
+from spreeze.machine.processes import DEATH_S, MARK, kill_and_wait, mark, signals_blocked
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce
 from spreeze.workers.main import MOST_FDS
@@ -146,7 +146,7 @@ class Launcher:
         self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...], output: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         """Starts the process; the descriptors keep their numbers."""
-        with held_back():
+        with signals_blocked():
             process = subprocess.Popen(
                 [sys.executable, "-m", "spreeze.workers.main", argument],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, close_fds=True, pass_fds=fds,
@@ -275,7 +275,7 @@ class Prewarm(Launcher):
 
     def _wait(self) -> None:
         self._line, theirs = socket.socketpair()
-        with theirs, held_back():
+        with theirs, signals_blocked():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "spreeze.workers.main", "--wait", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -28,7 +28,7 @@ from spreeze.config.layers import iterate
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.processes import OWN_PREFIX, end_orphans, held_back, kill_and_wait, mark
+from spreeze.machine.processes import OWN_PREFIX, end_orphans, kill_and_wait, mark, signals_blocked
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.table import RETURN, TABLE, MetricTable
 from spreeze.run_directory import RunDir, read_run, versions
@@ -81,7 +81,7 @@ class Sink:
         """False once it has ended, in whatever way."""
         self._line, theirs = socket.socketpair()
         self._line.setblocking(False)
-        with theirs, log_file(run_dir.path, f"log-{self.name}") as log, held_back():
+        with theirs, log_file(run_dir.path, f"log-{self.name}") as log, signals_blocked():
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "spreeze.machine.processes", f"{OWN_PREFIX}log",

@@ -30,10 +30,10 @@ from spreeze.machine.processes import (
     LOW_PRIORITY,
     OrphanWatch,
     end_orphans,
-    held_back,
     kill_and_wait,
     left_behind,
     mark,
+    signals_blocked,
 )
 from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
@@ -730,7 +730,7 @@ def _final_evaluation(
                str(LOW_PRIORITY if gives_way else 0)]
     words, kills = begin_log(run_dir.path, "evaluator", logs), oom_kills()
     try:
-        with open_log(words) as output, held_back():
+        with open_log(words) as output, signals_blocked():
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output,
                                        env=child_environment(1, run_dir.nonce, "evaluator"), **leads(gives_way))
         mark(process.pid, run_dir.nonce)

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from spreeze.errors import ConfigError
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.processes import PROBE, held_back, kill_and_wait
+from spreeze.machine.processes import PROBE, kill_and_wait, signals_blocked
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import child_environment
 from spreeze.runtime.plan import RunPlan
@@ -239,7 +239,7 @@ class UpdateHelper:
             return
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the helper lives)
         self._pending, self._ready = b"", False
-        with held_back():
+        with signals_blocked():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "spreeze.machine.processes", PROBE, "spreeze.tuner.update_probe",
                  json.dumps(self._job.to_json())],

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from spreeze.machine.processes import (
-    EARLY,
+    PREWARM,
     end_with_parent,
     leave,
     leave_to_supervisor,
@@ -91,7 +91,7 @@ def _load(module: str) -> ModuleType:
 def _job_of_waiting(fd: int) -> str | None:
     """Imports what learners need, then waits for a job; None if no run needs this process."""
     end_with_parent()
-    take_name(EARLY)
+    take_name(PREWARM)
     leave_to_supervisor()
     with socket.socket(fileno=fd) as line:
         for role in ROLES.values():

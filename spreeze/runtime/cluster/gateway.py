@@ -69,7 +69,7 @@ class GatewayActor:
             return self._no_rows({"failure": clean(f"{type(error).__name__}: {error}", 300)})
 
     def _chunk(self, asked: dict[str, Any]) -> bytes:
-        if self._samplers is not None and self._samplers.forsaken and not self._samplers.is_alive():
+        if self._samplers is not None and self._samplers.orphaned and not self._samplers.is_alive():
             self._start()
         samplers = self._samplers
         if samplers is None:

@@ -22,7 +22,7 @@ from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import core_facts, memory_limits
 from spreeze.machine.logs import LogKeeper
-from spreeze.machine.processes import OrphanWatch, held_back, kill_and_wait, mark
+from spreeze.machine.processes import OrphanWatch, kill_and_wait, mark, signals_blocked
 from spreeze.metrics.table import SLOTS, TABLE
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment
@@ -83,7 +83,7 @@ class HostSamplers(threading.Thread):
         self._job, self._seed = job, seed
         self._ending = threading.Event()
         self.failure: str | None = None
-        self.forsaken = False
+        self.orphaned = False
         """True once they ended because nobody asked for rows."""
         self.asked_s = time.monotonic()
         """When somebody did."""
@@ -160,7 +160,7 @@ class HostSamplers(threading.Thread):
 
     def _tuned(self, nonce: str) -> dict[str, Any]:
         """The choice of this host's tuner, which keeps its results in this host's cache."""
-        with held_back():
+        with signals_blocked():
             process = subprocess.Popen(
                 [sys.executable, *_TUNER, *self._job.tune],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0,
@@ -181,7 +181,7 @@ class HostSamplers(threading.Thread):
         self.asked_s = time.monotonic()
         while not self._ending.is_set():
             if time.monotonic() - self.asked_s > _FORSAKEN_S:
-                self.forsaken = True
+                self.orphaned = True
                 return
             self._handle(self._workers.wait(_LOOK_S))
             try:
@@ -224,11 +224,11 @@ class HostSamplers(threading.Thread):
         if self.outlet is None or status is None:
             return {"events": events, "failure": self.failure}
         rows = [status.named_slots(row, "sampler") for row in range(self.samplers)]
-        slots = together(rows) | {"policy_version": min(row["policy_version"] for row in rows)}
+        slots = sum_counters(rows) | {"policy_version": min(row["policy_version"] for row in rows)}
         return {"events": events, "slots": slots}
 
 
-def together(rows: list[dict[str, float]]) -> dict[str, float]:
+def sum_counters(rows: list[dict[str, float]]) -> dict[str, float]:
     """The slots of several samplers as those of one: sums of what is counted, means of the latest episodes."""
     counted = set(TABLE.cumulative("sampler"))
     finished = [row for row in rows if row["episodes"] > 0]

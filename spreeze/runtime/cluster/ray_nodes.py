@@ -73,7 +73,7 @@ def check_installed() -> None:
                           "--cluster out: one machine needs no Ray")
 
 
-def knock(address: ClusterAddress) -> None:
+def check_reachable(address: ClusterAddress) -> None:
     """A ConfigError at once if no Ray head listens at the address, for which Ray itself would take a minute."""
     if address.local or address.text == "auto":
         return
@@ -203,7 +203,7 @@ def connected(address: ClusterAddress) -> Iterator[Nodes]:
         ConfigError: Ray is not installed, or the cluster does not take us in.
     """
     check_installed()
-    knock(address)
+    check_reachable(address)
     with contextlib.ExitStack() as stack:
         os.environ.update({name: os.environ.get(name, value) for name, value in _QUIET.items()})
         text = address.text

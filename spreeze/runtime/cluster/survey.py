@@ -19,12 +19,19 @@ from spreeze.formatting import clean
 from spreeze.machine.processes import (
     end_orphans,
     end_with_parent,
-    held_back,
     kill_and_wait,
     leave_to_supervisor,
     mark,
+    signals_blocked,
 )
-from spreeze.runtime.cluster.ray_nodes import ClusterAddress, Nodes, RemoteGateway, check_installed, connected, knock
+from spreeze.runtime.cluster.ray_nodes import (
+    ClusterAddress,
+    Nodes,
+    RemoteGateway,
+    check_installed,
+    check_reachable,
+    connected,
+)
 from spreeze.runtime.launcher import child_environment
 from spreeze.transport.chunks import seal_json, unseal_json
 
@@ -45,10 +52,10 @@ def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[
         ConfigError: Ray is not installed, or the cluster does not take us in.
     """
     check_installed()
-    knock(address)
+    check_reachable(address)
     nonce = secrets.token_hex(8)
     limit_s = _JOIN_S if task is None else _JOIN_S + _CHECK_S
-    with held_back():
+    with signals_blocked():
         process = subprocess.Popen(
             [sys.executable, "-m", "spreeze.runtime.cluster.survey", json.dumps({"address": address, "task": task})],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
