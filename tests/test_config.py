@@ -75,7 +75,7 @@ def test_choices_suggest_the_near_one():
 def test_parts_that_contradict_each_other_are_refused():
     with pytest.raises(ConfigError, match=r"batch_size = 512 is larger than replay.capacity = 100"):
         Config(learner=LearnerConfig(batch_size=512), replay=ReplayConfig(capacity=100))
-    with pytest.raises(ConfigError, match="nobody could ever move"):
+    with pytest.raises(ConfigError, match="would wait for each other for ever"):
         ReplayConfig(samples_per_insert_min=9.0, samples_per_insert_max=8.0)
 
 

@@ -58,7 +58,7 @@ def test_a_finished_run_answers_with_one_complete_document(tmp_path):
         ([*PENDULUM, "--set", "sac.gama=1"], "user: unknown key 'sac.gama'; did you mean 'gamma'"),
         ([*PENDULUM, "--set", "sac.gamma=2"], "user: sac.gamma = 2.0: allowed is 0 to 1"),
         ([*PENDULUM, "--batch-size", "4096", "--replay-capacity", "100"], "learner.batch_size = 4096 is larger than"),
-        ([*PENDULUM, "--samples-per-insert", "9:8"], "nobody could ever move"),
+        ([*PENDULUM, "--samples-per-insert", "9:8"], "would wait for each other for ever"),
         ([*PENDULUM, "--name", "../x"], "name '../x'"),
         ([*PENDULUM, "--profile", "nope"], "no profile 'nope'"),
         ([*PENDULUM, "--replay-capacity", "9000000000"], "available"),

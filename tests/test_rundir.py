@@ -236,8 +236,8 @@ def test_no_stranger_is_killed_in_place_of_a_supervisor(run, capsys):
 
 def test_a_visualizer_is_paused_and_resumed_and_that_is_said(run, capsys):
     mark = run.path / "control" / "pause-visualizer"
-    for word, lies, told in (("pause", True, "one: its visualizer pauses\n"),
-                             ("resume", False, "one: its visualizer draws again\n")):
+    for word, lies, told in (("pause", True, "one: visualizer paused\n"),
+                             ("resume", False, "one: visualizer resumed\n")):
         assert runs_main(["--runs-dir", str(run.path.parent), "visualizer", "one", word]) == 0
         assert (mark.exists(), capsys.readouterr().out) == (lies, told)
 

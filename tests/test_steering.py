@@ -41,7 +41,7 @@ def test_a_paused_run_uses_no_core_and_goes_on_with_the_same_processes_and_witho
         code, summary = run.end()
         assert code == 0
         assert summary["restarts"] == 0
-        (text,) = (event for event in run.events() if "goes on after a pause" in event)
+        (text,) = (event for event in run.events() if "resumed after a pause" in event)
         assert summary["wall_s"] <= time.monotonic() - began_s - float(text.split()[-2])
 
 

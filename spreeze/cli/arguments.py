@@ -144,7 +144,7 @@ def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
     item, kind = field_of(key), kind_of(key)
     doc, unit, choices = (item.metadata[name] for name in ("doc", "unit", "choices"))
     if kind is bool:
-        text = f"do not {doc} (default: do)" if item.default else f"{doc} (default: off)"
+        text = f"do not {doc} (default: on)" if item.default else f"{doc} (default: off)"
         parser.add_argument(flag, dest=flag, default=None, action="store_const", const=not item.default, help=text)
         return
     default = item.metadata["default_text"] or (

@@ -183,5 +183,5 @@ def _visualizer(args: argparse.Namespace) -> int:
     if args.json:
         emit({"run": args.run, "visualizer": args.what})
     else:
-        say(f"{path.name}: its visualizer {'pauses' if args.what == 'pause' else 'draws again'}")
+        say(f"{path.name}: visualizer {'paused' if args.what == 'pause' else 'resumed'}")
     return 0

@@ -235,7 +235,7 @@ def _carried_out(
         return 130
     stopped = [run.name for run in sweep.runs if run.state == "interrupted"]
     if stopped:
-        say(f"stopped before their end, and no part of the result: {', '.join(stopped)}; "
+        say(f"excluded, because they did not finish: {', '.join(stopped)}; "
             f"--resume {sweep.name} runs them again", as_json=args.json)
     failed = [run.name for run in sweep.runs if run.state == "failed"]
     if failed:

@@ -333,7 +333,7 @@ def _plan(
             reasons["rollout.inference_workers"] = "none: samplers infer for themselves, which saves a hand-over"
         if machine.gpus and settings.sources.get("learner.device") == default_of(settings):
             reasons["learner.device"] = (f"{config.learner.device}: networks over vectors are too small to keep a GPU "
-                                         "busy; --device cuda:0 takes it all the same")
+                                         "busy; use --device cuda:0 to force it")
     elif wiring.in_turns:
         samplers = 1
     elif samplers is None:

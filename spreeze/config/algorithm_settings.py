@@ -54,7 +54,7 @@ class ActorCriticConfig(AlgorithmConfig):
     actor_layer_norm: bool = setting(False, "normalise the hidden layers of the actor (arXiv 1607.06450)")
     critic_layer_norm: bool = setting(False, "normalise the hidden layers of the critics (arXiv 1607.06450)")
     action_penalty: float = setting(0.0, "weight of the mean square of actions before they are squashed, of their mean "
-                                    "where they are drawn: holds a policy off its bounds (1e-3 in the authors' code "
+                                    "where they are drawn: penalises saturated actions (1e-3 in the authors' code "
                                     "of arXiv 1801.01290)", low=0.0, high=1e3)
 
     def check_task(self, spec: EnvSpec) -> None:

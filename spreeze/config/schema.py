@@ -124,7 +124,8 @@ class ReplayConfig(Part):
         super().__post_init__()
         if self.samples_per_insert_min > self.samples_per_insert_max:
             raise ConfigError(f"samples_per_insert_min = {self.samples_per_insert_min:g} is above "
-                              f"samples_per_insert_max = {self.samples_per_insert_max:g}: nobody could ever move")
+                              f"samples_per_insert_max = {self.samples_per_insert_max:g}: "
+                              "samplers and learner would wait for each other for ever")
 
     @property
     def samples_per_insert_band(self) -> list[float]:
@@ -176,8 +177,9 @@ class RolloutConfig(Part):
     sync_interval: int | None = setting(None, "env steps of each environment in one rollout (SB3: n_steps); not set: "
                                         "as many as size asks for, at least 16, or 5 with a2c; with impact, appo, "
                                         "impala 16", unit="env steps", low=1, high=65_536, flag="--sync-interval")
-    correction: str = setting("delayed", "hts, tianji: what is done about data that is one rollout old; with ppo none "
-                              "unless it is set", choices=("delayed", "none", "truncated-is"), flag="--correction")
+    correction: str = setting("delayed", "hts, tianji: off-policy correction for rollouts that the previous policy "
+                              "collected (default with ppo: none)", choices=("delayed", "none", "truncated-is"),
+                              flag="--correction")
     synchrony: str = setting("batch", "serial: environments wait for each other at every step, or once a rollout",
                              choices=("step", "batch"), flag="--synchrony")
     fingerprint: bool = setting(False, "hashes of trajectories, parameters and optimiser at each swap, in "
@@ -191,9 +193,8 @@ class GalaConfig(Part):
     topology: str = setting("ring", "whose parameters a learner takes: ring, those of the one before it; exponential, "
                             "of those 1, 2, 4, ... before it; full, of all", choices=("ring", "exponential", "full"),
                             flag="--topology")
-    max_staleness: int = setting(100, "a learner waits for an in-neighbour of which nothing came in more than so many "
-                                 "of its own rollouts; 0: it waits at each", unit="rollouts", low=0, high=10**9,
-                                 flag="--max-staleness")
+    max_staleness: int = setting(100, "most rollouts of a learner without a message from a neighbour before it waits "
+                                 "for one; 0: lockstep", unit="rollouts", low=0, high=10**9, flag="--max-staleness")
     mixing: str = setting("gossip", "gossip; or, to compare it with, all_reduce: gradients are averaged before each "
                           "step, whose size no target_kl changes; hogwild: all update the same parameters; none",
                           choices=MIXINGS)
@@ -235,8 +236,8 @@ class ClusterConfig(Part):
 
     address: str | None = setting(None, "HOST:PORT of a Ray cluster's head, auto, or local:N for N hosts simulated on "
                                   "this machine (command line only)", flag="--cluster")
-    samplers: int | None = setting(None, "sampler processes on each other host; as its own tuner or its usable cores "
-                                   "say if not given", low=1, high=64, flag="--host-samplers")
+    samplers: int | None = setting(None, "sampler processes on each other host; not set: chosen there by its own tuner "
+                                   "or its usable cores", low=1, high=64, flag="--host-samplers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,8 +334,8 @@ class StopConfig(Part):
     target_return: float | None = setting(None, "mean return of greedy episodes; reached when the lower "
                                            "bound of an evaluation is, or a second one of 20 to 100 fresh starts",
                                            flag="--target-return")
-    target_evaluations: int = setting(1, "evaluations in a row whose mean has to reach the target; 5: it is held; 0: "
-                                      "the target ends nothing, its times are told", unit="evaluations", low=0,
+    target_evaluations: int = setting(1, "consecutive evaluations whose mean must reach target_return; 0: report when "
+                                      "it was reached, without a stop", unit="evaluations", low=0,
                                       high=10**9)
 
     @property

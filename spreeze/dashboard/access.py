@@ -137,7 +137,7 @@ class LoginTokens:
             return False
         invitation = self._invite()
         if sys.stdout.isatty():
-            say(f"  A browser was let in. For another one: {invitation}")
+            say(f"  New browser authorised. For another one: {invitation}")
         return True
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from spreeze.run_directory import ask, is_alive
 
 
 def lifespan(tokens: LoginTokens) -> Callable[[st.App], AbstractAsyncContextManager[None]]:
-    """Lifespan of the server: prints the address with its token, and loads the pages' modules before the first visit."""
+    """Lifespan of the server: prints the address with its token and loads the pages' modules before the first visit."""
 
     @contextlib.asynccontextmanager
     async def running(app: st.App) -> AsyncIterator[None]:

@@ -119,7 +119,7 @@ def make_env(
         team = make_team(env_id, import_module, render_mode, values)
         if render_mode == "human" and not team.metadata.get("render_modes"):
             team.close()
-            raise EnvironmentError_(f"{env_id} draws not at all: no window")
+            raise EnvironmentError_(f'{env_id} does not support render_mode="human": no window')
         return _drawing(team, env_id, render_mode)
     name = env_id.rpartition(":")[2]
     made = _known(env_id, import_module, fast=render_mode is None and not plain and not args)

@@ -204,7 +204,7 @@ class Recorder:
         self._held_s = before_s + AWAKE() - start_s
         self._run_dir.withdraw("pause")
         self._next_state_s = 0.0
-        self.event("info", f"goes on after a pause of {self._held_s - before_s:.1f} s")
+        self.event("info", f"resumed after a pause of {self._held_s - before_s:.1f} s")
 
     def _tell_sleep(self) -> None:
         """Reports that the run did not go on for a while."""
@@ -239,7 +239,7 @@ class Recorder:
         if not self._saving_said:
             self._saving_said = True
             left = f", {size(left_bytes)} left to write and check" if left_bytes else ""
-            self.event("info", f"the run ends when its last checkpoint is written{left}; a second Ctrl-C gives it up")
+            self.event("info", f"the run ends when its last checkpoint is written{left}; press Ctrl-C again to skip it")
         state = f"stopping, {size(left_bytes)} of checkpoint left" if left_bytes else "stopping"
         self._view.update(self.snapshot(state))
         self._run_dir.write_state(state="stopping", checkpoint_left_bytes=left_bytes)

@@ -1,4 +1,4 @@
-"""Gossip between learners: whose messages a learner takes, in whatever way they travel, and how in shared memory.
+"""Gossip between learners: the interface of every transport, and its implementation in shared memory.
 
 In memory of the supervisor each learner has the newest few of its messages in slots of its own
 (``VersionedParameters``). So a message is there whole or not at all, whichever process is killed, a newer one replaces
