@@ -23,8 +23,7 @@ SAC and TD3 may have other critics than these (``distributional``), with the sam
 *Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``:
 forward and backward passes over flat parameter vectors. No unused gradient is computed, both critics are one stacked
 network, Adam and the target update are one call each. Tests compare the gradients with autograd and with NumPy.
-``tests/lean_sac.py`` measures the gain: an update is 1.3 to 1.5 times as fast as with lean autograd; below 1.25 the
-hand-derived gradients would be removed.
+``tests/lean_sac.py`` measures the gain over lean autograd (``assets/figures.md``).
 
 There are three exceptions, by autograd. QMIX: its mixer's weights are themselves outputs of networks, which takes a
 fifth of the lines so. Images: ``conv_networks``. Networks of a user's own, which stand in for the perceptrons:

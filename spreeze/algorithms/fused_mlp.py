@@ -460,7 +460,7 @@ class ThreadPair(AbstractContextManager["ThreadPair"]):
     """Two threads that share the work of an update, for the learner's second core. Use as a context or ``close`` it.
 
     The threads of one matmul wait for each other by spinning: if anything else runs on one of their cores, each matmul
-    stalls (1.3 instead of 81 updates/s were measured). Here the second thread sleeps until it gets a whole pass of a
+    stalls. Here the second thread sleeps until it gets a whole pass of a
     network, some milliseconds of work, so a busy core costs no more than its share. Torch releases the interpreter's
     lock in every matmul. ``threads`` is the number of threads of one matmul in each of the two.
     """

@@ -79,7 +79,7 @@ class Policy:
         self.obs_dim = layers[0][0].shape[0]
         self._rows = -1
         self._buffers: list[np.ndarray] = []
-        self._busy = False  # a lock would take twelve times as long, 3 % of a pass of one observation
+        self._busy = False  # a lock would take twelve times as long
         self._drawing = head if isinstance(head, DrawingHead) else None
         if self._drawing is not None:
             self._tile = _Tile(layers, self._drawing.noise_dim, row_by_row=own is not None)

@@ -10,12 +10,9 @@ of its own learners; one that joins begins with a neighbour's parameters.
 
 *Learning rate.* Each of n learners has 1/n of the rows, so its gradient has sqrt(n) times the noise, and Adam makes
 steps of one size of either. The mean of n such steps goes 1/sqrt(n) as far as one step from all rows would. So the
-learning rate is multiplied by sqrt(n) (``gala.scale_lr``; figures in ``assets/figures.md``), but not to above 4e-3:
-with 6e-3 learners fell back from 500 on CartPole-v1.
-
-Learners keep samplers of their own, also on small tasks: on CartPole-v1 and InvertedPendulumBulletEnv-v0 a learner with
-one made 1.00 and 1.04 times the env steps of a process that steps its environments itself (mode serial), and a crash of
-an environment ends no learner.
+learning rate is multiplied by sqrt(n) (``gala.scale_lr``), but not to above 4e-3, where learners fall back
+(``assets/figures.md``). Learners keep samplers of their own, also on small tasks: that costs no env steps, and a crash
+of an environment ends no learner.
 
 Mode tianji wires its on-policy learners in the same way, with a lag of 1: samplers fill one storage while the learner
 learns from the other, so as many rows are consumed as are produced. Each learner takes the mean of all parameters every

@@ -20,8 +20,8 @@ to measure ends it first; if it does not fit or has died, a fresh process replac
 
 *Priorities.* A run takes its fair share of the cores beside other programs: no worker that others wait for has a lower
 priority than they, or than any program. A sampler at a lower one starves as soon as another program computes, and the
-learner waits for its rows (seen: one such program, and a seventh of the env steps). Nobody waits for the watchers, so
-the evaluator runs at nice 5, the visualizer at 15; if no core is free they also keep to 15 % and 10 % of a core.
+learner waits for its rows. Nobody waits for the watchers, so the evaluator runs at nice 5, the visualizer at 15; if no
+core is free they also keep to 15 % and 10 % of a core.
 
 *Who wants other programs to go first* sets ``tuning.give_way``: all workers are lower by the same, 10, in every mode.
 Linux may share the cores between sessions before it looks at priorities (autogroup): ``launcher.leads`` says when

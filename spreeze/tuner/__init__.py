@@ -19,9 +19,8 @@ rollout   E: modes with rollouts. A rollout keeps about its rows and exactly its
 ========  ==================================================================================================
 
 R describes early returns of easy tasks. B0 differs from task to task; it is the one that loses least where it is wrong
-(``model.BATCH_HALF_WORTH``). Below a batch of 128 even the form fails: on Walker2D batch 32 needed ten times the
-updates of 256, where no B0 gives more than eight (``assets/figures.md``). So ``return`` takes no batch below
-``knobs.LEAST_BATCH`` unless the user or the profile sets a smaller one.
+(``model.BATCH_HALF_WORTH``). Below a batch of 128 no B0 fits (``assets/figures.md``). So ``return`` takes no batch
+below ``knobs.LEAST_BATCH`` unless the user or the profile sets a smaller one.
 
 *Search* (``search``; it knows no clock, ``measure`` does the measuring).
 

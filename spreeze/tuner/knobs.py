@@ -46,9 +46,7 @@ from spreeze.tuner.problem import (
 HEADROOM = 0.9
 """Share of free memory that may be planned for: the load grows after a measurement."""
 LEAST_BATCH = 128
-"""Objective ``return`` takes no smaller batch unless it is pinned or the profile has one: where updates are dear, its
-score would take 64. On Walker2D batch 256 reached 909 with three of three seeds, in 139 to 207 s; batch 32 did with one
-of three, in 318 s."""
+"""Objective ``return`` takes no smaller batch unless it is pinned or the profile has one (``assets/figures.md``)."""
 _LEAST_FITTED_BATCH = 32
 SHORTEST_INTERVAL = 16
 """Env steps of a rollout at least: shorter ones cut returns short and swap too often."""

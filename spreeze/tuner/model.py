@@ -53,8 +53,7 @@ FORMULAS = {
 ROLLOUT_FORMULA = "env steps/s with everything running; rows and minibatches of a rollout as configured"
 HOST_FORMULA = "env steps/s of a host that has samplers alone; its learner is elsewhere"
 MOST_USES = 20
-"""Uses of a rollout of any age up to which an update is worth the same: with K from 8 to 20, counted runs of IMPACT on
-CartPole-v1 needed as many updates, with 32 more than twice as many (``assets/figures.md``). The paper's own K is 20."""
+"""Uses of a rollout of any age up to which an update is worth the same (``assets/figures.md``). The paper's K is 20."""
 BUFFER_FORMULA = f"updates/s with everything running, of rollouts used up to {MOST_USES} times, at the configured rows"
 UPDATES_PER_STEP_BOUND = 8.0
 """Samples per insert are never allowed above this many updates per env step (times the batch)."""

@@ -54,8 +54,7 @@ and on HalfCheetah seeds of one setting differed by 40 % where such settings dif
 _DISTURBED = 0.8
 """Where a setting gives less than this share of what it gave before, other programs were at work: measured again."""
 _MOST_SPREAD = 0.75
-"""A row whose repeats scatter by a larger share of their median is measured again, and not used if it still does. On
-quiet machines rows scatter by 1 to 60 %, beside programs that compute by 250 % and more."""
+"""A row whose repeats scatter by a larger share of their median is measured again, and not used if it still does."""
 _KIND_GAIN = 0.10
 """``paper``: share of update frames/s that a less plain learner has to add."""
 _LEAST_S, _CLIMB_S, _AGAIN_S = 4.0, 1.0, 8.0

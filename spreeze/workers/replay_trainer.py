@@ -592,11 +592,9 @@ class PeerAverage:
     """The mean of the parameters of learners side by side, as in federated averaging (McMahan et al. 2017).
 
     Every ``interval`` updates a learner sends its networks, targets and temperature, and the statistics that are the
-    units of what these read and say. It then takes the mean of these
-    and of the newest of each other learner. Moments of the optimiser stay its own. Nobody waits: a learner of which
-    nothing new has come for ``_LIVING`` of these steps, since it is dead, done or far slower, is left out until it
-    sends again. (In torchft's LocalSGD the fast ones wait for the slow, and state is unpickled that comes over HTTP
-    without a token.)
+    units of what these read and say. It then takes the mean of these and of the newest of each other learner. Moments
+    of the optimiser stay its own. Nobody waits: a learner of which nothing new has come for ``_LIVING`` of these steps, since it is dead, done or far slower, is left out until it
+    sends again.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _TF32_CAPABILITY = 8
 """Ampere: first compute capability with TF32."""
 _LEAST_FOR_ONEDNN = 2**22
 """Multiplications of a matmul from which an update is faster by oneDNN with AVX-512 than by MKL without: batch 64 with
-256 units, or 256 with 128 (measured on Zen 5)."""
+256 units, or 256 with 128."""
 _ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
                     "std::bad_alloc")  # fmt: skip
 """PyTorch's texts when host memory runs out: on Linux and macOS, on Windows, in C++."""
