@@ -593,8 +593,8 @@ class PeerAverage:
 
     Every ``interval`` updates a learner sends its networks, targets and temperature, and the statistics that are the
     units of what these read and say. It then takes the mean of these and of the newest of each other learner. Moments
-    of the optimiser stay its own. Nobody waits: a learner of which nothing new has come for ``_LIVING`` of these steps, since it is dead, done or far slower, is left out until it
-    sends again.
+    of the optimiser stay its own. Nobody waits: a learner of which nothing new has come for ``_LIVING`` of these steps,
+    since it is dead, done or far slower, is left out until it sends again.
     """
 
     def __init__(
