@@ -8,7 +8,7 @@ SMALL = (
     "--mode", "hts", "--algo", "ppo", "--envs-per-sampler", "2", "--sync-interval", "16", "--samplers", "2",
     "--set", "ppo.hidden_sizes=[8,8]", "--set", "ppo.epochs=2", "--set", "ppo.minibatch_size=32",
     "--set", "ppo.lr_schedule=constant",
-    "--set", "rollout.fingerprint=true", "--set", "evaluation.episodes=1", "--no-visualizer",
+    "--set", "rollout.fingerprint=true", "--no-evaluator", "--no-visualizer",
 )  # fmt: skip
 SYNTHETIC = ("--env", "spreeze/Synthetic-v0", "--import", "spreeze.testing", "--env-arg", "episode_steps=25",
              "--env-arg", "p_terminated=0.02", "--env-arg", "obs_dim=3")  # fmt: skip

@@ -25,7 +25,7 @@ from spreeze.types import EnvSpec
 SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
                max_episode_steps=500, reward_threshold=None, num_actions=2)  # fmt: skip
 _CART = ("--env", "CartPole-v1", "--algo", "a2c", "--sync-interval", "8")
-_SMALL = ("--envs-per-sampler", "2", "--set", f"a2c.hidden_sizes={HIDDEN_SIZES}", "--set", "evaluation.episodes=2",
+_SMALL = ("--envs-per-sampler", "2", "--set", f"a2c.hidden_sizes={HIDDEN_SIZES}", "--no-evaluator",
           "--set", "learner.checkpoint_interval_s=0.5", "--no-visualizer", "--no-governor")  # fmt: skip
 LIVE = ("gossip_radius", "gossip_bound_1", "gossip_bound_2", "gossip_staleness", "policy_lag", "learners_spread")
 _TWO = ("--mode", "gala", "--learners", "2")

@@ -112,7 +112,8 @@ def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
              "--set", "evaluation.episodes=8")  # fmt: skip
     # Few enough for the trial before the run, whose every error is a reason to refuse the task.
     faults = {"p_crash": 0.01, "p_nan": 0.01, "seed": 3}
-    run, code, document = train(tmp_path, *task, *sizes, tiny=SMALL, faults=faults)
+    evaluated = [argument for argument in SMALL if argument != "--no-evaluator"]
+    run, code, document = train(tmp_path, *task, *sizes, tiny=evaluated, faults=faults)
     assert code == 0, run.stderr[-2000:]
     assert (document["env_steps"], document["error"]) == (ROWS * 10, None)
     assert document["env_errors"] + document["rows_refused"] > 1

@@ -28,13 +28,13 @@ def _held_in_band(run, bound, waiting):
 
 
 def test_minimum_throttles_fast_samplers(tmp_path):
-    with Run(tmp_path, *PENDULUM, "--samples-per-insert", "64:100000") as run:
+    with Run(tmp_path, *PENDULUM, "--samples-per-insert", "64:100000", "--no-evaluator") as run:
         document = _held_in_band(run, 64, "sampler_wait_share")
     assert document["samples_per_insert"] >= 64 * 0.95, "however fast samplers are"
 
 
 def test_maximum_throttles_a_fast_learner(tmp_path):
     # 10 ms a step, one environment after the other: 100 env steps/s, 12 updates/s of batch 32.
-    with Run(tmp_path, *FAULT, "--samples-per-insert", "0.5:4", faults={"step_s": 0.01}) as run:
+    with Run(tmp_path, *FAULT, "--samples-per-insert", "0.5:4", "--no-evaluator", faults={"step_s": 0.01}) as run:
         document = _held_in_band(run, 4, "learner_wait_share")
     assert document["samples_per_insert"] <= 4 * 1.05, "however fast the learner is"

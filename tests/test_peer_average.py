@@ -148,7 +148,7 @@ def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tm
 
 @pytest.mark.parametrize("transport", ["shared", "gloo"])
 def test_on_policy_learners_average_too_and_go_on_when_one_is_killed(tmp_path, transport):
-    small = ("--envs-per-sampler", "2", "--set", f"ppo.hidden_sizes={HIDDEN_SIZES}", "--set", "evaluation.episodes=2",
+    small = ("--envs-per-sampler", "2", "--set", f"ppo.hidden_sizes={HIDDEN_SIZES}", "--no-evaluator",
              "--set", "learner.checkpoint_interval_s=0.5", "--no-visualizer", "--no-governor")  # fmt: skip
     with Run(tmp_path, "--env", "CartPole-v1", "--algo", "ppo", "--sync-interval", "16", "--set",
              "learner.average_interval=32", "--set", f"exchange.transport={transport}", *_TWO, tiny=small) as run:

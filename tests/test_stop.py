@@ -104,7 +104,7 @@ def test_other_ways_to_stop_are_as_one_ctrl_c(tmp_path, how):
 
 
 def test_updates_stop_exactly(tmp_path):
-    run, code, document = train(tmp_path, *FAULT, "--updates", "123")
+    run, code, document = train(tmp_path, *FAULT, "--updates", "123", "--no-evaluator")
     assert code == 0
     assert document["updates"] == 123
     _in_order(run, document, "updates")
