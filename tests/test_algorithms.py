@@ -54,7 +54,7 @@ def same(first, second):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_dropped_buffers_are_free_and_the_next_update_is_what_it_would_have_been(name, threads):
     def large():
         gc.collect()

@@ -147,7 +147,9 @@ def test_a_module_of_the_users_is_tried_and_offered_only_after_it_was_trusted(fo
     assert "own_env" not in sys.modules, "the page's own process imports nothing"
 
 
-@pytest.mark.parametrize(("mode", "algo"), TAKEN)
+@pytest.mark.parametrize(("mode", "algo"), [
+    pair if pair in KINDS else pytest.param(*pair, marks=pytest.mark.slow) for pair in TAKEN
+])  # fmt: skip
 def test_each_pair_shows_its_knobs_and_a_command_that_the_command_line_takes(mode, algo):
     page = chosen(mode, algo)
     values = asked(page)
