@@ -253,6 +253,7 @@ def test_f30_whatever_a_power_loss_leaves_the_newest_durable_checkpoint_loads(tm
     assert min(loaded.values()) > 0
 
 
+@pytest.mark.slow
 def test_f30_a_power_loss_leaves_the_settings_of_this_session_or_of_the_one_before(tmp_path, monkeypatch):
     root, before = tmp_path / "disk", tmp_path / "before"
     root.mkdir()

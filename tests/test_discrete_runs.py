@@ -38,7 +38,7 @@ def test_soft_actor_critic_learns_discrete_actions_under_its_own_name(tmp_path):
     assert document["eval_return_mean"] >= 8.0  # a pole cannot fall sooner
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_serial_runs_of_one_seed_are_equal_bit_by_bit(tmp_path, n_step):
     def sha(name):
         _, code, document = train(

@@ -45,7 +45,8 @@ def test_a_learner_alone_is_plain_a2c_bit_for_bit(tmp_path):
 
 
 @pytest.mark.parametrize(("mixing", "transport", "equal"), [
-    ("all_reduce", "shared", True), ("all_reduce", "gloo", True), ("none", "shared", False),
+    ("all_reduce", "shared", True), pytest.param("all_reduce", "gloo", True, marks=pytest.mark.slow),
+    ("none", "shared", False),
 ])  # fmt: skip
 def test_gradients_of_all_keep_learners_equal_and_learners_that_share_nothing_differ(
     tmp_path, mixing, transport, equal

@@ -221,7 +221,9 @@ def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
     assert told == [False, False, True, False]
 
 
-@pytest.mark.parametrize(("algo", "mode"), [("impact", "impact"), ("ppo", "hts"), ("ppo", "serial")])
+@pytest.mark.parametrize(("algo", "mode"), [
+    ("impact", "impact"), *(pytest.param("ppo", mode, marks=pytest.mark.slow) for mode in ("hts", "serial")),
+])  # fmt: skip
 def test_the_step_size_of_a_run_that_ends_by_the_clock_alone_falls_with_it(tmp_path, algo, mode):
     def seen(run):
         return 0.0 < run.numbers().get("learning_rate", 1.0) < 1e-3
