@@ -25,8 +25,8 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_configure(config):
-    """Slow tests are run, too, where they are named one by one or long forms are asked for."""
-    wanted = "SPREEZE_LONG_TESTS" in os.environ or any("::" in argument for argument in config.args)
+    """Slow tests are run, too, where all tests are named one by one or long forms are asked for."""
+    wanted = "SPREEZE_LONG_TESTS" in os.environ or all("::" in argument for argument in config.args)
     if wanted and config.option.markexpr == "not slow":
         config.option.markexpr = ""
 
