@@ -148,8 +148,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="a setting and its values, as often as needed; lists in brackets (default: none)")
     parser.add_argument("--seconds", "--stop-seconds", dest="stop_seconds", type=float, metavar="S",
                         help="training time of each run [s] (default: none; or set stop.env_steps or stop.updates)")
-    parser.add_argument("--target", type=float, metavar="R", help="return whose time is told; unlike --target-return "
-                        "of train it ends no run (default: none)")
+    parser.add_argument("--target", type=float, metavar="R", help="report when runs reached this return; unlike "
+                        "--target-return of train it ends no run (default: off)")
     parser.add_argument("--side-by-side", type=int, metavar="N",
                         help="runs at once, each with cores of its own (default: 1, or as the sweep began)")
     parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: sweep and the time)")

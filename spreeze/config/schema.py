@@ -276,7 +276,7 @@ class EvaluationConfig(Part):
 
     enabled: bool = setting(True, "evaluate the policy, beside training and at the end", flag="--no-evaluator")
     episodes: int = setting(10, "episodes in one evaluation, each from a fresh start", low=1, high=10_000)
-    seed: int = setting(10_000, "from which the seeds of all evaluations are drawn", low=0, high=2**31 - 1)
+    seed: int = setting(10_000, "seed from which those of all evaluations are drawn", low=0, high=2**31 - 1)
     cpu_share: float = setting(0.15, "share of one core the evaluator may use when no core is free", low=0.01, high=1.0)
     interval_updates: int | None = setting(
         None, "serial: updates from one evaluation to the next, so that a curve is the same on a busy machine; not "
