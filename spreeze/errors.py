@@ -119,7 +119,7 @@ def error_place(error: BaseException, *, with_line: bool = False) -> str | None:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a source file belongs to neither this package, Python's own library, nor an installed package."""
+    """True if a source file belongs to neither this package, Python's own library, nor an installed package."""
     return not filename.startswith((_OWN_FOLDER, *_LIBRARIES, *_PACKAGES))
 
 

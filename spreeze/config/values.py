@@ -86,7 +86,7 @@ def value_text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The same in Python's own types, whose ``repr`` can be read back."""
+    """Value in Python's own types, whose ``repr`` can be read back."""
     if value is None or isinstance(value, bool | bytes):
         return value
     for kind in (int, float, str):

@@ -215,7 +215,7 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         self.env.reset(seed=0)  # whatever the seed, the same game: nothing in it is random
 
     def _comes_back_to(self, snapshot: Any) -> bool:
-        """Whether a game goes on from a snapshot as it did before; of 104 games Qbert and Tetris do not."""
+        """True if a game goes on from a snapshot as it did before; of 104 games Qbert and Tetris do not."""
         ale, seen = self._ale, []
         for shift in (0, 1, 0):
             memory = []

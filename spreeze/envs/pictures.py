@@ -52,7 +52,7 @@ def picture_in(space: Any, wanted: bool | None = None) -> PictureSpec | None:
 
 
 def is_picture(space: Any) -> bool:
-    """Whether a space without parts is one of pictures, as far as its author says."""
+    """True if a space without parts is one of pictures, as far as its author says."""
     from gymnasium import spaces
 
     shape = tuple(getattr(space, "shape", None) or ())
@@ -142,7 +142,7 @@ class DrawnPictures:
 
 
 def seen_as(spec: EnvSpec) -> str | None:
-    """What an observation of several dimensions is taken for; None for a vector."""
+    """Line on how an observation of several dimensions is understood; None for a vector."""
     frames = spec.frames
     if frames is None:
         if len(spec.obs_shape or ()) < 2:

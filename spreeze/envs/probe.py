@@ -83,7 +83,7 @@ class Probe:
     memory_bytes: int
     """Resident memory that the first environment of a process adds, with the processes that it starts."""
     notes: tuple[str, ...] = ()
-    """What a user should know of how it is made and observed."""
+    """Remarks for the user on how it is made and observed."""
     step_cpu_share: float = 1.0
     """Processor time over time of a step, of the simulator's other processes too; 1 if it does not wait by itself."""
     start_s: float = 0.0
@@ -93,7 +93,7 @@ class Probe:
     alone: str | None = None
     """Why no second environment can be there beside the first; None: it can, or that was not tried."""
     alone_in_process: bool = False
-    """Whether that holds within one process only: another process can have one as well."""
+    """True if that holds within one process only: another process can have one as well."""
     packages: dict[str, str] = field(default_factory=dict)
     """Version by distribution of the environment and of its simulators, as far as they come from distributions."""
 
@@ -146,7 +146,7 @@ def in_child(
     interrupted: Callable[[], bool] = lambda: False, on_wait: Callable[[str], object] = lambda text: None,
     second: bool = False,
 ) -> dict[str, Any]:
-    """What the child found out: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
+    """Result of a child: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
 
     A child that was stopped meanwhile (Ctrl-Z), or slept with the machine, is replaced by another one.
 
@@ -172,7 +172,7 @@ def in_child(
 def _tried(
     job: dict[str, Any], deadline_s: float, interrupted: Callable[[], bool], on_wait: Callable[[str], object]
 ) -> dict[str, Any]:
-    """What one child found out; errors as ``in_child``."""
+    """Result of one child; errors as ``in_child``."""
     with (tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder,
           _Child({**job, "folder": folder}, interrupted, on_wait) as child):
         found = child.result(deadline_s)
@@ -215,7 +215,7 @@ class _Child:
         end_orphans(self._nonce)
 
     def result(self, deadline_s: float) -> dict[str, Any]:
-        """What it found; an EnvironmentError_ if it ends, or the deadline comes, before it found anything."""
+        """Result of the child; an EnvironmentError_ if it ends, or the deadline comes, before there is one."""
         if self._wait(_RESULT, deadline_s, tell=True):
             return self._read(_RESULT)
         code = self._process.poll()
@@ -232,7 +232,7 @@ class _Child:
                                 f"step{self._said()}")
 
     def second(self, start_s: float) -> dict[str, Any]:
-        """What came of a second environment beside the first."""
+        """Result of a second environment beside the first."""
         within_s = max(_SECOND_S, 2.0 * start_s)
         if not self._wait(_SECOND, within_s, tell=start_s > _FIRST_WORD_S):
             code = self._process.poll()
@@ -246,7 +246,7 @@ class _Child:
         return found
 
     def _repeats_elsewhere(self, within_s: float) -> bool:
-        """Whether another process can have an environment while this one keeps its own."""
+        """True if another process can have an environment while this one keeps its own."""
         with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
             job = {**self._job, "folder": folder, "steps": 0, "second": False, "end_s": within_s + _GRACE_S}
             with _Child(job, self._interrupted, self._on_wait) as child:
@@ -256,7 +256,7 @@ class _Child:
                     return False
 
     def _wait(self, name: str, within_s: float, *, tell: bool) -> bool:
-        """Whether a file is there in time; the child may have ended before."""
+        """True if a file is there in time; the child may have ended before."""
         began_s, path = AWAKE(), self._folder / name
         next_word_s = _FIRST_WORD_S if tell else within_s
         while (waited_s := AWAKE() - began_s) < within_s:
@@ -497,7 +497,7 @@ _PLAIN_WORDS: tuple[tuple[str, str | None], ...] = (
     (r"np_random.*not|seed.*(not|does)", "reset ignores its seed: evaluations will not repeat"),
     (r"obs.*dtype|dtype.*obs", "observations have another type than the space says; they are converted at each step"),
 )
-"""What Gymnasium's checker says, and how the doctor says it; None: no matter here."""
+"""Message of Gymnasium's checker, and the doctor's words for it; None: no matter here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -515,7 +515,7 @@ class Checkup:
     largest_observation: float
     """Largest magnitude in the vectors observed; 0 with pictures."""
     notes: tuple[str, ...]
-    """What Gymnasium's checker has to say, in plain words."""
+    """Findings of Gymnasium's checker, in plain words."""
 
 
 def check_up(given: dict[str, Any]) -> Checkup:
@@ -612,7 +612,7 @@ def _mask_of(env: Any, result: tuple[Any, ...]) -> np.ndarray | None:
 
 
 def _ask_gymnasium(env: Any, *, masked: bool = False) -> tuple[str, ...]:
-    """What ``gymnasium.utils.env_checker`` says of an environment, each sentence once."""
+    """Findings of ``gymnasium.utils.env_checker`` on an environment, each sentence once."""
     from gymnasium.utils.env_checker import check_env
 
     said: list[str] = []

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 
 PAYOFF = {1: [[7.0, 7.0], [7.0, 7.0]], 2: [[0.0, 1.0], [1.0, 8.0]]}
-"""Of the team, by state (2A, 2B) and both actions; in state 0 the first agent alone chooses the next one."""
+"""Reward of the team, by state (2A, 2B) and both actions; in state 0 the first agent alone chooses the next one."""
 
 
 class TwoStepGame:

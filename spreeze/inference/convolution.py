@@ -39,7 +39,7 @@ class Placed(NamedTuple):
     inputs: int
     height: int
     width: int
-    """Of the output."""
+    """Width of the output."""
 
 
 def place(name: str, channels: int, height: int, width: int) -> list[Placed]:

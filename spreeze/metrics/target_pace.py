@@ -18,7 +18,7 @@ class TargetPace:
         self._done = False
 
     def note(self, now_s: float, updates: int) -> str | None:
-        """What to do where they are too slow, told once; ``now_s`` is time of the run without pauses [s]."""
+        """Advice where they are too slow, given once; ``now_s`` is time of the run without pauses [s]."""
         if self._began is None:
             self._began = now_s, updates
         elapsed_s = now_s - self._began[0]
@@ -29,7 +29,7 @@ class TargetPace:
 
 
 def slow_targets(share: float, updates_per_s: float, settles: float) -> str | None:
-    """What to do where target networks follow too slowly; None where they do not.
+    """Advice where target networks follow too slowly; None where they do not.
 
     Values have the time constant ``1 / (share settles)`` updates, where ``settles`` is 1 - gamma^n.
     """

@@ -48,12 +48,12 @@ class MeasuredRow:
         return None if self.updates_per_s is None or batch is None else self.updates_per_s * batch
 
     def is_choice(self, choice: dict[str, Any]) -> bool:
-        """Whether all its values that the tuner chose are the chosen ones."""
+        """True if all its values that the tuner chose are the chosen ones."""
         tuned = {key: value for key, value in self.setting.items() if key in choice}
         return bool(tuned) and all(choice[key] == value for key, value in tuned.items())
 
     def figures(self, choice: dict[str, Any]) -> dict[str, str]:
-        """What was measured, by column of a table."""
+        """Measured figures, by column of a table."""
         return {
             "env steps/s": number(self.env_steps_per_s), "updates/s": number(self.updates_per_s),
             **({"update frames/s": number(self.frames_per_s)} if self.stage == "learner" else {}),

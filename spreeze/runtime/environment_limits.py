@@ -1,4 +1,4 @@
-"""What a task's environment allows: how many there can be at a time, and how many there is memory and time for."""
+"""Limits of a task's environment: how many there can be at a time, and how many there is memory and time for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spreeze.workers.evaluator import envs_at_once
 _LEARNER_BYTES, _PROCESS_BYTES = 450_000_000, 80_000_000
 """Memory of a learner, and of a process with an environment without what that takes."""
 _KEPT_SHARE = 0.9
-"""Of the free memory that a plan may take."""
+"""Share of the free memory that a plan may take."""
 _WORTH_A_LOOK = 0.25
 """Share of the free memory below which environments are small, and nothing is changed for them."""
 _PATIENCE_S = 40.0
@@ -31,13 +31,13 @@ class Counts(NamedTuple):
     each: int
     """In one sampler."""
     room: int
-    """Of the evaluator at a time; 0: it has none."""
+    """Environments of the evaluator at a time; 0: it has none."""
     pictures: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
-    """What a plan takes over."""
+    """Numbers of environments and samplers that a plan takes over."""
 
     samplers: int
     settings: Settings
@@ -126,14 +126,14 @@ class _Demand:
     first_bytes: int
     each_bytes: int
     other_bytes: int
-    """Of learner and shared memory."""
+    """Memory of the learner and shared memory."""
 
     @classmethod
     def of(cls, probe: Probe, shared_bytes: int) -> _Demand:
         return cls(probe.spec.env_id, probe.memory_bytes, _further(probe), _LEARNER_BYTES + shared_bytes)
 
     def envs_bytes(self, counts: Counts) -> int:
-        """Of all environments."""
+        """Memory of all environments."""
         return sum(self.first_bytes + (envs - 1) * self.each_bytes for envs in self._processes(counts))
 
     def total_bytes(self, counts: Counts) -> int:

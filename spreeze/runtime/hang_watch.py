@@ -54,7 +54,7 @@ class HangWatch:
         self._calls += 1
 
     def done(self) -> None:
-        """What follows is code of this package."""
+        """Marks the end of the environment's code: code of this package follows."""
         self._phase = None
 
     def close(self) -> None:

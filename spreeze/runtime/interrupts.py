@@ -125,7 +125,7 @@ class Interrupts:
 
     @property
     def asked(self) -> bool:
-        """Whether to stop in order."""
+        """True if the run has to stop in order."""
         return self.count >= 1 or (self.stop_file is not None and self.stop_file.exists())
 
     def again(self) -> Callable[[], bool]:
@@ -135,7 +135,7 @@ class Interrupts:
 
     @property
     def urgent(self) -> bool:
-        """Whether to stop at once."""
+        """True if the run has to stop at once."""
         return self._ctrl_c >= 2
 
     @contextlib.contextmanager

@@ -41,7 +41,7 @@ OPEN_S = 120.0
 SILENT_S = 60.0
 """Longest time without an answer afterwards."""
 CLOSE_S = 10.0
-"""The same at the end of the run, where the run waits for it; three times that if the sink is not open yet."""
+"""Patience at the end of the run, where the run waits for it; three times that if the sink is not open yet."""
 _LONGEST_CLOSE_S = 60.0
 _SAY_AFTER_S = 2.0
 MOST_ROWS = 1000

@@ -33,7 +33,7 @@ NICE = 15
 _CLIP_LOOK_S = 5.0
 _MOST_CLIP_BYTES = 20_000_000
 _MOST_EVENTS = 500
-"""Of one session, in a sink that rewrites them all at each one."""
+"""Most events of one session, in a sink that rewrites them all at each one."""
 _WANDB_OPEN_S = 20.0
 """Then the run is kept offline; shorter than a run waits at its end for a sink that is not open yet."""
 _WANDB_HOST = "api.wandb.ai"
@@ -41,7 +41,7 @@ _ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 
 
 class Opening(NamedTuple):
-    """What a sink is told of the run at its start."""
+    """Facts on the run that a sink gets at its start."""
 
     sink: str
     run_dir: str
@@ -52,7 +52,7 @@ class Opening(NamedTuple):
     facts: dict[str, str]
     """Machine, versions and the like, as text."""
     known: dict[str, str]
-    """What the sink asked to be remembered in an earlier session of the run."""
+    """Values that the sink stored in an earlier session of the run."""
 
     @property
     def path(self) -> Path:
@@ -263,7 +263,7 @@ SINKS: dict[str, Callable[[Opening, Tell], MetricSink]] = {
 
 
 def _has_wandb_key(default_url: str = "") -> bool:
-    """Whether Weights & Biases would find a key without asking: in the environment or in ``.netrc``."""
+    """True if Weights & Biases would find a key without asking: in the environment or in ``.netrc``."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or default_url).hostname or _WANDB_HOST

@@ -1,4 +1,4 @@
-"""What every worker does for a quarter of a second: which of them work at once, and who waits for whom."""
+"""Trace of worker phases over a quarter of a second: which of them work at once, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Timeline:
         self._status, self._rows, self._file, self._wall_s = status, rows, run_dir / TIMELINE, wall_s
         self._began_ns = 0
         self.recorded = False
-        """Whether one was begun."""
+        """True if a trace was begun."""
 
     def begin(self) -> None:
         self.recorded = True
@@ -39,7 +39,7 @@ class Timeline:
 
     @property
     def is_due(self) -> bool:
-        """Whether one is being recorded and is long enough."""
+        """True if a trace is being recorded and is long enough."""
         return self._began_ns > 0 and time.monotonic_ns() - self._began_ns >= LENGTH_S * 1e9
 
     def finish(self) -> None:

@@ -47,7 +47,7 @@ def seal(secret: bytes, kind: bytes, *parts: bytes | memoryview) -> bytes:
 
 
 def unseal(secret: bytes, kind: bytes, message: bytes) -> memoryview:
-    """What was sealed; a TransportError if it is of another kind, another run, or damaged."""
+    """Sealed content; a TransportError if it is of another kind, another run, or damaged."""
     view = memoryview(message)
     proof = hmac.new(secret, kind + b"\0", "sha256")
     proof.update(view[_PROOF_BYTES:])
@@ -160,12 +160,12 @@ class RowOutlet:
 
     @property
     def fills_a_chunk(self) -> bool:
-        """Whether these have the least size of a chunk."""
+        """True if these have the least size of a chunk."""
         return self.waiting * self._ring.spec.layout.row_bytes >= LEAST_CHUNK_BYTES
 
     @property
     def is_spent(self) -> bool:
-        """Whether the samplers have written all that they may."""
+        """True if the samplers have written all that they may."""
         return self._ring.total_committed() >= self._ring.sampled
 
     def take(self) -> Taken:
@@ -201,7 +201,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.epoch = 0
-        """Of the host's ring that rows come from now; 0 before the first chunk."""
+        """Epoch of the host's ring that rows come from now; 0 before the first chunk."""
         self.next_row = 0
         self.rows = 0
         """Rows admitted, over all epochs."""

@@ -155,7 +155,7 @@ def claim(
 
 
 def _record(store: SignedStore, number: int) -> bytes | None:
-    """What a learner wrote last; None before that, or where it is not signed."""
+    """Latest record of a learner; None before the first, or where it is not signed."""
     try:
         return store.get(f"member {number}") if store.has(f"member {number}") else None
     except _Forged:
@@ -277,7 +277,7 @@ class _Link:
             self.up = False
 
     def _proof(self, frame: np.ndarray) -> bytes:
-        """Of a frame but for its proof, in this link and nowhere else."""
+        """Proof of a frame, valid in this link and nowhere else."""
         digest = hmac.new(self._gossip.secret, self.name.encode() + b"\0", hashlib.sha256)
         digest.update(frame[_PROOF_BYTES:].data)
         return digest.digest()
@@ -324,12 +324,12 @@ class _Link:
 
     @property
     def epoch(self) -> int:
-        """Of the sender's start."""
+        """Epoch of the sender's start."""
         return int(self.name.split()[1].partition(".")[2])
 
 
 class _Member:
-    """What is known of another learner."""
+    """State of another learner, as known here."""
 
     def __init__(self) -> None:
         self.epoch = self.beat = -1
@@ -416,7 +416,7 @@ class GlooGossip(NeighbourGossip):
             self._is_alive(peer, now_s) and not self._is_out_of_reach(peer, now_s)))
 
     def _is_alive(self, peer: int, now_s: float) -> bool:
-        """Whether its record moves, or it is heard although the store is out of reach."""
+        """True if its record moves, or it is heard although the store is out of reach."""
         member, link = self._members[peer], self._incoming.get(peer)
         heard = link is not None and link.up and now_s - link.heard_s < DEAD_S
         return not member.left and (now_s - member.moved_s < DEAD_S or heard)

@@ -61,15 +61,15 @@ class GlooPlace(Jsonable):
     store: str
     """host:port of the ``MemberStore``."""
     secret_file: str
-    """What holds the secret."""
+    """File that holds the secret."""
     listen: str
     """Address of this machine at which its learners take connections."""
     learners: int
-    """Of all hosts together."""
+    """Number of learners of all hosts together."""
     own: tuple[int, ...]
     """Number of each learner of this host among all."""
     joined: bool = False
-    """Whether the others may have learned for a while."""
+    """True if the others may have learned for a while."""
 
     @classmethod
     @contextlib.contextmanager

@@ -66,7 +66,7 @@ class TransitionSink(Protocol):
 
 
 class BatchSource(Protocol):
-    """What a learner draws batches from.
+    """Source from which a learner draws batches.
 
     Every drawn row is complete and was published by some sink, whichever process was killed. A source that is opened
     late sees the rows that are still there.

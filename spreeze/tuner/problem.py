@@ -40,7 +40,7 @@ class Setting(dict[str, Any]):
         return self._hash
 
     def but(self, name: str, value: Any) -> Setting:
-        """The same with another value of one knob."""
+        """Setting with another value of one knob."""
         return Setting({**self, name: value})
 
     def without(self, *names: str) -> Setting:
@@ -57,7 +57,7 @@ class Setting(dict[str, Any]):
 
 @dataclass(kw_only=True)
 class TrialResult:
-    """What one setting reached in one kind of trial so far; reported as soon as it is complete."""
+    """Result of one setting in one kind of trial so far; reported as soon as it is complete."""
 
     stage: str
     """``LEARNER``, ``JOINT`` or ``ROLLOUT``."""
@@ -131,7 +131,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What fits into memory together."""
+    """Memory that settings have to fit into."""
 
     capacity: Choice
     envs_per_sampler: Choice
@@ -147,7 +147,7 @@ class TuningProblem:
     """Facts of the machine and the task, what is configured, what is pinned, what is wanted."""
 
     knobs: tuple[Knob, ...]
-    """What may be chosen; ties go by them, the first one first."""
+    """Knobs to choose; ties go by them, the first one first."""
     configured: Setting
     """Value of each knob in defaults, profile and the user's settings; None where it is not known yet."""
     pins: frozenset[str] = frozenset()
@@ -181,7 +181,7 @@ class TuningProblem:
     """Sampler processes beside the learner that a run without the tuner has, where none are configured."""
     devices: tuple[Device, ...] = (Device(name="cpu"),)
     paired: bool = True
-    """Whether two threads on the processor share an update as a pair; if not, each matmul."""
+    """True if two threads on the processor share an update as a pair; if not, each matmul."""
     balanced: bool = False
     """The mode takes as few env steps as the learner can use, so more environments a sampler would only be slower."""
     watcher_cores: float = 0.0
@@ -204,7 +204,7 @@ class TuningProblem:
         return ROLLOUT if self.stage == ROLLOUT else self.targets.objective
 
     def pin(self, name: str) -> Any:
-        """What stays as configured; None where the tuner chooses."""
+        """Configured value that stays; None where the tuner chooses."""
         return self.configured[name] if name in self.pins else None
 
     def pinned_by(self, name: str) -> str:
@@ -243,13 +243,13 @@ class Knob:
     tie: Callable[[TuningProblem, str, Any], Any] = _nearest
     """Among equal scores the value with the least of this is taken: by default the configured one, then the least."""
     remark: Callable[[TuningProblem, Setting], str] = lambda problem, setting: ""
-    """What else there is to say of the chosen value."""
+    """Remark on the chosen value."""
     figures: str = ""
-    """What the choice reached, in its reason: a format of ``updates_per_s`` and ``env_steps_per_s``."""
+    """Rates of the choice, in its reason: a format of ``updates_per_s`` and ``env_steps_per_s``."""
     fixed: bool = False
     """A resumed run keeps the value that it has: what is stored depends on it."""
     own: bool = False
-    """Of another module; set by ``knobs.knobs_of``."""
+    """True for a knob of another module; set by ``knobs.knobs_of``."""
 
     @property
     def column(self) -> str:

@@ -60,9 +60,9 @@ class Tally(NamedTuple):
 class Candidate(NamedTuple):
     tally: Tally
     data: bytes
-    """Of its weights' file."""
+    """Bytes of its weights' file."""
     record: dict[str, Any]
-    """Of its evaluation."""
+    """Record of its evaluation."""
 
 
 class BestPolicy:
@@ -124,7 +124,7 @@ class BestPolicy:
 
 
 def _stored(folder: Path, name: str) -> tuple[Candidate | None, bool]:
-    """What this or an earlier session kept under that name, and whether it was confirmed."""
+    """Candidate that this or an earlier session kept under that name, and whether it was confirmed."""
     try:
         facts = json.loads((folder / f"{name}.json").read_bytes())
         # Earlier versions kept the highest score and noted nothing else.

@@ -88,7 +88,7 @@ class _Show:
         self._obs = ObsRows(1, task.spec)
         self._seed = job.seed
         self._returns: list[float] = []
-        """Of the episodes that ended in this clip."""
+        """Returns of the episodes that ended in this clip."""
         self._restart()
 
     def run(self) -> None:
