@@ -15,7 +15,7 @@ from harness import PATIENCE_S, poll
 
 pytest.importorskip("streamlit")
 
-from spreeze.config.env_ids import ENGINES, TEAM_PREFIXES
+from spreeze.config.env_ids import FAMILIES
 from spreeze.dashboard import control, run_data, server
 from spreeze.errors import ConfigError, RunError
 from spreeze.run_directory import process_identity, same_process
@@ -120,7 +120,7 @@ def test_a_prefix_of_the_package_s_own_imports_nothing(env_id):
     assert control.Request(env_id=env_id).env_id == env_id
 
 
-@pytest.mark.parametrize("prefix", [*ENGINES, *TEAM_PREFIXES])
+@pytest.mark.parametrize("prefix", FAMILIES)
 def test_a_page_takes_every_prefix_that_the_command_line_takes(prefix):
     assert control.Request(env_id=f"{prefix}:made_up.task-v0", auto=False).env_id == f"{prefix}:made_up.task-v0"
 

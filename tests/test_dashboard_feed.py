@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from spreeze.config.algorithms import ON_POLICY
 from spreeze.config.modes import wiring_of
-from spreeze.dashboard import components, live_api, server
+from spreeze.dashboard import live_api, server
 from spreeze.errors import RunError
 from spreeze.metrics.table import ALGORITHM, METRICS, RETURN, by_name
 
@@ -168,7 +168,8 @@ def test_another_session_of_the_run_is_sent_whole(run):
 
 def test_what_is_unknown_is_a_dash_and_never_zero(run):
     text = live_api.answer(run, 0.0, 0, "")["text"]
-    unknown = ("env_rate", "update_rate", "return", "interval", "ratio", "lag", "fill", "cpu", "memory", "picture")
+    unknown = ("env_steps_per_s", "updates_per_s", "eval_return", "interval", "samples_per_insert", "policy_lag",
+               "replay_fill", "cpu_use", "memory_used_bytes", "picture")
     assert {name: text[name] for name in unknown} == dict.fromkeys(unknown, "-")
 
 
@@ -422,10 +423,10 @@ def test_an_ended_run_shows_its_summary_and_not_that_of_an_earlier_session(run):
     state = json.loads((run / "run.json").read_text()) | {"wall_s": 10.0}
     (run / "run.json").write_text(json.dumps(state))
     (run / "summary.json").write_text(json.dumps({"wall_s": 10.0, "env_steps_per_s": 777.0}))
-    assert live_api.answer(run, 0.0, 0, "")["text"]["env_rate"] == "777"
+    assert live_api.answer(run, 0.0, 0, "")["text"]["env_steps_per_s"] == "777"
     (run / "run.json").write_text(json.dumps(state | {"sessions": 2, "state": "running", "wall_s": 12.0}))
     answer = live_api.answer(run, 0.0, 0, "")
-    assert (answer["state"], answer["text"]["env_rate"]) == ("crashed", "6")
+    assert (answer["state"], answer["text"]["env_steps_per_s"]) == ("crashed", "6")
 
 
 def test_a_paused_run_shows_its_counts_and_no_rate_or_use_of_before(run):
@@ -440,7 +441,8 @@ def test_a_paused_run_shows_its_counts_and_no_rate_or_use_of_before(run):
         answer = live_api.answer(run, 0.0, 0, "")
     assert answer["state"] == "paused"
     assert (answer["cores"], answer["processes"], answer["problem"]) == ([], [], False)
-    assert (answer["text"]["env_steps"], answer["text"]["env_rate"], answer["text"]["cpu"]) == ("5,000", "-", "-")
+    text = answer["text"]
+    assert (text["env_steps"], text["env_steps_per_s"], text["cpu_use"]) == ("5,000", "-", "-")
     assert answer["note"].startswith("Paused: ")
 
 
@@ -497,10 +499,10 @@ def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run
 ])  # fmt: skip
 def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path, mode, algo, buffer, unit):
     wiring = wiring_of({"mode": mode}, on_policy=algo in ON_POLICY)
-    stages = components.pipeline(wiring)
+    stages = live_api.pipeline(wiring)
     assert [stage["title"] for stage in stages] == ["Samplers", buffer, "Learner"]
     assert live_api.lag_unit(wiring) == unit
-    known = live_api.texts(live_api.snapshot({}, {}, {}, "running"), {}, None, tmp_path)
+    known = live_api.texts(live_api.snapshot({}, {}, {}, "running"), {}, {"mode": mode, "algo": algo}, None, tmp_path)
     assert {item["id"] for stage in stages for item in stage["items"]} <= set(known)
 
 

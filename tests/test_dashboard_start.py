@@ -15,7 +15,7 @@ from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithms import ALGORITHMS, ON_POLICY, find_row, implied_mode
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import DECLARED, find_mode
-from spreeze.config.schema import FLAG_OF, field_of, offered
+from spreeze.config.schema import FLAG_OF, active_settings, field_of
 from spreeze.dashboard import components, control, live_api, run_data
 from spreeze.dashboard.start import known_task
 from spreeze.errors import ConfigError
@@ -154,7 +154,7 @@ def test_each_pair_shows_its_knobs_and_a_command_that_the_command_line_takes(mod
     page = chosen(mode, algo)
     values = asked(page)
     assert (values["run"].get("mode", DECLARED[0].name), values["run"]["algo"]) == (mode, algo)
-    knobs, others = offered(resolve([Layer("user", values)]).config)
+    knobs, others = active_settings(resolve([Layer("user", values)]).config)
     shown = {widget.key for kind in (page.number_input, page.selectbox, page.text_input) for widget in kind}
     assert {f"start_{key}" for key in knobs} <= shown
     others = [key for key in others if f"start_{key}" not in shown]

@@ -11,6 +11,7 @@ from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import DECLARED, Wiring, find_mode, modes, recorded, wiring_of
 from spreeze.errors import ConfigError
+from spreeze.metrics.table import TABLE
 from spreeze.modes import load_mode
 from spreeze.tuner.run import check_tunable
 from spreeze.types import EnvSpec
@@ -18,10 +19,11 @@ from spreeze.types import EnvSpec
 NAME, MODULE = "made-up", "made_up_mode"
 SOURCE = f'''
 from spreeze.config.modes import Mode, Stage, Wiring, find_mode
+from spreeze.metrics.table import TABLE
 from spreeze.modes import load_mode
 
-STAGES = (Stage(title="Made-up samplers", split="sampler", items=("samplers", "env_rate")),
-          Stage(title="Made-up learner", split="learner", items=("update_rate",)))
+STAGES = (Stage(title="Made-up samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+          Stage(title="Made-up learner", split="learner", items=("updates_per_s",)))
 MODES = (Mode(name="{NAME}", doc="the serial mode under another name", module=__name__,
               replay=Wiring(stages=STAGES, in_turns=True)),)
 
@@ -64,11 +66,12 @@ def test_it_runs_and_gives_the_bits_of_the_mode_that_it_wraps_and_the_page_shows
     assert any("the made-up mode runs" in line for line in run.stderr.splitlines())
     _, _, serial = train(tmp_path, *PENDULUM, "--mode", "serial", "--updates", "20", name="serial")
     assert document["parameters_sha256"] == serial["parameters_sha256"]
-    components = pytest.importorskip("spreeze.dashboard.components", exc_type=ImportError)
+    live_api = pytest.importorskip("spreeze.dashboard.live_api", exc_type=ImportError)
     assert module not in sys.modules
-    stages = components.pipeline(wiring_of(run.state(), on_policy=False))
+    stages = live_api.pipeline(wiring_of(run.state(), on_policy=False))
     assert [(stage["title"], [item["id"] for item in stage["items"]]) for stage in stages] == [
-        ("Made-up samplers", ["samplers", "env_rate"]), ("Made-up learner", ["update_rate"])]  # fmt: skip
+        ("Made-up samplers", ["samplers_active", "env_steps_per_s"]),
+        ("Made-up learner", ["updates_per_s"])]  # fmt: skip
     assert module not in sys.modules, "the page imports nothing of a run's choice"
 
 
@@ -114,10 +117,9 @@ def test_a_record_holds_what_the_page_shows(mode):
 
 @pytest.mark.parametrize("mode", DECLARED, ids=lambda mode: mode.name)
 def test_every_declaration_names_settings_and_figures_that_exist(mode):
-    components = pytest.importorskip("spreeze.dashboard.components", exc_type=ImportError)
     config = asked()
     for wiring in filter(None, (mode.replay, mode.on_policy)):
-        assert {item for stage in wiring.stages for item in stage.items} <= set(components.ITEMS)
+        assert {item for stage in wiring.stages for item in stage.items} <= {metric.name for metric in TABLE.metrics}
         for part, name in (knob.split(".") for knob in wiring.knobs):
             algorithm = config.impact if wiring.free_running else config.ppo
             assert hasattr(algorithm if part == "algorithm" else getattr(config, part), name)

@@ -8,7 +8,6 @@ import pytest
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.profiles import (
-    MACHINE_FIELDS,
     PROFILE_DIR,
     applicable,
     export_path,
@@ -16,6 +15,7 @@ from spreeze.config.profiles import (
     read_profile,
     shipped,
 )
+from spreeze.config.schema import marked
 from spreeze.errors import ConfigError
 
 RECORD = {
@@ -120,7 +120,7 @@ def test_the_paper_s_machines_give_their_batch_and_nothing_that_is_theirs_alone(
     layer, notes = applicable(read_profile(f"paper-{name}"), "any")
     assert layer.values == {"learner": {"batch_size": batch}}
     assert "learner.device = cuda" in " ".join(notes)
-    assert {"learner.device", "sampling.samplers"} <= set(MACHINE_FIELDS)
+    assert {"learner.device", "sampling.samplers"} <= set(marked("machine"))
 
 
 def test_a_profile_whose_about_is_no_table_is_refused(tmp_path):

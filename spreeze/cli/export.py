@@ -28,7 +28,7 @@ from spreeze.cli.evaluate import (
     run_or_policy,
     spec_of,
 )
-from spreeze.config.env_ids import ENGINES
+from spreeze.config.env_ids import FAMILIES
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.task import ActionScaling
 from spreeze.errors import ConfigError, RunError, did_you_mean
@@ -197,23 +197,23 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str) -> str:
     Raises:
         ConfigError: the environment comes from a module whose name is none.
     """
-    engine, colon, plain_id = spec.env_id.rpartition(":")
-    package = _TEAM_PACKAGES.get(engine)
-    needs = ["gymnasium", "numpy", *([] if row.runs_on == "numpy" else [row.runs_on]), *([package] if package else [])]
+    prefix, _, plain_id = spec.env_id.rpartition(":")
+    family = FAMILIES.get(prefix)
+    needs = ["gymnasium", "numpy", *([] if row.runs_on == "numpy" else [row.runs_on]),
+             *([family.package] if family is not None and family.package else [])]
     lines = [f"# Plays {spec.env_id!r} with a policy that Spreeze trained; needs: pip install {' '.join(needs)}",
              *(["import functools"] if spec.frames is not None else []), "from pathlib import Path", "",
              "import gymnasium", "import numpy as np"]
     lines += [] if row.runs_on == "numpy" else [f"import {row.runs_on}"]
     lines += _module_lines(spec, plain_id)
-    if colon and engine in ENGINES:
-        lines.append(f"# Trained in vector environments of {engine!r}; here one plain environment of the same id.")
+    if family is not None and not family.team:
+        lines.append(f"# Trained in vector environments of {prefix!r}; here one plain environment of the same id.")
     lines += ["", *_LOAD[row.name], f"file = Path(__file__).with_name({file_name!r})", _OPEN[row.name]]
     functions = _obs_lines(spec)
     lines += [_make_line(spec, plain_id), *functions, *([""] if functions else []), "", *_loop(spec, row)]
     return "\n".join(lines) + "\n"
 
 
-_TEAM_PACKAGES = {"mpe2": "mpe2", "lbf": "lbforaging"}
 _LOAD = {"onnx": [], "torch": [], "numpy": ["", *export.runner_source().splitlines(), "", ""]}
 _OPEN = {"onnx": "session = onnxruntime.InferenceSession(file)", "torch": "policy = torch.export.load(file).module()",
          "numpy": "policy = dict(np.load(file))"}

@@ -38,7 +38,7 @@ from spreeze.config.layers import (
 )
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, chosen_profile, reached_with
-from spreeze.config.schema import MOST_DEFAULT_SAMPLERS, Config
+from spreeze.config.schema import MOST_DEFAULT_SAMPLERS, Config, marked
 from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, parse_args, refuse_foreign
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
@@ -223,26 +223,17 @@ def _runs_dir(args: argparse.Namespace) -> Path:
     return Path(getattr(args, "--runs-dir") or "runs")
 
 
-_OF_NETWORKS = (
-    "hidden_sizes", "actor_hidden_sizes", "activation", "layer_norm", "actor_layer_norm", "critic_layer_norm", "cnn",
-    "network", "critics", "quantiles", "atoms", "v_min", "v_max", "duelling", "mixer", "mixing_units",
-    "normalize_returns",
-)
-"""Settings of an algorithm that its stored state depends on; with equal shapes another one would go unnoticed."""
-
-
-def _fixed(config: Config, values: dict[str, dict[str, Any]]) -> list[str]:
+def _fixed(config: Config) -> list[str]:
     """The settings of a run that a resume cannot change, each as ``part.field``."""
-    names = [*_OF_NETWORKS]
-    if config.replay.save and config.on_policy is None:  # saved rows are discounted sums of n rewards
-        names += ["n_step", *(["gamma"] if config.algorithm.n_step > 1 else [])]
-    fixed = ["env.id", "env.args", "run.algo", "run.learners", "env.normalize_obs",
-             *(f"{config.run.algo}.{name}" for name in values[config.run.algo] if name in names)]
+    algo = config.run.algo
+    fixed = [*marked("fixed"), *(f"{algo}.{name}" for name in config.parts()[algo].marked("fixed"))]
     if config.on_policy is not None:
         fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
-    if config.on_policy is not None and not config.wiring.free_running:  # episodes are repeated from their seeds
-        return [*fixed, "run.seed", *(f"image.{name}" for name in values["image"])]
-    return [*fixed, "image.stack", "image.size", "image.grey"]
+        if not config.wiring.free_running:  # episodes are repeated from their seeds
+            fixed += ["run.seed", *(f"image.{item.name}" for item in dataclasses.fields(config.image))]
+    elif config.replay.save:  # saved rows are discounted sums of n rewards
+        fixed += [f"{algo}.n_step", *([f"{algo}.gamma"] if config.algorithm.n_step > 1 else [])]
+    return fixed
 
 
 def layers_of(
@@ -259,7 +250,7 @@ def layers_of(
         for part, name, value in iterate(old.config):
             if part != "stop":
                 values.setdefault(part, {})[name] = value
-        for key in _fixed(old.config, values):
+        for key in _fixed(old.config):
             part, name = key.split(".")
             asked = user.values.get(part, {}).get(name)
             asked = tuple(asked) if isinstance(asked, list) else asked

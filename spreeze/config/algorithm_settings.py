@@ -16,11 +16,12 @@ from spreeze.types import EnvSpec
 class AlgorithmConfig(Part):
     """What all off-policy algorithms share."""
 
-    hidden_sizes: tuple[int, ...] = setting((256, 256), "width of each hidden layer", unit="units", low=1, high=4096)
+    hidden_sizes: tuple[int, ...] = setting((256, 256), "width of each hidden layer", unit="units", low=1, high=4096,
+                                            fixed=True)
     network: str = setting("", "own network that the module of --import declares, in place of hidden_sizes, activation "
-                           "and layer norm; empty: none")
+                           "and layer norm; empty: none", fixed=True)
     activation: str = setting("relu", "function between the layers of all networks; images always have relu",
-                              choices=ACTIVATIONS)
+                              choices=ACTIVATIONS, fixed=True)
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
     tau: float = setting(0.02, "share of the online weights mixed into the target at each move of the target",
                          low=0.0, high=1.0)
@@ -33,7 +34,7 @@ class AlgorithmConfig(Part):
     lr_end: float = setting(0.1, "share of the learning rate at which a falling one ends; 0 freezes what is learned",
                             low=0.0, high=1.0)
     normalize_returns: bool = setting(True, "divide rewards by the running standard deviation of discounted returns; "
-                                      "not where rewards are signs")
+                                      "not where rewards are signs", fixed=True)
     policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
                                     "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
                                     low=0.0, high=0.999999)
@@ -50,9 +51,11 @@ class ActorCriticConfig(AlgorithmConfig):
     actor_lr: float = setting(1e-3, "learning rate of the actor (Adam)", low=0.0, high=1.0)
     critic_lr: float = setting(1e-3, "learning rate of the critics (Adam)", low=0.0, high=1.0)
     actor_hidden_sizes: tuple[int, ...] = setting((), "width of each hidden layer of the actor, which is what samplers "
-                                                  "compute; empty: as hidden_sizes", unit="units", low=1, high=4096)
-    actor_layer_norm: bool = setting(False, "normalise the hidden layers of the actor (arXiv 1607.06450)")
-    critic_layer_norm: bool = setting(False, "normalise the hidden layers of the critics (arXiv 1607.06450)")
+                                                  "compute; empty: as hidden_sizes", unit="units", low=1, high=4096,
+                                                  fixed=True)
+    actor_layer_norm: bool = setting(False, "normalise the hidden layers of the actor (arXiv 1607.06450)", fixed=True)
+    critic_layer_norm: bool = setting(False, "normalise the hidden layers of the critics (arXiv 1607.06450)",
+                                      fixed=True)
     action_penalty: float = setting(0.0, "weight of the mean square of actions before they are squashed, of their mean "
                                     "where they are drawn: penalises saturated actions (1e-3 in the authors' code "
                                     "of arXiv 1801.01290)", low=0.0, high=1e3)
@@ -74,15 +77,15 @@ class DistributionalConfig(ActorCriticConfig):
 
     critics: str = setting("twin", "what the critics learn of the return: its mean, of which the lesser of two counts; "
                            "quantiles (TQC, arXiv 2005.04269); probabilities on a grid (C51, arXiv 1707.06887)",
-                           choices=("twin", "quantile", "categorical"))
-    quantiles: int = setting(25, "critics = quantile: quantiles of each critic", low=1, high=1000)
+                           choices=("twin", "quantile", "categorical"), fixed=True)
+    quantiles: int = setting(25, "critics = quantile: quantiles of each critic", low=1, high=1000, fixed=True)
     drop_quantiles: int = setting(2, "critics = quantile: of these, how many of the highest no target counts",
                                   low=0, high=999)
-    atoms: int = setting(101, "critics = categorical: returns on the grid", low=2, high=1001)
+    atoms: int = setting(101, "critics = categorical: returns on the grid", low=2, high=1001, fixed=True)
     v_min: float = setting(-10.0, "critics = categorical: lowest discounted return on the grid, in deviations of "
-                           "returns with normalize_returns", low=-1e9, high=1e9)
+                           "returns with normalize_returns", low=-1e9, high=1e9, fixed=True)
     v_max: float = setting(10.0, "critics = categorical: highest discounted return on the grid, in the same unit",
-                           low=-1e9, high=1e9)
+                           low=-1e9, high=1e9, fixed=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,7 +149,8 @@ class DDPGConfig(ActorCriticConfig):
 class ActionValueConfig(AlgorithmConfig):
     """What the algorithms share that take the action of the highest value."""
 
-    hidden_sizes: tuple[int, ...] = setting((128, 128), "width of each hidden layer", unit="units", low=1, high=4096)
+    hidden_sizes: tuple[int, ...] = setting((128, 128), "width of each hidden layer", unit="units", low=1, high=4096,
+                                            fixed=True)
     lr: float = setting(1e-3, "learning rate (Adam)", low=0.0, high=1.0)
     n_step: int = setting(3, "env steps a stored transition spans", unit="env steps", low=1, high=64)
     max_grad_norm: float = setting(10.0, "norm to which a larger gradient is scaled down", low=1e-6, high=1e9)
@@ -163,9 +167,10 @@ class ActionValueConfig(AlgorithmConfig):
 class DQNConfig(ActionValueConfig):
     """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
 
-    layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images")
-    cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS))
-    duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)")
+    layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images", fixed=True)
+    cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS),
+                       fixed=True)
+    duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)", fixed=True)
     huber: float = setting(0.0, "threshold of Huber's loss, in deviations of returns with normalize_returns; 0: "
                            "squared error", low=0.0, high=1e9)
 
@@ -175,10 +180,11 @@ class QMIXConfig(ActionValueConfig):
     """QMIX for teams of agents (Rashid et al. 2018, arXiv 1803.11485), and VDN (arXiv 1706.05296) as its ablation."""
 
     hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer of the agents' network",
-                                            unit="units", low=1, high=4096)
+                                            unit="units", low=1, high=4096, fixed=True)
     mixer: str = setting("qmix", "how agents' values make the team's: qmix, a network that rises in each and reads the "
-                         "state; vdn, their sum", choices=("qmix", "vdn"))
-    mixing_units: int = setting(32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024)
+                         "state; vdn, their sum", choices=("qmix", "vdn"), fixed=True)
+    mixing_units: int = setting(32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024,
+                                fixed=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,14 +192,15 @@ class OnPolicyConfig(Part):
     """What the on-policy algorithms share."""
 
     hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer, of policy and value network each",
-                                            unit="units", low=1, high=4096)
+                                            unit="units", low=1, high=4096, fixed=True)
     network: str = setting("", "own network that the module of --import declares, in place of hidden_sizes, activation "
-                           "and layer norm; empty: none")
+                           "and layer norm; empty: none", fixed=True)
     activation: str = setting("tanh", "function between the layers of both networks; images always have relu",
-                              choices=ACTIVATIONS)
-    layer_norm: bool = setting(False, "normalise the hidden layers of both networks (arXiv 1607.06450); not for images")
+                              choices=ACTIVATIONS, fixed=True)
+    layer_norm: bool = setting(False, "normalise the hidden layers of both networks (arXiv 1607.06450); not for images",
+                               fixed=True)
     cnn: str = setting("nature", "convolutional layers for images, which policy and value share; hidden_sizes follow",
-                       choices=tuple(CNNS))
+                       choices=tuple(CNNS), fixed=True)
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
     gae_lambda: float = setting(0.95, "lambda of GAE; 1: returns alone (arXiv 1506.02438)",
                                 low=0.0, high=1.0)
@@ -210,7 +217,7 @@ class OnPolicyConfig(Part):
                                    "each; of both together where they share layers, over images", low=1e-6, high=1e9)
     normalize_advantage: bool = setting(True, "scale the advantages of a rollout to mean 0 and standard deviation 1")
     normalize_returns: bool = setting(True, "divide rewards by the running standard deviation of discounted returns; "
-                                      "not where rewards are signs")
+                                      "not where rewards are signs", fixed=True)
     initial_log_std: float = setting(0.0, "log standard deviation of actions at the start", low=-20.0, high=2.0)
     policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
                                     "evaluated, shown and kept, while the newest ones collect; 0: the newest weights",

@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-ENGINES = ("envpool", "vector")
-"""Beginnings, before a colon, of the ids of vector environments (see ``envs.vector_engines``)."""
-TEAM_PREFIXES = ("mpe2", "lbf", "parallel")
-"""Beginnings, before a colon, of the ids of tasks of several agents (see ``envs.team_env``)."""
-_PLAIN = re.compile(rf"^(({'|'.join((*ENGINES, *TEAM_PREFIXES))}):)?[A-Za-z0-9][A-Za-z0-9_./-]{{0,99}}$")
+
+class Family(NamedTuple):
+    """Environments whose ids begin with one prefix and a colon."""
+
+    prefix: str
+    make: str
+    """``MODULE:FUNCTION`` that makes one: for ``envs.vector_engines.open_vector`` or ``envs.team_env.make_team``."""
+    team: bool = False
+    """Its tasks have several agents; else each environment is a vector of N that its own engine steps."""
+    package: str = ""
+    """What a program without Spreeze has to install for its tasks."""
+
+
+FAMILIES = {family.prefix: family for family in (
+    Family("envpool", "spreeze.envs.vector_engines:envpool"),
+    Family("vector", "spreeze.envs.vector_engines:gymnasium_vector"),
+    Family("mpe2", "spreeze.envs.team_env:mpe2", team=True, package="mpe2"),
+    Family("lbf", "spreeze.envs.team_env:foraging", team=True, package="lbforaging"),
+    Family("parallel", "spreeze.envs.team_env:own_module", team=True),
+)}
+_PLAIN = re.compile(rf"^(({'|'.join(FAMILIES)}):)?[A-Za-z0-9][A-Za-z0-9_./-]{{0,99}}$")
+
+
+def family_of(env_id: str) -> Family | None:
+    """The family whose prefix an id has; None for a plain one."""
+    prefix, colon, _ = env_id.partition(":")
+    return FAMILIES.get(prefix) if colon else None
 
 
 def engine_of(env_id: str) -> str | None:
-    """``envpool`` or ``vector`` for an id with that prefix; None for a plain one."""
-    engine, colon, _ = env_id.partition(":")
-    return engine if colon and engine in ENGINES else None
+    """``envpool`` or ``vector`` for an id with that prefix; None for others."""
+    family = family_of(env_id)
+    return None if family is None or family.team else family.prefix
 
 
 def is_team(env_id: str) -> bool:
     """Whether an id is that of a task of several agents."""
-    prefix, colon, _ = env_id.partition(":")
-    return bool(colon) and prefix in TEAM_PREFIXES
+    family = family_of(env_id)
+    return family is not None and family.team
 
 
 def imports_only(env_id: object, module: object) -> bool:

@@ -20,7 +20,8 @@ from spreeze.config.algorithms import (
     find_row,
     implied_mode,
 )
-from spreeze.config.schema import FLAG_OF, PARTS, Config, RunConfig, algorithm_part, offered
+from spreeze.config.part import unoffered
+from spreeze.config.schema import FLAG_OF, PARTS, Config, RunConfig, active_settings, algorithm_part
 from spreeze.config.values import literal
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
@@ -235,14 +236,15 @@ def without_effect(settings: Settings) -> list[str]:
     Settings of the run, its task, its end and its hosts are not looked at.
     """
     config = settings.config
-    knobs, others = offered(config)
+    knobs, others = active_settings(config)
     read = {*knobs, *others}
     # One flag may set fields of several parts; --set sets one of them.
     flags = {FLAG_OF.get(key) for key in read if settings.sources.get(key) == USER}
-    looked_at = {*config.parts()} - {"run", "env", "cluster", "exchange", "stop"}
-    return [*dict.fromkeys(FLAG_OF.get(key, key) for key, source in settings.sources.items()
-                           if source == USER and key not in read and key.partition(".")[0] in looked_at
-                           and (key not in FLAG_OF or FLAG_OF[key] not in flags))]
+    parts = config.parts()
+    return [*dict.fromkeys(
+        FLAG_OF.get(key, key) for key, source in settings.sources.items()
+        if source == USER and key not in read and (key not in FLAG_OF or FLAG_OF[key] not in flags)
+        and parts[(name := key.split("."))[0]].condition_of(name[1]) is not unoffered)]
 
 
 def default_of(settings: Settings) -> str:

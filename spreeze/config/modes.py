@@ -24,7 +24,7 @@ class Stage:
 
     title: str
     items: tuple[str, ...]
-    """Figures in the box: keys of the page's table of items (``dashboard.components.ITEMS``)."""
+    """Names of the metrics in the box (``metrics.table``)."""
     split: str = ""
     """Role whose time split the box shows."""
 
@@ -85,28 +85,28 @@ class Mode:
 
 
 REPLAY_STAGES = (
-    Stage(title="Samplers", split="sampler", items=("samplers", "env_rate")),
-    Stage(title="Replay", items=("fill", "ratio", "age")),
-    Stage(title="Learner", split="learner", items=("update_rate", "lag_updates")),
+    Stage(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+    Stage(title="Replay", items=("replay_fill", "samples_per_insert", "transition_age")),
+    Stage(title="Learner", split="learner", items=("updates_per_s", "policy_lag")),
 )
 BALANCED_STAGES = (
-    Stage(title="Samplers", split="sampler", items=("samplers", "env_rate")),
-    Stage(title="Replay", items=("fill", "ratio_now", "staleness")),
-    Stage(title="Learner", split="learner", items=("update_rate", "lag_updates")),
+    Stage(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+    Stage(title="Replay", items=("replay_fill", "samples_per_insert_now", "staleness")),
+    Stage(title="Learner", split="learner", items=("updates_per_s", "policy_lag")),
 )
 ROLLOUT_STAGES = (
-    Stage(title="Samplers", split="sampler", items=("samplers", "env_rate")),
-    Stage(title="Storages", items=("ratio", "lag_rollouts")),
-    Stage(title="Learner", split="learner", items=("update_rate", "frame_rate")),
+    Stage(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+    Stage(title="Storages", items=("samples_per_insert", "policy_lag")),
+    Stage(title="Learner", split="learner", items=("updates_per_s", "update_frames_per_s")),
 )
 BUFFER_STAGES = (
-    Stage(title="Samplers", split="sampler", items=("samplers", "env_rate")),
-    Stage(title="Circular buffer", items=("ratio", "buffer_uses", "dropped")),
-    Stage(title="Learner", split="learner", items=("update_rate", "lag_updates", "target_updates")),
+    Stage(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+    Stage(title="Circular buffer", items=("samples_per_insert", "rollout_uses", "rollouts_dropped")),
+    Stage(title="Learner", split="learner", items=("updates_per_s", "policy_lag", "target_updates")),
 )
 GOSSIP_STAGES = (
-    Stage(title="Samplers", split="sampler", items=("samplers", "env_rate")),
-    Stage(title="Learners", split="learner", items=("update_rate", "learners_spread")),
+    Stage(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+    Stage(title="Learners", split="learner", items=("updates_per_s", "learners_spread")),
     Stage(title="Gossip", items=("gossip_radius", "gossip_staleness")),
 )
 REPLAY_KNOBS = (

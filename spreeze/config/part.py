@@ -6,30 +6,69 @@ import dataclasses
 import math
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from spreeze.errors import ConfigError, did_you_mean
+
+Condition = Callable[[Any], bool]
+"""Whether a run reads a setting, by how its mode runs its algorithm (``modes.Wiring``)."""
 
 
 def setting(
     default: Any, doc: str, *, unit: str = "", low: float | None = None, high: float | None = None,
-    choices: tuple[str, ...] | None = None, flag: str = "", default_text: str = "",
+    choices: tuple[str, ...] | None = None, flag: str = "", default_text: str = "", read: Condition | None = None,
+    fixed: bool = False, machine: bool = False, shared: bool = False, command_line_only: bool = False,
 ) -> Any:
     """A dataclass field: all that is known of a setting, for checks, the command line and the page.
 
     ``doc`` says of a switch what is done while it is on. ``low`` and ``high`` are themselves allowed. The ``flag`` of a
     switch inverts its default (``--no-...`` if the default is on). ``default_text`` is what the command line says of
     a default that other settings decide.
+
+    ``read`` says which runs it makes a difference to, where they are not those of its part. A ``fixed`` one cannot
+    change on resume, because the stored state depends on it; that holds in derived parts too. The value of a
+    ``machine`` one holds only on the machine that it was chosen on. A ``shared`` one is in exported profiles though its
+    part is ``personal``. No profile may set a ``command_line_only`` one: it names code, a host or a place for files.
     """
     known = {"doc": doc, "unit": unit, "low": low, "high": high, "choices": choices, "flag": flag,
-             "default_text": default_text}
+             "default_text": default_text, "read": read, "fixed": fixed, "machine": machine, "shared": shared,
+             "command_line_only": command_line_only}
     return field(default=default, metadata=known)
+
+
+def always(wiring: Any) -> bool:
+    """The condition of settings that every run reads."""
+    return True
+
+
+def unoffered(wiring: Any) -> bool:
+    """The condition of settings that neither the tuner nor the page offers: they name the run, its task or its end."""
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """Base of all parts: checks type and range of every field when built."""
+
+    read: ClassVar[Condition] = always
+    """The runs in which its settings make a difference."""
+    personal: ClassVar[bool] = False
+    """Its settings are the user's own: an exported profile has only those that are ``shared``."""
+
+    @classmethod
+    def marked(cls, mark: str) -> list[str]:
+        """The fields that ``setting(MARK=True)`` marks here or in a part that this one is derived from."""
+        bases = [base for base in cls.__mro__ if dataclasses.is_dataclass(base)]
+        return [item.name for item in dataclasses.fields(cls)
+                if any(item.name in base.__dataclass_fields__
+                       and base.__dataclass_fields__[item.name].metadata.get(mark) for base in bases)]
+
+    @classmethod
+    def condition_of(cls, name: str) -> Condition:
+        """The runs in which one of its settings makes a difference."""
+        return cls.__dataclass_fields__[name].metadata.get("read") or cls.read
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))

@@ -11,7 +11,7 @@ from typing import Any
 
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import Layer, Settings, Values, default_of, iterate, renewed, toml_value
-from spreeze.config.schema import check_name, field_of
+from spreeze.config.schema import check_name, field_of, marked
 from spreeze.errors import ConfigError, did_you_mean, refuse_newer
 from spreeze.formatting import clean
 
@@ -28,15 +28,6 @@ PROFILE_DIR = shipped("profiles")
 MAX_PROFILE_BYTES = 1_000_000
 NO_PROFILE = "none"
 """In place of a name: not even the profile of the task."""
-_COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("cluster", "address"), ("exchange", "join"),
-                      ("exchange", "secret_file"), ("run", "runs_dir"), ("run", "name")}
-MACHINE_FIELDS = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers",
-                  "sampling.envs_per_sampler", "replay.capacity", "rollout.samplers", "rollout.envs_per_sampler",
-                  "rollout.inference_workers", "rollout.sync_interval", "run.learners")  # fmt: skip
-"""Settings that hold only on the machine that they were chosen on."""
-_LEFT_OUT = {"stop", "visualizer", "evaluation", "tuning", "logging", "cluster", "exchange"}
-_KEPT = {"run": ("algo", "mode", "learners"), "env": ("normalize_obs",)}
-"""Of these parts only these fields travel: the rest is the user's own."""
 
 
 def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
@@ -67,9 +58,10 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
         values[part] = {**values.get(part, {}), **fields}
     of_algorithm = {name: parts for name, parts in only.items() if name in ALGORITHMS}
     for said in (values, *of_algorithm.values()):
-        for part, name in _COMMAND_LINE_ONLY:
+        for key in marked("command_line_only"):
+            part, name = key.split(".")
             if name in said.get(part, ()):
-                raise ConfigError(f"profile {path}: {part}.{name} may only be set on the command line")
+                raise ConfigError(f"profile {path}: {key} may only be set on the command line")
     keep = about.get("keep", [])
     own = [f"{part}.{name}" for part, fields in values.items() for name in fields]
     if not isinstance(keep, list) or any(key not in own for key in keep):
@@ -164,9 +156,10 @@ def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
 def _elsewhere(said: Values, dropped: list[str]) -> Values:
     """What holds on other machines too; adds the rest to ``dropped``."""
     values: Values = {}
+    of_machine = marked("machine")
     for part, fields in said.items():
         for name, value in fields.items():
-            if f"{part}.{name}" in MACHINE_FIELDS:
+            if f"{part}.{name}" in of_machine:
                 dropped.append(f"{part}.{name} = {value}")
             else:
                 values.setdefault(part, {})[name] = value
@@ -208,12 +201,12 @@ def profile_text(settings: Settings, record: dict[str, Any], machine: str) -> st
     lines += [f"# Provisional: {' '.join(text.split())}" for text in (record.get("provisional") or {}).values()]
     lines.append("[about]")
     lines += [f"{name} = {toml_value(value)}  # {' '.join(text.split())}" for name, (value, text) in about.items()]
-    part_now = None
+    part_now, parts, shared = None, settings.config.parts(), marked("shared")
     for part, name, value in iterate(settings.config):
         key = f"{part}.{name}"
         source = settings.sources.get(key, "default")
         own = source == "default" or source == default_of(settings)  # come back by themselves with the algorithm
-        if own or value is None or part in _LEFT_OUT or name not in _KEPT.get(part, (name,)):
+        if own or value is None or (type(parts[part]).personal and key not in shared):
             continue
         if key == "run.mode" and settings.config.on_policy is None:
             continue  # with an algorithm of replay the user may choose any mode that has one

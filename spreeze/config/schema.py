@@ -29,7 +29,7 @@ from spreeze.config.algorithm_settings import (
 )
 from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, Mode, Wiring, find_mode
-from spreeze.config.part import Part, set_type, setting
+from spreeze.config.part import Part, always, set_type, setting, unoffered
 from spreeze.errors import ConfigError
 
 SINKS = ("tensorboard", "wandb", "mlflow")
@@ -38,6 +38,30 @@ TRANSPORTS = ("shared", "gloo")
 MIXINGS = ("gossip", "all_reduce", "hogwild", "none")
 _RESERVED = ("con", "prn", "aux", "nul", "latest")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def _replay(wiring: Wiring) -> bool:
+    return wiring.lag is None
+
+
+def _rollouts(wiring: Wiring) -> bool:
+    return wiring.lag is not None
+
+
+def _processes(wiring: Wiring) -> bool:
+    return not wiring.in_turns
+
+
+def _mixes(wiring: Wiring) -> bool:
+    return wiring.mixes
+
+
+def _exchanges(wiring: Wiring) -> bool:
+    return wiring.averages or wiring.mixes
+
+
+def _governed(wiring: Wiring) -> bool:
+    return not wiring.in_turns and (wiring.lag is None or wiring.free_running)
 
 
 SHORTEST_ROLLOUT, SHORTEST_A2C_ROLLOUT = 16, 5
@@ -50,18 +74,23 @@ MOST_DEFAULT_SAMPLERS = 16
 class RunConfig(Part):
     """What is run and where its files go."""
 
+    read, personal = unoffered, True
+
     algo: str = setting("sac", f"algorithm: {', '.join(ALGORITHMS)}, or one that the module of --import declares",
-                        flag="--algo",
+                        flag="--algo", fixed=True, shared=True,
                         default_text="the profile's, else by mode and task: sac, dqn, qmix, ppo or impact")
     mode: str = setting(DECLARED[0].name, "how the parts are wired together: "
                         f"{', '.join(mode.name for mode in DECLARED)}, or one that the module of --import declares",
-                        flag="--mode", default_text="the profile's, else the algorithm's own, else spreeze")
+                        flag="--mode", shared=True,
+                        default_text="the profile's, else the algorithm's own, else spreeze")
     seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1, flag="--seed")
-    runs_dir: str = setting("runs", "directory that holds the run directories", flag="--runs-dir")
+    runs_dir: str = setting("runs", "directory that holds the run directories", flag="--runs-dir",
+                            command_line_only=True)
     name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given",
-                               flag="--name")
+                               flag="--name", command_line_only=True)
     learners: int = setting(1, "learners side by side, each with samplers, data and seed of its own (modes spreeze, "
-                            "tianji, gala)", unit="learners", low=1, high=16, flag="--learners")
+                            "tianji, gala)", unit="learners", low=1, high=16, flag="--learners", fixed=True,
+                            machine=True, shared=True)
     forgiven_failures: int = setting(0, "crashes of a worker that do not count toward its limit of restarts: for tests",
                                      low=0, high=10**9)
 
@@ -73,28 +102,32 @@ class RunConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(Part):
+    read, personal = unoffered, True
+
     id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id, or MODULE:CLASS of the module of --import; mpe2:NAME or "
                       "lbf:ID for several agents; observations "
                       "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; actions Box or Discrete", flag="--env",
-                      default_text="a walking robot: Walker2DBulletEnv-v0, or Walker2d-v5 without Bullet; "
+                      fixed=True, default_text="a walking robot: Walker2DBulletEnv-v0, or Walker2d-v5 without Bullet; "
                       "Pendulum-v1 without either")
     import_module: str | None = setting(None, "module to import first: it registers tasks, algorithms or modes "
-                                        "(command line only)", flag="--import")
+                                        "(command line only)", flag="--import", command_line_only=True)
     plain: bool = setting(False, "use the package's own Bullet tasks, not our faster equivalents",
                           flag="--plain-env")
-    args: tuple[str, ...] = setting((), "key=value texts for the environment's constructor (command line only)")
-    normalize_obs: bool = setting(False, "scale observations by their running mean and standard deviation")
+    args: tuple[str, ...] = setting((), "key=value texts for the environment's constructor (command line only)",
+                                    fixed=True, command_line_only=True)
+    normalize_obs: bool = setting(False, "scale observations by their running mean and standard deviation",
+                                  read=always, fixed=True, shared=True)
     image: bool | None = setting(None, "take observations as pictures for a CNN, or as numbers; not set: bytes to 255 "
-                                 "of at least 36 x 36 pixels are pictures")
+                                 "of at least 36 x 36 pixels are pictures", read=always)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(Part):
     """Frames of environments that observe images; the lines marked ALE hold for Atari games alone."""
 
-    stack: int = setting(4, "frames in one observation", unit="frames", low=1, high=16)
-    size: int = setting(84, "height and width of a frame", unit="pixels", low=36, high=512)
-    grey: bool = setting(True, "one grey channel instead of red, green and blue (ALE: always)")
+    stack: int = setting(4, "frames in one observation", unit="frames", low=1, high=16, fixed=True)
+    size: int = setting(84, "height and width of a frame", unit="pixels", low=36, high=512, fixed=True)
+    grey: bool = setting(True, "one grey channel instead of red, green and blue (ALE: always)", fixed=True)
     frame_skip: int = setting(4, "ALE: emulator frames with one action", unit="frames", low=1, high=60)
     sticky_actions: float = setting(0.25, "ALE: probability that a frame repeats the action before", low=0.0, high=1.0)
     full_actions: bool = setting(False, "ALE: all 18 actions, not only those that the game reads")
@@ -111,8 +144,10 @@ class ImageConfig(Part):
 class ReplayConfig(Part):
     """Shared-memory replay and the balance between its two sides."""
 
+    read = _replay
+
     capacity: int = setting(1_000_000, "transitions that replay can hold", unit="transitions", low=2, high=10**10,
-                            flag="--replay-capacity")
+                            flag="--replay-capacity", machine=True)
     learning_starts: int = setting(5_000, "env steps collected, with uniform actions, before the first update",
                                    unit="env steps", low=0, high=10**9)
     samples_per_insert_min: float = setting(8.0, "below this ratio the samplers wait", low=0.0, high=1e6)
@@ -145,9 +180,10 @@ def serial_ratio(batch_size: int, low: float, high: float) -> float:
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(Part):
     samplers: int | None = setting(None, "sampler processes; from the usable cores if not given", low=1, high=512,
-                                   flag="--samplers")
+                                   flag="--samplers", machine=True,
+                                   read=lambda wiring: _replay(wiring) and _processes(wiring))
     envs_per_sampler: int = setting(8, "environments stepped in one sampler", low=1, high=1024,
-                                    flag="--envs-per-sampler")
+                                    flag="--envs-per-sampler", machine=True, read=_replay)
     nan_policy: str = setting("drop", "what to do with a non-finite observation or reward", choices=("drop", "fail"))
     step_deadline_s: float = setting(30.0, "a sampler whose env step takes longer counts as hung and is started again",
                                      unit="s", low=0.5, high=1e6)
@@ -157,31 +193,36 @@ class SamplingConfig(Part):
     memory_limit_bytes: int | None = setting(
         None, "private memory above which a sampler is started anew, and a watcher by its number of environments; from "
         "the free memory if not given",
-        unit="bytes", low=10_000_000, high=2**50)
+        unit="bytes", low=10_000_000, high=2**50, read=_processes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig(Part):
     """Collection of rollouts in modes hts, serial and impact."""
 
+    read = _rollouts
+
     samplers: int | None = setting(None, "sampler processes; not set: hts one a usable core, at most 16, serial 1, "
-                                   "which steps in the run's own process", low=1, high=512, flag="--samplers")
+                                   "which steps in the run's own process", low=1, high=512, flag="--samplers",
+                                   machine=True)
     envs_per_sampler: int = setting(8, "environments stepped in one sampler", low=1, high=1024,
-                                    flag="--envs-per-sampler")
+                                    flag="--envs-per-sampler", machine=True)
     inference_workers: int = setting(0, "hts, tianji with one learner: processes that infer actions in batches; 0: "
                                      "samplers infer for themselves, the same bits", low=0, high=512,
-                                     flag="--inference-workers")
+                                     flag="--inference-workers", machine=True,
+                                     read=lambda wiring: wiring.inference_workers)
     size: int = setting(2048, "env steps of a learner's rollout, of all its environments together; sets sync_interval "
                         "where that is not set", unit="env steps", low=1, high=2**30,
                         default_text="128 with a2c, else 2048")
     sync_interval: int | None = setting(None, "env steps of each environment in one rollout (SB3: n_steps); not set: "
                                         "as many as size asks for, at least 16, or 5 with a2c; with impact, appo, "
-                                        "impala 16", unit="env steps", low=1, high=65_536, flag="--sync-interval")
+                                        "impala 16", unit="env steps", low=1, high=65_536, flag="--sync-interval",
+                                        machine=True)
     correction: str = setting("delayed", "hts, tianji: off-policy correction for rollouts that the previous policy "
                               "collected (default with ppo: none)", choices=("delayed", "none", "truncated-is"),
-                              flag="--correction")
+                              flag="--correction", read=lambda wiring: bool(wiring.lag) and not wiring.free_running)
     synchrony: str = setting("batch", "serial: environments wait for each other at every step, or once a rollout",
-                             choices=("step", "batch"), flag="--synchrony")
+                             choices=("step", "batch"), flag="--synchrony", read=lambda wiring: wiring.lag == 0)
     fingerprint: bool = setting(False, "hashes of trajectories, parameters and optimiser at each swap, in "
                                 "fingerprints.jsonl of the run")
 
@@ -189,6 +230,8 @@ class RolloutConfig(Part):
 @dataclass(frozen=True, kw_only=True)
 class GalaConfig(Part):
     """How the learners of mode gala share what they learn."""
+
+    read = _mixes
 
     topology: str = setting("ring", "whose parameters a learner takes: ring, those of the one before it; exponential, "
                             "of those 1, 2, 4, ... before it; full, of all", choices=("ring", "exponential", "full"),
@@ -207,26 +250,30 @@ class GalaConfig(Part):
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig(Part):
     batch_size: int = setting(256, "transitions in one update from replay; for rollouts see ppo.minibatch_size",
-                              unit="transitions", low=1, high=2**24, flag="--batch-size")
+                              unit="transitions", low=1, high=2**24, flag="--batch-size", read=_replay)
     threads: int = setting(1, "threads of the learner: two share an update as a pair, more share each matmul",
-                           low=1, high=256, flag="--learner-threads")
+                           low=1, high=256, flag="--learner-threads", machine=True)
     device: str = setting("auto", "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS "
                           "(one GPU twice: two streams of it); "
                           "auto is a GPU where there is one, but the CPU for algorithms of rollouts without images",
-                          flag="--device")
+                          flag="--device", machine=True)
     precision: str = setting("float32", "what matmuls round their inputs to: tf32 on GPUs, bfloat16 on processors "
                              "that have it; weights and optimisers are always float32, and so are sums of "
                              "products",
-                             choices=("float32", "tf32", "bfloat16"))
-    overlap: bool = setting(False, "the actor follows the critics of one update before: two devices work at once")
-    mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows")
+                             choices=("float32", "tf32", "bfloat16"), machine=True, read=_replay)
+    overlap: bool = setting(False, "the actor follows the critics of one update before: two devices work at once",
+                            read=_replay)
+    mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows",
+                           read=_replay)
     updates_per_launch: int = setting(1, "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every "
-                                      "kernel by itself", unit="updates", low=0, high=64)
+                                      "kernel by itself", unit="updates", low=0, high=64, read=_replay)
     fuse: bool = setting(False, "fuse the small kernels of an update by torch.compile, which takes up to a minute "
-                         "before learning begins and, on a GPU, Triton")
+                         "before learning begins and, on a GPU, Triton", read=_replay)
     average_interval: int = setting(100, "mode tianji: updates of a learner between two averagings of its parameters "
-                                    "with those of the others", unit="updates", low=1, high=10**9)
-    publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
+                                    "with those of the others", unit="updates", low=1, high=10**9,
+                                    read=lambda wiring: wiring.averages)
+    publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600,
+                                        read=_processes)
     checkpoint_interval_s: float = setting(30.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
 
 
@@ -234,8 +281,10 @@ class LearnerConfig(Part):
 class ClusterConfig(Part):
     """Samplers on other hosts, through Ray."""
 
+    read, personal = unoffered, True
+
     address: str | None = setting(None, "HOST:PORT of a Ray cluster's head, auto, or local:N for N hosts simulated on "
-                                  "this machine (command line only)", flag="--cluster")
+                                  "this machine (command line only)", flag="--cluster", command_line_only=True)
     samplers: int | None = setting(None, "sampler processes on each other host; not set: chosen there by its own tuner "
                                    "or its usable cores", low=1, high=64, flag="--host-samplers")
 
@@ -244,6 +293,8 @@ class ClusterConfig(Part):
 class ExchangeConfig(Part):
     """How the parameters of several learners reach each other (modes gala and tianji)."""
 
+    read, personal = _exchanges, True
+
     transport: str = setting("shared", "shared memory of this machine, or gloo: the connections of torch.distributed",
                              choices=TRANSPORTS)
     listen: str = setting("127.0.0.1", "gloo: address at which learners take connections; the default one is seen by "
@@ -251,8 +302,9 @@ class ExchangeConfig(Part):
     learners: int | None = setting(None, "gloo: learners of all hosts together, where runs of other hosts join this "
                                    "one; not set: run.learners, and nobody joins", unit="learners", low=1, high=64)
     join: str | None = setting(None, "gloo: HOST:PORT of the run on another host that this one's learners join "
-                               "(command line only)")
-    secret_file: str | None = setting(None, "gloo: a copy of that run's file secret (command line only)")
+                               "(command line only)", command_line_only=True, read=unoffered)
+    secret_file: str | None = setting(None, "gloo: a copy of that run's file secret (command line only)",
+                                      command_line_only=True, read=unoffered)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -274,6 +326,8 @@ class ExchangeConfig(Part):
 class EvaluationConfig(Part):
     """Greedy episodes that give the return curve."""
 
+    personal = True
+
     enabled: bool = setting(True, "evaluate the policy, beside training and at the end", flag="--no-evaluator")
     episodes: int = setting(10, "episodes in one evaluation, each from a fresh start", low=1, high=10_000)
     seed: int = setting(10_000, "seed from which those of all evaluations are drawn", low=0, high=2**31 - 1)
@@ -287,6 +341,8 @@ class EvaluationConfig(Part):
 class VisualizerConfig(Part):
     """The picture and the clips of the current policy."""
 
+    personal = True
+
     enabled: bool = setting(True, "run the visualizer process", flag="--no-visualizer")
     frames_per_s: float = setting(8.0, "pictures a second at most", unit="1/s", low=0.1, high=60)
     clip_interval_s: float = setting(120.0, "time between two clips", unit="s", low=1, high=1e6)
@@ -299,16 +355,19 @@ class VisualizerConfig(Part):
 class TuningConfig(Part):
     """What the tuner aims at, and what of the machine stays with the user."""
 
+    personal = True
+
     objective: str = setting("return", "what the tuner makes best: progress of the return, the paper's knee, env "
                              "steps/s, or updates/s", choices=("return", "paper", "sampling", "updates"),
-                             flag="--objective")
+                             flag="--objective", read=_replay)
     cpu_target: float = setting(0.75, "objective paper: share of the usable cores up to which samplers are added",
-                                low=0.05, high=1.0, flag="--cpu-target")
+                                low=0.05, high=1.0, flag="--cpu-target", read=_replay)
     gpu_target: float = setting(0.85, "objective paper: share of the highest update frame rate that the batch has to "
-                                "reach", low=0.05, high=0.99, flag="--gpu-target")
-    govern: bool = setting(True, "let samplers rest as leave_free and give_way ask", flag="--no-governor")
+                                "reach", low=0.05, high=0.99, flag="--gpu-target", read=_replay)
+    govern: bool = setting(True, "let samplers rest as leave_free and give_way ask", flag="--no-governor",
+                           read=_governed)
     leave_free: float = setting(0.0, "share of the usable cores that is left to other programs", low=0.0, high=0.9,
-                                flag="--leave-free")
+                                flag="--leave-free", read=_processes)
     give_way: bool = setting(False, "let other programs go first: every worker runs at low priority, and up to half of "
                              "the samplers rest while others fill cores", flag="--give-way")
 
@@ -316,6 +375,8 @@ class TuningConfig(Part):
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig(Part):
     """Where a run is logged beside its own directory."""
+
+    personal = True
 
     sinks: tuple[str, ...] = setting((), "what also gets metrics, evaluations, settings and events: any of "
                                      f"{', '.join(SINKS)}, with commas between; each needs its extra",
@@ -326,6 +387,8 @@ class LoggingConfig(Part):
 @dataclass(frozen=True, kw_only=True)
 class StopConfig(Part):
     """When training ends by itself; without any condition it goes on until Ctrl-C."""
+
+    read, personal = unoffered, True
 
     seconds: float | None = setting(None, "wall time of training", unit="s", low=0.0, flag="--seconds")
     env_steps: int | None = setting(None, "env steps collected", unit="env steps", low=1, flag="--env-steps")
@@ -452,6 +515,12 @@ FLAG_OF: dict[str, str] = {
 ``--samplers`` means samplers for replay and for rollouts, of which a run has one kind."""
 
 
+def marked(mark: str) -> tuple[str, ...]:
+    """The settings, as ``part.field``, that ``setting(MARK=True)`` marks, without those of algorithms."""
+    return tuple(f"{name}.{item}" for name, part in PARTS.items() if name not in ALGORITHMS
+                 for item in part.marked(mark))
+
+
 def field_of(key: str, config: Config | None = None) -> dataclasses.Field[Any]:
     """The field of a setting that is called ``part.field``; ``config`` knows an imported algorithm's part."""
     part, name = key.split(".")
@@ -471,42 +540,20 @@ def _class_of(part: str, config: Config | None) -> type[Part]:
     return PARTS[part] if config is None else type(config.parts()[part])
 
 
-_ONLY_WITH_REPLAY: tuple[str, ...] = (
-    "replay", "sampling.samplers", "sampling.envs_per_sampler", "learner.batch_size", "learner.precision",
-    "learner.overlap", "learner.mirror", "learner.updates_per_launch", "learner.fuse",
-)
-_ONLY_ON_POLICY: tuple[str, ...] = ("rollout",)
-_OBJECTIVES = ("tuning.objective", "tuning.cpu_target", "tuning.gpu_target")
-"""Rollouts are tuned for their own objective alone."""
-_ALWAYS = ("env.normalize_obs", "env.image", "image", "sampling", "learner", "evaluation", "visualizer", "tuning",
-           "logging")
-
-
-def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def active_settings(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The settings that make a difference to the chosen mode and algorithm: what the tuner chooses, and the others.
 
     What names the run, its task and its end is not among them.
     """
-    algo, on_policy = config.run.algo, config.on_policy is not None
-    own, other = (_ONLY_ON_POLICY, _ONLY_WITH_REPLAY) if on_policy else (_ONLY_WITH_REPLAY, _ONLY_ON_POLICY)
-    other += () if config.wiring.inference_workers else ("rollout.inference_workers",)
-    other += _OBJECTIVES if on_policy else ("sampling.samplers",) if config.wiring.in_turns else ()
-    governed = not config.wiring.in_turns and (not on_policy or config.wiring.free_running)
-    other += () if governed else ("tuning.govern",)
-    other += ("learner.publish_interval_s", "sampling.memory_limit_bytes", "tuning.leave_free") \
-        if config.wiring.in_turns else ()
-    other += () if config.wiring.lag == 0 else ("rollout.synchrony",)
-    other += ("rollout.correction",) if config.wiring.lag == 0 or config.wiring.free_running else ()
-    own += ("gala",) if config.wiring.mixes else ()
-    other += () if config.wiring.averages else ("learner.average_interval",)
-    own += ("exchange",) if config.wiring.averages or config.wiring.mixes else ()
-    other += ("exchange.join", "exchange.secret_file")  # of the command line
-    keys = [f"{name}.{item.name}" for name, part in config.parts().items() for item in dataclasses.fields(part)]
-    named = (knob.replace("algorithm.", f"{algo}.") for knob in config.wiring.knobs)
+    algo, wiring = config.run.algo, config.wiring
+    parts = {algo: config.parts()[algo]} | {
+        name: part for name, part in config.parts().items() if name not in ALGORITHMS}
+    read = [f"{name}.{item.name}" for name, part in parts.items() for item in dataclasses.fields(part)
+            if part.condition_of(item.name)(wiring)]
+    named = (knob.replace("algorithm.", f"{algo}.") for knob in wiring.knobs)
+    keys = {f"{name}.{item.name}" for name, part in parts.items() for item in dataclasses.fields(part)}
     knobs = tuple(knob for knob in named if knob in keys)
-    read = [key for among in ((algo,), own, _ALWAYS) for key in keys
-            if {key, key.partition(".")[0]} & {*among} and not {key, key.partition(".")[0]} & {*other}]
-    return knobs, tuple(key for key in dict.fromkeys(read) if key not in knobs)
+    return knobs, tuple(key for key in read if key not in knobs)
 
 
 def algorithm_part(name: str, import_module: str | None = None) -> type[Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import streamlit as st
 
-from spreeze.config.schema import offered
+from spreeze.config.schema import active_settings
 from spreeze.dashboard import components, control, navigation, start
 from spreeze.dashboard.compare import CONFIG
 from spreeze.dashboard.live_api import COLOURS
@@ -140,7 +140,7 @@ def _pins(path: Path, tuning: TuningView) -> None:
     try:
         request = control.Request(env_id=facts.env_id or "", mode=str(run.get("mode", control.Request.mode)),
                                   algo=facts.algo or "", seed=1 if facts.seed is None else facts.seed)
-        knobs, _ = offered(request.config)
+        knobs, _ = active_settings(request.config)
         st.markdown("**Overrides**: what you set here is taken over by the next start; the tuner chooses the rest.")
         columns = st.columns(4)
         for place, key in enumerate(knobs):

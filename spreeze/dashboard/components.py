@@ -12,7 +12,6 @@ from typing import Any
 import streamlit as st
 
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.modes import Wiring
 from spreeze.config.schema import Config, field_of, kind_of
 from spreeze.dashboard import control, live_api
 from spreeze.dashboard.live_api import SOURCE, published
@@ -23,50 +22,6 @@ from spreeze.run_directory import LIVE_STATES, read_config, read_run, state_of
 
 PERIOD_MS = 1000
 _RETURN_HELP = "The band is the 95 % interval of that mean. Dotted lines mark where the run was resumed."
-
-_STATE = "What the run is doing, from its directory: starting, running, stopping, finished, failed or crashed."
-_TILES: tuple[tuple[str, str, str, str], ...] = (
-    ("state", "State", "", _STATE),
-    ("wall", "Wall time [h:min:s]", "", "Time that the run has trained, earlier sessions included."),
-    ("env_steps", "Env steps", "", "env_steps"),
-    ("updates", "Updates", "", "updates"),
-    ("env_rate", "Sampling", "steps/s", "env_steps_per_s"),
-    ("update_rate", "Learning", "updates/s", "updates_per_s"),
-    ("frame_rate", "Update frames", "/s", "update_frames_per_s"),
-    ("return", "Return", "", "eval_return"),
-    ("interval", "95 % interval", "", "Half of the 95 % interval of the newest mean return, over its episodes."),
-    ("best", "Best return", "", "Highest mean return of one whole evaluation. Played and downloaded is the policy with "
-     "the highest lower bound of its mean return, after more episodes on fresh seeds."),
-    ("final", "Last ten", "", "Mean return over the episodes of the last ten evaluations: what the policy has kept."),
-    ("cpu", "Processor", "", "cpu_use"),
-    ("memory", "Memory", "", "memory_used_bytes"),
-    ("restarts", "Restarts", "", "restarts"),
-    ("heartbeat", "Heartbeat [min:s]", "",
-     "Time since the run last wrote its state; it does so every two seconds."),
-)
-"""(id, label, unit, metric or help text)."""
-_LARGE = {"return": ("interval", "best"), "state": ("wall", "heartbeat", "restarts")}
-"""Tiles that are large -> the numbers that stand below them."""
-ITEMS: dict[str, tuple[str, str, str, str]] = {
-    "samplers": ("samplers", "active", "", "Sampler processes that step now, of those that the run was given."),
-    "env_rate": ("env_rate", "env steps", "/s", "env_steps_per_s"),
-    "fill": ("fill", "fill", "", "replay_fill"),
-    "ratio": ("ratio", "samples per insert", "", "samples_per_insert"),
-    "ratio_now": ("samples_per_insert_now", "samples per insert", "", "samples_per_insert_now"),
-    "staleness": ("staleness", "staleness", "", "staleness"),
-    "age": ("age", "transition age", "env steps", "transition_age"),
-    "update_rate": ("update_rate", "updates", "/s", "updates_per_s"),
-    "frame_rate": ("frame_rate", "update frames", "/s", "update_frames_per_s"),
-    "lag_updates": ("lag", "policy lag", "updates", "policy_lag"),
-    "buffer_uses": ("rollout_uses", "uses", "", "rollout_uses"),
-    "dropped": ("rollouts_dropped", "dropped", "", "rollouts_dropped"),
-    "target_updates": ("target_updates", "target copies", "", "target_updates"),
-    "gossip_radius": ("gossip_radius", "ball around the mean", "", "gossip_radius"),
-    "gossip_staleness": ("gossip_staleness", "staleness", "rollouts", "gossip_staleness"),
-    "learners_spread": ("learners_spread", "spread of returns", "", "learners_spread"),
-    "lag_rollouts": ("lag", "policy lag", "rollouts", "policy_lag"),
-}
-"""Numbers that a stage of a pipeline may show: (id in the live answer, label, unit, metric or help text)."""
 
 
 def show_live(path: Path, page_key: str) -> None:
@@ -85,8 +40,8 @@ def show_live(path: Path, page_key: str) -> None:
             "base": prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
             "charts": tuple(live_api.as_json(live_api.lag_unit(parts))),
             "colours": live_api.COLOURS,
-            "tiles": _tiles(),
-            "pipeline": pipeline(parts),
+            "tiles": live_api.tiles(),
+            "pipeline": live_api.pipeline(parts),
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
             "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
             "no_picture": _no_picture(path, in_turns=parts is not None and parts.in_turns),
@@ -112,23 +67,6 @@ def prefix() -> str:
     return f"/{base}" if base else ""
 
 
-def _tiles() -> tuple[dict[str, Any], ...]:
-    """The tiles of the Live page, the large ones first."""
-    known = {tile[0]: _item(*tile) for tile in _TILES}
-    below = {key for keys in _LARGE.values() for key in keys}
-    large = [known[key] | {"more": tuple(known[each] for each in keys)} for key, keys in _LARGE.items()]
-    return (*large, *(known[key] for key in known if key not in below and key not in _LARGE))
-
-
-def pipeline(parts: Wiring | None) -> tuple[dict[str, Any], ...]:
-    """The stages through which data reaches the learner, with the figures of each; empty if unknown."""
-    return tuple(
-        {"title": stage.title, "split": stage.split,
-         "items": [_item(*ITEMS[key]) for key in stage.items if key in ITEMS]}
-        for stage in (parts.stages if parts else ())
-    )
-
-
 @cache
 def _component(name: str, style: str, *scripts: str) -> Any:
     """The registered component; its style is not isolated, so that it sees the theme's variables."""
@@ -136,10 +74,6 @@ def _component(name: str, style: str, *scripts: str) -> Any:
     css, *parts = (files.joinpath(file).read_text(encoding="utf-8") for file in (style, *scripts))
     return st.components.v2.component(f"spreeze_{name}", html=f'<div class="sz-{name}"></div>', css=css,
                                       js="\n".join(parts), isolate_styles=False)
-
-
-def _item(key: str, label: str, unit: str, text: str) -> dict[str, Any]:
-    return {"id": key, "label": label, "unit": unit, "help": text if " " in text else meaning(text)}
 
 
 def show_command(place: str, *lines: str) -> None:

@@ -85,6 +85,49 @@ def wanted(names: list[str], table: MetricTable = TABLE) -> list[str]:
     return found
 
 
+_STATE = "What the run is doing, from its directory: starting, running, stopping, finished, failed or crashed."
+_TILES: tuple[tuple[str, str, str, str], ...] = (
+    ("state", "State", "", _STATE),
+    ("wall", "Wall time [h:min:s]", "", "Time that the run has trained, earlier sessions included."),
+    ("env_steps", "Env steps", "", ""),
+    ("updates", "Updates", "", ""),
+    ("env_steps_per_s", "Sampling", "steps/s", ""),
+    ("updates_per_s", "Learning", "updates/s", ""),
+    ("update_frames_per_s", "Update frames", "/s", ""),
+    ("eval_return", "Return", "", ""),
+    ("interval", "95 % interval", "", "Half of the 95 % interval of the newest mean return, over its episodes."),
+    ("best", "Best return", "", "Highest mean return of one whole evaluation. Played and downloaded is the policy with "
+     "the highest lower bound of its mean return, after more episodes on fresh seeds."),
+    ("final", "Last ten", "", "Mean return over the episodes of the last ten evaluations: what the policy has kept."),
+    ("cpu_use", "Processor", "", ""),
+    ("memory_used_bytes", "Memory", "", ""),
+    ("restarts", "Restarts", "", ""),
+    ("heartbeat", "Heartbeat [min:s]", "",
+     "Time since the run last wrote its state; it does so every two seconds."),
+)
+"""(metric, or a name of ``texts``; label; unit; help text, empty for a metric's own)."""
+_LARGE = {"eval_return": ("interval", "best"), "state": ("wall", "heartbeat", "restarts")}
+"""Tiles that are large -> the numbers that stand below them."""
+
+
+def tiles(table: MetricTable = TABLE) -> tuple[dict[str, Any], ...]:
+    """The tiles of the Live page, the large ones first."""
+    known = {name: {"id": name, "label": label, "unit": unit, "help": text or table.by_name(name).sentence}
+             for name, label, unit, text in _TILES}
+    below = {name for names in _LARGE.values() for name in names}
+    large = [known[name] | {"more": tuple(known[each] for each in names)} for name, names in _LARGE.items()]
+    return (*large, *(known[name] for name in known if name not in below and name not in _LARGE))
+
+
+def pipeline(parts: Wiring | None, table: MetricTable = TABLE) -> tuple[dict[str, Any], ...]:
+    """The stages through which data reaches the learner, with the metrics in each; empty if unknown."""
+    stages = parts.stages if parts else ()
+    return tuple({"title": stage.title, "split": stage.split, "items": [
+        {"id": name, "label": metric.box_label, "help": metric.sentence,
+         "unit": lag_unit(parts) if name == "policy_lag" else metric.box_unit}
+        for name in stage.items if (metric := table.get(name)) is not None]} for stage in stages)
+
+
 SOURCE = (
     "RL Baselines3 Zoo, benchmark.md (github.com/DLR-RM/rl-baselines3-zoo): mean return of its trained agent over "
     "150,000 env steps; one training run each, tuned settings"
@@ -179,11 +222,12 @@ def answer(
     if state == "paused":
         passing = {metric.name for metric in table.metrics if _of_the_moment(metric)}
         fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] not in passing}
+    fresh = {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
     shown = snapshot(run, read_config(path), fresh, state, table)
     return {
         "epoch": now, "state": state, "next": newest, "series": series, "whole": whole, "scores": scored,
         "evals_next": count,
-        "text": {**texts(shown, run, last, path), "restarts": number(fresh.get("restarts"))},
+        "text": texts(shown, fresh, run, last, path, table),
         "evals": _evaluations(news), "shares": _shares(shown),
         "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu, shown) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES), "live": state in LIVE_STATES, **_note(shown, state, latest, last),
@@ -228,10 +272,9 @@ def snapshot(
         replay, samplers = {}, whole_number(config.get("rollout", {}).get("samplers"))
     else:
         samplers = whole_number(config.get("sampling", {}).get("samplers"))
-    counts = {name: values.get(name, run.get(name)) for name in ("env_steps", "updates")}
     # Taken from the metrics, because the configuration of an old run may not say it.
     on_rollouts = lag is not None or bool(values.get("learner_learn_share"))
-    known = measured({**values, **counts}, on_policy=on_rollouts, table=table)
+    known = measured(values, on_policy=on_rollouts, table=table)
     low, high = _band(run) or (finite_number(replay.get(bound)) for bound in BAND)
     return Snapshot(
         lag=lag, in_turns=parts is not None and parts.in_turns,
@@ -246,25 +289,27 @@ def snapshot(
     )
 
 
-def texts(shown: Snapshot, run: Mapping[str, Any], last: EvaluationRow | None, path: Path) -> dict[str, str]:
-    """Every number outside of the charts as text; unknown ones are a dash."""
+def texts(
+    shown: Snapshot, values: Mapping[str, float], run: Mapping[str, Any], last: EvaluationRow | None, path: Path,
+    table: MetricTable = TABLE,
+) -> dict[str, str]:
+    """Every number outside of the charts as text, metrics by their names; unknown ones are a dash."""
+    parts = wiring(run)
+    names = [tile[0] for tile in _TILES] + [name for stage in (parts.stages if parts else ()) for name in stage.items]
     interval = None if last is None else half_width(last)
     return {
-        **dict.fromkeys(("rollout_uses", "rollouts_dropped", "target_updates", "gossip_radius", "gossip_staleness",
-                         "learners_spread", "samples_per_insert_now", "staleness"), DASH),
-        **{name: number(value) for name, value in shown.more if "/" not in name},
-        "state": shown.state, "wall": duration(shown.wall_s), "env_steps": number(shown.env_steps),
-        "updates": number(shown.updates), "env_rate": number(shown.env_steps_per_s),
-        "update_rate": number(shown.updates_per_s), "frame_rate": number(shown.update_frames_per_s),
-        "return": DASH if last is None else number(last.return_mean),
+        **{name: _figure(metric, values.get(name)) for name in names if (metric := table.get(name)) is not None},
+        "state": shown.state, "wall": duration(shown.wall_s),
+        "eval_return": DASH if last is None else number(last.return_mean),
         "interval": DASH if interval is None else f"\u00b1 {number(interval)}",
         "best": number(shown.eval_best), "final": number(shown.eval_final),
-        "ratio": number(shown.samples_per_insert), "fill": percent(shown.replay_fill),
-        "lag": number(shown.policy_lag), "age": number(shown.transition_age), "cpu": percent(shown.cpu_use),
-        "memory": size(shown.memory_used_bytes),
-        "samplers": _samplers(shown), "picture": _picture_age(path),
+        "samplers_active": _samplers(shown), "picture": _picture_age(path),
         "heartbeat": _age(run.get("heartbeat")) if shown.state in LIVE_STATES else DASH,
     }
+
+
+def _figure(metric: Metric, value: float | None) -> str:
+    return {"share": percent, "B": size}.get(metric.unit, number)(value)
 
 
 def _samplers(shown: Snapshot) -> str:

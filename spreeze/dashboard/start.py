@@ -17,7 +17,7 @@ from spreeze.config.env_ids import imports_only
 from spreeze.config.layers import Layer
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
-from spreeze.config.schema import RunConfig, offered
+from spreeze.config.schema import RunConfig, active_settings
 from spreeze.dashboard import components, control
 from spreeze.envs.make import default_env_id
 from spreeze.errors import SpreezeError
@@ -265,7 +265,7 @@ def _profile(env_id: str) -> str | None:
 def _own_settings(request: control.Request) -> dict[str, Any]:
     """Inputs for settings, which replace the tuner's choice or the default, and for stop conditions."""
     config = request.config
-    knobs, others = offered(config)
+    knobs, others = active_settings(config)
     values: dict[str, Any] = {}
 
     def ask(keys: list[str], **more: Any) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from spreeze.config.env_ids import FAMILIES
 from spreeze.envs.obs_flattening import MASK, Flattener, leaves_of
 from spreeze.envs.pictures import refuse_pictures
 from spreeze.envs.scalars import flag_of, number_of
@@ -184,35 +185,33 @@ def make_team(env_id: str, import_module: str | None, render_mode: str | None, a
         EnvironmentError_: no such environment, its package is missing, its agents are rivals, or it raised.
     """
     prefix, _, name = env_id.partition(":")
-    if prefix == "lbf":
-        return _team(env_id, lambda: _foraging(env_id, name, args))
-    if prefix == "mpe2":
-        module = _mpe2(name)
-    elif name == import_module:
-        module = importlib.import_module(name)
-    else:
-        raise EnvironmentError_(f"'{env_id}' would import module '{name}': add --import {name} to allow it")
-    if not hasattr(module, "parallel_env"):
-        raise EnvironmentError_(f"{env_id}: module '{name}' has no parallel_env(), which makes the environment")
-    if render_mode is not None:
-        args = {**args, "render_mode": render_mode}
-    return _team(env_id, lambda: module.parallel_env(**args))
-
-
-def _team(env_id: str, make: Callable[[], Any]) -> TeamEnv:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors
-            return TeamEnv(env_id, make())
+            return TeamEnv(env_id, pkgutil.resolve_name(FAMILIES[prefix].make)(name, import_module, render_mode, args))
     except EnvironmentError_:
         raise
     except Exception as error:
         raise EnvironmentError_(f"{env_id} could not be made: {described(error)}") from error
 
 
-def _foraging(env_id: str, name: str, args: dict[str, Any]) -> _Foraging:
+def own_module(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> Any:
+    """What ``parallel_env()`` of the module of ``--import`` makes."""
+    if name != import_module:
+        raise EnvironmentError_(f"'parallel:{name}' would import module '{name}': add --import {name} to allow it")
+    return _parallel_env(importlib.import_module(name), render_mode, args)
+
+
+def _parallel_env(module: Any, render_mode: str | None, args: dict[str, Any]) -> Any:
+    if not hasattr(module, "parallel_env"):
+        raise EnvironmentError_(f"module '{module.__name__}' has no parallel_env(), which makes the environment")
+    return module.parallel_env(**args, **({} if render_mode is None else {"render_mode": render_mode}))
+
+
+def foraging(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> _Foraging:
+    """Level-Based Foraging of lbforaging."""
     if importlib.util.find_spec("lbforaging") is None:
-        raise EnvironmentError_(f"{env_id} needs lbforaging: pip install 'spreeze[multiagent]'")
+        raise EnvironmentError_(f"lbf:{name} needs lbforaging: pip install 'spreeze[multiagent]'")
     importlib.import_module("lbforaging")  # registers its ids
     known = [known_id for known_id in gymnasium.registry if known_id.startswith("Foraging")]
     if name not in known:
@@ -221,7 +220,8 @@ def _foraging(env_id: str, name: str, args: dict[str, Any]) -> _Foraging:
     return _Foraging(name, **args)
 
 
-def _mpe2(name: str) -> Any:
+def mpe2(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> Any:
+    """A task of mpe2 in which agents work together."""
     if importlib.util.find_spec("mpe2") is None:
         raise EnvironmentError_(f"mpe2:{name} needs mpe2: pip install 'spreeze[multiagent]'")
     package = importlib.import_module("mpe2")
@@ -233,7 +233,7 @@ def _mpe2(name: str) -> Any:
         teams = ", ".join(other for other in known if not _RIVALS.match(other))
         raise EnvironmentError_(f"mpe2:{name}: its agents play against each other, and a team shares one reward; use "
                                 f"one of {teams}")
-    return importlib.import_module(f"mpe2.{name}")
+    return _parallel_env(importlib.import_module(f"mpe2.{name}"), render_mode, args)
 
 
 def describe_team(env: TeamEnv, import_module: str | None) -> EnvSpec:

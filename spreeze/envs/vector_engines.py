@@ -8,13 +8,15 @@ the same transitions: the true last observation, no row for a step that only beg
 from __future__ import annotations
 
 import importlib.util
+import pkgutil
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spreeze.config.env_ids import FAMILIES
 from spreeze.envs.obs_flattening import MASK, LeafError, mask_of
 from spreeze.errors import BadTransition, EnvironmentError_, described, did_you_mean
 from spreeze.types import EnvSpec
@@ -189,28 +191,30 @@ def open_vector(spec: EnvSpec, num_envs: int, seed: int, args: dict[str, Any]) -
 
 
 def _make(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
-    engine, _, name = env_id.partition(":")
+    prefix, _, name = env_id.partition(":")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors
-            return _MAKERS[engine](name, num_envs, seed, args)
+            return pkgutil.resolve_name(FAMILIES[prefix].make)(name, num_envs, seed, args)
     except EnvironmentError_:
         raise
     except Exception as error:
         raise EnvironmentError_(f"{env_id} could not be made: {described(error)}") from error
 
 
-def _envpool(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
+def envpool(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
+    """``num_envs`` environments of EnvPool."""
     if importlib.util.find_spec("envpool") is None:
         raise EnvironmentError_(f"envpool:{name} needs envpool: pip install 'spreeze[envpool]', or use --env {name}")
-    envpool: Any = importlib.import_module("envpool")
-    if name not in envpool.list_all_envs():
-        raise EnvironmentError_(f"envpool has no '{name}'{did_you_mean(name, envpool.list_all_envs())}")
+    package: Any = importlib.import_module("envpool")
+    if name not in package.list_all_envs():
+        raise EnvironmentError_(f"envpool has no '{name}'{did_you_mean(name, package.list_all_envs())}")
     # One thread: a sampler is one core, and samplers are what the tuner counts.
-    return envpool.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **{"num_threads": 1, **args})
+    return package.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **{"num_threads": 1, **args})
 
 
-def _vector(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
+def gymnasium_vector(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
+    """The vector environment that is registered with a Gymnasium id."""
     import gymnasium
 
     known = gymnasium.registry.get(name)
@@ -218,10 +222,6 @@ def _vector(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
         reason = "is not registered" if known is None else "has no vector environment of its own"
         raise EnvironmentError_(f"vector:{name}: '{name}' {reason}; use --env {name}, eight of which a sampler steps")
     return gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **args)
-
-
-_MAKERS: dict[str, Callable[[str, int, int, dict[str, Any]], Any]] = {"envpool": _envpool, "vector": _vector}
-"""What makes the environments of each of ``config.env_ids.ENGINES``."""
 
 
 def make_single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> gymnasium.Env[Any, Any]:

@@ -11,13 +11,14 @@ and is the only writer of ``metrics.db``.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
 MOST_SLOTS = 512
 """Largest number of slots of a role: the room in a row of the status table, 8 bytes each."""
-_ROLES = ("sampler", "rollout-sampler", "learner", "inference", "evaluator", "visualizer", "bridge", "host")
+SUPERVISOR = "supervisor"
 ALGORITHM = "algorithm"
 """Writer of an algorithm's own metrics; they come through slots of the learner."""
 GROUPS = ("Speed", "Machine", "Balance", "Learning")
@@ -76,6 +77,18 @@ class Metric(NamedTuple):
     chart: Chart | None = None
     cumulative: bool = False
     """Whether a restarted worker goes on from the value in its slot; always so for shares."""
+    label: str = ""
+    """Its name in a box of the Live page's pipeline; empty: ``name`` with spaces."""
+
+    @property
+    def box_label(self) -> str:
+        return self.label or self.name.replace("_", " ")
+
+    @property
+    def box_unit(self) -> str:
+        """The unit behind its value in such a box, unless the label says it or it has none."""
+        unit = "/s" if self.unit == "1/s" else self.unit
+        return "" if unit in ("ratio", "share", "norm", "B") or unit in self.box_label else unit
 
     @property
     def source(self) -> tuple[str, str] | None:
@@ -83,7 +96,7 @@ class Metric(NamedTuple):
         if self.slot is not None:
             return _address(self.slot)
         role = "learner" if self.writer == ALGORITHM else self.writer
-        return (role, self.name) if role in _ROLES else None
+        return None if role == SUPERVISOR else (role, self.name)
 
     @property
     def known_from(self) -> Needs:
@@ -150,20 +163,22 @@ METRICS: tuple[Metric, ...] = (
     Metric("env_steps", "env steps", "env steps collected since the start of the run, all samplers", "supervisor",
            kind=Kind.COUNTER, slot="sampler.env_steps", cumulative=True),
     Metric("env_steps_per_s", "1/s", "env steps collected a second, all samplers", "supervisor",
-           kind=Kind.RATE, per_s_of="env_steps", shown=True, chart=Chart("env", "Env steps a second", "Speed")),
+           kind=Kind.RATE, per_s_of="env_steps", shown=True, chart=Chart("env", "Env steps a second", "Speed"),
+           label="env steps"),
     Metric("sampler_env_steps_per_s", "1/s", "env steps a second of one sampler (one series for each)", "supervisor",
            kind=Kind.RATE, parts="sampler"),
     Metric("updates", "updates", "gradient steps of the critics since the start of the run", "learner",
            kind=Kind.COUNTER),
     Metric("updates_per_s", "1/s", "gradient steps of the critics a second", "supervisor",
-           kind=Kind.RATE, per_s_of="updates", shown=True, chart=Chart("updates", "Updates a second", "Speed")),
+           kind=Kind.RATE, per_s_of="updates", shown=True, chart=Chart("updates", "Updates a second", "Speed"),
+           label="updates"),
     Metric("update_frames_per_s", "1/s",
            "updates a second times batch size (headline of the Spreeze paper)", "supervisor",
-           kind=Kind.RATE, shown=True, chart=Chart("frames", "Update frames a second", "Speed")),
+           kind=Kind.RATE, shown=True, chart=Chart("frames", "Update frames a second", "Speed"), label="update frames"),
     Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since learning began", "supervisor",
            shown=True, chart=Chart("ratio", "Samples per insert", "Balance")),
     Metric("samples_per_insert_now", "ratio", "transitions drawn / transitions inserted in the latest seconds (tianji)",
-           "supervisor", shown=True, chart=Chart("ratio", "Samples per insert", "Balance")),
+           "supervisor", shown=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert"),
     Metric("staleness", "ratio", "rows of a batch / rows in replay (tianji; Eq. 2 of the paper)", "supervisor",
            shown=True),
     Metric("policy_lag", "updates",
@@ -172,24 +187,29 @@ METRICS: tuple[Metric, ...] = (
     Metric("transition_age", "env steps", "mean env steps since a drawn row was written", "learner",
            needs=Needs.REPLAY, shown=True, chart=Chart("age", "Transition age", "Balance")),
     Metric("rollout_uses", "uses", "uses so far of the rollouts of the latest updates, on average (impact)", "learner",
-           needs=Needs.ROLLOUTS, shown=True, chart=Chart("uses", "Uses of a rollout", "Balance")),
+           needs=Needs.ROLLOUTS, shown=True, chart=Chart("uses", "Uses of a rollout", "Balance"),
+           label="uses"),
     Metric("rollouts_dropped", "rollouts", "rollouts written over before they were used once (impact)", "learner",
-           kind=Kind.COUNTER, needs=Needs.ROLLOUTS, shown=True),
+           kind=Kind.COUNTER, needs=Needs.ROLLOUTS, shown=True, label="dropped"),
     Metric("gossip_radius", "norm", "distance of the learners' parameters from their mean, all together (gala)",
-           "algorithm", needs=Needs.ROLLOUTS, shown=True, chart=Chart("radius", "Distance from the mean", "Balance")),
+           "algorithm", needs=Needs.ROLLOUTS, shown=True, chart=Chart("radius", "Distance from the mean", "Balance"),
+           label="ball around the mean"),
     Metric("gossip_bound_1", "norm", "bound of that distance by GALA's Proposition 1; it holds where all mix at every "
            "update (gala)", "algorithm", needs=Needs.ROLLOUTS, chart=Chart("radius", "Distance from the mean", "Balance")),
     Metric("gossip_bound_2", "norm", "bound by Proposition 2, for any delays so far, with worst-case constants (gala)",
            "algorithm", needs=Needs.ROLLOUTS, chart=Chart("worst_radius", "Bound for any delay", "Balance")),
     Metric("gossip_staleness", "rollouts", "rollouts since the last message of the in-neighbour heard longest ago (gala)",
-           "algorithm", needs=Needs.ROLLOUTS, shown=True, chart=Chart("stale", "Staleness of gossip", "Balance")),
+           "algorithm", needs=Needs.ROLLOUTS, shown=True, chart=Chart("stale", "Staleness of gossip", "Balance"),
+           label="staleness"),
     Metric("gossip_messages", "messages", "messages that a learner takes into the mean at an update (gala)",
            "algorithm", needs=Needs.ROLLOUTS, chart=Chart("messages", "Messages an update", "Balance")),
     Metric("learners_best", "return", "mean return of the latest episodes of the learner with the highest (gala)",
            "algorithm", needs=Needs.ROLLOUTS, chart=Chart("learners", "Learners' returns", "Learning")),
     Metric("learners_spread", "return", "highest less lowest of the learners' mean returns (gala)", "algorithm",
-           needs=Needs.ROLLOUTS, shown=True, chart=Chart("learners", "Learners' returns", "Learning")),
-    Metric("replay_fill", "share", "rows that may be drawn / capacity", "learner", needs=Needs.REPLAY, shown=True),
+           needs=Needs.ROLLOUTS, shown=True, chart=Chart("learners", "Learners' returns", "Learning"),
+           label="spread of returns"),
+    Metric("replay_fill", "share", "rows that may be drawn / capacity", "learner", needs=Needs.REPLAY, shown=True,
+           label="fill"),
     Metric("rows_redrawn", "rows", "drawn rows that were overwritten during the copy and drawn again", "learner",
            kind=Kind.COUNTER, needs=Needs.REPLAY, cumulative=True),
     Metric("rows_refused", "rows", "transitions with a non-finite or ill-shaped value, not stored", "sampler",
@@ -205,7 +225,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy_version", "updates", "updates taken when the newest weights were published", "learner"),
     Metric("samplers_active", "samplers",
            "samplers that the governor lets work; of a fraction, one works part of its time", "supervisor",
-           shown=True),
+           shown=True, label="active"),
     Metric("foreign_cores", "cores", "usable cores that other programs keep busy", "supervisor", shown=True),
     Metric("sampler_policy_share", "share", "sampler time spent in policy inference", "supervisor",
            kind=Kind.SHARE, slot="sampler.policy_s"),
@@ -266,7 +286,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("kl_coef", "ratio", "weight of that divergence in the objective (IMPACT)", "algorithm",
            needs=Needs.ROLLOUTS, chart=Chart("kl_coef", "Weight of that divergence", "Learning")),
     Metric("target_updates", "copies", "copies into the target network since the run began (IMPACT)", "algorithm",
-           needs=Needs.ROLLOUTS, shown=True, chart=Chart("target_updates", "Target updates", "Learning")),
+           needs=Needs.ROLLOUTS, shown=True, chart=Chart("target_updates", "Target updates", "Learning"),
+           label="target copies"),
     Metric("grad_norm", "norm",
            "Euclidean norm of the latest gradient before it is scaled down (PPO, A2C)", "algorithm",
            needs=Needs.ROLLOUTS, chart=Chart("grad", "Gradient before scaling", "Learning")),
@@ -361,14 +382,13 @@ class MetricTable:
         if len(self._by_name) < len(self.metrics):
             names = [metric.name for metric in self.metrics]
             raise ValueError(f"two metrics are called {max(names, key=names.count)}; a metric is one row")
-        slots: dict[str, dict[str, None]] = {role: {} for role in _ROLES}
+        slots: dict[str, dict[str, None]] = defaultdict(dict)
         sources = [metric.source for metric in self.metrics]
         for role, slot in [source for source in sources if source] + [_address(row.slot) for row in self._posted]:
             slots[role][slot] = None
-        slots["rollout-sampler"] = slots["sampler"]
         slots["host"] = {**slots["sampler"], **slots["host"]}  # the sums over its samplers, then its own
         self.slots = {role: tuple(names) for role, names in slots.items()}
-        """role -> names of its float64 slots, in order. Times (in seconds) and counts are cumulative."""
+        """role -> names of its float64 slots, in order, if it has any. Times (in seconds) and counts are cumulative."""
         for role, found in self.slots.items():
             if len(found) > MOST_SLOTS:
                 raise ValueError(f"{len(found)} numbers of the {role}, at most {MOST_SLOTS} can be recorded; leave some "
@@ -383,7 +403,7 @@ class MetricTable:
         more = MetricTable((*self.metrics, *(row for row in metrics if row not in self.metrics)), self._posted)
         self.metrics, self._by_name = more.metrics, more._by_name
         for role, slots in more.slots.items():
-            self.slots[role] = tuple(dict.fromkeys((*self.slots[role], *slots)))
+            self.slots[role] = tuple(dict.fromkeys((*self.slots.get(role, ()), *slots)))
 
     def cumulative(self, role: str) -> tuple[str, ...]:
         """The slots of a role in which a restarted worker goes on from its predecessor's values."""
@@ -394,6 +414,10 @@ class MetricTable:
     def by_name(self, name: str) -> Metric:
         """The metric of a series ``name`` or ``name/part``; a KeyError if there is none."""
         return self._by_name[name.split("/", 1)[0]]
+
+    def get(self, name: str) -> Metric | None:
+        """The metric of that name, if there is one."""
+        return self._by_name.get(name)
 
     def of(self, role: str, *kinds: Kind) -> list[tuple[Metric, str]]:
         """The metrics of these kinds that come from slots of a role, each with its slot."""

@@ -127,7 +127,7 @@ def read_group(
     own = [spec for spec in specs.values() if spec.address.group == group]
 
     def posted(trait: str) -> tuple[dict[str, float], ...]:
-        return tuple(status.named_slots(spec.row, spec.role.name) for spec in own if getattr(spec.role, trait))
+        return tuple(status.named_slots(spec.row, spec.role.slots) for spec in own if getattr(spec.role, trait))
 
     hosts = tuple(status.named_slots(row, "host") for row in host_rows)
     return GroupSample(posted("steps"), posted("learns")[0], inserted, baseline_inserted, sampled, posted("infers"),

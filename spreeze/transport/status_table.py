@@ -82,7 +82,7 @@ class StatusTable:
 
     def named_slots(self, row: int, role: str, table: MetricTable = TABLE) -> dict[str, float]:
         """A copy of a row's slots by name."""
-        names = table.slots[role]
+        names = table.slots.get(role, ())
         return dict(zip(names, self.slots(row)[: len(names)].tolist(), strict=True))
 
     def close(self) -> None:

@@ -101,9 +101,9 @@ def _threads(problem: TuningProblem, setting: Setting) -> list[int]:
 
 def learner_kinds(problem: TuningProblem) -> list[Kind]:
     """Kinds of learner worth trying: each device with the fewest threads, then with more."""
-    kinds = [(device.name, device.precision, count) for device in _devices(problem)
+    kinds = [Kind(device.name, device.precision, count) for device in _devices(problem)
              for count in _threads(problem, Setting({DEVICE: device.name}))]
-    return sorted(kinds, key=lambda kind: kind[2] > 1)[:_MOST_KINDS]
+    return sorted(kinds, key=lambda kind: kind.threads > 1)[:_MOST_KINDS]
 
 
 def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[int]:

@@ -174,17 +174,23 @@ def pick(problem: TuningProblem, scored: Iterable[Scored]) -> Scored:
                key=lambda one: tuple(knob.tie(problem, knob.name, one.setting[knob.name]) for knob in knobs))
 
 
-Kind = tuple[str, str, int]
-"""(device, precision, threads) of a learner."""
+class Kind(NamedTuple):
+    """Of a learner: the settings that its time of an update depends on, beside the batch."""
+
+    device: str
+    precision: str
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.threads} learner threads on {self.device} in {self.precision}"
 
 
 def kind_of(setting: Setting) -> Kind:
-    return setting[DEVICE], setting[PRECISION], setting[THREADS]
+    return Kind(device=setting[DEVICE], precision=setting[PRECISION], threads=setting[THREADS])
 
 
 def learner_setting(kind: Kind, batch_size: int) -> Setting:
-    device, precision, threads = kind
-    return Setting({DEVICE: device, BATCH: batch_size, THREADS: threads, PRECISION: precision})
+    return Setting({DEVICE: kind.device, BATCH: batch_size, THREADS: kind.threads, PRECISION: kind.precision})
 
 
 class Cost(NamedTuple):

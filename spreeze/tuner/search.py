@@ -269,13 +269,13 @@ class Search:
         """
         until_s = self.measure.seconds_left() * (1.0 - LEARNER_SHARE)
         self.ladder, kinds = table.batch_sizes(self.problem), table.learner_kinds(self.problem)
-        plain = list({kind[0]: kind for kind in reversed(kinds)}.values())
+        plain = list({kind.device: kind for kind in reversed(kinds)}.values())
         for position, kind in enumerate(plain):
             # On a machine whose speed changes, a pair of threads is measured in the same turns as one thread.
-            beside = kinds[1] if len(kinds) == 2 and kinds[1][2] == 2 and kinds[1][0] == kind[0] else None
+            paired = len(kinds) == 2 and kinds[1].threads == 2 and kinds[1].device == kind.device
             share = 1.0 / (len(plain) - position + (len(kinds) > len(plain)))
             left_s = self.measure.seconds_left()
-            self._climb(kind, left_s - max((left_s - until_s) * share, _LEAST_S), beside)
+            self._climb(kind, left_s - max((left_s - until_s) * share, _LEAST_S), kinds[1] if paired else None)
         for kind in kinds:
             if kind not in plain and self._threads_pay(kind):
                 self._measure_ends(kind, until_s)
@@ -297,7 +297,7 @@ class Search:
 
     def _climb(self, kind: Kind, end_s: float, beside: Kind | None) -> None:
         """Measures growing batches until larger ones no longer pay, or until ``end_s`` of the budget are left."""
-        end_s -= self.measure.device_start_s(kind[0])  # else a device that starts slowly is measured with one batch
+        end_s -= self.measure.device_start_s(kind.device)  # else a device that starts slowly is measured with one batch
         ladder = sorted({*self.ladder[::_STRIDE], self.ladder[-1]})
         at, count = 0, _FIRST_SIZES
         while at < len(ladder) and (at == 0 or self.measure.seconds_left() - end_s > _CLIMB_S):
@@ -313,12 +313,12 @@ class Search:
         """Measures a further kind of learner with some of the batches that ran with the plainest one of its device."""
         left_s = self.measure.seconds_left() - until_s
         if left_s < _CLIMB_S:
-            self.limits.append(f"time was up before {_kind_text(kind)} could be tried")
+            self.limits.append(f"time was up before {kind} could be tried")
             return
-        seen = sorted({one.setting[BATCH] for other, rates in self.rates.items() if other[0] == kind[0]
+        seen = sorted({one.setting[BATCH] for other, rates in self.rates.items() if other.device == kind.device
                        for one in rates if one.updates > 0}) or self.ladder
         known = {one.setting[BATCH] for one in self.rates.get(kind, ())}
-        best = max((self._best(other) for other in self.rates if other[0] == kind[0]), default=(0.0, 0))[1]
+        best = max((self._best(other) for other in self.rates if other.device == kind.device), default=(0.0, 0))[1]
         wanted = sorted({seen[0], best if best in seen else seen[len(seen) // 2], seen[-1]} - known)
         self._measure_alone([learner_setting(kind, batch) for batch in wanted], left_s)
 
@@ -368,7 +368,7 @@ class Search:
 
         Only batches that ran with both are compared: they lie far apart, so the best one may have run with one alone.
         """
-        half, quarter = (self._scores((*kind[:2], count)) for count in (kind[2] // 2, kind[2] // 4))
+        half, quarter = (self._scores(kind._replace(threads=kind.threads // by)) for by in (2, 4))
         both = half.keys() & quarter.keys()
         if not quarter:
             return True
@@ -376,15 +376,15 @@ class Search:
 
     def _allowed(self, kind: Kind) -> list[int]:
         """Batch sizes below the first that failed and within the device's memory."""
-        room = next((device.memory_bytes for device in self.problem.devices if device.name == kind[0]), None)
+        room = next((device.memory_bytes for device in self.problem.devices if device.name == kind.device), None)
         ran: list[int] = []
         for rate in sorted(self.rates[kind], key=lambda one: one.setting[BATCH]):
             batch = rate.setting[BATCH]
             if rate.updates <= 0:
-                self.limits.append(f"batch {batch} with {_kind_text(kind)}: {rate.failure or 'no updates'}")
+                self.limits.append(f"batch {batch} with {kind}: {rate.failure or 'no updates'}")
                 break
             if room is not None and rate.memory_bytes is not None and rate.memory_bytes > room * table.HEADROOM:
-                self.limits.append(f"batch {batch} leaves no headroom in the memory of {kind[0]}")
+                self.limits.append(f"batch {batch} leaves no headroom in the memory of {kind.device}")
                 break
             ran.append(batch)
         return [batch for batch in self.ladder if ran and ran[0] <= batch <= ran[-1]]
@@ -393,7 +393,8 @@ class Search:
         """Leaves out slow updates; for ``paper`` all but the batch of its rule on the fastest kind."""
         sizes = {kind: found for kind, found in self.sizes.items() if found}
         if not sizes:
-            raise self._nothing_ran([one for rates in self.rates.values() for one in rates], (BATCH, *_KIND),
+            raise self._nothing_ran([one for rates in self.rates.values() for one in rates],
+                                    (BATCH, DEVICE, PRECISION, THREADS),
                                     "no batch size could be measured")
         quick = {kind: [batch for batch in found if self.costs[kind].update_s(batch) <= MAX_UPDATE_S]
                  for kind, found in sizes.items()}
@@ -891,13 +892,5 @@ def _typical(rows: Sequence[TrialResult]) -> str:
 
 _AS_MEASURED = 0.99
 """Share of measured rates that a run keeps, above which a note would say nothing."""
-_KIND = (DEVICE, PRECISION, THREADS)
-
-
-def _kind_text(kind: Kind) -> str:
-    device, precision, threads = kind
-    return f"{threads} learner threads on {device} in {precision}"
-
-
 def _percent(after: float, before: float) -> str:
     return f"{100.0 * (after / before - 1.0):+.0f} %" if before > 0 else "new"

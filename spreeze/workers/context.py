@@ -18,7 +18,7 @@ from spreeze.metrics.table import TABLE, MetricTable, Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.roles import Address
+from spreeze.workers.roles import ROLES, Address
 
 _REST_S = 0.01
 """Sleep while the governor pauses a sampler: it returns soon and takes almost no processor time."""
@@ -51,7 +51,7 @@ class WorkerContext:
         self._group = status.group(address.group)
         self.slots = status.slots(row)
         self._control, self._events = status.control(row), status.events(row)
-        self._slot_index = {name: i for i, name in enumerate(table.slots[address.role])}
+        self._slot_index = {name: i for i, name in enumerate(table.slots.get(ROLES[address.role].slots, ()))}
         self._message_fd, self._errors_dir = message_fd, errors_dir
         self._share, self._rest_until_s = 1.0, 0.0
         self._control[words.PID] = os.getpid()

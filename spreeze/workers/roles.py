@@ -44,7 +44,7 @@ class Body(NamedTuple):
 class Role:
     """A kind of worker, as the machine and the supervisor see it.
 
-    Its slots in the status table are in ``spreeze.metrics.table.SLOTS``; deadlines belong to phases.
+    Its slots in the status table are those whose writer it is in ``spreeze.metrics.table``; deadlines belong to phases.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Role:
     limit: RestartLimit
     lost: Loss
     label: str = ""
-    """What its workers are called; empty: as the role."""
+    """What its workers are called, and whose slots they have; empty: as the role."""
     several: bool = False
     """Whether a group can have several; their names end in a number."""
     nice: int = 0
@@ -77,6 +77,10 @@ class Role:
     rests: bool = False
     """The governor may pause it while other programs need its core."""
 
+    @property
+    def slots(self) -> str:
+        """The writer, in the table of metrics, whose numbers its workers post."""
+        return self.label or self.name
 
     def niceness(self, *, gives_way: bool) -> int:
         """Nice value of its processes; where the run ``gives_way`` all are lower by the same."""
