@@ -15,6 +15,7 @@ import pytest
 from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.recorder import Rates
+from spreeze.workers import roles  # noqa: F401 - names the processes of workers
 
 REPO = Path(__file__).resolve().parents[1]
 PATIENCE_S = 240.0

@@ -19,7 +19,7 @@ from spreeze.cli.tune import tune_parser
 from spreeze.config.layers import resolve
 from spreeze.config.profiles import profile_names, read_profile
 from spreeze.config.schema import PARTS, Config
-from spreeze.metrics.table import METRICS, SLOTS
+from spreeze.metrics.table import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -183,4 +183,3 @@ def test_metrics_have_unique_names_units_and_meanings():
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
     assert all(metric.unit and metric.meaning for metric in METRICS)
-    assert all(len(slots) <= 48 for slots in SLOTS.values())

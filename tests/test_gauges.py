@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from spreeze.metrics.table import SLOTS, blank_learner
+from spreeze.metrics.table import SLOTS
 from spreeze.runtime.recorder import CounterSample, GroupSample, Rates, samples_per_insert
 
 
@@ -112,7 +112,7 @@ def test_a_short_run_has_no_steady_rates():
 
 
 def test_temperature_and_entropy_are_unknown_where_the_algorithm_has_none():
-    learner = blank_learner() | {"updates": 3.0, "critic_loss": 0.0, "actor_loss": math.inf}
+    learner = {"updates": 3.0, "critic_loss": 0.0, "actor_loss": math.inf}
     metrics = Rates(1).read(_reading(0.0, updates=3, sampled=3, learner=learner))
     assert metrics["alpha"] is None
     assert metrics["critic_loss"] == 0.0
@@ -121,7 +121,7 @@ def test_temperature_and_entropy_are_unknown_where_the_algorithm_has_none():
 
 def test_what_an_on_policy_algorithm_does_not_tell_is_unknown_and_not_0():
     told = {"learn_s": 3.0, "learning_rate": 0.0, "entropy": 0.0}
-    metrics = Rates(1).read(_reading(0.0, updates=3, sampled=3, learner=blank_learner() | told | {"updates": 3.0}))
+    metrics = Rates(1).read(_reading(0.0, updates=3, sampled=3, learner=told | {"updates": 3.0}))
     assert (metrics["learning_rate"], metrics["entropy"]) == (0.0, 0.0)
     assert {name: metrics[name] for name in ("clip_share", "policy_loss", "explained_variance", "alpha")} == {
         "clip_share": None, "policy_loss": None, "explained_variance": None, "alpha": None,

@@ -10,7 +10,7 @@ from harness import FAULT, PENDULUM, TINY, Run, train
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
 from spreeze.machine.utilisation import CpuContention
-from spreeze.metrics.table import blank_learner
+from spreeze.metrics.table import SLOTS
 from spreeze.run_directory import group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.plan import RunPlan
@@ -143,7 +143,8 @@ def test_the_governor_shares_out_active_samplers_among_the_groups_and_feeds_the_
 
     def look(waits_s):
         now[0] += 1.0
-        groups = [GroupSample((), {**blank_learner(), "updates": 9.0, "wait_s": wait_s}, 9000, 200, 9000)
+        blank = dict.fromkeys(SLOTS["learner"], 0.0)
+        groups = [GroupSample((), {**blank, "updates": 9.0, "wait_s": wait_s}, 9000, 200, 9000)
                   for wait_s in waits_s]
         return governing.look(CounterSample(now[0], tuple(groups)), pids)["samplers_active"]
 

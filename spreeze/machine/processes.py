@@ -30,12 +30,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spreeze.metrics.table import SLOTS
-
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
 DEATH_S = 10.0
 """Time for a process to die after SIGKILL; freeing much memory takes a while."""
+WORKER_NAMES: set[str] = set()
+"""What names of worker processes begin with; ``workers.roles`` fills it with its roles."""
 OWN_PREFIX = "spreeze-"
 PAGE, PREWARM, PROBE, WATCHER = (OWN_PREFIX + name for name in ("page", "early", "probe", "watcher"))
 """Names of processes that are not workers: the page's server, a learner without a job yet, a single measurement, the
@@ -101,7 +101,7 @@ def lower_priority(nice: int) -> None:
 
 def is_worker(process_name: str, role: str | None = None) -> bool:
     """True if a process of this name is a worker with a job, of this role if given."""
-    return process_name.partition("-")[0] in (SLOTS if role is None else (role,))
+    return process_name.partition("-")[0] in (WORKER_NAMES if role is None else (role,))
 
 
 @contextlib.contextmanager

@@ -4,20 +4,18 @@ A row gives unit, meaning, writer, the slot of shared memory that holds the numb
 slot, its chart on the Live page, and whether the terminal shows it. A number that an algorithm returns from
 ``metrics()`` only needs a row with the writer ``algorithm``; a module of ``--import`` adds rows by ``TABLE.extend``.
 
-Workers store raw numbers into their slots (``SLOTS``) without a lock. The supervisor turns them into the metrics below
-and is the only writer of ``metrics.db``.
+Workers store counters, times and their newest numbers into slots (``SLOTS``) without a lock; the gauges of an algorithm
+travel together as one message a report (``WorkerContext.report``). The supervisor turns both into the metrics below and
+is the only writer of ``metrics.db``.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-MOST_SLOTS = 512
-"""Largest number of slots of a role: the room in a row of the status table, 8 bytes each."""
 SUPERVISOR = "supervisor"
 ALGORITHM = "algorithm"
 """Writer of an algorithm's own metrics; they come through slots of the learner."""
@@ -65,7 +63,7 @@ class Metric(NamedTuple):
     """A role, ``supervisor`` or ``algorithm``."""
     kind: Kind = Kind.GAUGE
     slot: str | None = None
-    """Its source as ``role.slot``; None: the writer's slot of the same name, or none if the writer is the supervisor."""
+    """Its source as ``role.slot``; None: the same name at the writer, or no source if that is the supervisor."""
     per_s_of: str | None = None
     """The counter of a rate; None: the supervisor computes the rate in another way."""
     needs: Needs = Needs.NOTHING
@@ -97,6 +95,11 @@ class Metric(NamedTuple):
             return _address(self.slot)
         role = "learner" if self.writer == ALGORITHM else self.writer
         return None if role == SUPERVISOR else (role, self.name)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether it comes in messages instead of a slot: a gauge of an algorithm."""
+        return self.writer == ALGORITHM and self.kind is Kind.GAUGE and self.slot is None
 
     @property
     def known_from(self) -> Needs:
@@ -192,21 +195,21 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollouts_dropped", "rollouts", "rollouts written over before they were used once (impact)", "learner",
            kind=Kind.COUNTER, needs=Needs.ROLLOUTS, shown=True, label="dropped"),
     Metric("gossip_radius", "norm", "distance of the learners' parameters from their mean, all together (gala)",
-           "algorithm", needs=Needs.ROLLOUTS, shown=True, chart=Chart("radius", "Distance from the mean", "Balance"),
+           "algorithm", shown=True, chart=Chart("radius", "Distance from the mean", "Balance"),
            label="ball around the mean"),
     Metric("gossip_bound_1", "norm", "bound of that distance by GALA's Proposition 1; it holds where all mix at every "
-           "update (gala)", "algorithm", needs=Needs.ROLLOUTS, chart=Chart("radius", "Distance from the mean", "Balance")),
+           "update (gala)", "algorithm", chart=Chart("radius", "Distance from the mean", "Balance")),
     Metric("gossip_bound_2", "norm", "bound by Proposition 2, for any delays so far, with worst-case constants (gala)",
-           "algorithm", needs=Needs.ROLLOUTS, chart=Chart("worst_radius", "Bound for any delay", "Balance")),
+           "algorithm", chart=Chart("worst_radius", "Bound for any delay", "Balance")),
     Metric("gossip_staleness", "rollouts", "rollouts since the last message of the in-neighbour heard longest ago (gala)",
-           "algorithm", needs=Needs.ROLLOUTS, shown=True, chart=Chart("stale", "Staleness of gossip", "Balance"),
+           "algorithm", shown=True, chart=Chart("stale", "Staleness of gossip", "Balance"),
            label="staleness"),
     Metric("gossip_messages", "messages", "messages that a learner takes into the mean at an update (gala)",
-           "algorithm", needs=Needs.ROLLOUTS, chart=Chart("messages", "Messages an update", "Balance")),
+           "algorithm", chart=Chart("messages", "Messages an update", "Balance")),
     Metric("learners_best", "return", "mean return of the latest episodes of the learner with the highest (gala)",
-           "algorithm", needs=Needs.ROLLOUTS, chart=Chart("learners", "Learners' returns", "Learning")),
+           "algorithm", chart=Chart("learners", "Learners' returns", "Learning")),
     Metric("learners_spread", "return", "highest less lowest of the learners' mean returns (gala)", "algorithm",
-           needs=Needs.ROLLOUTS, shown=True, chart=Chart("learners", "Learners' returns", "Learning"),
+           shown=True, chart=Chart("learners", "Learners' returns", "Learning"),
            label="spread of returns"),
     Metric("replay_fill", "share", "rows that may be drawn / capacity", "learner", needs=Needs.REPLAY, shown=True,
            label="fill"),
@@ -253,11 +256,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("learner_publish_share", "share", "learner time spent publishing weights and checkpoints", "supervisor",
            kind=Kind.SHARE, slot="learner.publish_s"),
     Metric("critic_loss", "loss", "mean squared temporal-difference error, both critics", "algorithm",
-           needs=Needs.REPLAY, chart=Chart("critic", "Critic loss", "Learning")),
+           chart=Chart("critic", "Critic loss", "Learning")),
     Metric("actor_loss", "loss", "objective of the actor", "algorithm",
-           needs=Needs.REPLAY, chart=Chart("actor", "Actor loss", "Learning")),
+           chart=Chart("actor", "Actor loss", "Learning")),
     Metric("q_mean", "return", "mean of the critics' values on the batch", "algorithm",
-           needs=Needs.REPLAY, chart=Chart("q", "Mean value", "Learning")),
+           chart=Chart("q", "Mean value", "Learning")),
     Metric("return_scale", "return", "running deviation of discounted returns, by which rewards are divided to be learned",
            "algorithm", chart=Chart("return_scale", "Scale of rewards", "Learning")),
     Metric("alpha", "ratio", "temperature of the entropy term (SAC)", "algorithm",
@@ -266,35 +269,35 @@ METRICS: tuple[Metric, ...] = (
            "mean negative log-probability of the fresh actions (SAC); entropy of the policy (PPO, A2C)", "algorithm",
            chart=Chart("entropy", "Entropy", "Learning")),
     Metric("policy_loss", "loss", "objective of the policy on the latest minibatch (PPO, A2C)", "algorithm",
-           needs=Needs.ROLLOUTS, chart=Chart("policy_loss", "Policy loss", "Learning")),
+           chart=Chart("policy_loss", "Policy loss", "Learning")),
     Metric("value_loss", "loss",
            "half the mean squared error of the values on the latest minibatch (PPO, A2C)", "algorithm",
-           needs=Needs.ROLLOUTS, chart=Chart("value_loss", "Value loss", "Learning")),
+           chart=Chart("value_loss", "Value loss", "Learning")),
     Metric("explained_variance", "share",
            "1 - variance of the values' errors / variance of the returns, latest rollout", "algorithm",
-           needs=Needs.ROLLOUTS, chart=Chart("variance", "Explained variance", "Learning")),
+           chart=Chart("variance", "Explained variance", "Learning")),
     Metric("approx_kl", "nat",
            "mean of r - 1 - log r over the ratios r of the latest minibatch: with PPO and A2C the estimated divergence "
            "of the policy from the one that collected", "algorithm",
-           needs=Needs.ROLLOUTS, chart=Chart("kl", "Divergence in an update", "Learning")),
+           chart=Chart("kl", "Divergence in an update", "Learning")),
     Metric("learning_rate", "ratio", "learning rate of the latest update (PPO, A2C)", "algorithm",
-           needs=Needs.ROLLOUTS, chart=Chart("rate", "Learning rate", "Learning")),
+           chart=Chart("rate", "Learning rate", "Learning")),
     Metric("clip_share", "share", "probability ratios outside of PPO's range on the latest minibatch", "algorithm",
-           needs=Needs.ROLLOUTS, chart=Chart("clipped", "Clipped ratios", "Learning", "%", 100.0)),
+           chart=Chart("clipped", "Clipped ratios", "Learning", "%", 100.0)),
     Metric("target_divergence", "nat", "divergence of the policy from the target network's, latest rollout (IMPACT)", "algorithm",
-           needs=Needs.ROLLOUTS, chart=Chart("target_divergence", "Divergence from the target", "Learning")),
+           chart=Chart("target_divergence", "Divergence from the target", "Learning")),
     Metric("kl_coef", "ratio", "weight of that divergence in the objective (IMPACT)", "algorithm",
-           needs=Needs.ROLLOUTS, chart=Chart("kl_coef", "Weight of that divergence", "Learning")),
+           chart=Chart("kl_coef", "Weight of that divergence", "Learning")),
     Metric("target_updates", "copies", "copies into the target network since the run began (IMPACT)", "algorithm",
-           needs=Needs.ROLLOUTS, shown=True, chart=Chart("target_updates", "Target updates", "Learning"),
+           shown=True, chart=Chart("target_updates", "Target updates", "Learning"),
            label="target copies"),
     Metric("grad_norm", "norm",
            "Euclidean norm of the latest gradient before it is scaled down (PPO, A2C)", "algorithm",
-           needs=Needs.ROLLOUTS, chart=Chart("grad", "Gradient before scaling", "Learning")),
+           chart=Chart("grad", "Gradient before scaling", "Learning")),
     Metric("critic_grad_norm", "norm", "Euclidean norm of the critics' gradient", "algorithm",
-           needs=Needs.REPLAY, chart=Chart("critic_grad", "Critic's gradient", "Learning")),
+           chart=Chart("critic_grad", "Critic's gradient", "Learning")),
     Metric("actor_grad_norm", "norm", "Euclidean norm of the actor's gradient", "algorithm",
-           needs=Needs.REPLAY, chart=Chart("actor_grad", "Actor's gradient", "Learning")),
+           chart=Chart("actor_grad", "Actor's gradient", "Learning")),
     Metric("updates_skipped", "updates", "updates not applied because loss or gradient was not finite", "learner",
            kind=Kind.COUNTER, needs=Needs.UPDATES),
     Metric("cpu_core_use", "share", "use of one processor core (one series for each)", "supervisor", parts="core"),
@@ -376,29 +379,25 @@ class MetricTable:
     """The rows by name, and the slots and time splits that follow from them."""
 
     def __init__(self, metrics: Iterable[Metric], posted: Iterable[Posted] = POSTED) -> None:
-        """Raises a ValueError if two rows have the same name, or a role has too many slots."""
+        """Raises a ValueError if two rows have the same name."""
         self.metrics, self._posted = tuple(metrics), tuple(posted)
         self._by_name = {metric.name: metric for metric in self.metrics}
         if len(self._by_name) < len(self.metrics):
             names = [metric.name for metric in self.metrics]
             raise ValueError(f"two metrics are called {max(names, key=names.count)}; a metric is one row")
         slots: dict[str, dict[str, None]] = defaultdict(dict)
-        sources = [metric.source for metric in self.metrics]
+        sources = [metric.source for metric in self.metrics if not metric.is_sent]
         for role, slot in [source for source in sources if source] + [_address(row.slot) for row in self._posted]:
             slots[role][slot] = None
         slots["host"] = {**slots["sampler"], **slots["host"]}  # the sums over its samplers, then its own
         self.slots = {role: tuple(names) for role, names in slots.items()}
         """role -> names of its float64 slots, in order, if it has any. Times (in seconds) and counts are cumulative."""
-        for role, found in self.slots.items():
-            if len(found) > MOST_SLOTS:
-                raise ValueError(f"{len(found)} numbers of the {role}, at most {MOST_SLOTS} can be recorded; leave some "
-                                 "rows out")
 
     def extend(self, metrics: Iterable[Metric]) -> None:
         """Adds rows of an imported module; rows that are already there are ignored. Slots keep their places.
 
         Raises:
-            ValueError: another row has that name, or a role has too many slots.
+            ValueError: another row has that name.
         """
         more = MetricTable((*self.metrics, *(row for row in metrics if row not in self.metrics)), self._posted)
         self.metrics, self._by_name = more.metrics, more._by_name
@@ -407,7 +406,8 @@ class MetricTable:
 
     def cumulative(self, role: str) -> tuple[str, ...]:
         """The slots of a role in which a restarted worker goes on from its predecessor's values."""
-        rows = [(metric.source, metric.cumulative or metric.kind is Kind.SHARE) for metric in self.metrics]
+        rows = [(metric.source, metric.cumulative or metric.kind is Kind.SHARE) for metric in self.metrics
+                if not metric.is_sent]
         rows += [(_address(row.slot), row.cumulative) for row in self._posted]
         return tuple(dict.fromkeys(source[1] for source, goes_on in rows if source and goes_on and source[0] == role))
 
@@ -429,15 +429,6 @@ class MetricTable:
         other = Needs.REPLAY if on_policy else Needs.ROLLOUTS
         return [row for row in self.of(role, Kind.SHARE) if row[0].needs is not other]
 
-    def blank_learner(self) -> dict[str, float]:
-        """A learner's slots before it has measured anything.
-
-        Counts and times are 0. An algorithm's own metrics are NaN for unknown: no algorithm has all of them, and
-        non-finite values are left out.
-        """
-        own = [metric.name for metric in self.metrics if metric.writer == ALGORITHM]
-        return dict.fromkeys(self.slots["learner"], 0.0) | dict.fromkeys(own, math.nan)
-
 
 def _address(slot: str) -> tuple[str, str]:
     role, _, name = slot.partition(".")
@@ -447,4 +438,3 @@ def _address(slot: str) -> tuple[str, str]:
 TABLE = MetricTable(METRICS)
 SLOTS = TABLE.slots
 by_name = TABLE.by_name
-blank_learner = TABLE.blank_learner

@@ -23,7 +23,7 @@ from spreeze.errors import ResourceError, WeightsError
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import LOW_PRIORITY, OrphanWatch, lower_priority, own_mark
-from spreeze.metrics.table import Phase
+from spreeze.metrics.table import SLOTS, Phase
 from spreeze.modes import hts
 from spreeze.modes.spreeze import load_saved_replay
 from spreeze.run_directory import RunDir
@@ -210,7 +210,8 @@ class _Serial:
                 "write_s")
         sampler = {name: getattr(counts, name) or 0.0 for name in same}
         sampler |= {"env_steps": env_steps, "policy_version": data.trainer.updates, "wait_s": 0.0}
-        learner = data.trainer.metrics(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
+        learner = dict.fromkeys(SLOTS["learner"], 0.0)
+        learner |= data.trainer.metrics(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
         return CounterSample(time.monotonic(), (GroupSample((sampler,), learner, inserted, baseline, sampled),))
 
     def _evaluation_due(self) -> bool:

@@ -116,6 +116,7 @@ class Recorder:
         """Rows of a saved replay."""
         self._target_reached = False
         self._scores: dict[int, float] = {}
+        self._reported: dict[int, dict[str, float]] = {}
         self._samplers_alive = 0
         self._hung_up = self._saving_said = False
         self._next_saving_s = math.inf
@@ -244,6 +245,13 @@ class Recorder:
         self._view.update(self.snapshot(state))
         self._run_dir.write_state(state="stopping", checkpoint_left_bytes=left_bytes)
 
+    def report(self, group: int, values: Any) -> None:
+        """Takes the gauges of a learner's algorithm; the newest of each counts until the next one."""
+        known = self._reported.setdefault(group, {})
+        for name, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, int | float) and (metric := self._table.get(name)) is not None and metric.is_sent:
+                known[name] = float(value)
+
     def evaluation(self, record: Mapping[str, Any], *, final: bool = False) -> None:
         """Takes an evaluation of a learner's weights, with fields as in ``eval.csv``.
 
@@ -341,7 +349,9 @@ class Recorder:
         t_s = reading.t_s - self.paused_s
         if self.reading is not None:  # it may have been stopped between the reading and now
             t_s = max(t_s, self.reading.t_s)
-        reading = dataclasses.replace(reading, t_s=t_s)
+        groups = tuple(dataclasses.replace(each, learner=each.learner | self._reported.get(group, {}))
+                       for group, each in enumerate(reading.groups))
+        reading = dataclasses.replace(reading, t_s=t_s, groups=groups)
         self._tell_sleep()
         self.reading, self._samplers_alive = reading, samplers_alive
         if self._plan.start_s > _SLOW_START_S and not reading.env_steps:

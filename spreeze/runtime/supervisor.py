@@ -284,6 +284,8 @@ class _Supervisor:
                 self._workers.note_error(source, str(message.get("error", ""))[:1000])
             elif kind == "evaluation":
                 self._recorder.evaluation(message)
+            elif kind == "metrics" and (handle := self._workers.handles.get(source)) is not None:
+                self._recorder.report(handle.spec.address.group, message.get("values"))
             elif kind == "started":
                 outcome.device = message.get("device")
             elif kind == "finished" and (handle := self._workers.handles.get(source)) is not None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import numpy as np
 
 from spreeze.errors import TransportError
-from spreeze.metrics.table import MOST_SLOTS, TABLE, MetricTable
+from spreeze.metrics.table import TABLE, MetricTable
 from spreeze.transport.shared_memory import Block, allocate, attach
 
 _MAGIC = 0x53505245455A4542
 MOST_GROUPS = 16  # a group is a learner with its own samplers
 _GROUP_WORDS = _CONTROL_WORDS = 16
-MOST_EVENTS = 1007  # with the slots, a row is three pages of 4 KiB
-_HEADER_WORDS, _ROW_WORDS = MOST_GROUPS * _GROUP_WORDS, _CONTROL_WORDS + MOST_SLOTS + 1 + MOST_EVENTS
+MOST_EVENTS = 1007
+_HEADER_WORDS, _LINE_WORDS = MOST_GROUPS * _GROUP_WORDS, 8
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
-EVALUATIONS_ASKED, CHECKPOINTS_ASKED, PAUSED_MS, RECORDING = 9, 10, 11, 12
-"""Words of the header. ``WEIGHTS_HINT`` to ``SAMPLERS`` belong to a group (see ``StatusTable.group``).
+EVALUATIONS_ASKED, CHECKPOINTS_ASKED, PAUSED_MS, RECORDING, SLOTS = 9, 10, 11, 12, 13
+"""Words of the header. ``SLOTS`` is the number of slots in a row; ``WEIGHTS_HINT`` to ``SAMPLERS`` belong to a group
+(see ``StatusTable.group``).
 
 The supervisor writes them; only the hint is written by the group's learner. Of the group's ``SAMPLERS`` samplers,
 counted cyclically from ``FIRST_SAMPLER``, ``ACTIVE_SAMPLERS`` work all of the time, the next one works ``SLOWED_SHARE``
@@ -32,8 +33,9 @@ PHASE_BITS = 4
 """Low bits of an event, which hold the phase; the others hold the monotonic time [ns]."""
 
 
-def status_table_bytes(num_rows: int) -> int:
-    return 8 * (_HEADER_WORDS + num_rows * _ROW_WORDS)
+def _row_words(slots: int) -> int:
+    """Whole cache lines for control words, slots and events."""
+    return -(-(_CONTROL_WORDS + slots + 1 + MOST_EVENTS) // _LINE_WORDS) * _LINE_WORDS
 
 
 class StatusTable:
@@ -43,12 +45,17 @@ class StatusTable:
         words = np.frombuffer(block.view, dtype=np.int64)
         self.block = block
         self.header = words[:_HEADER_WORDS]
-        self._rows = words[_HEADER_WORDS : _HEADER_WORDS + num_rows * _ROW_WORDS].reshape(num_rows, _ROW_WORDS)
+        self._slots_end = _CONTROL_WORDS + int(self.header[SLOTS])
+        row_words = _row_words(int(self.header[SLOTS]))
+        self._rows = words[_HEADER_WORDS : _HEADER_WORDS + num_rows * row_words].reshape(num_rows, row_words)
         self.num_rows = num_rows
 
     @classmethod
-    def create(cls, num_rows: int) -> StatusTable:
-        status = cls(allocate("spreeze-status", status_table_bytes(num_rows)), num_rows)
+    def create(cls, num_rows: int, table: MetricTable = TABLE) -> StatusTable:
+        slots = max(map(len, table.slots.values()))
+        block = allocate("spreeze-status", 8 * (_HEADER_WORDS + num_rows * _row_words(slots)))
+        np.frombuffer(block.view, np.int64)[SLOTS] = slots
+        status = cls(block, num_rows)
         status.header[1] = num_rows
         for group in range(MOST_GROUPS):
             status.group(group)[[ACTIVE_SAMPLERS, SAMPLERS]] = 2**31
@@ -58,11 +65,12 @@ class StatusTable:
     @classmethod
     def attach(cls, fd: int, num_rows: int) -> StatusTable:
         """Attaches to an inherited descriptor; a TransportError if it is not such a table."""
-        status = cls(attach(fd, status_table_bytes(num_rows)), num_rows)
-        if int(status.header[0]) != _MAGIC or int(status.header[1]) != num_rows:
-            status.close()
+        block = attach(fd, 8 * (_HEADER_WORDS + num_rows * _row_words(0)))
+        magic, rows = np.frombuffer(block.view, np.int64, 2).tolist()
+        if magic != _MAGIC or rows != num_rows:
+            block.close()
             raise TransportError(f"descriptor {fd} is no status table of {num_rows} rows")
-        return status
+        return cls(block, num_rows)
 
     def group(self, group: int) -> np.ndarray:
         """The header's int64 words of a group; those of group 0 come first."""
@@ -74,11 +82,11 @@ class StatusTable:
 
     def slots(self, row: int) -> np.ndarray:
         """float64 slots of a row, in the order of ``MetricTable.slots`` of its role."""
-        return self._rows[row, _CONTROL_WORDS : _CONTROL_WORDS + MOST_SLOTS].view(np.float64)
+        return self._rows[row, _CONTROL_WORDS : self._slots_end].view(np.float64)
 
     def events(self, row: int) -> np.ndarray:
         """int64 [1 + MOST_EVENTS]: how many events the worker has noted while ``RECORDING``, then a ring of these."""
-        return self._rows[row, _CONTROL_WORDS + MOST_SLOTS :]
+        return self._rows[row, self._slots_end : self._slots_end + 1 + MOST_EVENTS]
 
     def named_slots(self, row: int, role: str, table: MetricTable = TABLE) -> dict[str, float]:
         """A copy of a row's slots by name."""

@@ -15,7 +15,6 @@ from typing import Any
 
 from spreeze.algorithms.impact import AnyAge, Evaluated
 from spreeze.errors import WeightsError
-from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import RolloutReader, Rollouts
 from spreeze.transport.weights import VersionedParameters, check_finite
@@ -121,7 +120,7 @@ class BufferTrainer:
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         self._dropped = max(self._dropped, self._source.dropped)
         return {
-            **blank_learner(), "updates": self.updates, "wait_s": wait_s, "learn_s": self.learn_s,
+            "updates": self.updates, "wait_s": wait_s, "learn_s": self.learn_s,
             "publish_s": publish_s, "batch_size": self.batch_size, "updates_skipped": self.algorithm.updates_skipped(),
             "policy_lag": _mean(self._lags), "rollouts_dropped": self._dropped, "rollout_uses": _mean(self._uses),
             **self.algorithm.metrics(),

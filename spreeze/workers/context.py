@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import sys
+import termios
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,10 @@ _REST_S = 0.01
 """Sleep while the governor pauses a sampler: it returns soon and takes almost no processor time."""
 _MAX_MESSAGE_BYTES = 4096
 """A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
+_MOST_UNREAD_BYTES = 16_384
+"""Unread bytes in the pipe, of at least 64 KiB, above which no metrics are sent: events and results have to fit."""
+_NUMBER_BYTES, _ENVELOPE_BYTES = 32, 200
+"""Longest text of a number with its punctuation, and of the rest of a message."""
 
 
 def open_weights(folder: Path) -> WeightsStore:
@@ -51,8 +58,10 @@ class WorkerContext:
         self._group = status.group(address.group)
         self.slots = status.slots(row)
         self._control, self._events = status.control(row), status.events(row)
+        self._table = table
         self._slot_index = {name: i for i, name in enumerate(table.slots.get(ROLES[address.role].slots, ()))}
         self._message_fd, self._errors_dir = message_fd, errors_dir
+        self._unsent: dict[str, float] = {}
         self._share, self._rest_until_s = 1.0, 0.0
         self._control[words.PID] = os.getpid()
 
@@ -149,6 +158,29 @@ class WorkerContext:
                 "a row to METRICS there"
             ) from None
 
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Stores the metrics that have slots, and sends the others, the gauges of an algorithm, in one message.
+
+        What has no room in the pipe, or in one message, is sent with the next report, with its value of then.
+
+        Raises:
+            WorkerError: the metric table has no such row.
+        """
+        sent = {name: float(value) for name, value in metrics.items()
+                if (row := self._table.get(name)) is not None and row.is_sent}
+        self.post(**{name: value for name, value in metrics.items() if name not in sent})
+        self._unsent |= sent
+        while self._unsent and self._has_room():
+            self.send("metrics", values=_one_message(self._unsent))
+
+    def _has_room(self) -> bool:
+        """False while so much is unread that numbers could take the room of other messages."""
+        unread = bytearray(4)
+        with contextlib.suppress(OSError):
+            if self._message_fd is not None:
+                fcntl.ioctl(self._message_fd, termios.FIONREAD, unread)
+        return int.from_bytes(unread, sys.byteorder) < _MOST_UNREAD_BYTES
+
     def named(self, slots: np.ndarray) -> dict[str, float]:
         return {name: float(slots[i]) for name, i in self._slot_index.items()}
 
@@ -196,6 +228,18 @@ class WorkerContext:
                 os.close(self._message_fd)
             self._message_fd = None
         self.status.close()
+
+
+def _one_message(values: dict[str, float]) -> dict[str, float]:
+    """Takes out of ``values`` as many as one message holds: almost always all of them."""
+    found: dict[str, float] = {}
+    left_bytes = _MAX_MESSAGE_BYTES - _ENVELOPE_BYTES
+    for name in list(values):
+        left_bytes -= len(json.dumps(name)) + _NUMBER_BYTES
+        if found and left_bytes < 0:
+            break
+        found[name] = values.pop(name)
+    return found
 
 
 def is_power_of_ten(count: int) -> bool:

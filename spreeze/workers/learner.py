@@ -233,10 +233,10 @@ class _Learner:
         self.check()
         metrics = self._trainer.metrics(wait_s=self._wait_s, publish_s=self._publish_s)
         for name, before in self._base.items():
-            metrics[name] += before
+            metrics[name] = metrics.get(name, 0.0) + before
         metrics["policy_version"] = max(self._publisher.version, 0)
         metrics["checkpoint_updates"] = self._files.saved_updates
-        self._context.post(**metrics)
+        self._context.report(metrics)
         self._report_unpublished()
 
     def _finish(self, reason: str | None) -> None:

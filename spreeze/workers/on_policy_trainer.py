@@ -23,7 +23,6 @@ import numpy as np
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WorkerError
 from spreeze.inference.policy import with_exploring
-from spreeze.metrics.table import blank_learner
 from spreeze.transport.mixing import Mixer
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import LEARNER, ROLLOUTS, Handover, Rollouts
@@ -204,7 +203,7 @@ class OnPolicyTrainer:
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         return {
-            **blank_learner(), "updates": self.algorithm.updates, "wait_s": wait_s + self.waited_s,
+            "updates": self.algorithm.updates, "wait_s": wait_s + self.waited_s,
             "learn_s": self.learn_s, "publish_s": publish_s + self.hand_s, "policy_lag": self._lag,
             "batch_size": self.batch_size, "updates_skipped": self.algorithm.updates_skipped(),
             "rollout_uses": math.nan, "rollouts_dropped": math.nan,  # there is no circular buffer

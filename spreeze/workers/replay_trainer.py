@@ -29,7 +29,6 @@ from spreeze.inference.return_scale import (
     averaged_statistics,
     set_averaged_statistics,
 )
-from spreeze.metrics.table import blank_learner
 from spreeze.transport.mixing import as_float32, as_float64
 from spreeze.transport.protocols import BatchSource, Gossip
 from spreeze.transport.replay_ring import ReplayReader
@@ -451,7 +450,7 @@ class ReplayTrainer:
             lag_age = (self._reader.last_lag_age(self.updates) if self._launches is None
                        else self._launches.gpu_replay.lag_and_age(self.updates))
         return {
-            **blank_learner(), "updates": self.updates, "policy_version": self.updates,
+            "updates": self.updates, "policy_version": self.updates,
             "batch_size": self.batch_size, "wait_s": wait_s,
             "gather_s": self.gather_s, "critic_s": self.critic_s, "actor_s": self.actor_s,
             "publish_s": publish_s, "policy_lag": lag_age[0], "transition_age": lag_age[1],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from spreeze.machine.processes import LOW_PRIORITY
+from spreeze.machine.processes import LOW_PRIORITY, WORKER_NAMES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,5 +165,6 @@ _ALL = (
 )
 ROLES: dict[str, Role] = {role.name: role for role in _ALL}
 """Roles by name. Supervision is one-for-one as in Erlang: a failed worker is restarted alone."""
+WORKER_NAMES.update(role.slots for role in _ALL)
 BODIES: dict[str, Body] = {name: body for role in _ALL for name, body in role.bodies.items()}
 """Name of a body -> its code."""
