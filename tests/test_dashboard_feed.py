@@ -21,8 +21,14 @@ from starlette.requests import Request
 from spreeze.config.algorithms import ON_POLICY
 from spreeze.config.modes import wiring_of
 from spreeze.dashboard import live_api, server
+from spreeze.dashboard.run_data import wiring
 from spreeze.errors import RunError
+from spreeze.metrics.snapshot import snapshot_of
 from spreeze.metrics.table import ALGORITHM, METRICS, RETURN, by_name
+
+
+def snapshot(run, config, values):
+    return snapshot_of(run, config, values, wiring(run), state="running")
 
 
 @pytest.fixture
@@ -378,10 +384,9 @@ def test_charts_leave_out_outliers_take_logarithms_zoom_upwards_and_smooth():
 ])
 def test_a_resting_sampler_is_said_in_words(values, text):
     config = {"sampling": {"samplers": 1}, "replay": {}, "learner": {}}
-    shown = live_api.snapshot({"algo": "sac", "mode": "spreeze"}, config,
-                              values | {"sampler_env_steps_per_s/0": 5.0}, "running")  # fmt: skip
+    shown = snapshot({"algo": "sac", "mode": "spreeze"}, config, values | {"sampler_env_steps_per_s/0": 5.0})
     assert live_api._samplers(shown) == text
-    unknown = live_api.snapshot({"algo": "sac", "mode": "spreeze"}, {}, {"sampler_env_steps_per_s/0": 5.0}, "running")
+    unknown = snapshot({"algo": "sac", "mode": "spreeze"}, {}, {"sampler_env_steps_per_s/0": 5.0})
     assert live_api._samplers(unknown) == "1"
 
 
@@ -389,7 +394,7 @@ def test_a_card_s_line_says_what_it_does_and_how_busy_the_learner_on_it_is():
     values = {"gpu_use/0": 0.95, "gpu_power_w/0": 130.0, "gpu_power_limit_w/0": 700.0, "gpu_clock_hz/0": 1.5e9,
               "gpu_clock_max_hz/0": 1.98e9, "gpu_memory_used_bytes/0": 2.0**31, "gpu_memory_bytes/0": 80 * 2.0**30,
               "gpu_use/1": 0.0, "learner_wait_share": 0.03}  # fmt: skip
-    shown = live_api.snapshot({"algo": "sac", "mode": "spreeze"}, {"learner": {"device": "cuda:0"}}, values, "running")
+    shown = snapshot({"algo": "sac", "mode": "spreeze"}, {"learner": {"device": "cuda:0"}}, values)
     assert [live_api._gpu(gpu, shown) for gpu in shown.gpus] == [
         "GPU 0: kernels run 95 % of the time, learner busy 97 %, 130 of 700 W, 1.50 of 1.98 GHz, 2.0 GiB of 80.0 GiB",
         "GPU 1: kernels run 0 % of the time, - W, - GHz, -",
@@ -498,11 +503,11 @@ def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run
     ("impact", "impact", "Circular buffer", "updates"),
 ])  # fmt: skip
 def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path, mode, algo, buffer, unit):
-    wiring = wiring_of({"mode": mode}, on_policy=algo in ON_POLICY)
-    stages = live_api.pipeline(wiring)
+    parts = wiring_of({"mode": mode}, on_policy=algo in ON_POLICY)
+    stages = live_api.pipeline(parts)
     assert [stage["title"] for stage in stages] == ["Samplers", buffer, "Learner"]
-    assert live_api.lag_unit(wiring) == unit
-    known = live_api.texts(live_api.snapshot({}, {}, {}, "running"), {}, {"mode": mode, "algo": algo}, None, tmp_path)
+    assert live_api.lag_unit(parts) == unit
+    known = live_api.texts(snapshot({}, {}, {}), {}, {"mode": mode, "algo": algo}, None, tmp_path)
     assert {item["id"] for stage in stages for item in stage["items"]} <= set(known)
 
 
@@ -521,5 +526,5 @@ def test_a_policy_that_fell_from_the_best_is_told_with_what_is_kept(best, now, s
 ])  # fmt: skip
 def test_the_bounds_are_those_of_the_session_where_it_says_them(told, band):
     config = {"replay": {"samples_per_insert_min": 8.0, "samples_per_insert_max": 512.0}}
-    found = live_api.snapshot({"samples_per_insert_band": told}, config, {}, "running")
+    found = snapshot({"samples_per_insert_band": told}, config, {})
     assert (found.samples_per_insert_min, found.samples_per_insert_max) == band

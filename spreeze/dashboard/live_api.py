@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spreeze.config.layers import BAND
 from spreeze.config.modes import Wiring
 from spreeze.dashboard.run_data import newest_log, newest_similarity, newest_timeline, wiring
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics import student_quantile
 from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.comparison import read_summary
-from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
+from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
 from spreeze.run_directory import (
@@ -26,7 +25,6 @@ from spreeze.run_directory import (
     read_run,
     session_starts,
     state_of,
-    whole_number,
 )
 
 MAX_BUCKETS = 350
@@ -223,7 +221,7 @@ def answer(
         passing = {metric.name for metric in table.metrics if _of_the_moment(metric)}
         fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] not in passing}
     fresh = {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
-    shown = snapshot(run, read_config(path), fresh, state, table)
+    shown = snapshot_of(run, read_config(path), fresh, wiring(run), state=state, table=table)
     return {
         "epoch": now, "state": state, "next": newest, "series": series, "whole": whole, "scores": scored,
         "evals_next": count,
@@ -250,43 +248,6 @@ def _new_timeline(path: Path, since: float) -> dict[str, Any] | None:
     except OSError:
         return None
     return newest_timeline(path) if since <= 0.0 or abs(age_s) < _NEW_S else None
-
-
-def _band(run: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Bounds of the samples per insert of this session: a mode may have narrowed those that were asked for."""
-    band = run.get("samples_per_insert_band")
-    return (band[0], band[1]) if band is not None and len(band) == 2 else None
-
-
-def snapshot(
-    run: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]], values: Mapping[str, float], state: str,
-    table: MetricTable = TABLE,
-) -> Snapshot:
-    """The newest numbers, in the form that ``bottleneck`` reads."""
-    replay = config.get("replay", {})
-    active = [rate for rate in parts_of(values, "sampler_env_steps_per_s").values() if rate > 0.0]
-    device = clean(config.get("learner", {}).get("device", ""), 40)
-    parts = wiring(run)
-    lag = parts.lag if parts else None
-    if lag is not None:
-        replay, samplers = {}, whole_number(config.get("rollout", {}).get("samplers"))
-    else:
-        samplers = whole_number(config.get("sampling", {}).get("samplers"))
-    # Taken from the metrics, because the configuration of an old run may not say it.
-    on_rollouts = lag is not None or bool(values.get("learner_learn_share"))
-    known = measured(values, on_policy=on_rollouts, table=table)
-    low, high = _band(run) or (finite_number(replay.get(bound)) for bound in BAND)
-    return Snapshot(
-        lag=lag, in_turns=parts is not None and parts.in_turns,
-        free_running=parts is not None and parts.free_running, state=state,
-        env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20),
-        wall_s=run.get("wall_s"), learning_starts=whole_number(replay.get("learning_starts")),
-        samples_per_insert_min=low if replay else None, samples_per_insert_max=high if replay else None,
-        samplers_wanted=samplers,
-        eval_best=run.get("eval_best"), eval_final=run.get("eval_final"),
-        learner_device=device if device != "auto" else ("cuda:0" if known["gpus"] else "cpu"),
-        samplers_alive=len(active) or None, unevaluated=run.get("unevaluated") is True, **known,
-    )
 
 
 def texts(

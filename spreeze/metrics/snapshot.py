@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.formatting import DASH, size
+from spreeze.config.layers import BAND
+from spreeze.config.modes import Wiring
+from spreeze.formatting import DASH, clean, size
 from spreeze.metrics.table import TABLE, MetricTable
+from spreeze.run_directory import finite_number, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,27 +139,55 @@ _PART_FIGURES = ("env_steps_per_s", "updates_per_s", "eval_return", "host_env_st
 """Metrics shown of each learner if there are several, and of each other host."""
 
 
-def measured(
-    values: Mapping[str, float | None], *, on_policy: bool, table: MetricTable = TABLE
-) -> dict[str, Any]:
-    """The fields of a snapshot that come from metrics.
+def snapshot_of(
+    run: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]], values: Mapping[str, float | None],
+    wiring: Wiring | None, *, state: str, table: MetricTable = TABLE, **own: Any,
+) -> Snapshot:
+    """The state of a run now: for its terminal from the run's own process, for the page from its directory.
 
-    ``values`` has the newest value of each series, None or absent if unknown; ``on_policy`` is set if the learner takes
-    whole rollouts instead of batches from replay.
+    Args:
+        run: its ``run.json``.
+        config: its settings, part -> field -> value.
+        values: the newest value of each series, None or absent if unknown.
+        wiring: how its mode runs its algorithm; None if unknown.
+        state: what it does.
+        table: the metrics.
+        own: fields of the snapshot that only the run's own process knows, or knows better.
     """
+    lag = wiring.lag if wiring else None
+    replay = config.get("replay", {}) if lag is None else {}
+    # Taken from the metrics, because the configuration of an old run may not say it.
+    on_policy = lag is not None or bool(values.get("learner_learn_share"))
+    # A mode may have narrowed the bounds that were set.
+    band = run.get("samples_per_insert_band") or ()
+    low, high = band if len(band) == 2 else (finite_number(replay.get(bound)) for bound in BAND)
+    device, gpus = clean(config.get("learner", {}).get("device", ""), 40), _gpus(values)
+    active = [rate for rate in parts_of(values, "sampler_env_steps_per_s").values() if rate > 0.0]
+    errors = [value for name in ("env_errors", "rows_refused") if (value := values.get(name)) is not None]
     fields = {item.name for item in dataclasses.fields(Snapshot)}
     shown = [metric.name for metric in table.metrics if metric.shown]
     by_part = [f"{name}/{part}" for name in _PART_FIGURES for part in parts_of(values, name)]
     more = ((name, values.get(name)) for name in (*shown, *by_part) if name not in fields)
-    cores = parts_of(values, "cpu_core_use")
-    return {
+    found: dict[str, Any] = {
         **{name: values.get(name) for name in shown if name in fields},
         "more": tuple((name, value) for name, value in more if value is not None),
+        "env_id": clean(run.get("env_id"), 80), "algo": clean(run.get("algo"), 20), "state": state,
+        "lag": lag, "in_turns": wiring is not None and wiring.in_turns,
+        "free_running": wiring is not None and wiring.free_running,
+        "wall_s": run.get("wall_s"), "eval_best": run.get("eval_best"), "eval_final": run.get("eval_final"),
+        "unevaluated": run.get("unevaluated") is True,
+        "learning_starts": whole_number(replay.get("learning_starts")),
+        "samples_per_insert_min": low if replay else None, "samples_per_insert_max": high if replay else None,
+        "samplers_wanted": whole_number(config.get("sampling" if lag is None else "rollout", {}).get("samplers")),
+        "samplers_alive": len(active) or None, "env_errors": int(sum(errors)) if errors else None,
+        "learner_device": device if device != "auto" else ("cuda:0" if gpus else "cpu"),
         "env_steps": _integer(values.get("env_steps")), "updates": _integer(values.get("updates")),
-        "restarts": _integer(values.get("restarts")) or 0, "core_uses": tuple(cores.values()),
-        "gpus": _gpus(values), "sampler_shares": split_of(values, "sampler", table=table),
+        "restarts": _integer(values.get("restarts")) or 0,
+        "core_uses": tuple(parts_of(values, "cpu_core_use").values()), "gpus": gpus,
+        "sampler_shares": split_of(values, "sampler", table=table),
         "learner_shares": split_of(values, "learner", on_policy=on_policy, table=table),
     }
+    return Snapshot(**found | own)
 
 
 def split_of(

@@ -19,7 +19,7 @@ from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.comparison import HELD, POLICIES, final_metric, worst_of_last
-from spreeze.metrics.snapshot import Snapshot, measured
+from spreeze.metrics.snapshot import Snapshot, snapshot_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, MetricsWriter
 from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir, group_folder, process_age_s, versions
@@ -400,23 +400,16 @@ class Recorder:
                        f"{stop.target_return:g} cannot end the run meanwhile")
 
     def snapshot(self, state: str) -> Snapshot:
-        plan, metrics, replay = self._plan, self._metrics, self._plan.config.replay
-        has_replay = plan.lag is None
-        progress, eta_s = _progress(plan, metrics, self.session_s - self._starting_s)
-        errors = [value for name in ("env_errors", "rows_refused") if (value := metrics.get(name)) is not None]
-        bare = Snapshot(
-            env_id=plan.spec.env_id, algo=plan.config.run.algo, lag=plan.lag, state=state, wall_s=self.wall_s,
-            in_turns=plan.config.wiring.in_turns, free_running=plan.config.wiring.free_running,
-            learning_starts=replay.learning_starts if has_replay else None,
-            samples_per_insert_min=replay.samples_per_insert_min if has_replay else None,
-            samples_per_insert_max=replay.samples_per_insert_max if has_replay else None,
-            eval_best=self.outcome.eval_best, eval_final=self.outcome.eval_final,
-            eval_returns=tuple(self._eval_returns),
-            memory_total_bytes=self._memory_total_bytes, learner_device=self.outcome.device,
-            samplers_alive=self._samplers_alive, samplers_wanted=plan.samplers, first_error=self.first_error,
-            unevaluated=self._unevaluated,
-            env_errors=int(sum(errors)) if errors else None, events=tuple(self._events), progress=progress, eta_s=eta_s,
-            **measured(metrics, on_policy=not has_replay, table=self._table),
+        plan, outcome = self._plan, self.outcome
+        progress, eta_s = _progress(plan, self._metrics, self.session_s - self._starting_s)
+        run = {"env_id": plan.spec.env_id, "algo": plan.config.run.algo, "wall_s": self.wall_s,
+               "eval_best": outcome.eval_best, "eval_final": outcome.eval_final, "unevaluated": self._unevaluated}
+        bare = snapshot_of(
+            run, {name: vars(part) for name, part in plan.config.parts().items()}, self._metrics, plan.config.wiring,
+            state=state, table=self._table, samplers_wanted=plan.samplers, samplers_alive=self._samplers_alive,
+            learner_device=outcome.device, memory_total_bytes=self._memory_total_bytes,
+            eval_returns=tuple(self._eval_returns), first_error=self.first_error, events=tuple(self._events),
+            progress=progress, eta_s=eta_s,
         )
         return dataclasses.replace(bare, bottleneck=bottleneck(bare).sentence)
 
