@@ -8,8 +8,7 @@ the gradient is taken at theta(j). With "truncated-is" it is too, each term is m
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from spreeze.algorithms.lazy_torch import Tensor
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatRMSProp
 from spreeze.config.algorithm_settings import A2CConfig

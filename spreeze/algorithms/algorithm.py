@@ -7,9 +7,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.errors import CheckpointError
 
 _GENERATOR = "generator"

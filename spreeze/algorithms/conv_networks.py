@@ -8,9 +8,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional
 
 from spreeze.algorithms.fused_mlp import (
     RELU,
@@ -22,6 +19,7 @@ from spreeze.algorithms.fused_mlp import (
     policy_arrays,
     uniform_,
 )
+from spreeze.algorithms.lazy_torch import Tensor, functional, torch
 from spreeze.errors import ConfigError
 from spreeze.inference.convolution import Placed, features, place
 from spreeze.types import FrameSpec

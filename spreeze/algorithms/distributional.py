@@ -16,10 +16,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, Tape, mlp_backward, mlp_forward
+from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 

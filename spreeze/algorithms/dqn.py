@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
 from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, policy_arrays
+from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.off_policy import ActionValues, DiscreteCritics, OffPolicyAlgorithm, Proposal
 from spreeze.config.algorithm_settings import DQNConfig
 from spreeze.config.algorithms import NetworkRow

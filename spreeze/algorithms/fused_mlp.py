@@ -24,10 +24,8 @@ from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional
 
+from spreeze.algorithms.lazy_torch import Tensor, functional, torch
 from spreeze.config.algorithms import NetworkRow
 from spreeze.inference.policy import ACTIVATIONS, NORM_EPS
 
@@ -38,11 +36,6 @@ _ROWS_OF_ONE_MATMUL = 2048
 rows of 2 x 256 units (H200)."""
 CHUNK_ROWS = 512
 """Rows that go through a network at once on a CPU: a layer's output is still in the core's cache for the next one."""
-
-_relu_backward = torch.ops.aten.threshold_backward.grad_input
-_tanh_backward = torch.ops.aten.tanh_backward.grad_input
-_elu_backward, _silu_backward = torch.ops.aten.elu_backward, torch.ops.aten.silu_backward
-_gelu_backward = torch.ops.aten.gelu_backward
 
 
 @dataclass(frozen=True)
@@ -338,7 +331,8 @@ def mlp_gradients(parameters: Parameters, tape: Tape) -> Tensor:
     if parameters.layers.own is not None:
         return parameters.backward(tape, torch.ones_like(tape.grad_out), None, add=False)
     if tape.layers == RELU:
-        _relu_backward(parameters.head_weight, tape.hidden[-1], 0.0, grad_input=tape.grads[-1])
+        torch.ops.aten.threshold_backward.grad_input(
+            parameters.head_weight, tape.hidden[-1], 0.0, grad_input=tape.grads[-1])
     else:
         _through_activation(parameters, tape, len(tape.hidden) - 1, tape.grads[-1].copy_(parameters.head_weight))
     for index in range(len(tape.hidden) - 1, 0, -1):
@@ -362,15 +356,15 @@ def _through_activation(parameters: Parameters, tape: Tape, index: int, grad: Te
     """Turns the gradient by the activations of hidden layer ``index`` into that by its preactivations, in place."""
     activation, hidden = tape.layers.activation, tape.hidden[index]
     if activation == "relu":
-        _relu_backward(grad, hidden, 0.0, grad_input=grad)
+        torch.ops.aten.threshold_backward.grad_input(grad, hidden, 0.0, grad_input=grad)
     elif activation == "tanh":
-        _tanh_backward(grad, hidden, grad_input=grad)
+        torch.ops.aten.tanh_backward.grad_input(grad, hidden, grad_input=grad)
     elif activation == "elu":
-        grad.copy_(_elu_backward(grad, 1.0, 1.0, 1.0, True, hidden))
+        grad.copy_(torch.ops.aten.elu_backward(grad, 1.0, 1.0, 1.0, True, hidden))
     else:
         inputs = torch.add(tape.preactivations[index], parameters.biases[index], out=tape.scratch[index])
-        grad.copy_(_silu_backward(grad, inputs) if activation == "silu"
-                   else _gelu_backward(grad, inputs, approximate="tanh"))
+        grad.copy_(torch.ops.aten.silu_backward(grad, inputs) if activation == "silu"
+                   else torch.ops.aten.gelu_backward(grad, inputs, approximate="tanh"))
     if tape.layers.layer_norm:
         # With n = scale (s - mean s): ds = scale (dn - mean dn - n mean(n dn)); the bias comes after the norm.
         tape.bias_gradients[index] = grad.sum(1, keepdim=True)

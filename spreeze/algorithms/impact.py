@@ -24,11 +24,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
+from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.on_policy import CategoricalDistribution, OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import AnyAgeConfig, AppoConfig, ImpactConfig, ImpalaConfig

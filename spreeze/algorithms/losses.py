@@ -16,9 +16,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import softplus
+
+from spreeze.algorithms.lazy_torch import Tensor, functional, torch
 
 _LOG_2 = math.log(2.0)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -36,7 +35,7 @@ def td_target(reward: Tensor, terminated: Tensor, discount: Tensor | float, next
     is the number of env steps that the transition spans.
     """
     kept = torch.addcmul(next_value, terminated, next_value, value=-1.0)
-    if isinstance(discount, Tensor):
+    if isinstance(discount, torch.Tensor):
         return torch.addcmul(reward, discount, kept)
     return torch.add(reward, kept, alpha=discount)
 
@@ -55,7 +54,8 @@ def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Ten
     scaled_noise = log_std.exp().mul_(noise)
     u = mean + scaled_noise
     # Half of each component's log-density without constants; softplus(-2 u) = -2 softplus(u, beta=-2).
-    half = torch.sub(u, softplus(u, -2.0), alpha=2.0).sub_(log_std, alpha=0.5).addcmul_(noise, noise, value=-0.25)
+    half = torch.sub(u, functional.softplus(u, -2.0), alpha=2.0)
+    half.sub_(log_std, alpha=0.5).addcmul_(noise, noise, value=-0.25)
     constant = u.new_full((), -mean.shape[0] * (_HALF_LOG_2PI + 2.0 * _LOG_2))
     log_prob = torch.add(constant, half.sum(0), alpha=2.0)
     return u.tanh_(), log_prob, scaled_noise

@@ -23,8 +23,6 @@ from time import perf_counter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, finite
@@ -45,6 +43,7 @@ from spreeze.algorithms.fused_mlp import (
     policy_snapshot,
     row_chunks,
 )
+from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import ActorCriticConfig, AlgorithmConfig
 from spreeze.errors import ConfigError

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, finite
@@ -36,6 +34,7 @@ from spreeze.algorithms.fused_mlp import (
     parameters_over,
     policy_arrays,
 )
+from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
 from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import find_network

@@ -12,11 +12,9 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.func import functional_call
 
 from spreeze.algorithms.fused_mlp import HiddenLayers, Parameters, Tape, host_copies
+from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.errors import ConfigError
 
 
@@ -61,7 +59,8 @@ class OwnParameters(Parameters):
         tape.hidden[0].copy_(x)
         with torch.no_grad():
             for index, module in enumerate(self._modules):
-                tape.out[index].copy_(functional_call(module, self._each[index], (tape.hidden[0][index],)).t())
+                out = torch.func.functional_call(module, self._each[index], (tape.hidden[0][index],))
+                tape.out[index].copy_(out.t())
         return tape.out
 
     def backward(self, tape: Tape, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
@@ -70,7 +69,7 @@ class OwnParameters(Parameters):
             with torch.inference_mode(False), torch.enable_grad():
                 x = tape.hidden[0][index].clone().requires_grad_()
                 leaves = {name: view.detach().clone().requires_grad_() for name, view in self._each[index].items()}
-                out = functional_call(module, leaves, (x,))
+                out = torch.func.functional_call(module, leaves, (x,))
                 found = torch.autograd.grad(out, [x, *leaves.values()], grad_out[index].t().clone())
             tape.grads[0][index].copy_(found[0])
             if isinstance(gradient, OwnParameters):

@@ -18,10 +18,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from spreeze.algorithms import losses
+from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import PPOConfig

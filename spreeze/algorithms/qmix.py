@@ -32,12 +32,10 @@ from functools import partial
 from itertools import pairwise
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.fused_mlp import host_copies, uniform_
+from spreeze.algorithms.lazy_torch import Tensor, functional, torch
 from spreeze.algorithms.off_policy import CriticNetworks, OffPolicyAlgorithm, Proposal
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import QMIXConfig
@@ -45,10 +43,6 @@ from spreeze.config.algorithms import NetworkRow
 from spreeze.errors import ConfigError
 from spreeze.types import TeamSpec, TransitionBatch
 
-_ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": functional.relu, "tanh": torch.tanh, "silu": functional.silu, "elu": functional.elu,
-    "gelu": partial(functional.gelu, approximate="tanh"),
-}  # fmt: skip
 _LONGEST = 2.0
 """Of a state that the mixer reads, over the usual length."""
 
@@ -108,7 +102,9 @@ class TeamNetworks:
     def __init__(self, team: TeamSpec, config: QMIXConfig, device: torch.device, state_square: Tensor) -> None:
         """``state_square`` [] is the mean square of a state's values so far."""
         self.team, self._units, self._state_square = team, config.mixing_units, state_square
-        self._activate = _ACTIVATE[config.activation]
+        self._activate: Callable[[Tensor], Tensor] = (
+            partial(functional.gelu, approximate="tanh") if config.activation == "gelu"
+            else getattr(torch, config.activation, None) or getattr(functional, config.activation))
         self.state_dim = team.state_dim or team.size * team.obs_dim
         agents = (team.obs_dim + team.size, *config.hidden_sizes, max(team.actions))
         maps = list(pairwise(agents))

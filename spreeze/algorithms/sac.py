@@ -13,8 +13,6 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
@@ -30,6 +28,7 @@ from spreeze.algorithms.fused_mlp import (
     mlp_forward,
     new_parameters,
 )
+from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.off_policy import (
     CriticNetworks,
     Critics,

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from spreeze.algorithms import losses
 from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import HiddenLayers, MlpPasses, Pair, Parameters, Tape, new_parameters
+from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.off_policy import Critics, OffPolicyAlgorithm, Placement, Proposal, TrainedNetworks
 from spreeze.config.algorithm_settings import DDPGConfig, TD3Config
 from spreeze.config.algorithms import NetworkRow

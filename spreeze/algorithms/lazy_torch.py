@@ -1,0 +1,36 @@
+"""Torch for the modules of this package, imported when something of it is first used.
+
+An algorithm's settings stand in the file of its update. Processes that only read settings, which are the command line,
+samplers and the page, import that file too: without torch, which takes seconds and hundreds of megabytes. (Python 3.15
+has ``lazy import`` for this.) After its first use a module of this package has the real module: nothing is slower.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["Tensor", "functional", "torch"]
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import functional
+else:
+
+    class _Later:
+        """Stands for a module until something of it is used."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, attribute: str) -> Any:
+            found = importlib.import_module(self._name)
+            for name, user in list(sys.modules.items()):
+                if name.startswith(__package__):
+                    for held in [held for held, value in vars(user).items() if value is self]:
+                        setattr(user, held, found)
+            return getattr(found, attribute)
+
+    torch, functional, Tensor = _Later("torch"), _Later("torch.nn.functional"), Any
