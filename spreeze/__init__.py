@@ -3,7 +3,7 @@
 ===================  ======================  ==============================================================
 to add               declare it in           implement it in
 ===================  ======================  ==============================================================
-an algorithm         config/algorithms.py    algorithms/NAME.py, its settings in config/algorithm_settings.py
+an algorithm         algorithms/NAME.py      there: settings, class and row; config/algorithms.py names the file
 a mode               config/modes.py         modes/NAME.py
 a knob of the tuner  tuner/knobs.py          there; the modes that have it name it in config/modes.py
 a metric             metrics/table.py        its worker posts it; those of the supervisor: runtime/recorder.py

@@ -15,7 +15,7 @@ import torch
 from matmul_floor import ACTION_DIM, OBS_DIM, synthetic_batch
 
 from spreeze.algorithms import create
-from spreeze.config.algorithm_settings import SACConfig
+from spreeze.algorithms.sac import SACConfig
 from spreeze.types import RowLayout
 
 CONFIG = SACConfig(actor_lr=3e-4, critic_lr=3e-4, alpha_lr=3e-4, initial_alpha=1.0, tau=0.005)

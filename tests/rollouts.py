@@ -5,7 +5,9 @@ import torch
 from exact import exact
 
 from spreeze.algorithms import create_on_policy
-from spreeze.config.algorithm_settings import A2CConfig, AppoConfig, ImpactConfig, ImpalaConfig, PPOConfig
+from spreeze.algorithms.a2c import A2CConfig
+from spreeze.algorithms.impact import AppoConfig, ImpactConfig, ImpalaConfig
+from spreeze.algorithms.ppo import PPOConfig
 from spreeze.inference.policy import Policy
 from spreeze.types import EnvSpec, FrameSpec, RolloutBatch
 

@@ -15,9 +15,10 @@ from harness import train, verb
 from rollouts import learner, rollout, task
 
 from spreeze.algorithms import create, losses
+from spreeze.algorithms.dqn import DQNConfig
 from spreeze.algorithms.on_policy import Samples
+from spreeze.algorithms.sac import SACConfig
 from spreeze.cli import evaluate, play
-from spreeze.config.algorithm_settings import DQNConfig, SACConfig
 from spreeze.envs.make import describe
 from spreeze.envs.probe import check_up, measure
 from spreeze.envs.task import make_task, open_task, uniform_actions

@@ -9,7 +9,7 @@ from harness import PENDULUM, train, verb
 
 from spreeze.algorithms import create_on_policy
 from spreeze.cli.arguments import build_parser, user_values
-from spreeze.config.algorithms import ROWS, check_algorithm, rows
+from spreeze.config.algorithms import ALGORITHMS, check_algorithm, rows
 from spreeze.config.layers import Layer, from_toml, resolve, to_toml, with_algorithm
 from spreeze.config.modes import find_mode
 from spreeze.errors import ConfigError
@@ -20,9 +20,8 @@ NAME, MODULE = "eager_sac", "made_up_algorithm"
 SOURCE = f'''
 from dataclasses import dataclass
 
-from spreeze.algorithms.sac import SAC
+from spreeze.algorithms.sac import SAC, SACConfig
 from spreeze.config.algorithms import AlgorithmRow
-from spreeze.config.algorithm_settings import SACConfig
 from spreeze.config.part import setting
 
 
@@ -105,8 +104,8 @@ def test_it_trains_learns_by_its_own_rule_is_evaluated_and_resumed(module, tmp_p
 
 def test_one_that_learns_on_policy_brings_its_own_settings_and_correction(module, tmp_path):
     (tmp_path / f"{MODULE}.py").write_text(
-        "from spreeze.algorithms.a2c import A2C\nfrom spreeze.config.algorithms import AlgorithmRow\n"
-        "from spreeze.config.algorithm_settings import A2CConfig\nclass MyConfig(A2CConfig):\n    pass\n"
+        "from spreeze.algorithms.a2c import A2C, A2CConfig\nfrom spreeze.config.algorithms import AlgorithmRow\n"
+        "class MyConfig(A2CConfig):\n    pass\n"
         "ALGORITHMS = (AlgorithmRow(name='my_a2c', config=MyConfig, on_policy=A2C, correction='truncated-is'),)\n")
     command = ["--algo", "my_a2c", "--mode", "hts", "--import", module]
     layers = [Layer("user", user_values(build_parser().parse_args(command)))]
@@ -125,7 +124,7 @@ def test_it_trains_in_processes_of_their_own(module, tmp_path):
 
 
 def test_the_table_is_built_anew_and_keeps_nothing_of_a_module(module):
-    assert set(rows(module)) == {*(row.name for row in ROWS), NAME}
+    assert set(rows(module)) == {*ALGORITHMS, NAME}
     assert NAME not in rows()
 
 
@@ -146,7 +145,7 @@ def test_a_module_that_only_has_the_environment_is_not_imported_for_the_settings
 
 
 @pytest.mark.parametrize("declared", [
-    "1", "(1,)", "(ROWS[0],)", "(AlgorithmRow(name='no_settings', continuous='a:B'),)",
+    "1", "(1,)", "(find_row('sac'),)", "(AlgorithmRow(name='no_settings', continuous='a:B'),)",
     "(AlgorithmRow(name='learner', continuous='a:B', config=SACConfig),)",
     "(AlgorithmRow(name='no part', continuous='a:B', config=SACConfig),)",
     "(AlgorithmRow(name='other', continuous='a:B', config=int),)",
@@ -154,8 +153,8 @@ def test_a_module_that_only_has_the_environment_is_not_imported_for_the_settings
 ])  # fmt: skip
 def test_a_declaration_that_is_none_or_takes_a_known_name_is_rejected(module, tmp_path, declared):
     (tmp_path / f"{MODULE}.py").write_text(
-        "from spreeze.config.algorithm_settings import SACConfig\n"
-        "from spreeze.config.algorithms import ROWS, AlgorithmRow\n"
+        "from spreeze.algorithms.sac import SACConfig\n"
+        "from spreeze.config.algorithms import AlgorithmRow, find_row\n"
         f"ALGORITHMS = {declared}\n")
     found = {"no part", "learner", "other"} & set(declared.split("'"))
     with pytest.raises(ConfigError, match=f"--import {MODULE}: "):

@@ -15,7 +15,7 @@ from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.sac import DiscreteSAC
-from spreeze.config.algorithms import ROWS
+from spreeze.config.algorithms import rows
 from spreeze.config.schema import PARTS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
@@ -24,7 +24,7 @@ from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.learner import progress_of, run_progress, scheduled
 
 OBS, ACT = 5, 2
-NAMES = sorted(row.name for row in ROWS if row.continuous)
+NAMES = sorted(row.name for row in rows().values() if row.continuous)
 
 
 def made(name, seed=1, hidden=(16, 16), **changes):

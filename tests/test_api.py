@@ -16,7 +16,7 @@ from harness import BATCH_SIZE, HIDDEN_SIZES, PATIENCE_S, REPO, poll
 import spreeze
 from spreeze import Run, load_policy
 from spreeze.algorithms import create
-from spreeze.config.algorithm_settings import QMIXConfig
+from spreeze.algorithms.qmix import QMIXConfig
 from spreeze.envs.make import describe
 from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, UsageError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spreeze.config.algorithm_settings import SACConfig
+from spreeze.algorithms.sac import SACConfig
 from spreeze.config.schema import PARTS, Config, LearnerConfig, ReplayConfig, RunConfig, SamplingConfig, check_name
 from spreeze.errors import ConfigError
 

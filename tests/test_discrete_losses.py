@@ -12,8 +12,9 @@ from numpy_reference import central_difference, forward
 from test_losses import layers_of, numeric
 
 from spreeze.algorithms import create, losses
-from spreeze.config.algorithm_settings import DQNConfig, SACConfig
-from spreeze.config.algorithms import ROWS
+from spreeze.algorithms.dqn import DQNConfig
+from spreeze.algorithms.sac import SACConfig
+from spreeze.config.algorithms import rows
 from spreeze.config.schema import PARTS
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Policy
@@ -323,7 +324,7 @@ def test_numpy_policy_acts_as_the_network(variant):
 
 
 def test_every_name_for_discrete_actions_is_covered_and_others_are_refused_with_a_hint():
-    assert {variant.split()[0] for variant in NAMES} == {row.name for row in ROWS if row.discrete}
+    assert {variant.split()[0] for variant in NAMES} == {row.name for row in rows().values() if row.discrete}
     with pytest.raises(ConfigError, match="no algorithm 'td3' for discrete actions"):
         create("td3", OBS, 1, SACConfig(), 0, num_actions=K)
     with pytest.raises(ConfigError, match="no algorithm 'dqn' for continuous actions"):

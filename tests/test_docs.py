@@ -16,6 +16,7 @@ from spreeze.bench.__main__ import build_parser as bench_parser
 from spreeze.cli.arguments import build_parser
 from spreeze.cli.evaluate import build_parser as evaluate_parser
 from spreeze.cli.tune import tune_parser
+from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import resolve
 from spreeze.config.profiles import profile_names, read_profile
 from spreeze.config.schema import PARTS, Config
@@ -176,7 +177,7 @@ def test_every_setting_has_a_meaning():
     for name, part in PARTS.items():
         for item in dataclasses.fields(part):
             assert item.metadata["doc"], f"{name}.{item.name}"
-    assert set(PARTS) == set(Config.__dataclass_fields__) - {"imported"}
+    assert set(PARTS) == (set(Config.__dataclass_fields__) - {"own"}) | set(ALGORITHMS)
 
 
 def test_metrics_have_unique_names_units_and_meanings():

@@ -19,7 +19,7 @@ from rollouts import FRAMES, learner, task
 
 from spreeze.algorithms import create
 from spreeze.cli import export as command
-from spreeze.config.algorithms import ROWS
+from spreeze.config.algorithms import rows
 from spreeze.config.schema import PARTS
 from spreeze.dashboard import control
 from spreeze.envs import two_step_game
@@ -40,12 +40,12 @@ IMAGES = task(obs_dim=2 * 36 * 36, actions=4, discrete=True, frames=FRAMES)
 TEAM = dataclasses.replace(task(obs_dim=3 * 4 + 2, actions=4, discrete=True), action_dim=3, action_low=(0.0,) * 3,
                            action_high=(3.0, 1.0, 2.0), team=TeamSpec(actions=(4, 2, 3), obs_dim=4, state_dim=2))
 TASKS = {"vector": VECTOR, "discrete": DISCRETE, "masked": MASKED, "images": IMAGES, "team": TEAM}
-CASES = [(row.name, kind) for row in ROWS for kind, spec in TASKS.items() if row.fits(spec)]
+CASES = [(row.name, kind) for row in rows().values() for kind, spec in TASKS.items() if row.fits(spec)]
 
 
 def made(name, spec, **settings):
     """Weights of a fresh algorithm, as a learner publishes them."""
-    row = next(row for row in ROWS if row.name == name)
+    row = next(row for row in rows().values() if row.name == name)
     settings = {"hidden_sizes": (24, 16), **({"cnn": "impala_small"} if spec.frames else {}), **settings}
     if row.on_policy:
         algorithm = learner(name, spec, **settings)

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from spreeze.algorithms.dqn import DQN
-from spreeze.config.algorithm_settings import DQNConfig
+from spreeze.algorithms.dqn import DQN, DQNConfig
 from spreeze.config.algorithms import check_algorithm, default_algorithm
 from spreeze.config.modes import find_mode
 from spreeze.config.schema import ImageConfig

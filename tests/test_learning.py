@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from spreeze.algorithms import create
-from spreeze.config.algorithm_settings import DDPGConfig, SACConfig, TD3Config
+from spreeze.algorithms.sac import SACConfig
+from spreeze.algorithms.td3 import DDPGConfig, TD3Config
 from spreeze.inference.policy import Policy
 from spreeze.transport.transitions import NStep
 from spreeze.types import RowLayout

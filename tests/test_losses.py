@@ -9,7 +9,8 @@ from matmul_floor import ACTION_DIM, OBS_DIM, synthetic_batch
 from numpy_reference import central_difference, forward, squashed_log_prob
 
 from spreeze.algorithms import create
-from spreeze.config.algorithm_settings import DDPGConfig, SACConfig, TD3Config
+from spreeze.algorithms.sac import SACConfig
+from spreeze.algorithms.td3 import DDPGConfig, TD3Config
 from spreeze.types import RowLayout
 
 OBS, ACT, B, GAMMA, ALPHA = 4, 2, 9, 0.9, 0.3

@@ -1,6 +1,7 @@
 """What a new metric costs: one row of the table and one key of an algorithm, from the learner to the page."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from test_launches import SPEC, filled
 
 from spreeze.algorithms.td3 import DDPG
 from spreeze.cli.terminal import plain_line
+from spreeze.config.algorithms import find_row
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import PARTS
 from spreeze.dashboard import live_api
@@ -52,7 +54,8 @@ class LastSeen:
 @pytest.fixture
 def told(monkeypatch):
     """The numbers of a learner that has taken one update of the made-up algorithm."""
-    monkeypatch.setattr("spreeze.algorithms.td3.DDPG", Telling)
+    row = dataclasses.replace(find_row("ddpg"), continuous=Telling)
+    monkeypatch.setattr("spreeze.algorithms.find_row", lambda name, import_module: row)
     with filled() as ring:
         trainer = ReplayTrainer(SPEC, "ddpg", PARTS["ddpg"](hidden_sizes=(8, 8)), ring.spec.layout, ReplayReader(ring),
                                 batch_size=16, device="cpu", seed=1, normalize_obs=False)  # fmt: skip

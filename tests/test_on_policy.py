@@ -9,9 +9,10 @@ import torch
 from rollouts import FRAMES, learner, rollout, task
 
 from spreeze.algorithms import create_on_policy
+from spreeze.algorithms.a2c import A2CConfig
 from spreeze.algorithms.losses import adapted_share, clipped_value_error
 from spreeze.algorithms.on_policy import Samples
-from spreeze.config.algorithm_settings import A2CConfig, PPOConfig
+from spreeze.algorithms.ppo import PPOConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Policy
 from spreeze.types import RolloutBatch

@@ -8,7 +8,7 @@ import pytest
 from harness import FAULT, HIDDEN_SIZES, Run, train
 
 from spreeze.algorithms import create
-from spreeze.config.algorithm_settings import SACConfig
+from spreeze.algorithms.sac import SACConfig
 from spreeze.config.modes import modes
 from spreeze.run_directory import TIMELINE, ask, group_folder
 from spreeze.transport.gossip import SharedGossip

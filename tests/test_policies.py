@@ -11,7 +11,8 @@ from harness import PATIENCE_S
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import Tape, mlp_forward
-from spreeze.config.algorithm_settings import DDPGConfig, SACConfig, TD3Config
+from spreeze.algorithms.sac import SACConfig
+from spreeze.algorithms.td3 import DDPGConfig, TD3Config
 from spreeze.errors import UsageError, WeightsError
 from spreeze.inference.policy import Policy
 

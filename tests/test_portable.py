@@ -103,7 +103,7 @@ def test_on_its_own_machine_all_of_it_holds(profile):
 def test_elsewhere_the_machine_s_fields_are_named_and_left_out(profile):
     layer, notes = applicable(read_profile(str(profile)), "another")
     config = resolve([layer]).config
-    assert (config.sampling.samplers, config.learner.batch_size, config.sac.gamma) == (None, 128, 0.98)
+    assert (config.sampling.samplers, config.learner.batch_size, config.algorithm.gamma) == (None, 128, 0.98)
     text = " ".join(notes)
     assert '2 cores of "Some" CPU' in text
     assert "sampling.samplers = 2, learner.threads = 1" in text

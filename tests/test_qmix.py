@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spreeze.algorithms import create
-from spreeze.config.algorithm_settings import QMIXConfig
+from spreeze.algorithms.qmix import QMIXConfig
 from spreeze.envs.two_step_game import PAYOFF
 from spreeze.errors import ConfigError
 from spreeze.inference.policy import Normalizer, Policy

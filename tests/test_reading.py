@@ -11,7 +11,7 @@ from rollouts import learner, rollout, task
 import spreeze.algorithms
 from spreeze.algorithms import create
 from spreeze.config.algorithm_settings import OnPolicyConfig
-from spreeze.config.algorithms import ROWS
+from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.schema import PARTS
 from spreeze.types import RowLayout, TeamSpec
 
@@ -70,4 +70,4 @@ def test_an_update_is_read_in_the_files_that_the_package_names(name):
 
 def test_every_algorithm_is_in_the_list():
     names = {name.split()[0] for name in told()}
-    assert names == {row.name for row in ROWS}
+    assert names == {*ALGORITHMS}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spreeze.config import profiles
-from spreeze.config.algorithms import ROWS
+from spreeze.config.algorithms import rows
 from spreeze.config.layers import (
     Layer,
     effect_notes,
@@ -29,10 +29,11 @@ def test_later_layers_win_and_every_value_knows_where_it_came_from():
         Layer("tuner", {"learner": {"batch_size": 512}}),
         Layer("user", {"sac": {"gamma": 0.95}}),
     ])
-    assert (merged.config.sac.gamma, merged.config.sac.tau, merged.config.learner.batch_size) == (0.95, 0.01, 512)
+    sac = merged.config.algorithm
+    assert (sac.gamma, sac.tau, merged.config.learner.batch_size) == (0.95, 0.01, 512)
     assert merged.sources == {"sac.gamma": "user", "sac.tau": "profile p", "learner.batch_size": "tuner"}
     more = merged.with_layer(Layer("late", {"sac": {"tau": 0.5}}))
-    assert more.config.sac.tau == 0.5
+    assert more.config.algorithm.tau == 0.5
     assert (more.sources["sac.tau"], more.sources["sac.gamma"]) == ("late", "user")
     assert "run.seed" not in more.sources, "what nobody set has no source"
 
@@ -300,11 +301,12 @@ def test_a_run_of_before_a_setting_was_dropped_is_read_where_the_setting_changed
 
 
 def test_a_run_of_before_a_setting_was_there_learns_on_as_it_did():
-    text = "[run]\nalgo = 'dqn'\n[dqn]\ntau = 0.005\n[ppo]\nlr = 1e-4\n[sac]\ninitial_alpha = 1.0\n"
-    config = from_toml(text, "resumed run").config
-    assert (config.dqn.normalize_returns, config.dqn.huber, config.dqn.max_grad_norm) == (False, 1.0, 1e9)
-    assert (config.sac.normalize_returns, config.sac.max_alpha) == (False, 1e9)
-    assert config.ppo.lr_end == 0.0
+    parts = "[dqn]\ntau = 0.005\n[ppo]\nlr = 1e-4\n[sac]\ninitial_alpha = 1.0\n"
+    dqn, ppo, sac = (from_toml(f"[run]\nalgo = '{algo}'\n{parts}", "resumed run").config.own
+                     for algo in ("dqn", "ppo", "sac"))
+    assert (dqn.normalize_returns, dqn.huber, dqn.max_grad_norm) == (False, 1.0, 1e9)
+    assert (sac.normalize_returns, sac.max_alpha) == (False, 1e9)
+    assert ppo.lr_end == 0.0
     assert from_toml(to_toml(resolve([])), "resumed run").config == resolve([]).config
 
 
@@ -345,7 +347,7 @@ def test_the_mode_follows_the_algorithm_unless_one_is_asked_for(asked, expected)
 
 
 def test_the_mode_of_every_algorithm_that_comes_with_spreeze_runs_it():
-    for row in ROWS:
+    for row in rows().values():
         assert row.runs_in(find_mode(resolve([Layer("user", {"run": {"algo": row.name}})]).config.run.mode)), row.name
 
 

@@ -39,7 +39,7 @@ def test_a_run_leaves_everything_that_is_known_of_it(tmp_path):
     assert code == 0
     config = from_toml((run.path / "config.toml").read_text(), "test").config
     assert (config.env.id, config.run.seed) == ("Pendulum-v1", 3)
-    assert list(config.sac.hidden_sizes) == json.loads(HIDDEN_SIZES)
+    assert list(config.algorithm.hidden_sizes) == json.loads(HIDDEN_SIZES)
     assert "seed = 3  # user" in (run.path / "config.toml").read_text()
     state = run.state()
     assert (state["state"], state["exit_reason"]) == ("finished", document["stopped_by"])

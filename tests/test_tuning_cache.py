@@ -238,7 +238,7 @@ def test_a_knob_of_the_algorithm_may_have_lists_as_values(bench, tmp_path, monke
     layer, record = bench.tune(user)
     tried = {rate["setting"]["sac.hidden_sizes"] for rate in record["joint_rates"]}
     assert {(32, 32), (64,)} < tried
-    assert resolve([layer]).config.sac.hidden_sizes == record["choice"]["sac.hidden_sizes"]
+    assert resolve([layer]).config.algorithm.hidden_sizes == record["choice"]["sac.hidden_sizes"]
     again, _ = bench.tune(user)
     assert (again, bench.measured) == (layer, 1)
 

@@ -1,6 +1,8 @@
 """Algorithms: losses, networks and updates, independent of processes and transport.
 
-To add one, write its file here, its settings in ``config/algorithm_settings.py``, its row in ``config/algorithms.py``.
+An algorithm is one file here: its settings, its class and its row in ``ALGORITHMS``; ``config/algorithms.py`` names the
+file, so that it is imported when it is asked for. Settings that several share are in ``config/algorithm_settings.py``.
+Torch is imported by ``lazy_torch``: the command line, samplers and the page read settings without it.
 
 To read an update, open the algorithm's file, the base of its kind, and the losses (``tests/test_reading.py`` does so):
 

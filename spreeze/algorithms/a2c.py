@@ -8,10 +8,30 @@ the gradient is taken at theta(j). With "truncated-is" it is too, each term is m
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from spreeze.algorithms.lazy_torch import Tensor
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatRMSProp
-from spreeze.config.algorithm_settings import A2CConfig
+from spreeze.config.algorithm_settings import OnPolicyConfig
+from spreeze.config.algorithms import AlgorithmRow
+from spreeze.config.part import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class A2CConfig(OnPolicyConfig):
+    """Advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783), synchronous, with RMSProp."""
+
+    shortest_rollout: ClassVar[int] = 5  # as in SB3
+
+    gae_lambda: float = setting(1.0, "lambda of GAE; 1: returns alone (arXiv 1506.02438)",
+                                low=0.0, high=1.0)
+    lr: float = setting(7e-4, "learning rate", low=0.0, high=1.0)
+    entropy_coef: float = setting(0.01, "weight of the policy's entropy", low=0.0, high=1e3)
+    normalize_advantage: bool = setting(False, "scale the advantages of a rollout to mean 0 and standard deviation 1")
+    rmsprop_alpha: float = setting(0.99, "decay of the mean squared gradient", low=0.0, high=1.0)
+    rmsprop_eps: float = setting(1e-5, "epsilon of RMSProp", low=1e-12, high=1.0)
 
 
 class A2C(OnPolicyAlgorithm):
@@ -30,3 +50,6 @@ class A2C(OnPolicyAlgorithm):
             self.net.flat.copy_(theta)
         self.optimiser.step()
         self.updates += 1
+
+
+ALGORITHMS = (AlgorithmRow(name="a2c", config=A2CConfig, on_policy=A2C, rollout_size=128),)

@@ -8,6 +8,7 @@ policy is the best action of the Q network, so ``propose`` only picks next actio
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,24 @@ from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
 from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, policy_arrays
 from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.off_policy import ActionValues, DiscreteCritics, OffPolicyAlgorithm, Proposal
-from spreeze.config.algorithm_settings import DQNConfig
-from spreeze.config.algorithms import NetworkRow
+from spreeze.config.algorithm_settings import ActionValueConfig
+from spreeze.config.algorithms import AlgorithmRow, NetworkRow
+from spreeze.config.part import setting
 from spreeze.errors import ConfigError
-from spreeze.inference.convolution import features, place
+from spreeze.inference.convolution import CNNS, features, place
 from spreeze.types import FrameSpec, TransitionBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(ActionValueConfig):
+    """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
+
+    layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images", fixed=True)
+    cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS),
+                       fixed=True)
+    duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)", fixed=True)
+    huber: float = setting(0.0, "threshold of Huber's loss, in deviations of returns with normalize_returns; 0: "
+                           "squared error", low=0.0, high=1e9)
 
 
 class DQN(OffPolicyAlgorithm):
@@ -130,3 +144,8 @@ class ImageCritics(ActionValues[ConvParameters]):
         own = [tensor for pair in self.gradient.tensors() for tensor in pair]
         for tensor, value in zip(own, found, strict=True):
             tensor.copy_(value)
+
+
+# Small batches and networks: what learns is targets that move, tau times updates, and each takes a gradient step.
+ALGORITHMS = (AlgorithmRow(name="dqn", config=DQNConfig, discrete=DQN, preferred=True, images=True, batch_size=64,
+                           over_images={"hidden_sizes": (256, 256), "lr": 3e-4, "huber": 1.0}),)

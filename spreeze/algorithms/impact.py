@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +31,49 @@ from spreeze.algorithms.algorithm import finite
 from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.on_policy import CategoricalDistribution, OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.algorithm_settings import AnyAgeConfig, AppoConfig, ImpactConfig, ImpalaConfig
+from spreeze.config.algorithm_settings import AnyAgeConfig
+from spreeze.config.algorithms import AlgorithmRow
+from spreeze.config.part import setting
 from spreeze.types import EnvSpec, RolloutBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImpalaConfig(AnyAgeConfig):
+    """Importance-weighted actor-learner (Espeholt et al. 2018, arXiv 1802.01561), with Adam."""
+
+    gae_lambda: float = setting(1.0, "lambda of V-trace; 1: returns alone (arXiv 1802.01561, remark 2)", low=0.0,
+                                high=1.0)
+    normalize_advantage: bool = setting(False, "scale the weighted advantages of a rollout to mean 0 and standard "
+                                        "deviation 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppoConfig(AnyAgeConfig):
+    """Asynchronous PPO: its clipped ratio to the policy that collected, without a target network."""
+
+    uses: int = setting(20, "how often a rollout is used at most (K)", low=1, high=65_535)
+    clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
+    vtrace: bool = setting(True, "advantages and targets of values by V-trace; false: by generalised advantage "
+                           "estimation, as if the policy that collected were the newest")
+    target_kl: float | None = setting(None, "divergence from the policy in the ratio's denominator, mean of the "
+                                      "updates of a whole buffer, that an adaptive learning rate aims at, "
+                                      "below lr", unit="nat", low=1e-6, high=10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImpactConfig(AppoConfig):
+    """Importance-weighted asynchronous architecture with clipped target networks (arXiv 1912.00167)."""
+
+    ratio: str = setting("R3", "what is clipped: R3, pi over max(pi_target, pi_worker / rho); or the paper's ablations "
+                         "R1, pi over pi_target, and R2, pi over pi_worker", choices=("R1", "R2", "R3"))
+    rho: float = setting(2.0, "bound of pi_worker over pi_target in R3", low=1.0, high=1e6)
+    target_interval: int = setting(0, "updates between two copies into the target network (t_target); 0: those "
+                                   "of a whole buffer, slots x uses x minibatches", unit="updates", low=0, high=10**9)
+    kl_coef: float = setting(0.0, "weight of the divergence from the target policy at the start; 0: without",
+                             low=0.0, high=1e6)
+    kl_target: float = setting(0.01, "divergence, mean of the updates of a whole buffer, at which that weight stays; "
+                               "above twice of it grows by half, below half of it is halved", unit="nat", low=1e-6,
+                               high=10.0)
 
 
 class Evaluated(NamedTuple):
@@ -358,3 +400,12 @@ class Impact(Appo):
 
     def _tensors(self) -> dict[str, Tensor]:
         return super()._tensors() | {"target": self.target}
+
+
+# One update takes the rollout of one sampler by default, so rollouts are as short as PPO's minibatches.
+_ANY_AGE: dict[str, Any] = {"any_age": True, "correction": "none", "sync_interval": 16}
+ALGORITHMS = (
+    AlgorithmRow(name="impact", config=ImpactConfig, on_policy=Impact, **_ANY_AGE),
+    AlgorithmRow(name="appo", config=AppoConfig, on_policy=Appo, **_ANY_AGE),
+    AlgorithmRow(name="impala", config=ImpalaConfig, on_policy=Impala, **_ANY_AGE),
+)

@@ -16,13 +16,38 @@ old it depends on the correction:
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.algorithm_settings import PPOConfig
+from spreeze.config.algorithm_settings import OnPolicyConfig
+from spreeze.config.algorithms import AlgorithmRow
+from spreeze.config.part import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(OnPolicyConfig):
+    """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347)."""
+
+    clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
+    clip_value: bool = setting(False, "keep new values within clip of the old ones")
+    epochs: int = setting(10, "passes over the data of a rollout", low=1, high=1000)
+    minibatch_size: int = setting(64, "env steps in one minibatch (SB3: batch_size); the nearest size that cuts a "
+                                  "rollout into equal parts", unit="env steps", low=1, high=2**24)
+    adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
+    target_kl: float | None = setting(None, "KL divergence of the update from one rollout that an adaptive learning "
+                                      "rate, at most lr, aims at; SB3 leaves epochs out instead", unit="nat", low=1e-6,
+                                      high=10.0)
+
+    def minibatches_of(self, rows: int) -> int:
+        """The number of equal minibatches whose size is nearest to ``minibatch_size``, by ratio."""
+        wanted = max(1.0, rows / self.minibatch_size)
+        divisors = (count for count in range(1, min(rows, math.ceil(4 * wanted)) + 1) if rows % count == 0)
+        return min(divisors, key=lambda count: abs(math.log(count / wanted)))
 
 
 class PPO(OnPolicyAlgorithm):
@@ -76,3 +101,9 @@ class PPO(OnPolicyAlgorithm):
         super().load_state_json(state)
         # Without target_kl, then or now, the learning rate is the whole one.
         self._step_share = 1.0 if self._config.target_kl is None else float(state.get("step_share", 1.0))
+
+
+# The clip already bounds how far data of an earlier policy leads; a delayed displacement of a whole loop of updates is
+# made twice before its effect is seen.
+ALGORITHMS = (AlgorithmRow(name="ppo", config=PPOConfig, on_policy=PPO, correction="none",
+                           for_discrete={"entropy_coef": 0.01}),)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -38,13 +39,26 @@ from spreeze.algorithms.fused_mlp import host_copies, uniform_
 from spreeze.algorithms.lazy_torch import Tensor, functional, torch
 from spreeze.algorithms.off_policy import CriticNetworks, OffPolicyAlgorithm, Proposal
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.algorithm_settings import QMIXConfig
-from spreeze.config.algorithms import NetworkRow
+from spreeze.config.algorithm_settings import ActionValueConfig
+from spreeze.config.algorithms import AlgorithmRow, NetworkRow
+from spreeze.config.part import setting
 from spreeze.errors import ConfigError
 from spreeze.types import TeamSpec, TransitionBatch
 
 _LONGEST = 2.0
 """Of a state that the mixer reads, over the usual length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QMIXConfig(ActionValueConfig):
+    """QMIX for teams of agents (Rashid et al. 2018, arXiv 1803.11485), and VDN (arXiv 1706.05296) as its ablation."""
+
+    hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer of the agents' network",
+                                            unit="units", low=1, high=4096, fixed=True)
+    mixer: str = setting("qmix", "how agents' values make the team's: qmix, a network that rises in each and reads the "
+                         "state; vdn, their sum", choices=("qmix", "vdn"), fixed=True)
+    mixing_units: int = setting(32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024,
+                                fixed=True)
 
 
 class QMIX(OffPolicyAlgorithm):
@@ -196,3 +210,6 @@ class TeamValues(CriticNetworks[TeamNetworks]):
         self._td_error, self._goal = error.unsqueeze(0), target
         self.gradient.flat.copy_(found)
         self.adam.step()
+
+
+ALGORITHMS = (AlgorithmRow(name="qmix", config=QMIXConfig, team=QMIX, batch_size=128),)

@@ -10,6 +10,7 @@ from the policy's probabilities: no action is drawn.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,29 @@ from spreeze.algorithms.off_policy import (
     TrainedNetworks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.algorithm_settings import SACConfig
-from spreeze.config.algorithms import NetworkRow
+from spreeze.config.algorithm_settings import DistributionalConfig
+from spreeze.config.algorithms import AlgorithmRow, NetworkRow
+from spreeze.config.part import setting
 from spreeze.inference.policy import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.types import TransitionBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(DistributionalConfig):
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
+
+    alpha_lr: float = setting(1e-3, "learning rate of the temperature (Adam)", low=0.0, high=1.0)
+    policy_delay: int = setting(1, "critic steps for one step of actor and temperature", low=1, high=100)
+    initial_alpha: float = setting(0.01, "temperature at the start, in deviations of returns with normalize_returns",
+                                   low=1e-8, high=1e3)
+    max_alpha: float = setting(0.05, "bound of the temperature with discrete actions, in the same unit: else it grows "
+                               "for ever where an episode's end is a loss", low=1e-8, high=1e9)
+    tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
+    target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat",
+                                               low=-100, high=100)
+    target_entropy_ratio: float = setting(0.5, "target entropy of discrete actions over that of uniform ones; with 0.5 "
+                                          "the best of two to six actions has a probability of 0.9 to 0.8",
+                                          low=0.0, high=1.0)
 
 
 class _Buffers:
@@ -313,3 +333,6 @@ class DiscreteSAC(_SoftActorCritic):
         if not self._masked:
             return ratio * math.log(self._num_actions)
         return obs[:, -self._num_actions :].sum(1).log_().mean().mul_(ratio)
+
+
+ALGORITHMS = (AlgorithmRow(name="sac", config=SACConfig, continuous=SAC, discrete=DiscreteSAC),)

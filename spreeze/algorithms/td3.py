@@ -7,6 +7,7 @@ noise, no weight decay, no batch normalisation, and torch.nn.Linear's initialisa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from spreeze.algorithms import losses
@@ -14,9 +15,34 @@ from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import HiddenLayers, MlpPasses, Pair, Parameters, Tape, new_parameters
 from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.off_policy import Critics, OffPolicyAlgorithm, Placement, Proposal, TrainedNetworks
-from spreeze.config.algorithm_settings import DDPGConfig, TD3Config
-from spreeze.config.algorithms import NetworkRow
+from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
+from spreeze.config.algorithms import AlgorithmRow, NetworkRow
+from spreeze.config.part import setting
 from spreeze.types import TransitionBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class TD3Config(DistributionalConfig):
+    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
+
+    policy_delay: int = setting(2, "critic steps for one actor step", low=1, high=100)
+    target_noise: float = setting(0.2, "standard deviation of the noise on the target action; actions lie in [-1, 1]",
+                                  low=0.0)
+    target_noise_clip: float = setting(0.5, "bound of that noise", low=0.0)
+    exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
+    exploration_noise_max: float = setting(0.0, "that of a sampler's last environment, between first and last evenly "
+                                           "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
+                                           low=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPGConfig(ActorCriticConfig):
+    """Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv 1509.02971)."""
+
+    exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
+    exploration_noise_max: float = setting(0.0, "that of a sampler's last environment, between first and last evenly "
+                                           "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
+                                           low=0.0)
 
 
 class _Buffers:
@@ -117,3 +143,10 @@ class TD3(DDPG):
             return action
         self.draw_noise(noise)
         return losses.smoothed_action(action, noise, self._config.target_noise, self._config.target_noise_clip)
+
+
+ALGORITHMS = (
+    # FastTD3 (arXiv 2505.22642) drew 16 to 512 rows for each new one; SAC was tried here at 8 to 512, the general band.
+    AlgorithmRow(name="td3", config=TD3Config, continuous=TD3, samples_per_insert=(16.0, 512.0)),
+    AlgorithmRow(name="ddpg", config=DDPGConfig, continuous=DDPG),
+)

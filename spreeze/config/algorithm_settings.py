@@ -1,9 +1,9 @@
-"""Settings of the algorithms, one part each; what several share is in the part that they are made from."""
+"""Settings that several algorithms share: each has a part of its own, made from one of these, in its own file."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from spreeze.config.part import Part, setting
 from spreeze.errors import ConfigError
@@ -104,48 +104,6 @@ class DistributionalConfig(ActorCriticConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(DistributionalConfig):
-    """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
-
-    alpha_lr: float = setting(1e-3, "learning rate of the temperature (Adam)", low=0.0, high=1.0)
-    policy_delay: int = setting(1, "critic steps for one step of actor and temperature", low=1, high=100)
-    initial_alpha: float = setting(0.01, "temperature at the start, in deviations of returns with normalize_returns",
-                                   low=1e-8, high=1e3)
-    max_alpha: float = setting(0.05, "bound of the temperature with discrete actions, in the same unit: else it grows "
-                               "for ever where an episode's end is a loss", low=1e-8, high=1e9)
-    tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
-    target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat",
-                                               low=-100, high=100)
-    target_entropy_ratio: float = setting(0.5, "target entropy of discrete actions over that of uniform ones; with 0.5 "
-                                          "the best of two to six actions has a probability of 0.9 to 0.8",
-                                          low=0.0, high=1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TD3Config(DistributionalConfig):
-    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
-
-    policy_delay: int = setting(2, "critic steps for one actor step", low=1, high=100)
-    target_noise: float = setting(0.2, "standard deviation of the noise on the target action; actions lie in [-1, 1]",
-                                  low=0.0)
-    target_noise_clip: float = setting(0.5, "bound of that noise", low=0.0)
-    exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
-    exploration_noise_max: float = setting(0.0, "that of a sampler's last environment, between first and last evenly "
-                                           "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
-                                           low=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DDPGConfig(ActorCriticConfig):
-    """Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv 1509.02971)."""
-
-    exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
-    exploration_noise_max: float = setting(0.0, "that of a sampler's last environment, between first and last evenly "
-                                           "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
-                                           low=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ActionValueConfig(AlgorithmConfig):
     """What the algorithms share that take the action of the highest value."""
 
@@ -164,32 +122,11 @@ class ActionValueConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig(ActionValueConfig):
-    """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
-
-    layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images", fixed=True)
-    cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS),
-                       fixed=True)
-    duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)", fixed=True)
-    huber: float = setting(0.0, "threshold of Huber's loss, in deviations of returns with normalize_returns; 0: "
-                           "squared error", low=0.0, high=1e9)
-
-
-@dataclass(frozen=True, kw_only=True)
-class QMIXConfig(ActionValueConfig):
-    """QMIX for teams of agents (Rashid et al. 2018, arXiv 1803.11485), and VDN (arXiv 1706.05296) as its ablation."""
-
-    hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer of the agents' network",
-                                            unit="units", low=1, high=4096, fixed=True)
-    mixer: str = setting("qmix", "how agents' values make the team's: qmix, a network that rises in each and reads the "
-                         "state; vdn, their sum", choices=("qmix", "vdn"), fixed=True)
-    mixing_units: int = setting(32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024,
-                                fixed=True)
-
-
-@dataclass(frozen=True, kw_only=True)
 class OnPolicyConfig(Part):
     """What the on-policy algorithms share."""
+
+    shortest_rollout: ClassVar[int] = 16
+    """Least env steps of an environment in a rollout whose interval is not set."""
 
     hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer, of policy and value network each",
                                             unit="units", low=1, high=4096, fixed=True)
@@ -226,40 +163,6 @@ class OnPolicyConfig(Part):
     def minibatches_of(self, rows: int) -> int:
         """Equal minibatches into which the algorithm cuts ``rows`` env steps."""
         return 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class PPOConfig(OnPolicyConfig):
-    """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347)."""
-
-    clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
-    clip_value: bool = setting(False, "keep new values within clip of the old ones")
-    epochs: int = setting(10, "passes over the data of a rollout", low=1, high=1000)
-    minibatch_size: int = setting(64, "env steps in one minibatch (SB3: batch_size); the nearest size that cuts a "
-                                  "rollout into equal parts", unit="env steps", low=1, high=2**24)
-    adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
-    target_kl: float | None = setting(None, "KL divergence of the update from one rollout that an adaptive learning "
-                                      "rate, at most lr, aims at; SB3 leaves epochs out instead", unit="nat", low=1e-6,
-                                      high=10.0)
-
-    def minibatches_of(self, rows: int) -> int:
-        """The number of equal minibatches whose size is nearest to ``minibatch_size``, by ratio."""
-        wanted = max(1.0, rows / self.minibatch_size)
-        divisors = (count for count in range(1, min(rows, math.ceil(4 * wanted)) + 1) if rows % count == 0)
-        return min(divisors, key=lambda count: abs(math.log(count / wanted)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class A2CConfig(OnPolicyConfig):
-    """Advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783), synchronous, with RMSProp."""
-
-    gae_lambda: float = setting(1.0, "lambda of GAE; 1: returns alone (arXiv 1506.02438)",
-                                low=0.0, high=1.0)
-    lr: float = setting(7e-4, "learning rate", low=0.0, high=1.0)
-    entropy_coef: float = setting(0.01, "weight of the policy's entropy", low=0.0, high=1e3)
-    normalize_advantage: bool = setting(False, "scale the advantages of a rollout to mean 0 and standard deviation 1")
-    rmsprop_alpha: float = setting(0.99, "decay of the mean squared gradient", low=0.0, high=1.0)
-    rmsprop_eps: float = setting(1e-5, "epsilon of RMSProp", low=1e-12, high=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,42 +205,3 @@ class AnyAgeConfig(OnPolicyConfig):
     def uses_before_overwrite(self) -> int:
         """``least_uses``, or half of ``uses``."""
         return self.uses // 2 if self.least_uses is None else self.least_uses
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImpalaConfig(AnyAgeConfig):
-    """Importance-weighted actor-learner (Espeholt et al. 2018, arXiv 1802.01561), with Adam."""
-
-    gae_lambda: float = setting(1.0, "lambda of V-trace; 1: returns alone (arXiv 1802.01561, remark 2)", low=0.0,
-                                high=1.0)
-    normalize_advantage: bool = setting(False, "scale the weighted advantages of a rollout to mean 0 and standard "
-                                        "deviation 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AppoConfig(AnyAgeConfig):
-    """Asynchronous PPO: its clipped ratio to the policy that collected, without a target network."""
-
-    uses: int = setting(20, "how often a rollout is used at most (K)", low=1, high=65_535)
-    clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
-    vtrace: bool = setting(True, "advantages and targets of values by V-trace; false: by generalised advantage "
-                           "estimation, as if the policy that collected were the newest")
-    target_kl: float | None = setting(None, "divergence from the policy in the ratio's denominator, mean of the "
-                                      "updates of a whole buffer, that an adaptive learning rate aims at, "
-                                      "below lr", unit="nat", low=1e-6, high=10.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImpactConfig(AppoConfig):
-    """Importance-weighted asynchronous architecture with clipped target networks (arXiv 1912.00167)."""
-
-    ratio: str = setting("R3", "what is clipped: R3, pi over max(pi_target, pi_worker / rho); or the paper's ablations "
-                         "R1, pi over pi_target, and R2, pi over pi_worker", choices=("R1", "R2", "R3"))
-    rho: float = setting(2.0, "bound of pi_worker over pi_target in R3", low=1.0, high=1e6)
-    target_interval: int = setting(0, "updates between two copies into the target network (t_target); 0: those "
-                                   "of a whole buffer, slots x uses x minibatches", unit="updates", low=0, high=10**9)
-    kl_coef: float = setting(0.0, "weight of the divergence from the target policy at the start; 0: without",
-                             low=0.0, high=1e6)
-    kl_target: float = setting(0.01, "divergence, mean of the updates of a whole buffer, at which that weight stays; "
-                               "above twice of it grows by half, below half of it is halved", unit="nat", low=1e-6,
-                               high=10.0)

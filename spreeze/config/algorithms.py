@@ -1,13 +1,15 @@
-"""The algorithms: one row each, and which of them fit which actions and mode; nothing of them is imported here.
+"""The algorithms by name, and which of them fit which actions and mode.
 
-A module that ``--import`` names may declare more of them, as its own ``ALGORITHMS``. To add one that comes with
-Spreeze, write its module in ``spreeze.algorithms``, its settings in ``config.algorithm_settings``, and its row here.
+An algorithm is one file: its settings, its class, and its row in ``ALGORITHMS``, in ``spreeze.algorithms`` or in a
+module that ``--import`` names. It is imported when it is asked for by name, and without torch.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from spreeze.config.modes import DECLARED, Mode, extended, find
@@ -15,7 +17,7 @@ from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec, Reasoned
 
 Maker = str | Callable[..., Any]
-"""A class as ``MODULE:CLASS``, imported when it learns, or the class itself; empty where there is none."""
+"""A class, or its name as ``MODULE:CLASS``, imported when it learns; empty where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +25,8 @@ class AlgorithmRow:
     """All that is known of an algorithm without running it."""
 
     name: str
-    config: type | None = None
-    """Its settings, a ``schema.Part``: ``--set NAME.FIELD=VALUE``; None: the part of that name in ``schema.Config``."""
+    config: type
+    """Its settings: ``--set NAME.FIELD=VALUE``."""
     continuous: Maker = ""
     """An ``OffPolicyAlgorithm`` for actions that are vectors of real numbers."""
     discrete: Maker = ""
@@ -33,6 +35,8 @@ class AlgorithmRow:
     """An ``OffPolicyAlgorithm`` for several agents, each with one of n actions, that share one reward."""
     on_policy: Maker = ""
     """An ``OnPolicyAlgorithm``: it learns from what its own policy has just collected; fits every task of one agent."""
+    preferred: bool = False
+    """It is the default of the tasks that it fits, whatever comes before it in ``ALGORITHMS``."""
     images: bool = False
     """``discrete`` has a network for images."""
     any_age: bool = False
@@ -77,43 +81,28 @@ class NetworkRow:
     """From the numbers of inputs I and outputs K to a ``torch.nn.Module`` from [M, I] to [M, K], without buffers."""
 
 
-# One update takes the rollout of one sampler by default, so rollouts are as short as PPO's minibatches.
-_ANY_AGE: dict[str, Any] = {"any_age": True, "correction": "none", "sync_interval": 16}
-ROWS = (
-    # Small batches and networks: what learns is targets that move, tau times updates, and each takes a gradient step.
-    AlgorithmRow(name="dqn", discrete="spreeze.algorithms.dqn:DQN", images=True, batch_size=64,
-                 over_images={"hidden_sizes": (256, 256), "lr": 3e-4, "huber": 1.0}),
-    AlgorithmRow(name="sac", continuous="spreeze.algorithms.sac:SAC", discrete="spreeze.algorithms.sac:DiscreteSAC"),
-    # FastTD3 (arXiv 2505.22642) drew 16 to 512 rows for each new one; SAC was tried here at 8 to 512, the general band.
-    AlgorithmRow(name="td3", continuous="spreeze.algorithms.td3:TD3", samples_per_insert=(16.0, 512.0)),
-    AlgorithmRow(name="ddpg", continuous="spreeze.algorithms.td3:DDPG"),
-    AlgorithmRow(name="qmix", team="spreeze.algorithms.qmix:QMIX", batch_size=128),
-    # PPO's clip already bounds how far data of an earlier policy leads; a delayed displacement of a whole loop of
-    # updates is made twice before its effect is seen.
-    AlgorithmRow(name="ppo", on_policy="spreeze.algorithms.ppo:PPO", correction="none",
-                 for_discrete={"entropy_coef": 0.01}),
-    AlgorithmRow(name="a2c", on_policy="spreeze.algorithms.a2c:A2C", rollout_size=128),
-    AlgorithmRow(name="impact", on_policy="spreeze.algorithms.impact:Impact", **_ANY_AGE),
-    AlgorithmRow(name="appo", on_policy="spreeze.algorithms.impact:Appo", **_ANY_AGE),
-    AlgorithmRow(name="impala", on_policy="spreeze.algorithms.impact:Impala", **_ANY_AGE),
-)
-"""The algorithms that come with Spreeze; the first that fits a task is its default."""
-ON_POLICY = tuple(row.name for row in ROWS if row.on_policy)
-OFF_POLICY = tuple(row.name for row in sorted(ROWS, key=lambda row: not row.continuous) if not row.on_policy)
-ALGORITHMS = OFF_POLICY + ON_POLICY
+OFF_POLICY = {"sac": "sac", "td3": "td3", "ddpg": "td3", "dqn": "dqn", "qmix": "qmix"}
+ON_POLICY = {"ppo": "ppo", "a2c": "a2c", "impact": "impact", "appo": "impact", "impala": "impact"}
+ALGORITHMS = OFF_POLICY | ON_POLICY
+"""The algorithms that come with Spreeze -> their modules in ``spreeze.algorithms``, which hold their rows."""
 
 
 def rows(import_module: str | None = None) -> dict[str, AlgorithmRow]:
     """Name -> row: the declared ones, then those of a module (see ``modes.extended``)."""
-    declared = {row.name: row for row in sorted(ROWS, key=lambda row: ALGORITHMS.index(row.name))}
-    found: dict[str, AlgorithmRow] = extended(declared, import_module, "ALGORITHMS", AlgorithmRow)
-    if own := [row.name for row in found.values() if row.name not in ALGORITHMS and row.config is None]:
-        raise ConfigError(f"--import {import_module}: algorithm {own[0]!r} has no config")
+    return extended({name: _declared(name) for name in ALGORITHMS}, import_module, "ALGORITHMS", AlgorithmRow)
+
+
+@cache
+def _declared(name: str) -> AlgorithmRow:
+    module = importlib.import_module(f"spreeze.algorithms.{ALGORITHMS[name]}")
+    found: AlgorithmRow = next(row for row in module.ALGORITHMS if row.name == name)
     return found
 
 
 def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
-    """The row of that name (see ``modes.find``)."""
+    """The row of that name (see ``modes.find``); of Spreeze's own modules that one alone is imported."""
+    if name in ALGORITHMS:
+        return _declared(name)
     row: AlgorithmRow = find(name, import_module, rows, "run.algo")
     return row
 
@@ -139,7 +128,8 @@ def find_network(name: str, import_module: str | None) -> NetworkRow | None:
 
 def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ...]:
     """The algorithms that can learn this environment and that the mode runs (None: any), the default first."""
-    return tuple(row.name for row in ROWS if row.fits(spec) and (mode is None or row.runs_in(mode)))
+    fitting = [name for name, row in rows().items() if row.fits(spec) and (mode is None or row.runs_in(mode))]
+    return tuple(sorted(fitting, key=lambda name: not find_row(name).preferred))
 
 
 def default_algorithm(spec: EnvSpec, mode: Mode) -> Reasoned:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -20,8 +22,17 @@ from spreeze.config.algorithms import (
     find_row,
     implied_mode,
 )
-from spreeze.config.part import unoffered
-from spreeze.config.schema import FLAG_OF, PARTS, Config, RunConfig, active_settings, algorithm_part
+from spreeze.config.part import Part, unoffered
+from spreeze.config.schema import (
+    FLAG_OF,
+    PARTS,
+    SHARED_PARTS,
+    Config,
+    RunConfig,
+    active_settings,
+    algorithm_part,
+    condition_of,
+)
 from spreeze.config.values import literal
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
@@ -99,17 +110,17 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
         ConfigError: unknown part or field (with the nearest known one), wrong type or range.
     """
     layers = [each for layer in layers for each in (layer, *_chosen(layer, layers))]
-    known, own = PARTS, None
+    known: Mapping[str, type[Part]] = PARTS
     algo, source = _said(layers, "run", "algo")
     module = import_module or _said([layer for layer in layers if layer.source == USER], "env", "import_module")[0]
     if isinstance(algo, str) and algo not in ALGORITHMS:
         try:
-            known, own = {**PARTS, algo: algorithm_part(algo, module)}, algo
+            known = ChainMap({algo: algorithm_part(algo, module)}, PARTS)  # type: ignore[arg-type]
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from None
     if isinstance(algo, str) and _said(layers, "run", "mode")[0] is None:
         layers = [*_mode_of(algo, module), *layers]
-    merged: Values = {part: {} for part in known}
+    merged: Values = {algo: {}} if isinstance(algo, str) else {}
     sources: dict[str, str] = {}
     kept: set[str] = set()
     for layer in layers:
@@ -125,18 +136,20 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
                 if name not in names:
                     raise ConfigError(f"{layer.source}: unknown key '{part}.{name}'{did_you_mean(name, names)} "
                                       f"(known: {', '.join(names)})")
-                merged[part][name] = value
+                merged.setdefault(part, {})[name] = value
                 key = f"{part}.{name}"
                 sources[key] = layer.source
                 (kept.add if key in keep else kept.discard)(key)
     parts: dict[str, Any] = {}
-    for part, cls in known.items():
+    for part, fields in merged.items():  # an algorithm's that is not chosen is checked too
         try:
-            parts["imported" if part == own else part] = cls(**merged[part])
+            parts[part] = known[part](**fields)
         except ConfigError as error:
             name = str(error).split(" ", 1)[0].rstrip(":")
             raise ConfigError(f"{sources.get(f'{part}.{name}', 'settings')}: {part}.{error}") from None
-    return Settings(config=Config(**parts), sources=sources, kept=frozenset(kept))
+    own = parts.get(algo) if isinstance(algo, str) else parts.get(RunConfig.algo)
+    shared = {name: part for name, part in parts.items() if name in SHARED_PARTS}
+    return Settings(config=Config(own=own, **shared), sources=sources, kept=frozenset(kept))
 
 
 def _mode_of(algo: str, module: str | None) -> list[Layer]:
@@ -240,11 +253,10 @@ def without_effect(settings: Settings) -> list[str]:
     read = {*knobs, *others}
     # One flag may set fields of several parts; --set sets one of them.
     flags = {FLAG_OF.get(key) for key in read if settings.sources.get(key) == USER}
-    parts = config.parts()
     return [*dict.fromkeys(
         FLAG_OF.get(key, key) for key, source in settings.sources.items()
         if source == USER and key not in read and (key not in FLAG_OF or FLAG_OF[key] not in flags)
-        and parts[(name := key.split("."))[0]].condition_of(name[1]) is not unoffered)]
+        and condition_of(key, config) is not unoffered)]
 
 
 def default_of(settings: Settings) -> str:

@@ -9,27 +9,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.config.algorithm_settings import (
-    A2CConfig,
-    AlgorithmConfig,
-    AnyAgeConfig,
-    AppoConfig,
-    DDPGConfig,
-    DQNConfig,
-    ImpactConfig,
-    ImpalaConfig,
-    OnPolicyConfig,
-    PPOConfig,
-    QMIXConfig,
-    SACConfig,
-    TD3Config,
-)
+from spreeze.config.algorithm_settings import AlgorithmConfig, AnyAgeConfig, OnPolicyConfig
 from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, Mode, Wiring, find_mode
-from spreeze.config.part import Part, always, set_type, setting, unoffered
+from spreeze.config.part import Condition, Part, always, set_type, setting, unoffered
 from spreeze.errors import ConfigError
 
 SINKS = ("tensorboard", "wandb", "mlflow")
@@ -64,8 +51,6 @@ def _governed(wiring: Wiring) -> bool:
     return not wiring.in_turns and (wiring.lag is None or wiring.free_running)
 
 
-SHORTEST_ROLLOUT, SHORTEST_A2C_ROLLOUT = 16, 5
-"""Least env steps of an environment in a rollout whose interval is not set; SB3's A2C has 5."""
 MOST_DEFAULT_SAMPLERS = 16
 """Samplers that a run starts unasked; more are seldom worth a core each."""
 
@@ -414,16 +399,8 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     image: ImageConfig = field(default_factory=ImageConfig)
-    sac: SACConfig = field(default_factory=SACConfig)
-    td3: TD3Config = field(default_factory=TD3Config)
-    ddpg: DDPGConfig = field(default_factory=DDPGConfig)
-    dqn: DQNConfig = field(default_factory=DQNConfig)
-    qmix: QMIXConfig = field(default_factory=QMIXConfig)
-    ppo: PPOConfig = field(default_factory=PPOConfig)
-    a2c: A2CConfig = field(default_factory=A2CConfig)
-    impact: ImpactConfig = field(default_factory=ImpactConfig)
-    appo: AppoConfig = field(default_factory=AppoConfig)
-    impala: ImpalaConfig = field(default_factory=ImpalaConfig)
+    own: AlgorithmConfig | OnPolicyConfig | None = None
+    """The settings of the chosen algorithm; None: its defaults."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -436,8 +413,6 @@ class Config:
     tuning: TuningConfig = field(default_factory=TuningConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     stop: StopConfig = field(default_factory=StopConfig)
-    imported: AlgorithmConfig | OnPolicyConfig | None = None
-    """The part of the chosen algorithm where the module of ``--import`` declares it; else None."""
 
     def __post_init__(self) -> None:
         if self.learner.batch_size > self.replay.capacity:
@@ -445,11 +420,13 @@ class Config:
                               f"{self.replay.capacity}; lower the batch or raise the capacity")
         if self.env.import_module is None:
             find_mode(self.run.mode)  # one of a module is looked for when it is used: files are read without imports
-            find_row(self.run.algo)
+        if self.own is None:
+            object.__setattr__(self, "own", algorithm_part(self.run.algo, self.env.import_module)())
 
     def parts(self) -> dict[str, Part]:
-        """Name -> part, in order; an imported algorithm's own comes last."""
-        return {name: getattr(self, name) for name in PARTS} | ({self.run.algo: self.imported} if self.imported else {})
+        """Name -> part, in order: the chosen algorithm's stands for those of all."""
+        return {self.run.algo if item.name == "own" else item.name: getattr(self, item.name)
+                for item in dataclasses.fields(self)}
 
     @property
     def mode(self) -> Mode:
@@ -468,8 +445,8 @@ class Config:
         """Env steps of each of a learner's environments in one rollout: as set, or by ``rollout.size``."""
         if self.rollout.sync_interval is not None:
             return self.rollout.sync_interval
-        single_step = isinstance(self.on_policy, A2CConfig)
-        return max(SHORTEST_A2C_ROLLOUT if single_step else SHORTEST_ROLLOUT, round(self.rollout.size / envs))
+        shortest = OnPolicyConfig.shortest_rollout if self.on_policy is None else self.on_policy.shortest_rollout
+        return max(shortest, round(self.rollout.size / envs))
 
     def samplers_beside(self, usable: float) -> int:
         """Samplers beside learners with replay where none are asked for: a core each, one for each learner at least."""
@@ -492,24 +469,45 @@ class Config:
     @property
     def algorithm(self) -> AlgorithmConfig:
         """The part of the chosen off-policy algorithm; a ConfigError if it learns on policy."""
-        part = self.parts().get(self.run.algo)
-        if not isinstance(part, AlgorithmConfig):
+        if not isinstance(self.own, AlgorithmConfig):
             raise ConfigError(f"--algo {self.run.algo}: it learns on policy, without replay; use --mode hts or serial")
-        return part
+        return self.own
 
     @property
     def on_policy(self) -> OnPolicyConfig | None:
         """The part of the chosen on-policy algorithm; None where it learns off policy."""
-        part = self.parts().get(self.run.algo)
-        return part if isinstance(part, OnPolicyConfig) else None
+        return self.own if isinstance(self.own, OnPolicyConfig) else None
 
 
-PARTS: dict[str, type[Part]] = {
+SHARED_PARTS: dict[str, type[Part]] = {
     name: hint for name, hint in typing.get_type_hints(Config).items() if isinstance(hint, type)
 }
+"""The parts of every run."""
+
+
+class _Parts(Mapping[str, type[Part]]):
+    """The parts of every run and those of all algorithms, of which each is imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> type[Part]:
+        if name in ALGORITHMS:
+            part: type[Part] = find_row(name).config
+            return part
+        return SHARED_PARTS[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*SHARED_PARTS, *ALGORITHMS))
+
+    def __len__(self) -> int:
+        return len(SHARED_PARTS) + len(ALGORITHMS)
+
+    def __contains__(self, name: object) -> bool:
+        return name in SHARED_PARTS or name in ALGORITHMS
+
+
+PARTS = _Parts()
 FLAG_OF: dict[str, str] = {
     f"{part}.{item.name}": item.metadata["flag"]
-    for part, kind in PARTS.items() for item in dataclasses.fields(kind) if item.metadata["flag"]
+    for part, kind in SHARED_PARTS.items() for item in dataclasses.fields(kind) if item.metadata["flag"]
 }
 """part.field -> flag; any other field is reached by --set part.field=value. One flag may set a field of several parts:
 ``--samplers`` means samplers for replay and for rollouts, of which a run has one kind."""
@@ -517,8 +515,7 @@ FLAG_OF: dict[str, str] = {
 
 def marked(mark: str) -> tuple[str, ...]:
     """The settings, as ``part.field``, that ``setting(MARK=True)`` marks, without those of algorithms."""
-    return tuple(f"{name}.{item}" for name, part in PARTS.items() if name not in ALGORITHMS
-                 for item in part.marked(mark))
+    return tuple(f"{name}.{item}" for name, part in SHARED_PARTS.items() for item in part.marked(mark))
 
 
 def field_of(key: str, config: Config | None = None) -> dataclasses.Field[Any]:
@@ -526,6 +523,12 @@ def field_of(key: str, config: Config | None = None) -> dataclasses.Field[Any]:
     part, name = key.split(".")
     found: dict[str, dataclasses.Field[Any]] = _class_of(part, config).__dataclass_fields__
     return found[name]
+
+
+def condition_of(key: str, config: Config) -> Condition:
+    """The runs in which a setting that is called ``part.field`` makes a difference, where its algorithm learns."""
+    part, name = key.split(".")
+    return _class_of(part, config).condition_of(name)
 
 
 def kind_of(key: str, config: Config | None = None) -> type:
@@ -537,7 +540,8 @@ def kind_of(key: str, config: Config | None = None) -> type:
 
 
 def _class_of(part: str, config: Config | None) -> type[Part]:
-    return PARTS[part] if config is None else type(config.parts()[part])
+    own = {} if config is None else {config.run.algo: type(config.own)}
+    return own.get(part) or PARTS[part]  # type: ignore[return-value]
 
 
 def active_settings(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -546,8 +550,7 @@ def active_settings(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     What names the run, its task and its end is not among them.
     """
     algo, wiring = config.run.algo, config.wiring
-    parts = {algo: config.parts()[algo]} | {
-        name: part for name, part in config.parts().items() if name not in ALGORITHMS}
+    parts = {algo: config.own} | config.parts()
     read = [f"{name}.{item.name}" for name, part in parts.items() for item in dataclasses.fields(part)
             if part.condition_of(item.name)(wiring)]
     named = (knob.replace("algorithm.", f"{algo}.") for knob in wiring.knobs)
@@ -563,10 +566,8 @@ def algorithm_part(name: str, import_module: str | None = None) -> type[Any]:
         ConfigError: there is no such algorithm, or the module declares what cannot be its part.
     """
     row = find_row(name, import_module)
-    if row.config is None:
-        return PARTS[name]
     base = OnPolicyConfig if row.on_policy else AlgorithmConfig
-    if name in PARTS or not name.isidentifier() or not issubclass(row.config, base):
+    if name in SHARED_PARTS or not name.isidentifier() or not issubclass(row.config, base):
         raise ConfigError(f"--import {import_module}: algorithm {name!r} with settings {row.config.__name__}: expected "
                           f"a name of its own like my_sac, and a dataclass made from {base.__name__}")
     return row.config

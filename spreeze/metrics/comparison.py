@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spreeze.config.algorithms import ROWS
+from spreeze.config.algorithms import ALGORITHMS
 from spreeze.errors import ConfigError, RunError, did_you_mean
 from spreeze.formatting import DASH, aligned, clean, duration, number
 from spreeze.metrics.store import EvaluationRow, MetricsReader
@@ -232,7 +232,7 @@ def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
 
     Of those ``IGNORED`` only the ones in ``also`` count.
     """
-    unused = {row.name for row in ROWS} - {curve.group.algo for curve in curves}
+    unused = {*ALGORITHMS} - {curve.group.algo for curve in curves}
     names = sorted({name for curve in curves for name in curve.settings
                     if name in also
                     or (not name.startswith(IGNORED) and name.partition(".")[0] not in unused)})
