@@ -1,17 +1,19 @@
 """Spreeze: the reinforcement-learning trainer that tunes itself to the machine it runs on.
 
-===================  ======================  ==============================================================
-to add               declare it in           implement it in
-===================  ======================  ==============================================================
-an algorithm         algorithms/NAME.py      there: settings, class and row; config/algorithms.py names the file
-a mode               config/modes.py         modes/NAME.py
-a knob of the tuner  tuner/knobs.py          there; the modes that have it name it in config/modes.py
-a metric             metrics/table.py        its worker posts it; those of the supervisor: runtime/recorder.py
-a setting or a flag  config/schema.py        whoever reads it; ``setting(..., flag="--name")`` makes the flag
-a kind of worker     workers/roles.py        workers/NAME.py
-a family of tasks    envs/vector_engines.py  there, or envs/make.py for a package with Gymnasium ids
-a weight transport   transport/protocols.py  transport/weights.py; opened in one place: workers/context.py
-===================  ======================  ==============================================================
+===================  ==========================================  ==================================================
+to add               touch                                       as follows
+===================  ==========================================  ==================================================
+an algorithm         algorithms/NAME.py, config/algorithms.py    settings, class and row; the other names the file
+a mode               modes/NAME.py, config/modes.py              ``run_mode``; its declaration
+a knob of the tuner  tuner/knobs.py, config/modes.py             its row; the modes that have it name it
+a metric             metrics/table.py                            its row; its worker posts it, an algorithm returns it
+a setting or a flag  config/schema.py                            ``setting(..., flag="--name")``, then who reads it
+a kind of worker     workers/NAME.py, workers/roles.py           job and body; its row
+a family of tasks    envs/vector_engines.py, config/env_ids.py   what makes them (teams: envs/team_env.py); its row
+a weight transport   transport/weights.py, workers/context.py    as ``transport/protocols.py`` says; where it is opened
+===================  ==========================================  ==================================================
+
+``tests/test_newcomer.py`` adds one of each and looks whether all of Spreeze knows it.
 
 A module that ``--import`` names may declare algorithms, modes, knobs, metrics and networks of its own in one file.
 
