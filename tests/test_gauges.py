@@ -1,5 +1,4 @@
 import dataclasses
-import math
 
 import pytest
 
@@ -18,7 +17,7 @@ def test_one_reading_gives_counts_and_no_rates():
     assert metrics["env_steps_per_s"] is None
     assert metrics["updates"] == 0.0
     assert metrics["samples_per_insert"] is None
-    assert metrics["critic_loss"] is None, "a loss is unknown before the first update"
+    assert metrics["transition_age"] is None, "it is unknown before the first update"
 
 
 def test_rates_of_two_readings_by_hand():
@@ -111,23 +110,6 @@ def test_a_short_run_has_no_steady_rates():
     assert set(gauges.steady().values()) == {None}
 
 
-def test_temperature_and_entropy_are_unknown_where_the_algorithm_has_none():
-    learner = {"updates": 3.0, "critic_loss": 0.0, "actor_loss": math.inf}
-    metrics = Rates(1).read(_reading(0.0, updates=3, sampled=3, learner=learner))
-    assert metrics["alpha"] is None
-    assert metrics["critic_loss"] == 0.0
-    assert metrics["actor_loss"] is None
-
-
-def test_what_an_on_policy_algorithm_does_not_tell_is_unknown_and_not_0():
-    told = {"learn_s": 3.0, "learning_rate": 0.0, "entropy": 0.0}
-    metrics = Rates(1).read(_reading(0.0, updates=3, sampled=3, learner=told | {"updates": 3.0}))
-    assert (metrics["learning_rate"], metrics["entropy"]) == (0.0, 0.0)
-    assert {name: metrics[name] for name in ("clip_share", "policy_loss", "explained_variance", "alpha")} == {
-        "clip_share": None, "policy_loss": None, "explained_variance": None, "alpha": None,
-    }  # fmt: skip
-
-
 def test_episode_means_leave_out_samplers_without_an_episode():
     first = {"episodes": 2.0, "episode_return": -10.0}
     reading = _reading(0.0, (1, 1))
@@ -138,14 +120,14 @@ def test_episode_means_leave_out_samplers_without_an_episode():
 
 
 def test_an_on_policy_learner_has_numbers_of_its_own_and_none_of_replay():
-    learner = {"learn_s": 3.0, "wait_s": 1.0, "policy_lag": 1.0, "clip_share": 0.0, "grad_norm": 0.5}
+    learner = {"learn_s": 3.0, "wait_s": 1.0, "policy_lag": 1.0}
     gauges = Rates(32)
     gauges.read(_reading(0.0, sampled=32, baseline=0))
     metrics = gauges.read(_reading(1.0, (64,), 2, inserted=64, baseline=0, sampled=64, learner=learner))
     assert (metrics["learner_learn_share"], metrics["learner_wait_share"]) == (0.75, 0.25)
-    assert (metrics["policy_lag"], metrics["clip_share"], metrics["grad_norm"]) == (1.0, 0.0, 0.5)
+    assert metrics["policy_lag"] == 1.0
     assert metrics["samples_per_insert"] == 1.0
-    for name in ("critic_loss", "replay_fill", "transition_age", "rows_redrawn"):
+    for name in ("replay_fill", "transition_age", "rows_redrawn"):
         assert metrics[name] is None
     assert "learner_critic_share" not in metrics
 

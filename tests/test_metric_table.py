@@ -18,7 +18,7 @@ from spreeze.config.schema import PARTS
 from spreeze.dashboard import live_api
 from spreeze.errors import WorkerError
 from spreeze.metrics.store import MetricsReader
-from spreeze.metrics.table import METRICS, TABLE, Chart, Kind, Metric, MetricTable, Needs
+from spreeze.metrics.table import METRICS, SLOTS, TABLE, Chart, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import CounterSample, GroupSample, Rates, Recorder
@@ -94,14 +94,19 @@ def learner_of(table):
         yield learner
 
 
-def record(tmp_path, reading, table, *messages):
-    """Writes a reading and messages to a run's metrics; gives the run and what its view saw."""
+def record(tmp_path, reading, table, *messages, groups=1, name="run"):
+    """Writes a reading and messages to a run's metrics; gives the run and what its view saw.
+
+    Each further group reports 1 more than the one before it.
+    """
     plan = RunPlan(settings=resolve([Layer("test", {"env": {"id": "x"}})]), spec=SPEC, samplers=1, free_core=False)
-    run_dir, view = RunDir.create(tmp_path, "run"), LastSeen()
+    run_dir, view = RunDir.create(tmp_path, name), LastSeen()
     recorder = Recorder(plan, run_dir, view, table)
     try:
-        for values in messages:
-            recorder.report(0, values)
+        for group in range(groups):
+            for values in messages:
+                more = values if group == 0 else {name: value + group for name, value in values.items()}
+                recorder.report(group, more)
         recorder.sample(reading, pids=None)
     finally:
         recorder.close()
@@ -236,11 +241,26 @@ def test_a_message_of_gauges_arrives_whole_or_not_at_all():
 def test_only_gauges_of_an_algorithm_are_taken_from_a_message(tmp_path):
     with learner_of(TABLE) as learner:
         learner.context.post(updates=3.0)
+        learner.context.post(batch_size=16.0)
         bad = {"critic_loss": 2.0, "updates": 9e9, "unknown": 1.0, "alpha": "high", "q_mean": None}
         path, _ = record(tmp_path, CounterSample(1.0, (learner.group(),)), TABLE, bad, None, 3)
     latest = {name: point.value for name, point in MetricsReader(path / "metrics.db").latest().items()}
     assert (latest["critic_loss"], latest["updates"]) == (2.0, 3.0)
     assert not {"unknown", "alpha", "q_mean"} & latest.keys()
+
+
+def test_gauges_are_means_over_learners_that_have_learned_and_unknown_ones_are_left_out(tmp_path):
+    blank = dict.fromkeys(SLOTS["learner"], 0.0)
+    learned, other = (GroupSample((), blank | {"updates": count}, 400, 0, 16) for count in (5.0, 0.0))
+    reports = [{"alpha": 0.5, "critic_loss": math.inf, "actor_loss": 0.0}]
+    path, _ = record(tmp_path, CounterSample(1.0, (learned,)), TABLE, *reports)
+    latest = {name: point.value for name, point in MetricsReader(path / "metrics.db").latest().items()}
+    assert (latest["alpha"], latest["actor_loss"]) == (0.5, 0.0)
+    assert not {"critic_loss", "entropy", "alpha/0"} & latest.keys(), "not finite, not reported, one learner alone"
+    path, _ = record(tmp_path, CounterSample(1.0, (learned, learned, other)), TABLE, *reports, groups=3, name="three")
+    latest = {name: point.value for name, point in MetricsReader(path / "metrics.db").latest().items()}
+    assert [latest[name] for name in ("alpha", "alpha/0", "alpha/1")] == [1.0, 0.5, 1.5]
+    assert "alpha/2" not in latest
 
 
 def test_two_rows_of_one_name_are_refused():
@@ -252,7 +272,7 @@ def test_a_sampler_s_counts_come_back_by_their_names():
     stats = SamplerStats(1, 2, 3.0, 4.0, 5, 6, 7.0, 8.0, 9.0, 10.0, (11.0, 12.0, 13.0))
     status = StatusTable.create(1)
     try:
-        stats.post(status.slots(0), np.full(100.0))
+        stats.post(status.slots(0), np.full(len(TABLE.slots["sampler"]), 100.0))
         found = status.named_slots(0, "sampler")
         assert ROLES["rollout-sampler"].slots == "sampler"
     finally:

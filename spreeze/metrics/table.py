@@ -421,7 +421,7 @@ class MetricTable:
 
     def of(self, role: str, *kinds: Kind) -> list[tuple[Metric, str]]:
         """The metrics of these kinds that come from slots of a role, each with its slot."""
-        sources = [(metric, metric.source) for metric in self.metrics if metric.kind in kinds]
+        sources = [(metric, metric.source) for metric in self.metrics if metric.kind in kinds and not metric.is_sent]
         return [(metric, source[1]) for metric, source in sources if source and source[0] == role]
 
     def splits(self, role: str, *, on_policy: bool = False) -> list[tuple[Metric, str]]:

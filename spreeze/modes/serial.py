@@ -210,8 +210,9 @@ class _Serial:
                 "write_s")
         sampler = {name: getattr(counts, name) or 0.0 for name in same}
         sampler |= {"env_steps": env_steps, "policy_version": data.trainer.updates, "wait_s": 0.0}
-        learner = dict.fromkeys(SLOTS["learner"], 0.0)
-        learner |= data.trainer.metrics(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
+        metrics = data.trainer.metrics(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
+        self.recorder.report(0, metrics)
+        learner = {name: metrics.get(name, 0.0) for name in SLOTS["learner"]}
         return CounterSample(time.monotonic(), (GroupSample((sampler,), learner, inserted, baseline, sampled),))
 
     def _evaluation_due(self) -> bool:

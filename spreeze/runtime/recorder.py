@@ -246,11 +246,23 @@ class Recorder:
         self._run_dir.write_state(state="stopping", checkpoint_left_bytes=left_bytes)
 
     def report(self, group: int, values: Any) -> None:
-        """Takes the gauges of a learner's algorithm; the newest of each counts until the next one."""
+        """Takes the gauges among the metrics of a learner; the newest of each counts until the next one."""
         known = self._reported.setdefault(group, {})
         for name, value in values.items() if isinstance(values, dict) else ():
             if isinstance(value, int | float) and (metric := self._table.get(name)) is not None and metric.is_sent:
                 known[name] = float(value)
+
+    def _gauges(self, groups: tuple[GroupSample, ...]) -> dict[str, float]:
+        """The reported gauges: means over the learners that have learned, and of several learners each one's own."""
+        each: dict[str, dict[int, float]] = {}
+        for group, values in self._reported.items():
+            for name, value in values.items() if group < len(groups) and groups[group].learned else ():
+                if math.isfinite(value):
+                    each.setdefault(name, {})[group] = value
+        found = {name: sum(values.values()) / len(values) for name, values in each.items()}
+        if len(groups) > 1:
+            found |= {f"{name}/{group}": value for name, values in each.items() for group, value in values.items()}
+        return found
 
     def evaluation(self, record: Mapping[str, Any], *, final: bool = False) -> None:
         """Takes an evaluation of a learner's weights, with fields as in ``eval.csv``.
@@ -349,16 +361,15 @@ class Recorder:
         t_s = reading.t_s - self.paused_s
         if self.reading is not None:  # it may have been stopped between the reading and now
             t_s = max(t_s, self.reading.t_s)
-        groups = tuple(dataclasses.replace(each, learner=each.learner | self._reported.get(group, {}))
-                       for group, each in enumerate(reading.groups))
-        reading = dataclasses.replace(reading, t_s=t_s, groups=groups)
+        reading = dataclasses.replace(reading, t_s=t_s)
         self._tell_sleep()
         self.reading, self._samplers_alive = reading, samplers_alive
         if self._plan.start_s > _SLOW_START_S and not reading.env_steps:
             self._starting_s = self.session_s
         if self._inserted_before is None:
             self._inserted_before = reading.inserted if self._plan.earlier.sessions else 0
-        metrics, earlier = self.rates.read(reading) | (governed or {}), self._plan.earlier
+        metrics = self.rates.read(reading) | self._gauges(reading.groups) | (governed or {})
+        earlier = self._plan.earlier
         metrics |= {"env_steps": earlier.env_steps + reading.env_steps, "restarts": restarts,
                     "episodes": earlier.episodes + (metrics["episodes"] or 0.0),
                     # 0 until the learner has loaded its checkpoint
@@ -720,8 +731,8 @@ def _balance(old: _Groups, new: _Groups, capacity: int) -> dict[str, float | Non
 def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
     counts: dict[str, float | None] = {}
     for metric, slot in table.of("learner", Kind.COUNTER, Kind.GAUGE):
-        posted = [group.learner.get(slot, math.nan) for group in groups if group.knows(metric)]
-        known = [value for value in posted if math.isfinite(value)]  # some are missing or not finite
+        posted = [group.learner[slot] for group in groups if group.knows(metric)]
+        known = [value for value in posted if math.isfinite(value)]
         parts = 1 if metric.kind is Kind.COUNTER else len(known)
         counts[metric.name] = sum(known) / parts if known else None
     for metric, slot in table.of("sampler", Kind.COUNTER):
