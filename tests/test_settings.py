@@ -224,7 +224,7 @@ def test_an_unknown_profile_lists_the_known(tmp_path, monkeypatch):
 def test_the_profiles_that_come_along_are_valid_and_found_by_their_task(name):
     layer = read_profile(name)
     for algo in ("sac", *layer.of_algorithm):
-        resolve(layer.parted(algo))
+        resolve(layer.for_algorithm(algo))
     path = profiles.PROFILE_DIR / f"{name}.toml"
     about = profiles.tomllib.loads(path.read_text())["about"]
     assert {"envs", "machine_id", "method"} & about.keys(), "found by its task, or an example of a machine or method"

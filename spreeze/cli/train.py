@@ -24,8 +24,8 @@ from spreeze.cli.arguments import build_parser, guarded, user_values
 from spreeze.cli.resume import check_environment, earlier_sessions, settings_of, write_settings
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.layers import (
-    BAND,
     RESUMED,
+    SAMPLES_PER_INSERT_BOUNDS,
     USER,
     Layer,
     Settings,
@@ -354,9 +354,10 @@ def _plan(
                                             f"together (rollout.size = {part.size})")
     if wiring.balanced and config.on_policy is None:
         ratio = config.replay.serial_ratio(config.learner.batch_size)
-        settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(BAND, ratio)}))
-        reasons |= dict.fromkeys([f"replay.{name}" for name in BAND], f"{ratio:g} rows drawn for each inserted one, "
-                                 f"as in mode serial: the controller of mode {config.run.mode} keeps this balance")
+        settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(SAMPLES_PER_INSERT_BOUNDS, ratio)}))
+        reasons |= dict.fromkeys(
+            [f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS], f"{ratio:g} rows drawn for each inserted one, "
+            f"as in mode serial: the controller of mode {config.run.mode} keeps this balance")
     cluster = None if config.cluster.address is None else parse_address(config.cluster.address)
     if cluster is not None and wiring.other_learners:
         most = config.exchange.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)

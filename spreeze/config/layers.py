@@ -46,7 +46,7 @@ _OF_ALGORITHM = {("learner", "policy_average"): 0.0, ("learner", "explore_averag
 """Settings of earlier versions that are now of replay algorithms, with the defaults that all had."""
 _ADDED = {"normalize_returns": False, "lr_end": 0.0, "huber": 1.0, "max_alpha": 1e9, "max_grad_norm": 1e9}
 """Settings of algorithms that earlier versions did not have, with the values that say what those did."""
-BAND = ("samples_per_insert_min", "samples_per_insert_max")
+SAMPLES_PER_INSERT_BOUNDS = ("samples_per_insert_min", "samples_per_insert_max")
 """Settings of ``replay`` that bound the samples per insert."""
 USER = "user"
 """Source of what the command line says. No file may give a layer this name: modules are imported because of it."""
@@ -71,7 +71,7 @@ class Layer:
     """Algorithm, mode and perhaps learners that it takes together: none holds where another layer says a different
     algorithm or mode."""
 
-    def parted(self, algo: str) -> list[Layer]:
+    def for_algorithm(self, algo: str) -> list[Layer]:
         """This layer for all algorithms, and above it what it says of this one."""
         common, own = dataclasses.replace(self, of_algorithm={}), self.of_algorithm.get(algo)
         return [common] if own is None else [common, dataclasses.replace(common, values=own, choice=None)]
@@ -198,7 +198,7 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     if settings.config.on_policy is None:
         settings.config.algorithm.check_task(spec)
     if any(settings.config.run.algo in layer.of_algorithm for layer in layers):
-        layers[:] = [part for layer in layers for part in layer.parted(settings.config.run.algo)]
+        layers[:] = [part for layer in layers for part in layer.for_algorithm(settings.config.run.algo)]
         settings = resolve(layers)
     row = find_row(settings.config.run.algo, spec.import_module)
     own: Values = {"rollout": {name: value for name, value in (("correction", row.correction),
@@ -213,8 +213,9 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     if row.batch_size is not None and spec.frames is None and "learner.batch_size" not in settings.sources:
         own["learner"] = {"batch_size": row.batch_size}
     # Both bounds or none: one alone could lie beyond the other that somebody has set.
-    if row.samples_per_insert is not None and not {f"replay.{name}" for name in BAND} & settings.sources.keys():
-        own["replay"] = dict(zip(BAND, row.samples_per_insert, strict=True))
+    bounds = {f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS}
+    if row.samples_per_insert is not None and not bounds & settings.sources.keys():
+        own["replay"] = dict(zip(SAMPLES_PER_INSERT_BOUNDS, row.samples_per_insert, strict=True))
     if any(own.values()):
         layers.insert(0, Layer(default_of(settings), own))
         settings = resolve(layers)

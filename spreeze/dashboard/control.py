@@ -123,7 +123,7 @@ class Request:
             part, name = key.split(".")
             values.setdefault(part, {})[name] = value
         profile = read_profile(self.profile, self.env_id) if self.profile else task_profile(self.env_id)
-        below = [] if profile is None else applicable(profile, read_machine().identity())[0].parted(self.algo)
+        below = [] if profile is None else applicable(profile, read_machine().identity())[0].for_algorithm(self.algo)
         return resolve([*below, Layer("the page", values)], imported()).config
 
 

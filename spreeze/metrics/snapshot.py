@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.config.layers import BAND
+from spreeze.config.layers import SAMPLES_PER_INSERT_BOUNDS
 from spreeze.config.modes import Wiring
 from spreeze.formatting import DASH, clean, size
 from spreeze.metrics.table import TABLE, MetricTable
@@ -160,7 +160,7 @@ def snapshot_of(
     on_policy = lag is not None or bool(values.get("learner_learn_share"))
     # A mode may have narrowed the bounds that were set.
     band = run.get("samples_per_insert_band") or ()
-    low, high = band if len(band) == 2 else (finite_number(replay.get(bound)) for bound in BAND)
+    low, high = band if len(band) == 2 else (finite_number(replay.get(bound)) for bound in SAMPLES_PER_INSERT_BOUNDS)
     device, gpus = clean(config.get("learner", {}).get("device", ""), 40), _gpus(values)
     active = [rate for rate in parts_of(values, "sampler_env_steps_per_s").values() if rate > 0.0]
     errors = [value for name in ("env_errors", "rows_refused") if (value := values.get(name)) is not None]

@@ -116,7 +116,7 @@ class Metric(NamedTuple):
         return f"{self.meaning[0].upper()}{self.meaning[1:]} [{self.unit}]."
 
 
-class Posted(NamedTuple):
+class InternalSlot(NamedTuple):
     """A number that a worker posts for other processes only, and that is not recorded."""
 
     slot: str
@@ -350,35 +350,35 @@ METRICS: tuple[Metric, ...] = (
     Metric("restarts", "restarts", "worker processes started again", "supervisor", kind=Kind.COUNTER),
 )
 
-POSTED: tuple[Posted, ...] = (
-    Posted("sampler.policy_version", "updates", "version of the policy that chooses this sampler's actions"),
-    Posted("sampler.returns", "returns", "discounted returns whose deviation is the unit of rewards", cumulative=True),
-    Posted("sampler.returns_sum", "return", "sum of these", cumulative=True),
-    Posted("sampler.returns_square_sum", "return^2", "sum of their squares", cumulative=True),
-    Posted("learner.checkpoint_updates", "updates", "updates in the newest checkpoint"),
-    Posted("learner.batch_size", "transitions", "batch size now; the learner halves it where a device has too little memory"),
-    Posted("learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"),
-    Posted("inference.rows", "rows", "observations that this inference worker has answered", cumulative=True),
-    Posted("inference.batches", "batches", "forward passes that it took for them", cumulative=True),
-    Posted("inference.policy_version", "rollouts", "rollout of the policy that it infers with"),
-    Posted("evaluator.evaluations", "evaluations", "evaluations done"),
-    Posted("evaluator.policy_version", "updates", "version of the policy that was evaluated last"),
-    Posted("evaluator.env_steps", "env steps", "env steps of the run when that policy was published"),
-    Posted("visualizer.frames", "frames", "pictures drawn"),
-    Posted("visualizer.clips", "clips", "clips recorded"),
-    Posted("visualizer.policy_version", "updates", "version of the policy that is shown"),
-    Posted("host.rows_arrived", "rows", "rows of a host that were stored"),
-    Posted("host.pulls", "pulls", "chunks that are asked for and not here yet"),
-    Posted("host.seen", "flag", "1 once there was such a host"),
-    Posted("host.alive", "flag", "1 while it answers and gives rows"),
-    Posted("visualizer.paused", "flag", "1 while it rests"),
+POSTED: tuple[InternalSlot, ...] = (
+    InternalSlot("sampler.policy_version", "updates", "version of the policy that chooses this sampler's actions"),
+    InternalSlot("sampler.returns", "returns", "discounted returns whose deviation is the unit of rewards", cumulative=True),
+    InternalSlot("sampler.returns_sum", "return", "sum of these", cumulative=True),
+    InternalSlot("sampler.returns_square_sum", "return^2", "sum of their squares", cumulative=True),
+    InternalSlot("learner.checkpoint_updates", "updates", "updates in the newest checkpoint"),
+    InternalSlot("learner.batch_size", "transitions", "batch size now; the learner halves it where a device has too little memory"),
+    InternalSlot("learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"),
+    InternalSlot("inference.rows", "rows", "observations that this inference worker has answered", cumulative=True),
+    InternalSlot("inference.batches", "batches", "forward passes that it took for them", cumulative=True),
+    InternalSlot("inference.policy_version", "rollouts", "rollout of the policy that it infers with"),
+    InternalSlot("evaluator.evaluations", "evaluations", "evaluations done"),
+    InternalSlot("evaluator.policy_version", "updates", "version of the policy that was evaluated last"),
+    InternalSlot("evaluator.env_steps", "env steps", "env steps of the run when that policy was published"),
+    InternalSlot("visualizer.frames", "frames", "pictures drawn"),
+    InternalSlot("visualizer.clips", "clips", "clips recorded"),
+    InternalSlot("visualizer.policy_version", "updates", "version of the policy that is shown"),
+    InternalSlot("host.rows_arrived", "rows", "rows of a host that were stored"),
+    InternalSlot("host.pulls", "pulls", "chunks that are asked for and not here yet"),
+    InternalSlot("host.seen", "flag", "1 once there was such a host"),
+    InternalSlot("host.alive", "flag", "1 while it answers and gives rows"),
+    InternalSlot("visualizer.paused", "flag", "1 while it rests"),
 )
 
 
 class MetricTable:
     """The rows by name, and the slots and time splits that follow from them."""
 
-    def __init__(self, metrics: Iterable[Metric], posted: Iterable[Posted] = POSTED) -> None:
+    def __init__(self, metrics: Iterable[Metric], posted: Iterable[InternalSlot] = POSTED) -> None:
         """Raises a ValueError if two rows have the same name."""
         self.metrics, self._posted = tuple(metrics), tuple(posted)
         self._by_name = {metric.name: metric for metric in self.metrics}
