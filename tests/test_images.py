@@ -8,7 +8,7 @@ from torch import nn
 from spreeze.algorithms.dqn import DQN, DQNConfig
 from spreeze.config.algorithms import check_algorithm, default_algorithm
 from spreeze.config.modes import find_mode
-from spreeze.config.schema import ImageConfig
+from spreeze.config.schema import ImageConfig, LearnerConfig
 from spreeze.envs.images import AreaResize
 from spreeze.envs.task import ObsRows, make_task, open_task
 from spreeze.errors import ConfigError, EnvironmentError_, WeightsError
@@ -295,8 +295,8 @@ def test_what_a_sampler_stores_is_what_the_learner_draws(name, n_step):
         for _ in range(40):
             sampling.step(np.ones((3, 1), np.float32), 0)
         config = DQNConfig(hidden_sizes=(8,), cnn="impala_small", n_step=n_step, gamma=0.9)
-        learning = ReplayTrainer(spec, "dqn", config, layout, ReplayReader(ring), batch_size=500, device="cpu", seed=0,
-                            normalize_obs=False)  # fmt: skip
+        learning = ReplayTrainer(spec, "dqn", config, layout, ReplayReader(ring),
+                                 LearnerConfig(batch_size=500, device="cpu"), seed=0, normalize_obs=False)  # fmt: skip
         learning.update()
         batch = learning._batch()
         seen = set()

@@ -15,7 +15,7 @@ from test_ring import ring_of
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import StreamPair
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.inference.policy import exploring_arrays
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
 from spreeze.types import EnvSpec, RowLayout
@@ -323,8 +323,11 @@ def test_memory_that_is_gone_when_the_mirror_is_made_gives_a_smaller_one(monkeyp
 def learning_of(ring, *, policy_average=0.0, explore_average=False, normalize_returns=True, **options):
     config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8, 8), policy_average=policy_average,
                                  explore_average=explore_average, normalize_returns=normalize_returns)
-    options = {"device": "cpu", "normalize_obs": False, **options}
-    return ReplayTrainer(SPEC, "sac", config, LAYOUT, ReplayReader(ring), batch_size=BATCH, seed=1, **options)
+    own = {"normalize_obs": False, **options}
+    own = {name: own[name] for name in ("normalize_obs", "session", "loaded_rows") if name in own}
+    options = {name: value for name, value in options.items() if name not in own}
+    how = LearnerConfig(**{"batch_size": BATCH, "device": "cpu", "mirror": False, "updates_per_launch": 0, **options})
+    return ReplayTrainer(SPEC, "sac", config, LAYOUT, ReplayReader(ring), how, seed=1, **own)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu+cpu"])
@@ -541,7 +544,8 @@ def test_an_average_leaves_what_is_learned_as_it_was_and_goes_on_after_a_resume(
     def learner(policy_average=0.0):
         config = dataclasses.replace(PARTS[name](), hidden_sizes=(8, 8), policy_average=policy_average, **changes)
         spec = dataclasses.replace(SPEC, num_actions=2) if name == "dqn" else SPEC
-        return ReplayTrainer(spec, name, config, LAYOUT, ReplayReader(ring), batch_size=BATCH, device="cpu", seed=1,
+        return ReplayTrainer(spec, name, config, LAYOUT, ReplayReader(ring),
+                             LearnerConfig(batch_size=BATCH, device="cpu", mirror=False, updates_per_launch=0), seed=1,
                              normalize_obs=True)
 
     with filled(discrete=name == "dqn") as ring:
@@ -575,8 +579,9 @@ def test_samplers_may_explore_with_the_average_too():
 def learner_of(ring, name, per_launch, device="cpu"):
     """A learner that takes large steps, so that what it did not do shows."""
     config = dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32), actor_lr=1e-2, critic_lr=1e-2)
-    return ReplayTrainer(SPEC, name, config, LAYOUT, ReplayReader(ring), batch_size=BATCH, device=device, seed=1,
-                    normalize_obs=False, mirror=True, updates_per_launch=per_launch)  # fmt: skip
+    return ReplayTrainer(SPEC, name, config, LAYOUT, ReplayReader(ring),
+                         LearnerConfig(batch_size=BATCH, device=device, updates_per_launch=per_launch), seed=1,
+                         normalize_obs=False)
 
 
 def displacement(learning, name, updates=40):

@@ -14,7 +14,7 @@ from spreeze.algorithms.td3 import DDPG
 from spreeze.cli.terminal import plain_line
 from spreeze.config.algorithms import find_row
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.dashboard import live_api
 from spreeze.errors import WorkerError
 from spreeze.metrics.store import MetricsReader
@@ -58,7 +58,7 @@ def told(monkeypatch):
     monkeypatch.setattr("spreeze.algorithms.find_row", lambda name, import_module: row)
     with filled() as ring:
         trainer = ReplayTrainer(SPEC, "ddpg", PARTS["ddpg"](hidden_sizes=(8, 8)), ring.spec.layout, ReplayReader(ring),
-                                batch_size=16, device="cpu", seed=1, normalize_obs=False)  # fmt: skip
+                                LearnerConfig(batch_size=16, device="cpu"), seed=1, normalize_obs=False)  # fmt: skip
         trainer.update(1)
         yield trainer.metrics(wait_s=0.0, publish_s=0.0)
 

@@ -23,7 +23,7 @@ from spreeze.algorithms.fused_mlp import (
     new_parameters,
 )
 from spreeze.config.algorithms import NetworkRow, find_network
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.policy import Policy
 from spreeze.types import EnvSpec, RowLayout
@@ -112,8 +112,9 @@ def test_two_threads_do_not_share_the_module_of_a_network_of_ones_own(module):
     with contextlib.closing(ThreadPair()) as pair:
         for network, shared in (("", pair), ("residual", None)):
             config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8,), network=network)
-            trainer = ReplayTrainer(spec, "sac", config, RowLayout(3, 1), None, batch_size=8, device="cpu", seed=1,
-                                    normalize_obs=False, pair=pair)  # fmt: skip
+            how = LearnerConfig(batch_size=8, device="cpu")
+            trainer = ReplayTrainer(spec, "sac", config, RowLayout(3, 1), None, how, seed=1, normalize_obs=False,
+                                    pair=pair)
             assert trainer.algorithm.critics.pair is shared
 
 

@@ -36,7 +36,7 @@ from spreeze.bench.learner import synthetic_spec
 from spreeze.bench.runs import train
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.envs.probe import probe_env
 from spreeze.errors import SpreezeError
 from spreeze.formatting import size
@@ -270,8 +270,9 @@ def trainer_of(
     """
     spec = case.spec()
     trainer = ReplayTrainer(
-        spec, case.algo, case.config(place), ring.spec.layout, ReplayReader(ring), batch_size=place.batch_size,
-        fuse=fuse, device=place.device, seed=_SEED, normalize_obs=False, updates_per_launch=per_launch or 0,
+        spec, case.algo, case.config(place), ring.spec.layout, ReplayReader(ring),
+        LearnerConfig(batch_size=place.batch_size, fuse=fuse, device=place.device, mirror=False,
+                      updates_per_launch=per_launch or 0), seed=_SEED, normalize_obs=False,
     )
     if per_launch is not None:
         gpu_replay = GpuReplay(ReplayReader(ring), place.batch_size, torch.device(place.device), _SEED)

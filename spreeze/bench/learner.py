@@ -8,7 +8,7 @@ from typing import Any
 
 from spreeze.bench import Row, row
 from spreeze.config.algorithm_settings import AlgorithmConfig
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.tuner.update_probe import updates_per_s
 from spreeze.types import EnvSpec, RowLayout
@@ -59,8 +59,9 @@ def learner_rows(
             largest = largest_matmul(config.hidden_sizes, batch_size)
             with matmuls_in(precision, device, largest), learner_threads(spec, threads, device) as pair:
                 trainer = ReplayTrainer(
-                    spec, algo, config, layout, ReplayReader(ring), batch_size=batch_size, device=device, seed=0,
-                    normalize_obs=False, pair=pair, overlap=overlap, mirror=True, updates_per_launch=updates_per_launch,
+                    spec, algo, config, layout, ReplayReader(ring),
+                    LearnerConfig(batch_size=batch_size, device=device, overlap=overlap,
+                                  updates_per_launch=updates_per_launch), seed=0, normalize_obs=False, pair=pair,
                 )
                 rows += _measured(trainer, repeats, repeat_s, device, {
                     "batch_size": batch_size, "algo": algo, "device": device, "learner_threads": threads,

@@ -18,6 +18,7 @@ import numpy as np
 from spreeze.bench import Row, row
 from spreeze.bench.runs import task_settings
 from spreeze.config.layers import Layer
+from spreeze.config.schema import LearnerConfig
 from spreeze.envs.task import ActionScaling, open_task, vector_maker
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import stdout_to_stderr
@@ -95,7 +96,7 @@ def publish_policy(plan: RunPlan, run_dir: Path) -> None:
     """Weights of an untrained policy, published as the learner does."""
     with contextlib.closing(ReplayRing.create(plan.ring_spec())) as ring:
         learning = ReplayTrainer(plan.spec, plan.config.run.algo, plan.config.algorithm, plan.layout,
-                            ReplayReader(ring), batch_size=64, device="cpu", seed=1,
+                            ReplayReader(ring), LearnerConfig(batch_size=64, device="cpu"), seed=1,
                             normalize_obs=plan.config.env.normalize_obs)
         arrays, meta = learning.policy()
         WeightsStore(run_dir / "weights").publish(arrays, meta, 1, 1)

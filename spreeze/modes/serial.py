@@ -46,7 +46,7 @@ from spreeze.workers.learner import (
 )
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.torch_devices import open_device, resolve_device
+from spreeze.workers.torch_devices import open_device
 
 _FINAL_EVALUATION_S = 6.0
 _PUBLISH_S = 1.0
@@ -308,9 +308,9 @@ class _Replay:
         serial.watch.done()
         self.trainer = ReplayTrainer(
             plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
-            batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
-            normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
-            fuse=config.learner.fuse, session=float(plan.earlier.sessions), loaded_rows=tuple(ring.committed.tolist()),
+            dataclasses.replace(config.learner, mirror=False, updates_per_launch=0), seed=config.run.seed,
+            normalize_obs=config.env.normalize_obs, pair=pair, session=float(plan.earlier.sessions),
+            loaded_rows=tuple(ring.committed.tolist()),
         )
         self._ratio = config.replay.serial_ratio(config.learner.batch_size)
         self._policy: Policy | None = None

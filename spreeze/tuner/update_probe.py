@@ -161,9 +161,8 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
     config: Any = algorithm_part(job.algo, job.spec.import_module)(**turn.algorithm)
     with open_device(learner, job.spec, config.hidden_sizes, learner.batch_size) as (_, pair):
         learning = ReplayTrainer(
-            job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=learner.batch_size,
-            device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair, overlap=learner.overlap,
-            mirror=learner.mirror, updates_per_launch=learner.updates_per_launch, fuse=learner.fuse,
+            job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), learner, seed=0,
+            normalize_obs=job.normalize_obs, pair=pair,
         )
         # The recording of a graph is never timed, however long it takes.
         warm_s, least = time.perf_counter(), max(_LEAST_WARM_UPDATES, learning.updates_before_replay)

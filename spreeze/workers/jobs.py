@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spreeze.config.schema import LearnerConfig, StopConfig, VisualizerConfig
+from spreeze.config.schema import LearnerConfig, StopConfig, VisualizerConfig, algorithm_part
 from spreeze.transport.gossip import GlooPlace
 from spreeze.transport.mixing import MixSpec
 from spreeze.transport.rate_limiter import RateLimiter
@@ -31,6 +31,11 @@ class AnyLearnerJob(Jsonable):
     wall_base_s: float
     wakeup_fds: tuple[int, ...] = ()
     """Of the wakeup by which samplers tell it of rows or complete rollouts; empty: it polls."""
+
+    @property
+    def settings(self) -> Any:
+        """The algorithm's settings, of its own class."""
+        return algorithm_part(self.algo, self.spec.import_module)(**self.algorithm)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.impact import AnyAge
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.config.algorithm_settings import AlgorithmConfig
-from spreeze.config.schema import StopConfig, algorithm_part
+from spreeze.config.schema import StopConfig
 from spreeze.errors import ResourceError, WeightsError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.metrics.target_pace import TargetPace
@@ -56,21 +56,21 @@ _RETURNS = [SLOTS["sampler"].index(name) for name in ("returns", "returns_sum", 
 def run_learner(context: WorkerContext, job: LearnerJob) -> None:
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
     with contextlib.closing(ReplayRing.attach(job.ring_fd, job.ring)) as ring, open_device(
-            job.learner, job.spec, job.algorithm["hidden_sizes"], job.learner.batch_size) as (device, pair):
-        _ReplayLearner(context, job, ring, pair, device).run()
+            job.learner, job.spec, job.settings.hidden_sizes, job.learner.batch_size) as (_, pair):
+        _ReplayLearner(context, job, ring, pair).run()
 
 
 def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
     """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
     with contextlib.closing(Rollouts.attach(job.rollouts_fd, job.rollouts)) as rollouts, open_device(
-            job.learner, job.spec, job.algorithm["hidden_sizes"], job.batch_size):
+            job.learner, job.spec, job.settings.hidden_sizes, job.batch_size):
         _RolloutLearner(context, job, rollouts).run()
 
 
 def run_buffer_learner(context: WorkerContext, job: BufferLearnerJob) -> None:
     """Learns from the circular buffer until asked to stop; writes a final checkpoint and final weights."""
     with contextlib.closing(Rollouts.attach(job.rollouts_fd, job.rollouts)) as rollouts, open_device(
-            job.learner, job.spec, job.algorithm["hidden_sizes"], job.batch_size):
+            job.learner, job.spec, job.settings.hidden_sizes, job.batch_size):
         _BufferLearner(context, job, rollouts).run()
 
 
@@ -283,14 +283,12 @@ class _ReplayLearner(_RestoredLearner):
     _trainer: ReplayTrainer
 
     def __init__(
-        self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, pair: ThreadPair | None, device: str
+        self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, pair: ThreadPair | None
     ) -> None:
-        config: AlgorithmConfig = algorithm_part(job.algo, job.spec.import_module)(**job.algorithm)
+        config: AlgorithmConfig = job.settings
         trainer = ReplayTrainer(
-            job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=job.learner.batch_size,
-            device=device, seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.learner.overlap,
-            mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch, fuse=job.learner.fuse,
-            session=job.run_started_s, loaded_rows=job.loaded_rows,
+            job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), job.learner, seed=job.seed,
+            normalize_obs=job.normalize_obs, pair=pair, session=job.run_started_s, loaded_rows=job.loaded_rows,
         )
         self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
         self._samplers = wakeups_of(job.sampler_wakeup_fds)
@@ -479,7 +477,7 @@ class _BufferLearner(_RestoredLearner):
             meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         ))
         self._broadcast = PolicyBroadcast(
-            self._trainer, VersionedParameters(job.policy_fds), int(job.algorithm["broadcast_updates"]))
+            self._trainer, VersionedParameters(job.policy_fds), job.settings.broadcast_updates)
 
     def advance(self) -> bool:
         """One update; the samplers, all of them, find new weights after every few, and before the learner waits."""
@@ -523,7 +521,7 @@ def scheduled(
 
 def _on_policy_algorithm(job: OnPolicyLearnerJob | BufferLearnerJob, correction: str) -> OnPolicyAlgorithm:
     return create_on_policy(
-        job.algo, job.spec, algorithm_part(job.algo, job.spec.import_module)(**job.algorithm), job.seed,
+        job.algo, job.spec, job.settings, job.seed,
         resolve_device(job.learner.device), correction=correction, normalize_obs=job.normalize_obs,
     )
 

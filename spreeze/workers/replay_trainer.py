@@ -22,6 +22,7 @@ from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import Pair, StreamPair
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
 from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.config.schema import LearnerConfig
 from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
 from spreeze.inference.return_scale import (
     REWARD_CLIP,
@@ -43,7 +44,7 @@ from spreeze.workers.gpu_replay import (
     reason_against,
 )
 from spreeze.workers.on_policy_trainer import sha256_of
-from spreeze.workers.torch_devices import free_bytes, kernels_of, out_of_memory, release_cached
+from spreeze.workers.torch_devices import free_bytes, kernels_of, out_of_memory, release_cached, resolve_device
 
 _REFRESH_S = 0.005
 """Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
@@ -65,12 +66,11 @@ class ReplayTrainer:
     """Draws batches, updates the algorithm, keeps timings and state; independent of processes."""
 
     def __init__(
-        self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: BatchSource, *,
-        batch_size: int, device: str, seed: int, normalize_obs: bool, pair: Pair | None = None,
-        overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0, fuse: bool = False,
-        session: float = 0.0, loaded_rows: tuple[int, ...] = (),
+        self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: BatchSource,
+        learner: LearnerConfig, *, seed: int, normalize_obs: bool, pair: Pair | None = None, session: float = 0.0,
+        loaded_rows: tuple[int, ...] = (),
     ) -> None:
-        """With ``fuse`` the kernels of an update are fused by ``torch.compile`` before this returns.
+        """With ``learner.fuse`` the kernels of an update are fused by ``torch.compile`` before this returns.
 
         With ``config.policy_average`` above 0 the published policy is an average of the weights (``PolicyAverage``).
 
@@ -79,9 +79,10 @@ class ReplayTrainer:
         ``loaded_rows`` of each shard came from an earlier session, so they are in the statistics of a checkpoint. One
         of the same ``session`` tells of the same rows.
         """
+        device = resolve_device(learner.device)
         placement = Placement.parse(device)
         options: dict[str, Any] = {} if spec.frames is None else {"frames": spec.frames}
-        options |= {"overlap": True} if overlap else {}
+        options |= {"overlap": True} if learner.overlap else {}
         options |= {"masked": True} if spec.action_mask else {}
         options |= {"team": spec.team} if spec.team is not None else {}
         self.algorithm: OffPolicyAlgorithm = create(
@@ -91,7 +92,7 @@ class ReplayTrainer:
         # A network of one's own is one module, which two threads cannot run with parameters of their own.
         if pair is not None and not config.network:
             self.algorithm.share(pair)
-        self._has_branches = not (fuse or placement.split or config.network)
+        self._has_branches = not (learner.fuse or placement.split or config.network)
         """Whether a graph has branches of ``share``; with both sides apart it has two of its own."""
         self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
         self._average = PolicyAverage(self.algorithm, config.policy_average) if config.policy_average else None
@@ -102,7 +103,7 @@ class ReplayTrainer:
         self._frame_shape = None if spec.frames is None else spec.frames.shape
         self.notes: list[str] = []
         """Decisions about replay, launches and a resume, each to be reported once."""
-        self._updates_per_launch = updates_per_launch
+        self._updates_per_launch = learner.updates_per_launch
         self._launches: GraphedUpdates | None = None
         self._recording_failed = False
         """PyTorch's allocator then considers it unfinished, and ``torch.cuda.empty_cache`` would fail."""
@@ -115,19 +116,19 @@ class ReplayTrainer:
         """Sums of this session that are in ``returns``."""
         self._session, self._rows_counted = session, list(loaded_rows)
         self._reward_clip = np.float32(REWARD_CLIP if scales else _RAW_CLIP)
-        self.set_batch_size(batch_size)
+        self.set_batch_size(learner.batch_size)
         gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
         # A waiting host yields its core: samplers need it.
         self._copied = {place: torch.cuda.Event(blocking=True) for place in gpus}  # type: ignore[no-untyped-call]
         self.normalizer = Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs else None
         self.updates = 0
         self._progress = 0
-        if mirror and self._device.type == "cuda":
+        if learner.mirror and self._device.type == "cuda":
             self._open_gpu_replay()
         self.rows_redrawn = 0
         self.gather_s = self.critic_s = self.actor_s = 0.0
         self._refreshed_s = -1.0
-        if fuse:
+        if learner.fuse:
             self._fuse()
 
     def anneal(self, progress: float) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from spreeze.bench import Row
+from spreeze.config.schema import LearnerConfig
 from spreeze.envs.task import Task, open_task, uniform_actions
 from spreeze.inference.policy import Policy
 from spreeze.runtime.plan import RunPlan
@@ -97,8 +98,7 @@ def train_until(plan: RunPlan, goal: Goal, batch_size: int, updates_per_env_step
         config.algorithm,
         plan.layout,
         ReplayReader(ring),
-        batch_size=batch_size,
-        device="cpu",
+        LearnerConfig(batch_size=batch_size, device="cpu"),
         seed=seed,
         normalize_obs=config.env.normalize_obs,
     )

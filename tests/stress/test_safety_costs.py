@@ -10,6 +10,7 @@ tests/stress/test_safety_costs.py``.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import time
@@ -147,7 +148,7 @@ def _learner_times(plan: RunPlan, ring: ReplayRing, folder: Path, repeat: int) -
     found = _in_turns({name: (lambda r=reader: r.sample(rng, out))
                        for name, reader in readers.items()})
     learning = ReplayTrainer(plan.spec, config.run.algo, config.algorithm, plan.layout, readers["draw"],
-                        batch_size=config.learner.batch_size, device="cpu", seed=1,
+                        dataclasses.replace(config.learner, device="cpu"), seed=1,
                         normalize_obs=config.env.normalize_obs)
     store, times = WeightsStore(folder / "weights", min_age_s=0.0), []
     for version in range(40):
