@@ -26,7 +26,7 @@ LAYERS = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PAGE_IMPORTS = {"config", "dashboard", "envs", "errors", "formatting", "machine", "metrics", "run_directory", "types"}
-TORCH = ("algorithms/lazy_torch.py", "inference/export.py", "inference/own_network.py", "workers/learner.py",
+TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/own_network.py", "workers/learner.py",
          "workers/replay_trainer.py", "workers/gpu_replay.py", "workers/torch_devices.py", "tuner/update_probe.py",
          "runtime/metric_sinks.py", "modes/serial.py", "transport/gloo_gossip.py", "bench/")  # fmt: skip
 TORCH_FREE = ("algorithms.sac", "algorithms.td3", "algorithms.dqn", "algorithms.qmix", "algorithms.ppo",

@@ -2,7 +2,7 @@
 
 An algorithm is one file here: its settings, its class and its row in ``ALGORITHMS``; ``config/algorithms.py`` names the
 file, so that it is imported when it is asked for. Settings that several share are in ``config/algorithm_settings.py``.
-Torch is imported by ``lazy_torch``: the command line, samplers and the page read settings without it.
+Torch comes from ``inference.lazy_torch``: the command line, samplers and the page read settings without it.
 
 To read an update, open the algorithm's file, the base of its kind, and the losses (``tests/test_reading.py`` does so):
 

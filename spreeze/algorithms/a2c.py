@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from spreeze.algorithms.lazy_torch import Tensor
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatRMSProp
 from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.part import setting
+from spreeze.inference.lazy_torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.errors import CheckpointError
+from spreeze.inference.lazy_torch import Tensor, torch
 
 _GENERATOR = "generator"
 _MAX_SEED = 2**63 - 1

@@ -19,9 +19,9 @@ from spreeze.algorithms.fused_mlp import (
     policy_arrays,
     uniform_,
 )
-from spreeze.algorithms.lazy_torch import Tensor, functional, torch
 from spreeze.errors import ConfigError
 from spreeze.inference.convolution import Placed, features, place
+from spreeze.inference.lazy_torch import Tensor, functional, torch
 from spreeze.types import FrameSpec
 
 _PIXEL = 1.0 / 255.0

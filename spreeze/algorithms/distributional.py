@@ -17,9 +17,9 @@ from abc import abstractmethod
 from typing import Any
 
 from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, Tape, mlp_backward, mlp_forward
-from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
+from spreeze.inference.lazy_torch import Tensor, torch
 
 _PAIRS = 2**17
 """Pairs of a quantile and a target formed at once on a CPU: they stay in the core's cache from one pass to the next."""

@@ -17,13 +17,13 @@ import numpy as np
 from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
 from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, policy_arrays
-from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.off_policy import ActionValues, DiscreteCritics, OffPolicyAlgorithm, Proposal
 from spreeze.config.algorithm_settings import ActionValueConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.part import setting
 from spreeze.errors import ConfigError
 from spreeze.inference.convolution import CNNS, features, place
+from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import FrameSpec, TransitionBatch
 
 

@@ -25,8 +25,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from spreeze.algorithms.lazy_torch import Tensor, functional, torch
 from spreeze.config.algorithms import NetworkRow
+from spreeze.inference.lazy_torch import Tensor, functional, torch
 from spreeze.inference.policy import ACTIVATIONS, NORM_EPS
 
 _ALIGN = 16

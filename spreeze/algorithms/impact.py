@@ -28,12 +28,12 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
-from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.on_policy import CategoricalDistribution, OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import AnyAgeConfig
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.part import setting
+from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec, RolloutBatch
 
 

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from spreeze.algorithms.lazy_torch import Tensor, functional, torch
+from spreeze.inference.lazy_torch import Tensor, functional, torch
 
 _LOG_2 = math.log(2.0)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)

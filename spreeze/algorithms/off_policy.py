@@ -43,10 +43,10 @@ from spreeze.algorithms.fused_mlp import (
     policy_snapshot,
     row_chunks,
 )
-from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import ActorCriticConfig, AlgorithmConfig
 from spreeze.errors import ConfigError
+from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import TransitionBatch
 
 _NO_STREAM = contextlib.nullcontext()

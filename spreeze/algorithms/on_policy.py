@@ -34,11 +34,11 @@ from spreeze.algorithms.fused_mlp import (
     parameters_over,
     policy_arrays,
 )
-from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
 from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import find_network
 from spreeze.errors import CheckpointError, ConfigError
+from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.inference.policy import Normalizer
 from spreeze.inference.return_scale import (
     DiscountedReturns,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from spreeze.algorithms.lazy_torch import Tensor, torch
+from spreeze.inference.lazy_torch import Tensor, torch
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 _BLOCKS, _LEAST_OF_A_BLOCK = 36, 2048

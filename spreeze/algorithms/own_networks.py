@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from spreeze.algorithms.fused_mlp import HiddenLayers, Parameters, Tape, host_copies
-from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.errors import ConfigError
+from spreeze.inference.lazy_torch import Tensor, torch
 
 
 class OwnParameters(Parameters):

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.part import setting
+from spreeze.inference.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)

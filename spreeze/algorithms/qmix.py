@@ -36,13 +36,13 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.fused_mlp import host_copies, uniform_
-from spreeze.algorithms.lazy_torch import Tensor, functional, torch
 from spreeze.algorithms.off_policy import CriticNetworks, OffPolicyAlgorithm, Proposal
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import ActionValueConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.part import setting
 from spreeze.errors import ConfigError
+from spreeze.inference.lazy_torch import Tensor, functional, torch
 from spreeze.types import TeamSpec, TransitionBatch
 
 _LONGEST = 2.0

@@ -29,7 +29,6 @@ from spreeze.algorithms.fused_mlp import (
     mlp_forward,
     new_parameters,
 )
-from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.off_policy import (
     CriticNetworks,
     Critics,
@@ -43,6 +42,7 @@ from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import DistributionalConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.part import setting
+from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.inference.policy import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.types import TransitionBatch
 

@@ -13,11 +13,11 @@ from typing import Any
 from spreeze.algorithms import losses
 from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import HiddenLayers, MlpPasses, Pair, Parameters, Tape, new_parameters
-from spreeze.algorithms.lazy_torch import Tensor, torch
 from spreeze.algorithms.off_policy import Critics, OffPolicyAlgorithm, Placement, Proposal, TrainedNetworks
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.part import setting
+from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import TransitionBatch
 
 

@@ -13,7 +13,7 @@ from spreeze.config.modes import declared_by
 from spreeze.config.schema import PARTS, Config, serial_ratio
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean, size
-from spreeze.tuner.model import MOST_USES, UPDATES_PER_STEP_BOUND, Kind, ratio_bound
+from spreeze.tuner.model import MOST_USES, UPDATES_PER_STEP_BOUND, LearnerKind, ratio_bound
 from spreeze.tuner.problem import (
     BATCH,
     CAPACITY,
@@ -99,9 +99,9 @@ def _threads(problem: TuningProblem, setting: Setting) -> list[int]:
     return [1, *(count for count in (2, 4, 8) if count <= (pair if count == 2 else problem.cores / 2))]
 
 
-def learner_kinds(problem: TuningProblem) -> list[Kind]:
+def learner_kinds(problem: TuningProblem) -> list[LearnerKind]:
     """Kinds of learner worth trying: each device with the fewest threads, then with more."""
-    kinds = [Kind(device.name, device.precision, count) for device in _devices(problem)
+    kinds = [LearnerKind(device.name, device.precision, count) for device in _devices(problem)
              for count in _threads(problem, Setting({DEVICE: device.name}))]
     return sorted(kinds, key=lambda kind: kind.threads > 1)[:_MOST_KINDS]
 

@@ -174,7 +174,7 @@ def pick(problem: TuningProblem, scored: Iterable[Scored]) -> Scored:
                key=lambda one: tuple(knob.tie(problem, knob.name, one.setting[knob.name]) for knob in knobs))
 
 
-class Kind(NamedTuple):
+class LearnerKind(NamedTuple):
     """Of a learner: the settings that its time of an update depends on, beside the batch."""
 
     device: str
@@ -185,11 +185,11 @@ class Kind(NamedTuple):
         return f"{self.threads} learner threads on {self.device} in {self.precision}"
 
 
-def kind_of(setting: Setting) -> Kind:
-    return Kind(device=setting[DEVICE], precision=setting[PRECISION], threads=setting[THREADS])
+def kind_of(setting: Setting) -> LearnerKind:
+    return LearnerKind(device=setting[DEVICE], precision=setting[PRECISION], threads=setting[THREADS])
 
 
-def learner_setting(kind: Kind, batch_size: int) -> Setting:
+def learner_setting(kind: LearnerKind, batch_size: int) -> Setting:
     return Setting({DEVICE: kind.device, BATCH: batch_size, THREADS: kind.threads, PRECISION: kind.precision})
 
 
@@ -227,7 +227,7 @@ class Sharing:
 
     cores: float
     physical: float
-    costs: Mapping[Kind, Cost]
+    costs: Mapping[LearnerKind, Cost]
     busy: Sequence[float]
     """Busy threads in each measurement, ascending."""
     learner: Sequence[float]
@@ -259,7 +259,7 @@ class Sharing:
         return math.exp(np.interp(busy, self.busy, logs))
 
 
-def fit_sharing(problem: TuningProblem, costs: Mapping[Kind, Cost], results: Sequence[TrialResult]) -> Sharing:
+def fit_sharing(problem: TuningProblem, costs: Mapping[LearnerKind, Cost], results: Sequence[TrialResult]) -> Sharing:
     """The model, from samplers that ran unthrottled beside one learner; guessed if none did."""
     physical = min(problem.cores, problem.physical_cores or problem.cores)
     guess = math.log(1e6 / problem.step_us if problem.step_us else 1000.0)

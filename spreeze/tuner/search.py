@@ -12,7 +12,7 @@ from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner import knobs as table
 from spreeze.tuner import model
 from spreeze.tuner.measure import Measurer
-from spreeze.tuner.model import Cost, Kind, Scored, Sharing, kind_of, learner_setting, paper_batch
+from spreeze.tuner.model import Cost, LearnerKind, Scored, Sharing, kind_of, learner_setting, paper_batch
 from spreeze.tuner.problem import (
     BATCH,
     CAPACITY,
@@ -180,9 +180,9 @@ class Search:
         """Bounds that cut the choice short, each in a sentence."""
         self.notes: list[str] = []
         """What changes in the algorithm, what was gained, what could not be measured."""
-        self.rates: dict[Kind, list[TrialResult]] = {}
+        self.rates: dict[LearnerKind, list[TrialResult]] = {}
         """Learners measured alone."""
-        self.sizes: dict[Kind, list[int]] = {}
+        self.sizes: dict[LearnerKind, list[int]] = {}
         """Batch sizes that may be chosen."""
         self.expected: dict[Setting, Scored] = {}
         """Everything that could be chosen in a mode with replay, as the model forecasts it."""
@@ -280,7 +280,7 @@ class Search:
             if kind not in plain and self._threads_pay(kind):
                 self._measure_ends(kind, until_s)
         self._settle_learners(until_s)
-        self.costs: dict[Kind, Cost] = {}
+        self.costs: dict[LearnerKind, Cost] = {}
         for kind, found in self.rates.items():
             steady = [one for one in found if is_steady(one)]
             ran = [(one.setting[BATCH], 1.0 / one.updates) for one in steady or found if one.updates > 0]
@@ -295,7 +295,7 @@ class Search:
                 best = self._vary(knob, here, self.measure.seconds_left() / 4)
                 self.own[knob.name] = (best.setting if best else here)[knob.name]
 
-    def _climb(self, kind: Kind, end_s: float, beside: Kind | None) -> None:
+    def _climb(self, kind: LearnerKind, end_s: float, beside: LearnerKind | None) -> None:
         """Measures growing batches until larger ones no longer pay, or until ``end_s`` of the budget are left."""
         end_s -= self.measure.device_start_s(kind.device)  # else a device that starts slowly is measured with one batch
         ladder = sorted({*self.ladder[::_STRIDE], self.ladder[-1]})
@@ -309,7 +309,7 @@ class Search:
             if len(found) < len(wanted) or any(rate.failure for rate in found) or not self._rising(kind):
                 break
 
-    def _measure_ends(self, kind: Kind, until_s: float) -> None:
+    def _measure_ends(self, kind: LearnerKind, until_s: float) -> None:
         """Measures a further kind of learner with some of the batches that ran with the plainest one of its device."""
         left_s = self.measure.seconds_left() - until_s
         if left_s < _CLIMB_S:
@@ -344,7 +344,7 @@ class Search:
         if ran and sum(map(is_steady, ran)) < len(ran) / 2:
             raise NothingMeasured(f"updates of the learner alone scattered by {_typical(ran)}")
 
-    def _rising(self, kind: Kind) -> bool:
+    def _rising(self, kind: LearnerKind) -> bool:
         """True while a larger batch may still be better."""
         ran = [(one.setting[BATCH], 1.0 / one.updates) for one in self.rates[kind] if one.updates > 0]
         if not ran:
@@ -354,16 +354,16 @@ class Search:
             return not cost.b or 2 * paper_batch(*cost, self.problem.targets.gpu_target) > int(ran[-1][0])
         return self._best(kind)[1] >= int(ran[-1][0]) / 4
 
-    def _best(self, kind: Kind) -> tuple[float, int]:
+    def _best(self, kind: LearnerKind) -> tuple[float, int]:
         """(score, batch) of the best rate of a kind; zeros for a kind that was not measured or did not run."""
         return max(((score, batch) for batch, score in self._scores(kind).items()), default=(0.0, 0))
 
-    def _scores(self, kind: Kind) -> dict[int, float]:
+    def _scores(self, kind: LearnerKind) -> dict[int, float]:
         """Batch -> score of the rates of a kind that ran."""
         return {one.setting[BATCH]: model.learner_score(self.problem.objective, one.setting[BATCH], one.updates)
                 for one in self.rates.get(kind, ()) if one.updates > 0}
 
-    def _threads_pay(self, kind: Kind) -> bool:
+    def _threads_pay(self, kind: LearnerKind) -> bool:
         """Whether half of these threads were better than a quarter of them; half that was skipped was not.
 
         Only batches that ran with both are compared: they lie far apart, so the best one may have run with one alone.
@@ -374,7 +374,7 @@ class Search:
             return True
         return bool(both) and max(half[one] for one in both) >= max(quarter[one] for one in both) * (1.0 + THREAD_GAIN)
 
-    def _allowed(self, kind: Kind) -> list[int]:
+    def _allowed(self, kind: LearnerKind) -> list[int]:
         """Batch sizes below the first that failed and within the device's memory."""
         room = next((device.memory_bytes for device in self.problem.devices if device.name == kind.device), None)
         ran: list[int] = []

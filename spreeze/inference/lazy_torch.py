@@ -1,8 +1,8 @@
-"""Torch for the modules of this package, imported when something of it is first used.
+"""Torch for the modules of ``spreeze.algorithms``, imported when something of it is first used.
 
 An algorithm's settings stand in the file of its update. Processes that only read settings, which are the command line,
 samplers and the page, import that file too: without torch, which takes seconds and hundreds of megabytes. (Python 3.15
-has ``lazy import`` for this.) After its first use a module of this package has the real module: nothing is slower.
+has ``lazy import`` for this.) From the first use on, these modules have the real one: nothing is slower.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ else:
         def __getattr__(self, attribute: str) -> Any:
             found = importlib.import_module(self._name)
             for name, user in list(sys.modules.items()):
-                if name.startswith(__package__):
+                if name.startswith("spreeze."):
                     for held in [held for held, value in vars(user).items() if value is self]:
                         setattr(user, held, found)
             return getattr(found, attribute)
