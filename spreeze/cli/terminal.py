@@ -24,11 +24,8 @@ from spreeze.machine.output import BackgroundWriter, silence
 from spreeze.metrics import tuning_record
 from spreeze.metrics.snapshot import Snapshot
 
-_SAMPLER_PARTS = (("policy", "cyan"), ("env", "green"), ("write", "yellow"), ("wait", "bright_black"))
-_LEARNER_PARTS = (
-    ("gather", "yellow"), ("critic", "green"), ("actor", "cyan"), ("learn", "green"), ("publish", "magenta"),
-    ("wait", "bright_black"),
-)  # fmt: skip
+_WAIT, _WAIT_COLOUR, _COLOURS = "wait", "bright_black", ("cyan", "green", "yellow", "magenta", "blue")
+"""Of the parts of a worker's time, in order; waiting comes last."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 _ASCII_SPARKS = "_.-=+*#@"
 _MAX_WIDTH = 120
@@ -214,8 +211,8 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
     rows += [
         _health(snapshot),
         _rates(snapshot, inner),
-        _split("samplers", snapshot.sampler_shares, _SAMPLER_PARTS, inner, ascii_only),
-        _split("learner", snapshot.learner_shares, _LEARNER_PARTS, inner, ascii_only),
+        _split("samplers", snapshot.sampler_shares, inner, ascii_only),
+        _split("learner", snapshot.learner_shares, inner, ascii_only),
         *_machine(snapshot, inner, ascii_only),
         _returns(snapshot, inner, ascii_only),
     ]
@@ -273,25 +270,25 @@ def _rates(snapshot: Snapshot, inner: int) -> Table:
     return table
 
 
-def _split(
-    name: str, shares: dict[str, float], parts: tuple[tuple[str, str], ...], inner: int, ascii_only: bool
-) -> Text:
+def _split(name: str, shares: dict[str, float], inner: int, ascii_only: bool) -> Text:
     """A bar of a worker's time split, with a legend below it."""
     if not shares:
         return _labelled(name, Text(DASH), "")
     width = inner - 10
     bar, drawn, total = Text(), 0, 0.0
+    names = sorted(shares, key=lambda part: part == _WAIT)
+    parts = [(part, _WAIT_COLOUR if part == _WAIT else _COLOURS[i % len(_COLOURS)]) for i, part in enumerate(names)]
     for part, style in parts:
-        total += shares.get(part, 0.0)
+        total += shares[part]
         end = min(width, round(total * width))
-        letter = part[0].upper() if part != "wait" else "."
+        letter = part[0].upper() if part != _WAIT else "."
         bar.append((letter if ascii_only else "█") * max(0, end - drawn), style=style)
         drawn = max(drawn, end)
     legend = Text("\n" + " " * 10)
     room = width
     for part, style in parts:
-        text = f"{part} {percent(shares.get(part))}  ".replace(" %", "%")
-        if part in shares and len(text) <= room + 2:
+        text = f"{part} {percent(shares[part])}  ".replace(" %", "%")
+        if len(text) <= room + 2:
             legend.append(text[:room], style=style)
             room -= len(text)
     return Text.assemble(_labelled(name, bar, ""), legend)

@@ -208,7 +208,7 @@ class RunPlan:
         for key, source in sorted(self.settings.sources.items()):
             part, name = key.split(".")
             left = part in _OF_THIS_HOST or key in _OF_THIS_MACHINE or key in _WITH_FLAGS
-            value = getattr(config.parts()[part], name)
+            value = getattr(config.parts().get(part), name, None)
             if source != "default" and not left and value is not None:
                 flags += ["--set", f"{key}={toml_value(value)}"]
         return tuple(flags)
