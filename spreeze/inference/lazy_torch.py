@@ -23,14 +23,21 @@ else:
         """Stands for a module until something of it is used."""
 
         def __init__(self, name: str) -> None:
-            self._name = name
+            self.__dict__["_name"] = name
 
         def __getattr__(self, attribute: str) -> Any:
-            found = importlib.import_module(self._name)
+            return getattr(self._module(), attribute)
+
+        def __setattr__(self, attribute: str, value: Any) -> None:
+            setattr(self._module(), attribute, value)
+
+        def _module(self) -> Any:
+            """The module; from now on all that have such objects have modules instead."""
             for name, user in list(sys.modules.items()):
                 if name.startswith("spreeze."):
-                    for held in [held for held, value in vars(user).items() if value is self]:
-                        setattr(user, held, found)
-            return getattr(found, attribute)
+                    for held, value in list(vars(user).items()):
+                        if isinstance(value, _Later):
+                            setattr(user, held, importlib.import_module(value._name))
+            return importlib.import_module(self._name)
 
     torch, functional, Tensor = _Later("torch"), _Later("torch.nn.functional"), Any
