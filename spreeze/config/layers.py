@@ -32,6 +32,7 @@ from spreeze.config.schema import (
     active_settings,
     algorithm_part,
     condition_of,
+    marked,
 )
 from spreeze.config.values import literal
 from spreeze.errors import ConfigError, did_you_mean
@@ -227,9 +228,6 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     return settings, reason
 
 
-_TUNER_ONLY = ("tuning.objective", "tuning.cpu_target", "tuning.gpu_target")
-
-
 def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
     """A line for each reason why something that the command line sets is not read; none where all of it is.
 
@@ -237,7 +235,7 @@ def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
     """
     config, given = settings.config, {key for key, source in settings.sources.items() if source == USER}
     unread = without_effect(settings)
-    untuned = [] if tuned else [FLAG_OF[key] for key in _TUNER_ONLY if key in given and FLAG_OF[key] not in unread]
+    untuned = [] if tuned else [FLAG_OF[key] for key in marked("tuner") if key in given and FLAG_OF[key] not in unread]
     alone = [FLAG_OF["cluster.samplers"]] if "cluster.samplers" in given and config.cluster.address is None else []
     why = ((unread, f"with --algo {config.run.algo} in --mode {config.run.mode}"), (untuned, "without --auto"),
            (alone, "without --cluster"))

@@ -20,6 +20,7 @@ def setting(
     default: Any, doc: str, *, unit: str = "", low: float | None = None, high: float | None = None,
     choices: tuple[str, ...] | None = None, flag: str = "", default_text: str = "", read: Condition | None = None,
     fixed: bool = False, machine: bool = False, shared: bool = False, command_line_only: bool = False,
+    tuner: bool = False,
 ) -> Any:
     """A dataclass field: all that is known of a setting, for checks, the command line and the page.
 
@@ -31,10 +32,11 @@ def setting(
     change on resume, because the stored state depends on it; that holds in derived parts too. The value of a
     ``machine`` one holds only on the machine that it was chosen on. A ``shared`` one is in exported profiles though its
     part is ``personal``. No profile may set a ``command_line_only`` one: it names code, a host or a place for files.
+    Only the tuner reads a ``tuner`` one.
     """
     known = {"doc": doc, "unit": unit, "low": low, "high": high, "choices": choices, "flag": flag,
              "default_text": default_text, "read": read, "fixed": fixed, "machine": machine, "shared": shared,
-             "command_line_only": command_line_only}
+             "command_line_only": command_line_only, "tuner": tuner}
     return field(default=default, metadata=known)
 
 

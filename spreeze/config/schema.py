@@ -344,11 +344,11 @@ class TuningConfig(Part):
 
     objective: str = setting("return", "what the tuner makes best: progress of the return, the paper's knee, env "
                              "steps/s, or updates/s", choices=("return", "paper", "sampling", "updates"),
-                             flag="--objective", read=_replay)
+                             flag="--objective", read=_replay, tuner=True)
     cpu_target: float = setting(0.75, "objective paper: share of the usable cores up to which samplers are added",
-                                low=0.05, high=1.0, flag="--cpu-target", read=_replay)
+                                low=0.05, high=1.0, flag="--cpu-target", read=_replay, tuner=True)
     gpu_target: float = setting(0.85, "objective paper: share of the highest update frame rate that the batch has to "
-                                "reach", low=0.05, high=0.99, flag="--gpu-target", read=_replay)
+                                "reach", low=0.05, high=0.99, flag="--gpu-target", read=_replay, tuner=True)
     govern: bool = setting(True, "let samplers rest as leave_free and give_way ask", flag="--no-governor",
                            read=_governed)
     leave_free: float = setting(0.0, "share of the usable cores that is left to other programs", low=0.0, high=0.9,
