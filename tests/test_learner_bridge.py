@@ -166,8 +166,8 @@ def test_a_host_whose_driver_is_gone_ends_its_run_and_begins_again_when_it_is_as
 
 
 @pytest.mark.parametrize(("values", "told", "not_told"), [
-    ({"a2c": {"hidden_sizes": (8, 8)}, "gala": {"topology": "full"}},
-     ["a2c.hidden_sizes=[8, 8]", 'gala.topology="full"'], ["learner.device"]),
+    ({"a2c": {"hidden_sizes": (8, 8)}, "gala": {"topology": "full"}, "td3": {"gamma": 0.5}},
+     ["a2c.hidden_sizes=[8, 8]", 'gala.topology="full"'], ["learner.device", "td3.gamma=0.5"]),
     ({"learner": {"device": "cpu", "publish_interval_s": 1.0}, "stop": {"seconds": 9.0}},
      ["learner.publish_interval_s=1.0"], ["learner.device=\"cpu\"", "stop.seconds=9.0"]),
 ])  # fmt: skip
