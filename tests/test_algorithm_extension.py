@@ -106,7 +106,8 @@ def test_one_that_learns_on_policy_brings_its_own_settings_and_correction(module
     (tmp_path / f"{MODULE}.py").write_text(
         "from spreeze.algorithms.a2c import A2C, A2CConfig\nfrom spreeze.config.algorithms import AlgorithmRow\n"
         "class MyConfig(A2CConfig):\n    pass\n"
-        "ALGORITHMS = (AlgorithmRow(name='my_a2c', config=MyConfig, on_policy=A2C, correction='truncated-is'),)\n")
+        "ALGORITHMS = (AlgorithmRow(name='my_a2c', config=MyConfig, on_policy=A2C,"
+        " defaults={'rollout.correction': 'truncated-is'}),)\n")
     command = ["--algo", "my_a2c", "--mode", "hts", "--import", module]
     layers = [Layer("user", user_values(build_parser().parse_args(command)))]
     settings, _ = with_algorithm(layers, resolve(layers), SPEC)

@@ -52,4 +52,4 @@ class A2C(OnPolicyAlgorithm):
         self.updates += 1
 
 
-ALGORITHMS = (AlgorithmRow(name="a2c", config=A2CConfig, on_policy=A2C, rollout_size=128),)
+ALGORITHMS = (AlgorithmRow(name="a2c", config=A2CConfig, on_policy=A2C, defaults={"rollout.size": 128}),)

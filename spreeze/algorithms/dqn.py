@@ -147,5 +147,6 @@ class ImageCritics(ActionValues[ConvParameters]):
 
 
 # Small batches and networks: what learns is targets that move, tau times updates, and each takes a gradient step.
-ALGORITHMS = (AlgorithmRow(name="dqn", config=DQNConfig, discrete=DQN, preferred=True, images=True, batch_size=64,
-                           over_images={"hidden_sizes": (256, 256), "lr": 3e-4, "huber": 1.0}),)
+ALGORITHMS = (AlgorithmRow(name="dqn", config=DQNConfig, discrete=DQN, preferred=True, images=True,
+                           over_vectors={"learner.batch_size": 64},
+                           over_images={"dqn.hidden_sizes": (256, 256), "dqn.lr": 3e-4, "dqn.huber": 1.0}),)

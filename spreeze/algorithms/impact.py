@@ -403,7 +403,8 @@ class Impact(Appo):
 
 
 # One update takes the rollout of one sampler by default, so rollouts are as short as PPO's minibatches.
-_ANY_AGE: dict[str, Any] = {"any_age": True, "correction": "none", "sync_interval": 16}
+_ANY_AGE: dict[str, Any] = {
+    "any_age": True, "defaults": {"rollout.correction": "none", "rollout.sync_interval": 16}}
 ALGORITHMS = (
     AlgorithmRow(name="impact", config=ImpactConfig, on_policy=Impact, **_ANY_AGE),
     AlgorithmRow(name="appo", config=AppoConfig, on_policy=Appo, **_ANY_AGE),

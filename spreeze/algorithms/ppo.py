@@ -105,5 +105,5 @@ class PPO(OnPolicyAlgorithm):
 
 # The clip already bounds how far data of an earlier policy leads; a delayed displacement of a whole loop of updates is
 # made twice before its effect is seen.
-ALGORITHMS = (AlgorithmRow(name="ppo", config=PPOConfig, on_policy=PPO, correction="none",
-                           for_discrete={"entropy_coef": 0.01}),)
+ALGORITHMS = (AlgorithmRow(name="ppo", config=PPOConfig, on_policy=PPO, defaults={"rollout.correction": "none"},
+                           for_discrete={"ppo.entropy_coef": 0.01}),)

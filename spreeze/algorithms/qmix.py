@@ -212,4 +212,4 @@ class TeamValues(CriticNetworks[TeamNetworks]):
         self.adam.step()
 
 
-ALGORITHMS = (AlgorithmRow(name="qmix", config=QMIXConfig, team=QMIX, batch_size=128),)
+ALGORITHMS = (AlgorithmRow(name="qmix", config=QMIXConfig, team=QMIX, defaults={"learner.batch_size": 128}),)

@@ -147,6 +147,7 @@ class TD3(DDPG):
 
 ALGORITHMS = (
     # FastTD3 (arXiv 2505.22642) drew 16 to 512 rows for each new one; SAC was tried here at 8 to 512, the general band.
-    AlgorithmRow(name="td3", config=TD3Config, continuous=TD3, samples_per_insert=(16.0, 512.0)),
+    AlgorithmRow(name="td3", config=TD3Config, continuous=TD3,
+                 defaults={"replay.samples_per_insert_min": 16.0, "replay.samples_per_insert_max": 512.0}),
     AlgorithmRow(name="ddpg", config=DDPGConfig, continuous=DDPG),
 )

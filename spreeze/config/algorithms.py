@@ -41,20 +41,14 @@ class AlgorithmRow:
     """``discrete`` has a network for images."""
     any_age: bool = False
     """``on_policy`` corrects for the age of its rollouts: it runs where samplers set their own pace, and only there."""
-    correction: str | None = None
-    """This algorithm's default for ``rollout.correction``; None: the general default."""
-    sync_interval: int | None = None
-    """The same for ``rollout.sync_interval``."""
-    rollout_size: int | None = None
-    """The same for ``rollout.size``."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """``part.field`` -> what is its default with this algorithm."""
     for_discrete: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of its own that have another default where actions are discrete."""
-    samples_per_insert: tuple[float, float] | None = None
-    """The same for the bounds ``replay.samples_per_insert_min`` and ``_max``."""
-    batch_size: int | None = None
-    """The same for ``learner.batch_size``; not over images."""
+    """The same where actions are discrete."""
+    over_vectors: Mapping[str, Any] = field(default_factory=dict)
+    """The same where it learns from vectors."""
     over_images: Mapping[str, Any] = field(default_factory=dict)
-    """Defaults of its own settings where it learns from images."""
+    """The same where it learns from images."""
 
     def fits(self, spec: EnvSpec) -> bool:
         """Whether it can learn this environment."""

@@ -202,22 +202,17 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         layers[:] = [part for layer in layers for part in layer.for_algorithm(settings.config.run.algo)]
         settings = resolve(layers)
     row = find_row(settings.config.run.algo, spec.import_module)
-    own: Values = {"rollout": {name: value for name, value in (("correction", row.correction),
-                                                               ("sync_interval", row.sync_interval),
-                                                               ("size", row.rollout_size))
-                               if value is not None and f"rollout.{name}" not in settings.sources}}
-    special = {**(row.for_discrete if spec.num_actions is not None else {}),
-               **(row.over_images if spec.frames is not None else {})}
-    if special:
-        own[row.name] = {name: value for name, value in special.items()
-                         if f"{row.name}.{name}" not in settings.sources}
-    if row.batch_size is not None and spec.frames is None and "learner.batch_size" not in settings.sources:
-        own["learner"] = {"batch_size": row.batch_size}
+    special = {**row.defaults, **(row.over_vectors if spec.frames is None else row.over_images),
+               **(row.for_discrete if spec.num_actions is not None else {})}
     # Both bounds or none: one alone could lie beyond the other that somebody has set.
     bounds = {f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS}
-    if row.samples_per_insert is not None and not bounds & settings.sources.keys():
-        own["replay"] = dict(zip(SAMPLES_PER_INSERT_BOUNDS, row.samples_per_insert, strict=True))
-    if any(own.values()):
+    left = settings.sources.keys() | (bounds if bounds & settings.sources.keys() else set())
+    own: Values = {}
+    for key, value in special.items():
+        if key not in left:
+            part, name = key.split(".")
+            own.setdefault(part, {})[name] = value
+    if own:
         layers.insert(0, Layer(default_of(settings), own))
         settings = resolve(layers)
     if settings.config.learner.device == "auto" and settings.config.on_policy is not None and spec.frames is None:
