@@ -549,8 +549,8 @@ def active_settings(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     What names the run, its task and its end is not among them.
     """
-    algo, wiring = config.run.algo, config.wiring
-    parts = {algo: config.own} | config.parts()
+    algo, wiring, parts = config.run.algo, config.wiring, config.parts()
+    parts = {algo: parts[algo]} | parts
     read = [f"{name}.{item.name}" for name, part in parts.items() for item in dataclasses.fields(part)
             if part.condition_of(item.name)(wiring)]
     named = (knob.replace("algorithm.", f"{algo}.") for knob in wiring.knobs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,8 +159,10 @@ def snapshot_of(
     # Taken from the metrics, because the configuration of an old run may not say it.
     on_policy = lag is not None or bool(values.get("learner_learn_share"))
     # A mode may have narrowed the bounds that were set.
-    band = run.get("samples_per_insert_band") or ()
-    low, high = band if len(band) == 2 else (finite_number(replay.get(bound)) for bound in SAMPLES_PER_INSERT_BOUNDS)
+    band: Sequence[float | None] = run.get("samples_per_insert_band") or ()
+    if len(band) != 2:
+        band = [finite_number(replay.get(bound)) for bound in SAMPLES_PER_INSERT_BOUNDS]
+    low, high = band
     device, gpus = clean(config.get("learner", {}).get("device", ""), 40), _gpus(values)
     active = [rate for rate in parts_of(values, "sampler_env_steps_per_s").values() if rate > 0.0]
     errors = [value for name in ("env_errors", "rows_refused") if (value := values.get(name)) is not None]
