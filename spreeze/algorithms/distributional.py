@@ -96,7 +96,7 @@ def projected(prob: Tensor, target: Tensor, low: float, high: float) -> Tensor:
 
 
 class _Distributional(Critics):
-    """What both kinds share; the chunks and threads are those of ``Critics``."""
+    """Base of both kinds; the chunks and threads are those of ``Critics``."""
 
     _values: Tensor | None = None
     """[S, B], means of the critics at the latest fresh actions."""

@@ -40,7 +40,7 @@ CHUNK_ROWS = 512
 
 @dataclass(frozen=True)
 class HiddenLayers:
-    """What a network does to the outputs of its hidden layers."""
+    """Operations of a network on the outputs of its hidden layers."""
 
     activation: str = ACTIVATIONS[0]
     layer_norm: bool = False
@@ -49,12 +49,12 @@ class HiddenLayers:
 
     @property
     def keeps_preactivations(self) -> bool:
-        """Whether the gradient needs more than the activations: ``x W``, which is normalised with ``layer_norm``."""
+        """True if the gradient needs more than the activations: ``x W``, which is normalised with ``layer_norm``."""
         return self.own is None and (self.layer_norm or self.activation not in ("relu", "tanh"))
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What ``inference.policy`` has to know, where it differs from its defaults."""
+        """Metadata for ``inference.policy``, where it differs from its defaults."""
         if self.own is not None:
             return {"network": self.own.name}
         activation = {} if self.activation == ACTIVATIONS[0] else {"activation": self.activation}
@@ -73,7 +73,7 @@ def row_chunks(device: torch.device, rows: int, parts: int = 1) -> list[list[sli
 
 
 def matmuls_by_onednn() -> bool:
-    """Whether oneDNN computes the float32 matmuls of this process, not MKL."""
+    """True if oneDNN computes the float32 matmuls of this process, not MKL."""
     mkldnn: Any = torch.backends.mkldnn
     return bool(mkldnn.matmul.fp32_precision == "bf16")
 
@@ -106,19 +106,19 @@ class Parameters:
         self.head_matmul = torch.linalg.vecdot if matmuls_by_onednn() else torch.mv
 
     def over(self, flat: Tensor) -> Parameters:
-        """The same views of another vector."""
+        """These views of another vector."""
         return Parameters(flat, self.sizes, self.stack, layers=self.layers)
 
     def forward(self, x: Tensor, tape: Tape) -> Tensor:
-        """What ``mlp_forward`` does where ``layers.own``."""
+        """Forward pass in place of ``mlp_forward``, where ``layers.own``."""
         raise NotImplementedError
 
     def backward(self, tape: Tape, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
-        """What ``mlp_backward`` does where ``layers.own``."""
+        """Backward pass in place of ``mlp_backward``, where ``layers.own``."""
         raise NotImplementedError
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What ``policy_arrays`` gives where ``layers.own``."""
+        """Arrays of the policy in place of ``policy_arrays``, where ``layers.own``."""
         raise NotImplementedError
 
     def one(self, index: int) -> Parameters:
@@ -223,11 +223,11 @@ class Tape:
                    scratch=[shared[part.shape] for part in preactivations])
 
     def part(self, begin: int, end: int) -> Tape:
-        """The same buffers, rows ``begin`` to ``end``."""
+        """These buffers, rows ``begin`` to ``end``."""
         return self._view(slice(begin, end), self.out[:, :, begin:end], self.grad_out[:, :, begin:end])
 
     def under(self, out: Tensor, grad_out: Tensor) -> Tape:
-        """The same memory for activations and gradients with other outputs [S, K, M], whose S and M are not larger."""
+        """This memory for activations and gradients with other outputs [S, K, M], whose S and M are not larger."""
         return self._view(slice(0, out.shape[2]), out, grad_out)
 
     def _view(self, rows: slice, out: Tensor, grad_out: Tensor) -> Tape:

@@ -109,7 +109,7 @@ class FlatAdam(_Guarded):
         self._one = parameters.new_ones((), dtype=torch.float32)
         self._on_cpu = parameters.device.type == "cpu"
         self._square = torch.zeros_like(self._norm)
-        """Of the gradient's norm, on a GPU."""
+        """Square of the gradient's norm, on a GPU."""
         self._parts = [list(torch.split(whole, _part_size(whole)))
                        for whole in (parameters, gradient, self._m, self._v)]
         self._steps_of_parts = [self._steps] * len(self._parts[0])

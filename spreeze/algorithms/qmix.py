@@ -46,7 +46,7 @@ from spreeze.inference.lazy_torch import Tensor, functional, torch
 from spreeze.types import TeamSpec, TransitionBatch
 
 _LONGEST = 2.0
-"""Of a state that the mixer reads, over the usual length."""
+"""Longest state that the mixer reads, over the usual length."""
 
 
 @dataclass(frozen=True, kw_only=True)

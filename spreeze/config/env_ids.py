@@ -41,13 +41,13 @@ def engine_of(env_id: str) -> str | None:
 
 
 def is_team(env_id: str) -> bool:
-    """Whether an id is that of a task of several agents."""
+    """True if an id is that of a task of several agents."""
     family = family_of(env_id)
     return family is not None and family.team
 
 
 def imports_only(env_id: object, module: object) -> bool:
-    """Whether it is an id whose environment is made without the import of a module other than ``module``.
+    """True if it is an id whose environment is made without the import of a module other than ``module``.
 
     ``parallel:MODULE`` always is: ``envs.team_env`` refuses it where ``--import`` does not name that module, too.
     """

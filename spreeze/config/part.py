@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from spreeze.errors import ConfigError, did_you_mean
 
 Condition = Callable[[Any], bool]
-"""Whether a run reads a setting, by how its mode runs its algorithm (``modes.Wiring``)."""
+"""True if a run reads a setting, by how its mode runs its algorithm (``modes.Wiring``)."""
 
 
 def setting(

@@ -34,7 +34,7 @@ class GpuSnapshot:
 
     @property
     def power_share(self) -> float | None:
-        """Of the power that it may draw."""
+        """Share of the power that it may draw."""
         return self.power_w / self.power_limit_w if self.power_w is not None and self.power_limit_w else None
 
 

@@ -71,10 +71,10 @@ class Metric(NamedTuple):
     """The name of one part, if each has its own series, ``name/part``. In a run with several learners, other metrics
     have such series for each group as well."""
     shown: bool = False
-    """Whether the terminal shows it: as a field of ``Snapshot`` or, without such a field, by its name."""
+    """True if the terminal shows it: as a field of ``Snapshot`` or, without such a field, by its name."""
     chart: Chart | None = None
     cumulative: bool = False
-    """Whether a restarted worker goes on from the value in its slot; always so for shares."""
+    """True if a restarted worker goes on from the value in its slot; always so for shares."""
     label: str = ""
     """Its name in a box of the Live page's pipeline; empty: ``name`` with spaces."""
 
@@ -98,7 +98,7 @@ class Metric(NamedTuple):
 
     @property
     def is_sent(self) -> bool:
-        """Whether it comes in messages instead of a slot: a gauge of an algorithm."""
+        """True if it comes in messages instead of a slot: a gauge of an algorithm."""
         return self.writer == ALGORITHM and self.kind is Kind.GAUGE and self.slot is None
 
     @property

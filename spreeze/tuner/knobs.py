@@ -252,7 +252,7 @@ def find_room(problem: TuningProblem) -> Room:
 
 
 def as_configured(problem: TuningProblem) -> Setting:
-    """What a run without the tuner has, as far as memory allows."""
+    """Setting of a run without the tuner, as far as memory allows."""
     found, room = dict(problem.configured), problem.room
     if room is not None:
         found[CAPACITY] = room.capacity.value
@@ -350,7 +350,7 @@ def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
 
 
 def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:
-    """The same, with fewer environments of each sampler where so many would leave a rollout too short."""
+    """Setting with fewer environments of each sampler where so many would leave a rollout too short."""
     found = fit_rollout(problem, setting)
     while found is None and setting[ROLLOUT_ENVS] > 1 and ROLLOUT_ENVS not in problem.pins:
         setting = setting.but(ROLLOUT_ENVS, setting[ROLLOUT_ENVS] // 2)
@@ -359,7 +359,7 @@ def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:
 
 
 def _fit_learners(problem: TuningProblem, setting: Setting) -> Setting | None:
-    """The same with one sampler for each learner."""
+    """Setting with one sampler for each learner."""
     if ROLLOUT_SAMPLERS not in problem.pins:
         setting = setting.but(ROLLOUT_SAMPLERS, setting[LEARNERS])
     return _fit_fewer(problem, setting)
@@ -374,7 +374,7 @@ def _rollout_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
 
 
 def _keeps_free(problem: TuningProblem) -> bool:
-    """Whether cores stay free by the number of samplers alone: only of rollouts of any age a governor rests some."""
+    """True if cores stay free by the number of samplers alone: only of rollouts of any age a governor rests some."""
     return problem.targets.leave_free > 0.0 and problem.full_name(USES) is None
 
 
@@ -393,7 +393,7 @@ def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
 
 
 def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
-    """What counted runs showed of so many slots; the paper's values are 4 and 16."""
+    """Remark on so many slots, by counted runs; the paper's values are 4 and 16."""
     configured, minibatches = setting[problem.full_name(SLOTS) or SLOTS], problem.full_name(MINIBATCHES)
     samplers = setting[ROLLOUT_SAMPLERS]
     slots = samplers * -(-configured // samplers)
@@ -472,7 +472,7 @@ def fit_host(problem: TuningProblem, setting: Setting) -> Setting | None:
 
 
 def host_knobs() -> tuple[Knob, ...]:
-    """What is chosen on a host that only collects: the rows of the table, with another trial."""
+    """Knobs of a host that only collects: the rows of the table, with another trial."""
     rows = {knob.name: knob for knob in KNOBS}
     return (
         dataclasses.replace(rows[SAMPLERS], candidates=_host_samplers, fit=fit_host, figures=_ROLLOUT_FIGURES),

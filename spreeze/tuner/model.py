@@ -91,7 +91,7 @@ def paper_batch(a_s: float, b_s: float, gpu_target: float) -> int:
 
 
 SUPERVISOR_CORES = 0.03
-"""What the supervisor takes: two samples a second, with their metrics."""
+"""Cores that the supervisor takes: two samples a second, with their metrics."""
 
 
 def watcher_cores(config: Config) -> float:
@@ -101,7 +101,7 @@ def watcher_cores(config: Config) -> float:
 
 
 def share_in_a_run(problem: TuningProblem, cpu_share: float | None) -> float:
-    """What a run keeps of measured rates: watchers take cores that are idle, and what these lack from all others.
+    """Share of measured rates that a run keeps: watchers take cores that are idle, and what these lack from all others.
 
     ``cpu_share`` is the share of the cores that learner and samplers keep busy; None counts as all.
     """
@@ -118,14 +118,14 @@ class Scored(NamedTuple):
     updates_per_s: float = 0.0
     env_steps_per_s: float = 0.0
     in_a_run: float = 1.0
-    """What a run keeps of these rates beside its watchers."""
+    """Share of these rates that a run keeps beside its watchers."""
 
 
 TIE = 0.03
 """Scores this near to the best one count as equal to it."""
 _CPU_ERROR = 1e-6
 _OVER_TARGET = 1e-3
-"""What a setting over the processor target keeps of its score: it is taken only where nothing else is."""
+"""Share of its score that a setting over the processor target keeps: it is taken only where nothing else is."""
 
 
 def ratio_bound(problem: TuningProblem, batch_size: int) -> float:
@@ -218,7 +218,7 @@ def fit_cost(points: Sequence[tuple[int, float]]) -> Cost:
 
 
 _SMT = 0.3
-"""What a busy second thread adds to the speed of a physical core."""
+"""Speed that a busy second thread adds to that of a physical core."""
 
 
 @dataclass(frozen=True)

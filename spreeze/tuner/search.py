@@ -49,8 +49,7 @@ _PROMISING, _PROMISING_RIVAL = 0.85, 0.6
 _LEAST_GAIN = 0.05
 """Only a setting that measures this much better takes the place of the choice."""
 _ROLLOUT_GAIN = 0.10
-"""The same where a setting changes the rollouts that are learned from: the profile was made with those that are there,
-and on HalfCheetah seeds of one setting differed by 40 % where such settings differed by 9 % in env steps/s."""
+"""Least gain where a setting changes the rollouts that are learned from, for which the profile was made."""
 _DISTURBED = 0.8
 """Where a setting gives less than this share of what it gave before, other programs were at work: measured again."""
 _MOST_SPREAD = 0.75
@@ -131,12 +130,12 @@ def spread_of(rows: Iterable[TrialResult]) -> float:
 
 
 def is_steady(row: TrialResult) -> bool:
-    """Whether a row can be used: it ran, and its repeats tell about the same."""
+    """True if a row can be used: it ran, and its repeats tell about the same."""
     return row.ran and (row.spread or 0.0) <= _MOST_SPREAD
 
 
 class Search:
-    """What is known so far, the steps that find out more, and the choice with its reasons in the end."""
+    """Search: results so far, the steps that measure more, and in the end the choice with its reasons."""
 
     choices: dict[str, Choice]
     """By the knob's name, in the order in which they are shown."""
@@ -146,13 +145,13 @@ class Search:
     sharing: Sharing
     """The model of modes with replay."""
     measured = False
-    """Whether the chosen setting itself was measured."""
+    """True if the chosen setting itself was measured."""
     cost: Cost | None = None
-    """Of the chosen learner; None if fewer than two batches ran."""
+    """Cost of an update of the chosen learner; None if fewer than two batches ran."""
     paper_batch: int | None = None
-    """What the Spreeze paper's rule would take; None where the cost of a row is lost in the noise."""
+    """Batch size by the Spreeze paper's rule; None where the cost of a row is lost in the noise."""
     fell_back = False
-    """Whether the choice is what is configured, because too little could be measured."""
+    """True if the choice is what is configured, because too little could be measured."""
 
     def __init__(
         self, problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None],
@@ -179,7 +178,7 @@ class Search:
         self.limits: list[str] = list(problem.room.limits) if problem.room else []
         """Bounds that cut the choice short, each in a sentence."""
         self.notes: list[str] = []
-        """What changes in the algorithm, what was gained, what could not be measured."""
+        """Notes on changes in the algorithm, on gains, and on what could not be measured."""
         self.rates: dict[LearnerKind, list[TrialResult]] = {}
         """Learners measured alone."""
         self.sizes: dict[LearnerKind, list[int]] = {}
@@ -219,11 +218,11 @@ class Search:
                 else one for one in found]
 
     def _moves(self, here: Setting, other: Setting) -> bool:
-        """Whether the other setting takes what is learned from away from what is configured."""
+        """True if the other setting takes what is learned from away from what is configured."""
         return any(other[name] not in (here[name], kept) for name, kept in self.kept.items() if name in other)
 
     def _holds(self, rounds: Rounds, here: Setting, other: Setting, least_gain: float) -> bool:
-        """Whether another setting is clearly better than ``here``, as measured in the same turns.
+        """True if another setting is clearly better than ``here``, as measured in the same turns.
 
         What is learned only moves for a gain above the spread of both rows, and not while other programs compute.
         """
@@ -364,7 +363,7 @@ class Search:
                 for one in self.rates.get(kind, ()) if one.updates > 0}
 
     def _threads_pay(self, kind: LearnerKind) -> bool:
-        """Whether half of these threads were better than a quarter of them; half that was skipped was not.
+        """True if half of these threads were better than a quarter of them; half that was skipped was not.
 
         Only batches that ran with both are compared: they lie far apart, so the best one may have run with one alone.
         """
@@ -575,7 +574,7 @@ class Search:
             self.notes.append(f"checked with its neighbours: {better}")
 
     def _is_shown(self, rounds: Rounds, plain: Setting, here: Setting) -> bool:
-        """Whether the measurements bear out the forecast that ``here`` is better, which moves what is learned."""
+        """True if the measurements bear out the forecast that ``here`` is better, which moves what is learned."""
         rows = rounds.newest()
         if plain in rows or here not in rows:
             return rounds.pair(plain, here) is None or self._holds(rounds, plain, here, 0.0)
@@ -826,7 +825,7 @@ class Search:
         return tuple(sorted(best.items(), key=lambda one: -one[1])[:_MOST_RUNNERS])
 
     def _gain(self) -> str:
-        """What the chosen lower bound of samples per insert changes: as the rows say where both were measured."""
+        """Effect of the chosen lower bound of samples per insert: as the rows say where both were measured."""
         configured = self.problem.configured[RATIO]
         settings = (self.centre, self.centre.but(RATIO, configured))
         rows = {one.setting: (one.updates, one.env_steps) for one in self.results if one.stage == JOINT and one.ran}

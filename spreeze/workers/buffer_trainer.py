@@ -49,7 +49,7 @@ class BufferTrainer:
         self._counted: set[tuple[int, int]] = set()
         """Those that can be read of the rollouts in the algorithm's running statistics of observations and rewards."""
         self._parts: list[Evaluated] = []
-        """What the further updates of the present use learn from."""
+        """Data for the further updates of the present use."""
         self._version = 0.0
         """Mean version of the policy that collected the rollout of the present use."""
         self._lags: deque[float] = deque(maxlen=_RECENT)

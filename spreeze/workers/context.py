@@ -102,7 +102,7 @@ class WorkerContext:
         return int(self.status.header[words.EVALUATIONS_ASKED])
 
     def evaluation_asked(self, seen: int) -> bool:
-        """Whether the user has asked for more evaluations than that."""
+        """True if the user has asked for more evaluations than that."""
         return self.evaluations_asked > seen
 
     @property
@@ -126,7 +126,7 @@ class WorkerContext:
         return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(group[words.SLOWED_SHARE]) / 1000
 
     def rests(self, now_s: float) -> bool:
-        """Whether the governor wants this sampler to rest at ``perf_counter`` time ``now_s``; it then did, a little.
+        """True if the governor wants this sampler to rest at ``perf_counter`` time ``now_s``; it then did, a little.
 
         A rest does not count as waiting for the limiter or the learner.
         """

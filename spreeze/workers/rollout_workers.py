@@ -41,7 +41,7 @@ class RolloutWorkerJob(Jsonable):
     mailbox_fd: int
     policy_fds: tuple[int, ...]
     sampler_wakeup_fds: tuple[int, ...]
-    """Of all samplers, two each; those of the inference workers and the learner likewise."""
+    """Descriptors of all samplers' wakeups, two each; those of the inference workers and the learner likewise."""
     inference_wakeup_fds: tuple[int, ...]
 
 
@@ -114,7 +114,7 @@ class _BufferSampler:
     ) -> None:
         self._context, self._envs, self._policy, self._learner = context, envs, NewestPolicy(weights), learner
         self._asks = True
-        """Whether the next step is by the newest policy: in a new rollout, and after a rest."""
+        """True if the next step is by the newest policy: in a new rollout, and after a rest."""
         self._begins = True
         self._base = context.slots.tolist()  # counters continue after a restart
 
