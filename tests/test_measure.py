@@ -141,6 +141,7 @@ def test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured(pend
     assert done[1].failure is None
 
 
+@pytest.mark.slow
 def test_a_helper_that_is_killed_costs_one_candidate(pendulum, short):
     done = []
     with _measuring(pendulum) as measuring:
@@ -298,6 +299,7 @@ def test_a_learner_alone_and_one_beside_samplers_are_measured_with_the_same_sett
     assert {name: getattr(turns[0].learner, name.split(".")[1]) for name in setting} == dict(setting)
 
 
+@pytest.mark.slow
 def test_one_process_of_a_device_measures_several_batches_and_a_failure_costs_it_alone(pendulum, short, monkeypatch):
     monkeypatch.setattr(measure, "starts_slowly", lambda device: True)  # as if its start cost seconds
     pids, failures = [], []

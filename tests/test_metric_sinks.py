@@ -200,6 +200,7 @@ sys.exit(train.main())
 """``spreeze train`` that does not wait long for one sink at the end."""
 
 
+@pytest.mark.slow
 def test_a_run_and_its_resumption_log_what_the_store_has_though_other_sinks_hang_and_fail(made, scalars, tmp_path):
     made.packages(wandb="hanging", mlflow="failing")
     for args in (["--name", "real", *FAULT, "--updates", "60"],
