@@ -53,7 +53,7 @@ def test_f10_a_worker_that_leaks_is_started_anew_and_a_sampler_is_offered_to_the
         run.process.kill()
 
 
-@pytest.mark.parametrize("mode", ["spreeze", "serial"])
+@pytest.mark.parametrize("mode", ["spreeze", pytest.param("serial", marks=pytest.mark.slow)])
 def test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor(tmp_path, mode):
     with Run(tmp_path, *FAULT, "--mode", mode, faults={"grandchildren": 3}) as run:
         def helpers():

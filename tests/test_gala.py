@@ -80,7 +80,8 @@ def test_a_learner_that_is_ten_times_slower_is_named_at_most_once_a_minute(tmp_p
     assert [text.partition(";")[0] for text in told] == ["learner-g3 is slow: 10 updates/s, the others 100"] * 2
 
 
-@pytest.mark.parametrize("transport", ["shared", pytest.param("gloo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared", "gloo"])
 def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back(tmp_path, transport):
     with Run(tmp_path, *_CART, *_TWO, "--set", f"exchange.transport={transport}", tiny=_SMALL) as run:
         run.wait_for(lambda: all(run.numbers().get(f"updates/{group}", 0) >= 50 for group in (0, 1)), what="updates")

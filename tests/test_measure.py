@@ -99,6 +99,7 @@ def test_a_setting_that_the_schema_rejects_is_data(pendulum, short):
     assert "sampling.envs_per_sampler = 0" in joint.failure
 
 
+@pytest.mark.slow
 def test_a_device_or_precision_that_is_not_there_is_data(pendulum, short):
     gpu, coarse = _learner(batch_size=32, device="cuda:7"), _learner(batch_size=32, precision="tf32")
     with _measuring(pendulum) as measuring:
@@ -376,6 +377,7 @@ def test_repeats_are_as_long_as_measured_starts_leave_time_for(pendulum, monkeyp
     assert turns[0].repeat_s < turns[-1].repeat_s
 
 
+@pytest.mark.slow
 def test_the_time_limit_holds_where_every_candidate_is_done_in_one_turn(pendulum, monkeypatch):
     monkeypatch.setattr(measure, "REPEATS", 1)
     settings = [_learner(batch_size=size) for size in (32, 64, 128, 256)]

@@ -69,9 +69,10 @@ def test_a_worker_killed_during_a_pause_is_replaced_after_it(tmp_path):
 
 
 @pytest.mark.parametrize("task", [
-    (*PENDULUM, *TINY), CARTPOLE, (*ROLLOUTS, "--algo", "impact"),
+    (*PENDULUM, *TINY), CARTPOLE,
     *(pytest.param(task, marks=pytest.mark.slow) for task in (
-        (*PENDULUM, *TINY, "--mode", "serial"), (*CARTPOLE, "--mode", "serial"), (*CARTPOLE, "--mode", "tianji"),
+        (*ROLLOUTS, "--algo", "impact"), (*PENDULUM, *TINY, "--mode", "serial"), (*CARTPOLE, "--mode", "serial"),
+        (*CARTPOLE, "--mode", "tianji"),
         (*ROLLOUTS, "--algo", "a2c", "--mode", "gala"), (*PENDULUM, *TINY, "--mode", "tianji"))),
 ])  # fmt: skip
 def test_every_mode_pauses_evaluates_and_saves_on_request(tmp_path, task):

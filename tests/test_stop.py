@@ -210,6 +210,7 @@ def test_a_terminal_that_stands_still_holds_up_nothing_and_ctrl_z_stops_all(tmp_
     assert read_run(path)["state"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_hang_up_is_told_once_and_ends_nothing(tmp_path):
     with Run(tmp_path, *PENDULUM) as run:
         run.until_updates(50)

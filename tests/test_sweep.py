@@ -195,6 +195,7 @@ def test_a_closed_terminal_does_not_end_a_sweep_and_a_request_to_end_lets_its_ru
         assert list((run / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_the_run_of_a_killed_sweep_ends_in_order(tmp_path):
     with endless_sweep(tmp_path) as (process, run):
         process.kill()
@@ -203,6 +204,7 @@ def test_the_run_of_a_killed_sweep_ends_in_order(tmp_path):
         assert json.loads((run / "run.json").read_text())["exit_reason"].startswith("interrupt")
 
 
+@pytest.mark.slow
 def test_a_sweep_outlives_a_file_that_cannot_be_written_and_says_so_at_its_end(tmp_path, monkeypatch):
     told = []
 

@@ -55,7 +55,9 @@ def test_a_run_leaves_everything_that_is_known_of_it(tmp_path):
     assert list((run.path / "errors").iterdir()) == []
 
 
-@pytest.mark.parametrize(("condition", "value"), [("seconds", 0.5), ("env_steps", 300), ("updates", 5)])
+@pytest.mark.parametrize(("condition", "value"), [
+    ("seconds", 0.5), pytest.param("env_steps", 300, marks=pytest.mark.slow), ("updates", 5),
+])  # fmt: skip
 def test_a_stop_condition_ends_a_run_and_what_is_not_known_by_then_is_none(tmp_path, condition, value):
     _, code, document = train(tmp_path, *PENDULUM, f"--{condition.replace('_', '-')}", str(value))
     assert code == 0
@@ -99,7 +101,8 @@ def test_the_last_score_is_that_of_the_last_weights(tmp_path, monkeypatch):
     assert outcome.eval_return == pytest.approx(last.return_mean)
 
 
-@pytest.mark.parametrize("algo", ["td3", pytest.param("ddpg", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["td3", "ddpg"])
 def test_the_other_algorithms_run_too_with_n_step_returns_and_normalised_observations(tmp_path, algo):
     run, code, document = train(
         tmp_path, *FAULT, "--algo", algo, "--set", f"{algo}.hidden_sizes={HIDDEN_SIZES}", "--set", f"{algo}.n_step=3",
