@@ -296,7 +296,7 @@ def test_a_learner_alone_and_one_beside_samplers_are_measured_with_the_same_sett
     with _measuring(pendulum) as measuring:
         measuring.learner([setting], within_s=1.0, on_result=_deaf)
     assert turns[0].learner == beside.learner
-    assert turns[0].algorithm == dataclasses.asdict(beside.sac)
+    assert turns[0].algorithm == dataclasses.asdict(beside.algorithm)
     assert {name: getattr(turns[0].learner, name.split(".")[1]) for name in setting} == dict(setting)
 
 
