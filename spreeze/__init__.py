@@ -4,11 +4,11 @@
 to add               touch                                       as follows
 ===================  ==========================================  ==================================================
 an algorithm         algorithms/NAME.py, config/algorithms.py    settings, class and row; the other names the file
-a mode               modes/NAME.py, config/modes.py              ``run_mode``; its declaration
+a mode               config/modes.py, modes/NAME.py              its declaration; ``assemble`` if its path is its own
 a knob of the tuner  tuner/knobs.py, config/modes.py             its row; the modes that have it name it
 a metric             metrics/table.py                            its row; its worker posts it, an algorithm returns it
 a setting or a flag  config/schema.py                            ``setting(..., flag="--name")``, then who reads it
-a kind of worker     workers/NAME.py, workers/roles.py           job and body; its row
+a kind of worker     workers/NAME.py, workers/roles.py           its job and what does it; its row
 a family of tasks    envs/vector_engines.py, config/env_ids.py   what makes them (teams: envs/team_env.py); its row
 a weight transport   transport/weights.py, workers/context.py    as ``transport/protocols.py`` says; where it is opened
 ===================  ==========================================  ==================================================

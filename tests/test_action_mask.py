@@ -33,7 +33,7 @@ from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, Transiti
 from spreeze.workers.evaluator import run_episodes
 from spreeze.workers.gpu_replay import DeviceStream
 from spreeze.workers.replay_trainer import DeviceUnits
-from spreeze.workers.rollout_workers import Inference, MailboxClient
+from spreeze.workers.samplers import Inference, MailboxClient
 
 ID, MODULE, K = "tests/Masked-v0", "masked_env", masked_env.NUM_ACTIONS
 MASKED = ("--env", ID, "--import", MODULE, "--samplers", "1", "--envs-per-sampler", "4", "--no-governor",

@@ -21,7 +21,7 @@ from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.metrics.target_pace import TargetPace, slow_targets
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.learner import progress_of, run_progress, scheduled
+from spreeze.workers.feeds import progress_of, run_progress, scheduled
 
 OBS, ACT = 5, 2
 NAMES = sorted(row.name for row in rows().values() if row.continuous)

@@ -18,18 +18,19 @@ from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, TransportError
 from spreeze.machine.hardware import core_facts
 from spreeze.metrics.table import SLOTS
-from spreeze.runtime.cluster.bridge import Bridge, BridgeJob
+from spreeze.runtime.cluster.bridge import Bridge
 from spreeze.runtime.cluster.gateway import GatewayActor
-from spreeze.runtime.cluster.host import HostJob, HostSamplers, sum_counters
+from spreeze.runtime.cluster.host import HostSamplers, sum_counters
 from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, check_installed, check_reachable, parse_address
 from spreeze.testing import count_numbered
 from spreeze.transport.chunks import Taken, seal_chunk, seal_json, unseal_chunk, unseal_json
 from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.replay_ring import ReplayRing, RingHandle, RingSpec
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import RowLayout
 from spreeze.workers.context import WorkerContext
+from spreeze.workers.jobs import BridgeJob, HostJob
 from spreeze.workers.roles import Address
 
 SECRET = bytes(32)
@@ -284,14 +285,15 @@ class Scene:
         context = WorkerContext(Address("bridge"), self.status, hosts, None)
         context.send = lambda kind, **fields: self.sent.append(fields.get("text", ""))
         host = HostJob(spec=spec, layout=layout, n_step=1, gamma=0.99, nan_policy="drop", seed=3, envs_per_sampler=2)
-        self.job = BridgeJob(address="local:2", run_dir=str(folder), ring=self.ring.spec, ring_fd=self.ring.block.fd,
+        self.job = BridgeJob(address="local:2", run_dir=str(folder), replay=self.ring.handle,
                              first_shard=1, limiter=limiter, host=host, host_rows=tuple(range(hosts)))  # fmt: skip
         self.context = context
         self.bridge = self.open()
 
     def open(self):
         self.fd = os.dup(self.ring.block.fd)  # the bridge owns its descriptor
-        return Bridge(self.context, dataclasses.replace(self.job, ring_fd=self.fd), self.nodes)
+        replay = RingHandle(fds=(self.fd,), spec=self.ring.spec)
+        return Bridge(self.context, dataclasses.replace(self.job, replay=replay), self.nodes)
 
     def join(self, *names):
         self.nodes.living += [Node(name, "127.0.0.1", name) for name in names]

@@ -205,8 +205,8 @@ def test_samplers_that_are_killed_leave_whole_rollouts_only(place):
     memory, text = place.rollouts, json.dumps(place.rollouts.spec.to_json())
     seen = {}
     for _ in range(3):
-        command = [sys.executable, "-c", WRITER, str(memory.fd), text]
-        child = subprocess.Popen(command, pass_fds=[memory.fd], env={**os.environ, "PYTHONPATH": str(REPO)})
+        command = [sys.executable, "-c", WRITER, str(memory.handle.fds[0]), text]
+        child = subprocess.Popen(command, pass_fds=[memory.handle.fds[0]], env={**os.environ, "PYTHONPATH": str(REPO)})
         before = len(seen)
         try:
             def come(before=before):
@@ -233,9 +233,9 @@ def test_samplers_that_are_killed_leave_whole_rollouts_only(place):
 def test_no_slot_is_read_that_a_sampler_was_killed_over_in_the_middle_of_a_write(circular, field):
     """SIGKILL while that array of the oldest rollout's slot is half overwritten: before, in and after its step."""
     memory, slots = circular.rollouts, circular.rollouts.spec.num_slots
-    command = [sys.executable, "-c", DYING, str(memory.fd), json.dumps(memory.spec.to_json()), field]
+    command = [sys.executable, "-c", DYING, str(memory.handle.fds[0]), json.dumps(memory.spec.to_json()), field]
     for last, oldest in ((slots * T, 1), ((slots + 1) * T + 1, 2)):  # at the first step of a rollout, and in its middle
-        child = subprocess.run([*command, str(last)], pass_fds=[memory.fd], check=False,
+        child = subprocess.run([*command, str(last)], pass_fds=[memory.handle.fds[0]], check=False,
                                env={**os.environ, "PYTHONPATH": str(REPO)})  # fmt: skip
         assert child.returncode == -signal.SIGKILL
         assert memory.steps[:M].tolist() == [last] * M, "the step in which it died does not count"

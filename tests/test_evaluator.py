@@ -26,7 +26,6 @@ from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import (
     COLUMNS,
     Evaluation,
-    EvaluatorJob,
     WeightsWatch,
     append_row,
     final_evaluation,
@@ -36,6 +35,7 @@ from spreeze.workers.evaluator import (
     run_evaluator,
     score,
 )
+from spreeze.workers.jobs import EvaluatorJob
 from spreeze.workers.roles import Address
 
 

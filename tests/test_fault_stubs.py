@@ -24,15 +24,15 @@ from spreeze.runtime import recorder
 from spreeze.transport import shared_memory
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingHandle, RingSpec, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers import replay_trainer
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import read_rows
+from spreeze.workers.feeds import learn_from_replay
 from spreeze.workers.jobs import LearnerJob
-from spreeze.workers.learner import run_learner
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
 from spreeze.workers.torch_devices import resolve_device
@@ -62,8 +62,8 @@ class Learner:
             "run_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
             "learner": LearnerConfig(**learner), "normalize_obs": False, "save_replay": False,
             "stop": StopConfig(updates=60),
-            "ring_fd": os.dup(self.ring.fd), "ring": self.ring.spec,
-            "limiter": RateLimiter(0.0, 1e9, 1, learner["batch_size"], 1), "num_samplers": 1,
+            "replay": RingHandle(fds=(os.dup(self.ring.fd),), spec=self.ring.spec),
+            "limiter": RateLimiter(0.0, 1e9, 1, learner["batch_size"], 1), "sampler_rows": (0,),
             "run_started_s": time.monotonic(), "wall_base_s": 0.0, "env_steps_base": 0,
         }  # fmt: skip
         self.job = LearnerJob(**{**fields, **changes})
@@ -71,7 +71,7 @@ class Learner:
     def run(self):
         self.context.send = self._send
         self.messages = []
-        run_learner(self.context, self.job)
+        learn_from_replay(self.context, self.job)
 
     def _send(self, kind, **fields):
         self.messages.append({"kind": kind, **fields})

@@ -1,6 +1,5 @@
 """Mode gala with real processes: learners that mix, one alone, the ways to compare it with, kills and bad input."""
 
-import contextlib
 import json
 import os
 import re
@@ -16,8 +15,10 @@ from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
-from spreeze.modes.gala import LearnerSpread, open_team, worker_specs
+from spreeze.modes import assemble
 from spreeze.run_directory import group_folder
+from spreeze.runtime.assembly import assembled
+from spreeze.runtime.learner_spread import LearnerSpread
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.mixing import Mixer, MixMemory, MixSpec
 from spreeze.types import EnvSpec
@@ -161,11 +162,8 @@ def test_a_topology_needs_no_second_learner_before_the_tuner_has_chosen_their_nu
 def test_the_step_size_grows_with_the_root_of_the_number_of_learners_that_gossip(tmp_path, changes, lr, factor):
     values = {"run": {"algo": "a2c", "mode": "gala", "learners": 4}, "gala": changes, "a2c": {"lr": lr}}
     plan = RunPlan(settings=resolve([Layer("test", values)]), spec=SPEC, samplers=4, free_core=False)
-    with contextlib.ExitStack() as stack:
-        teams = [open_team(stack, plan, tmp_path, group) for group in range(4)]
-        memory = stack.enter_context(contextlib.closing(MixMemory.create(4)))
-        specs = worker_specs(plan, tmp_path, teams, memory, 0.0).values()
-        step_sizes = [spec.job["algorithm"]["lr"] for spec in specs if spec.role.learns]
+    with assembled(assemble, plan, tmp_path, 0.0) as run:
+        step_sizes = [spec.job.algorithm["lr"] for spec in run.specs.values() if spec.role.learns]
     assert step_sizes == pytest.approx([factor * lr] * 4)
 
 
@@ -175,11 +173,9 @@ def test_learners_of_one_mean_gradient_take_steps_of_one_size(tmp_path, mixing, 
     values = {"run": {"algo": "ppo", "mode": "gala", "learners": 2}, "gala": {"mixing": mixing},
               "ppo": {"target_kl": 0.03}}
     plan = RunPlan(settings=resolve([Layer("test", values)]), spec=SPEC, samplers=2, free_core=False)
-    with contextlib.ExitStack() as stack:
-        teams = [open_team(stack, plan, tmp_path, group) for group in range(2)]
-        memory = stack.enter_context(contextlib.closing(MixMemory.create(2)))
-        specs = worker_specs(plan, tmp_path, teams, memory, 0.0).values()
-        assert [spec.job["algorithm"]["target_kl"] for spec in specs if spec.role.learns] == [expected] * 2
+    with assembled(assemble, plan, tmp_path, 0.0) as run:
+        jobs = [spec.job for spec in run.specs.values() if spec.role.learns]
+        assert [job.algorithm["target_kl"] for job in jobs] == [expected] * 2
 
 
 def test_in_lockstep_the_radius_is_that_of_one_mix_though_a_learner_is_three_ahead():
@@ -199,10 +195,7 @@ def test_a_learner_that_returns_gives_the_others_nothing_of_its_old_parameters()
 
     def mixer(learner):
         spec = MixSpec(learner=learner, learners=2, mixing="gossip", topology="ring", max_staleness=None, interval=1,
-                       similarity_interval=500, rows=(0, 1), board_fd=memory.board.block.fd, policy_fds=(),
-                       shared_fd=memory.shared_fd, message_fds=tuple(one.fds for one in memory.messages),
-                       mixed_fds=tuple(one.fds for one in memory.mixed),
-                       gradient_fds=tuple(one.fds for one in memory.gradients))  # fmt: skip
+                       similarity_interval=500, rows=(0, 1), memory=memory.handle)
         return Mixer(spec, lambda: (0, 1), lambda: False)
 
     try:
@@ -226,10 +219,7 @@ def test_statistics_are_averaged_with_the_parameters_or_the_gradients_to_more_di
         mixers = []
         for learner in (0, 1):
             spec = MixSpec(learner=learner, learners=2, mixing=mixing, topology="full", max_staleness=None, interval=1,
-                           similarity_interval=500, rows=(0, 1), board_fd=memory.board.block.fd, policy_fds=(),
-                           shared_fd=memory.shared_fd, message_fds=tuple(one.fds for one in memory.messages),
-                           mixed_fds=tuple(one.fds for one in memory.mixed),
-                           gradient_fds=tuple(one.fds for one in memory.gradients))  # fmt: skip
+                           similarity_interval=500, rows=(0, 1), memory=memory.handle)
             mixers.append(Mixer(spec, lambda: (0, 1), lambda: False))
             mixers[-1].statistics = np.array([100.0 + 200.0 * learner, 1e6 + 1.0 + learner, 2.0 + learner])
             mixers[-1].begin(np.full(2, learner, np.float32), 0)

@@ -22,10 +22,10 @@ from spreeze.machine.utilisation import ContentionReader, CpuContention
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import SLOTS, Phase
-from spreeze.modes import spreeze as mode
-from spreeze.modes.spreeze import Links, open_memory, worker_specs
+from spreeze.modes import assemble, run_mode
 from spreeze.run_directory import SUBDIRECTORIES, RunDir
-from spreeze.runtime import cpu_governor
+from spreeze.runtime import cpu_governor, supervisor
+from spreeze.runtime.assembly import assembled
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import RunContext
@@ -39,7 +39,7 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.workers.collectors import TransitionCollector
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.roles import Address
-from spreeze.workers.sampler import SamplerJob, SamplerLoop
+from spreeze.workers.samplers import SamplerLoop
 
 TWO_CORES = CoreFacts(ids=(0, 1), quota=None, usable=2.0, physical=2, reason="as told")
 
@@ -237,11 +237,14 @@ def test_who_works_is_counted_from_the_first_sampler_on_and_round(status):
 class OneSampler:
     """The sampler of a run in this process, with its status and ring, beside a learner that never limits it."""
 
-    def __init__(self, folder, links=None, band=(0.0, 512.0)):
+    def __init__(self, folder, links=(None, None), band=(0.0, 512.0)):
         self.plan = plan(replay={"samples_per_insert_min": band[0], "samples_per_insert_max": band[1],
                                  "capacity": 20_000})  # fmt: skip
+        with assembled(assemble, self.plan, folder, 0.0) as run:
+            job = run.specs["sampler-0"].job  # what it refers to ends here
+        wakeup, learner_wakeup = links
+        job = dataclasses.replace(job, wakeup=wakeup, learner_wakeup=learner_wakeup)
         self.status, self.ring = StatusTable.create(4), ReplayRing.create(self.plan.ring_spec())
-        job = SamplerJob.from_json(worker_specs(self.plan, folder, [self.ring], 0.0, links)["sampler-0"].job)
         self.context = WorkerContext(Address("sampler"), self.status, 0, None)
         sink = ShardWriter(self.ring, 0)
         self.sampling = TransitionCollector(
@@ -287,7 +290,7 @@ def test_a_resting_sampler_beats_takes_no_step_and_counts_no_waiting(one_sampler
 def test_a_balanced_sampler_tells_its_learner_of_rows_and_sleeps_until_it_is_told_of_batches(tmp_path):
     with contextlib.ExitStack() as stack:
         own, learner = (stack.enter_context(contextlib.closing(Wakeup.create())) for _ in range(2))
-        links = Links((), (learner.fds,), (own.fds * 2,))  # of two samplers, of which one is here
+        links = own.handle, learner.handle
         sampler = stack.enter_context(contextlib.closing(OneSampler(tmp_path, links, band=(8.0, 8.0))))
         sampler.ring.begin_learning()
         assert sampler.loop.turn() is not None
@@ -316,9 +319,10 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
     decided = plan(replay={"samples_per_insert_min": 0.0, "capacity": 20_000})
     for sub in SUBDIRECTORIES:
         (tmp_path / sub).mkdir()
-    with open_memory(decided, tmp_path, 4) as (status, (ring,)):
+    with assembled(assemble, decided, tmp_path, time.monotonic()) as run:
+        status, row = run.status, run.specs["sampler-0"].row
         workers = ProcessSupervisor(
-            RunContext(run_dir=tmp_path, status_fd=status.block.fd, status_rows=4, nonce="resting"),
+            RunContext(run_dir=tmp_path, status_fd=status.block.fd, status_rows=status.num_rows, nonce="resting"),
             status,
             on_event=lambda level, text: None,
         )
@@ -327,18 +331,18 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
         def resting():
             workers.wait(0.02)
             workers.watch()
-            return status.control(0)[words.PHASE] == Phase.WAIT
+            return status.control(row)[words.PHASE] == Phase.WAIT
 
         try:
-            workers.add(worker_specs(decided, tmp_path, [ring], time.monotonic())["sampler-0"])
+            workers.add(run.specs["sampler-0"])
             poll(resting, what="rest")
             os.kill(workers.pids()["sampler-0"], signal.SIGKILL)
             poll(lambda: resting() and workers.restarts == 1, what="rest of the second")
-            beat = int(status.control(0)[words.HEARTBEAT])
-            poll(lambda: resting() and status.control(0)[words.HEARTBEAT] > beat + 5, what="beats")
-            assert status.named_slots(0, "sampler")["env_steps"] == 0
+            beat = int(status.control(row)[words.HEARTBEAT])
+            poll(lambda: resting() and status.control(row)[words.HEARTBEAT] > beat + 5, what="beats")
+            assert status.named_slots(row, "sampler")["env_steps"] == 0
             status.header[words.ACTIVE_SAMPLERS] = 1
-            poll(lambda: (workers.watch(), status.named_slots(0, "sampler")["env_steps"] > 0)[1], what="work")
+            poll(lambda: (workers.watch(), status.named_slots(row, "sampler")["env_steps"] > 0)[1], what="work")
             assert workers.restarts == 1
         finally:
             workers.stop(hurry=lambda: True, on_messages=lambda messages: None)
@@ -518,12 +522,12 @@ def test_a_run_gives_way_to_a_busy_process_and_takes_back_when_it_ends(tmp_path,
     monkeypatch.setattr(cpu_governor, "RETURN_S", 3)
     run_dir = RunDir.create(tmp_path, "run")
     script = Script(run_dir)
-    monkeypatch.setattr(mode, "GovernorLoop", lambda plan, status, on_event: GovernorLoop(
+    monkeypatch.setattr(supervisor, "GovernorLoop", lambda plan, status, on_event: GovernorLoop(
         plan, status, on_event, reader=OnlyThese(script.processes)))
     try:
         with Interrupts() as interrupts:
             short = plan(stop={"seconds": PATIENCE_S}, evaluation={"episodes": 1})
-            outcome = mode.run_mode(short, run_dir, script, interrupts)
+            outcome = run_mode(short, run_dir, script, interrupts)
     finally:
         script.end()
         run_dir.close()

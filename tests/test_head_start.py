@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ from harness import PATIENCE_S, PENDULUM, REPO, Run, poll, train
 from spreeze.machine.hardware import read_machine
 from spreeze.runtime.launcher import Prewarm, RunContext, WorkerSpec
 from spreeze.transport.status_table import StatusTable
+from spreeze.types import Jsonable
 from spreeze.workers.main import place, receive
 from spreeze.workers.roles import Address
 
@@ -99,6 +101,11 @@ def test_no_process_is_begun_where_none_is_wanted():
         assert len(held.nonce) == 16
 
 
+@dataclass(frozen=True)
+class LearnerJob(Jsonable):
+    """Lacks all fields of the real one."""
+
+
 class _Started:
     """A learner's start by a ``Prewarm``, whose job no learner can read: it ends with an error at once."""
 
@@ -107,7 +114,8 @@ class _Started:
         self._status = StatusTable.create(1)
         run_context = RunContext(run_dir=tmp_path, status_fd=self._status.block.fd, status_rows=1,
                                  nonce=nonce or held.nonce)
-        self.child = held.start(WorkerSpec(address=Address("learner"), row=0, job={}, threads=threads), run_context)
+        spec = WorkerSpec(address=Address("learner"), row=0, job=LearnerJob(), threads=threads)
+        self.child = held.start(spec, run_context)
 
     def __enter__(self):
         return self

@@ -5,7 +5,7 @@ import sys
 import psutil
 import pytest
 
-from spreeze.workers.learner import malloc_trim
+from spreeze.workers.torch_devices import malloc_trim
 
 
 def _private_bytes():

@@ -16,17 +16,15 @@ from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, Settings, resolve
 from spreeze.errors import ConfigError
 from spreeze.metrics.table import SLOTS
-from spreeze.modes.impact import worker_specs
+from spreeze.modes import assemble
+from spreeze.runtime.assembly import assembled
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport.rollouts import Rollouts
+from spreeze.transport.rollouts import Rollouts, RolloutsHandle
 from spreeze.transport.shared_memory import Wakeup
-from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, TeamSpec
-from spreeze.workers import learner as workers_learner
-from spreeze.workers import torch_devices
+from spreeze.workers import feeds, torch_devices
 from spreeze.workers.collectors import SamplerStats
-from spreeze.workers.jobs import BufferLearnerJob
-from spreeze.workers.rollout_workers import _BufferSampler
+from spreeze.workers.samplers import _BufferSampler
 
 SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
                max_episode_steps=500, reward_threshold=None, num_actions=2)  # fmt: skip
@@ -135,21 +133,19 @@ def plan(samplers, *argv):
 
 def learner_job(one, folder):
     """The learner's job, and an end to what it refers to."""
-    with contextlib.ExitStack() as stack:
-        rollouts, policies, wakeup = (stack.enter_context(contextlib.closing(made)) for made in (
-            Rollouts.create(one.rollout_spec()), VersionedParameters.create(), Wakeup.create()))
-        return worker_specs(one, folder, rollouts, 0.0, wakeup, policies)["learner"].job
+    with assembled(assemble, one, folder, 0.0) as run:
+        return run.specs["learner"].job
 
 
 @pytest.mark.parametrize(("samplers", "slots"), [(1, 4), (2, 4), (3, 6), (16, 16)])
 def test_each_sampler_has_equally_many_rollouts_and_the_learner_knows_how_many_there_are(samplers, slots, tmp_path):
     one = plan(samplers, "--algo", "impact", "--set", "impact.slots=4", "--sync-interval", "4")
-    assert learner_job(one, tmp_path)["algorithm"]["slots"] == one.buffer_slots == slots
+    assert learner_job(one, tmp_path).algorithm["slots"] == one.buffer_slots == slots
 
 
 def test_the_learner_computes_with_the_kernels_that_its_batches_ask_for(tmp_path, monkeypatch):
     one = plan(1, "--algo", "impact", "--sync-interval", "8", "--set", "impact.hidden_sizes=[256,256]")
-    job, seen = BufferLearnerJob.from_json(learner_job(one, tmp_path)), []
+    job, seen = learner_job(one, tmp_path), []
 
     class Noting:
         def __init__(self, *arguments):
@@ -160,11 +156,13 @@ def test_the_learner_computes_with_the_kernels_that_its_batches_ask_for(tmp_path
 
     monkeypatch.setattr(torch_devices, "mkl_lacks_avx512", lambda: True)
     monkeypatch.setattr(torch_devices, "_matmuls_round", lambda: False)
-    monkeypatch.setattr(workers_learner, "_BufferLearner", Noting)
+    monkeypatch.setattr(feeds, "BufferFeed", lambda context, job, rollouts: None)
+    monkeypatch.setattr(feeds, "Learner", Noting)
     with contextlib.closing(Rollouts.create(one.rollout_spec())) as rollouts:
         for batch_size in (one.batch_size, one.batch_size - 1):
-            workers_learner.run_buffer_learner(None, dataclasses.replace(
-                job, rollouts_fd=os.dup(rollouts.fd), batch_size=batch_size))
+            feeds.learn_from_buffer(None, dataclasses.replace(
+                job, rollouts=RolloutsHandle(fds=(os.dup(rollouts.handle.fds[0]),), spec=rollouts.spec),
+                batch_size=batch_size))
     assert seen == ["bf16", "ieee"]
 
 

@@ -19,7 +19,7 @@ from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, Rol
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, reset_seed
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
-from spreeze.workers.rollout_workers import Inference, MailboxClient
+from spreeze.workers.samplers import Inference, MailboxClient
 
 T, ROLLOUT_SAMPLERS, ENVS = 5, 2, 2
 INTERVALS = 6

@@ -25,15 +25,10 @@ KNOBS = (Knob(name="{NAME}", label="publish", words="weights every {{}} s",
               candidates=lambda problem, here: (0.1, 2.0), remark=lambda problem, setting: "made up for a test"),)
 '''
 MODE = '''
-from spreeze.config.modes import REPLAY_KNOBS, REPLAY_STAGES, Mode, Wiring, find_mode
-from spreeze.modes import load_mode
+from spreeze.config.modes import REPLAY_KNOBS, REPLAY_STAGES, Mode, Wiring
 
-MODES = (Mode(name="made-up", doc="the mode spreeze under another name", module=__name__,
+MODES = (Mode(name="made-up", doc="the mode spreeze under another name",
               replay=Wiring(stages=REPLAY_STAGES, knobs=(*REPLAY_KNOBS, "learner.publish_interval_s"))),)
-
-
-def run_mode(plan, run_dir, view, interrupts, start=None):
-    return load_mode(find_mode("spreeze")).run_mode(plan, run_dir, view, interrupts)
 '''
 PINNED = (
     "--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "32",

@@ -19,8 +19,9 @@ from spreeze.envs.probe import probe_env
 from spreeze.machine.hardware import CoreFacts, read_machine
 from spreeze.machine.processes import LOW_PRIORITY
 from spreeze.metrics.table import Phase
-from spreeze.modes.spreeze import open_memory, status_rows, worker_specs
+from spreeze.modes import assemble
 from spreeze.runtime import launcher
+from spreeze.runtime.assembly import assembled
 from spreeze.runtime.launcher import Launcher, Prewarm, RunContext, leads
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import status_table as words
@@ -62,17 +63,16 @@ def worker(folder, make, *, gives_way=False):
     values = {"sac": {"hidden_sizes": [8]}, "learner": {"batch_size": 8}, "replay": {"capacity": 20_000}}
     plan = RunPlan(settings=resolve([Layer("test", values)]), spec=probe_env("Pendulum-v1", steps=0).spec, samplers=1,
                    free_core=False)  # fmt: skip
-    rows = len(status_rows(1))
     with contextlib.ExitStack() as stack:
         launcher = make()
         if isinstance(launcher, Prewarm):
             stack.enter_context(launcher)
-        status, rings = stack.enter_context(open_memory(plan, folder, rows))
-        run_context = RunContext(run_dir=folder, status_fd=status.block.fd, status_rows=rows,
+        run = stack.enter_context(assembled(assemble, plan, folder, time.monotonic()))
+        run_context = RunContext(run_dir=folder, status_fd=run.status.block.fd, status_rows=run.status.num_rows,
                                  nonce=getattr(launcher, "nonce", "contract"), gives_way=gives_way)
-        process = launcher.start(worker_specs(plan, folder, rings, time.monotonic())["learner"], run_context)
+        process = launcher.start(run.specs["learner"], run_context)
         try:
-            yield process, status
+            yield process, run.status
         finally:
             process.kill_and_wait()
             process.close()

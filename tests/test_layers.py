@@ -27,12 +27,14 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PAGE_IMPORTS = {"config", "dashboard", "envs", "errors", "formatting", "machine", "metrics", "run_directory", "types"}
 TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/own_network.py", "workers/learner.py",
-         "workers/replay_trainer.py", "workers/gpu_replay.py", "workers/torch_devices.py", "tuner/update_probe.py",
+         "workers/feeds.py", "workers/replay_trainer.py", "workers/gpu_replay.py", "workers/torch_devices.py",
+         "tuner/update_probe.py",
          "runtime/metric_sinks.py", "modes/serial.py", "transport/gloo_gossip.py", "bench/")  # fmt: skip
 TORCH_FREE = ("algorithms.sac", "algorithms.td3", "algorithms.dqn", "algorithms.qmix", "algorithms.ppo",
-              "algorithms.a2c", "algorithms.impact", "workers.main", "workers.sampler", "workers.rollout_workers",
-              "workers.evaluator", "workers.visualizer", "runtime.supervisor", "modes.spreeze",
-              "modes.hts", "api", "train", "cli.train", "cli.tune", "cli.evaluate", "cli.play", "cli.runs",
+              "algorithms.a2c", "algorithms.impact", "workers.main", "workers.samplers",
+              "workers.evaluator", "workers.visualizer", "runtime.supervisor", "modes.replay",
+              "modes.paced_rollouts", "modes.buffer", "api", "train", "cli.train", "cli.tune", "cli.evaluate",
+              "cli.play", "cli.runs",
               "cli.export",
               "__main__")  # fmt: skip
 

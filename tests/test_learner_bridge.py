@@ -11,11 +11,12 @@ from spreeze.config.layers import Layer, resolve
 from spreeze.runtime.cluster import host_run
 from spreeze.runtime.cluster.gateway import GatewayActor
 from spreeze.runtime.cluster.host_run import HostRun, HostRunJob
-from spreeze.runtime.cluster.learner_bridge import LearnerBridge, LearnerBridgeJob
+from spreeze.runtime.cluster.learner_bridge import LearnerBridge
 from spreeze.runtime.cluster.ray_nodes import Node
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.gossip import GlooPlace, create_secret
 from spreeze.types import EnvSpec
+from spreeze.workers.jobs import LearnerBridgeJob
 
 SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,),
                action_high=(1.0,), max_episode_steps=500, reward_threshold=None, num_actions=2)  # fmt: skip

@@ -13,14 +13,15 @@ from harness import PATIENCE_S, poll
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
-from spreeze.modes import spreeze
+from spreeze.modes import assemble
 from spreeze.run_directory import remove_leftovers
+from spreeze.runtime.assembly import assembled
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner import measure, trials
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
-from spreeze.tuner.trials import Pace, RolloutTrial, Trial
+from spreeze.tuner.trials import REPLAY, ROLLOUTS, Pace, Trial
 
 
 def _learner(batch_size=32, threads=1, device="cpu", precision="float32"):
@@ -63,7 +64,8 @@ def _joint(learner=SMALL, samplers=1, ratio=0.0):
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr(Trial, "pace", Pace(repeats=5, settle_s=(0.1, 0.1), window_s=(0.3, 0.3)))
+    pace = Pace(repeats=5, settle_s=(0.1, 0.1), window_s=(0.3, 0.3))
+    monkeypatch.setattr(measure, "REPLAY", REPLAY._replace(pace=pace))
     monkeypatch.setattr(measure, "_LONGEST_START_S", 100.0)  # other tests may keep the machine busy
     monkeypatch.setattr(measure, "_LONGEST_REPEAT_S", 0.06)
 
@@ -178,7 +180,7 @@ def test_settings_that_differ_in_samplers_share_one_group(pendulum, short):
     assert {rate.setting for rate in rates} == set(settings)
     for rate in rates:
         assert rate.failure is None
-        assert len(rate.env_steps_per_s) == len(rate.updates_per_s) == len(rate.cpu_share) == Trial.pace.repeats
+        assert len(rate.env_steps_per_s) == len(rate.updates_per_s) == len(rate.cpu_share) == REPLAY.pace.repeats
         assert rate.ran
         assert 0 < rate.cpu < 1.6
         assert rate.memory_bytes > 10**7
@@ -189,15 +191,14 @@ def test_settings_that_differ_in_samplers_share_one_group(pendulum, short):
 @pytest.mark.parametrize("ratio", [0.0, 64.0])
 def test_the_samplers_of_a_trial_are_told_the_asked_ratio(pendulum, tmp_path, ratio):
     plan = trials.replay_plan(pendulum, _joint(ratio=ratio), 10**9)
-    with spreeze.open_memory(plan, tmp_path, 2) as (_, rings):
-        job = spreeze.worker_specs(plan, tmp_path, rings, 0.0)["sampler-0"].job
-    assert job["limiter"]["minimum"] == ratio
+    with assembled(assemble, plan, tmp_path, 0.0) as run:
+        assert run.specs["sampler-0"].job.limiter.minimum == ratio
 
 
 def test_samplers_wait_at_the_asked_ratio_once_their_lead_is_used_up(pendulum, short):
     held = _joint(ratio=64.0)
     candidate = TrialResult(stage="joint", setting=held)
-    with Trial(pendulum, [candidate], _deaf, usable_cores=2.0, memory_cap_bytes=4 * 10**9,
+    with Trial(REPLAY, pendulum, [candidate], _deaf, usable_cores=2.0, memory_cap_bytes=4 * 10**9,
                      interrupts=Interrupts()) as trial:
         trial.start()
         trial.begin(PATIENCE_S)
@@ -265,7 +266,7 @@ def test_a_wish_to_stop_ends_everything_at_once(pendulum, stage):
 
 def test_a_wish_to_stop_ends_a_window_that_waits_for_a_rollout_s_end():
     candidates = [TrialResult(stage="rollout", setting=Setting({}))]
-    trial = RolloutTrial(None, candidates, _deaf, usable_cores=1.0, memory_cap_bytes=1, interrupts=Interrupts())
+    trial = Trial(ROLLOUTS, None, candidates, _deaf, usable_cores=1.0, memory_cap_bytes=1, interrupts=Interrupts())
     trial.edge_s, trial._mark, trial._interrupts.count = PATIENCE_S, lambda: 1, 1
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
@@ -348,7 +349,8 @@ def test_what_was_measured_while_the_tuner_was_stopped_is_measured_again(pendulu
     assert len(answers) == 2
     clock.readings = 0
     candidate = TrialResult(stage=trials.JOINT, setting=_joint())
-    trial = Trial(pendulum, [candidate], _deaf, usable_cores=1.0, memory_cap_bytes=10**9, interrupts=Interrupts())
+    trial = Trial(REPLAY, pendulum, [candidate], _deaf, usable_cores=1.0, memory_cap_bytes=10**9,
+                  interrupts=Interrupts())
     for name, value in {"_prepare": windows.append, "_pass_time": _deaf, "_cpu_s": float,
                         "_edge": lambda: (clock(), (1000.0 * clock.now_s, 10.0 * clock.now_s))}.items():
         monkeypatch.setattr(trial, name, value)

@@ -1,4 +1,4 @@
-"""What a new mode costs: one file with its declaration and ``run_mode``. Nothing of Spreeze is changed for it."""
+"""A new mode is one file with its declaration. Nothing of Spreeze is changed for it."""
 
 import json
 import sys
@@ -13,15 +13,17 @@ from spreeze.config.modes import DECLARED, Wiring, find_mode, modes, recorded, w
 from spreeze.config.schema import PARTS
 from spreeze.errors import ConfigError
 from spreeze.metrics.table import TABLE
-from spreeze.modes import load_mode
+from spreeze.modes import assemble
+from spreeze.runtime.assembly import assembled
+from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.run import check_tunable
 from spreeze.types import EnvSpec
 
 NAME, MODULE = "made-up", "made_up_mode"
 SOURCE = f'''
-from spreeze.config.modes import Mode, Stage, Wiring, find_mode
+from spreeze.config.modes import Mode, Stage, Wiring
 from spreeze.metrics.table import TABLE
-from spreeze.modes import load_mode
+from spreeze.modes import serial
 
 STAGES = (Stage(title="Made-up samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
           Stage(title="Made-up learner", split="learner", items=("updates_per_s",)))
@@ -31,7 +33,7 @@ MODES = (Mode(name="{NAME}", doc="the serial mode under another name", module=__
 
 def run_mode(plan, run_dir, view, interrupts, start=None):
     view.note("the made-up mode runs")
-    return load_mode(find_mode("serial")).run_mode(plan, run_dir, view, interrupts)
+    return serial.run_mode(plan, run_dir, view, interrupts)
 '''
 SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
                max_episode_steps=500, reward_threshold=None)  # fmt: skip
@@ -53,7 +55,6 @@ def asked(*argv):
 def test_a_mode_of_an_imported_module_passes_every_check_of_the_command_line(module):
     config = asked("--mode", NAME, "--import", module)
     assert config.mode.module == module
-    assert callable(load_mode(config.mode).run_mode)
     check_algorithm("sac", SPEC, config.mode)
     with pytest.raises(ConfigError, match=f"which mode {NAME} does not have; use --mode serial, --mode hts"):
         check_algorithm("ppo", SPEC, config.mode)
@@ -124,4 +125,28 @@ def test_every_declaration_names_settings_and_figures_that_exist(mode):
             kind = PARTS["impact" if wiring.free_running else "ppo"] if part == "algorithm" else PARTS[part]
             assert name in kind.__dataclass_fields__
     assert mode.doc
-    assert callable(load_mode(mode).run_mode)
+
+
+PATH = """
+from spreeze.config.modes import ROLLOUT_STAGES, Mode, Wiring
+from spreeze.modes import paced_rollouts
+
+MODES = (Mode(name="other-path", doc="a data path of its own", module=__name__,
+              on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1)),)
+
+
+def assemble(run):
+    paced_rollouts.assemble(run)
+    run.inference_worker(0, 7, run.specs["sampler-0"].job)
+"""
+
+
+def test_a_mode_with_a_data_path_of_its_own_says_who_works_and_the_tuner_finds_the_same(module, tmp_path):
+    (tmp_path / f"{MODULE}.py").write_text(PATH)
+    settings = resolve([Layer("user", user_values(build_parser().parse_args(
+        ["--mode", "other-path", "--import", module, "--algo", "ppo"])))])  # fmt: skip
+    plan = RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False)
+    with assembled(assemble, plan, tmp_path / "run", 0.0) as run:
+        assert list(run.specs) == ["learner", "sampler-0", "inference-7", "evaluator", "visualizer"]
+        assert [spec.row for spec in run.specs.values()] == [0, 1, 2, 3, 4]
+        assert run.status.num_rows == 5

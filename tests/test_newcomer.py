@@ -39,7 +39,7 @@ ALGORITHMS = (AlgorithmRow(name="made_up", config=MadeUpConfig, continuous=MadeU
     Mode(name="made-up", module="spreeze.modes.made_up", doc="made up",
          replay=Wiring(stages=REPLAY_STAGES, knobs=REPLAY_KNOBS)),
     """),
-        "modes/made_up.py": "def run_mode(plan, run_dir, view, interrupts, start=None):\n    return None\n"},
+        "modes/made_up.py": "def assemble(run):\n    run.append('made up')\n"},
     "a knob of the tuner": {
         "tuner/knobs.py": ("\nKNOBS = (", """
     Knob(name="learner.publish_interval_s", label="publish", words="weights every {} s",
@@ -55,14 +55,13 @@ ALGORITHMS = (AlgorithmRow(name="made_up", config=MadeUpConfig, continuous=MadeU
 """)},
     "a kind of worker": {
         "workers/roles.py": ("_ALL = (", """
-    Role(name="madeup", several=True, lost=Loss.NEVER, limit=_WATCHER,
-         bodies={"madeup": Body("spreeze.workers.madeup", "run_made_up", "MadeUpJob")}),"""),
+    Role(name="madeup", several=True, lost=Loss.NEVER, limit=_WATCHER),"""),
         "workers/madeup.py": """
-from spreeze.types import Jsonable
+from spreeze.workers.jobs import Job
 
 
-class MadeUpJob(Jsonable):
-    pass
+class MadeUpJob(Job):
+    code = "spreeze.workers.madeup:run_made_up"
 
 
 def run_made_up(context, job):
@@ -101,9 +100,14 @@ from spreeze.cli.train import _fixed
 assert "made_up.bonus" in _fixed(config)
 
 # a mode
-from spreeze.modes import load_mode
+from types import SimpleNamespace
+from spreeze.modes import assemble
 assert find_mode("made-up") in DECLARED
-assert load_mode(config.mode).run_mode(None, None, None, None) is None
+class Run(list):
+    plan = SimpleNamespace(config=config)
+run = Run()
+assemble(run)
+assert run == ["made up"]
 
 # a knob
 from spreeze.tuner.knobs import knobs_of
@@ -131,11 +135,13 @@ assert {"--made-up=7", "--set=made_up.bonus=2.5"} <= {*control.arguments(request
 from spreeze.machine.processes import is_worker
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.roles import BODIES, Address, role_of
+from spreeze.workers.madeup import MadeUpJob
+from spreeze.workers.main import load_named
+from spreeze.workers.roles import Address, role_of
 address = Address("madeup", index=3)
 assert address.name == "madeup-3" and role_of(address.name).name == "madeup" and is_worker(address.name)
 WorkerContext(address, StatusTable.create(1), 0, None).close()
-__import__(BODIES["madeup"].module)
+assert load_named(MadeUpJob.code)(None, None) is None
 
 # a family of tasks: the page's request above has taken its id
 from spreeze.envs.make import make_env

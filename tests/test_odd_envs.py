@@ -17,9 +17,9 @@ from spreeze.errors import ConfigError, EnvironmentError_, ResourceError, descri
 from spreeze.machine import last_words
 from spreeze.machine.last_words import Log, ending, oom_kills, words_of
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
+from spreeze.runtime.assembly import Assembly
 from spreeze.runtime.environment_limits import allowed, untunable_env
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.supervisor import turn_evaluation_job, watcher_specs
 from spreeze.transport.weights import WeightsStore
 
 MODULE = "odd_envs"
@@ -323,10 +323,11 @@ def test_a_target_needs_evaluations():
 def test_who_evaluates(tmp_path, alone, enabled, watchers, in_turn):
     settings = resolve([Layer(USER, {"evaluation": {"enabled": enabled}, "sampling": {"start_deadline_s": 300.0}})])
     plan = RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False, alone=alone, room=1)
-    specs = watcher_specs(plan, tmp_path, 3)
-    assert set(specs) == watchers
-    assert {spec.start_deadline_s for spec in specs.values()} == {300.0}
-    assert (turn_evaluation_job(plan, tmp_path) is not None) == in_turn
+    with Assembly(plan, tmp_path, 0.0) as run:
+        run.complete()
+        assert set(run.specs) == watchers
+        assert {spec.start_deadline_s for spec in run.specs.values()} == {300.0}
+        assert (run.turn_evaluation is not None) == in_turn
 
 
 @pytest.mark.parametrize("mode", ["spreeze", "hts", "impact"])

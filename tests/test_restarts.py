@@ -4,7 +4,8 @@ import pytest
 
 from spreeze.metrics.table import SLOTS
 from spreeze.runtime.supervisor import Restarts
-from spreeze.workers.roles import BODIES, ROLES, RestartLimit
+from spreeze.workers import jobs
+from spreeze.workers.roles import ROLES, RestartLimit
 
 
 def _failures(limit, times):
@@ -58,13 +59,13 @@ def test_pauses_have_an_upper_bound():
 
 def test_the_table_of_roles_is_the_whole_truth_about_each():
     assert set(ROLES) == set(SLOTS) - {"host"}, "the row of another host has no process here"
-    assert all(name == role.name and name in role.bodies for name, role in ROLES.items())
-    assert sum(len(role.bodies) for role in ROLES.values()) == len(BODIES)
+    assert all(name == role.name for name, role in ROLES.items())
 
 
-@pytest.mark.parametrize("name", sorted(BODIES))
-def test_every_body_can_be_loaded_by_its_row(name):
-    body = BODIES[name]
-    module = importlib.import_module(body.module)
-    assert callable(getattr(module, body.function))
-    assert callable(getattr(module, body.job).from_json)
+JOBS = [one for name, one in vars(jobs).items() if name.endswith("Job") and hasattr(one, "code")]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_job_names_a_function_that_can_be_loaded(job):
+    module, _, function = job.code.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))

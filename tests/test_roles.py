@@ -1,17 +1,13 @@
 """The table of roles: who waits for whom in each mode, and at which priority."""
 
-import contextlib
-import importlib
-
 import pytest
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import modes
 from spreeze.envs.probe import probe_env
 from spreeze.machine.processes import LOW_PRIORITY
-from spreeze.modes import gala, hts, impact, spreeze
-from spreeze.run_directory import RunDir
-from spreeze.runtime.interrupts import Interrupts
+from spreeze.modes import assemble
+from spreeze.runtime.assembly import assembled
 from spreeze.runtime.plan import RunPlan
 from spreeze.workers.roles import ROLES
 
@@ -29,36 +25,20 @@ def test_every_mode_is_tried():
     assert {mode for mode, _, _ in RUNS} == set(modes())
 
 
-class _NoView:
-    def update(self, snapshot):
-        """Nothing is shown."""
-
-    note = update
-
-
-def specs_of(tmp_path, monkeypatch, mode, algo, values):
+def specs_of(tmp_path, mode, algo, values):
     """The workers that a mode would start, without starting them."""
     learners = 2 if mode in ("gala", "tianji") else 1
     values = {"run": {"algo": algo, "mode": mode, "learners": learners}, **values}
     plan = RunPlan(settings=resolve([Layer("test", values)]), spec=SPEC, samplers=2, free_core=False,
                    inference_workers=values.get("rollout", {}).get("inference_workers", 0))  # fmt: skip
-    found = {}
-
-    def run_workers(plan, run_dir, recorder, interrupts, launcher, wired):
-        with wired as parts:
-            found.update(parts.specs)
-
-    for module in (gala, hts, impact, spreeze):  # the other modes run one of these
-        monkeypatch.setattr(module, "run_workers", run_workers)
-    with contextlib.closing(RunDir.create(tmp_path, "run")) as run_dir, Interrupts() as interrupts:
-        importlib.import_module(modes()[mode].module).run_mode(plan, run_dir, _NoView(), interrupts)
-    return found
+    with assembled(assemble, plan, tmp_path, 0.0) as run:
+        return run.specs
 
 
 @pytest.mark.parametrize(("mode", "algo", "values"), RUNS)
-def test_no_worker_that_others_wait_for_has_a_lower_priority_than_they(tmp_path, monkeypatch, mode, algo, values):
+def test_no_worker_that_others_wait_for_has_a_lower_priority_than_they(tmp_path, mode, algo, values):
     """Beside a program that computes it would starve, and those that wait with it."""
-    roles = {spec.role.name: spec.role for spec in specs_of(tmp_path, monkeypatch, mode, algo, values).values()}
+    roles = {spec.role.name: spec.role for spec in specs_of(tmp_path, mode, algo, values).values()}
     assert roles.keys() >= {"learner"} | WATCHERS
     assert any(role.steps for role in roles.values())
     for gives_way in (False, True):

@@ -189,7 +189,7 @@ def test_a_checkpoint_of_other_sizes_is_refused(rollouts, columns, changed):
 def test_blocks_of_other_sizes_are_not_attached(rollouts):
     smaller = RolloutSpec(**(SPEC.to_json() | {"obs_shape": (2,), "sync_interval": 2}))
     with pytest.raises(TransportError, match="bytes of arrays"):
-        Rollouts.attach(os.dup(rollouts.fd), smaller)
+        Rollouts.attach(os.dup(rollouts.handle.fds[0]), smaller)
 
 
 def test_questions_are_pending_until_answered_and_answers_come_back_to_their_environment():

@@ -11,7 +11,7 @@ from spreeze.config.layers import Layer, from_toml, resolve
 from spreeze.envs.probe import probe_env
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import METRICS, by_name
-from spreeze.modes.spreeze import run_mode
+from spreeze.modes import run_mode
 from spreeze.run_directory import RunDir
 from spreeze.runtime import supervisor
 from spreeze.runtime.interrupts import Interrupts

@@ -30,16 +30,16 @@ from spreeze.bench.runs import Say, in_turn, ratio_row, time_row, until_target
 from spreeze.bench.sampling import publish_policy, task_plan
 from spreeze.envs.task import make_task
 from spreeze.errors import SpreezeError
-from spreeze.runtime.cluster.bridge import Bridge, BridgeJob
-from spreeze.runtime.cluster.host import HostJob
+from spreeze.runtime.cluster.bridge import Bridge
 from spreeze.runtime.cluster.ray_nodes import LocalCluster, Nodes, check_installed, joined, local_environment
 from spreeze.testing import NUMBERED_ID, count_numbered
 from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.replay_ring import ReplayRing, RingHandle, RingSpec
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.context import WorkerContext
+from spreeze.workers.jobs import BridgeJob, HostJob
 from spreeze.workers.roles import Address
 
 PARTS = ("scale", "cost", "weights", "kill", "link", "target")
@@ -128,8 +128,9 @@ class _Driver:
         context.send = self._note  # type: ignore[method-assign]
         host = HostJob(spec=spec, layout=layout, n_step=1, gamma=0.99, nan_policy="drop", seed=1, samplers=1,
                        envs_per_sampler=envs)
-        job = BridgeJob(address="", run_dir=str(folder), ring=self.ring.spec, ring_fd=os.dup(self.ring.block.fd),
-                        first_shard=1, host=host, limiter=RateLimiter(float(limited), 1e9, 1, 1, 1),
+        job = BridgeJob(address="", run_dir=str(folder), first_shard=1,
+                        replay=RingHandle(fds=(os.dup(self.ring.fd),), spec=self.ring.spec),
+                        host=host, limiter=RateLimiter(float(limited), 1e9, 1, 1, 1),
                         host_rows=tuple(range(hosts)))
         self.ring.begin_learning()
         self.context, self.hosts, self.bridge = context, hosts, Bridge(context, job, nodes)

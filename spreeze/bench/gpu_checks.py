@@ -43,11 +43,12 @@ from spreeze.formatting import size
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
+from spreeze.modes.replay import ReplayData
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, torn_rows
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, JOINT, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
-from spreeze.tuner.trials import Trial
+from spreeze.tuner.trials import REPLAY, Trial
 from spreeze.types import EnvSpec, Jsonable, RowLayout, TeamSpec, TransitionBatch
 from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.gpu_replay import CudaGraph, GpuReplay
@@ -351,7 +352,7 @@ def _sampled_ring() -> Iterator[ReplayRing]:
     candidate, failures = TrialResult(stage=JOINT, setting=setting), []
     machine = read_machine()
     with Interrupts() as interrupts, Trial(
-        plan, [candidate], lambda result: failures.append(result.failure), usable_cores=machine.cores.usable,
+        REPLAY, plan, [candidate], lambda result: failures.append(result.failure), usable_cores=machine.cores.usable,
         memory_cap_bytes=machine.memory.usable_bytes, interrupts=interrupts,
     ) as trial:
         trial.attempt(trial.start)
@@ -359,7 +360,9 @@ def _sampled_ring() -> Iterator[ReplayRing]:
         if failures:
             raise SpreezeError(f"no sampler runs: {failures[0]}")
         trial.go_on()
-        yield trial.ring
+        (data,) = trial.run.data
+        assert isinstance(data, ReplayData)
+        yield data.ring
 
 
 def failed_capture(place: Place) -> Finding:

@@ -25,13 +25,12 @@ from spreeze.errors import WorkerError
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import median
 from spreeze.metrics.store import MetricsReader
-from spreeze.modes.spreeze import open_memory, worker_specs
+from spreeze.modes import assemble
+from spreeze.modes.replay import ReplayData
+from spreeze.runtime.assembly import Assembly, assembled
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.supervisor import ProcessSupervisor
-from spreeze.transport.replay_ring import ReplayRing
-from spreeze.transport.status_table import StatusTable
-from spreeze.tuner.trials import counters
 
 _OUTSIDE_S = 240.0
 """What a run may take beyond its own time: tuning, start and end."""
@@ -173,8 +172,8 @@ def _learning(documents: list[Document], **more: Any) -> list[Row]:
 class WorkerGroup:
     """Workers of a run, of whom only those work that a measurement is about; the others are stopped by SIGSTOP."""
 
-    def __init__(self, workers: ProcessSupervisor, status: StatusTable, ring: ReplayRing, samplers: int) -> None:
-        self.workers, self.status, self.ring, self._samplers = workers, status, ring, samplers
+    def __init__(self, workers: ProcessSupervisor, run: Assembly) -> None:
+        self.workers, self._run = workers, run
 
     def pass_time(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Watches them for so long, or until the condition is true.
@@ -200,15 +199,15 @@ class WorkerGroup:
     def rates(self, seconds: float) -> tuple[float, float]:
         """(env steps, updates) a second over that time."""
         self.pass_time(_SETTLE_S)
-        before, start = counters(self.status, self._samplers), time.monotonic()
+        before, start = self._run.counters(), time.monotonic()
         self.pass_time(seconds)
-        after, took_s = counters(self.status, self._samplers), time.monotonic() - start
+        after, took_s = self._run.counters(), time.monotonic() - start
         return (after[0] - before[0]) / took_s, (after[1] - before[1]) / took_s
 
     def begun(self, env_steps: int = _FIRST_STEPS) -> bool:
         """Whether each sampler has taken so many env steps."""
-        return all(float(self.status.named_slots(index, "sampler")["env_steps"]) >= env_steps
-                   for index in range(self._samplers))
+        return all(self._run.slots(spec)["env_steps"] >= env_steps
+                   for spec in self._run.specs.values() if spec.role.steps)
 
 
 @contextlib.contextmanager
@@ -216,17 +215,18 @@ def worker_group(plan: RunPlan, roles: Collection[str]) -> Iterator[WorkerGroup]
     """Workers of these roles of the run that ``plan`` describes; they have ended when this ends."""
     from spreeze.bench.sampling import let_sample, publish_policy, run_folder  # takes torch along
 
-    num_rows = plan.samplers + 3
-    with run_folder() as folder, open_memory(plan, folder, num_rows) as (status, (ring,)):
-        run_context = RunContext(run_dir=folder, status_fd=status.block.fd, status_rows=num_rows,
+    with run_folder() as folder, assembled(assemble, plan, folder, time.monotonic()) as run:
+        run_context = RunContext(run_dir=folder, status_fd=run.status.block.fd, status_rows=run.status.num_rows,
                                  nonce=secrets.token_hex(8))
-        workers = ProcessSupervisor(run_context, status, on_event=lambda level, text: None)
-        found = WorkerGroup(workers, status, ring, plan.samplers)
+        workers = ProcessSupervisor(run_context, run.status, on_event=lambda level, text: None)
+        found = WorkerGroup(workers, run)
         try:
             if "learner" not in roles:
                 publish_policy(plan, folder)
-                let_sample(ring, status)
-            for spec in worker_specs(plan, folder, [ring], time.monotonic()).values():
+                (data,) = run.data
+                assert isinstance(data, ReplayData)
+                let_sample(data.ring, run.status)
+            for spec in run.specs.values():
                 if spec.role.name in roles:
                     workers.add(spec)
             yield found

@@ -31,9 +31,10 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.collectors import TransitionCollector
 from spreeze.workers.context import WorkerContext
+from spreeze.workers.jobs import SamplerJob
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
-from spreeze.workers.sampler import SamplerJob, SamplerLoop
+from spreeze.workers.samplers import SamplerLoop
 
 _TURN_S = 0.05
 """The sampler and the bare loop take turns this long, so that a slow moment of the machine meets them alike."""
@@ -149,7 +150,7 @@ def real_sampler(
     let_sample(ring, status)
     job = SamplerJob(
         run_dir=str(run_dir), spec=plan.spec, index=0, seed=seed, num_envs=num_envs, n_step=config.algorithm.n_step,
-        gamma=config.algorithm.gamma, nan_policy="drop", ring_fd=ring.block.fd, ring=ring.spec,
+        gamma=config.algorithm.gamma, nan_policy="drop", replay=ring.handle,
         limiter=RateLimiter(8.0, 512.0, 0, 256, num_envs * ring.spec.num_shards),
     )
     sink = ShardWriter(ring, 0)

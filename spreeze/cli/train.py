@@ -48,7 +48,7 @@ from spreeze.machine.hardware import Machine, check_precision, memory_limits, na
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import ENDS_WITH, is_stopped
 from spreeze.metrics.tuning_record import PROGRESS
-from spreeze.modes import load_mode
+from spreeze.modes import run_mode
 from spreeze.run_directory import (
     RunDir,
     ask,
@@ -446,7 +446,7 @@ def _run(
             view.note(f"run directory {run_dir.path}")
             for key, reason in plan.reasons.items():
                 view.note(f"{key}: {reason}")
-            outcome = load_mode(plan.config.mode).run_mode(plan, run_dir, view, interrupts, launcher)
+            outcome = run_mode(plan, run_dir, view, interrupts, launcher)
         document = summary(plan, outcome, run_dir.path, machine)
         if tune_record is not None:
             document["tuning"] = {name: tune_record.get(name)

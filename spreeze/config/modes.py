@@ -1,7 +1,7 @@
 """The modes: one declaration each. Config, tuner and page read this table; nothing of a mode is imported for it.
 
-A module that ``--import`` names may declare more of them, as its own ``MODES``. To add a mode that comes with Spreeze,
-write its declaration here and its module, which has ``run_mode`` (see ``spreeze.modes``).
+A module that ``--import`` names may declare more of them, as its own ``MODES``. To add a mode, write its declaration.
+One with a data path of its own also names a module, which has ``assemble`` (see ``spreeze.modes``).
 """
 
 from __future__ import annotations
@@ -43,21 +43,35 @@ class Wiring:
     take rollouts of any age, whose lag is then at least ``lag``."""
     inference_workers: bool = False
     """``rollout.inference_workers`` processes may infer for the samplers of one learner."""
-    several_learners: bool = False
-    """``run.learners`` of them may learn side by side, each with samplers and buffer of its own."""
     mixes: bool = False
     """These learners share what they learn, as ``gala.mixing`` says, and begin with the same parameters."""
     averages: bool = False
     """These learners average their parameters every ``learner.average_interval`` updates, and begin with the same."""
-    other_hosts: bool = False
-    """Samplers of other hosts may take part (``--cluster``)."""
-    other_learners: bool = False
-    """Each other host has learners of its own, which join this one's (``--cluster``)."""
-    balanced: bool = False
-    """As many rows are drawn for each inserted one as in mode serial, and the governor lets as many samplers work as
-    that takes."""
     knobs: tuple[str, ...] = ()
     """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field."""
+
+    @property
+    def several_learners(self) -> bool:
+        """``run.learners`` of them may learn side by side, each with samplers and buffer of its own."""
+        return self.other_learners or self.other_hosts
+
+    @property
+    def other_hosts(self) -> bool:
+        """Samplers of other hosts may take part (``--cluster``)."""
+        return self.lag is None and not self.in_turns and not self.other_learners
+
+    @property
+    def other_learners(self) -> bool:
+        """Each other host has learners of its own, which join this one's (``--cluster``)."""
+        return self.mixes or self.averages
+
+    @property
+    def balanced(self) -> bool:
+        """The limiter holds the samples per insert of mode serial.
+
+        The governor lets as many samplers work as that takes.
+        """
+        return self.averages and self.lag is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +81,9 @@ class Mode:
     name: str
     doc: str
     """What it does, in one line."""
-    module: str
-    """Module with ``run_mode``; imported when the run begins."""
+    module: str = ""
+    """Module with ``assemble(run)``, which puts workers and channels together, or ``run_mode``, which does all by
+    itself; imported when the run begins. Empty: its wiring says all."""
     replay: Wiring | None = None
     """For algorithms that learn from replay; None: it does not run them."""
     on_policy: Wiring | None = None
@@ -125,9 +140,9 @@ BUFFER_KNOBS = (
 )
 DECLARED = (
     Mode(
-        name="spreeze", module="spreeze.modes.spreeze",
+        name="spreeze",
         doc="samplers fill replay in shared memory while the learner takes large batches from it",
-        replay=Wiring(stages=REPLAY_STAGES, several_learners=True, other_hosts=True, knobs=REPLAY_KNOBS),
+        replay=Wiring(stages=REPLAY_STAGES, knobs=REPLAY_KNOBS),
     ),
     Mode(
         name="serial", module="spreeze.modes.serial",
@@ -136,28 +151,25 @@ DECLARED = (
         on_policy=Wiring(stages=ROLLOUT_STAGES, in_turns=True, lag=0),
     ),
     Mode(
-        name="hts", module="spreeze.modes.hts",
+        name="hts",
         doc="samplers fill one storage while the learner learns from the other (HTS-RL)",
         on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, inference_workers=True, knobs=ROLLOUT_KNOBS),
     ),
     Mode(
-        name="impact", module="spreeze.modes.impact",
+        name="impact",
         doc="the learner uses each rollout of a circular buffer several times; waits only bound these uses (IMPACT)",
         on_policy=Wiring(stages=BUFFER_STAGES, lag=1, free_running=True, knobs=BUFFER_KNOBS),
     ),
     Mode(
-        name="gala", module="spreeze.modes.gala",
+        name="gala",
         doc="learners with samplers of their own mix their parameters round a ring, without waiting (GALA)",
-        on_policy=Wiring(stages=GOSSIP_STAGES, lag=0, several_learners=True, mixes=True, other_learners=True,
-                         knobs=GOSSIP_KNOBS),
+        on_policy=Wiring(stages=GOSSIP_STAGES, lag=0, mixes=True, knobs=GOSSIP_KNOBS),
     ),
     Mode(
-        name="tianji", module="spreeze.modes.tianji",
+        name="tianji",
         doc="groups of samplers, data and learner, in balance; the learners average their parameters (TianJi)",
-        replay=Wiring(stages=BALANCED_STAGES, several_learners=True, averages=True, other_learners=True, balanced=True,
-                      knobs=REPLAY_KNOBS),
-        on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, several_learners=True, averages=True, other_learners=True,
-                         inference_workers=True, knobs=ROLLOUT_KNOBS),
+        replay=Wiring(stages=BALANCED_STAGES, averages=True, knobs=REPLAY_KNOBS),
+        on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, averages=True, inference_workers=True, knobs=ROLLOUT_KNOBS),
     ),
 )
 """The modes that come with Spreeze, the default first."""

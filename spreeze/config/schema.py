@@ -44,7 +44,7 @@ def _mixes(wiring: Wiring) -> bool:
 
 
 def _exchanges(wiring: Wiring) -> bool:
-    return wiring.averages or wiring.mixes
+    return wiring.other_learners
 
 
 def _governed(wiring: Wiring) -> bool:

@@ -24,26 +24,24 @@ from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import LOW_PRIORITY, OrphanWatch, lower_priority, own_mark
 from spreeze.metrics.table import SLOTS, Phase
-from spreeze.modes import hts
-from spreeze.modes.spreeze import load_saved_replay
+from spreeze.modes import paced_rollouts
+from spreeze.modes.replay import load_saved_replay
 from spreeze.run_directory import RunDir
+from spreeze.runtime.assembly import Assembly
 from spreeze.runtime.hang_watch import RUN, HangWatch
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, log_file
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder, View
+from spreeze.runtime.supervisor import run_workers
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.weights import Weights
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.context import in_a_row, is_power_of_ten
-from spreeze.workers.evaluator import Evaluation, EvaluatorJob
-from spreeze.workers.learner import (
-    FIRST_CHECKPOINT_S,
-    LearnerFiles,
-    SkippedUpdates,
-    open_on_policy_trainer,
-    run_progress,
-)
+from spreeze.workers.evaluator import Evaluation
+from spreeze.workers.feeds import SkippedUpdates, open_on_policy_trainer, run_progress
+from spreeze.workers.jobs import EvaluatorJob, OnPolicyLearnerJob
+from spreeze.workers.learner import FIRST_CHECKPOINT_S, LearnerFiles
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import open_device
@@ -58,26 +56,27 @@ _MARGIN_S = 5.0
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
-    """Trains in this process until a stop condition or an interrupt; on-policy with several samplers, runs hts."""
+    """Trains in this process until a stop condition or an interrupt; on-policy with several samplers, in workers."""
     on_policy = plan.config.on_policy is not None
     if on_policy and plan.samplers > 1:
-        return hts.run_mode(plan, run_dir, view, interrupts, launcher)
+        return run_workers(paced_rollouts.assemble, plan, run_dir, view, interrupts, launcher)
     lower_priority(LOW_PRIORITY if plan.config.tuning.give_way else 0)
     with contextlib.ExitStack() as stack:
-        memory = stack.enter_context(hts.open_memory(plan, run_dir.path)) if on_policy else None
-        plan = plan if memory is None else hts.continued(plan, memory.rollouts)
         recorder = Recorder(plan, run_dir, view)
         stack.callback(lambda: recorder.close(interrupts.again()))
+        run = stack.enter_context(Assembly(plan, run_dir.path, recorder.started_s))
         stack.enter_context(stdout_to_stderr())
         stack.enter_context(_guarded(plan, run_dir, interrupts))
         hidden_sizes = (plan.config.on_policy or plan.config.algorithm).hidden_sizes
         recorder.outcome.device, pair = stack.enter_context(
             open_device(plan.config.learner, plan.spec, hidden_sizes, plan.batch_size))
         serial = _Serial(plan, run_dir, recorder, interrupts)
-        if memory is not None:
-            serial.run(_Rollouts(serial, memory))
+        if on_policy:
+            data = paced_rollouts.RolloutData(run, 0)
+            recorder.goes_on_from(data.env_steps)
+            serial.run(_Rollouts(serial, data, paced_rollouts.learner_job(run, 0, data)))
         else:
-            ring = stack.enter_context(contextlib.closing(ReplayRing.create(plan.ring_spec())))
+            ring = run.open(lambda: ReplayRing.create(plan.ring_spec()))
             with interrupts.abandonable():
                 load_saved_replay(plan, run_dir.path, ring)
             serial.run(_Replay(serial, ring, pair))
@@ -377,24 +376,21 @@ class _Rollouts:
     saved_ring = None
     refresh_s = 0.0
 
-    def __init__(self, serial: _Serial, memory: hts.Memory) -> None:
-        plan, config, self._rollouts = serial.plan, serial.plan.config, memory.rollouts
+    def __init__(self, serial: _Serial, data: paced_rollouts.RolloutData, job: OnPolicyLearnerJob) -> None:
+        plan, config, self._rollouts = serial.plan, serial.plan.config, data.rollouts
         self._serial = serial
-        self._first_rollout, self._first_updates = memory.rollouts.current, memory.updates
-        self.trainer = open_on_policy_trainer(
-            hts.learner_job(plan, serial.run_dir.path, memory, serial.recorder.started_s), memory.rollouts,
-            lambda: serial.recorder.session_s,
-        )
+        self._first_rollout, self._first_updates = data.first_rollout, data.first_updates
+        self.trainer = open_on_policy_trainer(job, data.rollouts, lambda: serial.recorder.session_s)
         self.files = serial.files(self.trainer, self.env_steps)
         self.files.begin()
         self.envs = RolloutCollector(
-            lambda: open_task(plan.spec), plan.spec, memory.rollouts, first=0,
+            lambda: open_task(plan.spec), plan.spec, data.rollouts, first=0,
             num_envs=config.rollout.envs_per_sampler, seed=config.run.seed,
             step_synchronous=config.rollout.synchrony == "step", nan_policy=config.sampling.nan_policy,
             on_error=serial.recorder.env_error, on_progress=serial.watch.note,
         )
         serial.watch.done()
-        self._policies = RolloutPolicy(memory.rollouts, memory.handover.policies)
+        self._policies = RolloutPolicy(data.rollouts, data.handover.policies)
 
     def env_steps(self) -> int:
         return self.trainer.env_steps

@@ -1,4 +1,4 @@
-"""The supervising process of a run: decide, launch, watch, record, stop.
+"""The supervising process of a run: decide, put together (``assembly``), launch, watch, record, stop.
 
 *Workers* are fresh interpreters with thread counts set before any import. They end at once when the supervisor dies.
 

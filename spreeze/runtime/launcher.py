@@ -19,6 +19,8 @@ from spreeze.machine.logs import KeptLog, LogKeeper
 from spreeze.machine.processes import DEATH_S, MARK, kill_and_wait, mark, signals_blocked
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce
+from spreeze.transport.handles import inherited_fds
+from spreeze.workers.jobs import Job
 from spreeze.workers.main import MOST_FDS
 from spreeze.workers.roles import ROLES, Address, RestartLimit, Role
 
@@ -33,14 +35,12 @@ class WorkerSpec:
 
     address: Address
     row: int  # of the status table
-    job: dict[str, Any]  # JSON form of the body's job
-    body: str = ""  # key of workers.roles.BODIES; the role if empty
+    job: Job  # it says what runs, and its handles say what the process inherits
     threads: int = 1  # of numerical libraries, set before any import
     step_deadline_s: float = DEADLINE_S[Phase.STEP]  # silence within an env step after which the worker counts as hung
     start_deadline_s: float = DEADLINE_S[Phase.INIT]  # longest start of one of its environments
     memory_limit_bytes: int | None = None  # above it the worker, with what it started, is restarted; None: no limit
     limit: RestartLimit | None = None  # how often it may fail; None: as its role
-    inherited_fds: tuple[int, ...] = ()  # of shared memory that the body attaches to
 
     @property
     def name(self) -> str:
@@ -129,13 +129,14 @@ class Launcher:
             address = spec.address
             argument = json.dumps({
                 "role": address.role, "group": address.group, "index": address.index,
-                "body": spec.body or address.role, "row": spec.row, "job": spec.job,
+                "job_class": f"{type(spec.job).__module__}:{type(spec.job).__name__}", "job": spec.job.to_json(),
+                "row": spec.row,
                 "gives_way": run_context.gives_way,
                 "status_fd": run_context.status_fd, "status_rows": run_context.status_rows,
                 "message_fd": message_write, "lifeline_fd": lifeline_read, "supervisor_pid": os.getpid(),
                 "errors_dir": str(run_context.run_dir / "errors"),
             })
-            fds = (run_context.status_fd, message_write, lifeline_read, *spec.inherited_fds)
+            fds = (run_context.status_fd, message_write, lifeline_read, *inherited_fds(spec.job))
             log = begin_log(run_context.run_dir, spec.name, run_context.logs)
             with open_log(log) as output:
                 process = self._begin(argument, spec, run_context, fds, output)

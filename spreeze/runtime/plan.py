@@ -182,7 +182,7 @@ class RunPlan:
         exchange, wiring, gala = self.config.exchange, self.config.wiring, self.config.gala
         if not exchange.spans_hosts:
             return
-        if not (wiring.mixes or wiring.averages):
+        if not wiring.other_learners:
             raise ConfigError(f"exchange.learners, exchange.join: learners share nothing in mode {self.config.run.mode}"
                               "; use --mode gala for ppo and a2c, --mode tianji")
         if wiring.mixes and (gala.mixing != "gossip" or gala.max_staleness == 0):

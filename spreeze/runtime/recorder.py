@@ -141,6 +141,11 @@ class Recorder:
             self._store.evaluation(*self._curve)
             self.event("info", f"metrics: {len(self._curve)} evaluations of earlier sessions come from eval.csv")
 
+    def goes_on_from(self, env_steps: int) -> None:
+        """The env steps of earlier sessions that count, where a part of them is collected again."""
+        self._plan = dataclasses.replace(self._plan, earlier=dataclasses.replace(self._plan.earlier,
+                                                                                 env_steps=env_steps))
+
     @property
     def paused_s(self) -> float:
         """How long this session was paused, stopped (Ctrl-Z) or asleep with its machine."""

@@ -7,15 +7,12 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from spreeze.config.schema import TuningConfig
@@ -38,6 +35,7 @@ from spreeze.machine.processes import (
 from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.run_directory import RunDir, group_folder
+from spreeze.runtime.assembly import Assembly, assembled, evaluator_job, tell_place
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import (
@@ -52,50 +50,42 @@ from spreeze.runtime.launcher import (
     open_log,
 )
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder
+from spreeze.runtime.recorder import SAMPLE_S, CounterSample, Outcome, Recorder, View
 from spreeze.runtime.timeline import FIRST_S, Timeline
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.gossip import GlooPlace
-from spreeze.transport.shared_memory import available_bytes, readable
+from spreeze.transport.shared_memory import readable
 from spreeze.transport.status_table import StatusTable
-from spreeze.workers.evaluator import EvaluatorJob
-from spreeze.workers.jobs import VisualizerJob
 from spreeze.workers.roles import ROLES, Address, Loss, RestartLimit, Role
 
 _LOOK_S = 0.05
 _FINAL_EVALUATION_S = 6.0
 _EXIT_S = 12.0  # longest time from the stop request to the end of the final evaluation; 3 more are for closing
 _VISUALIZER_AFTER_S = 4.0  # from the first update to the visualizer's start, whose imports would delay the first ones
-_LEAST_LIMIT_BYTES = 2**30
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wired:
-    """A mode's workers and the shared memory between them, ready to start."""
-
-    status: StatusTable
-    specs: dict[str, WorkerSpec]  # by name, in starting order: slowest imports first
-    read: Callable[[], CounterSample]  # all counters; after the stop flag is set, the final ones
-    governing: GovernorLoop | None = None
 
 
 def run_workers(
-    plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, launcher: Launcher,
-    wired: AbstractContextManager[Wired],
+    assemble: Callable[[Assembly], None], plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
+    launcher: Launcher = FRESH,
 ) -> Outcome:
-    """Starts and watches the workers of a mode, then evaluates. All workers have ended when this returns.
+    """Trains with the workers that a mode puts together, then evaluates. All have ended when this returns.
 
-    Raises a ResourceError if there is no room for shared memory, or a worker could not be started.
+    Raises:
+        ResourceError: there is no room for shared memory, or a worker could not be started.
+        ConfigError: a checkpoint does not fit the settings.
     """
+    recorder = Recorder(plan, run_dir, view)
     watch, logs = OrphanWatch(run_dir.nonce), LogKeeper()
     try:
         watch.start()
         logs.start()
         with interrupts.guarded_by(watch), contextlib.ExitStack() as stack:
             with interrupts.abandonable():  # a saved replay may have gigabytes
-                mode = stack.enter_context(wired)
-            supervisor = _Supervisor(plan, run_dir, recorder, interrupts, launcher, mode, logs)
+                run = stack.enter_context(assembled(assemble, plan, run_dir.path, recorder.started_s))
+            if run.whole_env_steps is not None:
+                recorder.goes_on_from(run.whole_env_steps)
+            tell_place(run.place, recorder.event)
+            supervisor = _Supervisor(plan, run_dir, recorder, interrupts, launcher, run, logs)
             try:
                 supervisor.start()
                 supervisor.run()
@@ -119,44 +109,33 @@ def run_workers(
     return recorder.outcome
 
 
-def read_group(
-    status: StatusTable, specs: dict[str, WorkerSpec], group: int, inserted: int, baseline_inserted: int,
-    sampled: int = 0, host_rows: Sequence[int] = (),
-) -> GroupSample:
-    """The posted slots of a group's workers, and of other hosts in ``host_rows``, with the counters of its buffer."""
-    own = [spec for spec in specs.values() if spec.address.group == group]
-
-    def posted(trait: str) -> tuple[dict[str, float], ...]:
-        return tuple(status.named_slots(spec.row, spec.role.slots) for spec in own if getattr(spec.role, trait))
-
-    hosts = tuple(status.named_slots(row, "host") for row in host_rows)
-    return GroupSample(posted("steps"), posted("learns")[0], inserted, baseline_inserted, sampled, posted("infers"),
-                       hosts)
-
-
 class _Supervisor:
     """Watches the workers of one run until all have ended."""
 
     def __init__(
         self, plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, launcher: Launcher,
-        mode: Wired, logs: LogKeeper,
+        run: Assembly, logs: LogKeeper,
     ) -> None:
-        self._run_dir, self._recorder, self._interrupts, self._mode = run_dir, recorder, interrupts, mode
-        run_context = RunContext(run_dir=run_dir.path, status_fd=mode.status.block.fd, status_rows=mode.status.num_rows,
+        self._run_dir, self._recorder, self._interrupts, self._run = run_dir, recorder, interrupts, run
+        self._governing: GovernorLoop | None = None
+        if plan.config.tuning.govern and any(spec.role.rests for spec in run.specs.values()):
+            self._governing = GovernorLoop(plan, run.status, recorder.event)
+        self._spread = None if run.spread is None else run.spread(recorder)
+        run_context = RunContext(run_dir=run_dir.path, status_fd=run.status.block.fd, status_rows=run.status.num_rows,
                                  nonce=run_dir.nonce, gives_way=plan.config.tuning.give_way, logs=logs)
-        self._workers = ProcessSupervisor(run_context, mode.status, on_event=recorder.event, launcher=launcher,
+        self._workers = ProcessSupervisor(run_context, run.status, on_event=recorder.event, launcher=launcher,
                                           forgiven_failures=plan.config.run.forgiven_failures)
         self._finished: dict[Address, str] = {}
         self._leave_free = plan.config.tuning.leave_free
-        self._timeline = Timeline(mode.status, {name: spec.row for name, spec in mode.specs.items()}, run_dir.path,
+        self._timeline = Timeline(run.status, {name: spec.row for name, spec in run.specs.items()}, run_dir.path,
                                   lambda: recorder.wall_s)
         self._next_sample_s = 0.0
         self.stopping_s = 0.0  # how long stopping the workers took
 
     def start(self) -> None:
         """Starts all workers but the visualizer."""
-        self._run_dir.write_state(leave_free=None if self._mode.governing is None else self._leave_free)
-        for name, spec in self._mode.specs.items():
+        self._run_dir.write_state(leave_free=None if self._governing is None else self._leave_free)
+        for name, spec in self._run.specs.items():
             try:
                 if name != "visualizer":
                     self._workers.add(spec)
@@ -176,7 +155,7 @@ class _Supervisor:
                 self._handle(self._workers.wait(_LOOK_S))
                 self._handle(self._workers.watch())
                 self._report_hang_up()
-                self._mode.status.header[words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
+                self._run.status.header[words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
                 if self._timeline.is_due:
                     self._write_timeline()
                 if time.monotonic() >= self._next_sample_s:
@@ -197,12 +176,12 @@ class _Supervisor:
         try:
             self._recorder.hold(lambda: self._stop_reason() is None)
         finally:
-            self._mode.status.header[words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
+            self._run.status.header[words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
             self._workers.signal_all(signal.SIGCONT)
 
     def _obey(self) -> None:
         """Passes on what the user asks of a live run."""
-        header, governing = self._mode.status.header, self._mode.governing
+        header, governing = self._run.status.header, self._governing
         for name, word in (("evaluate", words.EVALUATIONS_ASKED), ("checkpoint", words.CHECKPOINTS_ASKED)):
             if self._run_dir.take(name) is not None:
                 header[word] += 1
@@ -223,6 +202,13 @@ class _Supervisor:
             self._run_dir.write_state(leave_free=share)
             self._recorder.event("info", f"{percent(share)} of the usable cores stay with your other programs")
 
+    def _read(self) -> CounterSample:
+        """All counters of the run."""
+        found = self._run.read()
+        if self._spread is None:
+            return found
+        return dataclasses.replace(found, groups=self._spread(found.groups, found.t_s))
+
     def _write_timeline(self) -> None:
         try:
             self._timeline.finish()
@@ -232,9 +218,9 @@ class _Supervisor:
     def _start_visualizer(self) -> None:
         began_s = self._recorder.rates.learning_began_s
         due = began_s is not None and time.monotonic() - began_s > _VISUALIZER_AFTER_S
-        if due and "visualizer" in self._mode.specs and "visualizer" not in self._workers.handles:
+        if due and "visualizer" in self._run.specs and "visualizer" not in self._workers.handles:
             try:
-                self._workers.add(self._mode.specs["visualizer"])
+                self._workers.add(self._run.specs["visualizer"])
             except OSError as error:  # never a reason to end the run
                 self._recorder.event("warning", f"no pictures: the visualizer could not be started: {error}")
 
@@ -252,7 +238,7 @@ class _Supervisor:
                     folder = group_folder(self._run_dir.path, address.group) / "checkpoints"
                     CheckpointStore(folder).remove_unfinished()
             self._recorder.first_error = self._workers.first_error
-            self._recorder.sample(self._mode.read(), pids=None, restarts=self._workers.restarts,
+            self._recorder.sample(self._read(), pids=None, restarts=self._workers.restarts,
                                   samplers_alive=0, state="stopping")
             self._recorder.finish(self._workers.restarts)
 
@@ -260,7 +246,7 @@ class _Supervisor:
         """Called while waiting for ``specs``; shows what learners still have to write."""
         self._report_hang_up()
         if any(spec.role.learns for spec in specs):
-            groups = self._mode.read().groups
+            groups = self._read().groups
             self._recorder.saving(int(sum(group.learner["checkpoint_left_bytes"] for group in groups)))
 
     def _report_hang_up(self) -> None:
@@ -294,14 +280,14 @@ class _Supervisor:
 
     def _sample(self) -> None:
         self._recorder.first_error = self._workers.first_error
-        reading, pids = self._mode.read(), self._workers.pids()
-        governing = self._mode.governing
+        reading, pids = self._read(), self._workers.pids()
+        governing = self._governing
         governed = governing.look(reading, {**pids, "supervisor": os.getpid()}) if governing else {}
         self._recorder.evaluates(not self._workers.keeps_failing("evaluator"))
         self._recorder.sample(reading, pids=pids, restarts=self._workers.restarts,
                               samplers_alive=sum(self._workers.alive(role) for role in ROLES.values() if role.steps),
                               governed=governed)
-        self._mode.status.header[words.VISUALIZER_PAUSED] = int(self._run_dir.asked("pause-visualizer"))
+        self._run.status.header[words.VISUALIZER_PAUSED] = int(self._run_dir.asked("pause-visualizer"))
         self._obey()
 
 
@@ -639,85 +625,6 @@ class Restarts:
 
     def restarted(self) -> None:
         self.total, self.due_s, self.quarantined = self.total + 1, None, False
-
-
-def open_place(plan: RunPlan, run_dir: Path) -> AbstractContextManager[GlooPlace | None]:
-    """Where the learners of a run meet whose parameters go by gloo; None where they share memory."""
-    exchange, wiring = plan.config.exchange, plan.config.wiring
-    if exchange.transport != "gloo" or not (wiring.mixes or wiring.averages):
-        return contextlib.nullcontext()
-    if exchange.join is not None:
-        return contextlib.nullcontext(GlooPlace.joining(
-            exchange.join, Path(exchange.secret_file or ""), exchange.listen, plan.learners,
-            f"{socket.gethostname()}:{run_dir.resolve()}", plan.in_common,
-        ))
-    learners = exchange.learners or plan.learners
-    if learners == 1:
-        return contextlib.nullcontext()
-    return GlooPlace.opened(run_dir, exchange.listen, plan.learners, learners, plan.in_common)
-
-
-def tell_place(place: GlooPlace | None, on_event: Callable[[str, str], None]) -> None:
-    """Says how learners of other hosts join, or which this run's are."""
-    if place is None or len(place.own) == place.learners:
-        return
-    numbers = ", ".join(map(str, place.own))
-    on_event("info", f"learners {numbers} of {place.learners}, with those of the run at {place.store}" if place.joined
-             else f"{place.learners - len(place.own)} more learners may join from other hosts: --set "
-             f"exchange.transport=gloo --set exchange.join={place.store} --set exchange.secret_file=FILE, a copy of "
-             f"{place.secret_file}")
-
-
-def memory_limit_bytes(plan: RunPlan) -> int:
-    """Memory above which a sampler is restarted: as asked, else its share of half of the free memory.
-
-    It is twice what its environments take, at least.
-    """
-    asked_bytes = plan.config.sampling.memory_limit_bytes
-    return max(limit_of_each(asked_bytes, plan.samplers), 0 if asked_bytes else 2 * plan.sampler_bytes)
-
-
-def limit_of_each(asked_bytes: int | None, samplers: int) -> int:
-    """Memory that one of so many samplers may take on this machine."""
-    return asked_bytes or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * samplers))
-
-
-def evaluator_job(plan: RunPlan, run_dir: Path, *, has_free_core: bool) -> EvaluatorJob:
-    return EvaluatorJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.evaluation, room=plan.room,
-                        has_free_core=has_free_core, groups=plan.policies,
-                        target_return=plan.config.stop.target_return)
-
-
-def turn_evaluation_job(plan: RunPlan, run_dir: Path) -> EvaluatorJob | None:
-    """The evaluations that the only sampler plays in its only environment; None where the evaluator has its own."""
-    if not plan.alone or not plan.config.evaluation.enabled:
-        return None
-    return evaluator_job(plan, run_dir, has_free_core=False)
-
-
-def watcher_limit_bytes(plan: RunPlan, environments: int) -> int:
-    """Memory above which a worker that watches is restarted: half of what is free, or a sampler's by environments.
-
-    Such a worker may have more environments than a sampler.
-    """
-    asked, each = plan.config.sampling.memory_limit_bytes, plan.config.sampling.envs_per_sampler
-    return limit_of_each(None, 1) if asked is None else asked * -(-environments // each)
-
-
-def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, WorkerSpec]:
-    """Evaluator and visualizer, in rows ``first_row`` and the next of the status table; those that the run has."""
-    start_s, specs = plan.config.sampling.start_deadline_s, dict[str, WorkerSpec]()
-    if plan.config.evaluation.enabled and not plan.alone:
-        evaluator = evaluator_job(plan, run_dir, has_free_core=plan.free_core)
-        specs["evaluator"] = WorkerSpec(address=Address("evaluator"), row=first_row, job=evaluator.to_json(),
-                                        memory_limit_bytes=watcher_limit_bytes(plan, plan.config.evaluation.episodes),
-                                        start_deadline_s=start_s)
-    if plan.config.visualizer.enabled:
-        job = VisualizerJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.visualizer,
-                            has_free_core=plan.free_core, seed=plan.config.run.seed)
-        specs["visualizer"] = WorkerSpec(address=Address("visualizer"), row=first_row + 1, job=job.to_json(),
-                                         memory_limit_bytes=watcher_limit_bytes(plan, 1), start_deadline_s=start_s)
-    return specs
 
 
 def _final_evaluation(

@@ -4,6 +4,9 @@
 ``RolloutReader``, and parameters go from a ``ParameterPublisher`` to a ``ParameterSource``: see ``protocols``. A new
 transport is one more class and one more line in the tests' tables of implementations.
 
+*Channels.* The supervisor creates them, so they outlive every worker; a job carries a ``handle`` of each to its worker,
+which attaches to it (``handles``). What a process inherits follows from the handles of its job.
+
 *Nothing can hang on a dead process.* Processes share only memory, files, pipes, sockets and exit codes.
 ``multiprocessing`` locks, events and queues can hang forever after their holder or waiter gets a SIGKILL, so none is
 used. Shared memory has no name and is freed with the last process that holds it.

@@ -29,9 +29,10 @@ from typing import NamedTuple
 import numpy as np
 
 from spreeze.transport.gossip import GlooPlace, SharedGossip, messages_kept
+from spreeze.transport.handles import Handle
 from spreeze.transport.protocols import Arrays, Gossip
 from spreeze.transport.shared_memory import ArraySpec, SharedArrays, nameless_file
-from spreeze.transport.weights import VersionedParameters
+from spreeze.transport.weights import ParametersHandle, VersionedParameters
 from spreeze.types import Jsonable
 
 NORMS = 256
@@ -44,6 +45,20 @@ _NEWS_S, _ALONE_S = 5.0, 1.0
 _SENDING_PARAMETERS = ("gossip", "average")
 _LATE = 0.9
 """Weight of the past in the mean number of messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixHandle(Jsonable):
+    """Carries a ``MixMemory``; one entry for each learner in every tuple."""
+
+    board: Handle
+    shared: Handle
+    messages: tuple[ParametersHandle, ...]
+    mixed: tuple[ParametersHandle, ...]
+    gradients: tuple[ParametersHandle, ...]
+
+    def attach_board(self) -> SharedArrays:
+        return SharedArrays.attach(self.board.fds[0], board_fields(len(self.mixed)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +76,11 @@ class MixSpec(Jsonable):
     """Updates between two gradients that are kept for comparison."""
     rows: tuple[int, ...]
     """Of the learners in the status table."""
-    board_fd: int
-    shared_fd: int
-    """Of the parameters that all share (hogwild)."""
-    message_fds: tuple[tuple[int, ...], ...]
-    mixed_fds: tuple[tuple[int, ...], ...]
-    gradient_fds: tuple[tuple[int, ...], ...]
-    policy_fds: tuple[tuple[int, ...], ...]
-    """Of each learner's policy; empty where this learner does not publish their mean."""
+    memory: MixHandle
+    policies: tuple[ParametersHandle, ...] = ()
+    """Each learner's policy; empty where this learner does not publish their mean."""
     gloo: GlooPlace | None = None
-    """Where messages go by gloo; None: through ``message_fds``."""
+    """Where messages go by gloo; None: through ``memory``."""
 
 
 def board_fields(learners: int) -> tuple[ArraySpec, ...]:
@@ -90,6 +100,7 @@ class MixMemory(NamedTuple):
 
     board: SharedArrays
     shared_fd: int
+    """The parameters that all share (hogwild)."""
     messages: tuple[VersionedParameters, ...]
     mixed: tuple[VersionedParameters, ...]
     gradients: tuple[VersionedParameters, ...]
@@ -104,9 +115,12 @@ class MixMemory(NamedTuple):
         return cls(SharedArrays.create("spreeze-board", board_fields(learners)), nameless_file("spreeze-shared"),
                    each(messages), each(messages if lockstep else 2), each(1))
 
-    def fds(self) -> tuple[int, ...]:
-        lists = (*self.messages, *self.mixed, *self.gradients)
-        return (self.board.block.fd, self.shared_fd, *(fd for parameters in lists for fd in parameters.fds))
+    @property
+    def handle(self) -> MixHandle:
+        messages, mixed, gradients = (tuple(one.handle for one in each)
+                                      for each in (self.messages, self.mixed, self.gradients))
+        return MixHandle(board=Handle(fds=(self.board.block.fd,)), shared=Handle(fds=(self.shared_fd,)),
+                         messages=messages, mixed=mixed, gradients=gradients)
 
     def aligned(self) -> list[np.ndarray] | None:
         """Each learner's parameters after the same mix, the newest that all have; None if one of these is gone."""
@@ -134,11 +148,11 @@ class Mixer:
     ) -> None:
         """``wait`` is a short sleep; False: the run is being stopped, so nobody is waited for any more."""
         self.spec, self._living, self._wait = spec, living, wait
-        self.board = SharedArrays.attach(spec.board_fd, board_fields(spec.learners))
+        self.board = spec.memory.attach_board()
         self._gossip = self._open_gossip()
-        self._mixed = [VersionedParameters(fds) for fds in spec.mixed_fds]
-        self._gradients = VersionedParameters(spec.gradient_fds[spec.learner])
-        self._policies = [VersionedParameters(fds) for fds in spec.policy_fds]
+        self._mixed = [mixed.attach() for mixed in spec.memory.mixed]
+        self._gradients = spec.memory.gradients[spec.learner].attach()
+        self._policies = [policies.attach() for policies in spec.policies]
         self._shared: np.ndarray | None = None
         self._shared_before = np.zeros(0, np.float32)
         """Statistics as they were at the latest addition to what all share."""
@@ -151,8 +165,8 @@ class Mixer:
         spec = self.spec
         topology = "full" if spec.mixing in ("all_reduce", "average") else spec.topology
         if spec.gloo is None:
-            return SharedGossip(spec.learner, [VersionedParameters(fds) for fds in spec.message_fds],
-                                topology=topology, max_staleness=spec.max_staleness)
+            messages = [one.attach() for one in spec.memory.messages]
+            return SharedGossip(spec.learner, messages, topology=topology, max_staleness=spec.max_staleness)
         from spreeze.transport.gloo_gossip import GlooGossip  # loads torch.distributed
 
         gossip = GlooGossip(spec.learner, spec.gloo, topology=topology, max_staleness=spec.max_staleness,
@@ -198,7 +212,7 @@ class Mixer:
 
     def _share(self, parameters: np.ndarray) -> None:
         """Maps the shared parameters; learner 0 stores them first, for all begin with the same."""
-        fd, size_bytes = self.spec.shared_fd, 8 + parameters.nbytes
+        (fd,), size_bytes = self.spec.memory.shared.fds, 8 + parameters.nbytes
         if os.fstat(fd).st_size < size_bytes:
             os.ftruncate(fd, size_bytes)
         memory = mmap.mmap(fd, size_bytes)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.errors import ConfigError, TransportError
+from spreeze.transport.handles import Handle
 from spreeze.transport.protocols import FrameColumns, ReplayCounts, TransitionSink
 from spreeze.transport.shared_memory import PAGE_BYTES, STRONGLY_ORDERED, Block, allocate, attach
 from spreeze.types import Jsonable, RowLayout
@@ -98,6 +99,16 @@ class RingSpec(Jsonable):
         return [_MAGIC, _VERSION, self.schema_hash, self.rows_per_shard, self.num_shards, self.layout.width]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RingHandle(Handle):
+    """Carries a ``ReplayRing``."""
+
+    spec: RingSpec
+
+    def attach(self) -> ReplayRing:
+        return ReplayRing.attach(self.fds[0], self.spec)
+
+
 class ReplayRing:
     """Typed view of the memory, created by the supervisor and attached by descriptor in the workers."""
 
@@ -144,6 +155,10 @@ class ReplayRing:
     @property
     def fd(self) -> int:
         return self.block.fd
+
+    @property
+    def handle(self) -> RingHandle:
+        return RingHandle(fds=(self.fd,), spec=self.spec)
 
     def word(self, shard: int, field: int) -> int:
         """Index in ``words`` of a field of a shard's line."""

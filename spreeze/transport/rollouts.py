@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.errors import CheckpointError, ConfigError
+from spreeze.transport.handles import Handle
 from spreeze.transport.protocols import StepRows, TakenRollout
 from spreeze.transport.shared_memory import ArraySpec, SharedArrays
 from spreeze.transport.weights import VersionedParameters
@@ -105,6 +106,16 @@ SIDE = ("obs", "action", "log_prob", "version", "reward", "terminated", "truncat
 """The arrays of a slot, in the order of ``StepRows``."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RolloutsHandle(Handle):
+    """Carries ``Rollouts``."""
+
+    spec: RolloutSpec
+
+    def attach(self) -> Rollouts:
+        return Rollouts.attach(self.fds[0], self.spec)
+
+
 class Rollouts:
     """Typed view of the block; the supervisor creates it, samplers and learner attach by descriptor."""
 
@@ -122,8 +133,8 @@ class Rollouts:
         return cls(spec, SharedArrays.attach(fd, spec.fields()))
 
     @property
-    def fd(self) -> int:
-        return self.fields.block.fd
+    def handle(self) -> RolloutsHandle:
+        return RolloutsHandle(fds=(self.fields.block.fd,), spec=self.spec)
 
     @property
     def current(self) -> int:
@@ -534,6 +545,16 @@ class Answers(NamedTuple):
         return Answers(self.action[rows], self.log_prob[rows], version)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MailboxHandle(Handle):
+    """Carries an ``InferenceMailbox``."""
+
+    spec: RolloutSpec
+
+    def attach(self) -> InferenceMailbox:
+        return InferenceMailbox(self.spec, SharedArrays.attach(self.fds[0], InferenceMailbox.fields(self.spec)))
+
+
 class InferenceMailbox:
     """State and action buffers between rollout samplers and inference workers, one slot per environment.
 
@@ -542,8 +563,8 @@ class InferenceMailbox:
     the restarted worker gives the same answer.
     """
 
-    def __init__(self, fields: SharedArrays) -> None:
-        self._fields = fields
+    def __init__(self, spec: RolloutSpec, fields: SharedArrays) -> None:
+        self._spec, self._fields = spec, fields
         self.asked, self.answered = fields["asked"], fields["answered"]
         self.obs, self.noise = fields["obs"], fields["noise"]
 
@@ -560,15 +581,11 @@ class InferenceMailbox:
 
     @classmethod
     def create(cls, spec: RolloutSpec) -> InferenceMailbox:
-        return cls(SharedArrays.create("spreeze-mailbox", cls.fields(spec)))
-
-    @classmethod
-    def attach(cls, fd: int, spec: RolloutSpec) -> InferenceMailbox:
-        return cls(SharedArrays.attach(fd, cls.fields(spec)))
+        return cls(spec, SharedArrays.create("spreeze-mailbox", cls.fields(spec)))
 
     @property
-    def fd(self) -> int:
-        return self._fields.block.fd
+    def handle(self) -> MailboxHandle:
+        return MailboxHandle(fds=(self._fields.block.fd,), spec=self._spec)
 
     def ask(self, envs: np.ndarray, obs: np.ndarray, noise: np.ndarray, numbers: np.ndarray) -> None:
         """Asks about ``envs`` [n]; the ``numbers`` [n] come from ``RolloutWriter.question``, all different."""

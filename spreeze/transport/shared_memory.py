@@ -16,12 +16,14 @@ import select
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from spreeze.errors import ResourceError, TransportError
 from spreeze.machine.hardware import memory_limits
+from spreeze.transport.handles import Handle
 
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -188,6 +190,14 @@ _ONE = (1).to_bytes(8, sys.byteorder)
 """The increment of an eventfd; a pipe takes any bytes."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class WakeupHandle(Handle):
+    """Carries a ``Wakeup``: the descriptor to read, then the one to write."""
+
+    def attach(self) -> Wakeup:
+        return Wakeup(*self.fds)
+
+
 class Wakeup:
     """Lets other processes wake one sleeper: an eventfd on Linux, a pipe elsewhere. Notifying never waits.
 
@@ -212,6 +222,10 @@ class Wakeup:
             os.set_blocking(write_fd, False)
             return cls(read_fd, write_fd)
 
+    @property
+    def handle(self) -> WakeupHandle:
+        return WakeupHandle(fds=self.fds)
+
     def notify(self) -> None:
         """Wakes the sleeper, now or at its next wait."""
         with contextlib.suppress(OSError):  # a full pipe has already woken it
@@ -230,11 +244,6 @@ class Wakeup:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self.fds = (-1, -1)
-
-
-def wakeups_of(fds: tuple[int, ...]) -> list[Wakeup]:
-    """Wakeups opened by another process, two descriptors each."""
-    return [Wakeup(fds[at], fds[at + 1]) for at in range(0, len(fds), 2)]
 
 
 def readable(fds: Iterable[int], timeout_s: float) -> list[int]:

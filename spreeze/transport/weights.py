@@ -28,6 +28,7 @@ from safetensors import numpy as safetensors_numpy
 
 from spreeze.errors import WeightsError, refuse_newer
 from spreeze.transport import files
+from spreeze.transport.handles import Handle
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.shared_memory import nameless_file
 
@@ -213,6 +214,14 @@ _EMPTY = _SlotHeader(-1, -1, 0)
 _HEADER = struct.Struct("<3q")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParametersHandle(Handle):
+    """Carries a ``VersionedParameters``: the descriptor of each slot."""
+
+    def attach(self) -> VersionedParameters:
+        return VersionedParameters(self.fds)
+
+
 class VersionedParameters:
     """Arrays and metadata of the newest versions in N slots; one writer, any number of readers.
 
@@ -226,6 +235,10 @@ class VersionedParameters:
     @classmethod
     def create(cls, slots: int = 2) -> VersionedParameters:
         return cls(tuple(nameless_file("spreeze-parameters") for _ in range(slots)))
+
+    @property
+    def handle(self) -> ParametersHandle:
+        return ParametersHandle(fds=self.fds)
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
         """Stores version v in slot v mod N, where ``read`` looks for it.

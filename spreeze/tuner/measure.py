@@ -21,8 +21,8 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import child_environment
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
-from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, Setting, TrialResult
-from spreeze.tuner.trials import ROWS, ROWS_BYTES, BufferTrial, GossipTrial, RolloutTrial, SamplerTrial, Trial
+from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, SAMPLERS, Setting, TrialResult
+from spreeze.tuner.trials import HOST, REPLAY, ROLLOUTS, ROWS, ROWS_BYTES, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
 _EDGE_S = 0.1
@@ -65,11 +65,9 @@ class Measurer:
         on_policy = plan.config.on_policy is not None
         self._plan, self._ends_s = plan, ends_s
         self._helper = None if on_policy or samplers_only else UpdateHelper(plan, memory_cap_bytes, interrupts)
-        wiring = plan.config.wiring
-        rollouts: type[Trial] = (BufferTrial if wiring.free_running else GossipTrial if wiring.mixes else RolloutTrial)
-        self._kind = SamplerTrial if samplers_only else rollouts if on_policy else Trial
-        self._open = functools.partial(self._kind, plan, usable_cores=usable_cores, memory_cap_bytes=memory_cap_bytes,
-                                       interrupts=interrupts)
+        self._kind = HOST if samplers_only else ROLLOUTS if on_policy else REPLAY
+        self._open = functools.partial(Trial, self._kind, plan, usable_cores=usable_cores,
+                                       memory_cap_bytes=memory_cap_bytes, interrupts=interrupts)
         most = max(1, min(3, int(usable_cores))) if on_policy else 4  # a start is mostly imports
         self._groups = max(1, min(most, memory_cap_bytes // max(1, group_bytes)))
         self.step_us: float | None = None
@@ -105,7 +103,7 @@ class Measurer:
         shared: dict[Setting, list[TrialResult]] = {}
         for setting in dict.fromkeys(settings):
             candidate = TrialResult(stage=self._kind.stage, setting=setting)
-            shared.setdefault(self._kind.shared(setting), []).append(candidate)
+            shared.setdefault(setting.without(SAMPLERS) if self._kind.shares else setting, []).append(candidate)
         waiting, end = list(shared.values()), AWAKE() + within_s
         found: list[TrialResult] = []
 

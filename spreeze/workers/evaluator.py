@@ -22,14 +22,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.make import is_bullet
 from spreeze.envs.task import ObsRows, Task, open_task
 from spreeze.errors import SpreezeError, described
@@ -48,7 +46,7 @@ from spreeze.run_directory import group_folder
 from spreeze.transport import status_table as words
 from spreeze.transport.files import remove_unfinished
 from spreeze.transport.weights import Weights, decode
-from spreeze.types import EnvSpec, Jsonable
+from spreeze.types import EnvSpec
 from spreeze.workers.best_policy import Z_99, BestPolicy, Candidate, Tally
 from spreeze.workers.context import (
     WorkerContext,
@@ -59,6 +57,7 @@ from spreeze.workers.context import (
     pause_s,
     write_error,
 )
+from spreeze.workers.jobs import EvaluatorJob
 
 COLUMNS = (
     "wall_s", "env_steps", "updates", "epoch", "version", "episodes", "return_mean", "return_std", "length_mean",
@@ -86,20 +85,6 @@ Act = Callable[[np.ndarray], np.ndarray]
 """Observations float32 [N, O] to actions float32 [N, A] in [-1, 1], or indices of discrete ones [N, 1]."""
 OnError = Callable[[int, int, Exception], None]
 """Called when an error ends an episode: its position in the seeds, its env steps so far, and the error."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluatorJob(Jsonable):
-    run_dir: str
-    spec: EnvSpec
-    config: EvaluationConfig
-    has_free_core: bool
-    groups: int = 1
-    """Number of learners; their weights are evaluated in turn."""
-    target_return: float | None = None
-    """Return at which the run's target is reached, if it has one."""
-    room: int | None = None
-    """Environments that there may be at a time; None: as many as suit the task."""
 
 
 def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:

@@ -1,21 +1,34 @@
-"""Jobs of the processes with heavy imports, kept apart so that starting one does not need those imports."""
+"""The jobs of all workers: what each is told when its process starts, and the handles of its channels.
+
+A job names the function that does it, which is imported only in the worker's own process. A mode of another module may
+have jobs of its own.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from spreeze.config.schema import LearnerConfig, StopConfig, VisualizerConfig, algorithm_part
+from spreeze.config.schema import EvaluationConfig, LearnerConfig, StopConfig, VisualizerConfig, algorithm_part
 from spreeze.transport.gossip import GlooPlace
 from spreeze.transport.mixing import MixSpec
 from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.transport.replay_ring import RingSpec
-from spreeze.transport.rollouts import RolloutSpec
-from spreeze.types import EnvSpec, Jsonable
+from spreeze.transport.replay_ring import RingHandle
+from spreeze.transport.rollouts import MailboxHandle, RolloutsHandle
+from spreeze.transport.shared_memory import WakeupHandle
+from spreeze.transport.weights import ParametersHandle
+from spreeze.types import EnvSpec, Jsonable, RowLayout
+
+
+class Job(Jsonable):
+    """The job of a worker process."""
+
+    code: ClassVar[str]
+    """``module:function`` that does it, called with the worker's context and the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyLearnerJob(Jsonable):
+class AnyLearnerJob(Job):
     run_dir: str
     spec: EnvSpec
     algo: str
@@ -29,8 +42,10 @@ class AnyLearnerJob(Jsonable):
     run_started_s: float
     """Monotonic time at which this session began; ``wall_base_s`` is the wall time of earlier sessions."""
     wall_base_s: float
-    wakeup_fds: tuple[int, ...] = ()
-    """Of the wakeup by which samplers tell it of rows or complete rollouts; empty: it polls."""
+    wakeup: WakeupHandle | None = None
+    """By which samplers tell it of rows or complete rollouts; None: it polls."""
+    sampler_wakeups: tuple[WakeupHandle, ...] = ()
+    """By which it tells its samplers of batches drawn, or of a swap; empty: they poll."""
 
     @property
     def settings(self) -> Any:
@@ -40,52 +55,198 @@ class AnyLearnerJob(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerJob(AnyLearnerJob):
+    code = "spreeze.workers.feeds:learn_from_replay"
+
     limiter: RateLimiter
     save_replay: bool
-    ring_fd: int
-    ring: RingSpec
-    num_samplers: int
+    replay: RingHandle
+    sampler_rows: tuple[int, ...]
+    """Rows of the status table of all samplers of the run, other hosts' too: their env steps go into checkpoints."""
     env_steps_base: int
     """Env steps of earlier sessions of this run."""
-    shared_fds: tuple[int, ...] = ()
-    """Of the ``VersionedParameters`` of each group in turn, two files each; empty: this learner averages with none, or
-    by gloo."""
+    averages: tuple[ParametersHandle, ...] = ()
+    """One for each group's learner; empty: this learner averages with none, or by gloo."""
     gloo: GlooPlace | None = None
     """Where it meets the others, to average with them; None: they share memory, or there are none."""
-    sampler_wakeup_fds: tuple[int, ...] = ()
-    """Of the wakeups of its samplers, two descriptors each."""
     loaded_rows: tuple[int, ...] = ()
     """Rows of each shard that came from an earlier session; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyLearnerJob(AnyLearnerJob):
+    code = "spreeze.workers.feeds:learn_from_rollouts"
+
     batch_size: int
     """Rows of one update, for the metrics."""
     correction: str
     lag: int
     """Rollouts between the policy that collects and the one that is learned from its data."""
     fingerprint: bool
-    rollouts: RolloutSpec
-    rollouts_fd: int
-    policy_fds: tuple[int, ...]
-    state_fds: tuple[int, ...]
-    sampler_wakeup_fds: tuple[int, ...]
+    rollouts: RolloutsHandle
+    policies: ParametersHandle
+    states: ParametersHandle
     mix: MixSpec | None = None
     """How it shares what it learns with other learners; None: it is alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BufferLearnerJob(AnyLearnerJob):
+    code = "spreeze.workers.feeds:learn_from_buffer"
+
     batch_size: int
     """Rows of one update."""
     env_steps_base: int
     """Env steps of earlier sessions."""
     envs_per_sampler: int
-    rollouts: RolloutSpec
-    rollouts_fd: int
-    policy_fds: tuple[int, ...]
+    rollouts: RolloutsHandle
+    policies: ParametersHandle
     """By which samplers get new weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorJob(Job):
+    code = "spreeze.workers.evaluator:run_evaluator"
+
+    run_dir: str
+    spec: EnvSpec
+    config: EvaluationConfig
+    has_free_core: bool
+    groups: int = 1
+    """Number of learners; their weights are evaluated in turn."""
+    target_return: float | None = None
+    """Return at which the run's target is reached, if it has one."""
+    room: int | None = None
+    """Environments that there may be at a time; None: as many as suit the task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerJob(Job):
+    code = "spreeze.workers.samplers:run_sampler"
+
+    run_dir: str
+    spec: EnvSpec
+    index: int
+    seed: int
+    num_envs: int
+    n_step: int
+    gamma: float
+    nan_policy: str
+    limiter: RateLimiter
+    replay: RingHandle
+    wakeup: WakeupHandle | None = None
+    """By which the learner tells it of batches drawn; None: it polls."""
+    learner_wakeup: WakeupHandle | None = None
+    """By which it tells the learner of rows."""
+    evaluation: EvaluatorJob | None = None
+    """Evaluations in the sampler's own environment; None: an evaluator has its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutWorkerJob(Job):
+    code = "spreeze.workers.samplers:run_inference_worker"
+
+    index: int
+    num_envs: int
+    """M: environments of each sampler."""
+    num_inference_workers: int
+    """0: the samplers compute their own actions."""
+    rollouts: RolloutsHandle
+    mailbox: MailboxHandle
+    policies: ParametersHandle
+    sampler_wakeups: tuple[WakeupHandle, ...]
+    """One for each sampler."""
+    inference_wakeups: tuple[WakeupHandle, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSamplerJob(RolloutWorkerJob):
+    code = "spreeze.workers.samplers:run_rollout_sampler"
+
+    spec: EnvSpec
+    seed: int
+    step_synchronous: bool
+    nan_policy: str
+    learner_wakeup: WakeupHandle
+    evaluation: EvaluatorJob | None = None
+    """Evaluations in the sampler's own environment; None: an evaluator has its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferSamplerJob(Job):
+    code = "spreeze.workers.samplers:run_buffer_sampler"
+
+    spec: EnvSpec
+    index: int
+    num_envs: int
+    seed: int
+    nan_policy: str
+    rollouts: RolloutsHandle
+    policies: ParametersHandle
+    learner_wakeup: WakeupHandle
+    evaluation: EvaluatorJob | None = None
+    """Evaluations in the sampler's own environment; None: an evaluator has its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualizerJob(Job):
+    code = "spreeze.workers.visualizer:run_visualizer"
+
+    run_dir: str
+    spec: EnvSpec
+    config: VisualizerConfig
+    has_free_core: bool
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostJob(Jsonable):
+    """Facts of the run that a host needs."""
+
+    spec: EnvSpec
+    layout: RowLayout
+    """Layout of a row; the host derives it as well, and they have to be equal."""
+    n_step: int
+    gamma: float
+    nan_policy: str
+    seed: int
+    envs_per_sampler: int
+    samplers: int | None = None
+    """None: what the host's own tuner chose, else one for each usable core."""
+    step_deadline_s: float = 30.0
+    start_deadline_s: float = 120.0
+    memory_limit_bytes: int | None = None
+    gives_way: bool = False
+    """Samplers run at low priority there, too."""
+    tune: tuple[str, ...] = ()
+    """Arguments of ``spreeze tune`` that measure samplers and environments there; empty: nothing is measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BridgeJob(Job):
+    code = "spreeze.runtime.cluster.bridge:run_bridge"
+
+    address: str
+    """The value of ``--cluster``."""
+    run_dir: str
+    replay: RingHandle
+    first_shard: int
+    """First of the shards that are this process's own; the last one of the ring is its last."""
+    limiter: RateLimiter
+    host: HostJob
+    host_rows: tuple[int, ...]
+    """Rows of the status table, one for each host that there may be."""
+    learner_wakeup: WakeupHandle | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerBridgeJob(Job):
+    code = "spreeze.runtime.cluster.learner_bridge:run_learner_bridge"
+
+    address: str
+    """The value of ``--cluster``."""
+    place: GlooPlace
+    arguments: tuple[str, ...]
+    """Command line of the run on each other host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +270,3 @@ class UpdateTurn(Jsonable):
     deadline_s: float
     kept: bool
     """Whether the device's process is kept for the next measurement, instead of a fresh one each time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisualizerJob(Jsonable):
-    run_dir: str
-    spec: EnvSpec
-    config: VisualizerConfig
-    has_free_core: bool
-    seed: int

@@ -35,7 +35,8 @@ from spreeze.machine.processes import (
 from spreeze.metrics.table import Phase
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext, write_error
-from spreeze.workers.roles import BODIES, ROLES, Address
+from spreeze.workers.jobs import Job, LearnerJob
+from spreeze.workers.roles import ROLES, Address
 
 MOST_FDS = 250
 """Descriptors that one message can carry (Linux: 253)."""
@@ -64,15 +65,20 @@ def main(argv: list[str]) -> int:
     context = WorkerContext(address, status, spec["row"], spec["message_fd"], errors_dir)
     context.beat(Phase.INIT)
     try:
-        body = BODIES[spec["body"]]
-        loaded = _load(body.module)
-        getattr(loaded, body.function)(context, getattr(loaded, body.job).from_json(spec["job"]))
+        job: Job = load_named(spec["job_class"]).from_json(spec["job"])
+        load_named(job.code)(context, job)
     except BaseException as error:
         _report(context, errors_dir, error)
         return 1
     context.beat(Phase.DONE)
     context.close()
     return 0
+
+
+def load_named(name: str) -> Any:
+    """The class or function ``module:name``; its module is imported."""
+    module, _, attribute = name.partition(":")
+    return getattr(_load(module), attribute)
 
 
 def _load(module: str) -> ModuleType:
@@ -94,9 +100,7 @@ def _job_of_waiting(fd: int) -> str | None:
     take_name(PREWARM)
     leave_to_supervisor()
     with socket.socket(fileno=fd) as line:
-        for role in ROLES.values():
-            for body in role.bodies.values() if role.learns else ():
-                _load(body.module)
+        _load(LearnerJob.code.partition(":")[0])
         data, fds = receive(line)
     if not data:
         return None

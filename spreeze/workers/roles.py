@@ -1,10 +1,9 @@
-"""The roles of workers, one row each: code, priority, and what failures mean for the run."""
+"""The roles of workers, one row each: priority, and what failures mean for the run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 from spreeze.machine.processes import LOW_PRIORITY, WORKER_NAMES
 
@@ -31,15 +30,6 @@ class Loss(Enum):
     NEVER = "never"
 
 
-class Body(NamedTuple):
-    """The code of a worker process; imported only in the process that runs it."""
-
-    module: str
-    function: str
-    job: str
-    """Class of its job, in the same module."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Role:
     """A kind of worker, as the machine and the supervisor see it.
@@ -48,8 +38,6 @@ class Role:
     """
 
     name: str
-    bodies: dict[str, Body]
-    """Name of a body -> its code; the default is the body with the name of the role."""
     limit: RestartLimit
     lost: Loss
     label: str = ""
@@ -115,56 +103,23 @@ def role_of(name: str) -> Role | None:
 _WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=300.0, first_delay_s=1.0)
 _ALL = (
     # The run cannot go on without it: the last to be killed when memory runs out.
-    Role(
-        name="learner", learns=True, lost=Loss.ANY,
-        limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None),
-        bodies={
-            "learner": Body("spreeze.workers.learner", "run_learner", "LearnerJob"),
-            "rollout-learner": Body("spreeze.workers.learner", "run_on_policy_learner", "OnPolicyLearnerJob"),
-            "buffer-learner": Body("spreeze.workers.learner", "run_buffer_learner", "BufferLearnerJob"),
-        },
-    ),
+    Role(name="learner", learns=True, lost=Loss.ANY,
+         limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None)),
     # Cheap to replace, and no worker waits for a single one.
-    Role(
-        name="sampler", several=True, steps=True, rests=True, oom_score=500, lost=Loss.MOST,
-        limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
-        bodies={
-            "sampler": Body("spreeze.workers.sampler", "run_sampler", "SamplerJob"),
-            "buffer-sampler": Body("spreeze.workers.rollout_workers", "run_buffer_sampler", "BufferSamplerJob"),
-        },
-    ),
+    Role(name="sampler", several=True, steps=True, rests=True, oom_score=500, lost=Loss.MOST,
+         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0)),
     # The learner waits for each of them.
-    Role(
-        name="rollout-sampler", label="sampler", several=True, steps=True, oom_score=500, lost=Loss.ANY,
-        limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
-        bodies={"rollout-sampler": Body("spreeze.workers.rollout_workers", "run_rollout_sampler", "RolloutSamplerJob")},
-    ),
-    Role(
-        name="inference", several=True, infers=True, oom_score=300, lost=Loss.ANY,
-        limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
-        bodies={"inference": Body("spreeze.workers.rollout_workers", "run_inference_worker", "RolloutWorkerJob")},
-    ),
+    Role(name="rollout-sampler", label="sampler", several=True, steps=True, oom_score=500, lost=Loss.ANY,
+         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None)),
+    Role(name="inference", several=True, infers=True, oom_score=300, lost=Loss.ANY,
+         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None)),
     # Without it the run goes on with its own samplers. Its crash is Ray's, and a new one joins the cluster again.
-    Role(
-        name="bridge", oom_score=300, lost=Loss.NEVER,
-        limit=RestartLimit(failures=5, window_s=300.0, quarantine_s=60.0, first_delay_s=1.0, backoff_s=2.0),
-        bodies={
-            "bridge": Body("spreeze.runtime.cluster.bridge", "run_bridge", "BridgeJob"),
-            "learner-bridge": Body("spreeze.runtime.cluster.learner_bridge", "run_learner_bridge", "LearnerBridgeJob"),
-        },
-    ),
+    Role(name="bridge", oom_score=300, lost=Loss.NEVER,
+         limit=RestartLimit(failures=5, window_s=300.0, quarantine_s=60.0, first_delay_s=1.0, backoff_s=2.0)),
     # Keeps to its share of a core by pausing; at nice 15 a score of Pendulum came seconds after its policy.
-    Role(
-        name="evaluator", nice=5, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER,
-        bodies={"evaluator": Body("spreeze.workers.evaluator", "run_evaluator", "EvaluatorJob")},
-    ),
-    Role(
-        name="visualizer", nice=15, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER,
-        bodies={"visualizer": Body("spreeze.workers.visualizer", "run_visualizer", "VisualizerJob")},
-    ),
+    Role(name="evaluator", nice=5, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER),
+    Role(name="visualizer", nice=15, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER),
 )
 ROLES: dict[str, Role] = {role.name: role for role in _ALL}
 """Roles by name. Supervision is one-for-one as in Erlang: a failed worker is restarted alone."""
 WORKER_NAMES.update(role.slots for role in _ALL)
-BODIES: dict[str, Body] = {name: body for role in _ALL for name, body in role.bodies.items()}
-"""Name of a body -> its code."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import resource
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -240,3 +242,14 @@ def open_device(
     with matmuls_in(learner.precision, device, largest_matmul(hidden_sizes, rows)), \
             learner_threads(spec, learner.threads, device) as pair:
         yield device, pair
+
+
+def malloc_trim() -> None:
+    """Asks the allocator to return freed memory to the system (glibc only).
+
+    A checkpoint and a publication written at the same time need some megabytes in different heaps, which would stay
+    that large; over a week such coincidences add up.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).malloc_trim(0)

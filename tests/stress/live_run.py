@@ -10,9 +10,8 @@ from long_form import LEFT_S, LIMIT_S
 from watched_run import LiveRun
 
 from spreeze.machine.processes import MARK
-from spreeze.modes.spreeze import status_rows
 from spreeze.run_directory import read_run
-from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.replay_ring import ReplayRing, RingHandle
 from spreeze.transport.status_table import StatusTable
 
 
@@ -45,8 +44,10 @@ class AttachedRun(LiveRun):
         self.wait(lambda: "sampler-0" in self.workers(), LIMIT_S, "the first sampler's start")
         spec = json.loads(self.children()["sampler-0"].cmdline()[3])
         self.status = StatusTable.attach(self._descriptor(spec["status_fd"]), spec["status_rows"])
-        self.ring = ReplayRing.attach(self._descriptor(spec["job"]["ring_fd"]), RingSpec.from_json(spec["job"]["ring"]))
-        self.rows = status_rows(self.ring.spec.num_shards)
+        replay = RingHandle.from_json(spec["job"]["replay"])
+        self.ring = ReplayRing.attach(self._descriptor(replay.fds[0]), replay.spec)
+        names = ["learner", *(f"sampler-{index}" for index in range(self.ring.spec.num_shards))]
+        self.rows = {name: row for row, name in enumerate(names)}
 
     def _descriptor(self, number):
         """A descriptor of our own for what the supervisor has open."""

@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from spreeze.errors import TransportError
 from spreeze.formatting import clean
 from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.runtime.cluster.gateway import LINGER_S
-from spreeze.runtime.cluster.host import HostJob
 from spreeze.runtime.cluster.ray_nodes import (
     GatewayDied,
     Node,
@@ -34,11 +32,9 @@ from spreeze.transport.chunks import (
     unseal_chunk,
     unseal_json,
 )
-from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter, write_rows
-from spreeze.transport.shared_memory import wakeups_of
-from spreeze.types import Jsonable
+from spreeze.transport.replay_ring import ShardWriter, write_rows
 from spreeze.workers.context import WorkerContext, open_weights
+from spreeze.workers.jobs import BridgeJob
 
 _MOST_PULLS = 2
 """Pulls under way to one host: one is filled while the other travels."""
@@ -59,22 +55,6 @@ _REPLACE_S = 5.0
 _END_S = 2.0
 _SAMPLER = SLOTS["sampler"]
 _CUMULATIVE = tuple(name in TABLE.cumulative("sampler") for name in _SAMPLER)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BridgeJob(Jsonable):
-    address: str
-    """As ``--cluster`` has it."""
-    run_dir: str
-    ring: RingSpec
-    ring_fd: int
-    first_shard: int
-    """First shard of this process; its last one is the last of the ring."""
-    limiter: RateLimiter
-    host: HostJob
-    host_rows: tuple[int, ...]
-    """Rows of the status table, one for each host that there may be."""
-    learner_wakeup_fds: tuple[int, ...] = ()
 
 
 def run_bridge(context: WorkerContext, job: BridgeJob) -> None:
@@ -154,16 +134,16 @@ class Bridge:
     def __init__(self, context: WorkerContext, job: BridgeJob, nodes: Nodes) -> None:
         self._context, self._event, self._job, self._nodes = context, context.event, job, nodes
         self._secret = secrets.token_bytes(32)
-        ring = ReplayRing.attach(job.ring_fd, job.ring)
-        self._ring, self._layout = ring, job.ring.layout
+        self._ring = ring = job.replay.attach()
+        self._layout = ring.spec.layout
         # Rows of all hosts go to these in turn, so that each keeps as much of the past, whoever comes and goes.
-        self._sinks = [ShardWriter(ring, shard) for shard in range(job.first_shard, job.ring.num_shards)]
+        self._sinks = [ShardWriter(ring, shard) for shard in range(job.first_shard, ring.spec.num_shards)]
         self._next_sink = 0
         self._hosts = [Host(index, context.status.slots(row)) for index, row in enumerate(job.host_rows)]
         for host in self._hosts:  # what an earlier bridge left under way is lost
             host.post(chunks_lost=host.total("chunks_lost", host.slots[_PLACE["pulls"]]), pulls=0.0, alive=0.0)
             host._before = host.slots.tolist()
-        self._learner = next(iter(wakeups_of(job.learner_wakeup_fds)), None)
+        self._learner = None if job.learner_wakeup is None else job.learner_wakeup.attach()
         self._weights = open_weights(Path(job.run_dir))
         self._hint, self._shared = -1, None
         self._order: tuple[int, int] | None = None

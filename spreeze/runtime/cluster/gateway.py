@@ -14,9 +14,10 @@ from spreeze.errors import SpreezeError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import core_facts
 from spreeze.run_directory import versions
-from spreeze.runtime.cluster.host import HostJob, HostSamplers, host_checks
+from spreeze.runtime.cluster.host import HostSamplers, host_checks
 from spreeze.runtime.cluster.host_run import HostRun, HostRunJob
 from spreeze.transport.chunks import Taken, seal_chunk, seal_json, unseal, unseal_json
+from spreeze.workers.jobs import HostJob
 
 PULL, CONTROL = "pull", "control"
 """Groups of methods, each with a thread of its own."""

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,17 @@ from spreeze.machine.logs import LogKeeper
 from spreeze.machine.processes import OrphanWatch, kill_and_wait, mark, signals_blocked
 from spreeze.metrics.table import SLOTS, TABLE
 from spreeze.run_directory import scratch_folder
+from spreeze.runtime.assembly import limit_of_each
 from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment
-from spreeze.runtime.supervisor import ProcessSupervisor, limit_of_each
+from spreeze.runtime.supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
 from spreeze.transport.chunks import RowOutlet, outlet_limiter, outlet_spec
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import DAMAGE, decode
-from spreeze.types import EnvSpec, Jsonable, RowLayout
 from spreeze.workers.context import open_weights
+from spreeze.workers.jobs import HostJob, SamplerJob
 from spreeze.workers.roles import Address
-from spreeze.workers.sampler import SamplerJob
 
 _LOOK_S = 0.05
 _MOST_SAMPLERS = 64
@@ -46,29 +45,6 @@ _TUNE_S = 180.0
 _CHECK_STEPS = 300
 _FORSAKEN_S = 8.0
 """Samplers end when nobody has asked for their rows for so long: the driver's machine is gone, or the run is paused."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostJob(Jsonable):
-    """Job of a host that collects for the run."""
-
-    spec: EnvSpec
-    layout: RowLayout
-    """Layout of a row; the host derives it as well, and they have to be equal."""
-    n_step: int
-    gamma: float
-    nan_policy: str
-    seed: int
-    envs_per_sampler: int
-    samplers: int | None = None
-    """None: what the host's own tuner chose, else one for each usable core."""
-    step_deadline_s: float = 30.0
-    start_deadline_s: float = 120.0
-    memory_limit_bytes: int | None = None
-    gives_way: bool = False
-    """True if the samplers run at low priority there, too."""
-    tune: tuple[str, ...] = ()
-    """Arguments of ``spreeze tune`` that measure samplers and environments there; empty: nothing is measured."""
 
 
 class HostSamplers(threading.Thread):
@@ -134,12 +110,12 @@ class HostSamplers(threading.Thread):
         for index in range(self.samplers):
             sampler = SamplerJob(
                 run_dir=str(self._folder), spec=job.spec, index=index, seed=self._seed, n_step=job.n_step,
-                num_envs=self.envs_per_sampler, gamma=job.gamma, nan_policy=job.nan_policy, ring=spec,
-                ring_fd=ring.block.fd, limiter=outlet_limiter(self.samplers, self.envs_per_sampler),
+                num_envs=self.envs_per_sampler, gamma=job.gamma, nan_policy=job.nan_policy,
+                replay=ring.handle, limiter=outlet_limiter(self.samplers, self.envs_per_sampler),
             )
             self._workers.add(WorkerSpec(
-                address=Address("sampler", 0, index), row=index, job=sampler.to_json(),
-                inherited_fds=(ring.block.fd,), step_deadline_s=job.step_deadline_s,
+                address=Address("sampler", 0, index), row=index, job=sampler,
+                step_deadline_s=job.step_deadline_s,
                 start_deadline_s=job.start_deadline_s,
                 memory_limit_bytes=limit_of_each(job.memory_limit_bytes, self.samplers),
             ))

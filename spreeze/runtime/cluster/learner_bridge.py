@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +24,15 @@ from spreeze.runtime.cluster.ray_nodes import (
     end_gateways,
     parse_address,
 )
-from spreeze.runtime.launcher import WorkerSpec
-from spreeze.runtime.plan import RunPlan
 from spreeze.transport.chunks import seal_json, unseal_json
-from spreeze.transport.gossip import GlooPlace, read_secret
-from spreeze.types import Jsonable
+from spreeze.transport.gossip import read_secret
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.roles import Address
+from spreeze.workers.jobs import LearnerBridgeJob
 
 _TURN_S, _PING_S, _END_S = 0.2, 2.0, 4.0
 _WINDOW_S = 120.0
 """Before a host that has failed gets a learner again."""
 _LOOPBACK = "127."
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnerBridgeJob(Jsonable):
-    address: str
-    """As ``--cluster`` has it."""
-    place: GlooPlace
-    arguments: tuple[str, ...]
-
-
-def learner_bridge_spec(plan: RunPlan, place: GlooPlace, row: int) -> WorkerSpec:
-    """The worker that gives other hosts their learners, in a row of the status table."""
-    assert plan.config.cluster.address is not None
-    job = LearnerBridgeJob(address=plan.config.cluster.address, place=place, arguments=plan.host_arguments)
-    return WorkerSpec(address=Address("bridge"), row=row, job=job.to_json(), body="learner-bridge")
 
 
 def run_learner_bridge(context: WorkerContext, job: LearnerBridgeJob) -> None:

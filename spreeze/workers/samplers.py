@@ -1,81 +1,125 @@
-"""The workers that fill rollouts: samplers step environments, and inference workers compute their actions in batches.
+"""The workers that step environments, and those that infer for them.
 
-Actions belong to whichever environments have requested one (HTS-RL, section 3). Without inference workers a sampler
-draws its own.
+A sampler of replay writes into its shard, one of rollouts into its columns. Actions of paced rollouts belong to
+whichever environments have requested one (HTS-RL, section 3); without inference workers a sampler draws its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
-from spreeze.envs.task import open_task
+from spreeze.envs.task import HeldActions, open_task, vector_maker
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource
-from spreeze.transport.rollouts import Answers, InferenceMailbox, Rollouts, RolloutSpec
-from spreeze.transport.shared_memory import WAIT_S, Wakeup, wakeups_of
-from spreeze.transport.weights import VersionedParameters
-from spreeze.types import EnvSpec, Jsonable
-from spreeze.workers.collectors import NewestPolicy, RolloutCollector, RolloutPolicy
-from spreeze.workers.context import WorkerContext
-from spreeze.workers.evaluator import EvaluatorJob, turn_evaluation
+from spreeze.transport.replay_ring import ShardWriter
+from spreeze.transport.rollouts import Answers, InferenceMailbox, Rollouts
+from spreeze.transport.shared_memory import WAIT_S, Wakeup
+from spreeze.workers.collectors import NewestPolicy, RolloutCollector, RolloutPolicy, TransitionCollector
+from spreeze.workers.context import WorkerContext, open_weights
+from spreeze.workers.evaluator import turn_evaluation
+from spreeze.workers.jobs import BufferSamplerJob, RolloutSamplerJob, RolloutWorkerJob, SamplerJob
 
-POLL_S = 0.0005
-"""Sleep of a sampler that waits for uses of its oldest rollout."""
+_POLL_S = 0.0005
+"""Sleep of a sampler that the limiter or an unused rollout holds: shorter than an update, longer than a wakeup."""
 _POLICY_VERSION = SLOTS["sampler"].index("policy_version")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RolloutWorkerJob(Jsonable):
-    index: int
-    num_envs: int
-    """M: environments of each sampler."""
-    num_inference_workers: int
-    """0: the samplers compute their own actions."""
-    rollouts: RolloutSpec
-    rollouts_fd: int
-    mailbox_fd: int
-    policy_fds: tuple[int, ...]
-    sampler_wakeup_fds: tuple[int, ...]
-    """Descriptors of all samplers' wakeups, two each; those of the inference workers and the learner likewise."""
-    inference_wakeup_fds: tuple[int, ...]
+def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
+    """Samples until asked to stop, then closes its environments."""
+    sink = ShardWriter(job.replay.attach(), job.index)
+    # The row count of the sink changes the stream after a restart, so no episode is repeated.
+    stream = np.random.SeedSequence([job.seed, job.index, sink.next_logical])
+    rng = np.random.default_rng(stream)
+    sampling = TransitionCollector(
+        lambda: open_task(job.spec),
+        job.num_envs, job.spec, sink,
+        n_step=job.n_step, gamma=job.gamma, seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
+        nan_policy=job.nan_policy, make_vector=vector_maker(job.spec), on_progress=context.beat,
+        on_error=context.env_error,
+    )
+    try:
+        with turn_evaluation(context, job.evaluation) as sampling.interlude:
+            loop = SamplerLoop(context, job, sink, sampling, rng)
+            while not context.stopping:
+                loop.turn()
+            context.beat(Phase.DONE)  # closing is no work
+    finally:
+        sampling.close()
+        sink.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class RolloutSamplerJob(RolloutWorkerJob):
-    spec: EnvSpec
-    seed: int
-    step_synchronous: bool
-    nan_policy: str
-    learner_wakeup_fds: tuple[int, ...]
-    evaluation: EvaluatorJob | None = None
-    """Evaluations in the sampler's own environment; None: an evaluator has its own."""
+class SamplerLoop:
+    """The steady state: limiter, weights, actions, environments, rows, metrics."""
 
+    def __init__(
+        self, context: WorkerContext, job: SamplerJob, sink: ShardWriter, sampling: TransitionCollector,
+        rng: np.random.Generator,
+    ) -> None:
+        self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng
+        self._random = HeldActions(job.spec, rng)
+        self._policy = NewestPolicy(open_weights(Path(job.run_dir)))
+        self._hint = -1
+        self._counts = sink.counts()
+        self._wakeup, self._learner = (None if handle is None else handle.attach()
+                                       for handle in (job.wakeup, job.learner_wakeup))
+        # Slots outlive this process, so counters continue after a restart.
+        self._base = context.slots.tolist()
 
-@dataclass(frozen=True, kw_only=True)
-class BufferSamplerJob(Jsonable):
-    spec: EnvSpec
-    index: int
-    num_envs: int
-    seed: int
-    nan_policy: str
-    rollouts: RolloutSpec
-    rollouts_fd: int
-    policy_fds: tuple[int, ...]
-    learner_wakeup_fds: tuple[int, ...]
-    evaluation: EvaluatorJob | None = None
-    """As of ``RolloutSamplerJob``."""
+    def turn(self) -> np.ndarray | None:
+        """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
+        start = perf_counter()
+        actions = None
+        if self._context.rests(start):
+            pass
+        elif self._may_insert():
+            self._context.beat(Phase.STEP)
+            self._refresh_policy()
+            actions = self._actions()
+            self._sampling.counts.policy_s += perf_counter() - start
+            self._sampling.step(actions, self._policy.version)
+            if self._learner is not None:
+                self._learner.notify()
+            self._context.worked(start)
+        else:
+            self._context.beat(Phase.WAIT)
+            if self._wakeup is None:
+                time.sleep(_POLL_S)
+            else:
+                self._wakeup.wait(WAIT_S)
+            self._sampling.counts.wait_s += perf_counter() - start
+        self._sampling.counts.post(self._context.slots, self._base)
+        self._context.slots[_POLICY_VERSION] = self._policy.version
+        return actions
+
+    def _may_insert(self) -> bool:
+        self._counts = counts = self._sink.counts()
+        return self._job.limiter.may_insert(*counts, self._sampling.num_envs)
+
+    def _refresh_policy(self) -> None:
+        hint = self._context.weights_hint
+        if hint != self._hint:
+            self._policy.refresh()
+            if self._policy.current() is not None:
+                self._hint = hint
+
+    def _actions(self) -> np.ndarray:
+        """Uniform actions until learning has started or trained weights are there, then the policy's."""
+        policy = self._policy.current()
+        if policy is None or (self._policy.version == 0 and self._counts.baseline < 0):
+            return self._random.draw(self._sampling.num_envs, self._sampling.obs)
+        return policy.act(self._sampling.obs, self._rng)
 
 
 def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
     """Steps until asked to stop; the successor of a dead sampler continues at the same step."""
     with contextlib.ExitStack() as stack:
-        rollouts = stack.enter_context(contextlib.closing(Rollouts.attach(job.rollouts_fd, job.rollouts)))
-        mailbox = stack.enter_context(contextlib.closing(InferenceMailbox.attach(job.mailbox_fd, job.rollouts)))
+        rollouts = stack.enter_context(contextlib.closing(job.rollouts.attach()))
+        mailbox = stack.enter_context(contextlib.closing(job.mailbox.attach()))
         envs = stack.enter_context(contextlib.closing(RolloutCollector(
             lambda: open_task(job.spec), job.spec, rollouts, first=job.index * job.num_envs, num_envs=job.num_envs,
             seed=job.seed, step_synchronous=job.step_synchronous, on_progress=context.beat,
@@ -94,15 +138,14 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> None:
     The successor of a dead sampler begins new episodes, in the rollout that was begun.
     """
     with contextlib.ExitStack() as stack:
-        rollouts = stack.enter_context(contextlib.closing(Rollouts.attach(job.rollouts_fd, job.rollouts)))
+        rollouts = stack.enter_context(contextlib.closing(job.rollouts.attach()))
         envs = stack.enter_context(contextlib.closing(RolloutCollector(
             lambda: open_task(job.spec), job.spec, rollouts, first=job.index * job.num_envs, num_envs=job.num_envs,
             seed=job.seed, replays=False, on_progress=context.beat, nan_policy=job.nan_policy,
             on_error=context.env_error,
         )))
         envs.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
-        (learner,) = wakeups_of(job.learner_wakeup_fds)
-        loop = _BufferSampler(context, envs, VersionedParameters(job.policy_fds), learner)
+        loop = _BufferSampler(context, envs, job.policies.attach(), job.learner_wakeup.attach())
         while not context.stopping:
             loop.turn()
         context.beat(Phase.DONE)  # closing is no work
@@ -127,7 +170,7 @@ class _BufferSampler:
             context.worked(start)
         else:
             context.beat(Phase.WAIT)
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
             counts.wait_s += perf_counter() - start
         counts.post(context.slots, self._base)
         context.slots[_POLICY_VERSION] = self._policy.version
@@ -179,13 +222,13 @@ class _RolloutSampler:
         envs: RolloutCollector,
     ) -> None:
         self._context, self._envs = context, envs
-        samplers = wakeups_of(job.sampler_wakeup_fds)
+        samplers = [handle.attach() for handle in job.sampler_wakeups]
         self._wakeup = samplers[job.index]
         # In step synchrony the others wait for the last sampler to take the step.
         self._others = [wakeup for wakeup in samplers if wakeup is not self._wakeup] if job.step_synchronous else []
-        self._inference_workers = wakeups_of(job.inference_wakeup_fds)
-        (self._learner,) = wakeups_of(job.learner_wakeup_fds)
-        self._policies = RolloutPolicy(rollouts, VersionedParameters(job.policy_fds))
+        self._inference_workers = [handle.attach() for handle in job.inference_wakeups]
+        self._learner = job.learner_wakeup.attach()
+        self._policies = RolloutPolicy(rollouts, job.policies.attach())
         self._client = MailboxClient(envs, mailbox, job.index * job.num_envs, job.num_envs)
         # Slots outlive this process, so counters continue after a restart.
         self._base = context.slots.tolist()
@@ -241,13 +284,13 @@ class Inference:
 def run_inference_worker(context: WorkerContext, job: RolloutWorkerJob) -> None:
     """Answers until asked to stop; sleeps while there are no requests."""
     with (
-        contextlib.closing(Rollouts.attach(job.rollouts_fd, job.rollouts)) as rollouts,
-        contextlib.closing(InferenceMailbox.attach(job.mailbox_fd, job.rollouts)) as mailbox,
+        contextlib.closing(job.rollouts.attach()) as rollouts,
+        contextlib.closing(job.mailbox.attach()) as mailbox,
     ):
-        policies = RolloutPolicy(rollouts, VersionedParameters(job.policy_fds))
+        policies = RolloutPolicy(rollouts, job.policies.attach())
         inference = Inference(policies, mailbox, slice(job.index, None, job.num_inference_workers))
-        wakeup = wakeups_of(job.inference_wakeup_fds)[job.index]
-        samplers = wakeups_of(job.sampler_wakeup_fds)
+        wakeup = job.inference_wakeups[job.index].attach()
+        samplers = [handle.attach() for handle in job.sampler_wakeups]
         numbers = context.named(context.slots)
         while not context.stopping:
             start = perf_counter()

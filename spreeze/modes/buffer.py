@@ -1,0 +1,55 @@
+"""A circular buffer: samplers -> rollouts in shared memory -> learner, each at its own pace (IMPACT).
+
+The algorithm says how many slots the buffer has, how often the learner uses a rollout (``slots``, ``uses``), and
+whether a sampler waits before it writes over one that was used too rarely (``least_uses``, by default half of
+``uses``, rounded down). The learner waits when all that is there is used up. Weights reach the samplers in shared
+memory, and the evaluator by files and a pointer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from spreeze.runtime.assembly import Assembly, Data
+from spreeze.runtime.recorder import GroupSample
+from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.rollouts import Rollouts
+from spreeze.transport.weights import VersionedParameters
+from spreeze.workers.jobs import BufferLearnerJob, BufferSamplerJob
+
+_POLICIES = 3
+"""Versions of the policy in shared memory: while one is written or read, another newer one may be written."""
+
+
+class BufferData(Data):
+    """The circular buffer of a learner."""
+
+    def __init__(self, rollouts: Rollouts, batch_size: int, first_updates: int) -> None:
+        """``first_updates``: of earlier sessions."""
+        self._rollouts, self._batch_size, self._first_updates = rollouts, batch_size, first_updates
+        self.size_bytes = rollouts.spec.size_bytes
+
+    def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
+        updates = int(max(0.0, posted.learner["updates"] - self._first_updates))
+        return dataclasses.replace(posted, inserted=int(self._rollouts.steps.sum()),
+                                   sampled=updates * self._batch_size)
+
+
+def assemble(run: Assembly) -> None:
+    """One learner and its samplers."""
+    plan, config, each = run.plan, run.plan.config, run.plan.config.rollout.envs_per_sampler
+    checkpoint = CheckpointStore(run.run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
+    rollouts = run.open(lambda: Rollouts.create(plan.rollout_spec()))
+    policies = run.open(lambda: VersionedParameters.create(_POLICIES)).handle
+    (wakeup,) = run.wakeups(1)
+    run.data.append(BufferData(rollouts, plan.batch_size, 0 if checkpoint is None else checkpoint.updates))
+    run.learner(0, BufferLearnerJob(
+        **run.learner_fields(0) | {"algorithm": plan.algorithm_fields() | {"slots": plan.buffer_slots}},
+        batch_size=plan.batch_size, env_steps_base=plan.earlier.env_steps, envs_per_sampler=each,
+        rollouts=rollouts.handle, policies=policies, wakeup=wakeup,
+    ))
+    for index in range(plan.samplers):
+        run.sampler(0, index, BufferSamplerJob(
+            spec=plan.spec, index=index, num_envs=each, nan_policy=config.sampling.nan_policy, seed=plan.session_seed,
+            rollouts=rollouts.handle, policies=policies, learner_wakeup=wakeup, evaluation=run.turn_evaluation,
+        ))

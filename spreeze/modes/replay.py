@@ -1,0 +1,116 @@
+"""Groups of replay: samplers -> shared-memory replay -> learner, ``run.learners`` times.
+
+Each learner has samplers, replay, weights and checkpoints of its own. Where a mode does not average them, it learns
+like a separate run with the seed ``run.seed`` + its number, and groups exchange nothing. Else all learners begin with
+the same parameters, and each takes the mean of its own and the others' now and then, through memory of the supervisor
+or by gloo, so that the death of a learner stops no other (``replay_trainer.PeerAverage``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+from spreeze.runtime.assembly import Assembly, Data
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.recorder import GroupSample
+from spreeze.transport.checkpoint import CheckpointStore, load_replay
+from spreeze.transport.rate_limiter import RateLimiter
+from spreeze.transport.replay_ring import ReplayRing
+from spreeze.transport.weights import VersionedParameters
+from spreeze.types import EnvSpec
+from spreeze.workers.collectors import fill_with_synthetic_rows
+from spreeze.workers.jobs import BridgeJob, HostJob, LearnerJob, SamplerJob
+
+_HOST_LEAD_ROWS = 2048
+"""Rows that other hosts may insert where samplers of this machine already wait: so hosts come first, and cores here are
+left to the learner, as long as what hosts have under way covers what is drawn."""
+
+
+class ReplayData(Data):
+    """A group's replay."""
+
+    def __init__(self, ring: ReplayRing) -> None:
+        self.ring, self.size_bytes = ring, ring.spec.size_bytes
+
+    def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
+        ring = self.ring
+        return dataclasses.replace(posted, inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted,
+                                   sampled=ring.sampled)
+
+    def fill(self, spec: EnvSpec) -> None:
+        fill_with_synthetic_rows(self.ring, spec)
+
+    def forget(self) -> None:
+        """Another number of samplers must not spend what the one before saved up."""
+        self.ring.begin_learning()
+
+
+def assemble(run: Assembly) -> None:
+    """Learners and samplers of all groups, and in group 0 the samplers of other hosts."""
+    plan, config, wiring = run.plan, run.plan.config, run.plan.config.wiring
+    groups, place = range(plan.learners), run.meet()
+    rings = [run.open(functools.partial(ReplayRing.create, plan.ring_spec(group))) for group in groups]
+    for group, ring in enumerate(rings):
+        load_saved_replay(plan, run.folder(group), ring)
+    shares = wiring.averages and plan.learners > 1 and config.exchange.transport == "shared"
+    averages = tuple(run.open(VersionedParameters.create).handle for _ in groups if shares)
+    learner_wakeups = [run.wakeups(1)[0] if wiring.balanced else None for _ in groups]
+    sampler_wakeups = [run.wakeups(plan.samplers_of(group) if wiring.balanced else 0) for group in groups]
+    counted = range(plan.learners, plan.learners + plan.samplers + plan.hosts)
+    for group, ring in enumerate(rings):
+        run.data.append(ReplayData(ring))
+        run.learner(group, LearnerJob(
+            **run.learner_fields(group) | {"seed": config.run.seed + (0 if wiring.averages else group)},
+            save_replay=config.replay.save, replay=ring.handle, limiter=_limiter(plan, ring),
+            sampler_rows=tuple(counted), env_steps_base=plan.earlier.env_steps, averages=averages, gloo=place,
+            wakeup=learner_wakeups[group], sampler_wakeups=sampler_wakeups[group],
+            loaded_rows=tuple(ring.committed.tolist()),
+        ))
+    for group, ring in enumerate(rings):
+        number = group if place is None else place.own[group]
+        for index in range(plan.samplers_of(group)):
+            run.sampler(group, index, SamplerJob(
+                run_dir=str(run.folder(group)), spec=plan.spec, index=index, seed=plan.session_seed + number,
+                num_envs=config.sampling.envs_per_sampler, n_step=config.algorithm.n_step,
+                gamma=config.algorithm.gamma, nan_policy=config.sampling.nan_policy, replay=ring.handle,
+                limiter=_limiter(plan, ring), wakeup=sampler_wakeups[group][index] if wiring.balanced else None,
+                learner_wakeup=learner_wakeups[group], evaluation=run.turn_evaluation,
+            ))
+    if place is None and plan.hosts:
+        _add_hosts(run, rings[0])
+
+
+def load_saved_replay(plan: RunPlan, folder: Path, ring: ReplayRing) -> None:
+    """Loads the rows that a group saved in an earlier session; must come before any write into the ring."""
+    checkpoint = CheckpointStore(folder / "checkpoints").load_latest() if plan.earlier.sessions else None
+    if checkpoint is not None and checkpoint.replay_path is not None:
+        load_replay(checkpoint.replay_path, ring)
+
+
+def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
+    """The bridge by which rows of other hosts come."""
+    plan, config, limiter = run.plan, run.plan.config, _limiter(run.plan, ring)
+    assert config.cluster.address is not None
+    host = HostJob(
+        spec=plan.spec, layout=plan.layout, n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
+        nan_policy=config.sampling.nan_policy, seed=config.run.seed,
+        samplers=1 if plan.alone else config.cluster.samplers,
+        envs_per_sampler=config.sampling.envs_per_sampler, step_deadline_s=config.sampling.step_deadline_s,
+        start_deadline_s=config.sampling.start_deadline_s,
+        memory_limit_bytes=config.sampling.memory_limit_bytes, gives_way=config.tuning.give_way, tune=plan.host_tune,
+    )
+    run.bridge(BridgeJob(
+        host_rows=tuple(run.hosts(plan.hosts)), address=config.cluster.address, run_dir=str(run.run_dir),
+        replay=ring.handle, first_shard=plan.samplers, host=host,
+        limiter=dataclasses.replace(limiter, rows_per_write=limiter.rows_per_write + _HOST_LEAD_ROWS),
+    ))
+
+
+def _limiter(plan: RunPlan, ring: ReplayRing) -> RateLimiter:
+    part, config = plan.config.replay, plan.config
+    return RateLimiter(
+        minimum=part.samples_per_insert_min, maximum=part.samples_per_insert_max, learning_starts=part.learning_starts,
+        batch_size=config.learner.batch_size, rows_per_write=config.sampling.envs_per_sampler * ring.spec.num_shards,
+    )

@@ -1,0 +1,269 @@
+"""A run put together: its workers, the channels between them, and how their counters are read.
+
+A mode says what these are by a function that fills an ``Assembly``. The supervisor starts what it finds there, and so
+does the tuner, for its measurements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from spreeze.errors import ResourceError
+from spreeze.run_directory import group_folder
+from spreeze.runtime.launcher import WorkerSpec
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.recorder import CounterSample, GroupSample, Recorder
+from spreeze.transport import status_table as words
+from spreeze.transport.gossip import GlooPlace
+from spreeze.transport.shared_memory import Wakeup, WakeupHandle, available_bytes
+from spreeze.transport.status_table import StatusTable
+from spreeze.types import EnvSpec
+from spreeze.workers.jobs import EvaluatorJob, Job, LearnerBridgeJob, VisualizerJob
+from spreeze.workers.roles import Address, RestartLimit
+
+_LEAST_LIMIT_BYTES = 2**30
+
+
+class _Closing(Protocol):
+    def close(self) -> None: ...
+
+
+_T = TypeVar("_T", bound=_Closing)
+
+
+class Data:
+    """A group's data on its way from samplers to learner, as the supervisor and the tuner see it."""
+
+    size_bytes: int
+    """Shared memory that it takes."""
+
+    def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
+        """The group's counters with the rows inserted and drawn; ``ending``: with those that a resume goes on from."""
+        raise NotImplementedError
+
+    @property
+    def swaps(self) -> int | None:
+        """Rollouts that the learner has taken over so far; None: it takes data at any time."""
+        return None
+
+    def fill(self, spec: EnvSpec) -> None:
+        """Makes up data, so that a measurement need not wait for it."""
+
+    def forget(self) -> None:
+        """Begins to count anew where samplers and learner wait for each other by counts."""
+
+
+class Assembly(contextlib.ExitStack):
+    """Workers and channels of a run, as its mode adds them; channels close at the end of the ``with`` block."""
+
+    def __init__(self, plan: RunPlan, run_dir: Path, started_s: float) -> None:
+        """``started_s``: monotonic time at which the session began."""
+        super().__init__()
+        self.plan, self.run_dir, self.started_s = plan, run_dir, started_s
+        self.specs: dict[str, WorkerSpec] = {}
+        """By name, in starting order."""
+        self.data: list[Data] = []
+        """Group by group."""
+        self.place: GlooPlace | None = None
+        """Where learners of several hosts meet; None: they share memory."""
+        self.whole_env_steps: int | None = None
+        """Env steps that a resume goes on from, where it collects a part of the earlier ones again."""
+        self.spread: Callable[[Recorder], Callable[[tuple[GroupSample, ...], float], tuple[GroupSample, ...]]] | None
+        """Adds what is known of all learners together to a sample; None: nothing."""
+        self.spread = None
+        self.host_rows = range(0)
+        """Rows of the status table of other hosts, each of which looks like a sampler."""
+        self._rows = 0
+
+    # --- for modes ---
+
+    def folder(self, group: int) -> Path:
+        """Where a group's weights and checkpoints are; made if it is not there."""
+        folder = group_folder(self.run_dir, group)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def open(self, create: Callable[[], _T]) -> _T:
+        """Creates a channel that lasts as long as the run; a ResourceError if there are too few descriptors."""
+        try:
+            made = create()
+        except OSError as error:
+            raise ResourceError(f"no descriptors for {self.plan.samplers} samplers: {error}; raise ulimit -n") from None
+        self.callback(made.close)
+        return made
+
+    def wakeups(self, count: int) -> tuple[WakeupHandle, ...]:
+        return tuple(self.open(Wakeup.create).handle for _ in range(count))
+
+    def meet(self) -> GlooPlace | None:
+        """Opens the place where learners meet whose parameters go by gloo, if this run's do."""
+        self.place = self.enter_context(open_place(self.plan, self.run_dir))
+        return self.place
+
+    def learner_fields(self, group: int) -> dict[str, Any]:
+        """Fields that the jobs of all learners have in common."""
+        config = self.plan.config
+        return {"run_dir": str(self.folder(group)), "spec": self.plan.spec, "algo": config.run.algo,
+                "algorithm": self.plan.algorithm_fields(), "learner": config.learner, "seed": config.run.seed,
+                "normalize_obs": config.env.normalize_obs, "stop": config.stop, "run_started_s": self.started_s,
+                "wall_base_s": self.plan.earlier.wall_s}
+
+    def learner(self, group: int, job: Job, limit: RestartLimit | None = None) -> None:
+        self._add(Address("learner", group), job, threads=self.plan.config.learner.threads, limit=limit)
+
+    def sampler(self, group: int, index: int, job: Job, role: str = "sampler") -> None:
+        part = self.plan.config.sampling
+        self._add(Address(role, group, index), job, step_deadline_s=part.step_deadline_s,
+                  start_deadline_s=part.start_deadline_s, memory_limit_bytes=self._sampler_limit_bytes)
+
+    @functools.cached_property
+    def _sampler_limit_bytes(self) -> int:
+        """Memory above which a sampler is restarted: by what is free once the run's own memory is taken."""
+        return memory_limit_bytes(self.plan)
+
+    def inference_worker(self, group: int, index: int, job: Job) -> None:
+        self._add(Address("inference", group, index), job)
+
+    def hosts(self, count: int) -> range:
+        """Rows of the status table for other hosts."""
+        self.host_rows = range(self._rows, self._rows + count)
+        self._rows += count
+        return self.host_rows
+
+    def bridge(self, job: Job) -> None:
+        self._add(Address("bridge"), job)
+
+    def _add(self, address: Address, job: Job, **options: Any) -> None:
+        self.specs[address.name] = WorkerSpec(address=address, row=self._rows, job=job, **options)
+        self._rows += 1
+
+    # --- for those who run it ---
+
+    @property
+    def turn_evaluation(self) -> EvaluatorJob | None:
+        """Evaluations that the only sampler plays in its only environment; None: the evaluator has its own."""
+        plan = self.plan
+        if not plan.alone or not plan.config.evaluation.enabled:
+            return None
+        return evaluator_job(plan, self.run_dir, has_free_core=False)
+
+    def complete(self) -> None:
+        """Adds what all modes have: the bridge to learners of other hosts, evaluator, visualizer, status table."""
+        plan, address, start_s = self.plan, self.plan.config.cluster.address, self.plan.config.sampling.start_deadline_s
+        if self.place is not None and address is not None:
+            self.bridge(LearnerBridgeJob(address=address, place=self.place, arguments=plan.host_arguments))
+        if plan.config.evaluation.enabled and not plan.alone:
+            self._add(Address("evaluator"), evaluator_job(plan, self.run_dir, has_free_core=plan.free_core),
+                      memory_limit_bytes=watcher_limit_bytes(plan, plan.config.evaluation.episodes),
+                      start_deadline_s=start_s)
+        if plan.config.visualizer.enabled:
+            job = VisualizerJob(run_dir=str(self.run_dir), spec=plan.spec, config=plan.config.visualizer,
+                                has_free_core=plan.free_core, seed=plan.config.run.seed)
+            self._add(Address("visualizer"), job, memory_limit_bytes=watcher_limit_bytes(plan, 1),
+                      start_deadline_s=start_s)
+        self.status = self.open(lambda: StatusTable.create(self._rows))
+
+    def read(self) -> CounterSample:
+        """All counters; after the stop flag is set, the final ones."""
+        now_s, ending = time.monotonic(), bool(self.status.header[words.STOP])
+        return CounterSample(now_s, tuple(data.read(self._posted(group), ending=ending)
+                                          for group, data in enumerate(self.data)))
+
+    def _posted(self, group: int) -> GroupSample:
+        """The slots of a group's workers, and in group 0 of other hosts."""
+        own = [spec for spec in self.specs.values() if spec.address.group == group]
+
+        def posted(trait: str) -> tuple[dict[str, float], ...]:
+            return tuple(self.slots(spec) for spec in own if getattr(spec.role, trait))
+
+        hosts = tuple(self.status.named_slots(row, "host") for row in (self.host_rows if group == 0 else ()))
+        return GroupSample(posted("steps"), posted("learns")[0], 0, 0, 0, posted("infers"), hosts)
+
+    def slots(self, spec: WorkerSpec) -> dict[str, float]:
+        """The numbers that a worker has posted, by name."""
+        return self.status.named_slots(spec.row, spec.role.slots)
+
+    def counters(self) -> tuple[float, float]:
+        """Env steps of all samplers, and updates of all learners."""
+        specs = self.specs.values()
+        return (sum(self.slots(spec)["env_steps"] for spec in specs if spec.role.steps),
+                sum(self.slots(spec)["updates"] for spec in specs if spec.role.learns))
+
+
+@contextlib.contextmanager
+def assembled(
+    assemble: Callable[[Assembly], None], plan: RunPlan, run_dir: Path, started_s: float
+) -> Iterator[Assembly]:
+    """The run that a mode's function puts together.
+
+    Raises:
+        ResourceError: there is no room for its memory, or there are too few descriptors.
+        ConfigError: a checkpoint does not fit the settings.
+    """
+    with Assembly(plan, run_dir, started_s) as run:
+        assemble(run)
+        run.complete()
+        yield run
+
+
+def open_place(plan: RunPlan, run_dir: Path) -> AbstractContextManager[GlooPlace | None]:
+    """Where the learners of a run meet whose parameters go by gloo; None where they share memory."""
+    exchange, wiring = plan.config.exchange, plan.config.wiring
+    if exchange.transport != "gloo" or not wiring.other_learners:
+        return contextlib.nullcontext()
+    if exchange.join is not None:
+        return contextlib.nullcontext(GlooPlace.joining(
+            exchange.join, Path(exchange.secret_file or ""), exchange.listen, plan.learners,
+            f"{socket.gethostname()}:{run_dir.resolve()}", plan.in_common,
+        ))
+    learners = exchange.learners or plan.learners
+    if learners == 1:
+        return contextlib.nullcontext()
+    return GlooPlace.opened(run_dir, exchange.listen, plan.learners, learners, plan.in_common)
+
+
+def tell_place(place: GlooPlace | None, on_event: Callable[[str, str], None]) -> None:
+    """Says how learners of other hosts join, or which this run's are."""
+    if place is None or len(place.own) == place.learners:
+        return
+    numbers = ", ".join(map(str, place.own))
+    on_event("info", f"learners {numbers} of {place.learners}, with those of the run at {place.store}" if place.joined
+             else f"{place.learners - len(place.own)} more learners may join from other hosts: --set "
+             f"exchange.transport=gloo --set exchange.join={place.store} --set exchange.secret_file=FILE, a copy of "
+             f"{place.secret_file}")
+
+
+def memory_limit_bytes(plan: RunPlan) -> int:
+    """Memory above which a sampler is restarted: as asked, else its share of half of the free memory.
+
+    It is twice what its environments take, at least.
+    """
+    asked_bytes = plan.config.sampling.memory_limit_bytes
+    return max(limit_of_each(asked_bytes, plan.samplers), 0 if asked_bytes else 2 * plan.sampler_bytes)
+
+
+def limit_of_each(asked_bytes: int | None, samplers: int) -> int:
+    """Memory that one of so many samplers may take on this machine."""
+    return asked_bytes or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * samplers))
+
+
+def evaluator_job(plan: RunPlan, run_dir: Path, *, has_free_core: bool) -> EvaluatorJob:
+    return EvaluatorJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.evaluation, room=plan.room,
+                        has_free_core=has_free_core, groups=plan.policies,
+                        target_return=plan.config.stop.target_return)
+
+
+def watcher_limit_bytes(plan: RunPlan, environments: int) -> int:
+    """Memory above which a worker that watches is restarted: half of what is free, or a sampler's by environments.
+
+    Such a worker may have more environments than a sampler.
+    """
+    asked, each = plan.config.sampling.memory_limit_bytes, plan.config.sampling.envs_per_sampler
+    return limit_of_each(None, 1) if asked is None else asked * -(-environments // each)

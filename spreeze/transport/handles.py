@@ -1,0 +1,49 @@
+"""Channels between workers, and the handles by which jobs carry them to other processes.
+
+The supervisor creates a channel, puts its ``handle`` into the job of each worker that takes part, and the worker
+attaches to it. What a process has to inherit follows from its job (``inherited_fds``), so it is named in no other
+place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spreeze.types import Jsonable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handle(Jsonable):
+    """A channel as a job carries it. Subclasses add what else ``attach`` needs to know."""
+
+    fds: tuple[int, ...]
+    """Descriptors, which have the same numbers in the process that inherits them."""
+
+
+class Channel(Protocol):
+    """Memory or a wakeup that outlives every worker, owned by the process that created it."""
+
+    @property
+    def handle(self) -> Handle: ...  # with ``attach``, which opens the channel in another process
+
+    def close(self) -> None: ...
+
+
+def handles(job: Any) -> Iterator[Handle]:
+    """All handles in a job, in whatever dataclasses and tuples they are."""
+    if isinstance(job, Handle):
+        yield job
+    elif isinstance(job, tuple):
+        for entry in job:
+            yield from handles(entry)
+    elif dataclasses.is_dataclass(job):
+        for field in dataclasses.fields(job):
+            yield from handles(getattr(job, field.name))
+
+
+def inherited_fds(job: Jsonable) -> tuple[int, ...]:
+    """Descriptors that the process of a job inherits, each once."""
+    return tuple(sorted({fd for handle in handles(job) for fd in handle.fds}))

@@ -1,0 +1,368 @@
+"""The feeds of learners: replay, rollouts in step with the learner, or rollouts of any age."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from spreeze.algorithms import create_on_policy
+from spreeze.algorithms.fused_mlp import ThreadPair
+from spreeze.algorithms.impact import AnyAge
+from spreeze.algorithms.on_policy import OnPolicyAlgorithm
+from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.config.schema import StopConfig
+from spreeze.errors import WorkerError
+from spreeze.metrics.table import SLOTS, Phase
+from spreeze.metrics.target_pace import TargetPace
+from spreeze.transport import status_table as words
+from spreeze.transport.checkpoint import Checkpoint
+from spreeze.transport.gossip import SharedGossip
+from spreeze.transport.mixing import Mixer, MixSpec
+from spreeze.transport.protocols import Gossip
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing
+from spreeze.transport.rollouts import Handover, Rollouts
+from spreeze.workers.buffer_trainer import BufferTrainer, PolicyBroadcast
+from spreeze.workers.context import WorkerContext
+from spreeze.workers.jobs import BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
+from spreeze.workers.learner import Feed, Learner
+from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
+from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
+from spreeze.workers.torch_devices import malloc_trim, open_device, resolve_device
+
+_POLL_S = 0.0005
+_BEAT_S = 1.0
+_MAX_SKIPPED_IN_A_ROW = 20
+_UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
+_RETURNS = [SLOTS["sampler"].index(name) for name in ("returns", "returns_sum", "returns_square_sum")]
+
+
+def learn_from_replay(context: WorkerContext, job: LearnerJob) -> None:
+    """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
+    with contextlib.closing(job.replay.attach()) as ring, open_device(
+            job.learner, job.spec, job.settings.hidden_sizes, job.learner.batch_size) as (_, pair):
+        Learner(context, job, ReplayFeed(context, job, ring, pair)).run()
+
+
+def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
+    """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
+    with contextlib.closing(job.rollouts.attach()) as rollouts, open_device(
+            job.learner, job.spec, job.settings.hidden_sizes, job.batch_size):
+        Learner(context, job, RolloutFeed(context, job, rollouts)).run()
+
+
+def learn_from_buffer(context: WorkerContext, job: BufferLearnerJob) -> None:
+    """Learns from the circular buffer until asked to stop; writes a final checkpoint and final weights."""
+    with contextlib.closing(job.rollouts.attach()) as rollouts, open_device(
+            job.learner, job.spec, job.settings.hidden_sizes, job.batch_size):
+        Learner(context, job, BufferFeed(context, job, rollouts)).run()
+
+
+class SkippedUpdates:
+    """Notices that no update is applied any more, because loss or gradient is not finite."""
+
+    def __init__(self, trainer: ReplayTrainer | BufferTrainer) -> None:
+        self._trainer, self._in_a_row = trainer, 0
+        self._updates, self._skipped = trainer.updates, trainer.algorithm.updates_skipped()
+
+    def check(self) -> None:
+        """Raises a WorkerError if too many updates in a row were skipped."""
+        skipped, updates = self._trainer.algorithm.updates_skipped(), self._trainer.updates
+        done = updates - self._updates
+        self._in_a_row = self._in_a_row + done if skipped - self._skipped == done else 0
+        if self._in_a_row > _MAX_SKIPPED_IN_A_ROW:
+            raise WorkerError(f"{self._in_a_row} updates in a row had a non-finite loss or gradient; lower the "
+                              "learning rate, or look at the rewards' size (a learner process goes back to its last "
+                              "checkpoint)")
+        self._skipped, self._updates = skipped, updates
+
+
+class _Restored(Feed):
+    """One whose trainer's state is in its checkpoint."""
+
+    trainer: ReplayTrainer | BufferTrainer
+    _skipped: SkippedUpdates
+
+    def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
+        if checkpoint is not None:
+            self.trainer.load_state(checkpoint.tensors, checkpoint.state)
+            self._report(f"learner continues from update {self.trainer.updates}")
+        self._skipped = SkippedUpdates(self.trainer)
+
+    def check(self) -> None:
+        """Raises a WorkerError if too many updates in a row were skipped."""
+        self._skipped.check()
+
+
+class ReplayFeed(_Restored):
+    """Batches drawn from replay, within the band of samples per insert."""
+
+    ends_by_env_steps = False
+    _job: LearnerJob
+    trainer: ReplayTrainer
+
+    def __init__(
+        self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, pair: ThreadPair | None
+    ) -> None:
+        config: AlgorithmConfig = job.settings
+        super().__init__(context, job)
+        self.trainer = ReplayTrainer(
+            job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), job.learner, seed=job.seed,
+            normalize_obs=job.normalize_obs, pair=pair, session=job.run_started_s, loaded_rows=job.loaded_rows,
+        )
+        self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
+        self.saved_ring = ring if job.save_replay else None
+        self._replay = ring
+        self._pace = TargetPace(self.trainer.algorithm.target_share, config.gamma, config.n_step)
+        self._peers: PeerAverage | None = None
+        self.began = False
+
+    def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
+        if (gossip := self._open_gossip(epoch)) is not None:
+            returned = self._context.named(self._context.slots)["updates"] > 0.0  # its parameters are old
+            joins = returned or (self._job.gloo is not None and self._job.gloo.joined)
+            self._peers = PeerAverage(self.trainer.algorithm, gossip, self._job.learner.average_interval,
+                                      joins=joins, statistics=self.trainer)
+        super().restore(checkpoint, epoch)
+
+    def _open_gossip(self, epoch: int) -> Gossip | None:
+        """The exchange with the learners to average with; None where there are none."""
+        shared, own = [handle.attach() for handle in self._job.averages], self._context.address.group
+        if self._job.gloo is not None:
+            from spreeze.transport.gloo_gossip import GlooGossip  # loads torch.distributed
+
+            return GlooGossip(own, self._job.gloo, topology="full", max_staleness=None)
+        if not shared:
+            return None
+        return SharedGossip(own, shared, topology="full", max_staleness=None, epoch=epoch)
+
+    def leave(self) -> None:
+        if self._peers is not None:
+            self._peers.close()
+
+    def advance(self) -> bool:
+        ring = self._replay
+        inserted = ring.total_committed()
+        if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
+            # A new baseline at every start, so that rows collected before never cause a burst of updates.
+            ring.begin_learning()
+            self._count_returns()
+            self.trainer.refresh()
+            self.began = True
+            self._report(f"learning began after {inserted} transitions in replay")
+        if not self.began or not self._limiter.may_sample(inserted, ring.baseline_inserted, ring.sampled):
+            return False
+        self._context.beat(Phase.UPDATE)
+        if self._anneals:
+            done = run_progress(self._job.stop, self._job.wall_base_s, self.session_s(), self.env_steps(),
+                                self.trainer.updates)
+            self.trainer.anneal(done)
+        self._update()
+        self._context.slots[_UPDATES] = self.trainer.updates
+        self._notify()
+        if self._peers is not None and (note := self._peers.advance(self.trainer.updates)):
+            self._report(note)
+        return True
+
+    def _update(self) -> None:
+        trainer = self.trainer
+        most = None if self._job.stop.updates is None else self._job.stop.updates - trainer.updates
+        rows = trainer.update_within_memory(most, self._shrunk) * trainer.batch_size
+        self._replay.sampled += rows  # in one go: the tuner sets it to 0 at any moment
+
+    def _shrunk(self, text: str) -> None:
+        """Reports what the trainer did when the device ran out of memory."""
+        self._report(text, "warning")
+        self._limiter = dataclasses.replace(self._limiter, batch_size=self.trainer.batch_size)
+        malloc_trim()
+        self._context.beat(Phase.UPDATE)
+
+    def env_steps(self) -> int:
+        slots = self._context.status.slots
+        return self._job.env_steps_base + int(sum(float(slots(row)[_ENV_STEPS]) for row in self._job.sampler_rows))
+
+    def _count_returns(self) -> None:
+        """Tells the trainer of the returns of all samplers of this session, those of other hosts included."""
+        slots = self._context.status.slots
+        self.trainer.count_returns(np.sum([slots(row)[_RETURNS] for row in self._job.sampler_rows], 0))
+
+    def check(self) -> None:
+        """Also takes in the samplers' returns, and reports the trainer's notes and targets that are too slow."""
+        super().check()
+        self._count_returns()
+        if self.began and (note := self._pace.note(self.session_s(), self.trainer.updates)):
+            self._report(note, "warning")
+        while self.trainer.notes:
+            self._report(self.trainer.notes.pop(0))
+
+
+class RolloutFeed(Feed):
+    """One rollout after another; with a lag of 1, each is learned from while the next one is collected."""
+
+    _job: OnPolicyLearnerJob
+    trainer: OnPolicyTrainer
+
+    def __init__(self, context: WorkerContext, job: OnPolicyLearnerJob, rollouts: Rollouts) -> None:
+        super().__init__(context, job)
+        self._mixer = None if job.mix is None else Mixer(job.mix, _Peers(context, job.mix), self._wait_for_peers)
+        self.publishes = self._mixer is None or self._mixer.publishes  # where learners mix, one publishes their mean
+        self.trainer = open_on_policy_trainer(job, rollouts, self.session_s, self._mixer)
+        self.trainer.algorithm.on_gradient, self._beat_s = self._on_gradient, perf_counter()
+        self._rollouts = rollouts
+
+    def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
+        """Only reports: the trainer has read the state from the shared memory that outlives a learner."""
+        if self.trainer.continued:
+            self._report(
+                f"learner continues from update {self.trainer.updates}, rollout {self._rollouts.current}"
+            )
+        self._notify()
+
+    def _on_gradient(self) -> None:
+        """The heartbeat while a large rollout is learned from; once a second, or a timeline would be full of it."""
+        if perf_counter() - self._beat_s >= _BEAT_S:
+            self._beat_s = perf_counter()
+            self._context.beat(Phase.UPDATE)
+
+    def _wait_for_peers(self) -> bool:
+        self._context.beat(Phase.WAIT)
+        time.sleep(_POLL_S)
+        return not self._context.stopping
+
+    def leave(self) -> None:
+        if self._mixer is not None:
+            self._mixer.leave()
+
+    def advance(self) -> bool:
+        """Learns from the rollout that is due; True if the next rollout began."""
+        self._context.beat(Phase.UPDATE)
+        self.trainer.learn()
+        if not self.trainer.swap():
+            return False
+        self._notify()
+        return True
+
+    def env_steps(self) -> int:
+        """Env steps of finished rollouts, of all learners."""
+        return self.trainer.env_steps if self._mixer is None else int(self._mixer.board["env_steps"].sum())
+
+
+class _Peers:
+    """Which learners of a run are alive: their process is there, has begun its loop, and has not finished."""
+
+    def __init__(self, context: WorkerContext, spec: MixSpec) -> None:
+        self._controls = [context.status.control(row) for row in spec.rows]
+        self._own = spec.learner
+        self._left = spec.memory.attach_board()["left"]
+
+    def __call__(self) -> tuple[int, ...]:
+        return tuple(peer for peer, control in enumerate(self._controls)
+                     if peer == self._own or self._is_alive(peer, control))
+
+    def _is_alive(self, peer: int, control: np.ndarray) -> bool:
+        if self._left[peer] or Phase(int(control[words.PHASE])) in (Phase.START, Phase.INIT, Phase.DONE):
+            return False
+        try:
+            os.kill(int(control[words.PID]), 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+
+class BufferFeed(_Restored):
+    """Rollouts of any age, from a buffer that samplers write without waiting."""
+
+    _job: BufferLearnerJob
+    trainer: BufferTrainer
+
+    def __init__(self, context: WorkerContext, job: BufferLearnerJob, rollouts: Rollouts) -> None:
+        algorithm = _on_policy_algorithm(job, "none")
+        assert isinstance(algorithm, AnyAge)
+        super().__init__(context, job)
+        self.trainer = BufferTrainer(
+            algorithm, rollouts, job.envs_per_sampler, env_steps_base=job.env_steps_base, session=job.run_started_s,
+            progress=scheduled(job.stop, job.wall_base_s, self.session_s),
+            meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
+        )
+        self._epoch = 0
+        self._broadcast = PolicyBroadcast(
+            self.trainer, job.policies.attach(), job.settings.broadcast_updates)
+
+    def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
+        self._epoch = epoch
+        super().restore(checkpoint, epoch)
+
+    def advance(self) -> bool:
+        """One update; the samplers, all of them, find new weights after every few, and before the learner waits."""
+        self._context.beat(Phase.UPDATE)
+        learned = self.trainer.learn()
+        if learned:
+            self._context.slots[_UPDATES] = self.trainer.updates
+        self.broadcast_s += self._broadcast.after(learned, self._epoch)
+        return learned
+
+    def env_steps(self) -> int:
+        return self.trainer.env_steps
+
+
+def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps: float, updates: int) -> float:
+    """Share of a run that is over, by the stop condition that comes first; 0 where it has none that can be foreseen.
+
+    ``earlier_s`` [s] of earlier sessions are over, so that a resumed run does not begin anew.
+    """
+    pairs = ((earlier_s + session_s, stop.seconds and earlier_s + stop.seconds), (env_steps, stop.env_steps),
+             (updates, stop.updates))
+    return max((done / most for done, most in pairs if most), default=0.0)
+
+
+def scheduled(
+    stop: StopConfig, earlier_s: float, session_s: Callable[[], float], learners: int = 1, *, by_clock: bool = True
+) -> Progress:
+    """The share of a run that is over, as an on-policy learner's learning rate follows it.
+
+    It goes by env steps where the run ends by them, so that what is learned does not depend on the clock; each of
+    ``learners`` takes its part of them. It goes by the clock where nothing else ends the run: beside a return or a
+    number of updates the time is a limit, and the share stays 0, as without ``by_clock``.
+    """
+    if stop.env_steps is not None:
+        end = -(-stop.env_steps // learners)
+        return lambda env_steps: min(1.0, env_steps / end)
+    if not by_clock or stop.seconds is None or stop.updates is not None or stop.at_return:
+        return lambda env_steps: 0.0
+    return lambda env_steps: min(1.0, run_progress(stop, earlier_s, session_s(), 0, 0))
+
+
+def _on_policy_algorithm(job: OnPolicyLearnerJob | BufferLearnerJob, correction: str) -> OnPolicyAlgorithm:
+    return create_on_policy(
+        job.algo, job.spec, job.settings, job.seed,
+        resolve_device(job.learner.device), correction=correction, normalize_obs=job.normalize_obs,
+    )
+
+
+def progress_of(job: OnPolicyLearnerJob, session_s: Callable[[], float]) -> Progress:
+    """The share that this learner's learning rate follows; not by the clock where others have one of their own."""
+    mix = job.mix
+    if mix is None:
+        return scheduled(job.stop, job.wall_base_s, session_s)
+    by_clock = mix.mixing != "all_reduce" and mix.gloo is None
+    return scheduled(job.stop, job.wall_base_s, session_s, mix.learners, by_clock=by_clock)
+
+
+def open_on_policy_trainer(
+    job: OnPolicyLearnerJob, rollouts: Rollouts, session_s: Callable[[], float], mixer: Mixer | None = None
+) -> OnPolicyTrainer:
+    """``session_s``: wall time of this session without pauses [s]."""
+    algorithm = _on_policy_algorithm(job, job.correction)
+    handover = Handover(policies=job.policies.attach(), states=job.states.attach())
+    return OnPolicyTrainer(
+        algorithm, rollouts, handover, lag=job.lag, batch_size=job.batch_size,
+        progress=progress_of(job, session_s),
+        meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)}, mixer=mixer,
+        fingerprints=Path(job.run_dir) / FINGERPRINTS if job.fingerprint else None,
+    )
