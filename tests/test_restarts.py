@@ -58,7 +58,8 @@ def test_pauses_have_an_upper_bound():
 
 
 def test_the_table_of_roles_is_the_whole_truth_about_each():
-    assert set(ROLES) == set(SLOTS) - {"host"}, "the row of another host has no process here"
+    writers = set(SLOTS) - {"host"}  # the row of another host has no process here
+    assert {role.slots for role in ROLES.values()} >= writers
     assert all(name == role.name for name, role in ROLES.items())
 
 
