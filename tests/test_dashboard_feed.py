@@ -301,8 +301,8 @@ def test_each_of_several_learners_is_a_line_and_one_alone_is_none(run):
     writer.write(60.0, 5000, {"updates_per_s/0": 10.0, "updates_per_s/1": 11.5, "gossip_staleness/0": 2.0})
     writer.close()
     assert live_api.answer(run, 0.0, 0, "")["learners"] == [
-        ["", "updates/s", "greedy return", "staleness [rollouts]"], ["learner 0", "10", "7", "2"],
-        ["learner 1", "11.5", "8", "-"]]  # fmt: skip
+        ["", "updates/s", "staleness [rollouts]", "greedy return"], ["learner 0", "10", "2", "7"],
+        ["learner 1", "11.5", "-", "8"]]  # fmt: skip
 
 
 _DRAW_TWO_GROUPS = """

@@ -231,7 +231,7 @@ def answer(
         "log": newest_log(path, _LOG_LINES), "live": state in LIVE_STATES, **_note(shown, state, latest, last),
         "similarity": newest_similarity(path), "timeline": _new_timeline(path, since),
         "marks": session_starts(run)[1:], "processes": _processes(fresh), "hosts": _hosts(fresh),
-        "learners": _learners(fresh, latest),
+        "learners": _learners(fresh, latest, table),
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
     }
 
@@ -345,20 +345,18 @@ def _hosts(values: Mapping[str, float]) -> list[list[str]]:
             for host, rate in parts_of(values, "host_env_steps_per_s").items()]
 
 
-_OF_A_LEARNER = {"updates_per_s": "updates/s", "env_steps_per_s": "env steps/s", "eval_return": "greedy return",
-                 "gossip_staleness": "staleness [rollouts]"}  # fmt: skip
-"""Metrics that each of several learners has -> title."""
-
-
-def _learners(values: Mapping[str, float], latest: Mapping[str, Point]) -> list[list[str]]:
+def _learners(values: Mapping[str, float], latest: Mapping[str, Point], table: MetricTable) -> list[list[str]]:
     """Name, rates, newest return and staleness of each of several learners; nothing of one alone."""
-    names = [name for name in _OF_A_LEARNER if f"{name}/0" in latest]
+    shown = [metric for metric in table.metrics if metric.each and f"{metric.name}/0" in latest and not metric.parts]
     groups = parts_of({name: point.value for name, point in latest.items()}, "updates_per_s")
     if len(groups) < 2:
         return []
     known = {**values, **{name: point.value for name, point in latest.items() if name.startswith("eval_return/")}}
-    return [["", *(_OF_A_LEARNER[name] for name in names)],
-            *([f"learner {group}", *(number(known.get(f"{name}/{group}")) for name in names)] for group in groups)]
+    titles = [metric.box_label + (metric.box_unit if metric.box_unit in ("", "/s") else f" [{metric.box_unit}]")
+              for metric in shown]
+    return [["", *titles],
+            *([f"learner {group}", *(number(known.get(f"{metric.name}/{group}")) for metric in shown)]
+              for group in groups)]
 
 
 def _gpu(gpu: GpuSnapshot, shown: Snapshot) -> str:

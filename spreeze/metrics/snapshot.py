@@ -134,11 +134,6 @@ class Snapshot:
         return self.samplers_active < self.samplers_wanted
 
 
-_PART_FIGURES = ("env_steps_per_s", "updates_per_s", "eval_return", "host_env_steps_per_s", "host_lag",
-                 "host_chunks_lost")
-"""Metrics shown of each learner if there are several, and of each other host."""
-
-
 def snapshot_of(
     run: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]], values: Mapping[str, float | None],
     wiring: Wiring | None, *, state: str, table: MetricTable = TABLE, **own: Any,
@@ -168,7 +163,8 @@ def snapshot_of(
     errors = [value for name in ("env_errors", "rows_refused") if (value := values.get(name)) is not None]
     fields = {item.name for item in dataclasses.fields(Snapshot)}
     shown = [metric.name for metric in table.metrics if metric.shown]
-    by_part = [f"{name}/{part}" for name in _PART_FIGURES for part in parts_of(values, name)]
+    by_part = [f"{metric.name}/{part}" for metric in table.metrics if metric.each
+               for part in parts_of(values, metric.name)]
     more = ((name, values.get(name)) for name in (*shown, *by_part) if name not in fields)
     found: dict[str, Any] = {
         **{name: values.get(name) for name in shown if name in fields},

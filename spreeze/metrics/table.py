@@ -77,6 +77,8 @@ class Metric(NamedTuple):
     """True if a restarted worker goes on from the value in its slot; always so for shares."""
     label: str = ""
     """Its name in a box of the Live page's pipeline; empty: ``name`` with spaces."""
+    each: bool = False
+    """Whether terminal and page show that of each learner, where there are several, and of each other host."""
 
     @property
     def box_label(self) -> str:
@@ -166,13 +168,15 @@ METRICS: tuple[Metric, ...] = (
     Metric("env_steps", "env steps", "env steps collected since the start of the run, all samplers", "supervisor",
            kind=Kind.COUNTER, slot="sampler.env_steps", cumulative=True),
     Metric("env_steps_per_s", "1/s", "env steps collected a second, all samplers", "supervisor", kind=Kind.RATE,
-           per_s_of="env_steps", shown=True, chart=Chart("env", "Env steps a second", "Speed"), label="env steps"),
+           per_s_of="env_steps", shown=True, chart=Chart("env", "Env steps a second", "Speed"), label="env steps",
+           each=True),
     Metric("sampler_env_steps_per_s", "1/s", "env steps a second of one sampler (one series for each)", "supervisor",
            kind=Kind.RATE, parts="sampler"),
     Metric("updates", "updates", "gradient steps of the critics since the start of the run", "learner",
            kind=Kind.COUNTER),
     Metric("updates_per_s", "1/s", "gradient steps of the critics a second", "supervisor", kind=Kind.RATE,
-           per_s_of="updates", shown=True, chart=Chart("updates", "Updates a second", "Speed"), label="updates"),
+           per_s_of="updates", shown=True, chart=Chart("updates", "Updates a second", "Speed"), label="updates",
+           each=True),
     Metric("update_frames_per_s", "1/s", "updates a second times batch size (headline of the Spreeze paper)",
            "supervisor", kind=Kind.RATE, shown=True, chart=Chart("frames", "Update frames a second", "Speed"),
            label="update frames"),
@@ -201,7 +205,7 @@ METRICS: tuple[Metric, ...] = (
            "algorithm", chart=Chart("worst_radius", "Bound for any delay", "Balance")),
     Metric("gossip_staleness", "rollouts",
            "rollouts since the last message of the in-neighbour heard longest ago (gala)", "algorithm", shown=True,
-           chart=Chart("stale", "Staleness of gossip", "Balance"), label="staleness"),
+           chart=Chart("stale", "Staleness of gossip", "Balance"), label="staleness", each=True),
     Metric("gossip_messages", "messages", "messages that a learner takes into the mean at an update (gala)",
            "algorithm", chart=Chart("messages", "Messages an update", "Balance")),
     Metric("learners_best", "return", "mean return of the latest episodes of the learner with the highest (gala)",
@@ -220,7 +224,7 @@ METRICS: tuple[Metric, ...] = (
            shown=True, chart=Chart("return", "Return", RETURN)),
     Metric("episode_length", "env steps", "length of the samplers' latest episodes", "sampler"),
     Metric("eval_return", "return", "mean undiscounted return of greedy episodes from fresh starts", "evaluator",
-           shown=True, chart=Chart("return", "Return", RETURN)),
+           shown=True, chart=Chart("return", "Return", RETURN), each=True, label="greedy return"),
     Metric("eval_length", "env steps", "mean length of these episodes", "evaluator"),
     Metric("policy_version", "updates", "updates taken when the newest weights were published", "learner"),
     Metric("samplers_active", "samplers",
@@ -322,16 +326,16 @@ METRICS: tuple[Metric, ...] = (
     Metric("hosts_alive", "hosts", "other hosts that give rows now (--cluster)", "supervisor", shown=True,
            chart=Chart("hosts_alive", "Other hosts", "Speed")),
     Metric("host_env_steps_per_s", "1/s", "env steps a second of one other host (one series for each)", "supervisor",
-           kind=Kind.RATE, parts="host", chart=Chart("host_rate", "Env steps a second, by host", "Speed")),
+           kind=Kind.RATE, parts="host", chart=Chart("host_rate", "Env steps a second, by host", "Speed"), each=True),
     Metric("host_lag", "updates", "updates between a host's policy and the newest one", "host", slot="host.lag",
-           parts="host", chart=Chart("host_lag", "Policy lag, by host", "Balance")),
+           parts="host", chart=Chart("host_lag", "Policy lag, by host", "Balance"), each=True),
     Metric("host_weights_delay_s", "s", "from the publication of weights to their use on a host", "host",
            slot="host.weights_delay_s", parts="host", chart=Chart("host_delay", "Weights on their way", "Balance")),
     Metric("host_chunks", "chunks", "chunks of rows that came from a host", "host", kind=Kind.COUNTER,
            slot="host.chunks", parts="host"),
     Metric("host_chunks_lost", "chunks", "chunks of a host that were on the way when it, or its connection, died",
            "host", kind=Kind.COUNTER, slot="host.chunks_lost", parts="host",
-           chart=Chart("host_lost", "Chunks lost, by host", "Speed")),
+           chart=Chart("host_lost", "Chunks lost, by host", "Speed"), each=True),
     Metric("host_rows_lost", "rows", "rows that a gap in their numbers shows as lost", "host", kind=Kind.COUNTER,
            slot="host.rows_lost", parts="host"),
     Metric("host_rows_again", "rows", "rows that came a second time, or too late, and were not stored", "host",
