@@ -179,8 +179,7 @@ def test_a_learner_that_no_knob_chooses_is_part_of_the_question(learner):
 def test_the_answer_for_an_imported_algorithm_is_found_again(bench, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "imported_for_a_test.py").write_text(
-        "from spreeze.algorithms.a2c import A2C\nfrom spreeze.config.algorithms import AlgorithmRow\n"
-        "from spreeze.config.algorithm_settings import A2CConfig\n"
+        "from spreeze.algorithms.a2c import A2C, A2CConfig\nfrom spreeze.config.algorithms import AlgorithmRow\n"
         "ALGORITHMS = (AlgorithmRow(name='a2c_of_a_test', config=A2CConfig, on_policy=A2C),)\n")
     asked = {"run": {"algo": "a2c_of_a_test", "mode": "hts"}, "env": {"import_module": "imported_for_a_test"}}
     settings = resolve([Layer("user", asked)], "imported_for_a_test")
