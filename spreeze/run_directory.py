@@ -55,12 +55,12 @@ REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free", "timeline")
 SIMILARITY = "gradients.jsonl"
 """One line for each comparison of the gradients of several learners (mode gala)."""
 TIMELINE = "timeline.json"
-"""What each worker did for a moment (``runtime.timeline``)."""
+"""Trace of worker phases (``runtime.timeline``)."""
 LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2
 _HELD = (errno.EAGAIN, errno.EACCES)
-"""What ``flock`` says where another process holds the lock; anything else means that the file system has no locks."""
+"""Errors of ``flock`` where another process holds the lock; anything else means that the file system has no locks."""
 _FRESH_S = 60.0
 """A run on another host without locks is alive while its heartbeat is no older."""
 _MAX_BYTES, _TAIL_BYTES = 1_000_000, 64_000
@@ -87,7 +87,7 @@ def names_from(name: str) -> Iterator[str]:
 
 
 def free_names(runs_dir: Path, name: str) -> Iterator[str]:
-    """Of ``names_from`` those that neither a directory nor the launch of a page has."""
+    """Names of ``names_from`` that neither a directory nor the launch of a page has."""
     return (found for found in names_from(name)
             if not (runs_dir / found).exists() and not (runs_dir / LAUNCHES / f"{found}.json").exists())
 
@@ -132,7 +132,7 @@ class RunDir:
         self.path = path
         self._lock_fd = lock_fd
         self.guarded = guarded
-        """Whether a lock keeps others from continuing this run; False on a file system without locks."""
+        """True if a lock keeps others from continuing this run; False on a file system without locks."""
         self.nonce = nonce or new_nonce()
 
     @classmethod
@@ -226,7 +226,7 @@ class RunDir:
         os.close(fd)
 
     def asked(self, name: str) -> bool:
-        """Whether a request lies in ``control``."""
+        """True if a request lies in ``control``."""
         return (self.path / "control" / name).exists()
 
     def take(self, name: str) -> str | None:
@@ -289,7 +289,7 @@ def refuse_links(path: Path) -> None:
 
 
 def _leads_out(entry: os.DirEntry[str]) -> str | None:
-    """What a directory entry is, if writing to it could change something outside of the directory; else None."""
+    """Kind of a directory entry, if writing to it could change something outside of the directory; else None."""
     try:
         status = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -386,7 +386,7 @@ def _lock(path: Path) -> tuple[int, bool]:
 
 
 def is_alive(path: Path) -> bool:
-    """Whether a supervisor holds the run's lock, or seems to live where there are no locks."""
+    """True if a supervisor holds the run's lock, or seems to live where there are no locks."""
     try:
         fd = os.open(path / "run.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -399,7 +399,7 @@ def is_alive(path: Path) -> bool:
 
 
 def _seems_alive(path: Path) -> bool:
-    """What ``run.json`` tells of a run that no lock guards."""
+    """True if a run that no lock guards seems alive by its ``run.json``."""
     run = read_run(path)
     if run.get("state") not in LIVE_STATES:
         return False
@@ -487,7 +487,7 @@ def started_s(run: Mapping[str, Any]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a user says about a run (``about.json``); nothing of it is used to train."""
+    """Title, note and tags that a user gave a run (``about.json``); nothing of it is used to train."""
 
     title: str = ""
     note: str = ""
@@ -495,7 +495,7 @@ class About:
 
 
 def read_about(path: Path) -> About:
-    """What was said about a run; empty where nothing was, or the file is damaged."""
+    """Title, note and tags of a run; empty where there are none, or the file is damaged."""
     return _about(read_json(path / "about.json"))
 
 
@@ -585,7 +585,7 @@ def list_runs(runs_dir: Path) -> list[Path]:
 
 
 def _age_key(path: Path) -> tuple[bool, float]:
-    """Whether the run tells when it began, and that moment [s since 1970], else when ``run.json`` was last written."""
+    """Sort key: True and when the run began [s since 1970]; else False and when ``run.json`` was last written."""
     known = started_s(read_run(path))
     if known is not None:
         return True, known
@@ -659,7 +659,7 @@ def steer(name_or_path: str, runs_dir: Path, what: str, text: str = "") -> Path:
 
 
 def process_identity(pid: int) -> dict[str, Any]:
-    """What ``same_process`` recognises a living process by.
+    """Record by which ``same_process`` recognises a living process.
 
     Linux: its start in ticks since boot, and the boot, which do not depend on the clock. Elsewhere the time of its
     start.
@@ -675,7 +675,7 @@ def process_identity(pid: int) -> dict[str, Any]:
 
 
 def same_process(record: Mapping[str, Any]) -> bool:
-    """Whether the process of a ``process_identity`` is alive: pids are reused.
+    """True if the process of a ``process_identity`` is alive: pids are reused.
 
     Records of earlier versions have the time of its start alone, which seems to change when the clock is set.
     """

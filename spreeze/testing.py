@@ -366,7 +366,7 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
 
 
 NUMBER_UNIT = 2.0**-20
-"""Of what ``NumberedEnv`` observes; sums and differences of its multiples below 16 are exact in float32."""
+"""Unit of the observations of ``NumberedEnv``; sums and differences of its multiples below 16 are exact in float32."""
 
 
 class NumberedEnv(gymnasium.Env[np.ndarray, np.ndarray]):

@@ -80,7 +80,7 @@ class Mode:
 
     name: str
     doc: str
-    """What it does, in one line."""
+    """Description in one line."""
     module: str = ""
     """Module with ``assemble(run)``, which puts workers and channels together, or ``run_mode``, which does all by
     itself; imported when the run begins. Empty: its wiring says all."""
@@ -95,7 +95,7 @@ class Mode:
 
     @property
     def starts_processes(self) -> bool:
-        """Whether a worker process will be needed, whatever the algorithm."""
+        """True if a worker process will be needed, whatever the algorithm."""
         return any(not wiring.in_turns for wiring in (self.replay, self.on_policy) if wiring is not None)
 
 
@@ -219,7 +219,7 @@ def extended(known: dict[str, Any], module: str | None, name: str, kind: type) -
 
 
 def declared_by(module: str, name: str) -> Iterable[Any]:
-    """What a module of the command's ``--import`` declares under a name; it is imported.
+    """Declarations of the ``--import`` module under a name; the module is imported.
 
     Raises:
         ConfigError: it cannot be.
@@ -239,7 +239,7 @@ def import_named(module: str) -> ModuleType:
 
 
 def recorded(wiring: Wiring) -> dict[str, Any]:
-    """What ``run.json`` keeps of it, so that the page can show a mode that it may not import."""
+    """Form of a mode in ``run.json``, so that the page can show one that it may not import."""
     return {"lag": wiring.lag, "free_running": wiring.free_running,
             "stages": [[stage.title, stage.split, list(stage.items)] for stage in wiring.stages]}
 

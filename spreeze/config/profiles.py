@@ -88,7 +88,7 @@ def _popped_only(path: Path, values: Values) -> dict[str, Values]:
 
 
 def chosen_profile(name_or_path: str | None, env_id: str) -> Layer | None:
-    """What ``--profile`` names; without it that of the task, if any; with ``none`` no profile.
+    """Profile that ``--profile`` names; without the flag that of the task, if any; with ``none`` no profile.
 
     Raises:
         ConfigError: as ``read_profile``.
@@ -124,7 +124,7 @@ def profile_names() -> list[str]:
 
 
 def reached_with(layer: Layer, env_id: str) -> str | None:
-    """What runs with a profile reached on a task, in how long, over how many seeds: its ``about.reached``.
+    """Returns of runs with a profile on a task, in how long, over how many seeds: its ``about.reached``.
 
     As in ``about.envs`` a name may be a pattern; the first that fits counts.
     """
@@ -134,7 +134,7 @@ def reached_with(layer: Layer, env_id: str) -> str | None:
 
 
 def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
-    """What of a profile holds on this machine, and lines that say what does not.
+    """Part of a profile that holds on this machine, and lines that say what does not.
 
     A profile without a machine in its ``[about]`` holds everywhere.
     """
@@ -154,7 +154,7 @@ def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
 
 
 def _elsewhere(said: Values, dropped: list[str]) -> Values:
-    """What holds on other machines too; adds the rest to ``dropped``."""
+    """Values that hold on other machines too; adds the rest to ``dropped``."""
     values: Values = {}
     of_machine = marked("machine")
     for part, fields in said.items():

@@ -78,7 +78,7 @@ class Metric(NamedTuple):
     label: str = ""
     """Its name in a box of the Live page's pipeline; empty: ``name`` with spaces."""
     each: bool = False
-    """Whether terminal and page show that of each learner, where there are several, and of each other host."""
+    """True if terminal and page show that of each learner, where there are several, and of each other host."""
 
     @property
     def box_label(self) -> str:

@@ -53,7 +53,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """What all workers of one run share."""
+    """Context of all workers of one run."""
 
     run_dir: Path
     status_fd: int
@@ -170,7 +170,7 @@ _FEW_CORES = 2.0
 
 
 def leads(gives_way: bool, cores: CoreFacts | None = None, autogroups: Path = _AUTOGROUPS) -> _Leads:
-    """What makes a worker lead its process group; in two cases it leads a session, too.
+    """Arguments with which a worker leads its process group; in two cases it leads a session, too.
 
     Where Linux shares each core between sessions before it looks at their processes (autogroup), a run in one session
     counts as one program, however many workers it has. On n cores it then loses a whole one to a program of one thread
@@ -263,7 +263,7 @@ class Prewarm(Launcher):
 
     @property
     def pid(self) -> int | None:
-        """Of the waiting process."""
+        """Process id of the waiting process."""
         return self._process.pid if self._process else None
 
     def close(self) -> None:

@@ -75,7 +75,7 @@ class MixSpec(Jsonable):
     similarity_interval: int
     """Updates between two gradients that are kept for comparison."""
     rows: tuple[int, ...]
-    """Of the learners in the status table."""
+    """Rows of the learners in the status table."""
     memory: MixHandle
     policies: tuple[ParametersHandle, ...] = ()
     """Each learner's policy; empty where this learner does not publish their mean."""
@@ -175,7 +175,7 @@ class Mixer:
         return gossip
 
     def _are_all_there(self) -> bool:
-        """Whether every learner of this host has parameters, and can be reached unless this one comes back to a run."""
+        """True if every learner of this host has parameters, and can be reached unless this one comes back to a run."""
         gloo = self.spec.gloo
         reached = self._returned or gloo is None or {*gloo.own} <= {*self._living()}
         return reached and all(mixed.read_latest() is not None for mixed in self._mixed)
@@ -299,7 +299,7 @@ class Mixer:
         return self._mean_of([message, *found.values()]) if found else parameters
 
     def metrics(self) -> dict[str, float]:
-        """Of the messages; nothing where there are none."""
+        """Metrics of the messages; empty where there are none."""
         if self.spec.mixing not in _SENDING_PARAMETERS:
             return {}
         stale = max(self._gossip.staleness.values(), default=0)
@@ -326,7 +326,7 @@ class Mixer:
 
     @property
     def publishes(self) -> bool:
-        """Whether this learner's weights are the run's."""
+        """True if this learner's weights are the run's."""
         return self.spec.mixing in ("none", "average") or self.spec.learner == 0
 
     def mean_policy(self, own: Arrays) -> Arrays:

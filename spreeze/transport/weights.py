@@ -248,7 +248,7 @@ class VersionedParameters:
         self._write(self.fds[version % len(self.fds)], arrays, meta, epoch, version)
 
     def publish_over_oldest(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
-        """The same for ``read_latest``: the newest ones stay, whatever their versions are."""
+        """Publishes for ``read_latest``: the newest ones stay, whatever their versions are."""
         self._write(min(self.fds, key=_slot_header), arrays, meta, epoch, version)
 
     @property

@@ -26,11 +26,11 @@ from spreeze.tuner.trials import HOST, REPLAY, ROLLOUTS, ROWS, ROWS_BYTES, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
 _EDGE_S = 0.1
-"""What aligning a window with updates takes, about."""
+"""Time to align a window with updates, about."""
 _GROUP_START_S = 5.0
-"""What starting a group takes, about."""
+"""Time to start a group, about."""
 _SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
-"""What starting a group may take: as much as is left, within these bounds."""
+"""Bounds of the time that starting a group may take: as much as is left."""
 REPEATS = 3
 _LONGEST_REPEAT_S, _SHORTEST_REPEAT_S = 0.3, 0.06
 _START_S, _GPU_START_S = 0.2, 6.0
@@ -202,12 +202,12 @@ class Measurer:
 
 
 def starts_slowly(device: str) -> bool:
-    """Whether starting a process on a device costs seconds."""
+    """True if starting a process on a device costs seconds."""
     return "cuda" in device
 
 
 def _too_slow(candidate: TrialResult, others: Sequence[TrialResult]) -> bool:
-    """Whether a smaller batch already took too long in the same place."""
+    """True if a smaller batch already took too long in the same place."""
     setting = candidate.setting
     return any(other.updates_per_s and other.updates_per_s[0] * _SLOW_UPDATE_S < 1.0
                and setting[BATCH] > other.setting[BATCH] and setting.without(BATCH) == other.setting.without(BATCH)
@@ -255,7 +255,7 @@ class UpdateHelper:
                     stream.close()
 
     def answer(self, turn: UpdateTurn) -> dict[str, Any]:
-        """What the helper found; its own death or silence is a failure of this measurement.
+        """Result of the helper; its own death or silence is a failure of this measurement.
 
         A measurement that was stopped meanwhile (Ctrl-Z), or slept with the machine, is taken again.
         """

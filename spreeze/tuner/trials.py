@@ -294,7 +294,7 @@ class Trial(contextlib.ExitStack):
 
 
 def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
-    """The same task with that setting; the learner never waits, samplers only below the ratio, replay is full."""
+    """Plan of the task with that setting; the learner never waits, samplers only below the ratio, replay is full."""
     row_bytes, batch, samplers = plan.layout.row_bytes, setting[BATCH], setting[SAMPLERS]
     least = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth))
     rows = max(min(ROWS, ROWS_BYTES // row_bytes), least)
@@ -326,7 +326,7 @@ def sampler_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
 
 
 def rollout_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
-    """The same task with that setting, until it is stopped."""
+    """Plan of the task with that setting, until it is stopped."""
     settings = _with(plan, setting, {
         "learner": {"publish_interval_s": 3600.0, "checkpoint_interval_s": 1e6}, "visualizer": {"enabled": False},
         "stop": {"updates": None, "env_steps": None, "seconds": None},

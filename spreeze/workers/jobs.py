@@ -269,4 +269,4 @@ class UpdateTurn(Jsonable):
     repeat_s: float
     deadline_s: float
     kept: bool
-    """Whether the device's process is kept for the next measurement, instead of a fresh one each time."""
+    """True if the device's process is kept for the next measurement, instead of a fresh one each time."""

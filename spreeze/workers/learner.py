@@ -176,7 +176,7 @@ class Learner:
             self._report(text, "warning")
 
     def _checkpoint(self) -> bool:
-        """Whether it was written."""
+        """Writes a checkpoint; True if that succeeded."""
         start, written = perf_counter(), False
         self._context.beat(Phase.CHECKPOINT)
         try:
@@ -261,7 +261,7 @@ class LearnerFiles:
 
     @property
     def is_new(self) -> bool:
-        """Whether the policy has changed since it was offered."""
+        """True if the policy has changed since it was offered."""
         return self._trainer.updates != self.offered_updates
 
     def offer(self) -> Offer:

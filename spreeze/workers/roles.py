@@ -43,7 +43,7 @@ class Role:
     label: str = ""
     """What its workers are called, and whose slots they have; empty: as the role."""
     several: bool = False
-    """Whether a group can have several; their names end in a number."""
+    """True if a group can have several; their names end in a number."""
     nice: int = 0
     """Above 0 only where no other worker waits for it: a worker that others wait for, at a lower priority than theirs,
     would stop them as soon as any program wants its core. At nice 5 a process gets a quarter of a core that it shares
