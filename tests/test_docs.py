@@ -1,9 +1,12 @@
 """The README, the figures and the code say the same: verbs, flags, commands, paths, profiles, pictures."""
 
 import ast
+import contextlib
 import dataclasses
 import importlib
 import re
+import runpy
+import sys
 import tomllib
 from pathlib import Path
 
@@ -75,12 +78,23 @@ def test_help_tells_every_flag(flag):
 
 
 @pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
-def test_every_flag_that_is_printed_exists(text):
+def test_every_flag_that_is_printed_exists(text, monkeypatch, capsys):
     of_others = {"--head", "--address", "--generate", "--pdb"}
     known = _flags(tune_parser()) | _flags(evaluate_parser()) | {"--help"} | of_others
     for parser in _benches().values():
         known |= _flags(parser)
+    known |= _flags_of_benchmarks(monkeypatch, capsys)
     assert _printed_flags(text) - known == set()
+
+
+def _flags_of_benchmarks(monkeypatch, capsys) -> set[str]:
+    folder = ROOT / "tests" / "benchmarks"
+    monkeypatch.syspath_prepend(str(folder))
+    for path in sorted(folder.glob("*.py")):
+        monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+        with contextlib.suppress(SystemExit):
+            runpy.run_path(str(path), run_name="__main__")
+    return _printed_flags(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)

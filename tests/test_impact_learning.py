@@ -3,8 +3,7 @@
 import math
 
 import pytest
-
-from spreeze.bench.impact import counted_curve
+from counted_impact import counted_curve
 
 
 @pytest.mark.parametrize("algo", ["impact", "appo"])

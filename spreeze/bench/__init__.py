@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -29,11 +28,6 @@ def row_of_reached(metric: str, unit: str, repeats: list[Any], **more: Any) -> R
     middle = statistics.median([math.inf if value is None else value for value in repeats]) if repeats else math.inf
     return {**row(metric, unit, repeats, reached=sum(value is not None for value in repeats), **more),
             "value": middle if math.isfinite(middle) else None}
-
-
-def ratios(values: Sequence[float | None], others: Sequence[float | None]) -> list[float | None]:
-    """Of each repeat; None where either is unknown or 0."""
-    return [one / other if one and other else None for one, other in zip(values, others, strict=True)]
 
 
 def line(row: Row) -> str:

@@ -11,21 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spreeze.bench import Row, line
-from spreeze.bench.cluster import add_cluster_flags, cluster_rows
-from spreeze.bench.cluster_plan import add_cluster_plan_flags, cluster_plan_rows
-from spreeze.bench.gala import add_gala_flags, gala_rows
-from spreeze.bench.hts import add_hts_flags, hts_rows
-from spreeze.bench.impact import add_impact_flags, impact_rows
-from spreeze.bench.paper import add_paper_flags, paper_rows
 from spreeze.bench.runs import Say
-from spreeze.bench.tianji import add_tianji_flags, tianji_rows
 from spreeze.cli.arguments import Parser, guarded
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
 from spreeze.run_directory import find_run, versions
-from spreeze.tuner.model import FORMULAS
 
-GPU_PARTS = ("correctness", "speed", "tuner", "learning")
 _WALKER = "Walker2DBulletEnv-v0"
 
 
@@ -68,15 +59,11 @@ def build_parser() -> argparse.ArgumentParser:
 # --- flags ---
 
 
-def _add_env(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--env", default=_WALKER, help=f"Gymnasium id (default: {_WALKER})")
-    parser.add_argument("--plain-env", action="store_true",
-                        help="use the package's own Bullet tasks, not our faster equivalents (default: off)")
-
-
 def _add_task(parser: argparse.ArgumentParser) -> None:
-    _add_env(parser)
     add = parser.add_argument
+    add("--env", default=_WALKER, help=f"Gymnasium id (default: {_WALKER})")
+    add("--plain-env", action="store_true",
+        help="use the package's own Bullet tasks, not our faster equivalents (default: off)")
     add("--envs-per-sampler", type=int, default=None, help="environments in a sampler (default: 8)")
     add("--import", dest="import_module", metavar="MODULE", default=None,
         help="module to import for it (default: none)")
@@ -121,28 +108,10 @@ def _add_learner(parser: argparse.ArgumentParser) -> None:
     add("--updates-per-launch", type=int, default=1, help="updates in one graph of a GPU, 0 for no graph (default: 1)")
 
 
-def _add_tune(parser: argparse.ArgumentParser) -> None:
-    _add_env(parser)
-    add = parser.add_argument
-    add("--objective", choices=tuple(FORMULAS), default="return", help="score (default: return)")
-    add("--batch-size", type=int, nargs="+", default=[32, 64, 128, 256, 512, 1024],
-        help="batch sizes of the grid, while an update takes at most 0.1 s (default: 32 to 1024)")
-    add("--rounds", type=int, default=2, help="rounds over the grid, of 3 measurements (default: 2)")
-    add("--busy", action="store_true", help="beside a busy process on one core (default: off)")
-    add("--cores", type=int, nargs="+", default=[None], metavar="N",
-        help="numbers of cores to use, by affinity, one after the other (default: all)")
-    add("--samplers", type=int, nargs="+", default=[], help="numbers of samplers of the grid (default: all that fit)")
-
-
 def _add_gpu(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--device", nargs="+", default=None,
-        help="the device to judge, and others for a split; cpu tries the bench itself (default: all GPUs)")
+    add("--device", default=None, help="device to measure; cpu tries the bench itself (default: the first GPU)")
     add("--minutes", type=float, default=8.0, help="time after which nothing is begun any more (default: 8)")
-    add("--results", default="bench-gpu",
-        help="folder of results; a later start goes on with them (default: bench-gpu)")
-    add("--parts", nargs="+", choices=GPU_PARTS, default=list(GPU_PARTS), help="what is taken (default: all)")
-    add("--fresh", action="store_true", help="take all again, whatever is there (default: off)")
     add("--small", action="store_true", help="small networks, short measurements: to try the bench (default: off)")
 
 
@@ -201,17 +170,6 @@ def _target(args: argparse.Namespace, say: Say) -> list[Row]:
                                modes=args.modes, held=args.held)
 
 
-def _tune(args: argparse.Namespace, say: Say) -> list[Row]:
-    from spreeze.bench.tune import Case, tune_rows
-
-    cases = [Case(env_id=args.env, plain=args.plain_env, objective=args.objective, runs=args.repeats,
-                  batches=tuple(sorted(args.batch_size)), rounds=args.rounds, busy=args.busy, cores=cores,
-                  samplers=tuple(args.samplers))
-             for cores in args.cores]
-    return [row if case.cores is None else {**row, "cores": case.cores}
-            for case in cases for row in tune_rows(case, say)]
-
-
 def _curve(args: argparse.Namespace, say: Say) -> list[Row]:
     from spreeze.bench.runs import curve_rows, draw_curve
 
@@ -239,20 +197,8 @@ BENCHES = {
     "learner": Bench("updates a second of the whole learner, by batch size and device", _add_learner, _learner),
     "rates": Bench("env steps/s and updates/s of whole runs, batch 256, one sampler", _add_rates, _rates),
     "target": Bench("wall time to a return, two modes in turn", _add_target, _target),
-    "tune": Bench("the tuner's pick against the exhaustive grid of batch sizes and samplers", _add_tune, _tune),
-    "paper": Bench("the Spreeze paper's Table 1 and Figs. 3 and 4 on this machine; samplers at once", add_paper_flags,
-                   paper_rows),
-    "hts": Bench("HTS-RL against its synchronous baselines, on step times as given and on tasks", add_hts_flags,
-                 hts_rows),
-    "gala": Bench("GALA against A2C and other ways to share", add_gala_flags, gala_rows),
-    "impact": Bench("IMPACT against PPO, APPO and IMPALA, and its ablations", add_impact_flags, impact_rows),
-    "tianji": Bench("TianJi: number of samplers, balance, groups, QMIX", add_tianji_flags, tianji_rows),
-    "cluster-plan": Bench("up to 64 hosts and internet distance, simulated from costs measured here",
-                          add_cluster_plan_flags, cluster_plan_rows),
-    "gpu": Bench("one GPU: correctness, speed and learning, resumable", _add_gpu, _gpu),
+    "gpu": Bench("updates a second on one GPU by batch, precision and kind, and the verdict on them", _add_gpu, _gpu),
     "curve": Bench("what finished runs reached and kept, and a picture of their curves", _add_curve, _curve),
-    "cluster": Bench("samplers on simulated hosts through Ray: rows, cost, weights, deaths", add_cluster_flags,
-                     cluster_rows),
 }
 
 

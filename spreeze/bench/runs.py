@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import importlib.util
 import itertools
 import json
 import math
@@ -14,18 +12,16 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from spreeze.bench import Row, ratios, row, row_of_reached
-from spreeze.cli.arguments import check_output
+from spreeze.bench import Row, row, row_of_reached
 from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
 from spreeze.config.profiles import task_profile
 from spreeze.envs.probe import probe_of
-from spreeze.errors import ConfigError, RunError, SpreezeError, UsageError
+from spreeze.errors import RunError, SpreezeError, UsageError
 from spreeze.metrics.comparison import (
     HELD,
     WORST_OF,
@@ -40,7 +36,6 @@ from spreeze.metrics.comparison import (
 )
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
-from spreeze.testing import SYNTHETIC_ID
 from spreeze.types import EnvSpec
 from spreeze.workers.evaluator import read_rows
 
@@ -51,7 +46,6 @@ Train = Callable[[list[str]], Document]
 Say = Callable[[str], None]
 OUTSIDE_S = 180.0
 """Time that a run may take besides its training, at most."""
-_Bench = TypeVar("_Bench")
 _RATES = {
     "env_steps_per_s": "1/s", "updates_per_s": "1/s", "update_frames_per_s": "1/s", "samples_per_insert": "ratio",
     "policy_lag_mean": "updates", "eval_return_mean": "return", "eval_return_best": "return",
@@ -79,37 +73,6 @@ def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str]
         raise SpreezeError(f"{' '.join(command)}: exit code {done.returncode}: {lines[-1]}")
     document: Document = json.loads(done.stdout)
     return document
-
-
-def sleeping(mean_s: float, law: str = "gamma", cv: float = 1.0) -> list[str]:
-    """Flags of environments whose steps sleep; ``cv`` is the coefficient of variation of their times."""
-    return ["--env", SYNTHETIC_ID, f"--env-arg=law={law}", f"--env-arg=mean_s={mean_s}", f"--env-arg=cv={cv}"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunsBench:
-    """What a bench trains, for how long, and how it is told."""
-
-    seeds: int
-    seconds: float
-    """Training of one run [s], at most where it has a target."""
-    target_return: float
-    runs_dir: str
-    say: Say
-    first_seed: int = 1
-    run: Callable[..., Document] = train
-
-    def train(self, flags: list[str], seconds: float, **options: Any) -> Document:
-        """One run; where ``flags`` say its length or folder themselves, that counts."""
-        common = ["--seconds", str(seconds), "--runs-dir", self.runs_dir, "--no-visualizer"]
-        return self.run([*common, *flags], seconds + OUTSIDE_S, **options)
-
-    def in_turn(
-        self, cases: Mapping[str, list[str]], common: list[str], seconds: float, **options: Any
-    ) -> dict[str, list[Document]]:
-        """The documents of each case, seed by seed."""
-        return in_turn(cases, self.seeds, lambda own: self.train([*common, *own], seconds, **options), self.say,
-                       self.first_seed)
 
 
 def task_settings(layers: list[Layer]) -> tuple[Settings, EnvSpec]:
@@ -214,92 +177,12 @@ def ratio_row(
     return row_of_reached(metric, "ratio", found, **more)
 
 
-def linear_rows(found: Mapping[str, list[Document]], name: str) -> list[Row]:
-    """Env steps a second by the number of ``name``, and what share they are of so many times the first number's."""
-    rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}
-    first, alone = next(iter(rates.items()))
-    rows = []
-    for count, values in rates.items():
-        linear = [over and over * int(first) / int(count) for over in ratios(values, alone)]
-        rows += [row("env_steps_per_s", "1/s", values, **{name: int(count)}),
-                 row("share_of_linear", "share", linear, target=">= 0.9", **{name: int(count)})]
-    return rows
-
-
-def env_steps_to_target(document: Document, target: float) -> int | None:
-    """Env steps of the first policy whose evaluation reached the target, without what was collected meanwhile."""
-    evaluations = MetricsReader(Path(document["run_dir"]) / "metrics.db").evaluations()
-    found = reached(evaluations, target, 1)
-    return None if found is None else int(found.env_steps)
-
-
-# --- another program beside a run, and fewer cores for it ---
-
-_SPIN = """
-import os, sys
-os.sched_setaffinity(0, {int(sys.argv[1])})
-while os.getppid() == int(sys.argv[2]):
-    sum(range(10000))
-"""
-
-
-@contextlib.contextmanager
-def busy_core(core: int) -> Iterator[None]:
-    """Another program that keeps that core busy, from a session of its own; ends with this process at the latest.
-
-    Raises:
-        SpreezeError: at the end, where it had ended before.
-    """
-    process = subprocess.Popen([sys.executable, "-c", _SPIN, str(core), str(os.getpid())], stdin=subprocess.DEVNULL,
-                               start_new_session=True, env={"PATH": os.defpath})
-    try:
-        yield
-        if process.poll() is not None:
-            raise SpreezeError(f"the busy process on core {core} ended by itself, with exit code {process.returncode}")
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextlib.contextmanager
-def on_cores(count: int | None) -> Iterator[None]:
-    """The first so many of this process's cores, for it and what it starts meanwhile; all if None.
-
-    Raises:
-        ConfigError: it has not so many.
-    """
-    own = sorted(os.sched_getaffinity(0))
-    if count is not None and not 1 <= count <= len(own):
-        raise ConfigError(f"{count} cores: this process may use {len(own)}")
-    os.sched_setaffinity(0, own[:count])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, own)
-
-
 # --- figures and a picture of finished runs ---
 
 _CURVE_AXES = {"wall_s": (60.0, "wall time [min]"), "env_steps": (1e3, "env steps [1000]"),
                "updates": (1e3, "updates [1000]")}
 CURVE_AXES = tuple(_CURVE_AXES)
 _TRAINING_POINTS = 300
-
-
-_NO_MATPLOTLIB = "a picture needs matplotlib: pip install matplotlib"
-
-
-def check_picture(out: str | Path | None) -> None:
-    """Checks before any measurement that a picture can be written at its end.
-
-    Raises:
-        RunError: its folder does not exist, or the path is a folder.
-        UsageError: matplotlib is not installed.
-    """
-    if out is not None:
-        check_output(str(out))
-        if importlib.util.find_spec("matplotlib") is None:
-            raise UsageError(_NO_MATPLOTLIB)
 
 
 @contextlib.contextmanager
@@ -311,7 +194,7 @@ def picture(out: Path, title: str, lines: int = 1, panels: int = 3, **options: A
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
-        raise UsageError(_NO_MATPLOTLIB) from None
+        raise UsageError("a picture needs matplotlib: pip install matplotlib") from None
     figure, grid = pyplot.subplots(lines, panels, figsize=(4 * panels, 3.6 * lines), squeeze=False,
                                    constrained_layout=True, **options)
     try:
@@ -322,48 +205,6 @@ def picture(out: Path, title: str, lines: int = 1, panels: int = 3, **options: A
         figure.savefig(out, dpi=110)
     finally:
         pyplot.close(figure)
-
-
-def documents_rows(paths: Sequence[str]) -> list[Row]:
-    """The rows of documents that a bench printed with ``--json``; a UsageError if one cannot be read."""
-    rows: list[Row] = []
-    for path in paths:
-        try:
-            rows += json.loads(Path(path).read_bytes())["rows"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"--rows {path}: not a document of a bench with --json: {error}") from None
-    return rows
-
-
-def measured(parts: Sequence[str], rows_of: Callable[[str], list[Row]], say: Say) -> list[Row]:
-    """Rows of these parts, each with its ``part``."""
-    rows: list[Row] = []
-    for part in parts:
-        say(f"{part}:")
-        rows += [{**one, "part": part} for one in rows_of(part)]
-    return rows
-
-
-def rows_of_parts(
-    args: argparse.Namespace, bench: _Bench, parts: Mapping[str, Callable[[_Bench], list[Row]]],
-    draw: Callable[[list[Row], Path], None], say: Say, check: Callable[[list[Row]], object] | None = None,
-) -> list[Row]:
-    """Rows of the parts in ``args``; with ``--out`` ``draw`` gets those of ``--rows``, too.
-
-    ``check`` gets only the latter, and may raise what is wrong with them for a picture.
-
-    Raises:
-        SpreezeError: a document or the picture's folder cannot be used, which is told before any run; or a run failed.
-    """
-    earlier = documents_rows(args.rows)
-    check_picture(args.out)
-    if args.out is not None and check is not None:
-        check(earlier)
-    rows = measured(args.parts, lambda part: parts[part](bench), say)
-    if args.out is not None:
-        draw([*earlier, *rows], Path(args.out))
-        rows.append({"metric": "picture", "value": str(args.out), "unit": "file"})
-    return rows
 
 
 def curve_rows(runs: list[Path], targets: Sequence[float] = (), most_updates: float = math.inf) -> list[Row]:

@@ -1,17 +1,17 @@
 """Hosts behind a link that delays and loses packets, and hosts that are killed for minutes; needs root and Linux."""
 
-import argparse
 import contextlib
 import hashlib
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from long_form import PATIENCE_S, asked, by_hand
+from lossy_link import lossy_link
 
-from spreeze.bench.cluster import add_cluster_flags, cluster_rows
-from spreeze.bench.lossy_link import lossy_link
 from spreeze.errors import ResourceError
 
 SERVER = """
@@ -56,28 +56,29 @@ def test_what_comes_over_a_link_that_loses_packets_is_late_and_whole():
             assert server.stdout.readline().split() == [hashlib.sha256(data).hexdigest(), "200000"]
 
 
-def flags(*more):
-    parser = argparse.ArgumentParser()
-    add_cluster_flags(parser)
-    parser.add_argument("--repeats", type=int, default=3)
-    return parser.parse_args(list(more))
+def rows_of(part, **changes):
+    """The rows of a part of ``tests/benchmarks/cluster.py`` with its own defaults."""
+    folder = Path(__file__).resolve().parents[1] / "benchmarks"
+    command = [sys.executable, str(folder / "cluster.py"), "--json", "--parts", part,
+               *(f"--{name.replace('_', '-')}={value}" for name, value in changes.items())]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)["rows"]
 
 
 @by_hand
 @pytest.mark.timeout(1200)
-def test_rows_come_at_the_same_rate_over_a_link_with_delay_and_loss(say, report):
+def test_rows_come_at_the_same_rate_over_a_link_with_delay_and_loss(report):
     with link(0.0, 0.0):
         pass
-    rows = report(cluster_rows(flags("--parts", "link", "--delay", str(asked("DELAY_S", 0.05)), "--loss",
-                                     str(asked("LOSS", 0.01))), say))  # fmt: skip
+    rows = report(rows_of("link", delay=asked("DELAY_S", 0.05), loss=asked("LOSS", 0.01)))
     assert rows["rate behind the link over that without delay"]["value"] > 0.95
 
 
 @by_hand
 @pytest.mark.timeout(3600)
-def test_hosts_that_are_killed_for_minutes_give_no_row_twice(say, report):
+def test_hosts_that_are_killed_for_minutes_give_no_row_twice(report):
     seconds = 60.0 * asked("MINUTES", 10.0)
-    rows = report(cluster_rows(flags("--parts", "kill", "--kill-seconds", str(seconds)), say))
+    rows = report(rows_of("kill", kill_seconds=seconds))
     assert rows["rows there twice"]["value"] == rows["rows torn or made up"]["value"] == 0
     assert rows["of what the living hosts give"]["value"] > 0.9
     assert max(rows["from a node's return to its rows"]["repeats"]) < 10.0

@@ -1,9 +1,8 @@
 """Sampler and learner beside each other, in short; the figures by hand: ``python tests/processes_together.py``."""
 
 import processes_together
-from processes_together import memory_rows, together_rows
+from processes_together import memory_rows, scaling_rows, together_rows
 
-from spreeze.bench.paper import scaling_rows
 from spreeze.bench.sampling import task_plan
 
 

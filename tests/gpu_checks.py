@@ -1,7 +1,6 @@
-"""What has to be right on a card before its speed counts: each check is a function with one line as its result.
+"""Checks of what has to be right on a card before its speed counts, which ``test_gpu_checks.py`` makes.
 
-A check runs in a process of its own, with the product's own learner, replay, workers and runs. All but those that say
-otherwise run on a processor too, so that a check is known to work before there is a card.
+They run at full size on a GPU, and small on a processor, so that a check is known to work before there is a card.
 
 *Parameter change*: what so many updates add to all networks. Two changes that should be one are compared by the length
 of their difference over their own length: parameters that are equal because nothing moved them are found out so.
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
+import pytest
 import torch
 from torch import Tensor
 
@@ -61,6 +61,8 @@ float32 by the same kernels, of which a few add in any order. Adam divides by wh
 grows: weights altered by 6e-8 of themselves, what float32 rounds, altered the change of 200 updates by up to 0.03 (TD3,
 processor)."""
 _SEED, _ROWS = 1, 8192
+LIMIT_S = 240.0
+"""Longest time of a check in a process of its own."""
 _TEAM = TeamSpec(actions=(3, 3), obs_dim=6, state_dim=5)
 _PENDULUM = ("--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "4", "--no-visualizer", "--no-governor",
              "--set", "replay.learning_starts=200", "--set", "evaluation.episodes=1")
@@ -225,7 +227,7 @@ def processor_float32(place: Place) -> Finding:
 
 
 def split_against_one(place: Place) -> Finding:
-    """Actor and critics apart against one device: two streams of one card, card and processor, two cards."""
+    """Actor and critics apart against one device: both on one card, card and processor, two cards."""
     device = place.device
     splits = [f"{device}+{device}"]
     if place.on_gpu:
@@ -344,17 +346,18 @@ def mirror_against_host(place: Place) -> Finding:
 def _sampled_ring() -> Iterator[ReplayRing]:
     """A small replay with checksums that two sampler processes write; a learner on the processor is beside them."""
     settings = resolve([Layer("bench", {
-        "env": {"id": "Pendulum-v1"}, "replay": {"checksum": True, "capacity": 4096, "learning_starts": 100},
+        "env": {"id": "Pendulum-v1"}, "replay": {"capacity": 4096, "learning_starts": 100},
         "sac": {"hidden_sizes": (16, 16)}, "learner": {"device": "cpu"}, "visualizer": {"enabled": False},
     })])
     plan = RunPlan(settings=settings, spec=probe_env("Pendulum-v1", steps=0).spec, samplers=2, free_core=False)
     setting = Setting({DEVICE: "cpu", BATCH: 32, THREADS: 1, PRECISION: "float32", SAMPLERS: 2, ENVS: 4, RATIO: 0.0})
     candidate, failures = TrialResult(stage=JOINT, setting=setting), []
     machine = read_machine()
-    with Interrupts() as interrupts, Trial(
+    with pytest.MonkeyPatch.context() as patch, Interrupts() as interrupts, Trial(
         REPLAY, plan, [candidate], lambda result: failures.append(result.failure), usable_cores=machine.cores.usable,
         memory_cap_bytes=machine.memory.usable_bytes, interrupts=interrupts,
     ) as trial:
+        patch.setenv("SPREEZE_TEST_CHECKSUMS", "1")
         trial.attempt(trial.start)
         trial.attempt(lambda: trial.begin(60.0))
         if failures:
@@ -497,40 +500,34 @@ def _until(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> N
         time.sleep(0.05)
 
 
-class GpuCheck(NamedTuple):
-    run: Callable[[Place], Finding]
-    needs_s: float
-    """Time that it takes on a card, about."""
-
-
 CHECKS = {
-    "one device against the processor, float64": GpuCheck(processor_float64, 25.0),
-    "one device against the processor, float32": GpuCheck(processor_float32, 25.0),
-    "split against one device": GpuCheck(split_against_one, 25.0),
-    "graph against eager": GpuCheck(graph_against_eager, 25.0),
-    "fused against eager": GpuCheck(fused_against_eager, 60.0),
-    "mirror against host replay": GpuCheck(mirror_against_host, 30.0),
-    "resume across device kinds": GpuCheck(resumed_elsewhere, 90.0),
-    "out of memory in mid-run": GpuCheck(out_of_memory_midway, 15.0),
-    "failed capture": GpuCheck(failed_capture, 15.0),
-    "killed in a kernel": GpuCheck(killed_in_a_kernel, 30.0),
+    "one device against the processor, float64": processor_float64,
+    "one device against the processor, float32": processor_float32,
+    "split against one device": split_against_one,
+    "graph against eager": graph_against_eager,
+    "fused against eager": fused_against_eager,
+    "mirror against host replay": mirror_against_host,
+    "resume across device kinds": resumed_elsewhere,
+    "out of memory in mid-run": out_of_memory_midway,
+    "failed capture": failed_capture,
+    "killed in a kernel": killed_in_a_kernel,
 }
 
 
-def answer(name: str, place: Place) -> Finding:
-    """The finding of a check; what it raises is one too."""
+def in_child(name: str, place: Place) -> Finding:
+    """A check in a process of its own, which a fault of the device or a hang ends."""
+    command = [sys.executable, __file__, name, json.dumps(place.to_json())]
     try:
-        return CHECKS[name].run(place)
-    except Exception as error:  # whatever a card does: the other checks are to go on
-        return Finding(False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-
-
-def main(argv: list[str]) -> int:
-    """One check in this process: NAME PLACE; the finding is one JSON line."""
-    found = answer(argv[0], Place.from_json(json.loads(argv[1])))
-    sys.stdout.write(json.dumps(found) + "\n")
-    return 0
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=False,
+                              text=True)
+    except subprocess.TimeoutExpired:
+        return Finding(False, f"not done within {LIMIT_S:.0f} s")
+    try:
+        return Finding(*json.loads(done.stdout.strip().rpartition("\n")[2]))
+    except ValueError:
+        return Finding(False, f"its process ended with {done.returncode}: {done.stderr[-2000:]}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    check = CHECKS[sys.argv[1]]
+    sys.stdout.write(json.dumps(check(Place.from_json(json.loads(sys.argv[2])))) + "\n")

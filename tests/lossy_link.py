@@ -1,7 +1,7 @@
 """Two network namespaces of this machine joined by a link that delays and loses packets (Linux, as root).
 
 The link is a process that carries packets from one TUN device to the other, since not every kernel has ``netem``:
-``python -m spreeze.bench.lossy_link NAME DELAY_S LOSS``. It runs until its standard input is closed.
+``python tests/lossy_link.py NAME DELAY_S LOSS``. It runs until its standard input is closed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def lossy_link(delay_s: float, loss: float) -> Iterator[Ends]:
             _run("ip", "netns", "add", space)
             stack.callback(subprocess.run, ["ip", "netns", "del", space], check=False, capture_output=True)
         process = subprocess.Popen(
-            [sys.executable, "-m", "spreeze.bench.lossy_link", name, str(delay_s), str(loss)], stdin=subprocess.PIPE,
+            [sys.executable, __file__, name, str(delay_s), str(loss)], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE)
         stack.callback(_end, process)
         assert process.stdout is not None

@@ -1,0 +1,131 @@
+"""All figures of a GPU by one command: checks, rates, kernels and bounds of an update, the tuner, times to returns.
+
+    python tests/benchmarks/gpu.py --minutes 25
+
+Steps follow one another, each in a process of its own; one for which the time is too short is left out and named.
+``--device cpu`` tries the command itself, small.
+"""
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TESTS = Path(__file__).resolve().parents[1]
+REPEATS = 5
+
+
+class Step(NamedTuple):
+    name: str
+    needs_s: float
+    """Time that it takes on an H100, about."""
+    command: list[str]
+
+
+def steps(device: str, env_id: str) -> list[Step]:
+    small, python = device == "cpu", sys.executable
+    spreeze = [python, "-m", "spreeze"]
+    train = [python, "-m", "spreeze.train", "--device", device, "--no-visualizer", "--seed", "1", "--json"]
+    tiny = ["--updates", "20", "--batch-size", "16", "--set", "replay.learning_starts=200"] if small else []
+    grid = ["--batch-size", "128", "--samplers", "1", "--env", "Pendulum-v1"] if small else [
+        "--batch-size", "256", "1024", "8192", "--samplers", "1", "4", "8", "16", "--env", env_id]
+    return [
+        Step("checks", 480.0, [python, "-m", "pytest", str(TESTS), "-m", "gpu", "-n", "1", "-q"]),
+        Step("rates", 400.0, [*spreeze, "bench", "gpu", "--device", device, "--minutes", "7", *(["--small"] * small)]),
+        Step("kernels and bounds", 60.0, [python, __file__, "--device", device, "--minutes", "0", "--bounds"]),
+        Step("tuner over its grid", 240.0, [python, str(TESTS / "benchmarks" / "tune.py"), "--repeats", "1", "--rounds",
+                                            "1", *grid]),
+        Step("Pendulum-v1 to -200", 60.0, [*train, "--env", "Pendulum-v1", "--target-return", "-200", "--seconds",
+                                           "60", *tiny]),
+        Step(f"{env_id} to 1,500", 240.0, [*train, "--env", env_id, "--target-return", "1500", "--seconds", "240",
+                                           *tiny]),
+    ]
+
+
+def take(wanted: list[Step], seconds: float) -> int:
+    """Runs the steps that the time is enough for; returns how many failed."""
+    end_s, failed = time.monotonic() + seconds, 0
+    for step in wanted:
+        left_s = end_s - time.monotonic()
+        if left_s < step.needs_s:
+            print(f"== {step.name}: left out, takes about {step.needs_s:.0f} s and {left_s:.0f} s are left", flush=True)
+            continue
+        print(f"== {step.name}", flush=True)
+        began_s = time.monotonic()
+        try:
+            code = subprocess.run(step.command, stdin=subprocess.DEVNULL, timeout=left_s, check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = 124
+        failed += code != 0
+        print(f"== {step.name}: exit code {code} after {time.monotonic() - began_s:.0f} s", flush=True)
+    return failed
+
+
+def bounds(device: str) -> dict[str, Any]:
+    """Kernels of an update, seconds of as many empty launches, and of an update's matmuls by precision and batch."""
+    sys.path.insert(0, str(TESTS))
+    import torch
+    from gpu_checks import VECTORS, Place, ring_of, trainer_of
+    from matmul_floor import ACTION_DIM, OBS_DIM, MatmulRound, matmuls
+
+    from spreeze.workers.torch_devices import matmuls_in
+
+    place, case, found = Place(device=device, small=device == "cpu"), VECTORS[0], {}
+    for name in ("eager", "fused") if place.on_gpu else ("eager",):
+        with contextlib.ExitStack() as stack:
+            trainer = trainer_of(stack.enter_context(ring_of(case.spec())), case, place, per_launch=0,
+                                 fuse=name == "fused", branches=name == "eager")
+            for _ in range(3):
+                trainer.update()
+            found[f"kernels, {name}"] = trainer.kernels()
+    counter = torch.zeros((), device=device)
+    found["empty launches [s]"] = seconds_of(
+        lambda: [counter.add_(1.0) for _ in range(found["kernels, eager"])], device)
+    for precision in ("float32", "tf32") if place.on_gpu else ("float32",):
+        for batch in (256, 1024, 8192, 65_536) if place.on_gpu else (64,):
+            with matmuls_in(precision, device):
+                one = MatmulRound(matmuls("sac", batch, OBS_DIM, ACTION_DIM, place.hidden), device)
+                found[f"matmuls, {precision}, batch {batch} [s]"] = seconds_of(lambda one=one: one.run(1), device)
+    return found
+
+
+def seconds_of(work: Any, device: str) -> list[float]:
+    """Time of ``work``, each repeat; on a GPU as a graph."""
+    import torch
+
+    from spreeze.workers.gpu_replay import CudaGraph
+    from spreeze.workers.torch_devices import gpus_of, synchronise
+
+    work()
+    if gpus_of(device):
+        graph = CudaGraph(torch.device(device))
+        graph.record(work, [])
+        work = graph.replay
+    found = []
+    for _ in range(REPEATS):
+        synchronise(device)
+        start_s, count = time.perf_counter(), 0
+        while time.perf_counter() - start_s < 0.3:
+            for _ in range(32):
+                work()
+            count += 32
+            synchronise(device)
+        found.append((time.perf_counter() - start_s) / count)
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--env", default="Walker2DBulletEnv-v0")
+    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--bounds", action="store_true", help="only kernels and bounds, in this process")
+    args = parser.parse_args()
+    if args.bounds:
+        print(json.dumps(bounds(args.device)))
+    else:
+        sys.exit(take(steps(args.device, args.env), 60.0 * args.minutes) > 0)
