@@ -199,14 +199,6 @@ def test_a_token_that_others_may_know_is_not_taken(tmp_path, change):
     assert place.exists()
 
 
-@pytest.mark.parametrize("name", ["token", "page-token"])
-def test_a_token_that_an_earlier_version_gave_to_anybody_is_gone(tmp_path, name):
-    (tmp_path / ".launches").mkdir()
-    (tmp_path / ".launches" / name).write_text("x" * 43)
-    assert page_token(tmp_path) != "x" * 43
-    assert not (tmp_path / ".launches" / name).exists()
-
-
 def test_a_cookie_given_out_while_no_token_is_asked_for_lets_nobody_in_later(tmp_path, monkeypatch):
     known = LoginTokens(tmp_path).cookie_token
     monkeypatch.setenv(SETTING, "off")

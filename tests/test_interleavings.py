@@ -388,12 +388,12 @@ def test_each_update_learns_from_the_policy_of_one_interval_before(spec, tmp_pat
         parts.close()
 
 
-def test_a_number_that_the_algorithm_does_not_give_is_unknown(spec, tmp_path):
+def test_a_number_that_the_algorithm_does_not_give_is_left_out(spec, tmp_path):
     parts = HandMovedRun(spec, tmp_path / "f", inference_workers=0)
     try:
         numbers = parts.learning.metrics(wait_s=1.0, publish_s=0.0)
         assert (numbers["policy_loss"], numbers["wait_s"], numbers["updates"]) == (0.5, 1.0, 0)
-        assert [name for name in ("clip_share", "approx_kl", "grad_norm") if not np.isnan(numbers[name])] == []
+        assert not {"clip_share", "approx_kl", "grad_norm"} & numbers.keys()
     finally:
         parts.close()
 

@@ -1,6 +1,5 @@
 """The actor on one device and the critics on another: the same numbers, few bytes, no reward on the actor's side."""
 
-import contextlib
 import dataclasses
 import json
 
@@ -96,60 +95,6 @@ def test_a_split_run_ends_with_the_very_parameters_of_one_device(tmp_path):
 def test_what_is_no_device_is_refused_with_the_form_expected(text):
     with pytest.raises(ConfigError, match="expected"):
         Placement.parse(text)
-
-
-class Streams:
-    """The streams of a GPU as far as order goes: what was given to each, and what each waits for."""
-
-    def __init__(self, monkeypatch):
-        self.main, self.beside = Stream(self, "critics"), Stream(self, "actor")
-        self.at, self.log = self.main, []
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.at)
-        monkeypatch.setattr(torch.cuda, "stream", self.on)
-
-    @contextlib.contextmanager
-    def on(self, stream):
-        before, self.at = self.at, stream
-        yield
-        self.at = before
-
-
-class Stream:
-    def __init__(self, streams, name):
-        self.streams, self.name = streams, name
-
-    def wait_stream(self, other):
-        self.streams.log.append((self.name, f"waits for {other.name}"))
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_two_streams_of_one_gpu_wait_for_each_other_where_something_crosses(monkeypatch, overlap):
-    one, split = made("sac", "cpu", overlap=overlap), made("sac", "cpu+cpu", overlap=overlap)
-    streams = Streams(monkeypatch)
-    split._placement._beside = streams.beside
-
-    def told(name, part):
-        def called(*given):
-            streams.log.append((streams.at.name, name))
-            return part(*given)
-
-        return called
-
-    for name in ("propose", "critic_step", "action_gradient", "actor_step", "update_targets"):
-        setattr(split, name, told(name, getattr(split, name)))
-    first, *others = batches(5, ROWS)
-    one.update(first)
-    split.update(first)
-    crosses, gradient = ("critics", "waits for actor"), [("critics", "action_gradient"), ("actor", "waits for critics")]
-    assert streams.log == [
-        ("actor", "waits for critics"), ("actor", "propose"), *(3 * [crosses]), *(gradient if overlap else []),
-        ("critics", "critic_step"), crosses,  # with the temperature
-        *([] if overlap else gradient), ("actor", "actor_step"), crosses, ("critics", "update_targets"),
-    ]  # fmt: skip
-    for batch in others:
-        one.update(batch)
-        split.update(batch)
-    assert same(one.state_arrays(), split.state_arrays())
 
 
 @pytest.mark.gpu

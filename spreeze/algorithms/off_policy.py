@@ -15,7 +15,6 @@ An algorithm without an actor (DQN) has no ``action_gradient`` and no ``actor_st
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -49,8 +48,6 @@ from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import TransitionBatch
 
-_NO_STREAM = contextlib.nullcontext()
-
 
 class Proposal(NamedTuple):
     """What the actor side sends to the critic side in one update.
@@ -65,17 +62,10 @@ class Proposal(NamedTuple):
 
 
 class Placement:
-    """Devices of both sides; counts the bytes that cross.
-
-    A split over one GPU gives the actor's side a stream of its own: what does not depend on the other side runs beside
-    it. An update begins by letting that stream wait for the critics' (``fork``) and ends the other way round
-    (``join``), so what was allocated in it may be freed.
-    """
+    """Devices of both sides; counts the bytes that cross."""
 
     def __init__(self, actor: torch.device, critics: torch.device, *, split: bool) -> None:
         self.actor, self.critics, self.split = actor, critics, split
-        two_streams = split and actor == critics and actor.type == "cuda"
-        self._beside = torch.cuda.Stream(actor) if two_streams else None  # type: ignore[no-untyped-call]
         self.crossed_bytes = 0
         """So far; a split over one and the same device counts what would cross."""
 
@@ -88,30 +78,10 @@ class Placement:
             raise ConfigError(f"device {text}: expected cpu, cuda:N, or two of them as ACTOR+CRITICS") from None
         return cls(actor, *(critics or [actor]), split=bool(critics))
 
-    def fork(self) -> None:
-        if self._beside is not None:
-            self._beside.wait_stream(torch.cuda.current_stream(self.actor))
-
-    def join(self) -> None:
-        if self._beside is not None:
-            torch.cuda.current_stream(self.actor).wait_stream(self._beside)
-
-    def actor_side(self) -> contextlib.AbstractContextManager[object]:
-        """Work within it is the actor's side's."""
-        return _NO_STREAM if self._beside is None else torch.cuda.stream(self._beside)
-
     def to_critics(self, tensor: Tensor) -> Tensor:
-        if self._beside is not None:
-            # A copy, made before what the actor's side does next: that may write over the original.
-            with self.actor_side():
-                tensor = tensor.clone()
-            self.join()
         return self._moved(tensor, self.critics)
 
     def to_actor(self, tensor: Tensor) -> Tensor:
-        if self._beside is not None:
-            tensor = tensor.clone()
-            self.fork()
         return self._moved(tensor, self.actor)
 
     def _moved(self, tensor: Tensor, device: torch.device) -> Tensor:
@@ -197,9 +167,7 @@ class OffPolicyAlgorithm(Algorithm):
         placement = self._placement
         with torch.inference_mode():
             start_s = perf_counter()
-            placement.fork()
-            with placement.actor_side():
-                proposal = self.propose(batch if actor_batch is None else actor_batch)
+            proposal = self.propose(batch if actor_batch is None else actor_batch)
             if placement.split:
                 proposal = Proposal._make(part if part is None else placement.to_critics(part) for part in proposal)
             next_action, next_log_prob, action = proposal
@@ -211,9 +179,7 @@ class OffPolicyAlgorithm(Algorithm):
             if action is not None:
                 if dq_da is None:
                     dq_da = placement.to_actor(self.action_gradient(batch, action))
-                with placement.actor_side():
-                    self.actor_step(dq_da)
-            placement.join()
+                self.actor_step(dq_da)
             self.update_targets()
             return critic_done_s - start_s, perf_counter() - critic_done_s
 

@@ -57,8 +57,6 @@ def page_token(folder: Path, *, asked: bool = True) -> str:
     token = secrets.token_urlsafe(32)
     with contextlib.suppress(OSError, ResourceError):
         _make_place(place.parent)
-        for name in ("token", "page-token"):  # of earlier versions, which gave them to any visitor
-            (place.parent / name).unlink(missing_ok=True)
         with one_at_a_time(folder):  # two servers that start at once agree on a token
             known = _private_text(place)
             if known is not None and len(known) >= _LEAST_CHARACTERS:

@@ -29,14 +29,13 @@ from spreeze.metrics.comparison import (
     Rules,
     band,
     differing,
+    group_cells,
     on_grid,
     parted,
     read_curve,
     report,
     returns,
     running_mean,
-    spread_text,
-    time_text,
     verdicts,
     whole,
     worst_of_last,
@@ -247,15 +246,8 @@ def _target(curves: list[Curve]) -> float:
 
 def _group_table(reports: list[Report]) -> None:
     st.dataframe(
-        [
-            {
-                **({"task": group.group.env} if len(reports) > 1 else {}), "group": group.group.label,
-                "runs": number(group.runs),
-                "final return": spread_text(group.final), "return at equal time": spread_text(group.final_time),
-                **{title: time_text(found, group, kind) for title, (kind, _) in TIMES.items()},
-            }
-            for found in reports for group in found.groups
-        ],
+        [{**({"task": found.runs[0].group.env} if len(reports) > 1 else {}), **cells}
+         for found in reports for cells in group_cells(found)],
         hide_index=True, key="compare_groups",
         column_config={
             "final return": st.column_config.TextColumn(

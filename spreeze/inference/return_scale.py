@@ -130,10 +130,8 @@ class DiscountedReturns(ReturnMoments):
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        returns = state["returns"] if isinstance(state["returns"], dict) else {"0": state["returns"]}  # of 0.1.0
-        self._returns = {int(source): np.asarray(values, np.float64) for source, values in returns.items()}
-        # Of an earlier version: all that it let through.
-        self._largest = np.asarray(state.get("largest", [math.inf] * _LARGEST), np.float64)
+        self._returns = {int(source): np.asarray(values, np.float64) for source, values in state["returns"].items()}
+        self._largest = np.asarray(state["largest"], np.float64)
 
 
 def averaged_statistics(parts: Sequence[Statistics | None]) -> np.ndarray:

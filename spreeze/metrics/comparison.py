@@ -429,6 +429,15 @@ def _pair_row(pair: PairReport) -> list[str]:
             spread_text(pair.final_time), *(f"{spread_text(value)} of its time" for value in pair.required_ratio)]
 
 
+def group_cells(found: Report) -> list[dict[str, str]]:
+    """A row of a table for each group: title -> cell; the times are those to the only target, if there is one."""
+    times = TIMES if found.rules.targets else {}
+    return [{"group": group.group.label, "runs": number(group.runs), "final return": spread_text(group.final),
+             "return at equal time": spread_text(group.final_time),
+             **{title: time_text(found, group, kind) for title, (kind, _) in times.items()}}
+            for group in found.groups]
+
+
 def time_text(found: Report, group: GroupReport, kind: str, form: Callable[[float | None], str] = duration) -> str:
     """The time to the only target, ``kind`` being a field such as ``held_s``; ``(1 of 3)`` where not all have it."""
     known = sum(getattr(run, kind)[0] is not None for run in found.runs if run.group == group.group)

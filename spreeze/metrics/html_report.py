@@ -26,20 +26,18 @@ from spreeze.metrics.comparison import (
     POLICIES,
     RESAMPLES,
     SMOOTHING,
-    TIMES,
     Curve,
     Line,
     Rules,
     band,
     differing,
+    group_cells,
     on_grid,
     parted,
     read_curve,
     read_summary,
     report,
     returns,
-    spread_text,
-    time_text,
 )
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import by_name
@@ -229,13 +227,9 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
 def _scores(curves: Sequence[Curve], target: float | None, robust: bool) -> str:
     """The protocol's metrics of one task, group by group, and the times to its target, if there is one."""
     found = report(curves, Rules(targets=() if target is None else (target,), robust=robust))
-    times = {} if target is None else {
-        title.replace("target", number(target)): kind for title, (kind, _) in TIMES.items()}
-    return _table(
-        ("group", "runs", "final metric", "final-time metric", *times),
-        ([group.group.label, group.runs, spread_text(group.final), spread_text(group.final_time),
-          *(time_text(found, group, kind) for kind in times.values())] for group in found.groups),
-    )
+    rows = group_cells(found)
+    titles = [title if target is None else title.replace("target", number(target)) for title in rows[0]]
+    return _table(titles, (list(row.values()) for row in rows))
 
 
 def _rates(runs: Sequence[_Run]) -> str:

@@ -93,7 +93,7 @@ class ReplayTrainer:
         if pair is not None and not config.network:
             self.algorithm.share(pair)
         self._has_branches = not (learner.fuse or placement.split or config.network)
-        """Whether a graph has branches of ``share``; with both sides apart it has two of its own."""
+        """Whether a graph has branches of ``share``."""
         self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
         self._average = PolicyAverage(self.algorithm, config.policy_average) if config.policy_average else None
         self._explore_average = config.explore_average
