@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
-import pytest
 import torch
 from torch import Tensor
 
@@ -346,18 +345,17 @@ def mirror_against_host(place: Place) -> Finding:
 def _sampled_ring() -> Iterator[ReplayRing]:
     """A small replay with checksums that two sampler processes write; a learner on the processor is beside them."""
     settings = resolve([Layer("bench", {
-        "env": {"id": "Pendulum-v1"}, "replay": {"capacity": 4096, "learning_starts": 100},
+        "env": {"id": "Pendulum-v1"}, "replay": {"checksum": True, "capacity": 4096, "learning_starts": 100},
         "sac": {"hidden_sizes": (16, 16)}, "learner": {"device": "cpu"}, "visualizer": {"enabled": False},
     })])
     plan = RunPlan(settings=settings, spec=probe_env("Pendulum-v1", steps=0).spec, samplers=2, free_core=False)
     setting = Setting({DEVICE: "cpu", BATCH: 32, THREADS: 1, PRECISION: "float32", SAMPLERS: 2, ENVS: 4, RATIO: 0.0})
     candidate, failures = TrialResult(stage=JOINT, setting=setting), []
     machine = read_machine()
-    with pytest.MonkeyPatch.context() as patch, Interrupts() as interrupts, Trial(
+    with Interrupts() as interrupts, Trial(
         REPLAY, plan, [candidate], lambda result: failures.append(result.failure), usable_cores=machine.cores.usable,
         memory_cap_bytes=machine.memory.usable_bytes, interrupts=interrupts,
     ) as trial:
-        patch.setenv("SPREEZE_TEST_CHECKSUMS", "1")
         trial.attempt(trial.start)
         trial.attempt(lambda: trial.begin(60.0))
         if failures:
