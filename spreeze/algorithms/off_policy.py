@@ -50,7 +50,7 @@ from spreeze.types import TransitionBatch
 
 
 class Proposal(NamedTuple):
-    """What the actor side sends to the critic side in one update.
+    """Message from the actor side to the critic side in one update.
 
     A discrete policy sends the probabilities [K, B] of all actions instead of one action, and their logarithms [K, B];
     dQ/da is then the value of each action [K, B]. DQN sends the index of one action [1, B].
@@ -131,7 +131,7 @@ class OffPolicyAlgorithm(Algorithm):
         out.normal_(generator=self.noise)
 
     def _moves_actor(self) -> bool:
-        """Whether the update that is under way is the last one of its period."""
+        """True if the update that is under way is the last one of its period."""
         return (self.updates + 1) % self.period == 0
 
     @abstractmethod
@@ -288,7 +288,7 @@ class CriticNetworks(TrainedNetworks[F]):
     """The action values of one algorithm."""
 
     pair: Pair | None = None
-    """What shares their work, if anything; a change needs new buffers."""
+    """Threads or streams that share their work, if any; a change needs new buffers."""
     _buffers: Any = None
     """Everything else whose size depends on the batch."""
     _td_error: Tensor | None = None  # [S, B], of the latest step

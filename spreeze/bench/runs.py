@@ -41,7 +41,7 @@ from spreeze.workers.evaluator import read_rows
 
 Axes = Any
 Document = dict[str, Any]
-"""What ``train --json`` says of a run."""
+"""Document of ``train --json``."""
 Train = Callable[[list[str]], Document]
 Say = Callable[[str], None]
 OUTSIDE_S = 180.0
@@ -208,7 +208,7 @@ def picture(out: Path, title: str, lines: int = 1, panels: int = 3, **options: A
 
 
 def curve_rows(runs: list[Path], targets: Sequence[float] = (), most_updates: float = math.inf) -> list[Row]:
-    """What runs reached, by task, algorithm, mode and the settings in which they differ; a repeat is a run.
+    """Results of runs, by task, algorithm, mode and the settings in which they differ; a repeat is a run.
 
     ``worst_over_mean`` is the worst of the last twenty evaluations over their mean, where that is above 0. A target
     counts from the first evaluation that reaches it, held from the last of five whose mean does; who never gets there

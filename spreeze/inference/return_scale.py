@@ -20,7 +20,7 @@ _LARGEST, _JUDGED = 3, 10
 _STEPS = 64
 """Whose returns are computed by one matmul."""
 _LEAST_SHARE = 1e-9
-"""Of the mean square: a variance below it is rounding, so all returns are equal."""
+"""Share of the mean square: a variance below it is rounding, so all returns are equal."""
 
 
 class Statistics(Protocol):
@@ -48,7 +48,7 @@ class ReturnMoments:
 
     @property
     def scale(self) -> float:
-        """What rewards are divided by: the standard deviation [return]; 1 where all returns so far are equal."""
+        """Divisor of rewards: the standard deviation [return]; 1 where all returns so far are equal."""
         if self.count < 2.0:
             return 1.0
         variance = self.m2 / self.count
@@ -135,7 +135,7 @@ class DiscountedReturns(ReturnMoments):
 
 
 def averaged_statistics(parts: Sequence[Statistics | None]) -> np.ndarray:
-    """What learners that average their parameters average too: counts, means and deviations, float64 [k]."""
+    """Statistics to average beside the parameters: counts, means and deviations, float64 [k]."""
     return np.concatenate([np.zeros(0), *(part.averaged() for part in parts if part is not None)])
 
 
