@@ -42,7 +42,7 @@ from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import TABLE
 from spreeze.run_directory import find_run, read_config, read_json, state_of
 from spreeze.transport.weights import Weights, read_weights
-from spreeze.types import EnvSpec
+from spreeze.types import Box, EnvSpec
 
 if TYPE_CHECKING:
     import gymnasium
@@ -306,6 +306,7 @@ class TrainedPolicy:
         Returns:
             Continuous: float32 [*action_shape], or [N, *action_shape], within the bounds of the action space.
             Discrete: the environment's own number, ``np.int64``, or int64 [N].
+            MultiDiscrete and MultiBinary: the environment's own numbers, int64 [*shape], or [N, *shape].
             A team: one number for each agent, int64 [agents], or [N, agents].
 
         Raises:
@@ -317,11 +318,11 @@ class TrainedPolicy:
         if self.spec.action_mask or action_mask is not None:
             rows = np.concatenate([rows, self._mask(action_mask, len(rows))], axis=1)
         drawn = self._act(rows, greedy=deterministic)
-        spec = self.spec
-        if spec.num_actions is None:
-            actions = self._to_native(drawn).reshape(len(rows), *_shape(spec.action_shape, spec.action_dim))
+        action = self.spec.action
+        if isinstance(action, Box):
+            actions = self._to_native(drawn).reshape(len(rows), *_shape(action.shape, action.dim))
         else:
-            actions = (drawn if spec.team else drawn[:, 0]).astype(np.int64) + spec.action_start
+            actions = action.to_env(drawn)
         return actions[0] if single else actions
 
     def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
@@ -354,7 +355,8 @@ class TrainedPolicy:
 
     def _mask(self, mask: Any, count: int) -> np.ndarray:
         """Masks as the network takes them, float32 [count, K]."""
-        if not self.spec.action_mask:
+        choice = self.spec.choices
+        if not self.spec.action_mask or choice is None:
             raise UsageError(f"action_mask: {self.spec.env_id} gives none; leave it out")
         if mask is None:
             raise UsageError(f"{self.spec.env_id} allows some actions at a time: predict needs action_mask, which is "
@@ -366,8 +368,9 @@ class TrainedPolicy:
         if found.shape != (count, self.spec.mask_dim):
             raise UsageError(f"action_mask of shape {found.shape}: expected {(self.spec.mask_dim,)} for each of "
                              f"{count} observations")
-        if not np.isin(found, (0.0, 1.0)).all() or not found.any(axis=1).all():
-            raise UsageError("action_mask: expected 1 for each action that is allowed, at least one, else 0")
+        if not np.isin(found, (0.0, 1.0)).all() or not all(found[:, part].any(axis=1).all() for part in choice.slices):
+            each = "" if choice.dim == 1 else " of each choice"
+            raise UsageError(f"action_mask: expected 1 for each action that is allowed, at least one{each}, else 0")
         return found
 
     def _leaves_of_env(self) -> tuple[Leaf, ...]:

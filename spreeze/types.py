@@ -1,12 +1,13 @@
 """Data types that all packages share.
 
 Shapes in all docstrings: B batch, T time, N environments stepped together, O observation size, A action size,
-K number of discrete actions, W row width. A discrete action is stored as one float32 component (A = 1), its index
-0 .. K-1. Torch is not imported here, because samplers never load it.
+K number of discrete actions, W row width. Actions that are choices are stored as A float32 components, each the index
+0 .. n-1 of one choice; a Discrete space has one. Torch is not imported here, because samplers never load it.
 """
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -69,6 +70,83 @@ class FrameSpec:
         return self.channels * self.height * self.width
 
 
+@dataclass(frozen=True)
+class Box:
+    """Actions that are vectors of real numbers; policies give them in [-1, 1]."""
+
+    low: tuple[float, ...]
+    """Lower bound of each component, in the environment's unit."""
+    high: tuple[float, ...]
+    """Upper bound of each component, in the environment's unit."""
+    shape: tuple[int, ...] | None = None
+    """The environment's own shape of an action; None in files that do not record it."""
+
+    @property
+    def dim(self) -> int:
+        """A: number of components."""
+        return len(self.low)
+
+    def float32_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds [A]; of float64 ones between two float32 the inner one, which is a valid action."""
+        exact_low, exact_high = np.array(self.low), np.array(self.high)
+        low, high = exact_low.astype(np.float32), exact_high.astype(np.float32)
+        return (np.where(low < exact_low, np.nextafter(low, np.float32(np.inf)), low),
+                np.where(high > exact_high, np.nextafter(high, np.float32(-np.inf)), high))
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Actions that are one or several choices among numbered options.
+
+    A Discrete space is one choice, a MultiDiscrete space several, a MultiBinary space several of two options, a team
+    one choice an agent. Policies give the index of each, 0 .. n - 1.
+    """
+
+    nvec: tuple[int, ...]
+    """Number of options of each choice."""
+    start: tuple[int, ...] = ()
+    """The environment's number for option 0 of each choice; given empty: zeros."""
+    shape: tuple[int, ...] = ()
+    """The environment's own shape of an action; empty where it is a single number."""
+
+    def __post_init__(self) -> None:
+        if not self.start:
+            object.__setattr__(self, "start", (0,) * len(self.nvec))
+
+    @property
+    def dim(self) -> int:
+        """A: number of choices."""
+        return len(self.nvec)
+
+    @property
+    def options(self) -> int:
+        """K: options of all choices together, as many as a policy has logits and a mask has flags."""
+        return sum(self.nvec)
+
+    @property
+    def low(self) -> tuple[int, ...]:
+        """The environment's lowest number of each choice."""
+        return self.start
+
+    @property
+    def high(self) -> tuple[int, ...]:
+        """The environment's highest number of each choice."""
+        return tuple(first + count - 1 for first, count in zip(self.start, self.nvec, strict=True))
+
+    @functools.cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """Where the options of each choice lie among all K."""
+        ends = np.cumsum(self.nvec).tolist()
+        return tuple(slice(end - count, end) for end, count in zip(ends, self.nvec, strict=True))
+
+    def to_env(self, index: np.ndarray) -> np.ndarray:
+        """The environment's own numbers, int64 [N, *shape], of indices [N, A]."""
+        return (index.astype(np.int64) + self.start).reshape(len(index), *self.shape)
+
+
+ActionSpec = Box | Choices
+
+
 @dataclass(frozen=True, kw_only=True)
 class TeamSpec:
     """The agents of a task that several solve together; n is their number.
@@ -100,12 +178,8 @@ class EnvSpec:
     """Module to import before ``gymnasium.make``, so that a child process knows the id."""
     obs_dim: int
     """O: length of the flat float32 observation; where ``action_mask`` is true its last K values are the mask."""
-    action_dim: int
-    """A: length of the flat action vector; 1 for discrete actions, one index an agent for a team."""
-    action_low: tuple[float, ...]
-    """Lower bound of each action component, in the environment's unit."""
-    action_high: tuple[float, ...]
-    """Upper bound of each action component, in the environment's unit."""
+    action: ActionSpec
+    """What an action is."""
     max_episode_steps: int | None
     """Env steps after which the environment truncates an episode; None if it never does."""
     reward_threshold: float | None
@@ -116,32 +190,29 @@ class EnvSpec:
     """``key=value`` texts for the environment's constructor, as ``--env-arg`` takes them."""
     obs_layout: tuple[str, ...] = ()
     """Place of each part of a nested observation in the flat one; empty for a single Box."""
-    num_actions: int | None = None
-    """K: number of discrete actions; None if actions are vectors."""
-    action_start: int = 0
-    """The environment's number for discrete action 0."""
     obs_shape: tuple[int, ...] | None = None
     """The environment's own shape of a single Box, before it is made flat; None for other observations."""
-    action_shape: tuple[int, ...] | None = None
-    """The environment's own shape of an action vector, before it is made flat; None for discrete actions."""
     frames: FrameSpec | None = None
     """Frames of an image task: each step gives one, uint8 [C, H, W]; an observation is the last k. None: vectors."""
     action_mask: bool = False
-    """Whether ``info["action_mask"]`` says at each step which of the K actions are allowed."""
+    """Whether ``info["action_mask"]`` says at each step which of the K options are allowed."""
     team: TeamSpec | None = None
     """The agents where several act at once; None: a single one."""
 
     @property
+    def action_dim(self) -> int:
+        """A: length of the flat action vector."""
+        return self.action.dim
+
+    @property
+    def choices(self) -> Choices | None:
+        """The action where it is made of choices; None where it is a Box."""
+        return self.action if isinstance(self.action, Choices) else None
+
+    @property
     def mask_dim(self) -> int:
         """Values at the end of an observation that are the action mask: K, or 0 without masks."""
-        return self.num_actions or 0 if self.action_mask else 0
-
-    def float32_bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds of the actions; of float64 ones between two float32 the inner one, which is a valid action."""
-        exact_low, exact_high = np.array(self.action_low), np.array(self.action_high)
-        low, high = exact_low.astype(np.float32), exact_high.astype(np.float32)
-        return (np.where(low < exact_low, np.nextafter(low, np.float32(np.inf)), low),
-                np.where(high > exact_high, np.nextafter(high, np.float32(-np.inf)), high))
+        return self.choices.options if self.action_mask and self.choices is not None else 0
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -154,7 +225,7 @@ class TransitionBatch(NamedTuple):
     """B transitions; arrays or tensors, all float32. Columns may be strided views of one row block."""
 
     obs: Any  # [B, O]
-    action: Any  # [B, A], in [-1, 1]; discrete: the index, [B, 1], of a team one an agent
+    action: Any  # [B, A], in [-1, 1]; of choices the indices
     obs_action: Any  # [B, O + A]: adjacent columns of a row, so no copy
     reward: Any  # [B]: sum of gamma^i r_i over the n steps of the transition
     terminated: Any  # [B]: 1.0 where the MDP ended; a truncated transition has 0.0
@@ -169,7 +240,7 @@ class RolloutBatch(NamedTuple):
     """
 
     obs: np.ndarray  # [T, N, O] float32; images: uint8 [T, N, k, C, H, W]
-    action: np.ndarray  # [T, N, A] float32, as drawn, not clipped; discrete: the index, [T, N, 1]
+    action: np.ndarray  # [T, N, A] float32, as drawn, not clipped; of choices the indices
     log_prob: np.ndarray  # [T, N] float32, in nat, under the policy that drew the action
     reward: np.ndarray  # [T, N] float32
     terminated: np.ndarray  # [T, N]: nonzero where the MDP ended
@@ -337,7 +408,8 @@ def _value(name: str, hint: Any, value: Any) -> Any:
     if isinstance(hint, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):
             return None
-        hint = next((option for option in typing.get_args(hint) if option is not type(None)), None)
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        hint = next((option for option in options if _has_fields(option, value)), options[0])
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return rebuild(hint, value)
     if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
@@ -347,6 +419,13 @@ def _value(name: str, hint: Any, value: Any) -> Any:
     if isinstance(wanted, type) and not (fits and isinstance(value, (int, float) if wanted is float else wanted)):
         raise TypeError(f"{name} = {str(value)[:60]}: expected {getattr(hint, '__name__', hint)}")
     return value
+
+
+def _has_fields(option: Any, value: Any) -> bool:
+    """Whether a value could be of this one of several types, by the names of its fields."""
+    if not dataclasses.is_dataclass(option) or not isinstance(value, dict):
+        return True
+    return value.keys() <= {entry.name for entry in dataclasses.fields(option)}
 
 
 _MOST_VALUES = 100_000_000
@@ -362,12 +441,12 @@ def spec_from(data: Any) -> EnvSpec:
     if not isinstance(data, dict):
         raise ValueError("it tells no environment")
     try:
-        spec = rebuild(EnvSpec, data)
+        spec = rebuild(EnvSpec, _with_action(data))
     except TypeError as error:
         raise ValueError(str(error)) from None
     sizes = {"obs_dim": spec.obs_dim, "action_dim": spec.action_dim}
-    if spec.num_actions is not None:
-        sizes["num_actions"] = spec.num_actions
+    if isinstance(spec.action, Choices):
+        sizes |= {"action.nvec": min(spec.action.nvec, default=0), "sum of action.nvec": spec.action.options}
     if spec.max_episode_steps is not None:
         sizes["max_episode_steps"] = spec.max_episode_steps
     if spec.frames is not None:
@@ -383,17 +462,38 @@ def spec_from(data: Any) -> EnvSpec:
     return spec
 
 
+def _with_action(data: dict[str, Any]) -> dict[str, Any]:
+    """A description with ``action``, from one of version 0.1.0, which had six values of its own in place of it.
+
+    Raises:
+        TypeError: a value is missing, or not of its type.
+    """
+    if "action" in data:
+        return data
+    names = ("action_dim", "action_low", "action_high", "action_shape", "num_actions", "action_start")
+    found = {name: data.get(name) for name in names}
+    rest = {name: value for name, value in data.items() if name not in names}
+    if found["num_actions"] is None:
+        return rest | {"action": {"low": found["action_low"], "high": found["action_high"],
+                                  "shape": found["action_shape"]}}
+    if isinstance(team := data.get("team"), dict):
+        return rest | {"action": {"nvec": team.get("actions"), "shape": [found["action_dim"]]}}
+    return rest | {"action": {"nvec": [found["num_actions"]], "start": [found["action_start"] or 0]}}
+
+
 def _contradictions(spec: EnvSpec) -> dict[str, bool]:
-    low, high, discrete = spec.action_low, spec.action_high, spec.num_actions is not None
-    bounded = all(map(math.isfinite, (*low, *high))) and all(a <= b for a, b in zip(low, high, strict=False))
-    return {
+    action, team = spec.action, spec.team
+    if isinstance(action, Choices):
+        unfit = {"action.start": len(action.start) != action.dim}
+    else:
+        pairs = list(zip(action.low, action.high, strict=False))
+        unfit = {"action.low": not all(map(math.isfinite, (*action.low, *action.high))) or any(a > b for a, b in pairs),
+                 "action.high": len(action.high) != action.dim}
+    return unfit | {
         "env_id": not spec.env_id.strip(),
-        "action_low": not low or not bounded or (not discrete and len(low) != spec.action_dim),
-        "action_high": len(high) != len(low),
-        "action_dim": discrete and spec.action_dim != (1 if spec.team is None else spec.team.size),
-        "team": spec.team is not None and not discrete,
-        "action_mask": spec.action_mask and spec.mask_dim >= spec.obs_dim,
+        "action.shape": action.shape is not None and math.prod(action.shape) != action.dim,
+        "team": team is not None and (not isinstance(action, Choices) or action.nvec != team.actions),
+        "action_mask": spec.action_mask and not 0 < spec.mask_dim < spec.obs_dim,
         "obs_shape": spec.obs_shape is not None and math.prod(spec.obs_shape) != spec.obs_dim - spec.mask_dim,
-        "action_shape": spec.action_shape is not None and math.prod(spec.action_shape) != spec.action_dim,
         "frames": spec.frames is not None and spec.frames.stack * spec.frames.frame_bytes > _MOST_VALUES,
     }

@@ -48,7 +48,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, torn_rows
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, JOINT, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
 from spreeze.tuner.trials import REPLAY, Trial
-from spreeze.types import EnvSpec, Jsonable, RowLayout, TeamSpec, TransitionBatch
+from spreeze.types import Choices, EnvSpec, Jsonable, RowLayout, TeamSpec, TransitionBatch
 from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.gpu_replay import CudaGraph, GpuReplay
 from spreeze.workers.replay_trainer import ReplayTrainer
@@ -129,8 +129,8 @@ VECTORS = (
     Trained("sac", _NORMS, {}), Trained("td3", {}, {}), Trained("ddpg", {}, {}),
 )  # fmt: skip
 DISCRETE = (
-    Trained("sac", {}, {"action_dim": 1, "num_actions": 4}), Trained("dqn", {}, {"action_dim": 1, "num_actions": 4}),
-    Trained("qmix", {}, {"action_dim": 2, "obs_dim": 17, "num_actions": 3, "team": _TEAM}),
+    Trained("sac", {}, {"action": Choices((4,))}), Trained("dqn", {}, {"action": Choices((4,))}),
+    Trained("qmix", {}, {"action": Choices(_TEAM.actions, shape=(2,)), "obs_dim": 17, "team": _TEAM}),
 )  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def _made(case: Trained, place: Place, device: str, dtype: torch.dtype, *, overl
     try:
         spec = case.spec()
         found = create(case.algo, spec.obs_dim, spec.action_dim, case.config(place), _SEED, device,
-                       num_actions=spec.num_actions, **options)
+                       num_actions=None if spec.choices is None else max(spec.choices.nvec), **options)
     finally:
         torch.set_default_dtype(torch.float32)
     generator = torch.Generator().manual_seed(_SEED)

@@ -7,12 +7,12 @@ from harness import poll
 
 from spreeze import testing as faults
 from spreeze.inference.policy import Policy
-from spreeze.types import EnvSpec
+from spreeze.types import Box, EnvSpec
 
 FAULT = faults.FAULT_ID
 FAULT_MODULE = "spreeze.testing"
 SPEC = EnvSpec(
-    env_id=FAULT, import_module=FAULT_MODULE, obs_dim=3, action_dim=1, action_low=(-2.0,), action_high=(2.0,),
+    env_id=FAULT, import_module=FAULT_MODULE, obs_dim=3, action=Box((-2.0,), (2.0,)),
     max_episode_steps=50, reward_threshold=None,
 )  # fmt: skip
 GOOD = np.array([[-2.0, -4.0, 0.0]], np.float32)

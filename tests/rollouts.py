@@ -9,17 +9,16 @@ from spreeze.algorithms.a2c import A2CConfig
 from spreeze.algorithms.impact import AppoConfig, ImpactConfig, ImpalaConfig
 from spreeze.algorithms.ppo import PPOConfig
 from spreeze.inference.policy import Policy
-from spreeze.types import EnvSpec, FrameSpec, RolloutBatch
+from spreeze.types import Box, Choices, EnvSpec, FrameSpec, RolloutBatch
 
 CONFIGS = {"ppo": PPOConfig, "a2c": A2CConfig, "impact": ImpactConfig, "appo": AppoConfig, "impala": ImpalaConfig}
 
 
 def task(*, obs_dim=3, actions=2, discrete=False, frames=None):
-    low = (0.0,) if discrete else (-1.0,) * actions
     return EnvSpec(
-        env_id="Task-v0", import_module=None, obs_dim=obs_dim, action_dim=len(low), action_low=low,
-        action_high=(actions - 1.0,) if discrete else (1.0,) * actions, max_episode_steps=None, reward_threshold=None,
-        num_actions=actions if discrete else None, frames=frames,
+        env_id="Task-v0", import_module=None, obs_dim=obs_dim, frames=frames,
+        action=Choices((actions,)) if discrete else Box((-1.0,) * actions, (1.0,) * actions),
+        max_episode_steps=None, reward_threshold=None,
     )  # fmt: skip
 
 
@@ -45,7 +44,7 @@ def rollout(algorithm, spec, rng, steps=8, envs=4):
     next_obs = obs[1:].copy()
     next_obs[truncated] = obs[0, 0]
     flat, rows = obs[:-1].reshape(steps * envs, *obs.shape[2:]), steps * envs
-    noise = rng.random((rows, 1)) if spec.num_actions else rng.standard_normal((rows, spec.action_dim))
+    noise = rng.random((rows, spec.action_dim)) if spec.choices else rng.standard_normal((rows, spec.action_dim))
     action, log_prob = policy.draw(flat, noise.astype(np.float32))
     return RolloutBatch(
         obs[:-1], action.reshape(steps, envs, -1), log_prob.reshape(steps, envs),

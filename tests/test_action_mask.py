@@ -28,7 +28,7 @@ from spreeze.inference.policy import Normalizer, Policy
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.rollouts import InferenceMailbox, Rollouts, RolloutSpec
 from spreeze.transport.weights import VersionedParameters
-from spreeze.types import FrameSpec, RowLayout
+from spreeze.types import Choices, FrameSpec, RowLayout
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.evaluator import run_episodes
 from spreeze.workers.gpu_replay import DeviceStream
@@ -67,7 +67,7 @@ def forbidden(obs, action):
 
 
 def test_a_task_with_masks_observes_them_behind_its_observation():
-    assert (SPEC.action_mask, SPEC.mask_dim, SPEC.obs_dim, SPEC.num_actions) == (True, K, 10 + K, K)
+    assert (SPEC.action_mask, SPEC.mask_dim, SPEC.obs_dim, SPEC.action) == (True, K, 10 + K, Choices((K,), (2,)))
     assert SPEC.obs_layout == ("0:10 observation (Box)", "10:15 info['action_mask']")
     one = open_task(SPEC)
     obs = one.reset(seed=3)

@@ -14,7 +14,7 @@ from spreeze.config.layers import Layer, from_toml, resolve, to_toml, with_algor
 from spreeze.config.modes import find_mode
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
-from spreeze.types import EnvSpec
+from spreeze.types import Box, EnvSpec
 
 NAME, MODULE = "eager_sac", "made_up_algorithm"
 SOURCE = f'''
@@ -46,7 +46,7 @@ class EagerSAC(SAC):
 
 ALGORITHMS = (AlgorithmRow(name="{NAME}", config=EagerConfig, continuous=EagerSAC),)
 '''
-SPEC = EnvSpec(env_id="T-v0", import_module=MODULE, obs_dim=4, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+SPEC = EnvSpec(env_id="T-v0", import_module=MODULE, obs_dim=4, action=Box((-1.0,), (1.0,)),
                max_episode_steps=500, reward_threshold=None)  # fmt: skip
 TINY = (
     "--samplers", "1", "--envs-per-sampler", "4", "--batch-size", "32", "--set", f"{NAME}.hidden_sizes=[16,16]",

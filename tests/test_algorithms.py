@@ -20,7 +20,7 @@ from spreeze.config.schema import PARTS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.metrics.target_pace import TargetPace, slow_targets
-from spreeze.types import EnvSpec, RowLayout
+from spreeze.types import Choices, EnvSpec, RowLayout
 from spreeze.workers.feeds import progress_of, run_progress, scheduled
 
 OBS, ACT = 5, 2
@@ -359,8 +359,8 @@ def test_the_penalty_on_actions_adds_the_gradient_of_the_mean_square_of_what_is_
 
 
 def test_discrete_actions_have_no_penalty():
-    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(2.0,),
-                   max_episode_steps=10, reward_threshold=None, num_actions=3)
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Choices((3,)),
+                   max_episode_steps=10, reward_threshold=None)
     with pytest.raises(ConfigError, match=r"action_penalty = 0.1: discrete actions are not squashed"):
         PARTS["sac"](action_penalty=0.1).check_task(spec)
 

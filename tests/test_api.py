@@ -25,7 +25,7 @@ from spreeze.inference.policy import Policy
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import is_alive, read_run
 from spreeze.transport.weights import encode, read_weights
-from spreeze.types import EnvSpec, TeamSpec
+from spreeze.types import Box, Choices, EnvSpec, TeamSpec
 
 TINY = {
     "sampling.samplers": 1, "sampling.envs_per_sampler": 4, "learner.batch_size": BATCH_SIZE,
@@ -33,8 +33,8 @@ TINY = {
     "replay.learning_starts": 200, "evaluation.episodes": np.int64(2), "visualizer.enabled": False,
     "tuning.govern": False,
 }  # fmt: skip
-SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=2, obs_shape=(2,), action_dim=2, action_shape=(2,),
-               action_low=(-2.0, 0.0), action_high=(2.0, 1.0), max_episode_steps=None,
+SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=2, obs_shape=(2,), action=Box((-2.0, 0.0), (2.0, 1.0), (2,)),
+               max_episode_steps=None,
                reward_threshold=None)  # fmt: skip
 EYE = {"head_w": np.eye(2, dtype=np.float32), "head_b": np.zeros(2, np.float32)}
 
@@ -42,8 +42,8 @@ EYE = {"head_w": np.eye(2, dtype=np.float32), "head_b": np.zeros(2, np.float32)}
 def _weights(tmp_path, spec, arrays=EYE, **meta):
     path = tmp_path / "w.safetensors"
     meta = {"policy": "deterministic", "hidden_sizes": [], "obs_dim": spec.obs_dim, "action_dim": spec.action_dim,
-            "num_actions": spec.num_actions, "epsilon_start": 0.0, "epsilon_end": 0.0, "epsilon_env_steps": 1,
-            "env": dataclasses.asdict(spec), **meta}  # fmt: skip
+            "num_actions": spec.choices and spec.choices.options, "epsilon_start": 0.0, "epsilon_end": 0.0,
+            "epsilon_env_steps": 1, "env": dataclasses.asdict(spec), **meta}  # fmt: skip
     path.write_bytes(encode(arrays, meta, 1, 1))
     return path
 
@@ -230,7 +230,7 @@ def test_the_normalizer_is_inside(tmp_path):
 
 
 def test_shapes_of_observation_and_action_are_the_environment_s(tmp_path):
-    spec = dataclasses.replace(SPEC, obs_shape=(2, 1), action_shape=(1, 2))
+    spec = dataclasses.replace(SPEC, obs_shape=(2, 1), action=dataclasses.replace(SPEC.action, shape=(1, 2)))
     policy = load_policy(_weights(tmp_path, spec))
     assert policy.predict(np.zeros((2, 1))).shape == (1, 2)
     assert policy.predict(np.zeros((5, 2, 1))).shape == (5, 1, 2)
@@ -239,7 +239,7 @@ def test_shapes_of_observation_and_action_are_the_environment_s(tmp_path):
 
 
 def test_discrete_actions_are_the_environment_s_numbers(tmp_path):
-    spec = dataclasses.replace(SPEC, num_actions=2, action_start=7, action_dim=1, action_shape=None)
+    spec = dataclasses.replace(SPEC, action=Choices((2,), (7,)))
     policy = load_policy(_weights(tmp_path, spec, policy="q_values"))
     assert policy.predict([3.0, 1.0]) == 7
     assert policy.predict([[3.0, 1.0], [1.0, 3.0]]).tolist() == [7, 8]
@@ -247,7 +247,7 @@ def test_discrete_actions_are_the_environment_s_numbers(tmp_path):
 
 
 def test_no_action_is_taken_that_a_mask_forbids(tmp_path):
-    spec = dataclasses.replace(SPEC, num_actions=2, action_dim=1, action_shape=None, action_mask=True, obs_dim=4,
+    spec = dataclasses.replace(SPEC, action=Choices((2,)), action_mask=True, obs_dim=4,
                                obs_layout=("0:2 observation (Box)", "2:4 info['action_mask']"))
     arrays = {"head_w": np.eye(4, 2, dtype=np.float32), "head_b": np.zeros(2, np.float32)}
     policy = load_policy(_weights(tmp_path, spec, arrays, policy="q_values", action_mask=True))
@@ -264,8 +264,8 @@ def test_no_action_is_taken_that_a_mask_forbids(tmp_path):
 
 def test_a_team_gets_an_action_for_each_agent(tmp_path):
     team = TeamSpec(actions=(2, 3), obs_dim=2, state_dim=0)
-    spec = dataclasses.replace(SPEC, obs_dim=4, obs_shape=(4,), num_actions=3, action_dim=2, action_shape=None,
-                               team=team, obs_layout=("0:2 one", "2:4 other"))
+    spec = dataclasses.replace(SPEC, obs_dim=4, obs_shape=(4,), action=Choices((2, 3), shape=(2,)), team=team,
+                               obs_layout=("0:2 one", "2:4 other"))
     qmix = create("qmix", 4, 2, QMIXConfig(hidden_sizes=(4,)), 0, num_actions=3, team=team)
     meta = {"algo": "qmix", **qmix.policy_meta()}
     policy = load_policy(_weights(tmp_path, spec, qmix.policy_arrays(), **meta))

@@ -53,7 +53,7 @@ while True:
 
 def spec(slots=2, uses=1, *, free_running=False, least_uses=0, samplers=2, obs=2):
     return RolloutSpec(sync_interval=T, num_envs=samplers * M, obs_shape=(obs,), images=False, action_dim=1,
-                       noise_dim=1, log_steps=4, num_slots=slots, max_uses=uses, least_uses=least_uses,
+                       log_steps=4, num_slots=slots, max_uses=uses, least_uses=least_uses,
                        free_running=free_running)  # fmt: skip
 
 

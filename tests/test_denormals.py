@@ -2,11 +2,11 @@
 
 import torch
 
-from spreeze.types import EnvSpec
+from spreeze.types import Box, EnvSpec
 from spreeze.workers.torch_devices import learner_threads
 
-SPEC = EnvSpec(env_id="Pendulum-v1", import_module=None, obs_dim=3, action_dim=1, action_low=(-2.0,),
-               action_high=(2.0,), max_episode_steps=200, reward_threshold=None)  # fmt: skip
+SPEC = EnvSpec(env_id="Pendulum-v1", import_module=None, obs_dim=3, action=Box((-2.0,), (2.0,)),
+               max_episode_steps=200, reward_threshold=None)  # fmt: skip
 
 
 def _halved():

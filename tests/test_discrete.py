@@ -16,7 +16,7 @@ from spreeze.envs.probe import Probe
 from spreeze.envs.task import HeldActions, Task, uniform_actions
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.policy import head_of
-from spreeze.types import FrameSpec, RowLayout
+from spreeze.types import Choices, FrameSpec, RowLayout
 from spreeze.workers.collectors import TransitionCollector
 
 MODES = modes()
@@ -62,8 +62,8 @@ def task():
 
 def test_a_discrete_space_is_described_by_count_and_first_number():
     spec = task().spec
-    assert (spec.num_actions, spec.action_start, spec.action_dim) == (3, 5, 1)
-    assert (spec.action_low, spec.action_high) == ((5.0,), (7.0,))
+    assert spec.action == Choices((3,), (5,))
+    assert (spec.action.low, spec.action.high, spec.action_dim) == ((5,), (7,), 1)
     assert RowLayout(spec.obs_dim, spec.action_dim).width == 2 + 1 + 1 + 1 + 2
 
 

@@ -18,7 +18,7 @@ from spreeze.algorithms.distributional import (
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.config.schema import PARTS
 from spreeze.errors import ConfigError
-from spreeze.types import EnvSpec
+from spreeze.types import Choices, EnvSpec
 
 QUANTILE = {"critics": "quantile", "quantiles": 5, "drop_quantiles": 1}
 CATEGORICAL = {"critics": "categorical", "atoms": 11, "v_min": -5.0, "v_max": 5.0}
@@ -175,8 +175,8 @@ def test_settings_that_leave_nothing_are_refused(changes, words):
 
 
 def test_discrete_actions_take_twin_critics_only():
-    spec = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(0.0,), action_high=(1.0,),
-                   max_episode_steps=None, reward_threshold=None, num_actions=2)  # fmt: skip
+    spec = EnvSpec(env_id="x", import_module=None, obs_dim=3, action=Choices((2,)),
+                   max_episode_steps=None, reward_threshold=None)  # fmt: skip
     PARTS["sac"]().check_task(spec)
     with pytest.raises(ConfigError, match="critics = quantile: with discrete actions"):
         PARTS["sac"](critics="quantile").check_task(spec)

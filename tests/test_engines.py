@@ -22,13 +22,13 @@ from spreeze.envs.single_env import SingleEnv
 from spreeze.envs.task import make_task, vector_maker
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, EnvironmentError_, WorkerError
-from spreeze.types import EnvSpec
+from spreeze.types import Box, Choices, EnvSpec
 from spreeze.workers.collectors import TransitionCollector
 
 needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="envpool is not installed")
 needs_mujoco = pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
 SPEC = EnvSpec(
-    env_id="Counter-v0", import_module=None, obs_dim=2, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+    env_id="Counter-v0", import_module=None, obs_dim=2, action=Box((-1.0,), (1.0,)),
     max_episode_steps=5, reward_threshold=None,
 )  # fmt: skip
 
@@ -235,7 +235,7 @@ def test_an_id_without_vector_environment_says_what_to_use():
 
 def test_gymnasiums_own_vector_cart_pole_gives_the_rows_of_its_mode():
     task = make_task("vector:CartPole-v1")
-    assert (task.spec.obs_dim, task.spec.num_actions, task.spec.max_episode_steps) == (4, 2, 500)
+    assert (task.spec.obs_dim, task.spec.action, task.spec.max_episode_steps) == (4, Choices((2,)), 500)
     assert task.reset(seed=1).shape == (4,)
     task.close()
     rows, sampling = _run(lambda: vector_maker(task.spec)(4, 0), 60, num_envs=4, spec=task.spec, action=1.0)
@@ -319,7 +319,7 @@ def test_rows_of_envpools_robots_are_steps_of_gymnasiums_own_whatever_ended_them
 @needs_mujoco
 def test_a_mujoco_task_is_an_ordinary_one():
     task = make_task("InvertedPendulum-v5")
-    assert (task.spec.obs_dim, task.spec.action_low) == (4, (-3.0,))
+    assert (task.spec.obs_dim, task.spec.action.low) == (4, (-3.0,))
     rng = np.random.default_rng(0)
     for _ in range(3):
         task.reset(seed=1)

@@ -25,6 +25,7 @@ from spreeze.envs.task import ActionScaling, BadTransition, Task, make_task
 from spreeze.errors import EnvironmentError_
 from spreeze.machine.last_words import ending
 from spreeze.machine.output import stdout_to_stderr
+from spreeze.types import Box, Choices
 
 needs_bullet = pytest.mark.skipif(bullet_missing() is not None, reason="pybullet has no wheel here")
 FAULT = faults.FAULT_ID
@@ -214,7 +215,7 @@ def test_the_list_of_bullet_ids_is_the_module_s_own():
 def test_pendulum_is_described_with_its_bounds():
     task = make_task("Pendulum-v1")
     assert (task.spec.obs_dim, task.spec.action_dim) == (3, 1)
-    assert (task.spec.action_low, task.spec.action_high) == ((-2.0,), (2.0,))
+    assert task.spec.action == Box((-2.0,), (2.0,), (1,))
     assert task.spec.max_episode_steps == 200
     task.close()
 
@@ -226,8 +227,8 @@ S = gymnasium.spaces
     ("observation", "action", "words"),
     [
         (BOX1, S.Discrete(1), "1 actions"),
-        (BOX1, S.MultiDiscrete([2, 3]), "one Discrete that counts the combinations"),
-        (BOX1, S.MultiBinary(4), "one Discrete that counts the combinations"),
+        (BOX1, S.MultiDiscrete([1, 1]), "1 actions"),
+        (BOX1, S.Sequence(S.Discrete(2)), "MultiDiscrete"),
         (BOX1, S.Dict({"a": BOX1}), "not supported"),
         (BOX1, S.Box(-np.inf, np.inf, (2,), np.float32), "unbounded"),
         (BOX1, S.Box(0.0, np.inf, (2,), np.float64), "unbounded"),
@@ -339,7 +340,7 @@ def test_a_reset_of_the_old_api_is_refused():
 
 def natives(low, high, **options):
     low, high = (tuple(map(float, bound)) for bound in (low, high))
-    spec = dataclasses.replace(SPEC, action_dim=len(low), action_low=low, action_high=high)
+    spec = dataclasses.replace(SPEC, action=Box(low, high))
     return ActionScaling(spec, **options)
 
 
@@ -417,7 +418,7 @@ def test_a_fault_at_reset(monkeypatch):
 
 def test_a_probe_reports_spaces_and_step_time():
     probe = probe_env("Pendulum-v1", steps=500)
-    assert (probe.spec.obs_dim, probe.spec.action_low) == (3, (-2.0,))
+    assert (probe.spec.obs_dim, probe.spec.action.low) == (3, (-2.0,))
     assert probe.step_us_median > 0.0
     assert probe.step_cv >= 0.0
 
@@ -453,7 +454,7 @@ def test_a_probe_hands_on_the_error_of_the_environment():
 
 def test_a_probe_describes_and_times_discrete_actions():
     probe = probe_env("CartPole-v1", steps=50)
-    assert (probe.spec.obs_dim, probe.spec.num_actions, probe.spec.action_low) == (4, 2, (0.0,))
+    assert (probe.spec.obs_dim, probe.spec.action) == (4, Choices((2,)))
     assert probe.step_us_median > 0
     assert probe.packages == {"gymnasium": gymnasium.__version__}
 

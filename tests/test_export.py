@@ -29,17 +29,20 @@ from spreeze.inference import export, policy
 from spreeze.inference.policy import ACTIVATIONS, Policy
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 from spreeze.transport.weights import WeightsStore, read_weights
-from spreeze.types import POLICY_FORMATS, EnvSpec, TeamSpec
+from spreeze.types import POLICY_FORMATS, Box, Choices, EnvSpec, TeamSpec
 from spreeze.workers.evaluator import run_episodes
 
 FORMATS = [row.name for row in POLICY_FORMATS]
-VECTOR = dataclasses.replace(task(obs_dim=5), action_low=(-2.0, 0.0), action_high=(2.0, 3.0))
-DISCRETE = dataclasses.replace(task(obs_dim=5, actions=4, discrete=True), action_start=3)
+VECTOR = dataclasses.replace(task(obs_dim=5), action=Box((-2.0, 0.0), (2.0, 3.0)))
+DISCRETE = dataclasses.replace(task(obs_dim=5), action=Choices((4,), (3,)))
 MASKED = dataclasses.replace(task(obs_dim=9, actions=4, discrete=True), action_mask=True)
 IMAGES = task(obs_dim=2 * 36 * 36, actions=4, discrete=True, frames=FRAMES)
-TEAM = dataclasses.replace(task(obs_dim=3 * 4 + 2, actions=4, discrete=True), action_dim=3, action_low=(0.0,) * 3,
-                           action_high=(3.0, 1.0, 2.0), team=TeamSpec(actions=(4, 2, 3), obs_dim=4, state_dim=2))
-TASKS = {"vector": VECTOR, "discrete": DISCRETE, "masked": MASKED, "images": IMAGES, "team": TEAM}
+TEAM = dataclasses.replace(task(obs_dim=3 * 4 + 2), action=Choices((4, 2, 3), shape=(3,)),
+                           team=TeamSpec(actions=(4, 2, 3), obs_dim=4, state_dim=2))
+SEVERAL = dataclasses.replace(task(obs_dim=5), action=Choices((3, 2, 4), (1, 0, -5), (3,)))
+BITS = dataclasses.replace(task(obs_dim=5 + 8), action=Choices((2,) * 4, shape=(2, 2)), action_mask=True)
+TASKS = {"vector": VECTOR, "discrete": DISCRETE, "masked": MASKED, "images": IMAGES, "team": TEAM, "several": SEVERAL,
+         "bits": BITS}
 CASES = [(row.name, kind) for row in rows().values() for kind, spec in TASKS.items() if row.fits(spec)]
 
 
@@ -54,7 +57,8 @@ def made(name, spec, **settings):
         config = dataclasses.replace(PARTS[name](), **settings)
         options = ({"masked": True} if spec.action_mask else {}) | ({"frames": spec.frames} if spec.frames else {})
         options |= {"team": spec.team} if spec.team else {}
-        algorithm = create(name, spec.obs_dim, spec.action_dim, config, 1, num_actions=spec.num_actions, **options)
+        algorithm = create(name, spec.obs_dim, spec.action_dim, config, 1, **options,
+                           num_actions=max(spec.choices.nvec) if spec.choices else None)
         meta = algorithm.policy_meta()
     return algorithm.policy_arrays(), meta | {"env": dataclasses.asdict(spec), "algo": name}
 
@@ -69,7 +73,7 @@ def actions_of(arrays, meta, spec, obs):
     actions = ActionScaling(spec)(Policy.from_weights(arrays, meta).act_greedy(obs))
     if spec.team is not None:
         return actions.astype(np.int64)
-    return actions if spec.num_actions is None else actions[:, 0].astype(np.int64) + spec.action_start
+    return actions if spec.choices is None else spec.choices.to_env(actions)
 
 
 def compare(arrays, meta, spec, tmp_path, formats=FORMATS, count=300):
@@ -98,12 +102,15 @@ def test_every_algorithm_acts_the_same_in_every_format(name, kind, tmp_path):
     count = 20 if spec.frames else 1000
     found, expected, obs = compare(arrays, meta, spec, tmp_path, count=count)
     assert [check.observations for check in found] == [count] * len(FORMATS)
-    if spec.num_actions is None:
+    if spec.choices is None:
         assert max(check.difference for check in found) <= 1e-5
-        assert (expected >= spec.action_low).all()
-        assert (expected <= spec.action_high).all()
-    if spec.action_mask:
-        assert obs[np.arange(count), spec.obs_dim - spec.num_actions + expected].all()
+        assert (expected >= spec.action.low).all()
+        assert (expected <= spec.action.high).all()
+    if spec is BITS:
+        columns = spec.obs_dim - 8 + 2 * np.arange(4) + expected.reshape(count, 4)
+        assert np.take_along_axis(obs, columns, 1).all()
+    elif spec.action_mask:
+        assert obs[np.arange(count), spec.obs_dim - spec.mask_dim + expected].all()
     if spec.team is not None:
         assert expected.shape == (count, 3)
         assert expected.max(0).tolist() == [3, 1, 2], "no agent takes an action that it lacks"
@@ -119,7 +126,7 @@ def test_every_activation_with_layer_norm_acts_the_same(activation, tmp_path):
 
 
 def test_a_saturated_action_stays_within_bounds_that_no_float32_has(tmp_path):
-    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=1, action_dim=1, action_low=(-0.4,), action_high=(0.4,),
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=1, action=Box((-0.4,), (0.4,)),
                    max_episode_steps=None, reward_threshold=None)
     meta = {"policy": "deterministic", "hidden_sizes": [], "obs_dim": 1, "action_dim": 1}
     arrays = {"head_w": np.full((1, 1), 100.0, np.float32), "head_b": np.zeros(1, np.float32)}
@@ -232,6 +239,7 @@ CODE = {  # environment, its module, algorithm, words that its example must have
     "picture in a dictionary": ("habits/Nested-v0", "habits_env", "dqn", "obs['eye']).transpose((2, 0, 1))"),
     "masks of a method": ("habits/Method-v0", "habits_env", "ppo", 'get_wrapper_attr("action_masks")()'),
     "masks observed": ("habits/Observed-v0", "habits_env", "ppo", 'np.asarray(obs["action_mask"]'),
+    "several choices": ("tests/Choices-v0", "choices_env", "ppo", ")[0].astype(env.action_space.dtype)"),
     "nested": ("NestedGoal-v0", "nested_env", "sac", "def flat(space, obs)"),
     "team": ("parallel:two_step_game", "two_step_game", "qmix", "env = two_step_game.parallel_env()"),
 }

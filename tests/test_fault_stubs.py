@@ -27,7 +27,7 @@ from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingHandle, RingSpec, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore, read_weights
-from spreeze.types import EnvSpec, RowLayout
+from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers import replay_trainer
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import read_rows
@@ -37,7 +37,7 @@ from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
 from spreeze.workers.torch_devices import resolve_device
 
-SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action=Box((-1.0,), (1.0,)),
                max_episode_steps=None, reward_threshold=None)  # fmt: skip
 
 

@@ -21,10 +21,10 @@ from spreeze.runtime.assembly import assembled
 from spreeze.runtime.learner_spread import LearnerSpread
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.mixing import Mixer, MixMemory, MixSpec
-from spreeze.types import EnvSpec
+from spreeze.types import Choices, EnvSpec
 
-SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
-               max_episode_steps=500, reward_threshold=None, num_actions=2)  # fmt: skip
+SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Choices((2,)),
+               max_episode_steps=500, reward_threshold=None)  # fmt: skip
 _CART = ("--env", "CartPole-v1", "--algo", "a2c", "--sync-interval", "8")
 _SMALL = ("--envs-per-sampler", "2", "--set", f"a2c.hidden_sizes={HIDDEN_SIZES}", "--no-evaluator",
           "--set", "learner.checkpoint_interval_s=0.5", "--no-visualizer", "--no-governor")  # fmt: skip

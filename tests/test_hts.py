@@ -12,7 +12,7 @@ from hts_runs import ROWS, SMALL, SYNTHETIC, fingerprints, played, slow
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 from spreeze.runtime.plan import RunPlan
-from spreeze.types import EnvSpec
+from spreeze.types import Box, EnvSpec
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_the_baseline_gives_the_same_bits_in_one_process_and_in_several(tmp_path
     assert (code, document["env_steps"]) == (0, ROWS * 6)
 
 
-SPEC = EnvSpec(env_id="Any-v0", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+SPEC = EnvSpec(env_id="Any-v0", import_module=None, obs_dim=3, action=Box((-1.0,), (1.0,)),
                max_episode_steps=50, reward_threshold=None)  # fmt: skip
 
 

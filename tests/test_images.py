@@ -15,7 +15,7 @@ from spreeze.errors import ConfigError, EnvironmentError_, WeightsError
 from spreeze.inference.convolution import CNNS, Trunk, place
 from spreeze.inference.policy import Policy
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
-from spreeze.types import FrameSpec, RowLayout, TransitionBatch
+from spreeze.types import Choices, FrameSpec, RowLayout, TransitionBatch
 from spreeze.workers.collectors import TransitionCollector
 from spreeze.workers.replay_trainer import ReplayTrainer
 
@@ -94,7 +94,7 @@ def test_atari_frames_are_small_grey_and_repeat_with_the_seed():
         seen = [task.reset(seed=3)]
         seen += [task.step(np.array([float(step % 6)], np.float32))[0] for step in range(30)]
         frames.append(np.stack(seen))
-        assert (task.spec.num_actions, task.spec.frames.shape) == (6, (1, 84, 84))
+        assert (task.spec.action, task.spec.frames.shape) == (Choices((6,)), (1, 84, 84))
         task.close()
     assert np.array_equal(*frames)
     assert len({frame.tobytes() for frame in frames[0]}) > 20
@@ -155,7 +155,7 @@ def test_atari_takes_four_frames_a_step_and_truncates_at_the_frame_limit():
 def test_all_eighteen_actions_where_asked():
     task = pong(full_actions=True)
     task.close()
-    assert task.spec.num_actions == 18
+    assert task.spec.action == Choices((18,))
 
 
 def test_a_lost_life_ends_the_episode_where_asked_and_never_in_evaluation():

@@ -21,13 +21,13 @@ from spreeze.runtime.assembly import assembled
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.rollouts import Rollouts, RolloutsHandle
 from spreeze.transport.shared_memory import Wakeup
-from spreeze.types import EnvSpec, TeamSpec
+from spreeze.types import Choices, EnvSpec, TeamSpec
 from spreeze.workers import feeds, torch_devices
 from spreeze.workers.collectors import SamplerStats
 from spreeze.workers.samplers import _BufferSampler
 
-SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
-               max_episode_steps=500, reward_threshold=None, num_actions=2)  # fmt: skip
+SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Choices((2,)),
+               max_episode_steps=500, reward_threshold=None)  # fmt: skip
 
 _CART = ("--env", "CartPole-v1", "--algo", "impact", "--sync-interval", "8")
 _SMALL = ("--samplers", "2", "--envs-per-sampler", "2", "--set", f"impact.hidden_sizes={HIDDEN_SIZES}",
@@ -123,7 +123,7 @@ def test_what_cannot_run_is_refused(argv, words):
 
 def test_a_team_of_agents_is_refused_with_what_would_learn_it():
     team = TeamSpec(actions=(2, 2), obs_dim=2, state_dim=4)
-    with pytest.raises(ConfigError, match="2 agents with 2 discrete actions each; use --algo qmix with --mode "):
+    with pytest.raises(ConfigError, match="with 2 discrete actions each; qmix fits: use --algo qmix with --mode "):
         asked("--algo", "impact", spec=dataclasses.replace(SPEC, team=team))
 
 

@@ -18,7 +18,7 @@ from spreeze.algorithms.fused_mlp import StreamPair
 from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.inference.policy import exploring_arrays
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
-from spreeze.types import EnvSpec, RowLayout
+from spreeze.types import Box, Choices, EnvSpec, RowLayout
 from spreeze.workers import gpu_replay as mirror_module
 from spreeze.workers import gpu_replay as module
 from spreeze.workers import replay_trainer as learning_module
@@ -37,7 +37,7 @@ from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import HostWaits
 
 CPU, LAYOUT, BATCH = torch.device("cpu"), RowLayout(3, 1), 16
-SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action=Box((-1.0,), (1.0,)),
                max_episode_steps=None, reward_threshold=None)  # fmt: skip
 CASES = [("sac", {}), ("sac", {"critics": "quantile"}), ("td3", {"critics": "categorical"}), ("ddpg", {}),
          ("td3", {"policy_delay": 3}), ("dqn", {"target_interval": 2})]  # fmt: skip
@@ -543,7 +543,7 @@ def test_the_policy_is_published_as_an_average_and_as_the_newest_for_samplers(gr
 def test_an_average_leaves_what_is_learned_as_it_was_and_goes_on_after_a_resume(name, changes):
     def learner(policy_average=0.0):
         config = dataclasses.replace(PARTS[name](), hidden_sizes=(8, 8), policy_average=policy_average, **changes)
-        spec = dataclasses.replace(SPEC, num_actions=2) if name == "dqn" else SPEC
+        spec = dataclasses.replace(SPEC, action=Choices((2,))) if name == "dqn" else SPEC
         return ReplayTrainer(spec, name, config, LAYOUT, ReplayReader(ring),
                              LearnerConfig(batch_size=BATCH, device="cpu", mirror=False, updates_per_launch=0), seed=1,
                              normalize_obs=True)

@@ -15,11 +15,11 @@ from spreeze.runtime.cluster.learner_bridge import LearnerBridge
 from spreeze.runtime.cluster.ray_nodes import Node
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.gossip import GlooPlace, create_secret
-from spreeze.types import EnvSpec
+from spreeze.types import Choices, EnvSpec
 from spreeze.workers.jobs import LearnerBridgeJob
 
-SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,),
-               action_high=(1.0,), max_episode_steps=500, reward_threshold=None, num_actions=2)  # fmt: skip
+SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action=Choices((2,)),
+               max_episode_steps=500, reward_threshold=None)  # fmt: skip
 _SMALL = ("--env", "CartPole-v1", "--algo", "a2c", "--mode", "gala", "--envs-per-sampler", "2", "--sync-interval", "8",
           "--samplers", "1", "--set", f"a2c.hidden_sizes={HIDDEN_SIZES}", "--set", "evaluation.episodes=2",
           "--no-visualizer", "--no-governor", "--set", "exchange.transport=gloo")  # fmt: skip

@@ -18,7 +18,7 @@ from spreeze.machine.hardware import memory_limits, read_machine
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import shared_memory
 from spreeze.transport.shared_memory import allocate, attach
-from spreeze.types import EnvSpec
+from spreeze.types import Box, EnvSpec
 
 
 def test_block_is_zeroed_page_aligned_and_whole_pages():
@@ -111,7 +111,7 @@ def test_the_tuner_may_choose_a_replay_for_which_there_is_room_unless_its_size_i
         raise ResourceError("no room")
 
     monkeypatch.setattr(train, "check_room", check)
-    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=3, action=Box((-1.0,), (1.0,)),
                    max_episode_steps=None, reward_threshold=None)
     asked = {"replay": {"capacity": 500_000}}
     for values, to_tune, refused in (({}, True, False), ({}, False, True), (asked, True, True)):

@@ -17,7 +17,7 @@ from spreeze.modes import assemble
 from spreeze.runtime.assembly import assembled
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.run import check_tunable
-from spreeze.types import EnvSpec
+from spreeze.types import Box, EnvSpec
 
 NAME, MODULE = "made-up", "made_up_mode"
 SOURCE = f'''
@@ -35,7 +35,7 @@ def run_mode(plan, run_dir, view, interrupts, start=None):
     view.note("the made-up mode runs")
     return serial.run_mode(plan, run_dir, view, interrupts)
 '''
-SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Box((-1.0,), (1.0,)),
                max_episode_steps=500, reward_threshold=None)  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from spreeze.config.algorithms import NetworkRow, find_network
 from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.policy import Policy
-from spreeze.types import EnvSpec, RowLayout
+from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers.replay_trainer import ReplayTrainer
 
 MODULE = "made_up_networks"
@@ -107,8 +107,8 @@ def test_gradients_of_a_stack_of_own_modules_equal_autograd(module):
 
 def test_two_threads_do_not_share_the_module_of_a_network_of_ones_own(module):
     """Each call puts parameters of its own into the one module and takes them out again."""
-    spec = EnvSpec(env_id="Any-v0", import_module=module, obs_dim=3, action_dim=1, action_low=(-1.0,),
-                   action_high=(1.0,), max_episode_steps=50, reward_threshold=None)  # fmt: skip
+    spec = EnvSpec(env_id="Any-v0", import_module=module, obs_dim=3, action=Box((-1.0,), (1.0,)),
+                   max_episode_steps=50, reward_threshold=None)  # fmt: skip
     with contextlib.closing(ThreadPair()) as pair:
         for network, shared in (("", pair), ("residual", None)):
             config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8,), network=network)

@@ -231,8 +231,8 @@ def test_evaluate_ends_after_its_output(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{REPO}:{TESTS}")
     told = meta(1)
     told |= {"obs_dim": 2}
-    told["env"] |= {"env_id": f"{name}-v0", "import_module": MODULE, "obs_dim": 2, "action_low": [-1.0],
-                    "action_high": [1.0], "max_episode_steps": 50, "obs_shape": [2], "action_shape": [1]}
+    told["env"] |= {"env_id": f"{name}-v0", "import_module": MODULE, "obs_dim": 2, "obs_shape": [2],
+                    "action": {"low": [-1.0], "high": [1.0], "shape": [1]}, "max_episode_steps": 50}
     store = WeightsStore(tmp_path / "weights")
     store.publish(arrays(np.array([[-2.0, -4.0]], np.float32)), told, 1, 1)
     (path,) = (tmp_path / "weights").glob("w-*.safetensors")

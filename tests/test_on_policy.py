@@ -66,8 +66,8 @@ def numpy_loss(algorithm, s, discrete):
 
 def random_samples(spec, rng, rows=24):
     action = rng.standard_normal((rows, spec.action_dim))
-    if spec.num_actions:
-        action = rng.integers(0, spec.num_actions, (rows, 1)).astype(float)
+    if spec.choices:
+        action = rng.integers(0, spec.choices.options, (rows, 1)).astype(float)
     columns = [rng.standard_normal(rows) for _ in range(3)]
     return Samples(rng.standard_normal((rows, spec.obs_dim)), action, -1.5 + 0.3 * columns[0], columns[1],
                    0.5 * columns[2], 0.5 * rng.standard_normal(rows))

@@ -18,7 +18,7 @@ from spreeze.metrics.store import EvaluationRow, MetricsWriter
 from spreeze.run_directory import SUBDIRECTORIES, write_json
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.weights import WeightsStore
-from spreeze.types import FrameSpec, spec_from
+from spreeze.types import Box, Choices, FrameSpec, spec_from
 
 CHOICES = {"env": {"id": "Pendulum-v1"}, "run": {"algo": "sac", "mode": "serial", "seed": 7},
            "learner": {"batch_size": 64}}  # fmt: skip
@@ -185,13 +185,12 @@ def test_an_id_with_its_module_is_that_of_the_run(run):
 def changes(spec):
     frames = FrameSpec(channels=1, height=84, width=84, stack=4, sign_rewards=False, options={})
     return {
-        "observation": {"obs_dim": 4, "obs_shape": (4,)}, "actions": {"action_dim": 2, "action_shape": (2,),
-            "action_low": (-2.0, -2.0), "action_high": (2.0, 2.0)},
-        "discrete": {"num_actions": 3, "action_low": (0.0,), "action_high": (2.0,), "action_shape": None},
-        "bounds": {"action_low": (-1.0,), "action_high": (1.0,)}, "one bound": {"action_high": (2.5,)},
+        "observation": {"obs_dim": 4, "obs_shape": (4,)}, "actions": {"action": Box((-2.0,) * 2, (2.0,) * 2, (2,))},
+        "discrete": {"action": Choices((3,))}, "bounds": {"action": Box((-1.0,), (1.0,), (1,))},
+        "one bound": {"action": Box((-2.0,), (2.5,), (1,))},
         "layout": {"obs_layout": ("0:1 a (Box)", "1:3 b (Box)"), "obs_shape": None},
-        "shape": {"obs_shape": (1, 3)}, "action shape": {"action_shape": (1, 1)},
-        "mask": {"action_mask": True, "num_actions": 2, "obs_dim": 5, "obs_shape": None, "action_shape": None},
+        "shape": {"obs_shape": (1, 3)}, "action shape": {"action": Box((-2.0,), (2.0,), (1, 1))},
+        "mask": {"action_mask": True, "action": Choices((2,)), "obs_dim": 5, "obs_shape": None},
         "frames": {"frames": frames, "obs_dim": 28224, "obs_shape": None},
     }  # fmt: skip
 
@@ -211,15 +210,15 @@ def test_what_says_nothing_about_the_spaces_may_change(run, spec):
 @pytest.mark.parametrize("damage", ["", "{}", '{"obs_dim": NaN}', "[]"])
 def test_without_its_description_the_weights_tell_the_environment(run, spec, damage):
     (run / "env.json").write_text(damage)
-    check_environment(run, dataclasses.replace(spec, action_high=(9.0,)))  # nothing knows better
+    check_environment(run, dataclasses.replace(spec, action=Box((-2.0,), (9.0,), (1,))))  # nothing knows better
     WeightsStore(run / "weights").publish({"w": np.zeros(2, np.float32)}, {"env": dataclasses.asdict(spec)}, 1, 1)
     check_environment(run, spec)
     with pytest.raises(EnvironmentError_, match="actions from -2 to 2, but those of Pendulum-v1 go from -2 to 9"):
-        check_environment(run, dataclasses.replace(spec, action_high=(9.0,)))
+        check_environment(run, dataclasses.replace(spec, action=Box((-2.0,), (9.0,), (1,))))
 
 
 def test_a_resume_with_another_environment_changes_no_file(run, capsys, spec):
-    write_json(run / "env.json", dataclasses.asdict(dataclasses.replace(spec, action_low=(-3.0,))))
+    write_json(run / "env.json", dataclasses.asdict(dataclasses.replace(spec, action=Box((-3.0,), (2.0,), (1,)))))
     assert "run: trained with actions from -3 to 2, but those of Pendulum-v1 go from -2 to 2; nothing was changed" in \
         refused(run, capsys)
 

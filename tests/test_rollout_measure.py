@@ -30,13 +30,13 @@ from spreeze.tuner.problem import (
 )
 from spreeze.tuner.run import check_tunable, problem_of
 from spreeze.tuner.trials import rollout_plan
-from spreeze.types import EnvSpec
+from spreeze.types import Choices, EnvSpec
 
 SMALL = Setting({ROLLOUT_SAMPLERS: 1, ROLLOUT_ENVS: 2, INFERENCE_WORKERS: 1, INTERVAL: 16})
 
 
-SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action_dim=1, action_low=(), action_high=(),
-               num_actions=2, max_episode_steps=500, reward_threshold=475.0)  # fmt: skip
+SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action=Choices((2,)),
+               max_episode_steps=500, reward_threshold=475.0)  # fmt: skip
 PROBE = Probe(spec=SPEC, step_us_median=None, step_cv=None, memory_bytes=10**6)
 
 

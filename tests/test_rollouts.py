@@ -9,7 +9,7 @@ from spreeze.errors import CheckpointError, TransportError
 from spreeze.transport.protocols import StepRows
 from spreeze.transport.rollouts import Answers, InferenceMailbox, Rollouts, RolloutSpec, RolloutWriter
 
-SPEC = RolloutSpec(sync_interval=3, num_envs=2, obs_shape=(2,), images=False, action_dim=1, noise_dim=1, log_steps=4)
+SPEC = RolloutSpec(sync_interval=3, num_envs=2, obs_shape=(2,), images=False, action_dim=1, log_steps=4)
 
 
 @pytest.fixture

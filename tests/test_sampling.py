@@ -4,12 +4,12 @@ import pytest
 from spreeze.envs.task import BadTransition
 from spreeze.errors import WorkerError
 from spreeze.metrics.table import SLOTS, Phase
-from spreeze.types import EnvSpec
+from spreeze.types import Box, EnvSpec
 from spreeze.workers import collectors
 from spreeze.workers.collectors import TransitionCollector
 
 SPEC = EnvSpec(
-    env_id="Script-v0", import_module=None, obs_dim=2, action_dim=1, action_low=(-4.0,), action_high=(8.0,),
+    env_id="Script-v0", import_module=None, obs_dim=2, action=Box((-4.0,), (8.0,)),
     max_episode_steps=None, reward_threshold=None,
 )  # fmt: skip
 

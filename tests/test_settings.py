@@ -20,7 +20,7 @@ from spreeze.config.layers import (
 from spreeze.config.modes import find_mode
 from spreeze.config.profiles import applicable, profile_names, reached_with, read_profile, task_profile
 from spreeze.errors import ConfigError
-from spreeze.types import EnvSpec
+from spreeze.types import Box, Choices, EnvSpec
 
 
 def test_later_layers_win_and_every_value_knows_where_it_came_from():
@@ -253,8 +253,8 @@ def test_a_profile_may_have_settings_for_one_of_its_tasks_alone(tmp_path):
 def test_a_profile_may_have_settings_for_one_algorithm_alone(tmp_path, algo, asked, expected):
     path = tmp_path / "p.toml"
     path.write_text("[rollout]\nsync_interval = 32\n[only.a2c.rollout]\nsync_interval = 8\n")
-    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
-                   max_episode_steps=10, reward_threshold=None, num_actions=2)
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Choices((2,)),
+                   max_episode_steps=10, reward_threshold=None)
     layers = [read_profile(str(path)), Layer("user", {"run": {"algo": algo, "mode": "hts"}, "rollout": asked})]
     settings, _ = with_algorithm(layers, resolve(layers), spec)
     assert (settings.config.rollout.sync_interval, settings.sources["rollout.sync_interval"]) == expected
@@ -269,7 +269,7 @@ def test_a_profile_may_have_settings_for_one_algorithm_alone(tmp_path, algo, ask
     ({"algo": "a2c", "mode": "hts"}, ("a2c", "hts")),
 ])
 def test_a_profile_takes_algorithm_and_mode_together_or_neither(tmp_path, user, expected):
-    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Box((-1.0,), (1.0,)),
                    max_episode_steps=10, reward_threshold=None)
     path = _profile(tmp_path, '[only."T-v0".run]\nalgo = "ppo"\nmode = "hts"\n')
     layers = [read_profile(path, "T-v0"), Layer("user", {"run": user})]
@@ -323,7 +323,7 @@ def test_an_average_that_was_the_learner_s_is_now_the_algorithm_s(algo, value, e
     ("td3", {"samples_per_insert_max": 9.0}, (8.0, 9.0)),
 ])
 def test_the_band_of_samples_per_insert_is_the_algorithm_s_own_unless_either_bound_is_set(algo, asked, band):
-    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Box((-1.0,), (1.0,)),
                    max_episode_steps=10, reward_threshold=None)
     layers = [Layer("user", {"run": {"algo": algo}, "replay": dict(asked)})]
     settings, _ = with_algorithm(layers, resolve(layers), spec)
@@ -333,8 +333,8 @@ def test_the_band_of_samples_per_insert_is_the_algorithm_s_own_unless_either_bou
     assert source == ("default of td3" if algo == "td3" and not asked else "user" if len(asked) == 2 else None)
 
 
-DISCRETE = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(), action_high=(),
-                   max_episode_steps=None, reward_threshold=None, num_actions=2)  # fmt: skip
+DISCRETE = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Choices((2,)),
+                   max_episode_steps=None, reward_threshold=None)  # fmt: skip
 
 
 @pytest.mark.parametrize(("asked", "expected"), [

@@ -20,7 +20,7 @@ from spreeze.envs.task import make_task, uniform_actions
 from spreeze.envs.team_env import TeamEnv
 from spreeze.envs.two_step_game import TwoStepGame
 from spreeze.errors import ConfigError, EnvironmentError_
-from spreeze.types import EnvSpec, TeamSpec, rebuild
+from spreeze.types import Choices, EnvSpec, TeamSpec, rebuild
 
 MODULE = "spreeze.envs.two_step_game"
 GAME = {"env_id": f"parallel:{MODULE}", "import_module": MODULE}
@@ -72,7 +72,7 @@ def uneven():
 def test_a_parallel_environment_is_described_by_its_agents_and_its_state():
     spec = make_task(**GAME).spec
     assert spec.team == TeamSpec(actions=(2, 2), obs_dim=1, state_dim=3)
-    assert (spec.obs_dim, spec.action_dim, spec.num_actions, spec.action_mask) == (5, 2, 2, False)
+    assert (spec.obs_dim, spec.action, spec.action_mask) == (5, Choices((2, 2), shape=(2,)), False)
     assert spec.obs_layout == ("0:1 first", "1:2 second", "2:5 state")
     as_text = json.loads(json.dumps({"team": {"actions": [2, 2], "obs_dim": 1, "state_dim": 3}}))
     assert rebuild(TeamSpec, as_text["team"]) == spec.team
@@ -162,8 +162,8 @@ def test_a_team_gets_qmix_alone_and_one_agent_never_does(uneven):
 
 def test_uniform_actions_are_each_agents_own():
     team = TeamSpec(actions=(2, 4), obs_dim=1, state_dim=0)
-    spec = EnvSpec(env_id="x", import_module=None, obs_dim=2, action_dim=2, action_low=(0, 0), action_high=(1, 3),
-                   max_episode_steps=None, reward_threshold=None, num_actions=4, team=team)
+    spec = EnvSpec(env_id="x", import_module=None, obs_dim=2, action=Choices((2, 4), shape=(2,)),
+                   max_episode_steps=None, reward_threshold=None, team=team)
     drawn = uniform_actions(spec, 200, np.random.default_rng(0))
     assert [sorted(set(drawn[:, agent].tolist())) for agent in (0, 1)] == [[0, 1], [0, 1, 2, 3]]
 

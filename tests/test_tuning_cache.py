@@ -23,10 +23,10 @@ from spreeze.machine.hardware import read_machine
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.tuner import run
 from spreeze.tuner.problem import BATCH, JOINT, LEARNER, RATIO, RATIO_MAX, SAMPLERS, SCHEMA, TrialResult
-from spreeze.types import EnvSpec
+from spreeze.types import Box, Choices, EnvSpec
 
 SPEC = EnvSpec(
-    env_id="Pendulum-v1", import_module=None, obs_dim=3, action_dim=1, action_low=(-2.0,), action_high=(2.0,),
+    env_id="Pendulum-v1", import_module=None, obs_dim=3, action=Box((-2.0,), (2.0,)),
     max_episode_steps=200, reward_threshold=None,
 )  # fmt: skip
 PROBE = Probe(spec=SPEC, step_us_median=50.0, step_cv=0.1, memory_bytes=10**6)
@@ -475,7 +475,8 @@ def _gpus(count):
 )  # fmt: skip
 def test_two_gpus_are_also_tried_as_actor_and_critics(bench, gpus, actions, offered):
     bench.machine = dataclasses.replace(MACHINE, gpus=_gpus(gpus))
-    probe = dataclasses.replace(PROBE, spec=dataclasses.replace(SPEC, num_actions=actions))
+    action = Choices((actions,)) if actions else SPEC.action
+    probe = dataclasses.replace(PROBE, spec=dataclasses.replace(SPEC, action=action))
     _, record = bench.tune(probe=probe)
     assert {rate["setting"]["learner.device"] for rate in record["update_rates"]} == offered
 

@@ -377,7 +377,7 @@ class Impact(Appo):
     def _divergence_from(self, evaluated: Evaluated, out: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """``KL(pi_target, pi_theta)`` [M], and its gradients by outputs [K, M] and log standard deviations [A, M]."""
         if isinstance(self._kind, CategoricalDistribution):
-            return *losses.categorical_kl(torch.log_softmax(evaluated.out, 0), torch.log_softmax(out, 0)), None
+            return *self._kind.kl(evaluated.out, out), None
         return losses.gaussian_kl(evaluated.out, evaluated.log_std, out, self.net.log_std)
 
     def metrics(self) -> dict[str, float]:

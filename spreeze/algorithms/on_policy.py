@@ -86,7 +86,7 @@ class OnPolicyAlgorithm(Algorithm):
         self.policy_average = config.policy_average
         """Decay in one update of the average that a trainer publishes; 0: the newest policy."""
         self._device, self._config = torch.device(device), config
-        outputs, num_log_std = (spec.action_dim,) * 2 if spec.num_actions is None else (spec.num_actions, 0)
+        outputs, num_log_std = (spec.action_dim,) * 2 if spec.choices is None else (spec.choices.options, 0)
         generator = torch.Generator().manual_seed(seed)
         shape = (outputs, num_log_std, config.hidden_sizes, generator, self._device)
         network = find_network(config.network, spec.import_module)
@@ -99,8 +99,8 @@ class OnPolicyAlgorithm(Algorithm):
         )
         self.net.log_std.fill_(config.initial_log_std)
         self._kind: CategoricalDistribution | GaussianDistribution = (
-            GaussianDistribution(self.net.log_std, self.net.grad_log_std) if spec.num_actions is None
-            else CategoricalDistribution(spec.num_actions)
+            GaussianDistribution(self.net.log_std, self.net.grad_log_std) if spec.choices is None
+            else CategoricalDistribution(spec.choices.nvec)
         )
         self._masked = spec.action_mask
         self.optimiser = self._new_optimiser()
@@ -409,29 +409,47 @@ class MlpActorCritic:
 
 
 class CategoricalDistribution:
-    """One of K actions; outputs are logits. ``backward`` and ``entropy`` refer to the latest ``log_prob``."""
+    """A independent choices; outputs are the logits of all their options, one choice after the other.
 
-    def __init__(self, num_actions: int) -> None:
-        self.meta = {"policy": "categorical", "num_actions": num_actions}
-        self._log_pi: Tensor | None = None
-        self._index: Tensor | None = None
+    Log-probabilities and entropies are sums over the choices. ``backward`` and ``entropy`` refer to the latest
+    ``log_prob``.
+    """
+
+    def __init__(self, nvec: tuple[int, ...]) -> None:
+        self.meta = {"policy": "categorical", "nvec": list(nvec)}
+        self._nvec = list(nvec)
+        self._log_pi: list[Tensor] = []
+        self._index: tuple[Tensor, ...] = ()
 
     def log_prob(self, out: Tensor, action: Tensor) -> Tensor:
         """Log-probabilities [M] in nat of actions [M, A] under outputs [K, M]."""
-        self._index = action.t().long()
-        self._log_pi, chosen = losses.categorical(out, self._index)
-        return chosen
+        self._index = torch.split(action.t().long(), 1)
+        found = [losses.categorical(*part) for part in zip(torch.split(out, self._nvec), self._index, strict=True)]
+        self._log_pi = [log_pi for log_pi, _ in found]
+        return _sum([chosen for _, chosen in found])
 
     def backward(self, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
         """Gradient of ``sum(grad_log_prob log pi) - entropy_weight sum H`` by the outputs [K, M]."""
-        assert self._log_pi is not None
-        assert self._index is not None
-        return losses.categorical_backward(self._log_pi, self._index, grad_log_prob, entropy_weight)
+        return _joined([losses.categorical_backward(log_pi, index, grad_log_prob, entropy_weight)
+                        for log_pi, index in zip(self._log_pi, self._index, strict=True)])
+
+    def kl(self, out_p: Tensor, out_q: Tensor) -> tuple[Tensor, Tensor]:
+        """``KL(p, q)`` [M] in nat of policies with outputs [K, M], and its gradient [K, M] by those of q."""
+        found = [losses.categorical_kl(torch.log_softmax(p, 0), torch.log_softmax(q, 0))
+                 for p, q in zip(torch.split(out_p, self._nvec), torch.split(out_q, self._nvec), strict=True)]
+        return _sum([divergence for divergence, _ in found]), _joined([gradient for _, gradient in found])
 
     def entropy(self) -> float:
         """Mean in nat (reads the device)."""
-        assert self._log_pi is not None
-        return -(self._log_pi.exp() * self._log_pi).sum(0).mean().item()
+        return -sum((log_pi.exp() * log_pi).sum(0).mean().item() for log_pi in self._log_pi)
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class GaussianDistribution:

@@ -275,7 +275,7 @@ class DiscreteSAC(_SoftActorCritic):
                                 target=False)
         critics = DiscreteCritics(obs_dim, num_actions, config.hidden_sizes, 2, config.critic_lr, init, place.critics,
                                   layers=HiddenLayers(config.activation, config.critic_layer_norm, network))
-        meta = {"policy": "categorical", "obs_dim": obs_dim, "num_actions": num_actions, "hidden_sizes": list(hidden)}
+        meta = {"policy": "categorical", "obs_dim": obs_dim, "nvec": [num_actions], "hidden_sizes": list(hidden)}
         meta |= layers.meta | ({"action_mask": True} if masked else {})
         super().__init__(actor, critics, config, seed, meta, place)
         self._masked, self._num_actions = masked, num_actions

@@ -11,7 +11,7 @@ from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.tuner.update_probe import updates_per_s
-from spreeze.types import EnvSpec, RowLayout
+from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import (
@@ -29,12 +29,8 @@ _REPLAY_ROWS, _WARMUP_UPDATES = 2**17, 16
 
 def synthetic_spec(**changes: Any) -> EnvSpec:
     """A task that only has the sizes of Walker2DBulletEnv-v0, or ``changes`` of them; its rows are synthetic."""
-    sizes = {"obs_dim": OBS_DIM, "action_dim": ACTION_DIM} | changes
-    bound = (1.0,) * sizes["action_dim"]
-    return EnvSpec(
-        env_id="synthetic rows", import_module=None, action_low=tuple(-one for one in bound), action_high=bound,
-        max_episode_steps=None, reward_threshold=None, **sizes,
-    )
+    facts: dict[str, Any] = {"obs_dim": OBS_DIM, "action": Box((-1.0,) * ACTION_DIM, (1.0,) * ACTION_DIM)} | changes
+    return EnvSpec(env_id="synthetic rows", import_module=None, max_episode_steps=None, reward_threshold=None, **facts)
 
 
 def learner_rows(

@@ -197,11 +197,11 @@ class _Bare:
         return time.perf_counter() - start
 
     def _native(self, actions: np.ndarray) -> Any:
-        """The actions as the environments take them: vectors, or integers of discrete ones."""
+        """The actions as the environments take them: vectors, or integers of choices."""
         if self._vector is not None:
             return [self._vector.native(of_step) for of_step in self._to_native(actions)]
-        if self._spec.num_actions is not None:
-            return (actions[:, :, 0].astype(np.int64) + self._spec.action_start).tolist()
+        if self._spec.choices is not None:
+            return [self._spec.choices.to_env(of_step) for of_step in actions]
         return self._to_native(actions)
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ def _spaces(probe: Probe) -> list[Check]:
         "environment", "ok",
         f"{spec.env_id}: observation {spec.obs_dim}, {actions_text(spec)}, {limit}; algorithms that fit: {fit}",
     )]  # fmt: skip
-    if spec.num_actions is not None and "sac" in fitting_algorithms(spec):
+    if spec.choices is not None and "sac" in fitting_algorithms(spec):
         found.append(Check("discrete sac", "ok", "with discrete actions try dqn or ppo first; where an episode's end "
                            "is a loss, sac learns only because sac.max_alpha bounds its temperature"))
     if spec.obs_layout:

@@ -338,8 +338,10 @@ def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
         obs = np.zeros((1, spec.frames.stack, *spec.frames.shape), np.uint8)
     try:
         policy = made(weights.arrays)
-        if spec.num_actions is not None and policy.outputs != spec.num_actions:
-            raise WeightsError(f"it chooses among {policy.outputs} actions; {spec.num_actions} are needed")
+        if spec.choices is not None:
+            needed = spec.choices.options if spec.team is None else max(spec.choices.nvec)
+            if policy.outputs != needed:
+                raise WeightsError(f"it chooses among {policy.outputs} actions; {needed} are needed")
         explored = made(exploring_arrays(weights.arrays)).act(obs, np.random.default_rng(0))
         for actions in (policy.act_greedy(obs), explored):
             if actions.shape != (1, spec.action_dim):

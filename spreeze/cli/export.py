@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from spreeze import __version__
 from spreeze.cli.arguments import Parser, add_common_flags, check_output, guarded
 from spreeze.cli.evaluate import (
@@ -110,14 +108,14 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
 def _compared(act: export.Act, steps: list[export.Operation], weights: Weights, spec: EnvSpec) -> export.Agreement:
     obs = export.draw_obs(spec, weights.arrays, OBSERVATIONS, seed=0)
     actions = ActionScaling(spec)(Policy.from_weights(weights.arrays, weights.meta).act_greedy(obs))
-    if spec.num_actions is not None:
-        actions = (actions if spec.team else actions[:, 0]).astype(np.int64) + spec.action_start
+    if spec.choices is not None:
+        actions = spec.choices.to_env(actions)
     return export.check(act, steps, actions, obs, spec)
 
 
 def _told(check: export.Agreement, spec: EnvSpec) -> str:
     beside = f"checked beside our policy on {check.observations:,} observations"
-    if spec.num_actions is None:
+    if spec.choices is None:
         return f"{beside}: actions differ by at most {check.difference:.1e} of half their range"
     ties = f" ({check.ties} left out, where two actions are equally good up to rounding)" if check.ties else ""
     return f"{beside}: the same action for each{ties}"
@@ -350,7 +348,8 @@ def _loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
         if spec.mask_dim:
             vector = f"np.concatenate([{vector}, np.asarray({mask}, np.float32)])"
         see = [f"x = {vector}[None]"]
-    shaped = "" if spec.num_actions is not None else ".reshape(env.action_space.shape).astype(env.action_space.dtype)"
+    shaped = ".reshape(env.action_space.shape)" if spec.choices is None else ""
+    shaped += ".astype(env.action_space.dtype)" if spec.action.shape != () else ""
     body += ["while not done:", *(f"    {line}" for line in [*see, f"action = {_ACT[row.name]}{shaped}", *step])]
     body.append('print(f"seed {seed}: return {total:.1f}")')
     return ["for seed in range(3):", *(f"    {line}" for line in body), "env.close()"]

@@ -395,7 +395,7 @@ def _check_machine(plan: RunPlan, machine: Machine) -> None:
     learner = plan.config.learner
     devices = named_devices(learner.device, len(machine.gpus), machine.gpu_reason)
     check_precision(learner.precision, on_gpu=any(device != "cpu" for device in devices))
-    if len(devices) == 2 and plan.spec.num_actions is not None:
+    if len(devices) == 2 and plan.spec.choices is not None:
         raise ConfigError(f"learner.device = {learner.device}: two devices are the actor's and the critics'; discrete "
                           "actions take one device")
 

@@ -61,7 +61,7 @@ class ActorCriticConfig(AlgorithmConfig):
                                     "of arXiv 1801.01290)", low=0.0, high=1e3)
 
     def check_task(self, spec: EnvSpec) -> None:
-        if spec.num_actions is not None and self.action_penalty > 0.0:
+        if spec.choices is not None and self.action_penalty > 0.0:
             raise ConfigError(f"action_penalty = {self.action_penalty:g}: discrete actions are not squashed; leave it "
                               "out")
 
@@ -98,7 +98,7 @@ class DistributionalConfig(ActorCriticConfig):
 
     def check_task(self, spec: EnvSpec) -> None:
         super().check_task(spec)
-        if spec.num_actions is not None and self.critics != "twin":
+        if spec.choices is not None and self.critics != "twin":
             raise ConfigError(f"critics = {self.critics}: with discrete actions the critics give one value for each "
                               "action; use critics = twin")
 

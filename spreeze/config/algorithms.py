@@ -57,8 +57,10 @@ class AlgorithmRow:
         if self.on_policy:
             return True
         if spec.frames is not None:
-            return self.images
-        return bool(self.continuous if spec.num_actions is None else self.discrete)
+            return self.images and spec.action.dim == 1
+        if spec.choices is None:
+            return bool(self.continuous)
+        return bool(self.discrete) and spec.choices.dim == 1
 
     def runs_in(self, mode: Mode) -> bool:
         """Whether the mode runs it."""
@@ -141,7 +143,8 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
     if not row.fits(spec):
         why = "it is for several agents with discrete actions; " if row.team and spec.team is None else ""
         best = find_row(fitting_algorithms(spec)[0])
-        use = _listed(fitting, "fit") if fitting else f"use --algo {best.name} with {_modes_of(best)}"
+        use = _listed(fitting, "fit") if fitting else (
+            f"{_listed(fitting_algorithms(spec), 'fit')}: use --algo {best.name} with {_modes_of(best)}")
         raise ConfigError(f"--algo {name}: {why}{spec.env_id} has {task_text(spec)}; {use}")
     if not row.runs_in(mode):
         needs = "rollouts of any age" if row.any_age else "what its own policy has just collected"
@@ -166,8 +169,10 @@ def actions_text(spec: EnvSpec) -> str:
     if spec.team is not None:
         fewest, most = min(spec.team.actions), max(spec.team.actions)
         return f"{spec.team.size} agents with {most if fewest == most else f'{fewest} to {most}'} discrete actions each"
-    if spec.num_actions is not None:
-        return f"{spec.num_actions} discrete actions"
+    if spec.choices is not None:
+        counts = [str(count) for count in dict.fromkeys(spec.choices.nvec)]
+        among = f"{', '.join(counts)} discrete actions"
+        return among if spec.choices.dim == 1 else f"{spec.choices.dim} choices at once among {among}"
     return "one continuous action" if spec.action_dim == 1 else f"{spec.action_dim} continuous actions"
 
 

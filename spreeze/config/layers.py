@@ -203,7 +203,7 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         settings = resolve(layers)
     row = find_row(settings.config.run.algo, spec.import_module)
     special = {**row.defaults, **(row.over_vectors if spec.frames is None else row.over_images),
-               **(row.for_discrete if spec.num_actions is not None else {})}
+               **(row.for_discrete if spec.choices is not None else {})}
     # Both bounds or none: one alone could lie beyond the other that somebody has set.
     bounds = {f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS}
     left = settings.sources.keys() | (bounds if bounds & settings.sources.keys() else set())

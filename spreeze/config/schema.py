@@ -91,8 +91,9 @@ class EnvConfig(Part):
 
     id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id, or MODULE:CLASS of the module of --import; mpe2:NAME or "
                       "lbf:ID for several agents; observations "
-                      "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; actions Box or Discrete", flag="--env",
-                      fixed=True, default_text="a walking robot: Walker2DBulletEnv-v0, or Walker2d-v5 without Bullet; "
+                      "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; actions Box, Discrete, MultiDiscrete "
+                      "or MultiBinary", flag="--env", fixed=True,
+                      default_text="a walking robot: Walker2DBulletEnv-v0, or Walker2d-v5 without Bullet; "
                       "Pendulum-v1 without either")
     import_module: str | None = setting(None, "module to import first: it registers tasks, algorithms or modes "
                                         "(command line only)", flag="--import", command_line_only=True)

@@ -154,8 +154,8 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     runnable = [name for name in fitting if any(algorithms[name].runs_in(mode) for mode in known.values())]
     _follow_profile(env_id, runnable)
     algo = _one_of(cells[1], "Algorithm", runnable, "start_algo",
-                   "The algorithms that fit the task. DQN: discrete actions. SAC: both kinds. TD3, DDPG: continuous. "
-                   "QMIX: teams. The others: any.")
+                   "The algorithms that fit the task. DQN: discrete actions. SAC: these or continuous ones. TD3, DDPG: "
+                   "continuous. QMIX: teams. The others: any, also several at once.")
     row = algorithms[algo]
     taking = {name: mode for name, mode in known.items() if row.runs_in(mode)}
     if (usual := implied_mode(row)) in taking:

@@ -8,9 +8,12 @@ lead to the same rows: the true last observation, and none for a step that only 
 step all environments of a sampler in one call, and what they give goes to replay in whole arrays, be there hundreds.
 MuJoCo draws through EGL or OSMesa where there is no display.
 
-*Action masks.* Where a discrete task's first reset gives ``info["action_mask"]``, or its observation or a method
-``action_masks()`` does (``masks``), the mask of each state follows its observation as K values, and so goes wherever
-that goes (``obs_flattening``). A task without masks has no such values.
+*Actions.* A Box is scaled from [-1, 1]; Discrete, MultiDiscrete and MultiBinary are choices, whose indices policies
+give (``types.Choices``; ``action_spaces``).
+
+*Action masks.* Where the first reset of a task with choices gives ``info["action_mask"]``, or its observation or a
+method ``action_masks()`` does (``masks``), the mask of each state follows its observation as K values, those of several
+choices one after the other, and so goes wherever that goes (``obs_flattening``). A task without masks has none.
 
 *Teams.* ``mpe2:NAME``, ``lbf:ID`` and ``parallel:MODULE`` are tasks of several agents (``team_env``): one observation
 for all of them and the state, one action index an agent, and the sum of their rewards.

@@ -15,17 +15,16 @@ import types
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from spreeze.config.env_ids import engine_of, is_team
 from spreeze.config.modes import import_named
 from spreeze.config.schema import ImageConfig
 from spreeze.config.values import literal_or_text
+from spreeze.envs.action_spaces import action_of, space_text
 from spreeze.envs.obs_flattening import leaves_of
 from spreeze.envs.pictures import picture_in, refuse_pictures
 from spreeze.envs.vector_engines import make_single
 from spreeze.errors import ConfigError, EnvironmentError_, described, did_you_mean
-from spreeze.types import EnvSpec, FrameSpec, Reasoned
+from spreeze.types import Box, EnvSpec, FrameSpec, Reasoned
 
 if TYPE_CHECKING:
     import gymnasium
@@ -57,8 +56,6 @@ PACKAGES = {
 }  # fmt: skip
 """Beginnings of well-known ids: the module that registers them and what to install."""
 _RESERVED_ARGS = ("id", "disable_env_checker", "vectorization_mode", "num_envs")
-_MAX_ACTIONS = 4096
-"""Discrete actions at most: a policy has one output for each."""
 _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 
 
@@ -142,7 +139,7 @@ def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) 
     """An engine's environment, unless it observes pictures or is to."""
     try:
         if picture is None:
-            refuse_pictures(env.observation_space, f"{env_id}: observation space {_text(env.observation_space)}")
+            refuse_pictures(env.observation_space, f"{env_id}: observation space {space_text(env.observation_space)}")
         if picture:
             raise EnvironmentError_(f"{env_id}: env.image = true, but no engine's pictures: use --env with a plain id")
     except BaseException:
@@ -412,10 +409,10 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
     spec = env.spec
     env_id = spec.id if spec is not None else type(env.unwrapped).__name__
     frames: FrameSpec | None = getattr(env, "frame_spec", None)
-    num_actions, start = _discrete_actions(env_id, env.action_space)
-    if frames is not None and num_actions is None:
+    action = action_of(env_id, env.action_space)
+    if frames is not None and isinstance(action, Box):
         raise EnvironmentError_(
-            f"{env_id}: observation space is an image and action space {_text(env.action_space)} is not Discrete; dqn "
+            f"{env_id}: observation space is an image and action space {space_text(env.action_space)} is a Box; dqn "
             "learns from images and chooses one of n actions, sac, td3 and ddpg have no network for images; --set "
             "env.image=false takes the pixels as numbers"
         )
@@ -423,66 +420,19 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
         obs_dim, layout = _observations(env_id, env.observation_space)
     else:
         obs_dim, layout = frames.stack * frames.frame_bytes, ()
-    discrete_bounds = (float(start),), (float(start + (num_actions or 0) - 1),)
-    low, high = discrete_bounds if num_actions is not None else _action_bounds(env_id, env.action_space)
     return EnvSpec(
-        env_id=env_id, import_module=import_module, action_dim=len(low), action_low=low, action_high=high,
-        obs_dim=obs_dim, obs_layout=layout,
+        env_id=env_id, import_module=import_module, action=action, obs_dim=obs_dim, obs_layout=layout, frames=frames,
         max_episode_steps=None if spec is None else getattr(env, "max_steps", None) or spec.max_episode_steps,
-        frames=frames, num_actions=num_actions, action_start=start,
         obs_shape=None if frames is not None or layout else tuple(env.observation_space.shape or ()),
-        action_shape=None if num_actions is not None else tuple(env.action_space.shape or ()),
         reward_threshold=None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold),
     )
-
-
-def _text(space: Any) -> str:
-    return " ".join(str(space).split())[:120]
-
-
-def _discrete_actions(env_id: str, space: Any) -> tuple[int | None, int]:
-    """Number of discrete actions and the first one's own number; (None, 0) for any other space."""
-    from gymnasium import spaces
-
-    if not isinstance(space, spaces.Discrete):
-        return None, 0
-    count = int(space.n)
-    if not 2 <= count <= _MAX_ACTIONS:
-        raise EnvironmentError_(
-            f"{env_id}: action space {_text(space)} has {count} actions; there is something to learn from 2 on, "
-            f"and at most {_MAX_ACTIONS} are supported"
-        )
-    return count, int(space.start)
-
-
-def _action_bounds(env_id: str, space: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    from gymnasium import spaces
-
-    what = f"{env_id}: action space {_text(space)}"
-    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        raise EnvironmentError_(
-            f"{what} is several choices at once, not supported: dqn and sac choose one of n; "
-            "wrap it into one Discrete that counts the combinations"
-        )
-    if not isinstance(space, spaces.Box):
-        raise EnvironmentError_(f"{what} is not supported; wrap it into one Box or one Discrete")
-    if not np.issubdtype(space.dtype, np.floating):
-        raise EnvironmentError_(f"{what} holds integers, not supported; wrap it into one Discrete for dqn or sac")
-    low = np.asarray(space.low, dtype=np.float64).reshape(-1)
-    high = np.asarray(space.high, dtype=np.float64).reshape(-1)
-    if not low.size:
-        raise EnvironmentError_(f"{what} has no component: there is nothing to learn")
-    if not (high - low < np.finfo(np.float32).max).all():  # also where a bound is infinite or not a number
-        raise EnvironmentError_(f"{what} is unbounded; policies need finite bounds: wrap it with TransformAction, "
-                                "whose action_space is a Box with bounds")
-    return tuple(low.tolist()), tuple(high.tolist())
 
 
 def _observations(env_id: str, space: Any) -> tuple[int, tuple[str, ...]]:
     """O, and where each leaf of a nested or discrete space lies in the vector; nothing for one Box."""
     from gymnasium import spaces
 
-    what = f"{env_id}: observation space {_text(space)}"
+    what = f"{env_id}: observation space {space_text(space)}"
     leaves = () if isinstance(space, spaces.Box) else leaves_of(space, what)
     size = spaces.flatdim(space) if isinstance(space, spaces.Box) else leaves[-1].stop if leaves else 0
     if not size:
@@ -506,7 +456,7 @@ def _made(
         source = picture_in(env.observation_space, picture)
         if source is None and picture is None:
             refuse_pictures(env.observation_space, f"{name if env.spec is None else env.spec.id}: observation space "
-                            f"{_text(env.observation_space)}")
+                            f"{space_text(env.observation_space)}")
     except BaseException:
         env.close()
         raise

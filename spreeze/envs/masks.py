@@ -1,19 +1,19 @@
 """Action masks that an environment gives elsewhere, brought to ``info["action_mask"]``, where Gymnasium has them.
 
 They may be an entry of the observation, as in RLlib and PettingZoo, or come from a method ``action_masks()``, as in
-SB3-contrib. Only discrete actions have masks.
+SB3-contrib. Only choices have masks: one flag for each option, those of several choices one after the other.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from spreeze.envs.action_spaces import choices_of
 from spreeze.envs.obs_flattening import MASK
-from spreeze.types import EnvSpec
+from spreeze.types import Choices, EnvSpec
 
 IN_INFO, IN_OBSERVATION, BY_METHOD = f"info['{MASK}']", f"observation['{MASK}']", "action_masks()"
 _METHOD = "action_masks"
@@ -46,14 +46,14 @@ class ObservedMask(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class MethodMask(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The mask that ``action_masks()`` gives in the info, unless the first one is not one flag for each action."""
+    """The mask that ``action_masks()`` gives in the info, unless the first one is not one flag for each option."""
 
     mask_source = BY_METHOD
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], choice: Choices) -> None:
         super().__init__(env)
         self._masks = env.get_wrapper_attr(_METHOD)
-        self._count = int(env.action_space.n)  # type: ignore[attr-defined]
+        self._count = choice.options
         self._fits: bool | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -78,18 +78,16 @@ class MethodMask(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def without_observed_mask(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     """The environment, its mask in the info where the observation has one beside other entries."""
-    parts = getattr(env.observation_space, "spaces", None)
-    if not isinstance(parts, dict) or len(parts) < 2 or MASK not in parts:
+    parts, choice = getattr(env.observation_space, "spaces", None), choices_of(env.action_space)
+    if not isinstance(parts, dict) or len(parts) < 2 or MASK not in parts or choice is None:
         return env
-    size = math.prod(getattr(parts[MASK], "shape", None) or (0,))
-    return ObservedMask(env) if size == getattr(env.action_space, "n", None) else env
+    return ObservedMask(env) if np.prod(getattr(parts[MASK], "shape", None) or (0,)) == choice.options else env
 
 
 def with_method_mask(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     """The environment, with the masks of its ``action_masks()`` in the info where it has only that method."""
-    if isinstance(env, ObservedMask) or not isinstance(env.action_space, gymnasium.spaces.Discrete):
-        return env
-    return MethodMask(env) if env.has_wrapper_attr(_METHOD) else env
+    choice = None if isinstance(env, ObservedMask) else choices_of(env.action_space)
+    return MethodMask(env, choice) if choice is not None and env.has_wrapper_attr(_METHOD) else env
 
 
 def source_of(env: gymnasium.Env[Any, Any]) -> str:
@@ -102,8 +100,8 @@ def used_or_not(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> str | None:
     if spec.action_mask:
         return f"{source_of(env)}: only the actions that it allows are taken"
     why = "beside pictures" if spec.frames is not None else (
-        "for actions that are not discrete" if spec.num_actions is None else
-        f"as it is not one flag for each of {spec.num_actions} actions")
+        "for actions that are not discrete" if spec.choices is None else
+        f"as it is not one flag for each of {spec.choices.options} actions")
     if MASK in (getattr(env.observation_space, "spaces", None) or ()):
         return f"{IN_OBSERVATION} is no mask but a part of the observation, {why}"
     return f"{BY_METHOD} is not used {why}" if env.has_wrapper_attr(_METHOD) else None

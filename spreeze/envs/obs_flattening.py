@@ -20,6 +20,7 @@ import numpy as np
 
 from spreeze.envs.scalars import array_like
 from spreeze.errors import EnvironmentError_
+from spreeze.types import Choices
 
 MASK = "action_mask"
 """Key of the info that holds the mask, as in Gymnasium's Taxi-v3."""
@@ -98,16 +99,16 @@ def _collect(space: Any, path: Path, found: list[Leaf], what: str) -> None:
     found.append(Leaf(path, start, start + size, space))
 
 
-def mask_of(info: Any, num_actions: int, *, terminated: bool) -> np.ndarray:
-    """The action mask of an observation, float32 [K]: 1 where an action is allowed, else 0.
+def mask_of(info: Any, choice: Choices, *, terminated: bool) -> np.ndarray:
+    """The action mask of an observation, float32 [K]: 1 where an option is allowed, else 0.
 
     After a terminated episode no action follows: then the info is not read, and all are allowed.
 
     Raises:
-        LeafError: there is none, it is no row of K flags, or it allows nothing.
+        LeafError: there is none, it is no row of K flags, or it allows nothing of a choice.
     """
     if terminated:
-        return np.ones(num_actions, np.float32)
+        return np.ones(choice.options, np.float32)
     name, given = f"info['{MASK}']", info.get(MASK) if isinstance(info, dict) else None
     if given is None:
         raise LeafError(name, "nothing, though the first reset gave one: give it with every reset and step")
@@ -115,12 +116,14 @@ def mask_of(info: Any, num_actions: int, *, terminated: bool) -> np.ndarray:
         mask = np.array(given, np.float32)
     except (TypeError, ValueError):
         raise LeafError(name, f"{str(given)[:60]} ({type(given).__name__})") from None
-    if mask.shape != (num_actions,):
-        raise LeafError(name, f"shape {mask.shape}; expected one flag for each of {num_actions} actions")
+    if mask.shape != (choice.options,):
+        raise LeafError(name, f"shape {mask.shape}; expected one flag for each of {choice.options} actions")
     if not ((mask == 0.0) | (mask == 1.0)).all():
         raise LeafError(name, f"{str(given)[:60]}; expected True or 1 for an allowed action, else False or 0")
-    if not mask.any():
-        raise LeafError(name, "all False, but the episode goes on: allow an action, or terminate")
+    for number, part in enumerate(choice.slices):
+        if not mask[part].any():
+            where = "" if choice.dim == 1 else f" for choice {number}"
+            raise LeafError(name, f"all False{where}, but the episode goes on: allow an action, or terminate")
     return mask
 
 

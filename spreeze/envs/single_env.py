@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from spreeze.envs.action_spaces import action_of
 from spreeze.envs.obs_flattening import MASK, leaves_of
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import EnvironmentError_
-from spreeze.types import EnvSpec
+from spreeze.types import Choices, EnvSpec
 
 
 class SingleEnv(gymnasium.Env[np.ndarray, Any]):
@@ -28,23 +30,24 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
             raise EnvironmentError_(f"{env_id}: its observation space is a {type(space).__name__}; an engine's must be "
                                     "a Box, or a Dict of Box")
         self.action_space = getattr(env, "single_action_space", env.action_space)
+        try:
+            self._action = action_of(env_id, self.action_space)
+        except EnvironmentError_:
+            env.close()
+            raise
         limit, threshold = _limits(env)
         self.spec = gymnasium.envs.registration.EnvSpec(
             id=env_id, entry_point=f"{__name__}:SingleEnv", max_episode_steps=limit, reward_threshold=threshold
         )
         # Whether it gives masks shows in the info of a reset.
-        self._num_actions = int(getattr(self.action_space, "n", 0))
         self._obs_dim = math.prod(self.observation_space.shape or (0,))
-        self._masked = self._num_actions > 0 and env.reset()[1].get(MASK) is not None
+        self._masked = isinstance(self._action, Choices) and env.reset()[1].get(MASK) is not None
         self._task = self._task_of(env)
 
     def _task_of(self, env: Any) -> VectorTask:
-        action_shape = self.action_space.shape or ()
-        return VectorTask(env, EnvSpec(
-            env_id=self._env_id, import_module=None, obs_dim=self._obs_dim + self._masked * self._num_actions,
-            action_dim=math.prod(action_shape), action_low=(), action_high=(), max_episode_steps=None,
-            reward_threshold=None, num_actions=self._num_actions or None, action_mask=self._masked,
-        ))
+        plain = EnvSpec(env_id=self._env_id, import_module=None, obs_dim=self._obs_dim, action=self._action,
+                        max_episode_steps=None, reward_threshold=None, action_mask=self._masked)
+        return VectorTask(env, dataclasses.replace(plain, obs_dim=self._obs_dim + plain.mask_dim))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -57,8 +60,8 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         return self._shaped(self._task.reset(seed))
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        values = np.asarray(action, np.float32) - np.float32(getattr(self.action_space, "start", 0))
-        done = self._task.step(values.reshape(1, -1))
+        values = np.asarray(action, np.float32).reshape(1, -1)
+        done = self._task.step(values - self._action.low if isinstance(self._action, Choices) else values)
         obs, info = self._shaped(done.next_obs)
         return obs, float(done.reward[0]), bool(done.terminated[0]), bool(done.truncated[0]), info
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from spreeze.envs.scalars import FLOAT32_MAX, array_like, flag_of, number_of
 from spreeze.envs.vector_engines import VectorTask, open_vector
 from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.formatting import clean
-from spreeze.types import EnvSpec
+from spreeze.types import Box, Choices, EnvSpec
 
 if TYPE_CHECKING:
     import gymnasium
@@ -34,7 +34,7 @@ _LEAST = -FLOAT32_MAX
 
 
 class ActionScaling:
-    """Maps [-1, 1] to the bounds of an environment's actions and clips there; a discrete action stays its index.
+    """Maps [-1, 1] to the bounds of a Box and clips there; choices stay indices.
 
     What depends on the bounds alone is computed once: each call of NumPy costs a process that has just slept five
     microseconds.
@@ -42,19 +42,21 @@ class ActionScaling:
 
     def __init__(self, spec: EnvSpec, *, bounded: bool = False) -> None:
         """Args: ``bounded`` where the policy's actions lie in [-1, 1]: such bounds then need no clipping."""
-        self.low, self.high = spec.float32_bounds()
+        self._choosing = spec.choices is not None
+        if not isinstance(spec.action, Box):
+            return
+        self.low, self.high = spec.action.float32_bounds()
         self._half = (self.high - self.low) * np.float32(0.5)
         self._middle = self.low + self._half
-        self._discrete = spec.num_actions is not None
         self._unit = bool(np.all(self.low == -1.0) and np.all(self.high == 1.0))
         self._as_given = self._unit and bounded
 
     def __call__(self, actions: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """A policy's actions [N, A], float32, as ``Task.step`` takes them; discrete ones are returned as they are.
+        """A policy's actions [N, A], float32, as ``Task.step`` takes them; indices are returned as they are.
 
         They go to ``out``, if it is given, which environments may write into and keep; else to a new array.
         """
-        if self._discrete:
+        if self._choosing:
             return actions
         if self._as_given and out is not None:
             np.copyto(out, actions)
@@ -87,15 +89,18 @@ class Task:
         self._action_shape = tuple(env.action_space.shape or ())
         self._action_dtype = env.action_space.dtype
         self._plain_action = len(self._action_shape) == 1 and self._action_dtype == np.float32
-        self._discrete = spec.num_actions is not None and spec.team is None
-        self._masked = spec.action_mask
+        self._choices = spec.choices
+        self._masked = spec.choices if spec.action_mask else None
         self._steps = 0
         self.mask: np.ndarray | None = None
         """float32 [K], the current action mask; None without masks."""
         self._to_picture = DrawnPictures()
         # Numbers of the space's own type, made once: Gymnasium checks a Python integer at a third more cost.
         kind = getattr(self._action_dtype, "type", np.int64)
-        self._numbers = [kind(spec.action_start + index) for index in range(spec.num_actions or 0)]
+        self._numbers: list[Any] = []
+        """The environment's number of each option, where an action is a single number."""
+        if spec.choices is not None and not spec.choices.shape:
+            self._numbers = [kind(spec.choices.start[0] + index) for index in range(spec.choices.options)]
         self.to_native = ActionScaling(spec)
         """From a policy's actions [N, A] to those that ``step`` takes."""
 
@@ -109,22 +114,24 @@ class Task:
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._bad("reset", f"{type(result).__name__}; expected (observation, info)")
         obs = self._checked_obs(result[0])
-        if self._masked:
+        if self._masked is not None:
             self._steps = 0
-            return self._with_mask(obs, result[1])
+            return self._with_mask(obs, self._masked, result[1])
         return obs
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """One env step; returns next observation float32 [O], reward, terminated, truncated.
 
-        ``action`` is float32 [A] in the environment's own unit, or a discrete action's index, of a team one an agent.
+        ``action`` is float32 [A] in the environment's own unit, or the indices of choices.
 
         Raises:
             BadTransition: wrong shape, a value that is not finite in float32, a mask that is missing or wrong, or not
                 the five values of the Gymnasium API.
         """
-        if self._discrete:
+        if self._numbers:
             result: Any = self.env.step(self._numbers[int(action.item())])
+        elif self._choices is not None:
+            result = self.env.step(self._choices.to_env(action.reshape(1, -1))[0].astype(self._action_dtype))
         elif self._plain_action:
             result = self.env.step(action)
         else:
@@ -144,9 +151,9 @@ class Task:
             terminated = self._flag("terminated", terminated)
         if truncated is not False and truncated is not True:
             truncated = self._flag("truncated", truncated)
-        if self._masked:
+        if self._masked is not None:
             self._steps += 1
-            checked = self._with_mask(checked, info, terminated=terminated)
+            checked = self._with_mask(checked, self._masked, info, terminated=terminated)
         return checked, reward, terminated, truncated
 
     def _flag(self, field: str, value: Any) -> bool:
@@ -155,10 +162,10 @@ class Task:
         except ValueError as error:
             raise self._bad(field, str(error)) from None
 
-    def _with_mask(self, obs: np.ndarray, info: Any, *, terminated: bool = False) -> np.ndarray:
+    def _with_mask(self, obs: np.ndarray, choice: Choices, info: Any, *, terminated: bool = False) -> np.ndarray:
         """The observation followed by its action mask."""
         try:
-            self.mask = mask_of(info, self.spec.mask_dim, terminated=terminated)
+            self.mask = mask_of(info, choice, terminated=terminated)
         except LeafError as error:
             place = f"step {self._steps} of its episode" if self._steps else "reset"
             raise self._bad(error.name, f"{error.found} (at {place})") from None
@@ -233,12 +240,12 @@ def make_task(
 ) -> Task:
     """Makes, describes and wraps an environment; arguments and errors as ``make_env``.
 
-    ``action_mask`` says whether it gives masks; if None, an environment with discrete actions is reset once to see.
+    ``action_mask`` says whether it gives masks; if None, an environment with choices is reset once to see.
     """
     env = make_env(env_id, import_module, render_mode, plain=plain, args=args, image=image, picture=picture)
     try:
         spec = dataclasses.replace(describe(env, import_module), plain=plain, args=args)
-        choosing = spec.num_actions is not None and spec.team is None
+        choosing = spec.choices is not None and spec.team is None
         if choosing and (gives_masks(env) if action_mask is None else action_mask):
             spec = _masked(spec, getattr(env, "mask_source", f"info['{MASK}']"))
         return Task(env, spec)
@@ -260,7 +267,7 @@ def _masked(spec: EnvSpec, source: str) -> EnvSpec:
             f"{spec.env_id} gives {source} beside images, not supported: wrap it so that it observes a vector, "
             "or so that it gives no mask"
         )
-    plain, whole = spec.obs_dim, spec.obs_dim + (spec.num_actions or 0)
+    plain, whole = spec.obs_dim, spec.obs_dim + (spec.choices.options if spec.choices is not None else 0)
     layout = (*(spec.obs_layout or (f"0:{plain} observation (Box)",)), f"{plain}:{whole} {source}")
     return dataclasses.replace(spec, action_mask=True, obs_dim=whole, obs_layout=layout)
 
@@ -313,7 +320,7 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
 
 def check_fits(spec: EnvSpec, made: EnvSpec, where: Path | str) -> None:
     """Raises ``EnvironmentError_`` if the spaces of an environment differ from those that a policy was trained on."""
-    sizes = [(each.obs_dim, each.action_dim, each.num_actions, each.team) for each in (made, spec)]
+    sizes = [(each.obs_dim, actions_text(each), each.team) for each in (made, spec)]
     if sizes[0] != sizes[1]:
         raise EnvironmentError_(
             f"{where}: trained for {spec.obs_dim} observations and {actions_text(spec)}, "
@@ -325,21 +332,21 @@ def check_fits(spec: EnvSpec, made: EnvSpec, where: Path | str) -> None:
             f"but {made.env_id} has {'; '.join(made.obs_layout) or 'one Box'}"
         )
     frames = [each.frames and (each.frames.stack, *each.frames.shape) for each in (spec, made)]
-    shapes = ((spec.obs_shape, made.obs_shape, "an observation"), (spec.action_shape, made.action_shape, "an action"),
+    shapes = ((spec.obs_shape, made.obs_shape, "an observation"), (spec.action.shape, made.action.shape, "an action"),
               (*frames, "frames"))
     for trained, now, what in shapes:
         if trained != now and None not in (trained, now):  # an older version did not record it
             raise EnvironmentError_(f"{where}: trained on {what} of shape {trained}, but {made.env_id} has {now}")
-    if (spec.action_low, spec.action_high) != (made.action_low, made.action_high):
+    if (spec.action.low, spec.action.high) != (made.action.low, made.action.high):
         raise EnvironmentError_(f"{where}: trained with actions {_bounds_text(spec)}, but those of {made.env_id} go "
                                 f"{_bounds_text(made)}")
 
 
 def _bounds_text(spec: EnvSpec) -> str:
-    def side(values: tuple[float, ...]) -> str:
+    def side(values: Sequence[float]) -> str:
         return f"{values[0]:g}" if len(set(values)) == 1 else clean([float(f"{value:g}") for value in values], 80)
 
-    return f"from {side(spec.action_low)} to {side(spec.action_high)}"
+    return f"from {side(spec.action.low)} to {side(spec.action.high)}"
 
 
 def frame_options(spec: EnvSpec, *, whole_games: bool = True) -> dict[str, Any] | None:
@@ -411,11 +418,11 @@ def uniform_actions(
 
     With action masks, those that the masks at the end of ``obs`` [rows, O] allow; all of them if it is None.
     """
-    if spec.action_mask and obs is not None:
+    if spec.action_mask and spec.choices is not None and obs is not None:
         draws = rng.random((rows, spec.mask_dim)) + obs[:, -spec.mask_dim :]
-        allowed: np.ndarray = np.argmax(draws, 1)[:, None].astype(np.float32)
-        return allowed
-    if spec.num_actions is not None:
-        counts = spec.num_actions if spec.team is None else spec.team.actions
+        allowed: np.ndarray = np.stack([np.argmax(draws[:, part], 1) for part in spec.choices.slices], 1)
+        return allowed.astype(np.float32)
+    if spec.choices is not None:
+        counts = spec.choices.nvec if spec.choices.dim > 1 else spec.choices.options  # one number draws faster
         return rng.integers(counts, size=(rows, spec.action_dim)).astype(np.float32)
     return rng.uniform(-1.0, 1.0, (rows, spec.action_dim)).astype(np.float32)

@@ -33,7 +33,7 @@ from spreeze.envs.obs_flattening import MASK, Flattener, leaves_of
 from spreeze.envs.pictures import refuse_pictures
 from spreeze.envs.scalars import flag_of, number_of
 from spreeze.errors import BadTransition, EnvironmentError_, described, did_you_mean
-from spreeze.types import EnvSpec, TeamSpec
+from spreeze.types import Choices, EnvSpec, TeamSpec
 
 _RIVALS = re.compile(r"^simple_(adversary|crypto|push|tag|world_comm)_v\d+$")
 """Tasks of mpe2 in which agents play against each other."""
@@ -242,7 +242,6 @@ def describe_team(env: TeamEnv, import_module: str | None) -> EnvSpec:
     team = env.team
     return EnvSpec(
         env_id=env.spec.id, import_module=import_module, obs_dim=sum(env.observation_space.shape or ()),
-        obs_layout=env.obs_layout, action_dim=team.size, action_low=(0.0,) * team.size,
-        action_high=tuple(float(count - 1) for count in team.actions), num_actions=max(team.actions), team=team,
+        obs_layout=env.obs_layout, action=Choices(team.actions, shape=(team.size,)), team=team,
         max_episode_steps=env.spec.max_episode_steps, reward_threshold=None,
     )

@@ -19,7 +19,7 @@ import numpy as np
 from spreeze.config.env_ids import FAMILIES
 from spreeze.envs.obs_flattening import MASK, LeafError, mask_of
 from spreeze.errors import BadTransition, EnvironmentError_, described, did_you_mean
-from spreeze.types import EnvSpec
+from spreeze.types import Choices, EnvSpec
 
 if TYPE_CHECKING:
     import gymnasium
@@ -63,8 +63,7 @@ class VectorTask:
             )
         space = getattr(env, "single_action_space", env.action_space)
         self._action_shape, self._action_dtype = tuple(space.shape or ()), space.dtype
-        self._first_action = int(space.start) if hasattr(space, "n") else None
-        self._mask_dim = spec.mask_dim
+        self._masked = spec.choices if spec.action_mask else None
         self._ended = np.zeros(self.num_envs, bool)
         self._fresh = np.zeros(self.num_envs, bool)
         self.obs = np.zeros((self.num_envs, spec.obs_dim), np.float32)
@@ -88,7 +87,7 @@ class VectorTask:
         return self.reset()
 
     def step(self, actions: np.ndarray) -> VectorStep:
-        """Steps all: ``actions`` float32 [N, A] in the environment's own unit, or the indices of discrete actions.
+        """Steps all: ``actions`` float32 [N, A] in the environment's own unit, or the indices of choices.
 
         Raises:
             BadTransition: an observation or reward that cannot be stored.
@@ -126,8 +125,8 @@ class VectorTask:
 
     def native(self, actions: np.ndarray) -> np.ndarray:
         """Actions of ``step`` as the engine's own ``step`` takes them."""
-        if self._first_action is not None:
-            return actions.reshape(self.num_envs).astype(self._action_dtype) + self._first_action
+        if self.spec.choices is not None:
+            return self.spec.choices.to_env(actions).astype(self._action_dtype)
         return actions.reshape(self.num_envs, *self._action_shape).astype(self._action_dtype, copy=False)
 
     def _rows(self, obs: Any, infos: dict[str, Any], without: np.ndarray | None = None) -> np.ndarray:
@@ -138,23 +137,24 @@ class VectorTask:
         self, array: np.ndarray, infos: dict[str, Any], indices: Iterable[int], without: np.ndarray | None
     ) -> np.ndarray:
         """Observations of the environments ``indices``, followed by their masks if there are any."""
-        if not self._mask_dim:
+        if self._masked is None:
             return array
-        masks = [self._mask(infos, index, without is not None and bool(without[index])) for index in indices]
+        masks = [self._mask(self._masked, infos, index, without is not None and bool(without[index]))
+                 for index in indices]
         return np.concatenate((array, np.stack(masks)), 1)
 
-    def _mask(self, infos: dict[str, Any], index: int, without: bool) -> np.ndarray:
+    def _mask(self, choice: Choices, infos: dict[str, Any], index: int, without: bool) -> np.ndarray:
         """The mask of one environment; Gymnasium says in ``_action_mask`` which of them gave one."""
         masks, given = infos.get(MASK), infos.get(f"_{MASK}")
         own = {} if masks is None or (given is not None and not given[index]) else {MASK: masks[index]}
         try:
-            return mask_of(own, self._mask_dim, terminated=without)
+            return mask_of(own, choice, terminated=without)
         except LeafError as error:
             raise BadTransition(error.name, f"{error.found} (environment {index})", self.spec.env_id) from None
 
     def _checked(self, obs: Any, rows: int | None = None) -> np.ndarray:
         """A fresh float32 array [N, O] without masks, finite; the parts of a nested observation follow their keys."""
-        count, obs_dim = self.num_envs if rows is None else rows, self.spec.obs_dim - self._mask_dim
+        count, obs_dim = self.num_envs if rows is None else rows, self.spec.obs_dim - self.spec.mask_dim
         with np.errstate(over="ignore", invalid="ignore"):
             array = _joined(obs, count) if isinstance(obs, dict) else np.array(obs, np.float32)
         if array.shape[:1] != (count,) or array.size != count * obs_dim:

@@ -1,8 +1,9 @@
 """A policy as a short list of operations, and that list as an ONNX, PyTorch or NumPy file.
 
 Each file takes observations as ``Policy`` does, float32 [N, O] or images uint8 [N, k, C, H, W], and gives greedy
-actions for ``env.step``: float32 [N, A] within the bounds, or int64 [N], the environment's own numbers; of a team of n
-agents int64 [N, n], an index for each. Normaliser, squashing and action scaling are inside; Spreeze is not needed.
+actions for ``env.step``: float32 [N, A] within the bounds, or the environment's own numbers, int64 [N] for Discrete and
+[N, *shape] for MultiDiscrete and MultiBinary; of a team of n agents int64 [N, n], an index for each. Normaliser,
+squashing and action scaling are inside; Spreeze is not needed.
 
 To add a format, write a ``PolicyFormat`` (types.py) and a row of ``_CODECS``; to add an operation, a row for it in each
 of the three tables.
@@ -22,7 +23,7 @@ import numpy as np
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.convolution import CNNS
 from spreeze.inference.policy import ACTIVATIONS, FORBIDDEN, NORM_EPS, OBS_CLIP, Policy, head_of
-from spreeze.types import EnvSpec
+from spreeze.types import Box, Choices, EnvSpec
 
 Arrays = dict[str, np.ndarray]
 Act = Callable[[np.ndarray], np.ndarray]
@@ -82,9 +83,8 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
             found.append(Operation("layer_norm"))
         found += [Operation("add", (_f32(arrays[f"b{index}"]),)), Operation(activation)]
     found.append(Operation("add", (_f32(arrays["head_b"]),)))
-    if spec.team is not None and len(set(spec.team.actions)) > 1:
-        has = np.arange(head.outputs) < np.array(spec.team.actions)[:, None]
-        found.append(Operation("add", (np.where(has, np.float32(0.0), np.float32(FORBIDDEN)),)))
+    if spec.team is not None and spec.choices is not None and len(set(spec.choices.nvec)) > 1:
+        found.append(Operation("add", (_unused(spec.choices),)))
     if meta.get("action_mask"):
         found.append(Operation("mask", (_i64(head.outputs),)))
     return found + _HEADS[str(meta["policy"])](spec)
@@ -119,13 +119,33 @@ def _clipped(spec: EnvSpec) -> list[Operation]:
 
 def _scaling(spec: EnvSpec) -> list[Operation]:
     """As ``envs.task.ActionScaling``."""
-    low, high = spec.float32_bounds()
+    assert isinstance(spec.action, Box)
+    low, high = spec.action.float32_bounds()
     half = (high - low) * np.float32(0.5)
     return [Operation("multiply", (half,)), Operation("add", (low + half,)), Operation("clip", (low, high))]
 
 
 def _best(spec: EnvSpec) -> list[Operation]:
-    return [Operation("argmax", (_i64(spec.action_start),))]
+    choice = spec.choices
+    assert choice is not None
+    alike = len(set(choice.start)) == 1
+    best = Operation("argmax", (_i64(choice.start[0]) if alike else _i64(choice.start).reshape(choice.shape),))
+    if spec.team is not None or not choice.shape:
+        return [best]
+    # Each choice as a row of logits, those of fewer options filled up.
+    most = np.arange(max(choice.nvec))
+    columns = np.array([part.start + np.minimum(most, count - 1)
+                        for part, count in zip(choice.slices, choice.nvec, strict=True)])
+    found = [Operation("gather", (_i64(columns).reshape(*choice.shape, -1),))]
+    if len(set(choice.nvec)) > 1:
+        found.append(Operation("add", (_unused(choice).reshape(*choice.shape, -1),)))
+    return [*found, best]
+
+
+def _unused(choice: Choices) -> np.ndarray:
+    """What is added to rows of logits [A, largest n], so that none counts that a choice does not have."""
+    has = np.arange(max(choice.nvec)) < np.array(choice.nvec)[:, None]
+    return np.where(has, np.float32(0.0), np.float32(FORBIDDEN))
 
 
 _HEADS: dict[str, Callable[[EnvSpec], list[Operation]]] = {
@@ -163,7 +183,7 @@ def run(policy: Mapping[str, np.ndarray], obs: np.ndarray) -> np.ndarray:
         "gelu": lambda x: x * (np.tanh(0.7978845608 * (x + 0.044715 * x * x * x)) + 1) / 2,
         "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "columns": lambda x, count: x[:, :count],
         "mask": lambda x, count: np.where(obs[:, -count:] == 0, -np.inf, x),
-        "argmax": lambda x, first: x.argmax(-1) + first,
+        "gather": lambda x, columns: x[:, columns], "argmax": lambda x, first: x.argmax(-1) + first,
     }
     x = obs
     for place, kind in enumerate(policy["operations"]):
@@ -211,7 +231,8 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
         "clip": torch.clamp, "matmul": torch.matmul, "add": torch.add, "multiply": torch.mul, "tanh": torch.tanh,
         "layer_norm": lambda x: functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS), "relu": torch.relu,
         "silu": functional.silu, "gelu": lambda x: functional.gelu(x, approximate="tanh"), "elu": functional.elu,
-        "columns": lambda x, count: x[:, :count], "argmax": lambda x, first: x.argmax(-1) + first,
+        "columns": lambda x, count: x[:, :count], "gather": lambda x, columns: x[:, torch.tensor(columns)],
+        "argmax": lambda x, first: x.argmax(-1) + torch.tensor(first),
         "team": lambda x, shape: x[:, : shape[0] * shape[1]].unflatten(1, shape),
     }
 
@@ -343,6 +364,7 @@ _ONNX: dict[str, Callable[..., Any]] = {
     "silu": lambda g: g.node("Mul", g.x, g.node("Sigmoid")), "mask": _onnx_mask, "argmax": _onnx_argmax,
     "columns": lambda g, count: g.over("Slice", _i64([0]), count.reshape(1), _i64([1])),
     "layer_norm": _onnx_layer_norm, "team": _onnx_team,
+    "gather": lambda g, columns: g.node("Gather", g.x, g.constant(columns), axis=1),
 }  # fmt: skip
 
 
@@ -356,9 +378,8 @@ def _write_onnx(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) ->
         _ONNX[kind](graph, *(values if kind != "layer_norm" else (width,)))
     obs = draw_obs(spec, {}, 1, seed=0)
     obs_type = TensorProto.UINT8 if obs.dtype == np.uint8 else TensorProto.FLOAT
-    discrete = spec.num_actions is not None
-    action_type = TensorProto.INT64 if discrete else TensorProto.FLOAT
-    shape: list[str | int | None] = ["batch", *([] if discrete and spec.team is None else [spec.action_dim])]
+    action_type = TensorProto.FLOAT if spec.choices is None else TensorProto.INT64
+    shape: list[str | int | None] = ["batch", *([spec.action_dim] if spec.choices is None else spec.choices.shape)]
     graph.node("Identity")
     graph.nodes[-1].output[0] = "action"
     model = helper.make_model(
@@ -425,9 +446,10 @@ def draw_obs(spec: EnvSpec, arrays: Arrays, count: int, seed: int) -> np.ndarray
     if "obs_mean" in arrays:
         obs *= np.array([1.0, 4.0, 20.0], np.float32)[np.arange(count) % 3, None]
         obs = obs * arrays["obs_std"] + arrays["obs_mean"]
-    if spec.mask_dim:
+    if spec.mask_dim and spec.choices is not None:
         mask = rng.random((count, spec.mask_dim)) < 0.5
-        mask[np.arange(count), rng.integers(spec.mask_dim, size=count)] = True
+        for part in spec.choices.slices:  # each choice has an option
+            mask[np.arange(count), rng.integers(part.start, part.stop, size=count)] = True
         obs[:, -spec.mask_dim :] = mask
     return obs.astype(np.float32)
 
@@ -442,7 +464,7 @@ def check(
     """
     found = act(obs)
     count = len(obs)
-    if spec.num_actions is not None:
+    if isinstance(spec.action, Choices):
         values = np.sort(run(_numpy_arrays(steps[:-1]), obs), -1)
         best = values[..., -1]
         clear = best - values[..., -2] > TOLERANCE * np.maximum(1.0, np.abs(best))
@@ -455,8 +477,9 @@ def check(
             raise WeightsError(f"the exported policy chose another action for {wrong} of {count} observations; no file "
                                "was written")
         return result
-    half = 0.5 * (_f32(spec.action_high) - _f32(spec.action_low))
-    rounding = np.spacing(np.maximum(np.abs(_f32(spec.action_high)), np.abs(_f32(spec.action_low))))
+    low, high = _f32(spec.action.low), _f32(spec.action.high)
+    half = 0.5 * (high - low)
+    rounding = np.spacing(np.maximum(np.abs(high), np.abs(low)))
     gap = np.abs(found - expected)
     result = Agreement(count, float(np.max(gap / half)), 0)
     if not np.all(gap <= TOLERANCE * half + rounding):

@@ -20,6 +20,7 @@ import numpy as np
 from spreeze.errors import UsageError, WeightsError
 from spreeze.inference.convolution import Trunk
 from spreeze.inference.own_network import OwnNetwork
+from spreeze.types import Choices
 
 OBS_CLIP = 10.0
 """Bound of a normalized observation."""
@@ -154,7 +155,7 @@ class Policy:
 
     @property
     def noise_dim(self) -> int:
-        """Z: noise values of ``draw`` per action; standard normal, or uniform in [0, 1) for discrete actions."""
+        """Z: noise values of ``draw`` per action; standard normal, or uniform in [0, 1) for choices."""
         return self._drawing_head().noise_dim
 
     def draw(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -508,16 +509,23 @@ class GaussianHead(DrawingHead):
 
 
 class CategoricalHead(DrawingHead):
-    """Samples from ``softmax(out)``."""
-
-    noise_dim = 1
+    """Samples each of A choices from the softmax of its own outputs, which follow each other."""
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
-        self.outputs = int(meta["num_actions"])
+        # Version 0.1.0 wrote the options of its one choice as num_actions.
+        choice = Choices(tuple(map(int, meta["nvec"] if "nvec" in meta else (meta["num_actions"],))))
+        self.outputs, self.noise_dim, self._slices = choice.options, choice.dim, choice.slices
         self._masked = bool(meta.get("action_mask"))
 
     def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Samples by uniform noise [N, 1] in [0, 1): the first action whose cumulative probability is above it."""
+        """Samples by uniform noise [N, A] in [0, 1); log-probabilities add up."""
+        if self.noise_dim == 1:
+            return self._draw_one(out, noise)
+        found = [self._draw_one(out[:, part], noise[:, number, None]) for number, part in enumerate(self._slices)]
+        return np.concatenate([index for index, _ in found], 1), np.add.reduce([log_prob for _, log_prob in found])
+
+    def _draw_one(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first option [N, 1] whose cumulative probability is above the noise [N, 1], and its logarithm [N]."""
         out -= out.max(1, keepdims=True)
         cumulative = np.cumsum(np.exp(out), axis=1)
         total = cumulative[:, -1:]
@@ -525,7 +533,7 @@ class CategoricalHead(DrawingHead):
         index = (cumulative[:, :-1] <= noise * total).sum(1, keepdims=True)
         if self._masked:  # the last action may be forbidden
             allowed = out[:, ::-1] != FORBIDDEN
-            np.minimum(index, self.outputs - 1 - allowed.argmax(1)[:, None], out=index)
+            np.minimum(index, out.shape[1] - 1 - allowed.argmax(1)[:, None], out=index)
         log_prob: np.ndarray = (np.take_along_axis(out, index, 1) - np.log(total))[:, 0]
         return index.astype(np.float32), log_prob
 
@@ -537,7 +545,9 @@ class CategoricalHead(DrawingHead):
         return self.greedy(out)
 
     def greedy(self, out: np.ndarray) -> np.ndarray:
-        return _column(out.argmax(1))
+        if self.noise_dim == 1:
+            return _column(out.argmax(1))
+        return np.stack([out[:, part].argmax(1) for part in self._slices], 1).astype(np.float32)
 
 
 def _column(index: np.ndarray, agents: int = 1) -> np.ndarray:

@@ -91,7 +91,7 @@ class RunPlan:
             frames_gib = config.replay.capacity * self.layout.row_bytes / 2**30
             raise ConfigError(f"replay.save = true: frames in replay take {frames_gib:.1f} GiB and are not stored; "
                               "leave it out")
-        if config.learner.overlap and self.spec.num_actions is not None:
+        if config.learner.overlap and self.spec.choices is not None:
             raise ConfigError(f"learner.overlap = true: it is for actor and critics of continuous actions, not for "
                               f"{config.run.algo} with discrete ones; leave it out")
         samplers = self.samplers_of(0)
@@ -298,7 +298,8 @@ class RunPlan:
         if self.config.wiring.free_running:
             spec = self.rollout_spec()
             rows = spec.num_slots * spec.sync_interval * spec.num_envs
-            outputs = self.spec.num_actions or 2 * spec.action_dim  # means and standard deviations, or logits
+            # Logits, or means and standard deviations.
+            outputs = 2 * spec.action_dim if self.spec.choices is None else self.spec.choices.options
             # Action, log-probability, advantage, target and value, float32.
             row_bytes = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 4 * (
                 spec.action_dim + 4 + outputs)

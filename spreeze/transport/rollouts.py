@@ -46,7 +46,6 @@ class RolloutSpec(Jsonable):
     obs_shape: tuple[int, ...]  # [O], or [k, C, H, W] of images
     images: bool
     action_dim: int
-    noise_dim: int
     log_steps: int  # L: actions kept of an episode
     num_slots: int = 2  # of which each sampler fills one
     max_uses: int = 1  # K: times that RolloutReader gives a rollout
@@ -65,7 +64,6 @@ class RolloutSpec(Jsonable):
         return cls(
             sync_interval=sync_interval, num_envs=num_envs, images=frames is not None, action_dim=spec.action_dim,
             obs_shape=(spec.obs_dim,) if frames is None else (frames.stack, *frames.shape),
-            noise_dim=1 if spec.num_actions is not None else spec.action_dim,
             log_steps=min(spec.max_episode_steps or MAX_LOGGED_STEPS, MAX_LOGGED_STEPS),
         )
 
@@ -574,7 +572,7 @@ class InferenceMailbox:
         return (
             *(ArraySpec(name, (count,), "int64") for name in ("asked", "answered", "version")),
             ArraySpec("obs", (count, *spec.obs_shape), spec.obs_dtype),
-            ArraySpec("noise", (count, spec.noise_dim), "float32"),
+            ArraySpec("noise", (count, spec.action_dim), "float32"),
             ArraySpec("action", (count, spec.action_dim), "float32"),
             ArraySpec("log_prob", (count,), "float32"),
         )

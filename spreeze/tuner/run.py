@@ -65,7 +65,7 @@ _ENGINE_ENV_BYTES = 2_000_000
 """Of each further environment of an engine: EnvPool's robots take less than a megabyte each."""
 _CAP_SHARE = 0.8
 """A candidate may take this share of the memory that is free."""
-_NOT_SPEED = ("reward_threshold", "obs_shape", "action_shape")
+_NOT_SPEED = ("reward_threshold", "obs_shape")
 """Facts about an environment on which no speed depends."""
 _BUSY_CORES = 0.1
 """Load of other programs that is worth a word."""
@@ -274,7 +274,7 @@ def problem_of(
     if INTERVAL in values and values[INTERVAL] is None:
         samplers = values[ROLLOUT_SAMPLERS] // values.get(LEARNERS, config.run.learners)
         values[INTERVAL] = config.rollout_interval(samplers * values[ROLLOUT_ENVS])
-    on_policy, paired = config.on_policy is not None, probe.spec.num_actions is None
+    on_policy, paired = config.on_policy is not None, probe.spec.choices is None
     engine = engine_of(probe.spec.env_id) is not None
     row_bytes = 1 if on_policy else RowLayout.of(
         probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes

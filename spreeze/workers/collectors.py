@@ -484,7 +484,7 @@ class RolloutCollector(Collector):
         self.columns = RolloutWriter(rollouts, first, num_envs)
         self._rows = ObsRows(num_envs, spec)
         self._sign = spec.frames is not None and spec.frames.sign_rewards
-        noise_dim, uniform = rollouts.spec.noise_dim, spec.num_actions is not None
+        noise_dim, uniform = rollouts.spec.action_dim, spec.choices is not None
         envs = range(first, first + num_envs)
         self._noise = [ActionNoise(seed, env, noise_dim, uniform=uniform) for env in envs]
         self._noise_rows = np.zeros((num_envs, noise_dim), np.float32)

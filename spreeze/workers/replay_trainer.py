@@ -86,8 +86,8 @@ class ReplayTrainer:
         options |= {"masked": True} if spec.action_mask else {}
         options |= {"team": spec.team} if spec.team is not None else {}
         self.algorithm: OffPolicyAlgorithm = create(
-            algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
-            import_module=spec.import_module, **options,
+            algo, spec.obs_dim, spec.action_dim, config, seed, device, import_module=spec.import_module,
+            num_actions=None if spec.choices is None else max(spec.choices.nvec), **options,
         )
         # A network of one's own is one module, which two threads cannot run with parameters of their own.
         if pair is not None and not config.network:

@@ -170,7 +170,7 @@ def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[Thread
     only real runs show it, never synthetic rows.
     """
     flushed = torch.set_flush_denormal(True)
-    pair, of_a_matmul = thread_pair_for(threads) if device == "cpu" and spec.num_actions is None else (None, threads)
+    pair, of_a_matmul = thread_pair_for(threads) if device == "cpu" and spec.choices is None else (None, threads)
     torch.set_num_threads(of_a_matmul)
     try:
         yield pair

@@ -138,7 +138,7 @@ def _learner_times(plan: RunPlan, ring: ReplayRing, folder: Path, repeat: int) -
     writer = ShardWriter(ring, 0)
     obs = rng.standard_normal((1000, plan.spec.obs_dim), np.float32)
     action = rng.uniform(-1, 1, (1000, plan.spec.action_dim)).astype(np.float32)
-    if plan.spec.num_actions is not None:
+    if plan.spec.choices is not None:
         action[:] = 0.0
     zeros, steps = np.zeros(1000, np.float32), np.ones(1000, np.float32)
     for _ in range(_RING_ROWS // 1000):
