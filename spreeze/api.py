@@ -35,7 +35,7 @@ from spreeze.envs.make import refuse_foreign
 from spreeze.envs.obs_flattening import MASK, Flattener, Leaf, LeafError, leaves_of
 from spreeze.envs.task import ActionScaling, open_env
 from spreeze.errors import ConfigError, EnvironmentError_, SpreezeError, UsageError, WorkerError, did_you_mean
-from spreeze.inference.policy import Policy, exploring_arrays
+from spreeze.inference.policy import Policy, State, exploring_arrays
 from spreeze.machine.output import BackgroundWriter, followed, write
 from spreeze.machine.processes import ENDS_WITH
 from spreeze.metrics.store import EvaluationRow, MetricsReader
@@ -287,18 +287,26 @@ class TrainedPolicy:
         self._weights = weights
         self._free = {greedy: [self._made(greedy=greedy)] for greedy in (True, False)}
         """Policies that no thread uses now, whose buffers may be written to."""
-        self._to_native = ActionScaling(self.spec)
+        self._unscale_action = ActionScaling(self.spec)
         self._rng = np.random.default_rng(seed)
         self._leaves = self._leaves_of_env() if self.spec.parts and not self.spec.team else ()  # teams join theirs
         self._flatten = Flattener(self._leaves)
 
     def predict(self, obs: Any, deterministic: bool = True, *, action_mask: Any = None) -> Any:
-        """The action for one observation, or the actions for N.
+        """The action of ``act`` for the first step of an episode: all that a policy without memory needs."""
+        return self.act(obs, None, deterministic, action_mask=action_mask)[0]
+
+    def act(
+        self, obs: Any, state: State | None = None, deterministic: bool = True, *, action_mask: Any = None
+    ) -> tuple[Any, State]:
+        """The action for one observation, or the actions for N, and the state for the next step.
 
         Args:
             obs: as the environment gives it: an array of its shape, or [N, *shape]; for ``Dict`` and ``Tuple`` such a
                 structure, a structure of stacked arrays (as vector environments give), or a list of structures; for
                 images the last k frames uint8 [k, C, H, W], as ``make_env`` gives.
+            state: as the previous step returned it; None or empty at an episode's first. It stays empty for a policy
+                without memory.
             deterministic: the best action; otherwise one as samplers draw it to explore.
             action_mask: of a task that gives one, as ``info["action_mask"]``: [K], or [N, K]; None: as the
                 observation's own entry of that name says.
@@ -317,13 +325,13 @@ class TrainedPolicy:
             action_mask = obs.get(MASK)
         if self.spec.action_mask or action_mask is not None:
             rows = np.concatenate([rows, self._mask(action_mask, len(rows))], axis=1)
-        drawn = self._act(rows, greedy=deterministic)
+        drawn, state = self._act(rows, state or (), greedy=deterministic)
         action = self.spec.action
         if isinstance(action, Box):
-            actions = self._to_native(drawn).reshape(len(rows), *_shape(action.shape, action.dim))
+            actions = self._unscale_action(drawn).reshape(len(rows), *_shape(action.shape, action.dim))
         else:
             actions = action.to_env(drawn)
-        return actions[0] if single else actions
+        return actions[0] if single else actions, state
 
     def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
         """An environment whose observations ``predict`` takes and whose ``step`` takes what it returns.
@@ -337,15 +345,15 @@ class TrainedPolicy:
             env = open_env(spec, render_mode)
         return env
 
-    def _act(self, rows: np.ndarray, *, greedy: bool) -> np.ndarray:
-        """Actions by a policy that this thread has for itself meanwhile."""
+    def _act(self, rows: np.ndarray, state: State, *, greedy: bool) -> tuple[np.ndarray, State]:
+        """Actions and next state by a policy that this thread has for itself meanwhile."""
         free = self._free[greedy]
         try:
             policy = free.pop()  # of a list, one step that no other thread can divide
         except IndexError:
             policy = self._made(greedy=greedy)
         try:
-            return policy.act_greedy(rows) if greedy else policy.act(rows, self._rng)
+            return policy.act(rows, state, None if greedy else self._rng)
         finally:
             free.append(policy)
 

@@ -111,7 +111,7 @@ class _Greedy:
 
     def mean(self, algorithm: AnyAge) -> float:
         policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
-        return score(run_episodes(lambda: open_task(self._spec, whole_games=True), policy.act_greedy, self._seeds,
+        return score(run_episodes(lambda: open_task(self._spec, whole_games=True), policy.act, self._seeds,
                                   max_envs=envs_at_once(self._spec), tasks=self._tasks)).return_mean
 
 

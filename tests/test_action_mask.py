@@ -148,8 +148,8 @@ EPSILON = {"epsilon_start": 1.0, "epsilon_end": 1.0, "epsilon_env_steps": 1}
 def test_epsilon_greedy_takes_the_best_allowed_action_or_any_allowed_one():
     policy = policy_of("q_values", [5.0, 1.0, 2.0, 4.0], **EPSILON)
     obs = masked_obs([0, 1, 1, 0], [1, 0, 0, 0])
-    assert policy.act_greedy(obs).tolist() == [[2.0], [0.0]]
-    taken = policy.act(np.repeat(obs[:1], 9000, 0), np.random.default_rng(0))[:, 0].astype(int)
+    assert policy.act(obs, ())[0].tolist() == [[2.0], [0.0]]
+    taken = policy.act(np.repeat(obs[:1], 9000, 0), (), np.random.default_rng(0))[0][:, 0].astype(int)
     counts = np.bincount(taken, minlength=4)
     assert (counts[[0, 3]] == 0).all()
     assert abs(counts[1] - 4500) < 200
@@ -162,9 +162,9 @@ def test_a_categorical_policy_is_the_softmax_of_the_allowed_logits():
     action, log_prob = policy.draw(masked_obs(*[mask] * 5), noise)
     assert action[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]  # (1/4, 3/4) of the two that are allowed
     np.testing.assert_allclose(log_prob, np.log([0.25, 0.25, 0.75, 0.75, 0.75]), rtol=1e-6)
-    sampled = policy.act(masked_obs(*[mask] * 8000), np.random.default_rng(1))[:, 0].astype(int)
+    sampled = policy.act(masked_obs(*[mask] * 8000), (), np.random.default_rng(1))[0][:, 0].astype(int)
     np.testing.assert_allclose(np.bincount(sampled, minlength=4) / 8000, [0, 0.25, 0.75, 0], atol=0.02)
-    assert policy.act_greedy(masked_obs(mask, [1, 0, 0, 0])).tolist() == [[2.0], [0.0]]
+    assert policy.act(masked_obs(mask, [1, 0, 0, 0]), ())[0].tolist() == [[2.0], [0.0]]
 
 
 def test_rounding_leads_to_no_forbidden_last_action():
@@ -198,7 +198,7 @@ def test_the_normaliser_leaves_the_mask_as_it_is():
 def test_a_forbidden_action_has_probability_0_and_changes_nothing_else_by_hand():
     logits = torch.log(torch.tensor([[0.5, 0.2], [0.1, 0.2], [0.4, 0.6]], dtype=torch.float64))
     obs = torch.tensor([[9.0, 0, 1, 1], [9.0, 1, 1, 1]], dtype=torch.float64)
-    prob = losses.allowed_only(logits, obs).log_softmax(0).exp()
+    prob = losses.mask_logits(logits, obs).log_softmax(0).exp()
     assert prob[0, 0].item() == 0.0
     torch.testing.assert_close(prob, torch.tensor([[0.0, 0.2], [0.2, 0.2], [0.8, 0.6]], dtype=torch.float64))
 
@@ -330,7 +330,7 @@ def test_replay_has_the_masks_of_both_states_and_no_forbidden_action(name, n_ste
     reader, rows = ReplayReader(ring), np.empty((32, layout.width), np.float32)
     policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
     for step in range(120):
-        envs.step(uniform_actions(SPEC, 3, rng, envs.obs) if step < 20 else policy.act(envs.obs, rng), step)
+        envs.step(uniform_actions(SPEC, 3, rng, envs.obs) if step < 20 else policy.act(envs.obs, (), rng)[0], step)
         if step >= 20:
             reader.sample(rng, rows)
             algorithm.update(layout.split(torch.from_numpy(rows), 0.9))
@@ -341,7 +341,7 @@ def test_replay_has_the_masks_of_both_states_and_no_forbidden_action(name, n_ste
     assert (stored[:, layout.next_obs][:, 10:].sum(1) >= 1).all()
     assert algorithm.updates_skipped() == 0
     assert all(np.isfinite(value) for value in algorithm.metrics().values())
-    episodes = run_episodes(made, policy.act_greedy, range(4))
+    episodes = run_episodes(made, policy.act, range(4))
     assert [episode.length in (7, 12) for episode in episodes] == [True] * 4
 
 

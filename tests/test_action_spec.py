@@ -56,7 +56,7 @@ def test_a_space_is_described_and_its_environment_gets_only_actions_of_it(name):
     assert (task.spec.action, actions_text(task.spec)) == (expected, text)
     drawn = uniform_actions(task.spec, 200, np.random.default_rng(0))
     assert drawn.shape == (200, task.spec.action_dim)
-    for action in task.to_native(drawn):
+    for action in task.unscale_action(drawn):
         task.step(action)
     assert all(space.contains(action) for action in task.env.taken)
     if task.spec.choices is not None:

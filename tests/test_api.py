@@ -138,7 +138,7 @@ def test_the_policy_acts_as_the_evaluator_does(trained):
     env, obs = policy.make_env(), task.reset(seed=5)
     seen, _ = env.reset(seed=5)
     for _ in range(20):
-        expected = task.to_native(plain.act_greedy(obs[None]))[0]
+        expected = task.unscale_action(plain.act(obs[None], ())[0])[0]
         action = policy.predict(seen)
         assert action.tolist() == expected.tolist()
         assert env.action_space.contains(action)
@@ -238,6 +238,14 @@ def test_shapes_of_observation_and_action_are_the_environment_s(tmp_path):
         policy.predict(np.zeros((5, 2)))
 
 
+def test_act_gives_the_state_for_the_next_step_too(tmp_path):
+    policy = load_policy(_weights(tmp_path, SPEC))
+    action, state = policy.act([0.5, -0.5])
+    assert state == ()
+    again, _ = policy.act([0.5, -0.5], state)
+    assert action.tolist() == again.tolist() == policy.predict([0.5, -0.5]).tolist()
+
+
 def test_discrete_actions_are_the_environment_s_numbers(tmp_path):
     spec = dataclasses.replace(SPEC, action=Choices((2,), (7,)))
     policy = load_policy(_weights(tmp_path, spec, policy="q_values"))
@@ -270,7 +278,7 @@ def test_a_team_gets_an_action_for_each_agent(tmp_path):
     meta = {"algo": "qmix", **qmix.policy_meta()}
     policy = load_policy(_weights(tmp_path, spec, qmix.policy_arrays(), **meta))
     rows = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
-    expected = Policy.from_weights(qmix.policy_arrays(), meta).act_greedy(rows).astype(np.int64)
+    expected = Policy.from_weights(qmix.policy_arrays(), meta).act(rows, ())[0].astype(np.int64)
     assert policy.predict(rows).tolist() == expected.tolist()
     assert policy.predict(rows[0]).tolist() == expected[0].tolist()
     assert np.shape(expected) == (5, 2)

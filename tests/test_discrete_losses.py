@@ -141,7 +141,7 @@ def test_duelling_streams_stay_apart_and_the_published_head_gives_the_same_value
     policy = Policy.from_weights(dqn.policy_arrays(), dqn.policy_meta())
     q = q_of(dqn.critics.online, obs, duelling=True)[0]
     np.testing.assert_allclose(policy._forward(obs), q, atol=1e-5)
-    np.testing.assert_array_equal(policy.act_greedy(obs)[:, 0], q.argmax(1))
+    np.testing.assert_array_equal(policy.act(obs, ())[0][:, 0], q.argmax(1))
 
 
 def test_dqn_target_moves_softly_or_as_a_copy_every_so_often():
@@ -320,7 +320,7 @@ def test_numpy_policy_acts_as_the_network(variant):
     policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
     net = algorithm.actor.online if variant == "sac" else algorithm.critics.online
     expected = q_of(net, obs, duelling=variant == "dqn duelling")[0]
-    np.testing.assert_array_equal(policy.act_greedy(obs)[:, 0], expected.argmax(1))
+    np.testing.assert_array_equal(policy.act(obs, ())[0][:, 0], expected.argmax(1))
 
 
 def test_every_name_for_discrete_actions_is_covered_and_others_are_refused_with_a_hint():

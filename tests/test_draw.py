@@ -51,8 +51,8 @@ def test_a_gaussian_action_is_mean_plus_deviation_times_noise_with_its_log_densi
     density = np.exp(-0.5 * ((action - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
     np.testing.assert_allclose(log_prob, np.log(density.prod(1)), atol=1e-4)
     assert np.abs(action).max() > 1.0, "drawn actions are not clipped"
-    np.testing.assert_allclose(policy.act_greedy(obs), np.clip(mean, -1, 1), atol=1e-5)
-    assert np.abs(policy.act(obs, np.random.default_rng(0))).max() == 1.0
+    np.testing.assert_allclose(policy.act(obs, ())[0], np.clip(mean, -1, 1), atol=1e-5)
+    assert np.abs(policy.act(obs, (), np.random.default_rng(0))[0]).max() == 1.0
 
 
 def test_a_discrete_action_is_where_the_cumulative_probability_passes_the_noise():
@@ -110,8 +110,8 @@ def test_without_tiles_the_bits_do_depend_on_the_company():
     """The negative control: what the test above would find if ``draw`` were one product of all rows."""
     policy, _ = policy_of("gaussian", obs_dim=64)
     obs, _ = inputs(np.random.default_rng(0), 64, 64, policy)
-    whole = policy.act_greedy(obs).tobytes()
-    rows = b"".join(policy.act_greedy(obs[row : row + 1]).tobytes() for row in range(64))
+    whole = policy.act(obs, ())[0].tobytes()
+    rows = b"".join(policy.act(obs[row : row + 1], ())[0].tobytes() for row in range(64))
     if places_agree(64, 64) and np.dot(obs[:1], obs)[0].tobytes() == np.dot(obs, obs)[0].tobytes():
         pytest.skip("this machine's products do not depend on the number of rows")
     assert whole != rows

@@ -558,7 +558,7 @@ def test_standard_output_is_given_back_after_an_exception(capfd):
 
 def test_native_bounds_are_float32():
     task = make_task("Pendulum-v1")
-    assert task.to_native.low.dtype == task.to_native.high.dtype == np.float32
+    assert task.unscale_action.low.dtype == task.unscale_action.high.dtype == np.float32
     task.close()
 
 

@@ -36,8 +36,8 @@ def countdown(made):
     return make
 
 
-def half(obs):
-    return np.full((len(obs), 1), 0.5, np.float32)
+def half(obs, state=()):
+    return np.full((len(obs), 1), 0.5, np.float32), state
 
 
 def episode(value, length=1):
@@ -58,12 +58,27 @@ def test_every_seed_gets_its_own_episode_in_order_whatever_the_number_of_environ
 def test_one_policy_call_serves_all_environments_and_the_batch_keeps_its_size():
     sizes = []
 
-    def act(obs):
+    def act(obs, state):
         sizes.append(obs.shape)
         return half(obs)
 
     run_episodes(countdown([]), act, [4, 2, 1])
     assert sizes == [(3, 1)] * 4
+
+
+@pytest.mark.parametrize("max_envs", [1, 2, 3])
+def test_each_episode_begins_with_a_state_of_zeros_and_goes_on_with_its_own(max_envs):
+    lengths = []
+
+    def act(obs, state):
+        (steps,) = state or (np.zeros(len(obs), np.float32),)
+        lengths.append(list(zip(obs[:, 0].tolist(), steps.tolist(), strict=True)))
+        return *half(obs)[:1], (steps + 1.0,)
+
+    run_episodes(countdown([]), act, [4, 2, 3, 4], max_envs=max_envs, whole_rounds=True)
+    seen = {pair for rows in lengths for pair in rows if pair[0] > 0}
+    assert {(4.0, 0.0), (3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (2.0, 0.0), (1.0, 1.0), (3.0, 0.0), (1.0, 2.0)} <= seen
+    assert all(left + steps in (2.0, 3.0, 4.0) for left, steps in seen)
 
 
 def test_environments_that_were_handed_in_are_used_again_and_stay_open():
@@ -102,7 +117,7 @@ def test_of_a_round_that_is_cut_no_episode_counts(steps, seeds):
 def test_without_a_stop_whole_rounds_give_the_same_episodes_and_the_batch_keeps_its_size():
     sizes = []
 
-    def act(obs):
+    def act(obs, state):
         sizes.append(len(obs))
         return half(obs)
 
@@ -184,7 +199,7 @@ def test_an_environment_that_never_ends_is_cut(monkeypatch):
 def test_environments_are_closed_when_the_policy_fails():
     made = []
     with pytest.raises(ZeroDivisionError):
-        run_episodes(countdown(made), lambda obs: 1 / 0, [1])
+        run_episodes(countdown(made), lambda obs, state: 1 / 0, [1])
     assert made[0].closed
 
 
@@ -193,8 +208,8 @@ def test_no_seeds_give_no_episodes():
 
 
 def test_a_real_task_repeats_exactly():
-    def act(obs):
-        return np.clip(-obs[:, 2:3] * obs[:, 0:1], -1.0, 1.0)
+    def act(obs, state):
+        return np.clip(-obs[:, 2:3] * obs[:, 0:1], -1.0, 1.0), state
 
     runs = [run_episodes(lambda: make_task("Pendulum-v1"), act, seed_list(100, 3)) for _ in range(2)]
     assert runs[0] == runs[1]
@@ -204,8 +219,8 @@ def test_a_real_task_repeats_exactly():
 
 @pytest.mark.skipif(bullet_missing() is not None, reason="pybullet has no wheel here")
 def test_an_episode_of_bullet_depends_on_its_seed_and_not_on_what_came_before():
-    def act(obs):
-        return np.tanh(obs[:, :3])
+    def act(obs, state):
+        return np.tanh(obs[:, :3]), state
 
     def make():
         return make_task("HopperBulletEnv-v0")
@@ -245,7 +260,7 @@ def test_where_there_can_be_no_second_environment_one_plays_all(fails):
         env = Second(made)
         return Task(env, describe(env))
 
-    def act(obs):
+    def act(obs, state):
         sizes.append(len(obs))
         return half(obs)
 

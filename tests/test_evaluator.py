@@ -104,7 +104,7 @@ def running(job):
 def expected_return(gain, version, episodes=4, group=0):
     """Mean return of ``gain`` over the fresh starts that the evaluator plays for that version of the weights."""
     seeds = fresh_seeds(episodes, 10, 1, version, 0, group)
-    found = run_episodes(lambda: make_task(FAULT, FAULT_MODULE), policy_of(gain).act_greedy, seeds)
+    found = run_episodes(lambda: make_task(FAULT, FAULT_MODULE), policy_of(gain).act, seeds)
     return score(found).return_mean
 
 

@@ -70,7 +70,7 @@ def normalised(arrays, obs_dim, mask_dim=0):
 
 
 def actions_of(arrays, meta, spec, obs):
-    actions = ActionScaling(spec)(Policy.from_weights(arrays, meta).act_greedy(obs))
+    actions = ActionScaling(spec)(Policy.from_weights(arrays, meta).act(obs, ())[0])
     if spec.team is not None:
         return actions.astype(np.int64)
     return actions if spec.choices is None else spec.choices.to_env(actions)
@@ -270,7 +270,7 @@ def test_examples_of_frames_masks_and_nested_observations_play_as_the_run_does(k
 def _returns(make, run):
     """Greedy returns of seeds 0, 1 and 2 by our own task and policy."""
     weights = read_weights(next((run / "weights").glob("*.safetensors")))
-    act = Policy.from_weights(weights.arrays, weights.meta).act_greedy
+    act = Policy.from_weights(weights.arrays, weights.meta).act
     return [episode.episode_return for episode in run_episodes(make, act, [0, 1, 2])]
 
 

@@ -10,7 +10,7 @@ from spreeze.config.algorithms import check_algorithm, default_algorithm
 from spreeze.config.modes import find_mode
 from spreeze.config.schema import ImageConfig, LearnerConfig
 from spreeze.envs.images import AreaResize
-from spreeze.envs.task import ObsRows, make_task, open_task
+from spreeze.envs.task import ObsBuffer, make_task, open_task
 from spreeze.errors import ConfigError, EnvironmentError_, WeightsError
 from spreeze.inference.convolution import CNNS, Trunk, place
 from spreeze.inference.policy import Policy
@@ -80,7 +80,7 @@ def test_only_dqn_fits_images():
 def test_stacks_repeat_the_first_frame_and_move_on():
     task = counter()
     task.close()
-    rows = ObsRows(2, task.spec)
+    rows = ObsBuffer(2, task.spec)
     rows.start(1, np.full((1, 36, 36), 7, np.uint8))
     rows.put(1, np.full((1, 36, 36), 8, np.uint8))
     assert rows.array.shape == (2, 3, 1, 36, 36)
@@ -265,7 +265,7 @@ def test_a_published_image_policy_acts_as_the_learner_s_network(duelling):
     policy = Policy.from_weights(dqn.policy_arrays(), dqn.policy_meta())
     obs = image_batch(np.random.default_rng(2), rows=32).obs
     expected = dqn.critics.values(obs)[0].argmax(0)
-    assert policy.act_greedy(obs.numpy())[:, 0].tolist() == expected.tolist()
+    assert policy.act(obs.numpy(), ())[0][:, 0].tolist() == expected.tolist()
 
 
 def test_image_dqn_resumes_bit_for_bit():

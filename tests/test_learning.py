@@ -39,7 +39,7 @@ def greedy_return(policy, seed=123):
     task = Reach(np.random.default_rng(seed), 200)
     obs, total = task.reset(), 0.0
     for _ in range(STEPS):
-        obs, reward = task.step(policy.act_greedy(obs))
+        obs, reward = task.step(policy.act(obs, ())[0])
         total += reward.mean()
     return total
 
@@ -60,7 +60,7 @@ def collect(policy, rng, layout, episodes):
     obs, rows = task.reset(), []
     windows = [NStep(layout.n_step, GAMMA) for _ in range(episodes)]
     for t in range(STEPS):
-        action = policy.act(obs, rng)
+        action = policy.act(obs, (), rng)[0]
         next_obs, reward = task.step(action)
         for i, window in enumerate(windows):
             for row in window.push(obs[i], action[i], float(reward[i]), False, t == STEPS - 1, next_obs[i]):

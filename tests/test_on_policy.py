@@ -10,7 +10,7 @@ from rollouts import FRAMES, learner, rollout, task
 
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.a2c import A2CConfig
-from spreeze.algorithms.losses import adapted_share, clipped_value_error
+from spreeze.algorithms.losses import adaptive_lr_factor, clipped_value_error
 from spreeze.algorithms.on_policy import Samples
 from spreeze.algorithms.ppo import PPOConfig
 from spreeze.errors import CheckpointError, ConfigError
@@ -236,7 +236,7 @@ def test_a_published_policy_draws_with_the_log_probabilities_of_the_network(name
         log_prob = algorithm._kind.log_prob(out, samples.action)
     np.testing.assert_allclose(log_prob.numpy(), batch.log_prob.reshape(-1), atol=2e-5)
     torch.testing.assert_close(value, samples.value, atol=1e-5, rtol=1e-5)
-    greedy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta()).act_greedy(batch.obs[0])
+    greedy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta()).act(batch.obs[0], ())[0]
     assert greedy.shape == (4, spec.action_dim)
 
 
@@ -371,12 +371,12 @@ def test_ppo_reports_clipping_divergence_and_explained_variance_of_what_it_learn
 
 
 def test_the_step_size_follows_the_divergence_within_its_bounds():
-    assert adapted_share(0.9, 0.021, 0.01) == pytest.approx(0.6)
-    assert [adapted_share(0.6, divergence, 0.01) for divergence in (0.02, 0.01, 0.005)] == [0.6] * 3
-    assert adapted_share(0.4, 0.0049, 0.01) == pytest.approx(0.6)
-    assert adapted_share(0.9, 0.0, 0.01) == 1.0
-    assert adapted_share(0.012, 1.0, 0.01) == 0.01
-    assert adapted_share(0.9, math.nan, 0.01) == adapted_share(0.9, math.inf, 0.01) == pytest.approx(0.6)
+    assert adaptive_lr_factor(0.9, 0.021, 0.01) == pytest.approx(0.6)
+    assert [adaptive_lr_factor(0.6, divergence, 0.01) for divergence in (0.02, 0.01, 0.005)] == [0.6] * 3
+    assert adaptive_lr_factor(0.4, 0.0049, 0.01) == pytest.approx(0.6)
+    assert adaptive_lr_factor(0.9, 0.0, 0.01) == 1.0
+    assert adaptive_lr_factor(0.012, 1.0, 0.01) == 0.01
+    assert adaptive_lr_factor(0.9, math.nan, 0.01) == adaptive_lr_factor(0.9, math.inf, 0.01) == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c"])

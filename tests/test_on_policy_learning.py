@@ -37,7 +37,7 @@ class Poles:
         for row, pole in enumerate(self.tasks):
             obs[row] = pole.reset(seed=1000 + row)
         while alive.any():
-            action = policy.act_greedy(obs)
+            action = policy.act(obs, ())[0]
             for row in np.flatnonzero(alive):
                 obs[row], _, terminated, truncated = self.tasks[row].step(action[row])
                 alive[row] = not (terminated or truncated)
@@ -87,4 +87,4 @@ def test_a_gaussian_policy_finds_the_best_action_of_a_bandit(name, correction):
         if (data := collected if correction == "on-policy" else before) is not None:
             algorithm.learn(data, None)
         before = collected
-    np.testing.assert_allclose(policy.act_greedy(obs[0])[0], [0.5, -0.5], atol=0.12)
+    np.testing.assert_allclose(policy.act(obs[0], ())[0][0], [0.5, -0.5], atol=0.12)

@@ -45,7 +45,7 @@ def runs_dir(tmp_path):
 
 
 def expected(gain, episodes=3, seed=1_000_000):
-    tasks = run_episodes(lambda: make_task(FAULT, FAULT_MODULE), policy_of(gain).act_greedy, seed_list(seed, episodes))
+    tasks = run_episodes(lambda: make_task(FAULT, FAULT_MODULE), policy_of(gain).act, seed_list(seed, episodes))
     return score(tasks)
 
 

@@ -39,7 +39,7 @@ def test_greedy_action_equals_the_torch_network(name, rows):
     algorithm = algorithm_of(name)
     obs = np.random.default_rng(rows).normal(size=(rows, OBS)).astype(np.float32)
     expected = np.tanh(torch_output(algorithm, obs)[:, :ACT])
-    action = policy_of(algorithm).act_greedy(obs)
+    action = policy_of(algorithm).act(obs, ())[0]
     assert action.dtype == np.float32
     np.testing.assert_allclose(action, expected, atol=1e-5)
 
@@ -49,7 +49,7 @@ def test_sampled_action_is_tanh_of_mean_plus_deviation_times_noise():
     obs = np.random.default_rng(0).normal(size=(5, OBS)).astype(np.float32)
     out = torch_output(algorithm, obs)
     noise = np.random.default_rng(9).standard_normal((5, ACT), np.float32)
-    action = policy_of(algorithm).act(obs, np.random.default_rng(9))
+    action = policy_of(algorithm).act(obs, (), np.random.default_rng(9))[0]
     assert action.dtype == np.float32
     np.testing.assert_allclose(action, np.tanh(out[:, :ACT] + np.exp(out[:, ACT:]) * noise), atol=1e-5)
 
@@ -58,22 +58,22 @@ def test_sampled_action_is_tanh_of_mean_plus_deviation_times_noise():
 def test_deterministic_policy_explores_with_clipped_noise(name):
     policy = policy_of(algorithm_of(name, exploration_noise=0.5))
     obs = np.zeros((4000, OBS), np.float32)
-    action = policy.act(obs, np.random.default_rng(0))
+    action = policy.act(obs, (), np.random.default_rng(0))[0]
     assert np.abs(action).max() <= 1.0
-    spread = (action - policy.act_greedy(obs))[np.abs(action).max(1) < 1.0].std()
+    spread = (action - policy.act(obs, ())[0])[np.abs(action).max(1) < 1.0].std()
     assert 0.35 < spread < 0.55
     quiet = policy_of(algorithm_of(name, exploration_noise=0.0))
-    np.testing.assert_array_equal(quiet.act(obs[:2], np.random.default_rng(0)), quiet.act_greedy(obs[:2]))
+    np.testing.assert_array_equal(quiet.act(obs[:2], (), np.random.default_rng(0))[0], quiet.act(obs[:2], ())[0])
 
 
 @pytest.mark.parametrize("name", ["td3", "ddpg"])
 def test_noise_may_grow_from_the_first_environment_of_a_sampler_to_its_last(name):
     policy = policy_of(algorithm_of(name, exploration_noise=0.0, exploration_noise_max=0.4))
     obs, rng = np.zeros((5, OBS), np.float32), np.random.default_rng(0)
-    difference = np.stack([policy.act(obs, rng) - policy.act_greedy(obs) for _ in range(2000)])
+    difference = np.stack([policy.act(obs, (), rng)[0] - policy.act(obs, ())[0] for _ in range(2000)])
     np.testing.assert_allclose(difference.std((0, 2)), np.linspace(0.0, 0.4, 5), rtol=0.1)
-    one = policy.act(obs[:1], rng)
-    np.testing.assert_array_equal(one, policy.act_greedy(obs[:1]), "a lone environment explores with the least")
+    one = policy.act(obs[:1], (), rng)[0]
+    np.testing.assert_array_equal(one, policy.act(obs[:1], ())[0], "a lone environment explores with the least")
 
 
 @pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
@@ -83,7 +83,7 @@ def test_the_actor_may_have_other_layers_than_the_critics(name):
     assert algorithm.critics.online.sizes[1:-1] == (32, 24)
     obs = np.random.default_rng(0).normal(size=(3, OBS)).astype(np.float32)
     expected = np.tanh(torch_output(algorithm, obs)[:, :ACT])
-    np.testing.assert_allclose(policy_of(algorithm).act_greedy(obs), expected, atol=1e-5)
+    np.testing.assert_allclose(policy_of(algorithm).act(obs, ())[0], expected, atol=1e-5)
 
 
 def test_normaliser_scales_and_clips_observations():
@@ -91,17 +91,17 @@ def test_normaliser_scales_and_clips_observations():
     mean, std = np.arange(OBS, dtype=np.float32), np.full(OBS, 2.0, np.float32)
     obs = np.array([[1.0, 3.0, 1000.0, -1000.0, 4.0, 5.0]], np.float32)
     kept = obs.copy()
-    plain = policy_of(algorithm).act_greedy(np.clip((obs - mean) / std, -10, 10))
-    np.testing.assert_allclose(policy_of(algorithm, obs_mean=mean, obs_std=std).act_greedy(obs), plain, atol=1e-6)
+    plain = policy_of(algorithm).act(np.clip((obs - mean) / std, -10, 10), ())[0]
+    np.testing.assert_allclose(policy_of(algorithm, obs_mean=mean, obs_std=std).act(obs, ())[0], plain, atol=1e-6)
     np.testing.assert_array_equal(obs, kept)
 
 
 def test_returned_actions_are_not_overwritten_by_the_next_call():
     policy, obs = policy_of(algorithm_of("sac")), np.ones((2, OBS), np.float32)
-    greedy, sampled = policy.act_greedy(obs), policy.act(obs, np.random.default_rng(0))
+    greedy, sampled = policy.act(obs, ())[0], policy.act(obs, (), np.random.default_rng(0))[0]
     kept = greedy.copy(), sampled.copy()
-    policy.act_greedy(-obs)
-    policy.act(-obs, np.random.default_rng(1))
+    policy.act(-obs, ())
+    policy.act(-obs, (), np.random.default_rng(1))
     np.testing.assert_array_equal(greedy, kept[0])
     np.testing.assert_array_equal(sampled, kept[1])
 
@@ -109,9 +109,9 @@ def test_returned_actions_are_not_overwritten_by_the_next_call():
 def test_number_of_rows_may_change_between_calls():
     policy = policy_of(algorithm_of("td3"))
     obs = np.random.default_rng(0).normal(size=(4, OBS)).astype(np.float32)
-    whole = policy.act_greedy(obs)
-    np.testing.assert_allclose(policy.act_greedy(obs[:1]), whole[:1], atol=1e-6)
-    np.testing.assert_allclose(policy.act_greedy(obs), whole, atol=1e-6)
+    whole = policy.act(obs, ())[0]
+    np.testing.assert_allclose(policy.act(obs[:1], ())[0], whole[:1], atol=1e-6)
+    np.testing.assert_allclose(policy.act(obs, ())[0], whole, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def _gaussian():
 
 
 ASKED = {
-    "greedy": (lambda: policy_of(algorithm_of("sac")), lambda policy, obs, rng: policy.act_greedy(obs)),
-    "sampled": (lambda: policy_of(algorithm_of("sac")), lambda policy, obs, rng: policy.act(obs, rng)),
+    "greedy": (lambda: policy_of(algorithm_of("sac")), lambda policy, obs, rng: policy.act(obs, ())[0]),
+    "sampled": (lambda: policy_of(algorithm_of("sac")), lambda policy, obs, rng: policy.act(obs, (), rng)[0]),
     "drawn": (_gaussian, lambda policy, obs, rng: policy.draw(obs, rng.standard_normal((len(obs), ACT)))[0]),
 }
 

@@ -176,7 +176,7 @@ def test_in_the_two_step_game_the_mixer_finds_8_and_the_sum_7(mixer, payoff):
     policy = Policy.from_weights(qmix.policy_arrays(), qmix.policy_meta())
     state, reached = np.array([[0, 0, 1, 0, 0]], np.float32), []
     for _ in range(2):
-        first, second = policy.act_greedy(state)[0].astype(int).tolist()
+        first, second = policy.act(state, ())[0][0].astype(int).tolist()
         reached.append((int(state[0, 0]), first, second))
         after = 1 + first
         state = np.array([[after, after, *np.eye(3)[after]]], np.float32)
@@ -194,8 +194,8 @@ def test_samplers_act_as_the_learner_values_and_explore_among_each_agents_own_ac
     normalizer.apply(scaled)
     policy = Policy.from_weights(qmix.policy_arrays() | normalizer.arrays(), qmix.policy_meta())
     expected = qmix.critics.online.agent_values(torch.from_numpy(scaled)).argmax(2)
-    np.testing.assert_array_equal(policy.act_greedy(obs), expected.numpy())
-    drawn = policy.act(obs, rng)  # epsilon = 1
+    np.testing.assert_array_equal(policy.act(obs, ())[0], expected.numpy())
+    drawn = policy.act(obs, (), rng)[0]  # epsilon = 1
     assert drawn.shape == (300, 2)
     assert [sorted(set(drawn[:, agent].tolist())) for agent in (0, 1)] == [[0.0, 1.0], [0.0, 1.0, 2.0]]
 
@@ -203,7 +203,7 @@ def test_samplers_act_as_the_learner_values_and_explore_among_each_agents_own_ac
 def test_epsilon_falls_by_env_steps_not_by_agents():
     qmix = made(double_precision=False, epsilon_env_steps=100, epsilon_end=0.0)
     policy = Policy.from_weights(qmix.policy_arrays(), qmix.policy_meta())
-    policy.act(np.zeros((50, OBS), np.float32), np.random.default_rng(0))
+    policy.act(np.zeros((50, OBS), np.float32), (), np.random.default_rng(0))
     assert policy._head.epsilon == pytest.approx(0.5)
 
 

@@ -94,6 +94,17 @@ def test_rows_are_what_happened_and_actions_reach_the_environment_in_its_own_uni
     assert sampling.counts.env_steps == 4
 
 
+def test_an_episode_that_ends_or_breaks_resets_its_own_row_of_the_policy_s_state():
+    plan = Plan(ends={2: "truncated"})
+    sampling, _ = _sampling(plan, 3)
+    plan.faults["step"] = _raise_when(lambda task: task.number == 1)
+    sampling.state = (np.ones((3, 4), np.float32),)
+    sampling.step(_actions(0.0, 0.0, 0.0), 1)
+    assert sampling.state[0].sum(1).tolist() == [4.0, 0.0, 4.0], "the one whose environment raised"
+    sampling.step(_actions(0.0, 0.0, 0.0), 1)
+    assert sampling.state[0].sum() == 0.0
+
+
 def test_returns_of_every_block_of_steps_are_counted_and_posted_with_what_an_earlier_process_had():
     sampling, _ = _sampling(Plan())
     for _ in range(31):

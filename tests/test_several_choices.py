@@ -129,13 +129,13 @@ def test_each_combination_is_drawn_as_often_as_its_probability(way):
     policy = Policy.from_weights({"head_w": np.zeros((5, sum(NVEC)), np.float32), "head_b": bias},
                                  {"policy": "categorical", "nvec": list(NVEC), "obs_dim": 5})
     obs = np.zeros((count, 5), np.float32)
-    action = policy.draw(obs, rng.random((count, 3), np.float32))[0] if way == "draw" else policy.act(obs, rng)
+    action = policy.draw(obs, rng.random((count, 3), np.float32))[0] if way == "draw" else policy.act(obs, (), rng)[0]
     log_pi = [part[0] for part in parts(bias[None])]
     for combination in itertools.product(*map(range, NVEC)):
         probability = float(np.exp(sum(part[one] for part, one in zip(log_pi, combination, strict=True))))
         share = (action == combination).all(1).mean()
         assert share == pytest.approx(probability, abs=5.0 * (probability / count) ** 0.5)
-    assert policy.act_greedy(obs[:1]).tolist() == [[float(part.argmax()) for part in log_pi]]
+    assert policy.act(obs[:1], ())[0].tolist() == [[float(part.argmax()) for part in log_pi]]
 
 
 def test_a_row_s_draw_does_not_depend_on_the_other_rows():
@@ -169,7 +169,7 @@ def test_no_forbidden_option_is_drawn_and_the_others_share_its_probability():
     algorithm, rng, obs = made(spec=MASKED), np.random.default_rng(4), masked_obs(500)
     policy = policy_of(algorithm)
     action, log_prob = policy.draw(obs, rng.random((500, 3), np.float32))
-    for found in (action, policy.act(obs, rng), policy.act_greedy(obs), uniform_actions(MASKED, 500, rng, obs)):
+    for found in (action, policy.act(obs, (), rng)[0], policy.act(obs, ())[0], uniform_actions(MASKED, 500, rng, obs)):
         assert allowed(obs, found).all()
     out = algorithm.net.forward(torch.from_numpy(obs))[0].numpy().T
     log_pi = parts(np.where(obs[:, 5:] == 1.0, out, -1e30))

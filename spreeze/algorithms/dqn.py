@@ -82,7 +82,7 @@ class DQN(OffPolicyAlgorithm):
         """Next actions [1, B] as indices: the best allowed of the online network (double) or of the target network."""
         # Without double estimation, critic_step reuses these values.
         self._next_q = self.critics.values(batch.next_obs, target=not self._config.double)
-        next_q = losses.allowed_only(self._next_q[0], batch.next_obs) if self._masked else self._next_q[0]
+        next_q = losses.mask_logits(self._next_q[0], batch.next_obs) if self._masked else self._next_q[0]
         return Proposal(next_q.argmax(0, keepdim=True), None, None)
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:

@@ -293,7 +293,7 @@ class Appo(AnyAge):
     def _adapt(self, divergence: float, from_target: float) -> None:
         """Takes the means of ``_divergence_sums`` over as many updates as a whole buffer gives."""
         if self._config.target_kl is not None:
-            self._step_share = losses.adapted_share(self._step_share, divergence, self._config.target_kl)
+            self._step_share = losses.adaptive_lr_factor(self._step_share, divergence, self._config.target_kl)
 
     def state_json(self) -> dict[str, Any]:
         if not self._adapts:

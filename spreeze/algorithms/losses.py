@@ -82,7 +82,7 @@ def tanh_backward(action: Tensor, grad_action: Tensor) -> Tensor:
     return torch.addcmul(grad_action, action * grad_action, action, value=-1.0)
 
 
-def allowed_only(values: Tensor, obs: Tensor) -> Tensor:
+def mask_logits(values: Tensor, obs: Tensor) -> Tensor:
     """Values or logits [K, B] where actions that the masks of obs [B, O] forbid never count; other rows are unchanged.
 
     The masks are the last K columns (``types.EnvSpec``). The softmax of such logits is that over the allowed actions
@@ -276,15 +276,15 @@ def adapted_coefficient(coefficient: float, divergence: float, target: float) ->
     return min(coefficient, max(coefficient * 0.5, 1e-3)) if divergence < 0.5 * target else coefficient
 
 
-def adapted_share(share: float, divergence: float, target: float) -> float:
-    """The share of the learning rate for the next updates, 0.01 to 1, from the one that led to ``divergence`` [nat].
+def adaptive_lr_factor(factor: float, divergence: float, target: float) -> float:
+    """The factor of the learning rate for the next updates, 0.01 to 1, from the one that led to ``divergence`` [nat].
 
-    Rule and factors are those of Rudin et al. 2021 (arXiv 2109.11978), who aim at 0.01 and do not bound the share by 1.
-    The share stays while the divergence is half to twice the ``target``; a non-finite one counts as too large.
+    Rule and factors are those of Rudin et al. 2021 (arXiv 2109.11978), who aim at 0.01 and do not bound it by 1.
+    The factor stays while the divergence is half to twice the ``target``; a non-finite one counts as too large.
     """
     if not divergence <= 2.0 * target:
-        return max(0.01, share / 1.5)
-    return min(1.0, share * 1.5) if divergence < 0.5 * target else share
+        return max(0.01, factor / 1.5)
+    return min(1.0, factor * 1.5) if divergence < 0.5 * target else factor
 
 
 def explained_variance(value: np.ndarray, target: np.ndarray) -> float:

@@ -231,7 +231,7 @@ class OnPolicyAlgorithm(Algorithm):
     def _forward(self, obs: Tensor) -> Passed:
         """The network's outputs and values, the logits of forbidden actions lowered so that they never count."""
         out, value = self.net.forward(obs)
-        return (losses.allowed_only(out, obs) if self._masked else out), value
+        return (losses.mask_logits(out, obs) if self._masked else out), value
 
     def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
         """The gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""

@@ -81,7 +81,7 @@ class PPO(OnPolicyAlgorithm):
                 self.updates += 1
         if config.target_kl is not None:
             divergence = torch.stack(divergences).mean().item()
-            self._step_share = losses.adapted_share(self._step_share, divergence, config.target_kl)
+            self._step_share = losses.adaptive_lr_factor(self._step_share, divergence, config.target_kl)
         if theta is not None and start is not None:
             self.net.flat.sub_(start).add_(theta)
 

@@ -290,7 +290,7 @@ class DiscreteSAC(_SoftActorCritic):
         filled = buffers.fill(batch, moves_actor=self._moves_actor())
         x = buffers.x[:, :filled]
         logits = mlp_forward(self.actor.online, x, buffers.tapes[filled])[0]
-        log_prob = (losses.allowed_only(logits, x[0]) if self._masked else logits).log_softmax(0)
+        log_prob = (losses.mask_logits(logits, x[0]) if self._masked else logits).log_softmax(0)
         prob = log_prob.exp()
         if filled == rows:
             return Proposal(prob, log_prob, None)

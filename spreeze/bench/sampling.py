@@ -172,7 +172,7 @@ class _Bare:
 
     def __init__(self, plan: RunPlan, seed: int) -> None:
         self._spec, num_envs = plan.spec, plan.config.sampling.envs_per_sampler
-        self._to_native = ActionScaling(self._spec)
+        self._unscale_action = ActionScaling(self._spec)
         make, self._envs, self._vector = vector_maker(self._spec), [], None
         if make is not None:
             self._vector = make(num_envs, seed)
@@ -199,10 +199,10 @@ class _Bare:
     def _native(self, actions: np.ndarray) -> Any:
         """The actions as the environments take them: vectors, or integers of choices."""
         if self._vector is not None:
-            return [self._vector.native(of_step) for of_step in self._to_native(actions)]
+            return [self._vector.native(of_step) for of_step in self._unscale_action(actions)]
         if self._spec.choices is not None:
             return [self._spec.choices.to_env(of_step) for of_step in actions]
-        return self._to_native(actions)
+        return self._unscale_action(actions)
 
     def close(self) -> None:
         for env in self._envs:

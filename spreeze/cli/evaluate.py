@@ -135,7 +135,7 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
         lost.append(f"seed {seeds[place]}, step {length + 1}: {described(error)}")
 
     with environment_errors(spec.env_id), _recorder(args.video) as record:
-        episodes = run_episodes(make, policy.act_greedy, seeds, on_step=record, tasks=tasks, on_error=on_error)
+        episodes = run_episodes(make, policy.act, seeds, on_step=record, tasks=tasks, on_error=on_error)
         if not episodes:
             raise EnvironmentError_(f"{spec.env_id}: no episode of {args.episodes} came to its end; the last error: "
                                     f"{lost[-1]}")
@@ -342,8 +342,8 @@ def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
             needed = spec.choices.options if spec.team is None else max(spec.choices.nvec)
             if policy.outputs != needed:
                 raise WeightsError(f"it chooses among {policy.outputs} actions; {needed} are needed")
-        explored = made(exploring_arrays(weights.arrays)).act(obs, np.random.default_rng(0))
-        for actions in (policy.act_greedy(obs), explored):
+        exploring = made(exploring_arrays(weights.arrays))
+        for actions, _ in (policy.act(obs, ()), exploring.act(obs, (), np.random.default_rng(0))):
             if actions.shape != (1, spec.action_dim):
                 raise WeightsError(f"it gives actions of shape {actions.shape}; {(1, spec.action_dim)} is needed")
     except (WeightsError, ValueError, IndexError, TypeError, MemoryError) as error:

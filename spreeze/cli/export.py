@@ -107,7 +107,7 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
 
 def _compared(act: export.Act, steps: list[export.Operation], weights: Weights, spec: EnvSpec) -> export.Agreement:
     obs = export.draw_obs(spec, weights.arrays, OBSERVATIONS, seed=0)
-    actions = ActionScaling(spec)(Policy.from_weights(weights.arrays, weights.meta).act_greedy(obs))
+    actions = ActionScaling(spec)(Policy.from_weights(weights.arrays, weights.meta).act(obs, ())[0])
     if spec.choices is not None:
         actions = spec.choices.to_env(actions)
     return export.check(act, steps, actions, obs, spec)

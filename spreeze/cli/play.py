@@ -23,8 +23,9 @@ from spreeze.cli.evaluate import (
     start_limit,
 )
 from spreeze.envs.make import has_display, is_bullet
-from spreeze.envs.task import ObsRows, Task, check_fits, frame_options, make_task
+from spreeze.envs.task import ObsBuffer, Task, check_fits, frame_options, make_task
 from spreeze.errors import ConfigError, SpreezeError, WeightsError, described
+from spreeze.inference.policy import State
 from spreeze.machine.output import say, stdout_to_stderr
 from spreeze.machine.processes import close_in_time, no_child_left
 from spreeze.run_directory import refuse_links
@@ -182,20 +183,21 @@ class _Episode:
     """One episode; each of its methods raises ``_Lost`` where the environment raises."""
 
     def __init__(self, source: _Source) -> None:
-        self._policy = source.policy
+        self._policy, self._state = source.policy, State()
         self.total, self.length = 0.0, 0
         self.lost: str | None = None
         """The error that ended it."""
 
     def begin(self, task: Task, seed: int) -> None:
-        self._task, self._obs = task, ObsRows(1, task.spec)
+        self._task, self._obs = task, ObsBuffer(1, task.spec)
         self._limit = task.spec.max_episode_steps or MAX_STEPS
         with _losing():
             self._obs.start(0, task.reset(seed=seed))
 
     def step(self) -> bool:
         """Takes one env step; False at the end of the episode."""
-        action = self._task.to_native(self._policy.act_greedy(self._obs.array))
+        drawn, self._state = self._policy.act(self._obs.array, self._state)
+        action = self._task.unscale_action(drawn)
         with _losing():
             obs, reward, terminated, truncated = self._task.step(action[0])
         self._obs.put(0, obs)

@@ -403,7 +403,7 @@ class _Actions:
 
     def __init__(self, task: Task, count: int) -> None:
         self._task, self._rng = task, np.random.default_rng(0)
-        self._drawn = task.to_native(uniform_actions(task.spec, count, self._rng))
+        self._drawn = task.unscale_action(uniform_actions(task.spec, count, self._rng))
 
     def at(self, index: int) -> np.ndarray:
         mask = self._task.mask

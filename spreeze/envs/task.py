@@ -75,7 +75,7 @@ class Task:
     """The stepping used by samplers and evaluator; no autoreset: the caller resets.
 
     Every observation is a fresh array, because some environments write into one of their own. An image task
-    gives single frames, uint8 [C, H, W]; ``ObsRows`` stacks them.
+    gives single frames, uint8 [C, H, W]; ``ObsBuffer`` stacks them.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec) -> None:
@@ -101,7 +101,7 @@ class Task:
         """The environment's number of each option, where an action is a single number."""
         if spec.choices is not None and not spec.choices.shape:
             self._numbers = [kind(spec.choices.start[0] + index) for index in range(spec.choices.options)]
-        self.to_native = ActionScaling(spec)
+        self.unscale_action = ActionScaling(spec)
         """From a policy's actions [N, A] to those that ``step`` takes."""
 
     def reset(self, seed: int | None = None) -> np.ndarray:
@@ -356,7 +356,7 @@ def frame_options(spec: EnvSpec, *, whole_games: bool = True) -> dict[str, Any] 
     return spec.frames.options | ({"episodic_life": False} if whole_games else {})
 
 
-class ObsRows:
+class ObsBuffer:
     """The current observations of N environments: vectors float32 [N, O], or frames uint8 [N, k, C, H, W].
 
     Frames are stacked oldest first; the first one of an episode stands for those before it.

@@ -37,6 +37,9 @@ NORM_EPS = 1e-5
 """Added to the variance in layer normalisation, as torch.nn does by default."""
 
 Arrays = dict[str, np.ndarray]
+State = tuple[np.ndarray, ...]
+"""Arrays [N, ...] that a policy keeps between the steps of N episodes; empty before their first step, and always where
+it has no memory, as all policies here."""
 _ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError, MemoryError,
         RecursionError)
 """Errors of metadata and shapes that no algorithm writes."""
@@ -63,6 +66,12 @@ def exploring_arrays(arrays: Arrays) -> Arrays:
     """The weights that samplers explore with: the policy's, except for those that the file has twice."""
     return arrays | {name.removeprefix(_EXPLORING): array for name, array in arrays.items()
                      if name.startswith(_EXPLORING)}
+
+
+def begin_episode(state: State, row: int) -> None:
+    """Sets a row of a policy's state to zeros, with which each episode begins."""
+    for part in state:
+        part[row] = 0.0
 
 
 class Policy:
@@ -125,26 +134,22 @@ class Policy:
         scale = None if isinstance(trunk, TeamRows) else _obs_scale(arrays, fan_ins[0])
         return cls(layers, head, scale, trunk, activation, bool(meta.get("layer_norm")), mask_dim)
 
-    def act(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Exploring actions [N, A] float32, a new array: sampled, with noise, or sometimes random.
+    def act(
+        self, obs: np.ndarray, state: State, rng: np.random.Generator | None = None
+    ) -> tuple[np.ndarray, State]:
+        """Actions [N, A] float32, a new array, and the state for the next step.
 
-        ``obs`` is [N, O] float32, or images uint8 [N, k, C, H, W].
+        Args:
+            obs: [N, O] float32, or images uint8 [N, k, C, H, W].
+            state: as the previous step of these episodes returned it; empty at their first.
+            rng: draws actions that explore: sampled, with noise, or sometimes random; None: the best ones.
         """
         if self._busy:
             raise _shared()
         self._busy = True
         try:
-            return self._head.explore(self._forward(obs), rng)
-        finally:
-            self._busy = False
-
-    def act_greedy(self, obs: np.ndarray) -> np.ndarray:
-        """Actions without noise; [N, O] to [N, A], a new array."""
-        if self._busy:
-            raise _shared()
-        self._busy = True
-        try:
-            return self._head.greedy(self._forward(obs))
+            out = self._forward(obs)
+            return self._head.greedy(out) if rng is None else self._head.explore(out, rng), state
         finally:
             self._busy = False
 
@@ -186,7 +191,7 @@ class Policy:
         tile.fill(obs if self._trunk is None else self._trunk(obs), noise)
         out = self._run(_scaled(tile.features, self._obs_scale), tile.buffers, tile.row_by_row)
         if self._mask_dim:
-            self._forbid(obs, out[:rows])  # unused rows allow nothing, which has no softmax
+            self._apply_mask(obs, out[:rows])  # unused rows allow nothing, which has no softmax
         action, log_prob = head.draw(out, tile.noise)
         return action[:rows], log_prob[:rows]
 
@@ -204,10 +209,10 @@ class Policy:
             self._buffers = [np.empty((self._rows, weight.shape[1]), np.float32) for weight, _ in self._layers]
         out = self._run(_scaled(x, self._obs_scale), self._buffers)
         if self._mask_dim:
-            self._forbid(obs, out)
+            self._apply_mask(obs, out)
         return out
 
-    def _forbid(self, obs: np.ndarray, out: np.ndarray) -> None:
+    def _apply_mask(self, obs: np.ndarray, out: np.ndarray) -> None:
         """Sets the outputs [N, K] of actions that the masks of obs [N, O] forbid to minus infinity."""
         out[obs[:, -self._mask_dim :] == 0.0] = FORBIDDEN
 

@@ -332,7 +332,7 @@ class _Replay:
         if self._policy is None:
             actions = self._random.draw(self.envs.num_envs, self.envs.obs)
         else:
-            actions = self._policy.act(self.envs.obs, self._rng)
+            actions, self.envs.state = self._policy.act(self.envs.obs, self.envs.state, self._rng)
         self.envs.counts.policy_s += time.perf_counter() - start
         self.envs.step(actions, self.trainer.updates)
 

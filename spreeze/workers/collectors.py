@@ -18,10 +18,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from spreeze.envs.task import ActionScaling, ObsRows, Task, uniform_actions
+from spreeze.envs.task import ActionScaling, ObsBuffer, Task, uniform_actions
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, WorkerError, described
-from spreeze.inference.policy import Policy, exploring_arrays
+from spreeze.inference.policy import Policy, State, begin_episode, exploring_arrays
 from spreeze.inference.return_scale import DiscountedReturns
 from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import SLOTS, Phase
@@ -192,9 +192,11 @@ class TransitionCollector(Collector):
         make_vector: Callable[[int, int], VectorTask] | None = None,
     ) -> None:
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
-        self._to_native = ActionScaling(spec, bounded=True)
+        self._unscale_action = ActionScaling(spec, bounded=True)
         writer = VectorRowWriter if spec.frames is None else FrameRowWriter
         self._rows: VectorRowWriter | FrameRowWriter = writer(spec, num_envs, sink, n_step, gamma)
+        self.state = State()
+        """The policy's state in the current episodes."""
         self._reward = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.float32)
         self._discounted, self._in_block = DiscountedReturns(gamma), 0
@@ -220,7 +222,7 @@ class TransitionCollector(Collector):
     def step(self, actions: np.ndarray, version: int) -> None:
         """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows."""
         start = perf_counter()
-        native = self._to_native(actions, np.empty_like(actions))  # a new array: environments may keep their action
+        native = self._unscale_action(actions, np.empty_like(actions))  # new: environments may keep their action
         ended, broken = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
         stepped = perf_counter()
         self._is_slow = stepped - start > _SLOW_S
@@ -230,7 +232,10 @@ class TransitionCollector(Collector):
         self._count_rewards(ended, broken)
         written = perf_counter()
         self.counts.env_steps += self.num_envs - len(broken)
+        for index in broken:
+            begin_episode(self.state, index)
         for index, _ in ended:
+            begin_episode(self.state, index)
             self._count_episode(index)
             self._between_episodes(index)
             self._reset(index, None)
@@ -389,7 +394,7 @@ class FrameRowWriter:
 
     def __init__(self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float) -> None:
         assert spec.frames is not None
-        self._rows = ObsRows(num_envs, spec)
+        self._rows = ObsBuffer(num_envs, spec)
         self._sign = spec.frames.sign_rewards
         self._log = FrameLog(sink, num_envs, n_step, gamma)
 
@@ -482,7 +487,7 @@ class RolloutCollector(Collector):
         self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first
         self._step_synchronous, self._replays = step_synchronous, replays
         self.columns = RolloutWriter(rollouts, first, num_envs)
-        self._rows = ObsRows(num_envs, spec)
+        self._rows = ObsBuffer(num_envs, spec)
         self._sign = spec.frames is not None and spec.frames.sign_rewards
         noise_dim, uniform = rollouts.spec.action_dim, spec.choices is not None
         envs = range(first, first + num_envs)
@@ -526,7 +531,7 @@ class RolloutCollector(Collector):
         """Repeats the current episode with actions; whether it ended, or None if the environment raised."""
         try:
             self._begin(index)
-            for action in self._tasks[index].to_native(actions):
+            for action in self._tasks[index].unscale_action(actions):
                 self._on_progress(Phase.RESET)
                 obs, reward, terminated, truncated = self._tasks[index].step(action)
                 self._take(index, obs, reward)
@@ -599,7 +604,7 @@ class RolloutCollector(Collector):
         """Steps environments and commits their rows."""
         start = perf_counter()
         obs = self._rows.array[self.columns.rows(indices)].copy()
-        native = self._tasks[0].to_native(answers.action)
+        native = self._tasks[0].unscale_action(answers.action)
         rewards, terminated, truncated = [], [], []
         failed: dict[int, Exception] = {}
         for row, index in enumerate(indices):

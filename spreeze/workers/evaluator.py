@@ -29,9 +29,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from spreeze.envs.make import is_bullet
-from spreeze.envs.task import ObsRows, Task, open_task
+from spreeze.envs.task import ObsBuffer, Task, open_task
 from spreeze.errors import SpreezeError, described
-from spreeze.inference.policy import Policy
+from spreeze.inference.policy import Policy, State, begin_episode
 from spreeze.machine.hardware import memory_limits
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import (
@@ -81,8 +81,8 @@ CONFIRMING_EPISODES, MOST_CONFIRMING = 20, 100
 _FIRST, _RETEST, _CONFIRM = range(3)
 """Purposes of an evaluation: each plays seeds of its own."""
 
-Act = Callable[[np.ndarray], np.ndarray]
-"""Observations float32 [N, O] to actions float32 [N, A] in [-1, 1], or indices of discrete ones [N, 1]."""
+Act = Callable[[np.ndarray, State], tuple[np.ndarray, State]]
+"""As ``Policy.act``: observations [N, ...] and state to actions float32 [N, A] and the next state."""
 OnError = Callable[[int, int, Exception], None]
 """Called when an error ends an episode: its position in the seeds, its env steps so far, and the error."""
 
@@ -283,7 +283,7 @@ class Evaluation:
 
         policy = Policy.from_weights(weights.arrays, weights.meta)
         episodes = run_episodes(
-            self._make_task, policy.act_greedy, seeds, lambda *_: self._on_progress(Phase.STEP), should_stop,
+            self._make_task, policy.act, seeds, lambda *_: self._on_progress(Phase.STEP), should_stop,
             heartbeat=heartbeat, tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec),
             whole_rounds=whole_rounds, room=self._job.room,
         )  # fmt: skip
@@ -568,7 +568,7 @@ class _Lockstep:
         """Rows whose environment could not be made anew."""
         spec = pool[0].spec
         self._limit = MAX_STEPS if spec.max_episode_steps is None else spec.max_episode_steps
-        self._obs = ObsRows(count, spec)
+        self._obs, self._state = ObsBuffer(count, spec), State()
 
     def run(self, should_stop: Callable[[], bool] | None, whole_rounds: bool) -> list[Episode]:
         settled = 0
@@ -576,7 +576,8 @@ class _Lockstep:
             while busy:
                 if should_stop is not None and should_stop():
                     return self._episodes(before=settled if whole_rounds else self._next)
-                actions = busy[0].task.to_native(self._act(self._obs.array))
+                drawn, self._state = self._act(self._obs.array, self._state)
+                actions = busy[0].task.unscale_action(drawn)
                 busy = [env for env in busy
                         if self._step(env, actions[env.row]) or (not whole_rounds and self._begin(env))]
             settled = self._next
@@ -589,6 +590,7 @@ class _Lockstep:
         """Starts the next seed's episode; False if none is left, or its environment is gone."""
         while self._next < len(self._seeds) and env.row not in self._gone:
             env.place, env.total, env.length = self._next, 0.0, 0
+            begin_episode(self._state, env.row)
             self._next += 1
             self._heartbeat()
             try:

@@ -112,7 +112,8 @@ class SamplerLoop:
         policy = self._policy.current()
         if policy is None or (self._policy.version == 0 and self._counts.baseline < 0):
             return self._random.draw(self._sampling.num_envs, self._sampling.obs)
-        return policy.act(self._sampling.obs, self._rng)
+        actions, self._sampling.state = policy.act(self._sampling.obs, self._sampling.state, self._rng)
+        return actions
 
 
 def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:

@@ -18,9 +18,9 @@ import av
 import numpy as np
 from PIL import Image, ImageOps
 
-from spreeze.envs.task import ObsRows, Task, open_task
+from spreeze.envs.task import ObsBuffer, Task, open_task
 from spreeze.errors import described
-from spreeze.inference.policy import Policy
+from spreeze.inference.policy import Policy, State
 from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import Phase
 from spreeze.transport.files import remove_unfinished, replace_json
@@ -85,7 +85,7 @@ class _Show:
         self._next_clip_s, self._next_picture_s, self._new_weights_s = float("inf"), 0.0, 0.0
         self._frames = self._clips = 0
         self._number = max((_number_of(path) for path in self._videos.glob("clip-*-v*.mp4")), default=0)
-        self._obs = ObsRows(1, task.spec)
+        self._obs = ObsBuffer(1, task.spec)
         self._seed = job.seed
         self._returns: list[float] = []
         """Returns of the episodes that ended in this clip."""
@@ -182,12 +182,13 @@ class _Show:
     def _restart(self) -> None:
         self._obs.start(0, self._task.reset(seed=self._seed))
         self._seed = (self._seed + 1) % 2**31
-        self._return, self._at_start = 0.0, True
+        self._return, self._at_start, self._state = 0.0, True, State()
 
     def _advance(self, policy: Policy, steps: int) -> None:
         """Takes at most ``steps`` env steps, and ends with the episode."""
         for _ in range(steps):
-            action = self._task.to_native(policy.act_greedy(self._obs.array))
+            drawn, self._state = policy.act(self._obs.array, self._state)
+            action = self._task.unscale_action(drawn)
             obs, reward, terminated, truncated = self._task.step(action[0])
             self._obs.put(0, obs)
             self._return += reward

@@ -115,7 +115,7 @@ def _tuned_rows(args: argparse.Namespace, interrupts: Interrupts) -> list[Row]:
     picks = [_pick(record) for record in records]
     reference, ratios = statistics.mode(picks), {settings.config.replay.samples_per_insert_min,
                                                  *(pick[RATIO] for pick in picks)}
-    pairs = spec.num_actions is None and reference[DEVICE] == "cpu" and read_machine().cores.usable >= 2.0
+    pairs = spec.choices is None and reference[DEVICE] == "cpu" and read_machine().cores.usable >= 2.0
     threads = {1, 2} if pairs else {reference[THREADS]}
     grid = [Setting({**reference, THREADS: count, BATCH: batch, RATIO: ratio, SAMPLERS: samplers})
             for batch in args.batch_size for count in sorted(threads) for ratio in sorted(ratios)

@@ -129,7 +129,8 @@ def _loop(
     credit, next_evaluation, learner_s, best = 0.0, _FIRST_EVALUATION, 0.0, -np.inf
     reached = False
     while learning.updates < goal.max_updates and not reached:
-        actions = uniform_actions(spec, sampling.num_envs, rng) if policy is None else policy.act(sampling.obs, rng)
+        actions = (uniform_actions(spec, sampling.num_envs, rng) if policy is None
+                   else policy.act(sampling.obs, (), rng)[0])
         sampling.step(actions, learning.updates)
         if sampling.counts.env_steps < starts:
             continue
@@ -145,7 +146,7 @@ def _loop(
             policy = Policy.from_weights(*learning.policy())
         if learning.updates >= next_evaluation:
             next_evaluation = max(learning.updates + 1, int(learning.updates * _EVALUATION_GROWTH))
-            episodes = run_episodes(lambda: open_task(spec), policy.act_greedy, seed_list(_FIRST_SEED, _EPISODES),
+            episodes = run_episodes(lambda: open_task(spec), policy.act, seed_list(_FIRST_SEED, _EPISODES),
                                     tasks=judges)
             found = score(episodes).return_mean
             best, reached = max(best, found), found >= goal.target_return
