@@ -202,7 +202,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the last session that ended in order reported at its end; empty before the first."""
+        """Summary of the last session that ended in order; empty before the first."""
         return read_json(self.path / "summary.json")
 
     @property
@@ -279,7 +279,7 @@ class TrainedPolicy:
         """Errors as ``load_policy``."""
         self.path = weights.path
         self.spec = recorded_spec(weights)
-        """What the environment looks like."""
+        """Spaces of the environment."""
         self._import_module = import_module
         if "network" in weights.meta:  # the run's module makes it
             _refuse_foreign(self.spec, import_module)
@@ -479,7 +479,7 @@ def _shape(shape: tuple[int, ...] | None, size: int) -> tuple[int, ...]:
 
 
 def _place(run: Run | str | os.PathLike[str]) -> str:
-    """What ``find_run`` takes: a text is a name or a path, a path object always a path."""
+    """Argument of ``find_run``: a text is a name or a path, a path object always a path."""
     if isinstance(run, Run):
         return str(run.path)
     if not isinstance(run, str | os.PathLike):

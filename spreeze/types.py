@@ -32,7 +32,7 @@ class PictureSpec:
 
     @property
     def rgb(self) -> bool:
-        """Whether the axis beside height and width is red, green and blue."""
+        """True if the axis beside height and width is red, green and blue."""
         return len(self.order) > 2 and self.shape[self.order[-3]] == 3
 
     @property
@@ -54,7 +54,7 @@ class FrameSpec:
     stack: int
     """k: frames in one observation."""
     sign_rewards: bool
-    """Whether replay stores only the sign of each reward."""
+    """True if replay stores only the sign of each reward."""
     options: dict[str, Any]
     """Values of the ``image`` settings, from which the same environment can be made again."""
     source: PictureSpec | None = field(default=None, compare=False)
@@ -179,7 +179,7 @@ class EnvSpec:
     obs_dim: int
     """O: length of the flat float32 observation; where ``action_mask`` is true its last K values are the mask."""
     action: ActionSpec
-    """What an action is."""
+    """The action space: a box, or one or several choices."""
     max_episode_steps: int | None
     """Env steps after which the environment truncates an episode; None if it never does."""
     reward_threshold: float | None
@@ -195,7 +195,7 @@ class EnvSpec:
     frames: FrameSpec | None = None
     """Frames of an image task: each step gives one, uint8 [C, H, W]; an observation is the last k. None: vectors."""
     action_mask: bool = False
-    """Whether ``info["action_mask"]`` says at each step which of the K options are allowed."""
+    """True if ``info["action_mask"]`` says at each step which of the K options are allowed."""
     team: TeamSpec | None = None
     """The agents where several act at once; None: a single one."""
 
@@ -367,9 +367,9 @@ class PolicyFormat(NamedTuple):
     name: str
     suffix: str
     packages: tuple[str, ...]
-    """What writing and checking a file needs, beside NumPy."""
+    """Packages that writing and checking a file needs, beside NumPy."""
     runs_on: str
-    """What a program that uses the file needs, as pip knows it."""
+    """Package that a program with this file needs, as pip knows it."""
 
 
 POLICY_FORMATS = (
@@ -422,7 +422,7 @@ def _value(name: str, hint: Any, value: Any) -> Any:
 
 
 def _has_fields(option: Any, value: Any) -> bool:
-    """Whether a value could be of this one of several types, by the names of its fields."""
+    """True if a value could be of this one of several types, by the names of its fields."""
     if not dataclasses.is_dataclass(option) or not isinstance(value, dict):
         return True
     return value.keys() <= {entry.name for entry in dataclasses.fields(option)}

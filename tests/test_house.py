@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import re
 import warnings
 
 import pytest
@@ -126,3 +127,20 @@ def test_every_way_to_tell_them_by_name_is_seen(text):
 @pytest.mark.parametrize("text", ['space.mode == "NextStep"', 'mode == other', 'x == "hts"', 'algo in ON_POLICY'])
 def test_other_comparisons_are_let_be(text):
     assert list(_tests_of_names(ast.walk(ast.parse(text)), {*modes(), *ALGORITHMS})) == []
+
+
+DANGLING = re.compile(r"(?:Of|What|Whether|The same)\b")
+"""First words of a docstring that leave its subject to the reader."""
+
+
+def _docstrings(path):
+    """Line and text of each string that stands by itself: docstrings, of attributes and constants too."""
+    for node in nodes(path):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
+def test_every_docstring_begins_with_its_subject():
+    found = [f"{relative(path)}:{line} {text[:40]}" for path in FILES for line, text in _docstrings(path)
+             if DANGLING.match(text)]  # fmt: skip
+    assert found == [], "say first what it is: 'Rows of ...', 'True if ...'"

@@ -100,7 +100,7 @@ class EvaluatedRollouts:
         self._places: dict[tuple[int, int], int] = {}
         self._free = list(range(room))
         self._left: dict[int, Tensor] = {}
-        """Of each place the rows that no draw has had since all of them were had, in random order."""
+        """Slot -> rows not drawn since every row was, in random order."""
         self._draws = 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -181,7 +181,7 @@ class AnyAge(OnPolicyAlgorithm):
                 self.improve(part, progress)
 
     def evaluate(self, batch: RolloutBatch, sampler: int = 0, is_new: bool = True) -> Evaluated:
-        """What is computed once, at a rollout's first use; its observations enter the normaliser afterwards.
+        """Values computed once, at a rollout's first use; its observations enter the normaliser afterwards.
 
         ``sampler`` collected it: the returns that rewards are divided by continue in each sampler's own rollouts. One
         that is not new, of before a restart, is in these statistics already.
@@ -218,7 +218,7 @@ class AnyAge(OnPolicyAlgorithm):
         return EvaluatedRollouts(rollouts, self._generator)
 
     def parts(self, kept: EvaluatedRollouts, key: tuple[int, int]) -> list[Evaluated]:
-        """What the updates of one use of a rollout learn from: it alone, or minibatches of all that are kept."""
+        """Data for the updates of one use of a rollout: it alone, or minibatches of all that are kept."""
         return [kept[key]] if self.minibatches == 1 else kept.draw().chunk(self.minibatches)
 
     def improve(self, evaluated: Evaluated, progress: float | None) -> None:
@@ -245,7 +245,7 @@ class AnyAge(OnPolicyAlgorithm):
         return (reference - worker).exp_()
 
     def _advantage(self, excess: np.ndarray, weighted: np.ndarray) -> np.ndarray:
-        """Of V-trace-GAE, ``v - V``, or IMPALA's ``rho (r + gamma v' - V)``."""
+        """Advantage of V-trace-GAE, ``v - V``, or IMPALA's ``rho (r + gamma v' - V)``."""
         return excess
 
     def _denominator(self, reference: Tensor, worker: Tensor) -> Tensor:

@@ -216,7 +216,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     @property
     def return_scale(self) -> float:
-        """What rewards are divided by [return]; 1 where they are not."""
+        """Divisor of rewards [return]; 1 where they are not scaled."""
         return 1.0 if self._returns is None else self._returns.scale
 
     def _next_values(self, batch: RolloutBatch, value: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
@@ -333,7 +333,7 @@ class OnPolicyAlgorithm(Algorithm):
         return {name: part for name, part in parts.items() if part is not None}
 
     def averaged_statistics(self) -> np.ndarray:
-        """What learners that average their parameters average too: counts, means and deviations, float64 [k]."""
+        """Statistics to average beside the parameters: counts, means and deviations, float64 [k]."""
         return averaged_statistics((self._normalizer, self._returns))
 
     def set_averaged_statistics(self, values: np.ndarray) -> None:

@@ -89,7 +89,7 @@ class _Buffers:
 
 
 class _GaussianBuffers(_Buffers):
-    """The same for actions that are drawn."""
+    """Buffers for actions that are drawn."""
 
     def __init__(self, parameters: Parameters, rows: int, pair: Pair | None) -> None:
         super().__init__(parameters, rows)
@@ -108,7 +108,7 @@ class _GaussianBuffers(_Buffers):
 
 
 class _SoftActorCritic(OffPolicyAlgorithm):
-    """What both kinds of actions share: the temperature ``alpha`` [1], moved by steps on its logarithm (eq. 18)."""
+    """Base for both kinds of actions: the temperature ``alpha`` [1], moved by steps on its logarithm (eq. 18)."""
 
     name = "sac"
     actor: TrainedNetworks[Parameters]
@@ -211,7 +211,7 @@ class SAC(_SoftActorCritic):
         self.critics.step(batch.obs_action, losses.td_target(batch.reward, batch.terminated, batch.discount, value))
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        """Of the lesser critic."""
+        """Gradient of the lesser critic."""
         return self.critics.action_gradient(batch.obs, action, least=True)
 
     def actor_step(self, dq_da: Tensor) -> None:

@@ -44,9 +44,9 @@ class LaunchKind(NamedTuple):
     """A way to run the kernels of an update."""
 
     settings: dict[str, Any]
-    """Of ``LearnerConfig``."""
+    """Fields of ``LearnerConfig``."""
     reason: str = ""
-    """Why a processor has it not; empty if it has."""
+    """Reason why a processor does not have it; empty if it has."""
 
 
 _NO_GRAPHS = "a processor has no graphs"
@@ -132,7 +132,7 @@ def _timed(helper: UpdateHelper, plan: RunPlan, device: str, rate: Rate, repeats
 
 
 def verdict(rates: list[Row]) -> list[Row]:
-    """What an H100 or H200 should reach, beside the best of these rates."""
+    """Rates that an H100 or H200 should reach, beside the best of these."""
     known = [one for one in rates if one["value"] is not None]
     graphs = [one for one in known if one["batch_size"] == BATCHES[0] and "graph" in one["kind"]]
     return [

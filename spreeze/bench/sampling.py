@@ -1,4 +1,4 @@
-"""What sampling costs: the real sampler loop beside bare environments.
+"""Cost of sampling: the real sampler loop beside bare environments.
 
 The bare loop steps equal environments, seeded alike, with the sampler's very actions. Both go through the same
 trajectories, in one process and in short turns.

@@ -25,7 +25,7 @@ from spreeze.metrics import tuning_record
 from spreeze.metrics.snapshot import Snapshot
 
 _WAIT, _WAIT_COLOUR, _COLOURS = "wait", "bright_black", ("cyan", "green", "yellow", "magenta", "blue")
-"""Of the parts of a worker's time, in order; waiting comes last."""
+"""Colours of the parts of a worker's time, in order; waiting comes last."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 _ASCII_SPARKS = "_.-=+*#@"
 _MAX_WIDTH = 120

@@ -14,7 +14,7 @@ from spreeze.types import EnvSpec
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(Part):
-    """What all off-policy algorithms share."""
+    """Settings of all off-policy algorithms."""
 
     hidden_sizes: tuple[int, ...] = setting((256, 256), "width of each hidden layer", unit="units", low=1, high=4096,
                                             fixed=True)
@@ -46,7 +46,7 @@ class AlgorithmConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class ActorCriticConfig(AlgorithmConfig):
-    """What the algorithms with an actor share."""
+    """Settings of the algorithms with an actor."""
 
     actor_lr: float = setting(1e-3, "learning rate of the actor (Adam)", low=0.0, high=1.0)
     critic_lr: float = setting(1e-3, "learning rate of the critics (Adam)", low=0.0, high=1.0)
@@ -73,7 +73,7 @@ class ActorCriticConfig(AlgorithmConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DistributionalConfig(ActorCriticConfig):
-    """What the algorithms with two critics share: what these learn of the return."""
+    """Settings of the algorithms with two critics: what these learn of the return."""
 
     critics: str = setting("twin", "what the critics learn of the return: its mean, of which the lesser of two counts; "
                            "quantiles (TQC, arXiv 2005.04269); probabilities on a grid (C51, arXiv 1707.06887)",
@@ -105,7 +105,7 @@ class DistributionalConfig(ActorCriticConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ActionValueConfig(AlgorithmConfig):
-    """What the algorithms share that take the action of the highest value."""
+    """Settings of the algorithms that take the action of the highest value."""
 
     hidden_sizes: tuple[int, ...] = setting((128, 128), "width of each hidden layer", unit="units", low=1, high=4096,
                                             fixed=True)
@@ -123,7 +123,7 @@ class ActionValueConfig(AlgorithmConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyConfig(Part):
-    """What the on-policy algorithms share."""
+    """Settings of the on-policy algorithms."""
 
     shortest_rollout: ClassVar[int] = 16
     """Least env steps of an environment in a rollout whose interval is not set."""
@@ -167,7 +167,7 @@ class OnPolicyConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class AnyAgeConfig(OnPolicyConfig):
-    """What the algorithms of mode impact share: the circular buffer C(N, K) and the correction for lag."""
+    """Settings of the algorithms of mode impact: the circular buffer C(N, K) and the correction for lag."""
 
     slots: int = setting(4, "rollouts that the buffer holds, of all samplers together (N); each sampler has at least "
                          "one", unit="rollouts", low=1, high=65_536)

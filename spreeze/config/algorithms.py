@@ -42,16 +42,16 @@ class AlgorithmRow:
     any_age: bool = False
     """``on_policy`` corrects for the age of its rollouts: it runs where samplers set their own pace, and only there."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """``part.field`` -> what is its default with this algorithm."""
+    """``part.field`` -> its default with this algorithm."""
     for_discrete: Mapping[str, Any] = field(default_factory=dict)
-    """The same where actions are discrete."""
+    """Further defaults where actions are discrete."""
     over_vectors: Mapping[str, Any] = field(default_factory=dict)
-    """The same where it learns from vectors."""
+    """Further defaults where it learns from vectors."""
     over_images: Mapping[str, Any] = field(default_factory=dict)
-    """The same where it learns from images."""
+    """Further defaults where it learns from images."""
 
     def fits(self, spec: EnvSpec) -> bool:
-        """Whether it can learn this environment."""
+        """True if it can learn this environment."""
         if spec.team is not None:
             return bool(self.team)
         if self.on_policy:
@@ -63,7 +63,7 @@ class AlgorithmRow:
         return bool(self.discrete) and spec.choices.dim == 1
 
     def runs_in(self, mode: Mode) -> bool:
-        """Whether the mode runs it."""
+        """True if the mode runs it."""
         wiring = mode.wiring(on_policy=bool(self.on_policy))
         return wiring is not None and wiring.free_running == self.any_age
 
@@ -160,7 +160,7 @@ def _modes_of(row: AlgorithmRow) -> str:
 
 
 def task_text(spec: EnvSpec) -> str:
-    """What decides about the algorithm: the actions, and whether observations are images."""
+    """Properties of a task that decide about the algorithm: its actions, and whether observations are images."""
     return actions_text(spec) if spec.frames is None else f"images and {actions_text(spec)}"
 
 

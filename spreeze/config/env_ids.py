@@ -15,7 +15,7 @@ class Family(NamedTuple):
     team: bool = False
     """Its tasks have several agents; else each environment is a vector of N that its own engine steps."""
     package: str = ""
-    """What a program without Spreeze has to install for its tasks."""
+    """Package that a program without Spreeze has to install for its tasks."""
 
 
 FAMILIES = {family.prefix: family for family in (

@@ -65,9 +65,9 @@ class Layer:
     source: str
     values: Values
     about: dict[str, Any] = field(default_factory=dict)
-    """What a profile says of itself."""
+    """Table ``[about]`` of a profile."""
     of_algorithm: dict[str, Values] = field(default_factory=dict)
-    """What it says besides for one algorithm alone."""
+    """Values of a profile for one algorithm alone."""
     choice: dict[str, Any] | None = None
     """Algorithm, mode and perhaps learners that it takes together: none holds where another layer says a different
     algorithm or mode."""
@@ -238,7 +238,7 @@ def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
 
 
 def without_effect(settings: Settings) -> list[str]:
-    """What the command line sets though the chosen mode and algorithm do not read it: the flag, or else ``part.field``.
+    """Settings of the command line that the chosen mode and algorithm do not read: the flag, or else ``part.field``.
 
     Settings of the run, its task, its end and its hosts are not looked at.
     """

@@ -57,7 +57,7 @@ MOST_DEFAULT_SAMPLERS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Part):
-    """What is run and where its files go."""
+    """Algorithm, mode and seed of a run, and where its files go."""
 
     read, personal = unoffered, True
 
@@ -304,7 +304,7 @@ class ExchangeConfig(Part):
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether learners of other hosts may take part."""
+        """True if learners of other hosts may take part."""
         return self.learners is not None or self.join is not None
 
 
@@ -339,7 +339,7 @@ class VisualizerConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class TuningConfig(Part):
-    """What the tuner aims at, and what of the machine stays with the user."""
+    """Objective of the tuner, and the share of the machine that stays with the user."""
 
     personal = True
 
@@ -389,7 +389,7 @@ class StopConfig(Part):
 
     @property
     def at_return(self) -> bool:
-        """Whether a return ends the run."""
+        """True if a return ends the run."""
         return self.target_return is not None and self.target_evaluations > 0
 
 
@@ -575,7 +575,7 @@ def algorithm_part(name: str, import_module: str | None = None) -> type[Any]:
 
 
 def may_name(name: str) -> bool:
-    """Whether a run or profile may have this name."""
+    """True if a run or profile may have this name."""
     return _NAME.fullmatch(name) is not None and name.split(".")[0].lower() not in _RESERVED
 
 

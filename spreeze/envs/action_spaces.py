@@ -14,7 +14,7 @@ _MAX_OPTIONS = 4096
 
 
 def action_of(env_id: str, space: Any) -> ActionSpec:
-    """What an action of this space is.
+    """The description of an action of this space.
 
     Raises:
         EnvironmentError_: no algorithm can handle it; the message names the space and what would fit.

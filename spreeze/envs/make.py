@@ -149,7 +149,7 @@ def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) 
 
 
 def _known(env_id: str, import_module: str | None, *, fast: bool) -> Any:
-    """What ``gymnasium.make`` takes for an id or ``module:Class``: a registered name or a specification.
+    """Argument of ``gymnasium.make`` for an id or ``module:Class``: a registered name or a specification.
 
     Raises:
         EnvironmentError_: there is none, or it is of a module that was not allowed.
@@ -180,7 +180,7 @@ def _entry_point(module: str, name: str) -> Any:
 
 
 def needs_no_import(env_id: str) -> bool:
-    """Whether this package finds the module of an environment by itself, as far as its id says."""
+    """True if this package finds the module of an environment by itself, as far as its id says."""
     return env_id.startswith(_ATARI_PREFIX) or env_id in OWN_IDS or env_id in BULLET_IDS
 
 
@@ -204,7 +204,7 @@ def is_bullet(env_id: str) -> bool:
 
 
 def is_known_to_repeat(env_id: str) -> bool:
-    """Whether several environments of this id can be there at once, without a try: ours, Gymnasium's own, engines'."""
+    """True if several environments of this id can be there at once, without a try: ours, Gymnasium's own, engines'."""
     import gymnasium
 
     name = env_id.rpartition(":")[2]
@@ -239,7 +239,7 @@ def parse_args(args: tuple[str, ...]) -> dict[str, Any]:
 
 
 def bullet_engine(env_id: str, *, plain: bool = False, args: tuple[str, ...] = ()) -> Reasoned | None:
-    """Whether a usual Bullet id is made ``fast`` or ``plain`` here and why; None for any other id."""
+    """Choice of ``fast`` or ``plain`` for a usual Bullet id, with its reason; None for any other id."""
     name = env_id.rpartition(":")[2]
     if name not in BULLET_IDS or bullet_missing() is not None:
         return None
@@ -259,7 +259,7 @@ def bullet_engine(env_id: str, *, plain: bool = False, args: tuple[str, ...] = (
 
 
 def _fast_spec(name: str, registered: Any) -> Any:
-    """What to make under a registered name: the fast task's specification, or the name itself."""
+    """Specification of the fast task for a registered name, or the name itself."""
     package = isinstance(registered.entry_point, str) and registered.entry_point.startswith(BULLET_MODULE)
     engine = bullet_engine(name) if package else None  # a user may have registered another under the same id
     if engine is None or engine.value != "fast":
@@ -396,7 +396,7 @@ def _force_direct(entry_point: Any) -> None:
 
 
 def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> EnvSpec:
-    """What the rest of the system has to know about an environment.
+    """Description of an environment for the rest of the system.
 
     Raises:
         EnvironmentError_: a space that no algorithm here can handle; the message names the space

@@ -96,7 +96,7 @@ def source_of(env: gymnasium.Env[Any, Any]) -> str:
 
 
 def used_or_not(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> str | None:
-    """What is said of the masks of an environment; None where it has none."""
+    """Line on the masks of an environment; None where it has none."""
     if spec.action_mask:
         return f"{source_of(env)}: only the actions that it allows are taken"
     why = "beside pictures" if spec.frames is not None else (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _FLOAT32 = np.dtype(np.float32)
 """NumPy has one object for it: ``is`` takes a tenth of the time of a comparison."""
 _LONGEST_HOLD, _HOLD_EXPONENT = 64, 1.5
-"""Of random actions that are held: env steps, and how their chance falls with that number."""
+"""Longest hold of a random action [env steps], and how its chance falls with that number."""
 _NUMBERS = frozenset({float, int, np.float64, np.float32})
 """Types of nearly all rewards."""
 _LEAST = -FLOAT32_MAX
@@ -227,7 +227,7 @@ class Task:
 
 
 def flattener(space: Any) -> Flattener | None:
-    """What turns an observation of a nested or discrete space into a vector; None for a Box."""
+    """Flattener of a nested or discrete observation space; None for a Box."""
     from gymnasium import spaces
 
     return None if isinstance(space, spaces.Box) else Flattener(leaves_of(space, "observation space"))
@@ -255,7 +255,7 @@ def make_task(
 
 
 def gives_masks(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether the info of a reset holds an action mask."""
+    """True if the info of a reset holds an action mask."""
     result = env.reset(seed=0)
     return isinstance(result, tuple) and isinstance(result[-1], dict) and result[-1].get(MASK) is not None
 

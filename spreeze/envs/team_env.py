@@ -196,7 +196,7 @@ def make_team(env_id: str, import_module: str | None, render_mode: str | None, a
 
 
 def own_module(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> Any:
-    """What ``parallel_env()`` of the module of ``--import`` makes."""
+    """The environment that ``parallel_env()`` of the module of ``--import`` makes."""
     if name != import_module:
         raise EnvironmentError_(f"'parallel:{name}' would import module '{name}': add --import {name} to allow it")
     return _parallel_env(importlib.import_module(name), render_mode, args)
@@ -237,7 +237,7 @@ def mpe2(name: str, import_module: str | None, render_mode: str | None, args: di
 
 
 def describe_team(env: TeamEnv, import_module: str | None) -> EnvSpec:
-    """What the rest of the system has to know about a task of several agents."""
+    """Description of a task of several agents for the rest of the system."""
     assert env.spec is not None
     team = env.team
     return EnvSpec(

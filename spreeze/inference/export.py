@@ -143,7 +143,7 @@ def _best(spec: EnvSpec) -> list[Operation]:
 
 
 def _unused(choice: Choices) -> np.ndarray:
-    """What is added to rows of logits [A, largest n], so that none counts that a choice does not have."""
+    """Offsets of logits [A, largest n]: lowest where a choice has no such value, so that it never counts."""
     has = np.arange(max(choice.nvec)) < np.array(choice.nvec)[:, None]
     return np.where(has, np.float32(0.0), np.float32(FORBIDDEN))
 

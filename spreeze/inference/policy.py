@@ -319,7 +319,7 @@ class _Tile:
 
 @cache
 def places_agree(inputs: int, outputs: int) -> bool:
-    """Whether a row's result of this machine's matmul of ``TILE`` rows does not depend on its place and the other rows.
+    """True if a row's result of this machine's matmul of ``TILE`` rows does not depend on its place and the other rows.
 
     The order in which a kernel sums depends on place and shape, not on values, so one test with full mantissas shows
     it. If it fails, ``draw`` multiplies row by row, at two to four times the cost.

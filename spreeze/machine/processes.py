@@ -35,7 +35,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEATH_S = 10.0
 """Time for a process to die after SIGKILL; freeing much memory takes a while."""
 WORKER_NAMES: set[str] = set()
-"""What names of worker processes begin with; ``workers.roles`` fills it with its roles."""
+"""Prefixes of the names of worker processes; ``workers.roles`` fills it with its roles."""
 OWN_PREFIX = "spreeze-"
 PAGE, PREWARM, PROBE, WATCHER = (OWN_PREFIX + name for name in ("page", "early", "probe", "watcher"))
 """Names of processes that are not workers: the page's server, a learner without a job yet, a single measurement, the

@@ -35,7 +35,7 @@ _OF_THIS_HOST = ("run", "cluster", "exchange", "stop", "logging", "visualizer", 
 _OF_THIS_MACHINE = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers", "rollout.samplers",
                     "rollout.inference_workers")  # fmt: skip
 _WITH_FLAGS = ("env.id", "env.import_module", "env.plain", "env.args")
-"""What another host's run does not take over, or by flags of its own."""
+"""Settings that another host's run does not take over, or by flags of its own."""
 
 
 def split_evenly(samplers: int, learners: int) -> list[int]:
@@ -224,7 +224,7 @@ class RunPlan:
 
     @property
     def session_seed(self) -> int:
-        """Of the samplers: a resumed run sees other episodes."""
+        """Seed of the samplers: a resumed run sees other episodes."""
         return self.config.run.seed + 1000 * self.earlier.sessions
 
     @property

@@ -271,7 +271,7 @@ class RolloutWriter:
         return self._rollout_steps * (rollout + self._may_begin(rollout))
 
     def _may_begin(self, rollout: int) -> bool:
-        """Whether the oldest rollout that can be read, which is written over after this one, was given often enough.
+        """True if the oldest rollout that can be read, which is written over after this one, was given often enough.
 
         Nobody waits for ever: while that rollout waits for uses, the reader can take it.
         """
@@ -486,7 +486,7 @@ class RolloutReader:
         return None if self._goes_round and self._is_early(taken_at, readable) and not self._is_waited_for() else chosen
 
     def _is_early(self, taken_at: int, readable: list[_Readable]) -> bool:
-        """Whether fewer were given since than others are there, not counting used-up ones of samplers that are slow."""
+        """True if fewer were given since than others are there, not counting used-up ones of samplers that are slow."""
         # At equal speed each sampler completes one in as many rollouts as there are samplers.
         pace = np.maximum(self._gaps, self._ended_at.max() - self._ended_at)
         keeps_up: list[bool] = (pace < 2 * len(self._columns)).tolist()
@@ -509,14 +509,14 @@ class RolloutReader:
         return found
 
     def _first_whole(self) -> list[int]:
-        """Of each sampler the first rollout over which it cannot have begun another one."""
+        """First rollout of each sampler over which it cannot have begun another one."""
         spec = self._rollouts.spec
         if not spec.free_running:
             return [self._rollouts.current - spec.num_slots + 1] * len(self._columns)
         return [steps // spec.sync_interval - spec.num_slots + 1 for steps in self._steps.max(1).tolist()]
 
     def _is_waited_for(self) -> bool:
-        """Whether a sampler waits until its oldest rollout has been given more often."""
+        """True if a sampler waits until its oldest rollout has been given more often."""
         spec = self._rollouts.spec
         for columns, steps in zip(self._columns, self._steps.max(1).tolist(), strict=True):
             oldest = steps // spec.sync_interval - spec.num_slots + 1

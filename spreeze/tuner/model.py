@@ -175,7 +175,7 @@ def pick(problem: TuningProblem, scored: Iterable[Scored]) -> Scored:
 
 
 class LearnerKind(NamedTuple):
-    """Of a learner: the settings that its time of an update depends on, beside the batch."""
+    """Settings of a learner on which its time of an update depends, beside the batch."""
 
     device: str
     precision: str

@@ -58,11 +58,11 @@ from spreeze.types import RowLayout
 BUDGET_S = 60.0
 """All of a tuning, the start of this process included."""
 _CLOSING_S = 1.5
-"""Of it, what ending the last processes and writing the result take."""
+"""Time to end the last processes and to write the result."""
 _SAMPLER_BYTES, _ENV_BYTES, _LEARNER_BYTES = 120_000_000, 30_000_000, 500_000_000
 """Memory of a sampler with its first environment, of each further one (measured on Bullet tasks), of the learner."""
 _ENGINE_ENV_BYTES = 2_000_000
-"""Of each further environment of an engine: EnvPool's robots take less than a megabyte each."""
+"""Memory of each further environment of an engine: EnvPool's robots take less than a megabyte each."""
 _CAP_SHARE = 0.8
 """A candidate may take this share of the memory that is free."""
 _NOT_SPEED = ("reward_threshold", "obs_shape")
@@ -207,7 +207,7 @@ LOAD, BATTERY, ROWS = "load", "battery", "rows"
 
 
 def _is_busy(other_cores: float | None, machine: Machine) -> bool:
-    """Whether other programs take so much that what is measured does not hold without them."""
+    """True if other programs take so much that what is measured does not hold without them."""
     return other_cores is not None and other_cores >= max(_BUSY_CORES, _BUSY_SHARE * machine.cores.usable)
 
 
@@ -252,7 +252,7 @@ def _outdated(record: dict[str, Any], probe: Probe, machine: Machine, interrupts
 def problem_of(
     settings: Settings, probe: Probe, machine: Machine, free_bytes: int, *, samplers_only: bool = False
 ) -> TuningProblem:
-    """What is to be chosen, from the settings and the facts; ``samplers_only`` for a host without a learner.
+    """Tuning problem from the settings and the facts; ``samplers_only`` for a host without a learner.
 
     Raises:
         ConfigError: a knob of the mode or of ``--import`` is not declared as it has to be.
@@ -296,7 +296,7 @@ def problem_of(
 
 
 def _configured(config: Config, name: str, machine: Machine) -> Any:
-    """What a run would take without the tuner; None where that is not known yet."""
+    """Value of a run without the tuner; None where that is not known yet."""
     part, item = name.split(".")
     owner = (config.on_policy or config.algorithm) if part == config.run.algo else getattr(config, part)
     value = getattr(owner, item)

@@ -102,11 +102,11 @@ class SamplerStats:
 
 
 class Interlude(Protocol):
-    """What an environment does between two episodes that are collected."""
+    """Activity of an environment between two episodes that are collected."""
 
     @property
     def overdue(self) -> bool:
-        """Whether the current episode is to be truncated, as it does not end by itself."""
+        """True if the current episode is to be truncated, as it does not end by itself."""
         ...
 
     def play(self, task: Task) -> Task | None:
@@ -133,7 +133,7 @@ class Collector:
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self._is_slow = True
-        """Whether the latest step of all environments took long: then each of them has a heartbeat of its own."""
+        """True if the latest step of all environments took long: then each of them has a heartbeat of its own."""
 
     def _count_episode(self, index: int) -> None:
         self._recent.append((self._returns[index], self._lengths[index]))

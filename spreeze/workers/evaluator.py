@@ -353,7 +353,7 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
 
     @property
     def overdue(self) -> bool:
-        """Whether an evaluation has waited too long for the end of an episode."""
+        """True if an evaluation has waited too long for the end of an episode."""
         return time.monotonic() > self._due_s + _LONGEST_EPISODE_S
 
     def __exit__(self, *_: object) -> None:

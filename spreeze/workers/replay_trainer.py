@@ -57,7 +57,7 @@ _AVERAGE_EVERY = 8
 _AVERAGE = "policy_average"
 _LEAST_BATCH = 32
 _PARTS = ("propose", "critic_step", "action_gradient", "actor_step")
-"""What of an update ``torch.compile`` fuses; between them stand the optimisers, each one kernel already."""
+"""Parts of an update that ``torch.compile`` fuses; between them stand the optimisers, each one kernel already."""
 _LIVING = 4
 """Averagings without news from another learner after which it counts as gone; speeds differ by less."""
 
@@ -93,7 +93,7 @@ class ReplayTrainer:
         if pair is not None and not config.network:
             self.algorithm.share(pair)
         self._has_branches = not (learner.fuse or placement.split or config.network)
-        """Whether a graph has branches of ``share``."""
+        """True if a graph has branches of ``share``."""
         self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
         self._average = PolicyAverage(self.algorithm, config.policy_average) if config.policy_average else None
         self._explore_average = config.explore_average
@@ -111,7 +111,7 @@ class ReplayTrainer:
         # Rewards that are signs have one size in all tasks.
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
         self.returns = ReturnMoments() if scales else None
-        """Of what samplers collected; None where rewards are not scaled."""
+        """Moments of the returns that samplers collected; None where rewards are not scaled."""
         self._returns_counted = np.zeros(3)
         """Sums of this session that are in ``returns``."""
         self._session, self._rows_counted = session, list(loaded_rows)
@@ -297,11 +297,11 @@ class ReplayTrainer:
 
     @property
     def return_scale(self) -> float:
-        """What rewards are divided by [return]; 1 where they are not."""
+        """Divisor of rewards [return]; 1 where they are not scaled."""
         return 1.0 if self.returns is None else self.returns.scale
 
     def averaged_statistics(self) -> np.ndarray:
-        """What learners that average their parameters average too: counts, means and deviations, float64 [k]."""
+        """Statistics to average beside the parameters: counts, means and deviations, float64 [k]."""
         return averaged_statistics((self.normalizer, self.returns))
 
     def set_averaged_statistics(self, values: np.ndarray) -> None:

@@ -41,7 +41,7 @@ class Role:
     limit: RestartLimit
     lost: Loss
     label: str = ""
-    """What its workers are called, and whose slots they have; empty: as the role."""
+    """Name of its workers, whose slots they have; empty: as the role."""
     several: bool = False
     """True if a group can have several; their names end in a number."""
     nice: int = 0

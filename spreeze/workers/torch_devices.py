@@ -143,7 +143,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error only means too little memory, which leaves the device usable.
+    """True if an error only means too little memory, which leaves the device usable.
 
     On a GPU only ``torch.OutOfMemoryError`` does, not other CUDA errors that mention memory. On a CPU PyTorch raises a
     RuntimeError, recognised by its text; Python and NumPy raise MemoryError.
