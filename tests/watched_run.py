@@ -17,6 +17,7 @@ import psutil
 from spreeze.errors import RunError, SpreezeError
 from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
+from spreeze.workers import roles  # noqa: F401 - names the processes of workers
 
 
 class Counters(NamedTuple):
