@@ -46,7 +46,8 @@ class AttachedRun(LiveRun):
         self.status = StatusTable.attach(self._descriptor(spec["status_fd"]), spec["status_rows"])
         replay = RingHandle.from_json(spec["job"]["replay"])
         self.ring = ReplayRing.attach(self._descriptor(replay.fds[0]), replay.spec)
-        names = ["learner", *(f"sampler-{index}" for index in range(self.ring.spec.num_shards))]
+        samplers = [f"sampler-{index}" for index in range(self.ring.spec.num_shards)]
+        names = ["learner", *samplers, "evaluator", "visualizer"]
         self.rows = {name: row for row, name in enumerate(names)}
 
     def _descriptor(self, number):

@@ -115,6 +115,9 @@ class RecoveryWatch:
         self._committed = [0] * samplers
         self.seen = Recoveries()
 
+    def _pace(self, name: str) -> SamplerPace:
+        return self._paces[int(name.partition("-")[2])]
+
     def recovering(self) -> set[str]:
         """Who was killed and is not back yet."""
         return set(self._killed)
@@ -125,7 +128,7 @@ class RecoveryWatch:
         if name == "learner":
             self._lost_from = self.updates(), float(self._saved_updates())
         elif name.startswith("sampler"):
-            self._paces[self._rows[name]].restart()
+            self._pace(name).restart()
 
     def updates(self) -> float:
         """The learner's updates now."""
@@ -133,7 +136,7 @@ class RecoveryWatch:
 
     def env_steps(self, index: int) -> float:
         """Env steps counted by a sampler and its predecessors."""
-        return float(self._status.slots(index)[0])
+        return float(self._status.named_slots(self._rows[f"sampler-{index}"], "sampler")["env_steps"])
 
     def _saved_updates(self) -> int:
         paths = self._checkpoints.paths()
@@ -151,7 +154,7 @@ class RecoveryWatch:
         for name in [name for name in self._killed if name in ("evaluator", "visualizer") and self._is_new(name)]:
             del self._killed[name]
         for name in [name for name, (killed_s, _) in self._killed.items() if now_s - killed_s > LIMIT_S]:
-            if name.startswith("sampler") and self._is_new(name) and self._paces[self._rows[name]].rate > 0.0:
+            if name.startswith("sampler") and self._is_new(name) and self._pace(name).rate > 0.0:
                 seen.slow += 1
                 seen.sampler_s.append(now_s - self._killed[name][0])
             else:
