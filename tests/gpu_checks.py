@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 import torch
+from harness import PATIENCE_S
 from torch import Tensor
 
 from spreeze.algorithms import create
@@ -471,7 +472,7 @@ def killed_in_a_kernel(place: Place) -> Finding:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGINT)
                 try:
-                    process.wait(60.0)
+                    process.wait(PATIENCE_S)
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
         document = json.loads((run / "summary.json").read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
+from harness import PATIENCE_S
 
 from spreeze.transport.handles import handles, inherited_fds
 from spreeze.transport.mixing import MixHandle, MixMemory
@@ -49,7 +50,7 @@ def test_a_job_comes_back_from_json_with_handles_that_attach():
         back = Job.from_json(json.loads(json.dumps(job.to_json())))
         assert back == job
         back.samplers[0].attach().notify()
-        assert own.wait(5.0)
+        assert own.wait(PATIENCE_S)
 
 
 def test_attached_parameters_are_those_of_their_owner():

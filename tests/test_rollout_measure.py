@@ -99,7 +99,7 @@ def test_several_learners_that_mix_are_measured_with_their_samplers_and_nobody_i
 
 
 def test_a_measured_plan_has_the_setting_and_no_stop_condition(plan):
-    found = rollout_plan(plan, SMALL)
+    found = rollout_plan(plan, SMALL, 10**9)
     assert (found.samplers, found.inference_workers, found.batch_size) == (1, 1, 32)
     assert found.config.stop.updates is None
     assert not found.config.visualizer.enabled

@@ -112,4 +112,4 @@ def test_arguments_of_the_environment_from_python_are_recorded_and_come_back_equ
     again = from_toml(to_toml(settings), "resumed run").config
     assert again == settings.config
     assert repr(parse_args(again.env.args)) == repr(ARGS)
-    assert (again.stop.seconds, again.sac.hidden_sizes, again.env.image) == (None, (64,), False)
+    assert (again.stop.seconds, again.algorithm.hidden_sizes, again.env.image) == (None, (64,), False)
