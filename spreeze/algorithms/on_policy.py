@@ -421,22 +421,33 @@ class CategoricalDistribution:
         self._log_pi: list[Tensor] = []
         self._index: tuple[Tensor, ...] = ()
 
+    def _split(self, out: Tensor) -> tuple[Tensor, ...]:
+        """The logits of each choice."""
+        return (out,) if len(self._nvec) == 1 else torch.split(out, self._nvec)
+
     def log_prob(self, out: Tensor, action: Tensor) -> Tensor:
         """Log-probabilities [M] in nat of actions [M, A] under outputs [K, M]."""
-        self._index = torch.split(action.t().long(), 1)
-        found = [losses.categorical(*part) for part in zip(torch.split(out, self._nvec), self._index, strict=True)]
+        index = action.t().long()
+        if len(self._nvec) == 1:  # without views and lists, which cost as much as kernels at this size
+            log_pi, chosen = losses.categorical(out, index)
+            self._index, self._log_pi = (index,), [log_pi]
+            return chosen
+        self._index = torch.split(index, 1)
+        found = [losses.categorical(*part) for part in zip(self._split(out), self._index, strict=True)]
         self._log_pi = [log_pi for log_pi, _ in found]
         return _sum([chosen for _, chosen in found])
 
     def backward(self, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
         """Gradient of ``sum(grad_log_prob log pi) - entropy_weight sum H`` by the outputs [K, M]."""
+        if len(self._nvec) == 1:
+            return losses.categorical_backward(self._log_pi[0], self._index[0], grad_log_prob, entropy_weight)
         return _joined([losses.categorical_backward(log_pi, index, grad_log_prob, entropy_weight)
                         for log_pi, index in zip(self._log_pi, self._index, strict=True)])
 
     def kl(self, out_p: Tensor, out_q: Tensor) -> tuple[Tensor, Tensor]:
         """``KL(p, q)`` [M] in nat of policies with outputs [K, M], and its gradient [K, M] by those of q."""
         found = [losses.categorical_kl(torch.log_softmax(p, 0), torch.log_softmax(q, 0))
-                 for p, q in zip(torch.split(out_p, self._nvec), torch.split(out_q, self._nvec), strict=True)]
+                 for p, q in zip(self._split(out_p), self._split(out_q), strict=True)]
         return _sum([divergence for divergence, _ in found]), _joined([gradient for _, gradient in found])
 
     def entropy(self) -> float:
