@@ -41,7 +41,6 @@ from spreeze.envs.probe import probe_env
 from spreeze.errors import SpreezeError
 from spreeze.formatting import size
 from spreeze.machine.hardware import read_machine
-from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
 from spreeze.modes.replay import ReplayData
 from spreeze.runtime.interrupts import Interrupts
@@ -53,6 +52,7 @@ from spreeze.types import Choices, EnvSpec, Jsonable, RowLayout, TeamSpec, Trans
 from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.gpu_replay import CudaGraph, GpuReplay
 from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.roles import ROLES, role_of
 from spreeze.workers.torch_devices import HostWaits, gpus_of, learner_threads, matmuls_in, synchronise
 
 FLOAT64_TOLERANCE, ROUNDED_TOLERANCE, SAME_TOLERANCE = 1e-6, 0.1, 1e-2
@@ -463,7 +463,7 @@ def killed_in_a_kernel(place: Place) -> Finding:
             try:
                 _until(process, lambda: _number(run, "updates") >= 50 and any((run / "checkpoints").glob("ckpt-*")))
                 learner = next(child for child in psutil.Process(process.pid).children()
-                               if is_worker(child.name(), "learner"))
+                               if role_of(child.name()) is ROLES["learner"])
                 learner.kill()
                 _until(process, lambda: _number(run, "restarts") >= 1)
                 before = _number(run, "updates")

@@ -12,10 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.recorder import Rates
-from spreeze.workers import roles  # noqa: F401 - names the processes of workers
+from spreeze.workers.roles import role_of
 
 REPO = Path(__file__).resolve().parents[1]
 PATIENCE_S = 240.0
@@ -103,7 +102,7 @@ class Run:
                 with contextlib.suppress(psutil.Error):
                     self._seen[child.pid] = child.create_time()
                     living = child.ppid() == self.process.pid and child.status() != psutil.STATUS_ZOMBIE
-                    if living and is_worker(child.name()):
+                    if living and role_of(child.name()):
                         found[child.name()] = child
         return found
 

@@ -15,9 +15,8 @@ from typing import NamedTuple, Self
 import psutil
 
 from spreeze.errors import RunError, SpreezeError
-from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
-from spreeze.workers import roles  # noqa: F401 - names the processes of workers
+from spreeze.workers.roles import role_of
 
 
 class Counters(NamedTuple):
@@ -75,7 +74,7 @@ class LiveRun:
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.process.pid).children():
                 with contextlib.suppress(psutil.Error):
-                    if is_worker(child.name()) and child.status() != psutil.STATUS_ZOMBIE:
+                    if role_of(child.name()) and child.status() != psutil.STATUS_ZOMBIE:
                         found[child.name()] = child
         return found
 

@@ -99,9 +99,9 @@ def lower_priority(nice: int) -> None:
             return
 
 
-def is_worker(process_name: str, role: str | None = None) -> bool:
-    """True if a process of this name is a worker with a job, of this role if given."""
-    return process_name.partition("-")[0] in (WORKER_NAMES if role is None else (role,))
+def is_worker(process_name: str) -> bool:
+    """True if a process of this name is a worker with a job."""
+    return process_name.partition("-")[0] in WORKER_NAMES
 
 
 @contextlib.contextmanager

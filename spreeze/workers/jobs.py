@@ -120,25 +120,30 @@ class EvaluatorJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerJob(Job):
+class AnySamplerJob(Job):
+    spec: EnvSpec
+    index: int
+    num_envs: int
+    """Environments of each sampler."""
+    seed: int
+    nan_policy: str
+    evaluation: EvaluatorJob | None = None
+    """Evaluations in the sampler's own environment; None: an evaluator has its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerJob(AnySamplerJob):
     code = "spreeze.workers.samplers:run_sampler"
 
     run_dir: str
-    spec: EnvSpec
-    index: int
-    seed: int
-    num_envs: int
     n_step: int
     gamma: float
-    nan_policy: str
     limiter: RateLimiter
     replay: RingHandle
     wakeup: WakeupHandle | None = None
     """By which the learner tells it of batches drawn; None: it polls."""
     learner_wakeup: WakeupHandle | None = None
     """By which it tells the learner of rows."""
-    evaluation: EvaluatorJob | None = None
-    """Evaluations in the sampler's own environment; None: an evaluator has its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,32 +164,20 @@ class RolloutWorkerJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutSamplerJob(RolloutWorkerJob):
+class RolloutSamplerJob(RolloutWorkerJob, AnySamplerJob):
     code = "spreeze.workers.samplers:run_rollout_sampler"
 
-    spec: EnvSpec
-    seed: int
     step_synchronous: bool
-    nan_policy: str
     learner_wakeup: WakeupHandle
-    evaluation: EvaluatorJob | None = None
-    """Evaluations in the sampler's own environment; None: an evaluator has its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BufferSamplerJob(Job):
+class BufferSamplerJob(AnySamplerJob):
     code = "spreeze.workers.samplers:run_buffer_sampler"
 
-    spec: EnvSpec
-    index: int
-    num_envs: int
-    seed: int
-    nan_policy: str
     rollouts: RolloutsHandle
     policies: ParametersHandle
     learner_wakeup: WakeupHandle
-    evaluation: EvaluatorJob | None = None
-    """Evaluations in the sampler's own environment; None: an evaluator has its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from common import PATIENCE_S, compare, linear_rows, main, ratios, rows_of, say,
 
 from spreeze.bench import Row, row
 from spreeze.bench.runs import time_row
-from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
+from spreeze.workers.roles import ROLES, role_of
 
 FAULTY = ["--env", "spreeze/Fault-v0", "--import", "spreeze.testing", "--envs-per-sampler", "1", "--set",
           "evaluation.episodes=1"]
@@ -69,7 +69,7 @@ def kills(args: argparse.Namespace) -> list[Row]:
     def kill() -> None:
         while not over.wait(10.0):
             learners = [child for child in psutil.Process().children(recursive=True)
-                        if is_worker(child.name(), "learner")]
+                        if role_of(child.name()) is ROLES["learner"]]
             if learners:
                 killed.append(dice.choice(learners).pid)
                 psutil.Process(killed[-1]).kill()
