@@ -15,9 +15,13 @@ from spreeze.dashboard.run_data import runs_dir
 from spreeze.machine.processes import PAGE, take_name
 
 parser = argparse.ArgumentParser(prog="streamlit run app.py --", description="The dashboard of Spreeze.")
-parser.add_argument("--import", dest="module", metavar="MODULE", default=control.imported(),
-                    help="module whose modes and algorithms the Start form offers; its runs are started with the same "
-                         "--import")
+parser.add_argument(
+    "--import",
+    dest="module",
+    metavar="MODULE",
+    default=control.imported(),
+    help="module whose modes and algorithms the Start form offers; its runs are started with the same --import",
+)
 if module := parser.parse_args().module:
     os.environ[control.IMPORT] = module
 take_name(PAGE)  # so that running trainings do not count the dashboard as external load

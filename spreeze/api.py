@@ -55,11 +55,22 @@ _ERROR = "error: "
 
 
 def train(
-    env_id: Task, *, algo: str | None = None, mode: str | None = None, seed: int = 1, auto: bool = False,
-    seconds: float | None = None, env_steps: int | None = None, updates: int | None = None,
-    target_return: float | None = None, settings: Mapping[str, Any] | None = None,
-    runs_dir: str | os.PathLike[str] = "runs", name: str | None = None, import_module: str | None = None,
-    env_args: Mapping[str, Any] | Sequence[str] = (), quiet: bool = False,
+    env_id: Task,
+    *,
+    algo: str | None = None,
+    mode: str | None = None,
+    seed: int = 1,
+    auto: bool = False,
+    seconds: float | None = None,
+    env_steps: int | None = None,
+    updates: int | None = None,
+    target_return: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    runs_dir: str | os.PathLike[str] = "runs",
+    name: str | None = None,
+    import_module: str | None = None,
+    env_args: Mapping[str, Any] | Sequence[str] = (),
+    quiet: bool = False,
 ) -> Run:
     """Trains until the first stop condition is met, and returns the run. Without one it goes on until Ctrl-C.
 
@@ -106,8 +117,12 @@ def train(
 
 
 def load_policy(
-    run: Run | str | os.PathLike[str], which: str = "best", *, runs_dir: str | os.PathLike[str] = "runs",
-    import_module: str | None = None, seed: int | None = None,
+    run: Run | str | os.PathLike[str],
+    which: str = "best",
+    *,
+    runs_dir: str | os.PathLike[str] = "runs",
+    import_module: str | None = None,
+    seed: int | None = None,
 ) -> TrainedPolicy:
     """Loads the policy of a run; the environment is made only if its observation has several parts.
 
@@ -177,7 +192,10 @@ class Run:
     """A run, by name, path or "latest"; live, ended or crashed. Everything is read anew from its directory."""
 
     def __init__(
-        self, name_or_path: str | os.PathLike[str] = "latest", runs_dir: str | os.PathLike[str] = "runs", *,
+        self,
+        name_or_path: str | os.PathLike[str] = "latest",
+        runs_dir: str | os.PathLike[str] = "runs",
+        *,
         import_module: str | None = None,
     ) -> None:
         """``import_module``: the module that ``policy`` and ``resume`` may import, where the task needs one.
@@ -240,18 +258,26 @@ class Run:
         rows = self._reader.evaluations()
         columns = dict(zip(EvaluationRow._fields, zip(*rows, strict=True), strict=True)) if rows else {}
         counts = ("env_steps", "updates", "episodes")
-        return Evaluations(**{
-            name: np.array(columns.get(name, ()), np.int64 if name in counts else np.float64)
-            for name in Evaluations.__dataclass_fields__
-        })
+        return Evaluations(
+            **{
+                name: np.array(columns.get(name, ()), np.int64 if name in counts else np.float64)
+                for name in Evaluations.__dataclass_fields__
+            }
+        )
 
     def policy(self, which: str = "best", *, seed: int | None = None) -> TrainedPolicy:
         """The policy of this run; arguments and errors as ``load_policy``."""
         return load_policy(self, which, seed=seed)
 
     def resume(
-        self, *, auto: bool = False, seconds: float | None = None, env_steps: int | None = None,
-        updates: int | None = None, target_return: float | None = None, settings: Mapping[str, Any] | None = None,
+        self,
+        *,
+        auto: bool = False,
+        seconds: float | None = None,
+        env_steps: int | None = None,
+        updates: int | None = None,
+        target_return: float | None = None,
+        settings: Mapping[str, Any] | None = None,
         quiet: bool = False,
     ) -> Run:
         """Continues this run from its checkpoint with its settings; arguments and errors as ``train``.
@@ -367,15 +393,18 @@ class TrainedPolicy:
         if not self.spec.action_mask or choice is None:
             raise UsageError(f"action_mask: {self.spec.env_id} gives none; leave it out")
         if mask is None:
-            raise UsageError(f"{self.spec.env_id} allows some actions at a time: predict needs action_mask, which is "
-                             "info['action_mask'] of reset and step")
+            raise UsageError(
+                f"{self.spec.env_id} allows some actions at a time: predict needs action_mask, which is "
+                "info['action_mask'] of reset and step"
+            )
         try:
             found = np.atleast_2d(np.asarray(mask, np.float32))
         except (TypeError, ValueError):
             raise UsageError(f"action_mask {str(mask)[:60]}: expected an array of 0 and 1") from None
         if found.shape != (count, self.spec.mask_dim):
-            raise UsageError(f"action_mask of shape {found.shape}: expected {(self.spec.mask_dim,)} for each of "
-                             f"{count} observations")
+            raise UsageError(
+                f"action_mask of shape {found.shape}: expected {(self.spec.mask_dim,)} for each of {count} observations"
+            )
         if not np.isin(found, (0.0, 1.0)).all() or not all(found[:, part].any(axis=1).all() for part in choice.slices):
             each = "" if choice.dim == 1 else " of each choice"
             raise UsageError(f"action_mask: expected 1 for each action that is allowed, at least one{each}, else 0")
@@ -390,8 +419,10 @@ class TrainedPolicy:
             env.close()
         found, layout = tuple(leaf.text() for leaf in leaves), self.spec.parts
         if found != layout:
-            raise EnvironmentError_(f"{self.path}: trained on an observation laid out as {'; '.join(layout)}, but "
-                                    f"{self.spec.env_id} has {'; '.join(found)}")
+            raise EnvironmentError_(
+                f"{self.path}: trained on an observation laid out as {'; '.join(layout)}, but "
+                f"{self.spec.env_id} has {'; '.join(found)}"
+            )
         return leaves
 
     def _rows(self, obs: Any) -> tuple[np.ndarray, bool]:
@@ -428,8 +459,9 @@ class TrainedPolicy:
             return array[None], True
         if array.shape[1:] != shape or not len(array):
             kind = "; policy.make_env() stacks frames so" if images else ""
-            raise UsageError(f"observation of shape {array.shape}: expected {shape}, or (N, {str(shape)[1:]} for "
-                             f"several{kind}")
+            raise UsageError(
+                f"observation of shape {array.shape}: expected {shape}, or (N, {str(shape)[1:]} for several{kind}"
+            )
         return array, False
 
     def _structures(self, obs: Any) -> tuple[list[Any], bool]:
@@ -510,8 +542,13 @@ def _train(options: Iterable[str], import_module: str | None, quiet: bool) -> Ru
     main = threading.current_thread() is threading.main_thread()
     with tempfile.TemporaryFile() as document:
         process = subprocess.Popen(
-            [sys.executable, "-m", "spreeze.train", "--json", *options], stdin=subprocess.DEVNULL, stdout=document,
-            stderr=subprocess.PIPE, encoding="utf-8", errors="replace", env=_environment(),
+            [sys.executable, "-m", "spreeze.train", "--json", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=document,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            env=_environment(),
             process_group=0 if main else None,
         )
         lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -536,9 +573,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), ENDS_WITH: str(os.getpid())}
 
 
-def _follow(
-    process: subprocess.Popen[str], lines: deque[str], output: TextIO | BackgroundWriter | None
-) -> int:
+def _follow(process: subprocess.Popen[str], lines: deque[str], output: TextIO | BackgroundWriter | None) -> int:
     """Prints what a training reports until it has ended; passes interrupts on and returns their number."""
     interrupts = 0
     while True:

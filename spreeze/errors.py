@@ -108,8 +108,9 @@ def error_place(error: BaseException, *, with_line: bool = False) -> str | None:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     own = [frame for frame in frames if is_users(frame.filename)]
     packages = tuple(f"{folder}/gymnasium/" for folder in _PACKAGES)
-    others = [frame for frame in frames if frame.filename.startswith(_PACKAGES)
-              and not frame.filename.startswith(packages)]
+    others = [
+        frame for frame in frames if frame.filename.startswith(_PACKAGES) and not frame.filename.startswith(packages)
+    ]
     found = next(iter([*reversed(own), *reversed(others)]), None)
     if found is None:
         return None
@@ -126,4 +127,4 @@ def is_users(filename: str) -> bool:
 def importable_path(filename: str) -> str:
     """A source file's path from the folder in which Python found it: ``my_package/my_env.py``."""
     folders = (f"{folder.rstrip('/')}/" for folder in sys.path if folder)
-    return filename[max((len(folder) for folder in folders if filename.startswith(folder)), default=0):]
+    return filename[max((len(folder) for folder in folders if filename.startswith(folder)), default=0) :]

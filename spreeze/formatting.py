@@ -7,8 +7,10 @@ import re
 from collections.abc import Sequence
 
 DASH = "-"
-_UNSEEN = (r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
-           r"\U000e0000-\U000e007f")
+_UNSEEN = (
+    r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    r"\U000e0000-\U000e007f"
+)
 """8-bit control codes, direction marks, zero-width characters, surrogates."""
 _CONTROL = re.compile(f"[\\x00-\\x1f{_UNSEEN}]+")
 _CONTROL_BUT_LINES = re.compile(f"[\\x00-\\x08\\x0b-\\x1f{_UNSEEN}]")

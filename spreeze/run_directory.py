@@ -88,8 +88,11 @@ def names_from(name: str) -> Iterator[str]:
 
 def free_names(runs_dir: Path, name: str) -> Iterator[str]:
     """Names of ``names_from`` that neither a directory nor the launch of a page has."""
-    return (found for found in names_from(name)
-            if not (runs_dir / found).exists() and not (runs_dir / LAUNCHES / f"{found}.json").exists())
+    return (
+        found
+        for found in names_from(name)
+        if not (runs_dir / found).exists() and not (runs_dir / LAUNCHES / f"{found}.json").exists()
+    )
 
 
 def _made(runs_dir: Path, names: Iterable[str]) -> Path:
@@ -150,16 +153,24 @@ class RunDir:
         try:
             free = shutil.disk_usage(runs_dir).free
             if free < MIN_FREE_DISK_BYTES:
-                raise ResourceError(f"{runs_dir}: a run needs {MIN_FREE_DISK_BYTES / 1e6:.0f} MB of disk, "
-                                    f"{free / 1e6:.0f} MB are free; make room or choose another --runs-dir")
+                raise ResourceError(
+                    f"{runs_dir}: a run needs {MIN_FREE_DISK_BYTES / 1e6:.0f} MB of disk, "
+                    f"{free / 1e6:.0f} MB are free; make room or choose another --runs-dir"
+                )
             path = _made(runs_dir, free_names(runs_dir, name) if numbered else (name,))
             for sub in SUBDIRECTORIES:
                 (path / sub).mkdir(mode=0o700)
         except FileExistsError:
             is_run = (runs_dir / name / "run.json").is_file()
-            raise RunError(f"{runs_dir / name} exists" + (f"; choose another --name, or --resume {name}" if is_run else
-                           ", though it is no run that could be resumed (it has no run.json); choose another --name, "
-                           "or delete it")) from None
+            raise RunError(
+                f"{runs_dir / name} exists"
+                + (
+                    f"; choose another --name, or --resume {name}"
+                    if is_run
+                    else ", though it is no run that could be resumed (it has no run.json); choose another --name, "
+                    "or delete it"
+                )
+            ) from None
         except OSError as error:
             raise ResourceError(f"cannot write below {runs_dir}: {error}") from None
         fd, guarded = _lock(path)
@@ -188,8 +199,10 @@ class RunDir:
             run._own_files()
         except OSError as error:
             run.close()
-            raise ResourceError(f"{path} cannot be written: {error}; it has files that another folder has too (hard "
-                                "links), of which a run needs its own copies") from None
+            raise ResourceError(
+                f"{path} cannot be written: {error}; it has files that another folder has too (hard "
+                "links), of which a run needs its own copies"
+            ) from None
         for name in REQUESTS:
             run.withdraw(name)  # meant for the earlier session
         return run
@@ -283,8 +296,10 @@ def refuse_links(path: Path) -> None:
         for place, reason, is_folder in found:
             if reason is not None:
                 inside = _shown(Path(place).relative_to(path))
-                raise RunError(f"{_shown(path)}: {inside} is {reason}, and a run writes only into plain files of its "
-                               "own; put a copy in its place, or delete it")
+                raise RunError(
+                    f"{_shown(path)}: {inside} is {reason}, and a run writes only into plain files of its "
+                    "own; put a copy in its place, or delete it"
+                )
             left += [Path(place)] if is_folder else []
 
 
@@ -379,8 +394,10 @@ def _lock(path: Path) -> tuple[int, bool]:
             linked = os.fstat(fd).st_nlink > 1
             os.close(fd)
             or_copy = ", or another run that shares its files by hard links" if linked else ""
-            raise RunError(f"{path.name} is running (process {read_run(path).get('pid')}){or_copy}; stop it first: "
-                           f"spreeze runs stop {path.name}")
+            raise RunError(
+                f"{path.name} is running (process {read_run(path).get('pid')}){or_copy}; stop it first: "
+                f"spreeze runs stop {path.name}"
+            )
         os.close(fd)
         time.sleep(0.01)
 
@@ -457,12 +474,14 @@ def _numbers(value: object) -> list[float] | None:
 
 
 _FIELDS: dict[str, Callable[[object], Any]] = {
-    **dict.fromkeys(("format", "env_steps", "updates", "episodes", "sessions", "checkpoint_left_bytes", "seed", "pid"),
-                    whole_number),
+    **dict.fromkeys(
+        ("format", "env_steps", "updates", "episodes", "sessions", "checkpoint_left_bytes", "seed", "pid"), whole_number
+    ),
     **dict.fromkeys(("wall_s", "heartbeat", "create_time", "tuning_began", "started_s"), _seconds),
     **dict.fromkeys(("eval_best", "eval_final"), finite_number),
-    **dict.fromkeys(("state", "env_id", "algo", "mode", "mode_before", "started", "nonce", "machine", "exit_reason"),
-                    _text),
+    **dict.fromkeys(
+        ("state", "env_id", "algo", "mode", "mode_before", "started", "nonce", "machine", "exit_reason"), _text
+    ),
     **dict.fromkeys(("session_starts", "samples_per_insert_band"), _numbers),
     "leave_free": lambda value: finite_number(value, 1.0, 0.0),
     **dict.fromkeys(("wiring", "versions", "sinks"), lambda value: value if isinstance(value, dict) else None),
@@ -632,8 +651,10 @@ def _latest(runs: list[Path]) -> Path:
     if newest == runs[-1] or len(runs) == 1:
         return runs[-1]
     others = "" if newest is None else f", or {newest.name}, which is the newest of the others"
-    raise RunError(f"latest: {runs[-1].name} may be the newest run, but its run.json is damaged and does not tell when "
-                   f"it began; name the run that you mean: {runs[-1].name}{others}")
+    raise RunError(
+        f"latest: {runs[-1].name} may be the newest run, but its run.json is damaged and does not tell when "
+        f"it began; name the run that you mean: {runs[-1].name}{others}"
+    )
 
 
 def find_live_run(name_or_path: str, runs_dir: Path) -> Path:

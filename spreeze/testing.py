@@ -270,9 +270,21 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 30}  # type: ignore[misc]
 
     def __init__(
-        self, render_mode: str | None = None, *, law: str = "constant", mean_s: float = 0.0, cv: float = 1.0,
-        cost: str = "sleep", reset_s: float = 0.0, obs_dim: int = 8, action_dim: int = 2, action_kind: str = "box",
-        episode_steps: int = 200, p_terminated: float = 0.0, task_seed: int = 0, **faults: Any,
+        self,
+        render_mode: str | None = None,
+        *,
+        law: str = "constant",
+        mean_s: float = 0.0,
+        cv: float = 1.0,
+        cost: str = "sleep",
+        reset_s: float = 0.0,
+        obs_dim: int = 8,
+        action_dim: int = 2,
+        action_kind: str = "box",
+        episode_steps: int = 200,
+        p_terminated: float = 0.0,
+        task_seed: int = 0,
+        **faults: Any,
     ) -> None:
         """Takes the distribution of the step time and the sizes.
 
@@ -297,8 +309,15 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
         for name, word, known in (("law", law, LAWS), ("cost", cost, COSTS), ("action_kind", action_kind, ACTIONS)):
             if word not in known:
                 raise ValueError(f"{name} = {word!r}: allowed is {', '.join(known)}")
-        least = {"mean_s": (mean_s, 0), "reset_s": (reset_s, 0), "cv": (cv, 1e-3), "obs_dim": (obs_dim, 1),
-                 "action_dim": (action_dim, 1), "episode_steps": (episode_steps, 1), "p_terminated": (p_terminated, 0)}
+        least = {
+            "mean_s": (mean_s, 0),
+            "reset_s": (reset_s, 0),
+            "cv": (cv, 1e-3),
+            "obs_dim": (obs_dim, 1),
+            "action_dim": (action_dim, 1),
+            "episode_steps": (episode_steps, 1),
+            "p_terminated": (p_terminated, 0),
+        }
         for name, (value, bound) in least.items():
             if not value >= bound:
                 raise ValueError(f"{name} = {value!r}: at least {bound:g}")
@@ -449,7 +468,9 @@ def spin(seconds: float, clock: Callable[[], float] = time.thread_time) -> None:
 def register() -> None:
     """Makes the ids known to Gymnasium; harmless when they already are."""
     entries: dict[str, tuple[Any, int | None]] = {
-        FAULT_ID: (FaultEnv, 50), FAULTY_ID: (make_faulty, None), SYNTHETIC_ID: (SyntheticEnv, None),
+        FAULT_ID: (FaultEnv, 50),
+        FAULTY_ID: (make_faulty, None),
+        SYNTHETIC_ID: (SyntheticEnv, None),
         NUMBERED_ID: (NumberedEnv, None),
     }
     for env_id, (entry_point, limit) in entries.items():

@@ -4,6 +4,7 @@ Shapes in all docstrings: B batch, T time, N environments stepped together, O ob
 K number of discrete actions, W row width. Actions that are choices are stored as A float32 components, each the index
 0 .. n-1 of one choice; a Discrete space has one. Torch is not imported here, because samplers never load it.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -90,8 +91,10 @@ class Box:
         """Bounds [A]; of float64 ones between two float32 the inner one, which is a valid action."""
         exact_low, exact_high = np.array(self.low), np.array(self.high)
         low, high = exact_low.astype(np.float32), exact_high.astype(np.float32)
-        return (np.where(low < exact_low, np.nextafter(low, np.float32(np.inf)), low),
-                np.where(high > exact_high, np.nextafter(high, np.float32(-np.inf)), high))
+        return (
+            np.where(low < exact_low, np.nextafter(low, np.float32(np.inf)), low),
+            np.where(high > exact_high, np.nextafter(high, np.float32(-np.inf)), high),
+        )
 
 
 @dataclass(frozen=True)
@@ -338,8 +341,12 @@ class RowLayout:
         """Views of ``rows`` ([B, W], array or tensor) as a batch; only ``discount`` is a new array."""
         discount = gamma if self.n_step == 1 else gamma ** rows[:, self.num_steps]
         return TransitionBatch(
-            obs=rows[:, self.obs], action=rows[:, self.action], obs_action=rows[:, : self.reward],
-            reward=rows[:, self.reward], terminated=rows[:, self.terminated], discount=discount,
+            obs=rows[:, self.obs],
+            action=rows[:, self.action],
+            obs_action=rows[:, : self.reward],
+            reward=rows[:, self.reward],
+            terminated=rows[:, self.terminated],
+            discount=discount,
             next_obs=rows[:, self.next_obs],
         )
 
@@ -474,8 +481,9 @@ def _with_action(data: dict[str, Any]) -> dict[str, Any]:
     found = {name: data.get(name) for name in names}
     rest = {name: value for name, value in data.items() if name not in names}
     if found["num_actions"] is None:
-        return rest | {"action": {"low": found["action_low"], "high": found["action_high"],
-                                  "shape": found["action_shape"]}}
+        return rest | {
+            "action": {"low": found["action_low"], "high": found["action_high"], "shape": found["action_shape"]}
+        }
     if isinstance(team := data.get("team"), dict):
         return rest | {"action": {"nvec": team.get("actions"), "shape": [found["action_dim"]]}}
     return rest | {"action": {"nvec": [found["num_actions"]], "start": [found["action_start"] or 0]}}
@@ -487,8 +495,10 @@ def _contradictions(spec: EnvSpec) -> dict[str, bool]:
         unfit = {"action.start": len(action.start) != action.dim}
     else:
         pairs = list(zip(action.low, action.high, strict=False))
-        unfit = {"action.low": not all(map(math.isfinite, (*action.low, *action.high))) or any(a > b for a, b in pairs),
-                 "action.high": len(action.high) != action.dim}
+        unfit = {
+            "action.low": not all(map(math.isfinite, (*action.low, *action.high))) or any(a > b for a, b in pairs),
+            "action.high": len(action.high) != action.dim,
+        }
     return unfit | {
         "env_id": not spec.env_id.strip(),
         "action.shape": action.shape is not None and math.prod(action.shape) != action.dim,

@@ -52,17 +52,48 @@ def counted_curve(flags: list[str], env_steps: int, every: int) -> CountedCurve:
             raise ConfigError(f"--algo {config.run.algo}: it does not learn from rollouts of any age")
         stack.enter_context(learner_threads(spec, 1, "cpu"))
         rollouts = stack.enter_context(contextlib.closing(Rollouts.create(plan.rollout_spec())))
-        algorithm = create_on_policy(config.run.algo, spec, config.on_policy, config.run.seed, "cpu",
-                                     correction="none", normalize_obs=config.env.normalize_obs)
+        algorithm = create_on_policy(
+            config.run.algo,
+            spec,
+            config.on_policy,
+            config.run.seed,
+            "cpu",
+            correction="none",
+            normalize_obs=config.env.normalize_obs,
+        )
         assert isinstance(algorithm, AnyAge)
-        trainer = BufferTrainer(algorithm, rollouts, each, meta={}, env_steps_base=0, session=0.0,
-                                progress=lambda done: min(1.0, done / env_steps))
-        samplers = [stack.enter_context(contextlib.closing(RolloutCollector(
-            lambda: open_task(spec), spec, rollouts, first=index * each, num_envs=each, seed=config.run.seed,
-            replays=False,
-        ))) for index in range(COUNTED_SAMPLERS)]
-        return _turns(trainer, samplers, _Greedy(settings, spec, stack), config.on_policy.broadcast_updates,
-                      range(every, env_steps + 1, every))
+        trainer = BufferTrainer(
+            algorithm,
+            rollouts,
+            each,
+            meta={},
+            env_steps_base=0,
+            session=0.0,
+            progress=lambda done: min(1.0, done / env_steps),
+        )
+        samplers = [
+            stack.enter_context(
+                contextlib.closing(
+                    RolloutCollector(
+                        lambda: open_task(spec),
+                        spec,
+                        rollouts,
+                        first=index * each,
+                        num_envs=each,
+                        seed=config.run.seed,
+                        replays=False,
+                    )
+                )
+            )
+            for index in range(COUNTED_SAMPLERS)
+        ]
+        return _turns(
+            trainer,
+            samplers,
+            _Greedy(settings, spec, stack),
+            config.on_policy.broadcast_updates,
+            range(every, env_steps + 1, every),
+        )
 
 
 def _turns(
@@ -79,8 +110,11 @@ def _turns(
                     _publish(trainer.algorithm, weights)
                 continue
             # The next sampler; one that waits for uses of its oldest rollout is left out.
-            turn = next(number % len(samplers) for number in range(turn + 1, turn + 1 + len(samplers))
-                        if samplers[number % len(samplers)].open())
+            turn = next(
+                number % len(samplers)
+                for number in range(turn + 1, turn + 1 + len(samplers))
+                if samplers[number % len(samplers)].open()
+            )
             policies[turn].refresh()
             while samplers[turn].advance(policies[turn]) and not samplers[turn].columns.filled:
                 pass
@@ -111,8 +145,15 @@ class _Greedy:
 
     def mean(self, algorithm: AnyAge) -> float:
         policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
-        return score(run_episodes(lambda: open_task(self._spec, whole_games=True), policy.act, self._seeds,
-                                  max_envs=envs_at_once(self._spec), tasks=self._tasks)).return_mean
+        return score(
+            run_episodes(
+                lambda: open_task(self._spec, whole_games=True),
+                policy.act,
+                self._seeds,
+                max_envs=envs_at_once(self._spec),
+                tasks=self._tasks,
+            )
+        ).return_mean
 
 
 def _settings(flags: list[str]) -> tuple[Settings, EnvSpec]:

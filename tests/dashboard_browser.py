@@ -75,8 +75,12 @@ def server(
         raise ResourceError(f"no app.py in {ROOT}: run this from a checkout")
     port = free_port() if port is None else port
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, "SPREEZE_RUNS_DIR": str(runs), "PYTHONPATH": os.pathsep.join(paths),
-           "SPREEZE_DASHBOARD_TOKEN": "on"}
+    env = {
+        **os.environ,
+        "SPREEZE_RUNS_DIR": str(runs),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "SPREEZE_DASHBOARD_TOKEN": "on",
+    }
     command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app.py"), "--server.port", str(port)]
     with open(log, "wb") as out:
         process = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -132,9 +136,19 @@ def browser(width: int = 1280, height: int = 1000) -> Iterator[Chrome]:
     with tempfile.TemporaryDirectory(prefix="spreeze-browser-", ignore_cleanup_errors=True) as profile:
         options = webdriver.ChromeOptions()
         options.binary_location = _chromium() or ""
-        for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                     "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                     "--disable-dev-shm-usage", f"--user-data-dir={profile}", f"--window-size={width},{height}"):
+        for flag in (
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--disable-dev-shm-usage",
+            f"--user-data-dir={profile}",
+            f"--window-size={width},{height}",
+        ):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
@@ -183,9 +197,11 @@ class Visit:
 @contextlib.contextmanager
 def visit(run: Path) -> Iterator[Visit]:
     """A fresh server and a fresh browser for that run; the page is not yet open."""
-    with tempfile.TemporaryDirectory(prefix="spreeze-page-") as folder, \
-            server(run.parent.absolute(), Path(folder) / "server.log") as (address, process), \
-            browser() as driver:
+    with (
+        tempfile.TemporaryDirectory(prefix="spreeze-page-") as folder,
+        server(run.parent.absolute(), Path(folder) / "server.log") as (address, process),
+        browser() as driver,
+    ):
         driver.execute_cdp_cmd("Performance.enable", {})
         enter(driver, address, run.parent.absolute())
         yield Visit(run, address, psutil.Process(process.pid), driver)
@@ -220,8 +236,17 @@ def effect_rows(seen: Visit, pairs: int, window_s: float, settle_s: float = _SET
         for kept, is_open, is_closed in zip(ratios.values(), found["open"], found["closed"], strict=True):
             if is_closed > 0.0:
                 kept.append(is_open / is_closed)
-    return [row(f"{name}_kept_beside_open_page", "ratio", found, usable_cores=read_machine().cores.usable,
-                target=">= 0.98 on a machine with a free core") for name, found in ratios.items() if found]
+    return [
+        row(
+            f"{name}_kept_beside_open_page",
+            "ratio",
+            found,
+            usable_cores=read_machine().cores.usable,
+            target=">= 0.98 on a machine with a free core",
+        )
+        for name, found in ratios.items()
+        if found
+    ]
 
 
 def _alive(run: Path) -> Counters:
@@ -243,10 +268,14 @@ def shown_as(driver, theme, width, height, scale=1):
 
 def screenshots(address, driver, folder: Path) -> None:
     """A picture of each page, with its charts drawn, as ``dashboard-PAGE.png``; Live in dark and on a phone too."""
-    drawn = "return [...document.querySelectorAll('.sz-plot')].filter(d => d.__chart?.draws).length " \
-            "+ document.querySelectorAll('.main-svg').length"
-    press = "const b = [...document.querySelectorAll('button')].find(b => b.innerText.includes('Examine')); " \
-            "if (b) b.click(); return !!b"
+    drawn = (
+        "return [...document.querySelectorAll('.sz-plot')].filter(d => d.__chart?.draws).length "
+        "+ document.querySelectorAll('.main-svg').length"
+    )
+    press = (
+        "const b = [...document.querySelectorAll('button')].find(b => b.innerText.includes('Examine')); "
+        "if (b) b.click(); return !!b"
+    )
     least = {"live": 3, "live-dark": 3, "live-phone": 1, "autotune": 2, "compare": 1}
     pictures = [(page, "light", 1280, 1000) for page in ("autotune", "runs", "compare", "watch", "logs", "about")]
     pictures += [("live", "light", 1280, 1450), ("live-dark", "dark", 1280, 1450), ("live-phone", "light", 390, 1700)]

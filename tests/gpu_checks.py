@@ -64,8 +64,20 @@ _SEED, _ROWS = 1, 8192
 LIMIT_S = 240.0
 """Longest time of a check in a process of its own."""
 _TEAM = TeamSpec(actions=(3, 3), obs_dim=6, state_dim=5)
-_PENDULUM = ("--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "4", "--no-visualizer", "--no-governor",
-             "--set", "replay.learning_starts=200", "--set", "evaluation.episodes=1")
+_PENDULUM = (
+    "--env",
+    "Pendulum-v1",
+    "--samplers",
+    "1",
+    "--envs-per-sampler",
+    "4",
+    "--no-visualizer",
+    "--no-governor",
+    "--set",
+    "replay.learning_starts=200",
+    "--set",
+    "evaluation.episodes=1",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +124,13 @@ class Trained(NamedTuple):
 
     @property
     def text(self) -> str:
-        return " ".join((self.algo, *(f"{name}={value}" for name, value in self.changes.items()),
-                         *(["discrete"] if self.task else [])))
+        return " ".join(
+            (
+                self.algo,
+                *(f"{name}={value}" for name, value in self.changes.items()),
+                *(["discrete"] if self.task else []),
+            )
+        )
 
     def spec(self) -> EnvSpec:
         return synthetic_spec(**self.task)
@@ -135,15 +152,22 @@ DISCRETE = (
 )  # fmt: skip
 
 
-
 def _made(case: Trained, place: Place, device: str, dtype: torch.dtype, *, overlap: bool = False) -> OffPolicyAlgorithm:
     """The algorithm on a device, with noise that is drawn on the host: the same on all devices."""
     options: dict[str, Any] = {"overlap": True} if overlap else {}
     torch.set_default_dtype(dtype)
     try:
         spec = case.spec()
-        found = create(case.algo, spec.obs_dim, spec.action_dim, case.config(place), _SEED, device,
-                       num_actions=None if spec.choices is None else max(spec.choices.nvec), **options)
+        found = create(
+            case.algo,
+            spec.obs_dim,
+            spec.action_dim,
+            case.config(place),
+            _SEED,
+            device,
+            num_actions=None if spec.choices is None else max(spec.choices.nvec),
+            **options,
+        )
     finally:
         torch.set_default_dtype(torch.float32)
     generator = torch.Generator().manual_seed(_SEED)
@@ -157,8 +181,13 @@ def _made(case: Trained, place: Place, device: str, dtype: torch.dtype, *, overl
 
 def _networks(algorithm: OffPolicyAlgorithm) -> np.ndarray:
     """All parameters that are learned, in one vector."""
-    return np.concatenate([array.ravel().astype(np.float64) for name, array in algorithm.state_arrays().items()
-                           if name.endswith(("online", "target", "log_alpha"))])
+    return np.concatenate(
+        [
+            array.ravel().astype(np.float64)
+            for name, array in algorithm.state_arrays().items()
+            if name.endswith(("online", "target", "log_alpha"))
+        ]
+    )
 
 
 def _batches(spec: EnvSpec, place: Place, dtype: torch.dtype) -> Iterator[TransitionBatch]:
@@ -199,11 +228,15 @@ def _parameter_change(
 
 def _compared(pairs: Sequence[tuple[str, np.ndarray, np.ndarray]], tolerance: float, what: str) -> Finding:
     """The pair of parameter changes that differs most, over the length of the first."""
-    shares = {name: float(np.linalg.norm(other - one) / max(float(np.linalg.norm(one)), 1e-300))
-              for name, one, other in pairs}
+    shares = {
+        name: float(np.linalg.norm(other - one) / max(float(np.linalg.norm(one)), 1e-300)) for name, one, other in pairs
+    }
     worst = max(shares, key=lambda name: shares[name])
-    return Finding(shares[worst] <= tolerance, f"{what}: parameter changes differ by {shares[worst]:.1e} relative to "
-                   f"their length at most ({worst}; tolerance {tolerance:g}), {len(pairs)} cases")
+    return Finding(
+        shares[worst] <= tolerance,
+        f"{what}: parameter changes differ by {shares[worst]:.1e} relative to "
+        f"their length at most ({worst}; tolerance {tolerance:g}), {len(pairs)} cases",
+    )
 
 
 # --- the same numbers ---
@@ -211,8 +244,14 @@ def _compared(pairs: Sequence[tuple[str, np.ndarray, np.ndarray]], tolerance: fl
 
 def _against_the_processor(place: Place, dtype: torch.dtype, tolerance: float) -> Finding:
     with matmuls_in("float32", place.device):
-        pairs = [(case.text, _parameter_change(case, place, "cpu", dtype),
-                  _parameter_change(case, place, place.device, dtype)) for case in VECTORS]
+        pairs = [
+            (
+                case.text,
+                _parameter_change(case, place, "cpu", dtype),
+                _parameter_change(case, place, place.device, dtype),
+            )
+            for case in VECTORS
+        ]
     return _compared(pairs, tolerance, f"{place.updates} updates on {place.device} against cpu")
 
 
@@ -237,8 +276,14 @@ def split_against_one(place: Place) -> Finding:
         for overlap in (False, True):
             for case in (VECTORS[0], VECTORS[4]):
                 one = _parameter_change(case, place, device, torch.float32, overlap=overlap)
-                pairs += [(f"{case.text} on {split}{', overlapped' if overlap else ''}", one,
-                           _parameter_change(case, place, split, torch.float32, overlap=overlap)) for split in splits]
+                pairs += [
+                    (
+                        f"{case.text} on {split}{', overlapped' if overlap else ''}",
+                        one,
+                        _parameter_change(case, place, split, torch.float32, overlap=overlap),
+                    )
+                    for split in splits
+                ]
     return _compared(pairs, ROUNDED_TOLERANCE, f"{place.updates} updates of {', '.join(splits)} against {device}")
 
 
@@ -264,8 +309,14 @@ def new_graph(trainer: ReplayTrainer, device: str) -> CudaGraph:
 
 
 def trainer_of(
-    ring: ReplayRing, case: Trained, place: Place, *, per_launch: int | None = None, fuse: bool = False,
-    make_graph: Callable[[], CudaGraph] | None = None, branches: bool = False,
+    ring: ReplayRing,
+    case: Trained,
+    place: Place,
+    *,
+    per_launch: int | None = None,
+    fuse: bool = False,
+    make_graph: Callable[[], CudaGraph] | None = None,
+    branches: bool = False,
 ) -> ReplayTrainer:
     """The learner's trainer; where ``per_launch`` is given, with replay on the device, as a learner on a GPU has it.
 
@@ -273,9 +324,20 @@ def trainer_of(
     """
     spec = case.spec()
     trainer = ReplayTrainer(
-        spec, case.algo, case.config(place), ring.spec.layout, ReplayReader(ring),
-        LearnerConfig(batch_size=place.batch_size, fuse=fuse, device=place.device, mirror=False,
-                      updates_per_launch=per_launch or 0), seed=_SEED, normalize_obs=False,
+        spec,
+        case.algo,
+        case.config(place),
+        ring.spec.layout,
+        ReplayReader(ring),
+        LearnerConfig(
+            batch_size=place.batch_size,
+            fuse=fuse,
+            device=place.device,
+            mirror=False,
+            updates_per_launch=per_launch or 0,
+        ),
+        seed=_SEED,
+        normalize_obs=False,
     )
     if per_launch is not None:
         gpu_replay = GpuReplay(ReplayReader(ring), place.batch_size, torch.device(place.device), _SEED)
@@ -338,25 +400,46 @@ def mirror_against_host(place: Place) -> Finding:
             checked += len(rows)
         written = ring.total_committed() - first
         mirror.settle()
-    return Finding(torn == 0 and same > 0 and written > 0, f"{checked} rows drawn on {place.device} while 2 samplers "
-                   f"wrote {written}: {torn} torn or other than the host's, {same} compared byte by byte")
+    return Finding(
+        torn == 0 and same > 0 and written > 0,
+        f"{checked} rows drawn on {place.device} while 2 samplers "
+        f"wrote {written}: {torn} torn or other than the host's, {same} compared byte by byte",
+    )
 
 
 @contextlib.contextmanager
 def _sampled_ring() -> Iterator[ReplayRing]:
     """A small replay with checksums that two sampler processes write; a learner on the processor is beside them."""
-    settings = resolve([Layer("bench", {
-        "env": {"id": "Pendulum-v1"}, "replay": {"checksum": True, "capacity": 4096, "learning_starts": 100},
-        "sac": {"hidden_sizes": (16, 16)}, "learner": {"device": "cpu"}, "visualizer": {"enabled": False},
-    })])
+    settings = resolve(
+        [
+            Layer(
+                "bench",
+                {
+                    "env": {"id": "Pendulum-v1"},
+                    "replay": {"checksum": True, "capacity": 4096, "learning_starts": 100},
+                    "sac": {"hidden_sizes": (16, 16)},
+                    "learner": {"device": "cpu"},
+                    "visualizer": {"enabled": False},
+                },
+            )
+        ]
+    )
     plan = RunPlan(settings=settings, spec=probe_env("Pendulum-v1", steps=0).spec, samplers=2, free_core=False)
     setting = Setting({DEVICE: "cpu", BATCH: 32, THREADS: 1, PRECISION: "float32", SAMPLERS: 2, ENVS: 4, RATIO: 0.0})
     candidate, failures = TrialResult(stage=JOINT, setting=setting), []
     machine = read_machine()
-    with Interrupts() as interrupts, Trial(
-        REPLAY, plan, [candidate], lambda result: failures.append(result.failure), usable_cores=machine.cores.usable,
-        memory_cap_bytes=machine.memory.usable_bytes, interrupts=interrupts,
-    ) as trial:
+    with (
+        Interrupts() as interrupts,
+        Trial(
+            REPLAY,
+            plan,
+            [candidate],
+            lambda result: failures.append(result.failure),
+            usable_cores=machine.cores.usable,
+            memory_cap_bytes=machine.memory.usable_bytes,
+            interrupts=interrupts,
+        ) as trial,
+    ):
         trial.attempt(trial.start)
         trial.attempt(lambda: trial.begin(60.0))
         if failures:
@@ -416,9 +499,12 @@ def out_of_memory_midway(place: Place) -> Finding:
         synchronise(place.device)
         skipped = trainer.algorithm.updates_skipped()
     halved = trainer.batch_size < large and len(said) >= 1
-    return Finding(halved and skipped == 0 and trainer.updates == 6, f"batch {large} with room for {size(room)} more: "
-                   f"{len(said)} times halved, goes on with {trainer.batch_size}; "
-                   f"{said[0] if said else 'memory sufficed'}")
+    return Finding(
+        halved and skipped == 0 and trainer.updates == 6,
+        f"batch {large} with room for {size(room)} more: "
+        f"{len(said)} times halved, goes on with {trainer.batch_size}; "
+        f"{said[0] if said else 'memory sufficed'}",
+    )
 
 
 def _leave_only(device: str, room: int) -> int:
@@ -454,16 +540,38 @@ def killed_in_a_kernel(place: Place) -> Finding:
     """A learner that is killed amid its kernels: the run starts it again, from its checkpoint on."""
     with tempfile.TemporaryDirectory(prefix="spreeze-bench-") as folder:
         run = Path(folder) / "one"
-        command = [sys.executable, "-m", "spreeze.train", *_PENDULUM, "--device", place.device, "--batch-size",
-                   str(place.batch_size), "--set", "learner.checkpoint_interval_s=0.5", "--runs-dir", folder, "--name",
-                   "one", "--json", "--seconds", "180"]
-        with open(Path(folder) / "out", "wb") as out, subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        ) as process:
+        command = [
+            sys.executable,
+            "-m",
+            "spreeze.train",
+            *_PENDULUM,
+            "--device",
+            place.device,
+            "--batch-size",
+            str(place.batch_size),
+            "--set",
+            "learner.checkpoint_interval_s=0.5",
+            "--runs-dir",
+            folder,
+            "--name",
+            "one",
+            "--json",
+            "--seconds",
+            "180",
+        ]
+        with (
+            open(Path(folder) / "out", "wb") as out,
+            subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            ) as process,
+        ):
             try:
                 _until(process, lambda: _number(run, "updates") >= 50 and any((run / "checkpoints").glob("ckpt-*")))
-                learner = next(child for child in psutil.Process(process.pid).children()
-                               if role_of(child.name()) is ROLES["learner"])
+                learner = next(
+                    child
+                    for child in psutil.Process(process.pid).children()
+                    if role_of(child.name()) is ROLES["learner"]
+                )
                 learner.kill()
                 _until(process, lambda: _number(run, "restarts") >= 1)
                 before = _number(run, "updates")
@@ -477,9 +585,12 @@ def killed_in_a_kernel(place: Place) -> Finding:
                     os.killpg(process.pid, signal.SIGKILL)
         document = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         restarts, code = int(_number(run, "restarts")), process.returncode
-    return Finding(code == 0 and restarts == 1 and document.get("error") is None, f"learner on {place.device} killed: "
-                   f"{restarts} restart, exit code {code}, went on from update {before:.0f}, error "
-                   f"{document.get('error')}")
+    return Finding(
+        code == 0 and restarts == 1 and document.get("error") is None,
+        f"learner on {place.device} killed: "
+        f"{restarts} restart, exit code {code}, went on from update {before:.0f}, error "
+        f"{document.get('error')}",
+    )
 
 
 def _number(run: Path, name: str) -> float:
@@ -517,8 +628,9 @@ def in_child(name: str, place: Place) -> Finding:
     """A check in a process of its own, which a fault of the device or a hang ends."""
     command = [sys.executable, __file__, name, json.dumps(place.to_json())]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=False,
-                              text=True)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=False, text=True
+        )
     except subprocess.TimeoutExpired:
         return Finding(False, f"not done within {LIMIT_S:.0f} s")
     try:

@@ -108,6 +108,7 @@ class Run:
 
     def wait_for(self, condition, timeout_s=PATIENCE_S, what=None):
         """Polls a condition while the run goes on."""
+
         def alive_and_true():
             value = condition()
             assert value or self.process.poll() is None, f"the run ended: {self.stdout[-2000:]} {self.stderr[-3000:]}"
@@ -145,6 +146,7 @@ class Run:
 
     def until_updates(self, count, timeout_s=PATIENCE_S):
         """Waits until at least so many updates were taken; returns all numbers."""
+
         def enough():
             numbers = self.numbers()
             return numbers if numbers.get("updates", 0) >= count else None
@@ -161,6 +163,7 @@ class Run:
 
     def until_rates(self):
         """Waits until the run has gone on long enough for its summary to know rates."""
+
         def known():
             series = MetricsReader(self.path / "metrics.db").series("updates")
             learning = [t for t, value in zip(series.t, series.mean, strict=True) if value > 0]
@@ -244,8 +247,10 @@ def small_disk(folder, size_bytes):
     try:
         yield folder
     finally:
-        poll(lambda: subprocess.run(["umount", str(folder)], check=False, capture_output=True).returncode == 0,
-             what="the disk to be free")
+        poll(
+            lambda: subprocess.run(["umount", str(folder)], check=False, capture_output=True).returncode == 0,
+            what="the disk to be free",
+        )
 
 
 def fill(folder):

@@ -143,8 +143,15 @@ def simulated_rounds(
 
 
 def simulated_run_time(
-    rng: np.random.Generator, draw: Draw, states: int, n: int, interval: int, actor_s: float = 0.0,
-    learner_s: float = 0.0, *, concurrent: bool = True,
+    rng: np.random.Generator,
+    draw: Draw,
+    states: int,
+    n: int,
+    interval: int,
+    actor_s: float = 0.0,
+    learner_s: float = 0.0,
+    *,
+    concurrent: bool = True,
 ) -> float:
     """Time of collecting and learning, simulated round by round.
 

@@ -17,9 +17,19 @@ from PIL import Image
 from spreeze.metrics.store import _SCHEMA, RAW_S, TIERS, EvaluationRow, MetricsWriter
 from spreeze.metrics.table import METRICS
 
-PARTED = ("sampler_env_steps_per_s", "cpu_core_use", "process_cpu_use", "process_memory_bytes", "gpu_use",
-          "gpu_memory_used_bytes", "gpu_power_w", "gpu_clock_hz", "gpu_memory_bytes", "gpu_power_limit_w",
-          "gpu_clock_max_hz")
+PARTED = (
+    "sampler_env_steps_per_s",
+    "cpu_core_use",
+    "process_cpu_use",
+    "process_memory_bytes",
+    "gpu_use",
+    "gpu_memory_used_bytes",
+    "gpu_power_w",
+    "gpu_clock_hz",
+    "gpu_memory_bytes",
+    "gpu_power_limit_w",
+    "gpu_clock_max_hz",
+)
 PERIOD_S = 0.5
 
 
@@ -36,8 +46,10 @@ def make(path: Path, hours: float = 24.0) -> int:
     count = "WITH RECURSIVE k(i) AS (SELECT {0} UNION ALL SELECT i + 1 FROM k WHERE i < {1} - 1) "
     connection.execute("BEGIN")
     samples = range(int(max(0.0, end_s - RAW_S) / PERIOD_S), int(end_s / PERIOD_S))
-    connection.executemany("INSERT INTO samples VALUES (?, ?, ?)", (
-        (int(i * PERIOD_S * 1e6), i, np.full(len(names), 0.5 + 0.4 * math.sin(i * 0.01)).tobytes()) for i in samples))
+    connection.executemany(
+        "INSERT INTO samples VALUES (?, ?, ?)",
+        ((int(i * PERIOD_S * 1e6), i, np.full(len(names), 0.5 + 0.4 * math.sin(i * 0.01)).tobytes()) for i in samples),
+    )
     for number, name in enumerate(names, 1):
         connection.execute("INSERT INTO series VALUES (?, ?, '1', 'x')", (number, name))
         for table, width_s, keep_s in TIERS:
@@ -45,9 +57,12 @@ def make(path: Path, hours: float = 24.0) -> int:
             t = f"(i + 1) * {width_s} - {PERIOD_S}"
             connection.execute(
                 f"{count.format(first, last)} INSERT INTO {table} SELECT {number}, i, {t}, i, 0.1, "
-                f"CASE i WHEN {last // 3} THEN 0.99 ELSE 0.9 END, 0.5, 0.5, {width_s / PERIOD_S} FROM k")
-    connection.execute(f"{count.format(0, int(hours * 360))} INSERT INTO evaluations "
-                       "SELECT i * 10.0, i * 1000, i * 100, 1, i * 100, 10, 2000.0 * i / (i + 500), 20.0, 1000 FROM k")
+                f"CASE i WHEN {last // 3} THEN 0.99 ELSE 0.9 END, 0.5, 0.5, {width_s / PERIOD_S} FROM k"
+            )
+    connection.execute(
+        f"{count.format(0, int(hours * 360))} INSERT INTO evaluations "
+        "SELECT i * 10.0, i * 1000, i * 100, 1, i * 100, 10, 2000.0 * i / (i + 500), 20.0, 1000 FROM k"
+    )
     connection.execute("COMMIT")
     connection.close()
     return int(len(names) * end_s / PERIOD_S)
@@ -62,9 +77,19 @@ def folders(path: Path, **state) -> None:
 
 def tell(path: Path, **state) -> None:
     """Writes ``run.json``."""
-    facts = {"env_id": "Walker2DBulletEnv-v0", "algo": "sac", "seed": 1, "nonce": path.name, "sessions": 1,
-             "started": "2026-11-21T00:00:00", "heartbeat": time.time(), "env_steps": 10**8, "updates": 10**6,
-             "eval_best": 1995.0, **state}
+    facts = {
+        "env_id": "Walker2DBulletEnv-v0",
+        "algo": "sac",
+        "seed": 1,
+        "nonce": path.name,
+        "sessions": 1,
+        "started": "2026-11-21T00:00:00",
+        "heartbeat": time.time(),
+        "env_steps": 10**8,
+        "updates": 10**6,
+        "eval_best": 1995.0,
+        **state,
+    }
     (path / "run.tmp").write_text(json.dumps(facts))
     os.replace(path / "run.tmp", path / "run.json")
 
@@ -91,8 +116,11 @@ def _live(path: Path, over: threading.Event) -> None:
     names = [m.name for m in METRICS if m.name not in PARTED] + [f"{name}/{i}" for name in PARTED for i in range(2)]
 
     def write(t: float) -> None:
-        writer.write(t, int(100 * t), {**{name: 0.5 + 0.3 * math.sin(t / 10) for name in names},
-                                       "env_steps": 100.0 * t, "updates": 10.0 * t})
+        writer.write(
+            t,
+            int(100 * t),
+            {**{name: 0.5 + 0.3 * math.sin(t / 10) for name in names}, "env_steps": 100.0 * t, "updates": 10.0 * t},
+        )
 
     for i in range(600):
         write(0.5 * i)

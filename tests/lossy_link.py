@@ -54,8 +54,8 @@ def lossy_link(delay_s: float, loss: float) -> Iterator[Ends]:
             _run("ip", "netns", "add", space)
             stack.callback(subprocess.run, ["ip", "netns", "del", space], check=False, capture_output=True)
         process = subprocess.Popen(
-            [sys.executable, __file__, name, str(delay_s), str(loss)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE)
+            [sys.executable, __file__, name, str(delay_s), str(loss)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         stack.callback(_end, process)
         assert process.stdout is not None
         if process.stdout.readline().strip() != b"up":
@@ -76,8 +76,9 @@ def _run(*command: str) -> None:
         subprocess.run(command, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         told = getattr(error, "stderr", b"") or str(error).encode()
-        raise ResourceError(f"{' '.join(command)}: {told.decode(errors='replace').strip()}; network namespaces need "
-                            "Linux and root") from None
+        raise ResourceError(
+            f"{' '.join(command)}: {told.decode(errors='replace').strip()}; network namespaces need Linux and root"
+        ) from None
 
 
 def _device(name: str, space: str, address: str) -> int:
@@ -85,8 +86,11 @@ def _device(name: str, space: str, address: str) -> int:
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH", name.encode(), _IFF_TUN | _IFF_NO_PI))
     _run("ip", "link", "set", name, "netns", space)
-    for command in (("addr", "add", f"{address}/30", "dev", name), ("link", "set", name, "up"),
-                    ("link", "set", "lo", "up")):
+    for command in (
+        ("addr", "add", f"{address}/30", "dev", name),
+        ("link", "set", name, "up"),
+        ("link", "set", "lo", "up"),
+    ):
         _run("ip", "-n", space, *command)
     return fd
 

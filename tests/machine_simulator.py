@@ -160,8 +160,10 @@ class Bench:
         for one in settings:
             cost = 0.4 + 3 * max(0.3, 2 * self.machine.update_s(one))
             if one[DEVICE] != "cpu":
-                known = any(seen[DEVICE] == one[DEVICE] and SAMPLERS not in seen
-                            for seen in (*self.asked, *(rate.setting for rate in found)))
+                known = any(
+                    seen[DEVICE] == one[DEVICE] and SAMPLERS not in seen
+                    for seen in (*self.asked, *(rate.setting for rate in found))
+                )
                 cost += self.gpu_warm_s + (0.0 if known else self.gpu_start_s)
             if spent + cost > within_s and found:
                 break
@@ -230,7 +232,9 @@ def grid(machine: Machine, problem: TuningProblem) -> list[Setting]:
         learners = [_fastest(machine, learners)]
     return [
         Setting({**one, SAMPLERS: samplers, ENVS: problem.room.envs_per_sampler.value, RATIO: ratio})
-        for one in learners for samplers in _every_number(problem, one[THREADS]) for ratio in ratios(problem, one)
+        for one in learners
+        for samplers in _every_number(problem, one[THREADS])
+        for ratio in ratios(problem, one)
     ]
 
 

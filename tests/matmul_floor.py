@@ -146,8 +146,14 @@ def algorithm_config(algo: str, hidden: tuple[int, ...]) -> AlgorithmConfig:
 
 
 def learner_cases(
-    batch_sizes: Sequence[int], repeats: int = 5, *, obs_dim: int = OBS_DIM, action_dim: int = ACTION_DIM,
-    hidden: tuple[int, ...] = HIDDEN, threads: Sequence[int] = (1,), algo: str = "sac",
+    batch_sizes: Sequence[int],
+    repeats: int = 5,
+    *,
+    obs_dim: int = OBS_DIM,
+    action_dim: int = ACTION_DIM,
+    hidden: tuple[int, ...] = HIDDEN,
+    threads: Sequence[int] = (1,),
+    algo: str = "sac",
     precisions: Sequence[str] = ("float32",),
 ) -> list[dict[str, Any]]:
     """Measures one case for each batch size, precision and number of threads; all take turns, matmuls too.
@@ -173,8 +179,16 @@ def learner_cases(
 class _Case:
     """One batch size: an algorithm, the matmuls of its update, and what was measured."""
 
-    def __init__(self, algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...],
-                 pair: ThreadPair | None, precision: str) -> None:
+    def __init__(
+        self,
+        algo: str,
+        batch_size: int,
+        obs_dim: int,
+        action_dim: int,
+        hidden: tuple[int, ...],
+        pair: ThreadPair | None,
+        precision: str,
+    ) -> None:
         config = algorithm_config(algo, hidden)
         self.algo, self.batch_size = algo, batch_size
         self.threads, self.precision = 1 if pair is None else 2, precision
@@ -230,20 +244,29 @@ class _Case:
         }
         step_s = self.critic_s + self.actor_s
         return {
-            "algo": self.algo, "batch_size": self.batch_size, "learner_threads": self.threads,
+            "algo": self.algo,
+            "batch_size": self.batch_size,
+            "learner_threads": self.threads,
             "precision": self.precision,
             **{name: statistics.median(values) for name, values in repeats.items()},
             **self._over(cases, "over_one_thread", threads=1),
             **self._over(cases, "over_float32", precision="float32"),
             "matmul_flop": self.round.flop,
-            "learner_critic_share": self.critic_s / step_s, "learner_actor_share": self.actor_s / step_s,
+            "learner_critic_share": self.critic_s / step_s,
+            "learner_actor_share": self.actor_s / step_s,
             "repeats": repeats,
         }
 
 
 _UNITS = {
-    "updates_per_s": "1/s", "update_frames_per_s": "1/s", "matmul_floor_share": "share", "matmul_flop_per_s": "flop/s",
-    "over_one_thread": "ratio", "over_float32": "ratio", "matmul_flop": "flop", "learner_critic_share": "share",
+    "updates_per_s": "1/s",
+    "update_frames_per_s": "1/s",
+    "matmul_floor_share": "share",
+    "matmul_flop_per_s": "flop/s",
+    "over_one_thread": "ratio",
+    "over_float32": "ratio",
+    "matmul_flop": "flop",
+    "learner_critic_share": "share",
     "learner_actor_share": "share",
 }
 _FLOOR_TARGETS = {256: ">= 0.85", 1024: ">= 0.92", 8192: ">= 0.92"}
@@ -256,8 +279,16 @@ def case_rows(cases: list[dict[str, Any]]) -> list[Row]:
         plain = case["learner_threads"] == 1 and case["precision"] == "float32"
         for name in (name for name in _UNITS if name in case):
             target = _FLOOR_TARGETS.get(case["batch_size"]) if plain and name == "matmul_floor_share" else None
-            rows.append({"metric": name, "value": case[name], "unit": _UNITS[name],
-                         "repeats": case["repeats"].get(name, []), **more, **({"target": target} if target else {})})
+            rows.append(
+                {
+                    "metric": name,
+                    "value": case[name],
+                    "unit": _UNITS[name],
+                    "repeats": case["repeats"].get(name, []),
+                    **more,
+                    **({"target": target} if target else {}),
+                }
+            )
     return rows
 
 
@@ -270,8 +301,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = case_rows(learner_cases(
-        args.batch_size, args.repeats, threads=args.threads, algo=args.algo, precisions=args.precision))
+    rows = case_rows(
+        learner_cases(args.batch_size, args.repeats, threads=args.threads, algo=args.algo, precisions=args.precision)
+    )
     if args.json:
         print(json.dumps({"machine": read_machine().one_line(), "rows": rows}))
     else:

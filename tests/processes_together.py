@@ -78,16 +78,18 @@ class WorkerGroup:
 
     def begun(self, env_steps: int = _FIRST_STEPS) -> bool:
         """Whether each sampler has taken so many env steps."""
-        return all(self.run.slots(spec)["env_steps"] >= env_steps
-                   for spec in self.run.specs.values() if spec.role.steps)
+        return all(
+            self.run.slots(spec)["env_steps"] >= env_steps for spec in self.run.specs.values() if spec.role.steps
+        )
 
 
 @contextlib.contextmanager
 def worker_group(plan: RunPlan, roles: Collection[str]) -> Iterator[WorkerGroup]:
     """Workers of these roles of the run that ``plan`` describes; they have ended when this ends."""
     with run_folder() as folder, assembled(assemble, plan, folder, time.monotonic()) as run:
-        run_context = RunContext(run_dir=folder, status_fd=run.status.block.fd, status_rows=run.status.num_rows,
-                                 nonce=secrets.token_hex(8))
+        run_context = RunContext(
+            run_dir=folder, status_fd=run.status.block.fd, status_rows=run.status.num_rows, nonce=secrets.token_hex(8)
+        )
         workers = ProcessSupervisor(run_context, run.status, on_event=lambda level, text: None)
         found = WorkerGroup(workers, run)
         try:
@@ -125,9 +127,14 @@ def scaling_rows(plan: RunPlan, counts: list[int], repeats: int, seconds: float)
     more = {"env": plan.spec.env_id, "envs_per_sampler": plan.config.sampling.envs_per_sampler}
     rows = [row("env_steps_per_s", "1/s", found_rates, samplers=count, **more) for count, found_rates in rates.items()]
     return rows + [
-        row("over_one_sampler", "ratio", [many / one for many, one in zip(rates[count], rates[1], strict=True)],
+        row(
+            "over_one_sampler",
+            "ratio",
+            [many / one for many, one in zip(rates[count], rates[1], strict=True)],
             samplers=count,
-            target=">= 14" if count == 16 else None, **more)
+            target=">= 14" if count == 16 else None,
+            **more,
+        )
         for count in counts[1:]
     ]
 
@@ -178,8 +185,13 @@ def together_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
     comparisons = (
         ("sampler_kept_together", 0, "together", "samplers alone", ">= 0.9"),
         ("learner_kept_together", 1, "together", "learner alone", ">= 0.9"),
-        ("learner_kept_beside_evaluator_and_visualizer", 1, "with evaluator and visualizer", "together",
-         ">= 0.95 on three free cores"),
+        (
+            "learner_kept_beside_evaluator_and_visualizer",
+            1,
+            "with evaluator and visualizer",
+            "together",
+            ">= 0.95 on three free cores",
+        ),
     )
     for name, at, state, reference, target in comparisons:
         pairs_of = zip(rates[state], rates[reference], strict=True)
@@ -195,8 +207,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     args = parser.parse_args()
     plan = task_plan(args.env)
-    rows = [*memory_rows(plan), *scaling_rows(plan, args.samplers, args.repeats, args.seconds),
-            *together_rows(plan, args.repeats, args.seconds)]
+    rows = [
+        *memory_rows(plan),
+        *scaling_rows(plan, args.samplers, args.repeats, args.seconds),
+        *together_rows(plan, args.repeats, args.seconds),
+    ]
     print(read_machine().one_line(), *map(line, rows), sep="\n")
 
 

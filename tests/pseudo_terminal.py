@@ -33,9 +33,7 @@ class PseudoTerminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0))
         own = {key: value for key, value in os.environ.items() if not key.startswith("SPREEZE_")}
         own |= {"TERM": "xterm", "PS1": _PROMPT, "HISTFILE": ""}
-        self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, cwd=REPO, env=own, **options
-        )
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=REPO, env=own, **options)
         os.close(slave)
         self._shown = bytearray()
         self._closing = threading.Event()

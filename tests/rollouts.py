@@ -27,8 +27,9 @@ FRAMES = FrameSpec(channels=1, height=36, width=36, stack=2, sign_rewards=False,
 
 def learner(name, spec, correction="on-policy", seed=1, *, normalize_obs=False, dtype=torch.float32, **settings):
     config = CONFIGS[name](**{"normalize_returns": False, **settings})  # rewards by hand
-    return exact(create_on_policy, name, spec, config, seed, correction=correction, normalize_obs=normalize_obs,
-                 dtype=dtype)
+    return exact(
+        create_on_policy, name, spec, config, seed, correction=correction, normalize_obs=normalize_obs, dtype=dtype
+    )
 
 
 def rollout(algorithm, spec, rng, steps=8, envs=4):

@@ -11,6 +11,11 @@ def slope_row(name: str, times: list[float], values: list[float], target: str | 
     (slope, _), covariance = np.polyfit(hours - hours[0], seen, 1, cov=True)
     percent = 100.0 / float(seen.mean())
     return {
-        "metric": f"{name}_slope", "value": percent * float(slope), "unit": "%/h", "target": target,
-        "standard_error": percent * float(np.sqrt(covariance[0, 0])), "first": values[0], "last": values[-1],
+        "metric": f"{name}_slope",
+        "value": percent * float(slope),
+        "unit": "%/h",
+        "target": target,
+        "standard_error": percent * float(np.sqrt(covariance[0, 0])),
+        "first": values[0],
+        "last": values[-1],
     }

@@ -104,8 +104,16 @@ def test_a_mask_that_is_missing_or_wrong_is_an_error_by_name_counted_like_other_
         open_task(dataclasses.replace(SPEC, args=(f"fault={fault}", "at=0"))).reset()
     ring = ring_of(RowLayout.of(SPEC), opened)
     told = []
-    envs = TransitionCollector(lambda: made(f"fault={fault}"), 1, SPEC, ShardWriter(ring, 0), n_step=1, gamma=0.9,
-                               seeds=[0], on_error=lambda where, error, count: told.append(str(error)))
+    envs = TransitionCollector(
+        lambda: made(f"fault={fault}"),
+        1,
+        SPEC,
+        ShardWriter(ring, 0),
+        n_step=1,
+        gamma=0.9,
+        seeds=[0],
+        on_error=lambda where, error, count: told.append(str(error)),
+    )
     rng = np.random.default_rng(0)
     for _ in range(8):
         envs.step(uniform_actions(SPEC, 1, rng, envs.obs), 0)
@@ -230,8 +238,9 @@ def test_dqn_s_target_is_the_best_allowed_value_by_hand(double):
 
 
 def soft(masks, terminated):
-    config = SACConfig(hidden_sizes=(4,), initial_alpha=0.5, target_entropy_ratio=0.5, alpha_lr=1e-9, actor_lr=1e-9,
-                       critic_lr=1e-9)
+    config = SACConfig(
+        hidden_sizes=(4,), initial_alpha=0.5, target_entropy_ratio=0.5, alpha_lr=1e-9, actor_lr=1e-9, critic_lr=1e-9
+    )
     sac, batch = create("sac", 4, 1, config, 0, num_actions=3, masked=True), batch_of(masks, [1.0] * 3, terminated)
     constant(sac.actor.online, [0.0, math.log(3.0), 5.0])
     constant(sac.critics.online, [1.0, 3.0, 50.0], [2.0, 2.0, 50.0])
@@ -283,8 +292,11 @@ def test_the_gradient_of_a_masked_policy_equals_autograd(name):
     policy = torch.distributions.Categorical(logits=outs[0].masked_fill(~torch.from_numpy(mask), -1e8))
     log_prob = policy.log_prob(torch.from_numpy(action))
     ratio, config = (log_prob - samples.log_prob).exp(), algorithm._config
-    objective = log_prob * samples.advantage if name == "a2c" else torch.minimum(
-        ratio * samples.advantage, ratio.clamp(1 - config.clip, 1 + config.clip) * samples.advantage)
+    objective = (
+        log_prob * samples.advantage
+        if name == "a2c"
+        else torch.minimum(ratio * samples.advantage, ratio.clamp(1 - config.clip, 1 + config.clip) * samples.advantage)
+    )
     error = 0.5 * (outs[1][:, 0] - samples.target).square()
     loss = -objective.mean() + config.value_coef * error.mean() - 0.3 * policy.entropy().mean()
     loss.backward()
@@ -418,6 +430,7 @@ def by_command(name, *args):
 @pytest.fixture
 def in_process(capfd):
     """The same in this process: the import of what it needs takes longer than the verb."""
+
     def call(name, *args):
         capfd.readouterr()
         code = {"evaluate": evaluate, "play": play}[name].main([*map(str, args)])

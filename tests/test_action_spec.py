@@ -61,7 +61,8 @@ def test_a_space_is_described_and_its_environment_gets_only_actions_of_it(name):
     assert all(space.contains(action) for action in task.env.taken)
     if task.spec.choices is not None:
         assert {np.asarray(action).tobytes() for action in task.env.taken} == {
-            task.spec.choices.to_env(row[None])[0].astype(space.dtype).tobytes() for row in drawn}
+            task.spec.choices.to_env(row[None])[0].astype(space.dtype).tobytes() for row in drawn
+        }
         assert drawn.min(0).tolist() == [0.0] * task.spec.action_dim
         assert drawn.max(0).tolist() == [count - 1.0 for count in task.spec.choices.nvec]
 

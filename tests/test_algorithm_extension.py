@@ -107,7 +107,8 @@ def test_one_that_learns_on_policy_brings_its_own_settings_and_correction(module
         "from spreeze.algorithms.a2c import A2C, A2CConfig\nfrom spreeze.config.algorithms import AlgorithmRow\n"
         "class MyConfig(A2CConfig):\n    pass\n"
         "ALGORITHMS = (AlgorithmRow(name='my_a2c', config=MyConfig, on_policy=A2C,"
-        " defaults={'rollout.correction': 'truncated-is'}),)\n")
+        " defaults={'rollout.correction': 'truncated-is'}),)\n"
+    )
     command = ["--algo", "my_a2c", "--mode", "hts", "--import", module]
     layers = [Layer("user", user_values(build_parser().parse_args(command)))]
     settings, _ = with_algorithm(layers, resolve(layers), SPEC)
@@ -156,7 +157,8 @@ def test_a_declaration_that_is_none_or_takes_a_known_name_is_rejected(module, tm
     (tmp_path / f"{MODULE}.py").write_text(
         "from spreeze.algorithms.sac import SACConfig\n"
         "from spreeze.config.algorithms import AlgorithmRow, find_row\n"
-        f"ALGORITHMS = {declared}\n")
+        f"ALGORITHMS = {declared}\n"
+    )
     found = {"no part", "learner", "other"} & set(declared.split("'"))
     with pytest.raises(ConfigError, match=f"--import {MODULE}: "):
         asked("--algo", *(found or {"x"}), "--import", module)

@@ -289,9 +289,11 @@ def test_step_sizes_fall_to_a_tenth_at_the_end_of_a_run_or_to_nothing_where_it_i
     tenth.anneal(1.0)
     adam = tenth.critics.adam
     assert (adam.lr if adam._scaled_lr is None else adam._scaled_lr.item()) == pytest.approx(
-        0.1 if schedule == "constant" else 0.01)
-    algorithm = made("sac", lr_schedule=schedule, lr_end=0.0, weight_decay=0.1, actor_lr=0.2, critic_lr=0.1,
-                     alpha_lr=0.4)
+        0.1 if schedule == "constant" else 0.01
+    )
+    algorithm = made(
+        "sac", lr_schedule=schedule, lr_end=0.0, weight_decay=0.1, actor_lr=0.2, critic_lr=0.1, alpha_lr=0.4
+    )
     assert [adam.weight_decay for adam in algorithm._adams] == [0.1, 0.1, 0.0], "the temperature is no weight"
     for progress, share in zip((0.0, 0.25, 1.0), shares, strict=True):
         algorithm.anneal(progress)
@@ -359,8 +361,9 @@ def test_the_penalty_on_actions_adds_the_gradient_of_the_mean_square_of_what_is_
 
 
 def test_discrete_actions_have_no_penalty():
-    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Choices((3,)),
-                   max_episode_steps=10, reward_threshold=None)
+    spec = EnvSpec(
+        env_id="T-v0", import_module=None, obs_dim=4, action=Choices((3,)), max_episode_steps=10, reward_threshold=None
+    )
     with pytest.raises(ConfigError, match=r"action_penalty = 0.1: discrete actions are not squashed"):
         PARTS["sac"](action_penalty=0.1).check_task(spec)
 

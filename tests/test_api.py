@@ -94,8 +94,10 @@ def test_the_lines_of_the_readme_do_what_they_say(tmp_path):
     code = (REPO / "README.md").read_text(encoding="utf-8").partition("## From Python")[2].split("```")[1]
     assert code.startswith("python\nfrom spreeze import ")
     told = code.removeprefix("python\n").partition("arrays: ")[2].splitlines()[0]
-    script = f"{code.removeprefix('python')}\n" \
-             f"values = {told}\nprint(run.summary['stopped_by'], len(values) > 0, values.ndim, action.shape)"
+    script = (
+        f"{code.removeprefix('python')}\n"
+        f"values = {told}\nprint(run.summary['stopped_by'], len(values) > 0, values.ndim, action.shape)"
+    )
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment,
                           timeout=PATIENCE_S, check=False)  # fmt: skip
@@ -175,7 +177,7 @@ def test_a_rejected_start_raises_its_own_class_with_one_line(tmp_path, capsys):
 _SCRIPT = f"""
 import signal, sys, spreeze
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in a shell's background inherits that it is ignored
-run = spreeze.train("Pendulum-v1", settings={ {**TINY, "evaluation.episodes": 2} !r}, runs_dir=sys.argv[1], name="one")
+run = spreeze.train("Pendulum-v1", settings={ {**TINY, "evaluation.episodes": 2}!r}, runs_dir=sys.argv[1], name="one")
 print("returned", run.state, run.summary["stopped_by"])
 """
 
@@ -255,15 +257,27 @@ def test_discrete_actions_are_the_environment_s_numbers(tmp_path):
 
 
 def test_no_action_is_taken_that_a_mask_forbids(tmp_path):
-    spec = dataclasses.replace(SPEC, action=Choices((2,)), action_mask=True, obs_dim=4,
-                               obs_layout=("0:2 observation (Box)", "2:4 info['action_mask']"))
+    spec = dataclasses.replace(
+        SPEC,
+        action=Choices((2,)),
+        action_mask=True,
+        obs_dim=4,
+        obs_layout=("0:2 observation (Box)", "2:4 info['action_mask']"),
+    )
     arrays = {"head_w": np.eye(4, 2, dtype=np.float32), "head_b": np.zeros(2, np.float32)}
     policy = load_policy(_weights(tmp_path, spec, arrays, policy="q_values", action_mask=True))
     assert policy.predict([3.0, 1.0], action_mask=[1, 1]) == 0
     assert policy.predict([3.0, 1.0], action_mask=np.array([False, True])) == 1
     assert policy.predict([[3.0, 1.0], [1.0, 3.0]], action_mask=[[0, 1], [1, 0]]).tolist() == [1, 0]
-    for mask, told in ((None, "needs action_mask"), ([1], "shape"), ([], "shape"), ([[1, 0], [1]], "array of"),
-                       ("x", "array of"), ([0, 0], "at least one"), ([2, 1], "at least one")):
+    for mask, told in (
+        (None, "needs action_mask"),
+        ([1], "shape"),
+        ([], "shape"),
+        ([[1, 0], [1]], "array of"),
+        ("x", "array of"),
+        ([0, 0], "at least one"),
+        ([2, 1], "at least one"),
+    ):
         with pytest.raises(UsageError, match=told):
             policy.predict([3.0, 1.0], action_mask=mask)
     with pytest.raises(UsageError, match="gives none"):
@@ -272,8 +286,14 @@ def test_no_action_is_taken_that_a_mask_forbids(tmp_path):
 
 def test_a_team_gets_an_action_for_each_agent(tmp_path):
     team = TeamSpec(actions=(2, 3), obs_dim=2, state_dim=0)
-    spec = dataclasses.replace(SPEC, obs_dim=4, obs_shape=(4,), action=Choices((2, 3), shape=(2,)), team=team,
-                               obs_layout=("0:2 one", "2:4 other"))
+    spec = dataclasses.replace(
+        SPEC,
+        obs_dim=4,
+        obs_shape=(4,),
+        action=Choices((2, 3), shape=(2,)),
+        team=team,
+        obs_layout=("0:2 one", "2:4 other"),
+    )
     qmix = create("qmix", 4, 2, QMIXConfig(hidden_sizes=(4,)), 0, num_actions=3, team=team)
     meta = {"algo": "qmix", **qmix.policy_meta()}
     policy = load_policy(_weights(tmp_path, spec, qmix.policy_arrays(), **meta))

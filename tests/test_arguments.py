@@ -57,7 +57,7 @@ def test_flags_become_settings():
         "stop": {"seconds": 1.5, "env_steps": 10, "updates": 20, "target_return": -200.0},
         "visualizer": {"enabled": False},
         "rollout": {"samplers": 3, "envs_per_sampler": 2},
-            "td3": {"policy_delay": 3, "gamma": 0.9},
+        "td3": {"policy_delay": 3, "gamma": 0.9},
         "tuning": {"objective": "paper", "cpu_target": 0.5, "gpu_target": 0.9, "leave_free": 0.25, "govern": False},
     }
     resolve([Layer("user", values)])

@@ -18,8 +18,12 @@ from spreeze.workers.evaluator import COLUMNS
 
 
 def _bench(*arguments):
-    done = subprocess.run([sys.executable, "-m", "spreeze.bench", *arguments, "--json"], capture_output=True,
-                          timeout=PATIENCE_S, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "spreeze.bench", *arguments, "--json"],
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout)
 
@@ -40,8 +44,11 @@ def test_sampling_bench_reports_the_share_of_the_bare_loop():
 
 
 def test_an_engine_is_compared_with_its_own_loop():
-    rows = _metrics(_bench("sampling", "--env", "vector:CartPole-v1", "--envs-per-sampler", "64", "--repeats", "1",
-                           "--seconds", "0.3"))
+    rows = _metrics(
+        _bench(
+            "sampling", "--env", "vector:CartPole-v1", "--envs-per-sampler", "64", "--repeats", "1", "--seconds", "0.3"
+        )
+    )
     assert rows["sampler_share_of_bare"]["value"] > 0.0
     assert rows["bare_env_steps_per_s"]["envs_per_sampler"] == 64
 
@@ -83,8 +90,14 @@ def kept_curve(seed, scores, **settings):
     rows = [EvaluationRow(t=10.0 * i, env_steps=100 * i, updates=1000 * i, epoch=1, version=i, episodes=10,
                           return_mean=score, return_std=1.0, length_mean=20.0)
             for i, score in enumerate(scores, 1)]  # fmt: skip
-    return Curve(name=f"run{seed}", group=RunGroup("Task-v0", "sac", "serial"), seed=seed, end_s=rows[-1].t,
-                 evaluations=rows, settings=settings)
+    return Curve(
+        name=f"run{seed}",
+        group=RunGroup("Task-v0", "sac", "serial"),
+        seed=seed,
+        end_s=rows[-1].t,
+        evaluations=rows,
+        settings=settings,
+    )
 
 
 def test_figures_of_runs_are_told_by_what_was_kept_and_by_counts(tmp_path, monkeypatch):
@@ -110,8 +123,10 @@ def test_runs_with_other_settings_have_figures_of_their_own(tmp_path, monkeypatc
     curves = {"1": kept_curve(1, [1.0], **{"sac.n_step": "1"}), "2": kept_curve(2, [2.0], **{"sac.n_step": "3"})}
     monkeypatch.setattr(runs, "read_curve", lambda path: curves[path.name])
     rows = [row for row in curve_rows([tmp_path / "1", tmp_path / "2"]) if row["metric"] == "eval_return_final"]
-    assert [(row["value"], row["runs"]) for row in rows] == [(1.0, "sac serial sac.n_step=1"),
-                                                             (2.0, "sac serial sac.n_step=3")]
+    assert [(row["value"], row["runs"]) for row in rows] == [
+        (1.0, "sac serial sac.n_step=1"),
+        (2.0, "sac serial sac.n_step=3"),
+    ]
 
 
 def test_a_failing_run_is_told_with_its_last_line():
@@ -130,8 +145,15 @@ class Trained:
         slow = "serial" in arguments or "256" in arguments
         reached = "--seed" not in arguments or arguments[arguments.index("--seed") + 1] == "1"
         first = (20.0 if slow else 10.0) if reached else None
-        return {"time_to_target_s": first, "time_to_target_held_s": first and 2.0 * first, "process_s": 60.0,
-                "updates": 5, "updates_per_s": 2.0, "env_steps": 100, "eval_return_best": -150.0}
+        return {
+            "time_to_target_s": first,
+            "time_to_target_held_s": first and 2.0 * first,
+            "process_s": 60.0,
+            "updates": 5,
+            "updates_per_s": 2.0,
+            "env_steps": 100,
+            "eval_return_best": -150.0,
+        }
 
 
 def test_time_to_a_return_is_compared_seed_by_seed_and_who_never_got_there_has_no_time(monkeypatch):

@@ -18,8 +18,10 @@ def test_rates_of_a_processor_come_from_the_tuners_probe(monkeypatch):
         monkeypatch.setattr(limit_s, PATIENCE_S)
     with timer("cpu", small=True) as measure:
         found = measure(Rate("float32", 64, "eager"), 2)
-        refused = [measure(Rate(precision, 64, kind), 2) for precision, kind in (
-            ("float32", "graph"), ("float32", "replay on the host"), ("tf32", "eager"))]
+        refused = [
+            measure(Rate(precision, 64, kind), 2)
+            for precision, kind in (("float32", "graph"), ("float32", "replay on the host"), ("tf32", "eager"))
+        ]
     machine = gpu.read_machine()
     small = dataclasses.replace(machine, memory=dataclasses.replace(machine.memory, usable_bytes=10**9))
     monkeypatch.setattr(gpu, "read_machine", lambda: small)
@@ -44,8 +46,15 @@ def test_a_card_is_timed_at_every_batch_and_kind_once():
 
 
 def rate(batch_size, updates_per_s, kind="graph"):
-    return row("updates_per_s", "1/s", [updates_per_s] * 2, precision="tf32", batch_size=batch_size, kind=kind,
-               update_frames_per_s=updates_per_s * batch_size)
+    return row(
+        "updates_per_s",
+        "1/s",
+        [updates_per_s] * 2,
+        precision="tf32",
+        batch_size=batch_size,
+        kind=kind,
+        update_frames_per_s=updates_per_s * batch_size,
+    )
 
 
 def test_every_figure_of_a_card_stands_beside_its_target():
@@ -84,10 +93,20 @@ def test_what_does_not_fit_into_the_time_is_left_out_and_a_processor_has_no_verd
 
 @pytest.mark.parametrize(
     ("built", "gpus", "words"),
-    [(None, (), "is built without CUDA, and no NVIDIA driver: gone; install a CUDA build of PyTorch on a machine with"),
-     (None, ("a card",), "is built without CUDA; install a CUDA build of PyTorch, or try"),
-     ("12.9", ("a card",), "PyTorch finds no GPU that it can use; see that the driver"),
-     ("12.9", (), "no CUDA device: no NVIDIA driver: gone; take a machine with an NVIDIA GPU and its driver, or try")],
+    [
+        (
+            None,
+            (),
+            "is built without CUDA, and no NVIDIA driver: gone; install a CUDA build of PyTorch on a machine with",
+        ),
+        (None, ("a card",), "is built without CUDA; install a CUDA build of PyTorch, or try"),
+        ("12.9", ("a card",), "PyTorch finds no GPU that it can use; see that the driver"),
+        (
+            "12.9",
+            (),
+            "no CUDA device: no NVIDIA driver: gone; take a machine with an NVIDIA GPU and its driver, or try",
+        ),
+    ],
 )
 def test_without_a_card_one_line_says_what_is_missing(monkeypatch, built, gpus, words):
     monkeypatch.setattr(torch.version, "cuda", built)

@@ -13,8 +13,11 @@ import pytest
 from matmul_floor import case_rows, learner_cases
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
-PANELS = (("updates_per_s", "updates/s", True), ("update_frames_per_s", "update frames/s", True),
-          ("matmul_floor_share", "share of one core's matmul floor", False))
+PANELS = (
+    ("updates_per_s", "updates/s", True),
+    ("update_frames_per_s", "update frames/s", True),
+    ("matmul_floor_share", "share of one core's matmul floor", False),
+)
 
 
 @contextlib.contextmanager
@@ -37,13 +40,20 @@ def draw_learner(rows, out, machine):
     with picture(out, title, len(PANELS), figsize=(12, 3.6)) as axes:
         for label in dict.fromkeys(map(kind, rows)):
             for axis, (name, _, _) in zip(axes, PANELS, strict=True):
-                own = sorted((row for row in rows if (row["metric"], kind(row)) == (name, label)),
-                             key=lambda row: row["batch_size"])
+                own = sorted(
+                    (row for row in rows if (row["metric"], kind(row)) == (name, label)),
+                    key=lambda row: row["batch_size"],
+                )
                 sizes = [row["batch_size"] for row in own]
                 axis.plot(sizes, [row["value"] for row in own], marker="o", markersize=3, linewidth=1.6, label=label)
                 repeats = [row["repeats"] or [row["value"]] for row in own]
-                axis.fill_between(sizes, [min(values) for values in repeats], [max(values) for values in repeats],
-                                  alpha=0.2, linewidth=0)
+                axis.fill_between(
+                    sizes,
+                    [min(values) for values in repeats],
+                    [max(values) for values in repeats],
+                    alpha=0.2,
+                    linewidth=0,
+                )
         for axis, (_, text, logarithmic) in zip(axes, PANELS, strict=True):
             axis.set_xscale("log", base=2)
             axis.set(xlabel="batch size", ylabel=text, **{"yscale": "log"} if logarithmic else {"ylim": (0.0, None)})
@@ -64,8 +74,10 @@ def test_a_picture_is_drawn_of_all_batch_sizes_and_threads(tmp_path):
     assert (tmp_path / "learner.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.skipif(not {"SPREEZE_PICTURES", "SPREEZE_BENCH_ROWS"} <= set(os.environ),
-                    reason="writes a picture: set SPREEZE_PICTURES and SPREEZE_BENCH_ROWS")
+@pytest.mark.skipif(
+    not {"SPREEZE_PICTURES", "SPREEZE_BENCH_ROWS"} <= set(os.environ),
+    reason="writes a picture: set SPREEZE_PICTURES and SPREEZE_BENCH_ROWS",
+)
 def test_a_document_of_a_bench_has_its_picture():
     document = json.loads(Path(os.environ["SPREEZE_BENCH_ROWS"]).read_bytes())
     draw_learner(document["rows"], Path(os.environ["SPREEZE_PICTURES"]) / "learner.png", document["machine"])

@@ -25,8 +25,12 @@ def test_waits_of_the_host_for_a_gpu_are_counted_by_torchs_own_warnings(monkeypa
     modes = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
     with HostWaits("cuda:0") as waits:
-        for text in ("called a synchronizing CUDA operation", "something else", "called a synchronizing CUDA operation",
-                     "Synchronization debug mode is a prototype and does not detect all synchronizing operations"):
+        for text in (
+            "called a synchronizing CUDA operation",
+            "something else",
+            "called a synchronizing CUDA operation",
+            "Synchronization debug mode is a prototype and does not detect all synchronizing operations",
+        ):
             warnings.warn(text, stacklevel=1)
     assert waits.count == 2
     assert modes == ["warn", "default"]

@@ -30,9 +30,18 @@ def started(monkeypatch, tmp_path):
         writer.write(float(t), t, dict.fromkeys(names, 1.0))
     writer.evaluation(EvaluationRow(1.0, 100, 1, 1, 1, 10, 500.0, 0.0, 1.0))
     writer.close()
-    known = {"run_dir": str(with_metrics), "env_steps_per_s": 500.0, "updates_per_s": 50.0, "env_steps": 1000,
-             "rows_stored": 990, "updates": 100, "time_to_target_s": 4.0, "process_s": 9.0, "eval_return_best": 480.0,
-             "samples_per_insert_band": [8.0, 16.0]}
+    known = {
+        "run_dir": str(with_metrics),
+        "env_steps_per_s": 500.0,
+        "updates_per_s": 50.0,
+        "env_steps": 1000,
+        "rows_stored": 990,
+        "updates": 100,
+        "time_to_target_s": 4.0,
+        "process_s": 9.0,
+        "eval_return_best": 480.0,
+        "samples_per_insert_band": [8.0, 16.0],
+    }
     commands = []
 
     def train(arguments, timeout_s, environment=None):
@@ -98,8 +107,14 @@ def test_all_figures_of_a_gpu_fit_into_25_minutes_and_what_does_not_is_left_out(
     script = runpy.run_path(str(FOLDER / "gpu.py"))
     wanted = script["steps"]("cuda:0", "Walker2d-v5")
     assert sum(step.needs_s for step in wanted) <= 25 * 60.0
-    fits, fails, long = (script["Step"](name, needs_s, [sys.executable, "-c", code]) for name, needs_s, code in (
-        ("fits", 1.0, "print('a figure')"), ("fails", 1.0, "raise SystemExit(3)"), ("long", 1e9, "")))
+    fits, fails, long = (
+        script["Step"](name, needs_s, [sys.executable, "-c", code])
+        for name, needs_s, code in (
+            ("fits", 1.0, "print('a figure')"),
+            ("fails", 1.0, "raise SystemExit(3)"),
+            ("long", 1e9, ""),
+        )
+    )
     assert script["take"]([fits, long, fails], 600.0) == 1
     shown = capfd.readouterr().out
     assert "a figure" in shown

@@ -135,8 +135,15 @@ def test_the_evaluator_tests_the_best_on_seeds_that_no_evaluation_uses(tmp_path,
     best = read_weights(tmp_path / "checkpoints" / "best.safetensors")
     assert np.array_equal(best.arrays["head_w"], arrays(GOOD)["head_w"])
     facts = json.loads((tmp_path / "checkpoints" / "best.json").read_text())
-    again = np.mean([expected_return(GOOD, 4, episodes=2),
-                     score(run_episodes(lambda: make_task(FAULT, FAULT_MODULE), policy_of(GOOD).act,
-                                        fresh_seeds(2, 10, 1, 4, 1, 2))).return_mean])
+    again = np.mean(
+        [
+            expected_return(GOOD, 4, episodes=2),
+            score(
+                run_episodes(
+                    lambda: make_task(FAULT, FAULT_MODULE), policy_of(GOOD).act, fresh_seeds(2, 10, 1, 4, 1, 2)
+                )
+            ).return_mean,
+        ]
+    )
     assert facts["return"] == pytest.approx(again)
     assert (facts["played"], facts["confirmed"], facts["version"], told) == (4, True, 4, [])

@@ -45,8 +45,11 @@ ANOTHER_IDLE = (*GPU_COMPUTES, GpuSnapshot(index=1, use=0.0, power_w=60.0, power
         (_snapshot(0.03, 0.40, cpu_use=0.99), Side.LEARNER, "fewer samplers"),
         (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_IDLE), Side.LEARNER, "a larger batch"),
         (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_BUSY), Side.LEARNER, "second GPU"),
-        (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_LAUNCHES), Side.LEARNER,
-         "a larger batch (kernels run 95 % of the time but draw 130 of 700 W: their launches are the limit"),
+        (
+            _snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_LAUNCHES),
+            Side.LEARNER,
+            "a larger batch (kernels run 95 % of the time but draw 130 of 700 W: their launches are the limit",
+        ),
         (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=ANOTHER_IDLE), Side.LEARNER, "a second GPU"),
         (_snapshot(0.03, 0.40, learner_device="cuda:0+cuda:1", gpus=ANOTHER_IDLE), Side.LEARNER, "a second GPU"),
         (_snapshot(0.03, 0.40, learner_device="cuda:1", gpus=ANOTHER_IDLE), Side.LEARNER, "kernels run only 0 %"),
@@ -78,8 +81,11 @@ ANOTHER_IDLE = (*GPU_COMPUTES, GpuSnapshot(index=1, use=0.0, power_w=60.0, power
         (_snapshot(0.02, 0.60, lag=1), Side.LEARNER, "fewer epochs, a smaller network or a GPU"),
         (_snapshot(0.02, 0.60, lag=1, free_running=True), Side.LEARNER, "fewer uses of a rollout, a smaller network"),
         (_snapshot(0.02, 0.03, lag=1), Side.BALANCED, "Balanced: learner waits 2 %, samplers 3 %"),
-        (_snapshot(0.60, 0.40, lag=0, in_turns=True), Side.BALANCED,
-         "take turns: learner waits 60 %, samplers 40 %; --mode hts"),
+        (
+            _snapshot(0.60, 0.40, lag=0, in_turns=True),
+            Side.BALANCED,
+            "take turns: learner waits 60 %, samplers 40 %; --mode hts",
+        ),
         (_snapshot(0.60, 0.40, lag=0), Side.BALANCED, "take turns: learner waits 60 %, samplers 40 %; other learners"),
     ],
 )

@@ -143,7 +143,8 @@ def test_a_host_takes_what_its_own_tuner_says_and_goes_by_its_cores_where_that_f
     choice = {"sampling.samplers": 37, "sampling.envs_per_sampler": 3}
     by_cores = max(1, int(core_facts().usable)), asked.envs_per_sampler
     for text, expected, told in (
-        (json.dumps({"choice": choice}, indent=1), (37, 3), 0), (json.dumps({"error": "no time"}), by_cores, 1),
+        (json.dumps({"choice": choice}, indent=1), (37, 3), 0),
+        (json.dumps({"error": "no time"}), by_cores, 1),
         ("nonsense", by_cores, 1),
     ):
         said.write_text(text)
@@ -547,6 +548,7 @@ def test_an_address_where_nothing_listens_is_refused_at_once():
 
 def test_a_server_that_is_no_ray_head_is_refused_at_once():
     with socket.create_server(("127.0.0.1", 0)) as server:
+
         def serve():
             connection, _ = server.accept()
             with connection:

@@ -33,8 +33,9 @@ class Place:
         self.trainer = self.open()
 
     def open(self, base=0, session=1.0):
-        return BufferTrainer(self.made, self.rollouts, M, meta={}, progress=lambda env_steps: 0.0, env_steps_base=base,
-                             session=session)
+        return BufferTrainer(
+            self.made, self.rollouts, M, meta={}, progress=lambda env_steps: 0.0, env_steps_base=base, session=session
+        )
 
     def close(self):
         for sink in self.sinks:
@@ -208,8 +209,10 @@ def test_an_average_of_the_policy_is_published_and_kept_while_samplers_get_the_n
         sampler.refresh()
         obs = np.ones((1, SPEC.obs_dim), np.float32)
         own = Policy.from_weights(newest, meta)
-        np.testing.assert_array_equal(sampler.current().draw(obs, np.full((1, 1), 0.5, np.float32))[1],
-                                      own.draw(obs, np.full((1, 1), 0.5, np.float32))[1])
+        np.testing.assert_array_equal(
+            sampler.current().draw(obs, np.full((1, 1), 0.5, np.float32))[1],
+            own.draw(obs, np.full((1, 1), 0.5, np.float32))[1],
+        )
     finally:
         place.close()
 

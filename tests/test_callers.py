@@ -114,7 +114,8 @@ def test_what_a_script_itself_defines_is_refused_with_what_to_do(tmp_path, name)
         assert f"in the calling program itself ({name or 'this notebook or console'})" in line
         assert "into a module of its own, such as my_envs.py, and give import_module='my_envs'" in line
         assert ("import_module='walks' works if all that walks.py does stands under if __name__" in line) == (
-            name == "walks.py")
+            name == "walks.py"
+        )
     assert not (tmp_path / "runs").exists()
 
 

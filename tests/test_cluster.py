@@ -41,6 +41,7 @@ def test_hosts_die_and_come_back_and_no_row_is_there_twice(tmp_path, monkeypatch
         for key, value in hosts.environment.items():
             monkeypatch.setenv(key, value)
         with Run(tmp_path, *NUMBERED, "--cluster", hosts.address, "--save-replay") as run:
+
             def chunks(host):
                 return run.numbers().get(f"host_chunks/{host}", 0)
 
@@ -103,13 +104,16 @@ def test_a_run_with_simulated_hosts_learns_and_its_resume_leaves_them_out(tmp_pa
     assert "host" not in "".join(again.children())
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    (("--cluster", "nonsense"), "expected HOST:PORT of a Ray cluster's head, auto, local or local:N"),
-    (("--cluster", "127.0.0.1:9"), "nothing answers there"),
-    (("--cluster", "local", "--learners", "2", "--samplers", "2"), "rows of other hosts go to one learner"),
-    (("--cluster", "local", "--mode", "serial"), "in mode serial other hosts cannot take part"),
-    (("--host-samplers", "0"), "samplers = 0: allowed is 1 to 64"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--cluster", "nonsense"), "expected HOST:PORT of a Ray cluster's head, auto, local or local:N"),
+        (("--cluster", "127.0.0.1:9"), "nothing answers there"),
+        (("--cluster", "local", "--learners", "2", "--samplers", "2"), "rows of other hosts go to one learner"),
+        (("--cluster", "local", "--mode", "serial"), "in mode serial other hosts cannot take part"),
+        (("--host-samplers", "0"), "samplers = 0: allowed is 1 to 64"),
+    ],
+)
 def test_what_cannot_work_is_refused_with_one_line(tmp_path, arguments, line):
     done = subprocess.run(
         [sys.executable, "-m", "spreeze.train", "--env", "Pendulum-v1", "--runs-dir", str(tmp_path), *arguments],

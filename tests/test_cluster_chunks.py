@@ -222,8 +222,14 @@ def test_json_goes_there_and_back():
     assert LEAST_CHUNK_BYTES < MOST_CHUNK_BYTES
 
 
-@given(minimum=st.sampled_from([0.0, 0.5, 1.0, 8.0]), starts=st.integers(0, 50), inserted=st.integers(0, 500),
-       baseline=st.integers(-1, 100), sampled=st.integers(0, 2000), width=st.integers(1, 20))
+@given(
+    minimum=st.sampled_from([0.0, 0.5, 1.0, 8.0]),
+    starts=st.integers(0, 50),
+    inserted=st.integers(0, 500),
+    baseline=st.integers(-1, 100),
+    sampled=st.integers(0, 2000),
+    width=st.integers(1, 20),
+)
 def test_the_room_of_a_limiter_is_what_it_would_let_in_row_by_row(minimum, starts, inserted, baseline, sampled, width):
     limiter = RateLimiter(minimum, 512.0, starts, 4, width)
     room = limiter.room(inserted, baseline, sampled)
@@ -234,8 +240,11 @@ def test_the_room_of_a_limiter_is_what_it_would_let_in_row_by_row(minimum, start
         assert limiter.may_insert(inserted, baseline, sampled, rows) == (rows <= room)
 
 
-@given(room=st.none() | st.integers(0, 10_000), outstanding=st.lists(st.integers(0, 3000), max_size=8),
-       most=st.integers(0, 3000))
+@given(
+    room=st.none() | st.integers(0, 10_000),
+    outstanding=st.lists(st.integers(0, 3000), max_size=8),
+    most=st.integers(0, 3000),
+)
 def test_hosts_are_never_allowed_more_than_the_limiter_has_room_for(room, outstanding, most):
     found = shares(room, outstanding, most)
     assert len(found) == len(outstanding)

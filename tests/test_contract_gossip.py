@@ -60,8 +60,13 @@ class OverGloo:
     def __init__(self, learners, folder):
         create_secret(folder / "secret")
         self.store, self.sides = MemberStore(), []
-        self.place = GlooPlace(store=self.store.address, secret_file=str(folder / "secret"), listen="127.0.0.1",
-                               learners=learners, own=tuple(range(learners)))
+        self.place = GlooPlace(
+            store=self.store.address,
+            secret_file=str(folder / "secret"),
+            listen="127.0.0.1",
+            learners=learners,
+            own=tuple(range(learners)),
+        )
 
     def side(self, learner, topology="ring", max_staleness=None):
         self.sides.append(GlooGossip(learner, self.place, topology=topology, max_staleness=max_staleness))
@@ -95,8 +100,9 @@ def ring(request, tmp_path):
 
 def start_sender(ring, learner, number):
     command = [sys.executable, "-c", SENDER, str(learner), str(number), json.dumps(ring.where)]
-    return subprocess.Popen(command, pass_fds=ring.fds,
-                            env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        command, pass_fds=ring.fds, env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    )
 
 
 def _received(side):

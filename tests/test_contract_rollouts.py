@@ -209,6 +209,7 @@ def test_samplers_that_are_killed_leave_whole_rollouts_only(place):
         child = subprocess.Popen(command, pass_fds=[memory.handle.fds[0]], env={**os.environ, "PYTHONPATH": str(REPO)})
         before = len(seen)
         try:
+
             def come(before=before):
                 place.fill(1)
                 while (taken := place.source.take()) is not None:

@@ -43,10 +43,7 @@ class Memory:
         self.ring.close()
 
 
-IMPLEMENTATIONS = {
-    "ring": lambda layout: Memory(layout, False),
-    "ring with locks": lambda layout: Memory(layout, True),
-}
+IMPLEMENTATIONS = {"ring": lambda layout: Memory(layout, False), "ring with locks": lambda layout: Memory(layout, True)}
 
 
 @contextlib.contextmanager
@@ -179,7 +176,8 @@ def test_writers_that_are_killed_leave_no_torn_row_and_invent_none(place):
     for _ in range(3):
         child = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(place.ring.fd), json.dumps(place.ring.spec.to_json())],
-            pass_fds=(place.ring.fd,), env={**os.environ, "PYTHONPATH": str(REPO)},
+            pass_fds=(place.ring.fd,),
+            env={**os.environ, "PYTHONPATH": str(REPO)},
         )
         try:
             poll(lambda before=done: place.ring.total_committed() > before + 3 * ROWS)

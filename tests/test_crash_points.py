@@ -175,6 +175,7 @@ class Disk:
             def operation(source, target):
                 originals[name](source, target)
                 self.log.append(("rename", Path(source), Path(target)))
+
             return operation
 
         patch.setattr(os, "open", opened)

@@ -55,8 +55,12 @@ os.killpg(0, signal.SIGKILL)
 
 
 def test_a_started_run_outlives_the_page_that_is_killed(sleepers):
-    page = subprocess.run([sys.executable, "-c", START_AND_DIE, str(sleepers), *control.COMMAND], check=False,
-                          timeout=PATIENCE_S, start_new_session=True)
+    page = subprocess.run(
+        [sys.executable, "-c", START_AND_DIE, str(sleepers), *control.COMMAND],
+        check=False,
+        timeout=PATIENCE_S,
+        start_new_session=True,
+    )
     assert page.returncode == -signal.SIGKILL
     launch = control.launching(sleepers)
     assert os.getsid(launch.pid) == launch.pid
@@ -136,17 +140,27 @@ def test_a_page_takes_a_team_or_a_class_of_the_module_that_is_named():
 
 def test_the_command_line_states_the_whole_request():
     settings = {
-        "stop.seconds": 60.0, "stop.target_return": -200.0, "learner.batch_size": 512, "sampling.samplers": 2,
-        "tuning.govern": False, "visualizer.enabled": True, "td3.hidden_sizes": (8, 8), "td3.tau": 0.01,
+        "stop.seconds": 60.0,
+        "stop.target_return": -200.0,
+        "learner.batch_size": 512,
+        "sampling.samplers": 2,
+        "tuning.govern": False,
+        "visualizer.enabled": True,
+        "td3.hidden_sizes": (8, 8),
+        "td3.tau": 0.01,
     }
     request = control.Request(env_id="Pendulum-v1", mode="serial", algo="td3", seed=7, auto=False, settings=settings)
     from spreeze.cli.arguments import build_parser, user_values
 
     values = user_values(build_parser().parse_args(control.arguments(request)))
     assert values == {
-        "env": {"id": "Pendulum-v1"}, "run": {"mode": "serial", "algo": "td3", "seed": 7},
-        "learner": {"batch_size": 512}, "sampling": {"samplers": 2}, "rollout": {"samplers": 2},
-        "stop": {"seconds": 60.0, "target_return": -200.0}, "tuning": {"govern": False},
+        "env": {"id": "Pendulum-v1"},
+        "run": {"mode": "serial", "algo": "td3", "seed": 7},
+        "learner": {"batch_size": 512},
+        "sampling": {"samplers": 2},
+        "rollout": {"samplers": 2},
+        "stop": {"seconds": 60.0, "target_return": -200.0},
+        "tuning": {"govern": False},
         "td3": {"hidden_sizes": [8, 8], "tau": 0.01},
     }
 

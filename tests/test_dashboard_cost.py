@@ -11,8 +11,11 @@ from watched_page import visit, watched_rows
 pytest.importorskip("streamlit")
 from spreeze.dashboard.live_api import MAX_BUCKETS
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning"),
-              pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.skipif(web.missing() is not None, reason=str(web.missing())),
+]
 
 MOST_POINTS = "return Math.max(...[...document.querySelectorAll('.sz-plot')].map(d => d.__chart?.points ?? 0))"
 SHOWN_S = "return window.__spreeze.shown_s"

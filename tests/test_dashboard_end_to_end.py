@@ -18,20 +18,28 @@ from test_dashboard_pages import make_run
 from spreeze.run_directory import is_alive, list_runs, read_run, state_of
 
 pytest.importorskip("streamlit")
-pytestmark = [pytest.mark.slow,
-              pytest.mark.filterwarnings("ignore::ResourceWarning"),
-              pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.skipif(web.missing() is not None, reason=str(web.missing())),
+]
 
 DRAWN = "return [...document.querySelectorAll('.sz-plot')].filter(d => d.__chart?.points).length"
-MARK = "window.__marked = [...document.querySelectorAll('.sz-plot')].filter(d => d.__chart)" \
-       ".map(d => [d, d.querySelector('canvas'), d.__chart]); return window.__marked.length"
-SAME = "return window.__marked.filter(([d, c, k]) => d.isConnected && d.querySelector('canvas') === c " \
-       "&& d.__chart === k).length"
+MARK = (
+    "window.__marked = [...document.querySelectorAll('.sz-plot')].filter(d => d.__chart)"
+    ".map(d => [d, d.querySelector('canvas'), d.__chart]); return window.__marked.length"
+)
+SAME = (
+    "return window.__marked.filter(([d, c, k]) => d.isConnected && d.querySelector('canvas') === c "
+    "&& d.__chart === k).length"
+)
 ZOOM = "return document.querySelector('[data-chart=env]').__chart.zoom"
 COUNTS = "return window.__spreeze"
 FITS = "const grid = document.querySelector('.dvn-scroller'); return grid.scrollWidth <= grid.clientWidth"
-RERUNS = "window.__reruns = 0; new MutationObserver(() => window.__reruns++).observe(" \
-         "document.querySelector('[data-test-script-state]'), {attributeFilter: ['data-test-script-state']})"
+RERUNS = (
+    "window.__reruns = 0; new MutationObserver(() => window.__reruns++).observe("
+    "document.querySelector('[data-test-script-state]'), {attributeFilter: ['data-test-script-state']})"
+)
 
 
 @pytest.fixture
@@ -50,8 +58,10 @@ def world(tmp_path, monkeypatch):
 
 def click(driver, label):
     """Clicks the button of that name once it can be clicked (a rerun may replace it meanwhile)."""
-    script = "const b = [...document.querySelectorAll('button')].find(b => !b.disabled && " \
-             "b.innerText.trim().split('\\n')[0] === arguments[0]); if (b) b.click(); return !!b"
+    script = (
+        "const b = [...document.querySelectorAll('button')].find(b => !b.disabled && "
+        "b.innerText.trim().split('\\n')[0] === arguments[0]); if (b) b.click(); return !!b"
+    )
     web.wait(lambda: driver.execute_script(script, label), lambda: label)
 
 
@@ -86,8 +96,9 @@ def drag(driver):
     from selenium.webdriver.common.action_chains import ActionChains
 
     def dragged():
-        ActionChains(driver).move_to_element_with_offset(chart(driver), -60, 0).click_and_hold() \
-            .move_by_offset(60, 2).move_by_offset(40, 0).release().perform()
+        ActionChains(driver).move_to_element_with_offset(chart(driver), -60, 0).click_and_hold().move_by_offset(
+            60, 2
+        ).move_by_offset(40, 0).release().perform()
         return driver.execute_script(ZOOM)
 
     return web.wait(dragged)
@@ -97,8 +108,10 @@ def hovered(driver):
     """What is told beside the mouse."""
     from selenium.webdriver.common.action_chains import ActionChains
 
-    box = "const b = document.querySelector('[data-chart=env] .sz-hover'); " \
-          "return b.style.display === 'none' ? '' : b.textContent"
+    box = (
+        "const b = document.querySelector('[data-chart=env] .sz-hover'); "
+        "return b.style.display === 'none' ? '' : b.textContent"
+    )
 
     def moved():  # again and again: what is above may have changed its height meanwhile
         ActionChains(driver).move_to_element_with_offset(chart(driver), 10, 5).move_by_offset(3, 0).perform()
@@ -129,15 +142,19 @@ def theme(driver, name):
 def started_from_the_page(driver, runs):
     choose_task(driver, "Pendulum-v1")
     click(driver, "Start")
-    click_again = "const b = [...document.querySelectorAll('button')].find(b => b.innerText.trim() === 'Start'); " \
-                  "if (b) { b.click(); b.click(); }"
+    click_again = (
+        "const b = [...document.querySelectorAll('button')].find(b => b.innerText.trim() === 'Start'); "
+        "if (b) { b.click(); b.click(); }"
+    )
     driver.execute_script(click_again)
     web.wait(lambda: "measured" in text(driver), lambda: text(driver))
     rows_of_the_tuner(driver)
     web.wait(lambda: list_runs(runs), lambda: text(driver), seconds=2 * web.PATIENCE_S)  # another test may tune
     web.wait(lambda: driver.execute_script(COUNTS)["run"] == list_runs(runs)[0].name, lambda: text(driver))
-    points = "const c = document.querySelector('[data-chart=return]')?.__chart; " \
-             "return c?.traces.find(t => t.name.startsWith('greedy'))?.x.length ?? 0"
+    points = (
+        "const c = document.querySelector('[data-chart=return]')?.__chart; "
+        "return c?.traces.find(t => t.name.startsWith('greedy'))?.x.length ?? 0"
+    )
     web.wait(lambda: "running" in text(driver) and driver.execute_script(points) > 0, lambda: text(driver))
     assert len(list_runs(runs)) == 1, "a double click started two"
 
@@ -184,8 +201,9 @@ def picture_moves(driver):
     """The agent's picture changes while it is in sight."""
     from selenium.webdriver.common.by import By
 
-    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})",
-                          driver.find_element(By.CSS_SELECTOR, ".sz-picture canvas"))
+    driver.execute_script(
+        "arguments[0].scrollIntoView({block: 'center'})", driver.find_element(By.CSS_SELECTOR, ".sz-picture canvas")
+    )
     first = driver.execute_script(COUNTS)["frames"]
     web.wait(lambda: driver.execute_script(COUNTS)["frames"] >= first + 5, lambda: driver.execute_script(COUNTS))
 
@@ -262,8 +280,13 @@ def sweep_is_compared(driver, address):
     web.wait(lambda: driver.execute_script(curves) == ["Pendulum-v1 sac spreeze (1 run)"], lambda: text(driver))
     box = driver.find_elements(By.CSS_SELECTOR, ".st-key-compare_runs input")[0]
     box.send_keys("sweep batches", Keys.ENTER)
-    web.wait(lambda: sorted(name.rpartition("=")[2] for name in driver.execute_script(curves)) == [
-        "256 (1 run)", "32 (1 run)", "Pendulum-v1 sac spreeze (1 run)"], lambda: driver.execute_script(curves))
+    web.wait(
+        lambda: (
+            sorted(name.rpartition("=")[2] for name in driver.execute_script(curves))
+            == ["256 (1 run)", "32 (1 run)", "Pendulum-v1 sac spreeze (1 run)"]
+        ),
+        lambda: driver.execute_script(curves),
+    )
     assert "Settings in which these runs differ" in text(driver)
 
 

@@ -129,11 +129,18 @@ def test_before_it_is_open_nothing_gets_in(tmp_path):
     assert not door.redeem("None")
 
 
-@pytest.mark.parametrize(("value", "asked", "told"), [
-    (None, True, ""), ("on", True, ""), ("off", False, ""), (" OFF ", False, ""),
-    ("no", True, "SPREEZE_DASHBOARD_TOKEN = no: on or off are allowed"), ("0", True, "on or off"),
-    ("", True, "on or off"),
-])
+@pytest.mark.parametrize(
+    ("value", "asked", "told"),
+    [
+        (None, True, ""),
+        ("on", True, ""),
+        ("off", False, ""),
+        (" OFF ", False, ""),
+        ("no", True, "SPREEZE_DASHBOARD_TOKEN = no: on or off are allowed"),
+        ("0", True, "on or off"),
+        ("", True, "on or off"),
+    ],
+)
 def test_the_setting_is_on_or_off_and_anything_else_leaves_the_token(monkeypatch, capsys, value, asked, told):
     monkeypatch.delenv(SETTING, raising=False)
     if value is not None:
@@ -160,10 +167,20 @@ def test_the_token_of_a_folder_is_private_and_stays(tmp_path):
 
 
 def test_servers_that_start_at_once_agree_on_the_token(tmp_path):
-    source = "import sys; from pathlib import Path; from spreeze.dashboard.access import page_token; " \
-             "sys.stdin.readline(); [print(page_token(Path(sys.argv[1]) / str(i))) for i in range(50)]"
-    servers = [subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE, text=True, cwd=REPO) for _ in range(3)]
+    source = (
+        "import sys; from pathlib import Path; from spreeze.dashboard.access import page_token; "
+        "sys.stdin.readline(); [print(page_token(Path(sys.argv[1]) / str(i))) for i in range(50)]"
+    )
+    servers = [
+        subprocess.Popen(
+            [sys.executable, "-c", source, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=REPO,
+        )
+        for _ in range(3)
+    ]
     for one in servers:
         one.stdin.write("go\n")
         one.stdin.flush()
@@ -227,6 +244,7 @@ def test_a_private_file_follows_no_link_and_leaves_nothing_behind(tmp_path):
 
 def status(address, cookie=None):
     """(status, Location, Set-Cookie) of one request that follows nothing."""
+
     class Stay(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *args):
             return None
@@ -248,8 +266,9 @@ def served(tmp_path, **environment):
     env.pop("SSH_CONNECTION", None)  # who tests from afar has no browser open here
     app, port = str(web.ROOT / "app.py"), str(web.free_port())
     command = [sys.executable, "-m", "streamlit", "run", app, "--server.port", port]
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdin=user, stdout=user, stderr=user,
-                               start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=env, stdin=user, stdout=user, stderr=user, start_new_session=True
+    )
     os.close(user)
     seen = bytearray()
 

@@ -36,8 +36,9 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path))
     path = tmp_path / "r1"
     path.mkdir()
-    (path / "run.json").write_text(json.dumps({"state": "finished", "nonce": "n", "sessions": 1, "env_id": "E-v0",
-                                               "algo": "sac"}))
+    (path / "run.json").write_text(
+        json.dumps({"state": "finished", "nonce": "n", "sessions": 1, "env_id": "E-v0", "algo": "sac"})
+    )
     return path
 
 
@@ -56,6 +57,7 @@ def ask(path, query):
 
 def picture(query):
     """The route's answer to a client that stays."""
+
     async def receive():
         await asyncio.sleep(10_000)
 
@@ -174,8 +176,18 @@ def test_another_session_of_the_run_is_sent_whole(run):
 
 def test_what_is_unknown_is_a_dash_and_never_zero(run):
     text = live_api.answer(run, 0.0, 0, "")["text"]
-    unknown = ("env_steps_per_s", "updates_per_s", "eval_return", "interval", "samples_per_insert", "policy_lag",
-               "replay_fill", "cpu_use", "memory_used_bytes", "picture")
+    unknown = (
+        "env_steps_per_s",
+        "updates_per_s",
+        "eval_return",
+        "interval",
+        "samples_per_insert",
+        "policy_lag",
+        "replay_fill",
+        "cpu_use",
+        "memory_used_bytes",
+        "picture",
+    )
     assert {name: text[name] for name in unknown} == dict.fromkeys(unknown, "-")
 
 
@@ -329,8 +341,11 @@ def test_the_lines_of_several_learners_are_named_after_their_groups():
     script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
     names = [f"{name}{part}" for name in ("updates_per_s", "episode_return") for part in ("", "/0", "/1")]
     names += ["eval_return/0", "eval_return/1"]
-    script = f"globalThis.window = {{}}; const NAMES = {json.dumps([*names, 'gpu_use/0', 'gpu_use/1'])};\n" \
-        + script.replace("export default function", "function mount") + _DRAW_TWO_GROUPS
+    script = (
+        f"globalThis.window = {{}}; const NAMES = {json.dumps([*names, 'gpu_use/0', 'gpu_use/1'])};\n"
+        + script.replace("export default function", "function mount")
+        + _DRAW_TWO_GROUPS
+    )
     found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     drawn, updates_now, gpu_now = json.loads(found.stdout)
     assert drawn["updates"] == ["whole run", "group 0", "group 1"]
@@ -379,9 +394,10 @@ def test_charts_leave_out_outliers_take_logarithms_zoom_upwards_and_smooth():
     assert found["smooth"] == pytest.approx([1.0, 7 / 3, None, 19 / 7], nan_ok=True)
 
 
-@pytest.mark.parametrize(("values", "text"), [
-    ({"samplers_active": 0.125}, "throttled to 12 %"), ({"samplers_active": 1.0}, "1 of 1"), ({}, "1 of 1"),
-])
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [({"samplers_active": 0.125}, "throttled to 12 %"), ({"samplers_active": 1.0}, "1 of 1"), ({}, "1 of 1")],
+)
 def test_a_resting_sampler_is_said_in_words(values, text):
     config = {"sampling": {"samplers": 1}, "replay": {}, "learner": {}}
     shown = snapshot({"algo": "sac", "mode": "spreeze"}, config, values | {"sampler_env_steps_per_s/0": 5.0})
@@ -438,8 +454,17 @@ def test_a_paused_run_shows_its_counts_and_no_rate_or_use_of_before(run):
     state = json.loads((run / "run.json").read_text()) | {"state": "paused"}
     (run / "run.json").write_text(json.dumps(state))
     writer = MetricsWriter(run / "metrics.db")
-    writer.write(50.0, 5000, {"env_steps": 5000.0, "env_steps_per_s": 100.0, "cpu_use": 0.9, "cpu_core_use/0": 0.9,
-                              "process_cpu_use/learner": 0.91})
+    writer.write(
+        50.0,
+        5000,
+        {
+            "env_steps": 5000.0,
+            "env_steps_per_s": 100.0,
+            "cpu_use": 0.9,
+            "cpu_core_use/0": 0.9,
+            "process_cpu_use/learner": 0.91,
+        },
+    )
     writer.close()
     with open(run / "run.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -483,6 +508,7 @@ def test_the_policy_s_lag_is_counted_in_what_its_algorithm_waits_for():
 
 def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run):
     """Up to all raw points that are kept, an hour at 2 Hz: no more than proportional to them."""
+
     def cpu_s():
         times = []
         for _ in range(5):

@@ -36,11 +36,18 @@ def tokens(tmp_path, monkeypatch):
 @pytest.fixture
 def ask(tokens):
     """Sends one request through the guard; returns all that it answers."""
+
     def asked(kind, path="/", method="GET", query="", scheme="http", **headers):
         sent = []
-        scope = {"type": kind, "path": path, "method": method, "server": ("127.0.0.1", 8501), "scheme": scheme,
-                 "query_string": query.encode(),
-                 "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]}
+        scope = {
+            "type": kind,
+            "path": path,
+            "method": method,
+            "server": ("127.0.0.1", 8501),
+            "scheme": scheme,
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
+        }
 
         async def receive():
             return {"type": f"{kind}.connect"}
@@ -64,8 +71,10 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(ask, tokens):
     headers = dict(answer["headers"])
     assert answer["status"] == 303
     assert headers[b"location"] == b"/runs?run=a+b&x=1"
-    assert headers[b"set-cookie"] == (f"spreeze_8501={tokens.cookie_token}; Path=/; Max-Age=2592000; HttpOnly; "
-                                      "SameSite=Lax").encode()
+    assert (
+        headers[b"set-cookie"]
+        == (f"spreeze_8501={tokens.cookie_token}; Path=/; Max-Age=2592000; HttpOnly; SameSite=Lax").encode()
+    )
     assert headers[b"referrer-policy"] == b"no-referrer"
     assert headers[b"cache-control"] == b"no-store"
     assert ONCE.encode() not in headers[b"location"] + headers[b"set-cookie"]
@@ -84,16 +93,34 @@ def test_a_known_browser_needs_no_token_and_uses_none_up(ask, cookie):
     assert ask("http", query=f"token={ONCE}")[0]["status"] == 303
 
 
-@pytest.mark.parametrize(("path", "place"), [
-    ("//evil.example/x", b"/evil.example/x"), ("/\\evil.example", b"/%5Cevil.example"), ("", b"/"),
-    ("/a\r\nset-cookie: x", b"/a%0D%0Aset-cookie%3A%20x"), ("/base/runs", b"/base/runs"),
-])
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("//evil.example/x", b"/evil.example/x"),
+        ("/\\evil.example", b"/%5Cevil.example"),
+        ("", b"/"),
+        ("/a\r\nset-cookie: x", b"/a%0D%0Aset-cookie%3A%20x"),
+        ("/base/runs", b"/base/runs"),
+    ],
+)
 def test_the_way_on_stays_on_this_server(ask, path, place):
     assert dict(ask("http", path, query=f"token={ONCE}")[0]["headers"])[b"location"] == place
 
 
-@pytest.mark.parametrize("query", ["", "token=", "token=wrong", "token=%00", "token=%C3%A9", "token", "Token=" + ONCE,
-                                   "token=" + ONCE[:-1], "xtoken=" + ONCE])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "token=",
+        "token=wrong",
+        "token=%00",
+        "token=%C3%A9",
+        "token",
+        "Token=" + ONCE,
+        "token=" + ONCE[:-1],
+        "xtoken=" + ONCE,
+    ],
+)
 def test_without_the_right_token_nothing_is_shown(ask, query):
     for path in ("/", "/runs", "/api/live", "/live.jpg", "/media/x.mp4", "/static/js/x.js", "/_stcore/host-config"):
         answer = ask("http", path, query=query)[0]
@@ -141,13 +168,20 @@ def test_the_websocket_opens_with_the_token_and_the_whole_origin(ask, cookie):
     assert ask("websocket", query=f"token={ONCE}", host="localhost:8501")[0]["type"] == "websocket.close"
 
 
-@pytest.mark.parametrize("headers", [
-    {}, {"cookie": "spreeze_8501=wrong"}, {"cookie": "spreeze_8502=TOKEN"}, {"cookie": "=;;\x00"},
-    {"cookie": f"spreeze_8501={ONCE}"}, {"cookie": "spreeze_8501="},
-    {"cookie": "spreeze_8501=TOKEN", "origin": "http://localhost:9999"},
-    {"cookie": "spreeze_8501=TOKEN", "origin": "null"},
-    {"cookie": "spreeze_8501=TOKEN", "origin": "https://evil.example"},
-])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"cookie": "spreeze_8501=wrong"},
+        {"cookie": "spreeze_8502=TOKEN"},
+        {"cookie": "=;;\x00"},
+        {"cookie": f"spreeze_8501={ONCE}"},
+        {"cookie": "spreeze_8501="},
+        {"cookie": "spreeze_8501=TOKEN", "origin": "http://localhost:9999"},
+        {"cookie": "spreeze_8501=TOKEN", "origin": "null"},
+        {"cookie": "spreeze_8501=TOKEN", "origin": "https://evil.example"},
+    ],
+)
 @pytest.mark.parametrize("asked", [True, False])
 def test_anybody_else_is_refused(ask, tokens, headers, asked):
     tokens.asked = asked
@@ -156,13 +190,20 @@ def test_anybody_else_is_refused(ask, tokens, headers, asked):
     assert ask("http", method="POST", host="localhost:8501", **headers)[0]["status"] == 403
 
 
-@pytest.mark.parametrize("headers", [
-    {"origin": "https://evil.example"}, {"origin": "http://localhost:9999"}, {"origin": "null"},
-    {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"},
-    {"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"},
-    *({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": dest}
-      for dest in ("iframe", "frame", "object", "embed", "empty")),
-])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "http://localhost:9999"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"},
+        {"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"},
+        *(
+            {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": dest}
+            for dest in ("iframe", "frame", "object", "embed", "empty")
+        ),
+    ],
+)
 @pytest.mark.parametrize("asked", [True, False])
 def test_other_sites_cannot_even_read_or_ask_for_a_picture(ask, tokens, cookie, headers, asked):
     tokens.asked = asked

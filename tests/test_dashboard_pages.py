@@ -37,23 +37,57 @@ def make_run(folder: Path, name: str, state: str = "finished", seconds: int = 40
     path = folder / name
     for sub in ("logs", "videos", "errors", "control"):
         (path / sub).mkdir(parents=True)
-    (path / "run.json").write_text(json.dumps({
-        "state": state, "env_id": "Pendulum-v1", "algo": "sac", "seed": 1, "nonce": name, "sessions": 1,
-        "started": f"2026-11-21T{name}", "wall_s": float(seconds), "env_steps": 100 * seconds, "updates": 10 * seconds,
-        "eval_best": -200.0, "heartbeat": time.time(), "machine": "2 cores", "versions": {"numpy": "2"}, "pid": 1,
-    }))
-    (path / "config.toml").write_text("[learner]\nbatch_size = 256\ndevice = \"cpu\"\n[sampling]\nsamplers = 1\n"
-                                      "[replay]\nlearning_starts = 500\nsamples_per_insert_min = 8.0\n"
-                                      "samples_per_insert_max = 512.0\n")
+    (path / "run.json").write_text(
+        json.dumps(
+            {
+                "state": state,
+                "env_id": "Pendulum-v1",
+                "algo": "sac",
+                "seed": 1,
+                "nonce": name,
+                "sessions": 1,
+                "started": f"2026-11-21T{name}",
+                "wall_s": float(seconds),
+                "env_steps": 100 * seconds,
+                "updates": 10 * seconds,
+                "eval_best": -200.0,
+                "heartbeat": time.time(),
+                "machine": "2 cores",
+                "versions": {"numpy": "2"},
+                "pid": 1,
+            }
+        )
+    )
+    (path / "config.toml").write_text(
+        '[learner]\nbatch_size = 256\ndevice = "cpu"\n[sampling]\nsamplers = 1\n'
+        "[replay]\nlearning_starts = 500\nsamples_per_insert_min = 8.0\n"
+        "samples_per_insert_max = 512.0\n"
+    )
     (path / "logs" / "learner.log").write_text("hello\x1b[31m\n")
     writer = MetricsWriter(path / "metrics.db")
     for second in range(seconds):
-        writer.write(second + 0.5, 100 * second, {"env_steps": 100.0 * second, "env_steps_per_s": 100.0 + second % 7,
-                     "updates": 10.0 * second, "updates_per_s": 10.0, "sampler_wait_share": 0.4, "cpu_core_use/0": 0.5,
-                     "cpu_use": 0.5, "gpu_use/0": 0.9, "critic_loss": 1.0 / (1 + second), "learner_wait_share": 0.0})
+        writer.write(
+            second + 0.5,
+            100 * second,
+            {
+                "env_steps": 100.0 * second,
+                "env_steps_per_s": 100.0 + second % 7,
+                "updates": 10.0 * second,
+                "updates_per_s": 10.0,
+                "sampler_wait_share": 0.4,
+                "cpu_core_use/0": 0.5,
+                "cpu_use": 0.5,
+                "gpu_use/0": 0.9,
+                "critic_loss": 1.0 / (1 + second),
+                "learner_wait_share": 0.0,
+            },
+        )
         if second % 4 == 0:
-            writer.evaluation(EvaluationRow(second + 0.6, 100 * second, 10 * second, 1, 10 * second, 10,
-                                         -1000.0 + 20 * second, 50.0, 200.0))
+            writer.evaluation(
+                EvaluationRow(
+                    second + 0.6, 100 * second, 10 * second, 1, 10 * second, 10, -1000.0 + 20 * second, 50.0, 200.0
+                )
+            )
     writer.event(1.0, "info", "learner", "learning began")
     writer.close()
     return path
@@ -167,7 +201,8 @@ def test_runs_of_other_settings_are_no_seeds_of_one_curve(world):
     assert sorted(groups_of(page)) == [["sac - learner.batch_size=256", 1], ["sac - learner.batch_size=32", 2]]
     assert [text.value.replace("\\", "") for text in page.markdown if "was first at" in text.value] == [
         "**Pendulum-v1: sac - learner.batch_size=256 was first at -640, after 36.6 s; sac - learner.batch_size=32 took "
-        "36.6 s, about as long. With fewer than 3 seeds each this may be chance.**"]
+        "36.6 s, about as long. With fewer than 3 seeds each this may be chance.**"
+    ]
     (line,) = page.dataframe[2].value.to_dict("records")
     assert line == {"setting": "learner.batch_size", "a": "256", "b": "32", "c": "32"}
 
@@ -300,8 +335,9 @@ def test_start_gives_way_to_stop_while_a_run_is_alive(world):
 def test_a_run_that_is_tuned_shows_what_is_measured_on_both_pages_and_no_empty_chart(world):
     folder = world("live")
     run = json.loads((folder / "a1" / "run.json").read_text())
-    (folder / "a1" / "run.json").write_text(json.dumps(
-        run | {"state": "tuning", "tuning_began": time.time() - 20.0, "machine": "2 usable cores of a test"}))
+    (folder / "a1" / "run.json").write_text(
+        json.dumps(run | {"state": "tuning", "tuning_began": time.time() - 20.0, "machine": "2 usable cores of a test"})
+    )
     measured = {"stage": "learner", "setting": {"learner.batch_size": 64, "learner.threads": 1},
                 "updates_per_s": [90.0, 100.0, 120.0]}  # fmt: skip
     (folder / "a1" / "tune-progress.jsonl").write_text(json.dumps(measured) + "\n")
@@ -489,18 +525,48 @@ def test_what_is_pinned_on_the_autotune_page_is_what_the_next_start_uses(world):
 
 
 TUNED = {
-    "objective": "return", "formula": "U * B", "measured_at": "2026-11-21 12:00", "seconds": 30.0,
-    "choice": {"learner.batch_size": 256, "learner.threads": 1, "sampling.samplers": 2,
-               "replay.samples_per_insert_min": 8.0, "learner.device": "cpu"},
-    "reasons": {"learner.batch_size": "best ![x](http://evil/y) of | all"}, "notes": ["checked"], "limits": [],
-    "cost_a_s": 0.002, "cost_b_s_per_row": 1e-12, "paper_batch_size": 2**34,
-    "update_rates": [{"stage": "learner", "setting": {"learner.batch_size": b, "learner.threads": 1},
-                      "updates_per_s": [r], "failure": None}
-                     for b, r in ((128, 90.0), (256, 80.0))],
-    "joint_rates": [{"stage": "joint", "setting": {
-        "learner.batch_size": 256, "learner.threads": 1, "sampling.samplers": n, "sampling.envs_per_sampler": 8,
-        "replay.samples_per_insert_min": m}, "env_steps_per_s": r, "updates_per_s": r, "failure": f}
-                    for n, m, r, f in ((1, 8.0, [10.0], None), (2, 8.0, [20.0], None), (2, 0.0, [], "took no step"))],
+    "objective": "return",
+    "formula": "U * B",
+    "measured_at": "2026-11-21 12:00",
+    "seconds": 30.0,
+    "choice": {
+        "learner.batch_size": 256,
+        "learner.threads": 1,
+        "sampling.samplers": 2,
+        "replay.samples_per_insert_min": 8.0,
+        "learner.device": "cpu",
+    },
+    "reasons": {"learner.batch_size": "best ![x](http://evil/y) of | all"},
+    "notes": ["checked"],
+    "limits": [],
+    "cost_a_s": 0.002,
+    "cost_b_s_per_row": 1e-12,
+    "paper_batch_size": 2**34,
+    "update_rates": [
+        {
+            "stage": "learner",
+            "setting": {"learner.batch_size": b, "learner.threads": 1},
+            "updates_per_s": [r],
+            "failure": None,
+        }
+        for b, r in ((128, 90.0), (256, 80.0))
+    ],
+    "joint_rates": [
+        {
+            "stage": "joint",
+            "setting": {
+                "learner.batch_size": 256,
+                "learner.threads": 1,
+                "sampling.samplers": n,
+                "sampling.envs_per_sampler": 8,
+                "replay.samples_per_insert_min": m,
+            },
+            "env_steps_per_s": r,
+            "updates_per_s": r,
+            "failure": f,
+        }
+        for n, m, r, f in ((1, 8.0, [10.0], None), (2, 8.0, [20.0], None), (2, 0.0, [], "took no step"))
+    ],
 }
 
 
@@ -563,16 +629,34 @@ def test_what_comes_from_the_cache_is_measured_again_after_a_click(world):
 
 def test_autotune_shows_samplers_and_inference_workers_of_an_on_policy_run(world):
     folder = world("finished")
-    setting = {"rollout.samplers": 2, "rollout.envs_per_sampler": 8, "rollout.inference_workers": 1,
-               "rollout.sync_interval": 64}
-    rate = {"stage": "rollout", "setting": {**setting, "ppo.minibatches": 4},
-            "env_steps_per_s": [900.0, 1000.0], "cpu_share": [0.5], "failure": None}
+    setting = {
+        "rollout.samplers": 2,
+        "rollout.envs_per_sampler": 8,
+        "rollout.inference_workers": 1,
+        "rollout.sync_interval": 64,
+    }
+    rate = {
+        "stage": "rollout",
+        "setting": {**setting, "ppo.minibatches": 4},
+        "env_steps_per_s": [900.0, 1000.0],
+        "cpu_share": [0.5],
+        "failure": None,
+    }
     run = json.loads((folder / "a1" / "run.json").read_text()) | {"algo": "ppo", "mode": "hts"}
     (folder / "a1" / "run.json").write_text(json.dumps(run))
-    (folder / "a1" / "tune.json").write_text(json.dumps({
-        "rollout_rates": [rate], "update_rates": [], "joint_rates": [], "objective": "rollout", "formula": "a rate",
-        "choice": setting, "reasons": {"rollout.samplers": "best"},
-    }))
+    (folder / "a1" / "tune.json").write_text(
+        json.dumps(
+            {
+                "rollout_rates": [rate],
+                "update_rates": [],
+                "joint_rates": [],
+                "objective": "rollout",
+                "formula": "a rate",
+                "choice": setting,
+                "reasons": {"rollout.samplers": "best"},
+            }
+        )
+    )
     page = open_page("autotune")
     assert not page.exception
     shown = page.dataframe[0].value.iloc[0]

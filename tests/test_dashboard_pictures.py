@@ -32,8 +32,23 @@ def test_each_page_has_its_picture(tmp_path):
 
 @pytest.mark.skipif("SPREEZE_SAMPLE" not in os.environ, reason="trains for four minutes: set SPREEZE_SAMPLE")
 def test_the_sample_run_is_recorded(tmp_path):
-    command = [sys.executable, "-m", "spreeze.train", "--env", "Pendulum-v1", "--auto", "--fresh", "--seconds", "170",
-               "--name", "pendulum", "--set", "visualizer.clip_interval_s=40", "--set", "visualizer.clip_length_s=3"]
+    command = [
+        sys.executable,
+        "-m",
+        "spreeze.train",
+        "--env",
+        "Pendulum-v1",
+        "--auto",
+        "--fresh",
+        "--seconds",
+        "170",
+        "--name",
+        "pendulum",
+        "--set",
+        "visualizer.clip_interval_s=40",
+        "--set",
+        "visualizer.clip_length_s=3",
+    ]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(web.ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=550, check=True)
     run, folder = tmp_path / "runs" / "pendulum", Path(os.environ["SPREEZE_SAMPLE"])

@@ -102,8 +102,10 @@ def test_only_what_fits_the_task_is_offered_and_the_rest_is_grey_with_its_reason
         taking = [mode.name for mode in DECLARED if find_row(algo).runs_in(mode)]
         options = page.selectbox(key="start_mode").options
         assert (options[0], sorted(options)) == (implied_mode(find_row(algo)), sorted(taking))
-        assert any(components.plain(find_mode(page.selectbox(key="start_mode").value).doc) in caption.value
-                   for caption in page.caption)
+        assert any(
+            components.plain(find_mode(page.selectbox(key="start_mode").value).doc) in caption.value
+            for caption in page.caption
+        )
 
 
 def test_a_task_that_cannot_be_made_is_said_before_anything_starts(monkeypatch):
@@ -139,8 +141,7 @@ def test_a_module_of_the_users_is_tried_and_offered_only_after_it_was_trusted(fo
     assert "start" not in [button.key for button in page.button]
     page.checkbox(key="start_trust_own_env").check().run()
     assert (tmp_path / "imported").exists()
-    assert page.selectbox(key="start_algo").options == [
-        "sac", "td3", "ddpg", "ppo", "a2c", "impact", "appo", "impala"]
+    assert page.selectbox(key="start_algo").options == ["sac", "td3", "ddpg", "ppo", "a2c", "impact", "appo", "impala"]
     assert asked(page)["env"] == {"id": "Own-v0", "import_module": "own_env"}
     page.button(key="examine").click().run()
     assert any("env speed" in text.value for text in page.markdown), [error.value for error in page.error]
@@ -212,10 +213,14 @@ def test_the_form_is_as_it_was_after_a_visit_to_another_page():
     assert page.number_input(key="start_stop.seconds").value == 30.0
 
 
-@pytest.mark.parametrize(("kind", "key", "bad", "good"), [
-    ("text_input", "start_module", "own_env", ""), ("text_area", "start_args", "malformed", ""),
-    ("selectbox", "start_env", "os:Pendulum-v1", "Pendulum-v1"),
-])
+@pytest.mark.parametrize(
+    ("kind", "key", "bad", "good"),
+    [
+        ("text_input", "start_module", "own_env", ""),
+        ("text_area", "start_args", "malformed", ""),
+        ("selectbox", "start_env", "os:Pendulum-v1", "Pendulum-v1"),
+    ],
+)
 def test_fields_stay_filled_in_while_another_field_has_to_be_mended(monkeypatch, kind, key, bad, good):
     monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["os:Pendulum-v1", "Pendulum-v1"])
     page = chosen("serial", "td3")

@@ -45,8 +45,11 @@ def test_a_server_that_cannot_list_its_sockets_starts_all_the_same(monkeypatch):
 
 
 def test_other_sockets_stay_as_they_are(listener):
-    with socket.socket(socket.AF_INET) as plain, socket.socket(socket.AF_UNIX) as local, \
-            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+    with (
+        socket.socket(socket.AF_INET) as plain,
+        socket.socket(socket.AF_UNIX) as local,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
+    ):
         server.disable_nagle()
         assert plain.getsockopt(*NO_DELAY) == 0
         assert all(one.fileno() >= 0 for one in (plain, local, datagrams))

@@ -55,8 +55,10 @@ def test_smoothing_averages_three_and_looks_back_only():
 def test_where_the_counters_of_a_resumed_run_go_back_its_later_session_counts():
     steps = [10, 20, 30, 40, 20, 25, 50]
     values = [1.0, 2.0, 99.0, 99.0, 3.0, 4.0, 5.0]
-    evaluations = [EvaluationRow(float(t), step, 2 * step, 1, t, 5, value, 1.0, 10.0)
-                   for t, (step, value) in enumerate(zip(steps, values, strict=True))]
+    evaluations = [
+        EvaluationRow(float(t), step, 2 * step, 1, t, 5, value, 1.0, 10.0)
+        for t, (step, value) in enumerate(zip(steps, values, strict=True))
+    ]
     x, y = comparison.returns(evaluations, "updates")
     assert (x.tolist(), y.tolist()) == ([20.0, 40.0, 50.0, 100.0], [1.0, 2.0, 8 / 3, 4.0])
     assert len(comparison.returns(evaluations, "t")[0]) == len(steps)
@@ -71,8 +73,18 @@ def entry(**fields):
 
 
 def test_rows_of_a_tuner_at_work_are_read_and_unknown_fields_are_no_trouble(tmp_path):
-    lines = [entry(new_field=[1]), {"stage": "joint", "setting": {"sampling.samplers": 2}, "env_steps_per_s": [10.0],
-             "updates_per_s": [5.0], "score": 1.5}, entry(updates_per_s=[], failure="out of memory"), ["no", "row"]]
+    lines = [
+        entry(new_field=[1]),
+        {
+            "stage": "joint",
+            "setting": {"sampling.samplers": 2},
+            "env_steps_per_s": [10.0],
+            "updates_per_s": [5.0],
+            "score": 1.5,
+        },
+        entry(updates_per_s=[], failure="out of memory"),
+        ["no", "row"],
+    ]
     text = "\n".join(json.dumps(line) for line in lines) + '\n{"batch_size": 1'  # the last line is being written
     (tmp_path / tuning_record.PROGRESS).write_text(text)
     found = tuning_record.read(tmp_path)
@@ -95,6 +107,7 @@ def test_the_result_takes_the_place_of_the_progress(tmp_path):
 
 def test_the_chosen_row_is_the_one_that_has_all_that_was_chosen():
     choice = {"sampling.samplers": 2, "learner.batch_size": 256, "replay.samples_per_insert_min": 64.0, "x.y": 1}
+
     def measured(samplers, **more):
         return tuning_record.MeasuredRow("joint", {"sampling.samplers": samplers, **more})
 
@@ -117,9 +130,12 @@ def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path)
     learner = Setting({"learner.batch_size": 256, "learner.threads": 1})
     joint = Setting({**learner, "sampling.samplers": 2, "sampling.envs_per_sampler": 8,
                      "replay.samples_per_insert_min": 8.0})  # fmt: skip
-    rows = [TrialResult(stage=LEARNER, setting=learner, updates_per_s=(90.0, 100.0, 115.0), score=50.0),
-            TrialResult(stage=JOINT, setting=joint, updates_per_s=(80.0, 80.0), env_steps_per_s=(1800.0, 2200.0),
-                        score=40.0)]
+    rows = [
+        TrialResult(stage=LEARNER, setting=learner, updates_per_s=(90.0, 100.0, 115.0), score=50.0),
+        TrialResult(
+            stage=JOINT, setting=joint, updates_per_s=(80.0, 80.0), env_steps_per_s=(1800.0, 2200.0), score=40.0
+        ),
+    ]
     (tmp_path / tuning_record.PROGRESS).write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows))
     found = tuning_record.read(tmp_path)
     assert found.updates == [tuning_record.MeasuredRow("learner", dict(learner), 100.0, spread=0.25, score=50.0)]
@@ -129,14 +145,23 @@ def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path)
 
 def test_a_table_of_the_tuner_has_the_knobs_names_exact_settings_and_no_column_that_tells_nothing():
     setting = {"learner.device": "cpu", "learner.batch_size": 16384, "learner.threads": 1, "x.envs_per_sampler": 0.5}
-    rates = [{"stage": "learner", "setting": setting | {"learner.threads": threads}, "updates_per_s": [10.0, 12.0]}
-             for threads in (1, 2)]
+    rates = [
+        {"stage": "learner", "setting": setting | {"learner.threads": threads}, "updates_per_s": [10.0, 12.0]}
+        for threads in (1, 2)
+    ]
     found = tuning_record.of_record({"update_rates": rates, "labels": {"learner.batch_size": "batch"}})
     ((title, rows),) = found.stages
     assert title == "The learner alone"
     first, second = found.table(rows)
-    assert first == {"batch": "16384", "threads": "1", "envs per sampler": "0.5", "updates/s": "11",
-                     "update frames/s": "180 k", "spread": "18 %", "note": ""}
+    assert first == {
+        "batch": "16384",
+        "threads": "1",
+        "envs per sampler": "0.5",
+        "updates/s": "11",
+        "update frames/s": "180 k",
+        "spread": "18 %",
+        "note": "",
+    }
     assert second == first | {"threads": "2"}
     rates[0]["setting"]["learner.device"] = "cuda:0"
     again = tuning_record.of_record({"update_rates": rates})
@@ -149,12 +174,18 @@ def test_a_running_tuner_has_the_columns_of_a_finished_one_and_equal_heads_are_t
     measured = entry(setting=setting)
     lines = [json.dumps({"labels": labels}), json.dumps(measured), '{"stage": "lea']
     (tmp_path / tuning_record.PROGRESS).write_text("\n".join(lines))
-    running, finished = tuning_record.read(tmp_path), tuning_record.of_record(
-        {"update_rates": [measured], "labels": labels})
+    running, finished = (
+        tuning_record.read(tmp_path),
+        tuning_record.of_record({"update_rates": [measured], "labels": labels}),
+    )
     (line,) = running.table(running.rows)
     assert line == finished.table(finished.rows)[0]
     assert {name: line[name] for name in ("batch", "x.samplers", "y.samplers", "z.busy")} == {
-        "batch": "8", "x.samplers": "2", "y.samplers": "3", "z.busy": "4"}
+        "batch": "8",
+        "x.samplers": "2",
+        "y.samplers": "3",
+        "z.busy": "4",
+    }
     assert running.record == {}
 
 
@@ -181,17 +212,26 @@ def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_pa
 
     setting = Setting({"rollout.samplers": 2, "rollout.envs_per_sampler": 8, "rollout.inference_workers": 0,
                        "rollout.sync_interval": 64, "impact.minibatches": 4})  # fmt: skip
-    rates = [TrialResult(stage=ROLLOUT, setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),
-             TrialResult(stage=ROLLOUT, setting=setting, failure="out of memory")]
+    rates = [
+        TrialResult(stage=ROLLOUT, setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),
+        TrialResult(stage=ROLLOUT, setting=setting, failure="out of memory"),
+    ]
     (tmp_path / tuning_record.PROGRESS).write_text("".join(json.dumps(rate.as_json()) + "\n" for rate in rates))
     first, failed = tuning_record.read(tmp_path).rollouts
     assert list(first.setting.values()) == [2, 8, 0, 64, 4]
     assert (first.env_steps_per_s, first.cpu_share, first.failure) == (100.0, 0.5, None)
     assert (failed.env_steps_per_s, failed.failure) == (None, "out of memory")
-    choice = {"rollout.samplers": 2, "rollout.envs_per_sampler": 8, "rollout.inference_workers": 0,
-              "rollout.sync_interval": 64}
-    (tmp_path / "tune.json").write_text(json.dumps({
-        "rollout_rates": [rate.as_json() for rate in rates], "choice": choice, "reasons": {}, "update_rates": []}))
+    choice = {
+        "rollout.samplers": 2,
+        "rollout.envs_per_sampler": 8,
+        "rollout.inference_workers": 0,
+        "rollout.sync_interval": 64,
+    }
+    (tmp_path / "tune.json").write_text(
+        json.dumps(
+            {"rollout_rates": [rate.as_json() for rate in rates], "choice": choice, "reasons": {}, "update_rates": []}
+        )
+    )
     found = tuning_record.read(tmp_path)
     assert found.rollouts[0].is_choice(found.choice)
     assert not found.rollouts[0].is_choice({**choice, "rollout.inference_workers": 1})

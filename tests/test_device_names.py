@@ -6,17 +6,27 @@ from spreeze.errors import ConfigError
 from spreeze.machine.hardware import named_devices
 
 
-@pytest.mark.parametrize(("text", "num_gpus", "names"), [
-    ("auto", 0, ("cpu",)), ("auto", 2, ("cuda:0",)), ("cpu", 2, ("cpu",)), ("cuda", 1, ("cuda:0",)),
-    ("cuda:1", 2, ("cuda:1",)), ("split", 2, ("cuda:0", "cuda:1")), ("cpu+cpu", 0, ("cpu", "cpu")),
-    ("cuda:1+cuda", 2, ("cuda:1", "cuda:0")),
-])
+@pytest.mark.parametrize(
+    ("text", "num_gpus", "names"),
+    [
+        ("auto", 0, ("cpu",)),
+        ("auto", 2, ("cuda:0",)),
+        ("cpu", 2, ("cpu",)),
+        ("cuda", 1, ("cuda:0",)),
+        ("cuda:1", 2, ("cuda:1",)),
+        ("split", 2, ("cuda:0", "cuda:1")),
+        ("cpu+cpu", 0, ("cpu", "cpu")),
+        ("cuda:1+cuda", 2, ("cuda:1", "cuda:0")),
+    ],
+)
 def test_every_text_names_devices_that_are_there(text, num_gpus, names):
     assert named_devices(text, num_gpus) == names
 
 
-@pytest.mark.parametrize("text", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "cuda1", "auto+cpu", "cpu+split",
-                                  "cpu+cpu+cpu", "cpu+", "CPU"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "cuda1", "auto+cpu", "cpu+split", "cpu+cpu+cpu", "cpu+", "CPU"],
+)
 def test_what_is_no_device_is_refused_with_what_is_allowed(text):
     with pytest.raises(ConfigError, match=r"allowed is auto, cpu, cuda, cuda:N, split, or two as ACTOR\+CRITICS"):
         named_devices(text, 8)

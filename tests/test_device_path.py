@@ -43,6 +43,7 @@ def no_values(monkeypatch):
 
     monkeypatch.setattr(torch, "Generator", Generator)
     for name in ("_fused_adam_", "_fused_adamw_"):
+
         def fused(parameters, gradients, means, squares, most, steps, *, found_inf, lr, **options):
             given = [*parameters, *gradients, *means, *squares, *steps, found_inf]
             assert {part.device.type for part in given} == {META}

@@ -164,8 +164,11 @@ def test_a_mode_takes_only_the_algorithms_that_it_runs_and_has_a_default_among_t
     assert default_algorithm(spec, MODES["hts"]) == (
         "ppo", "algorithm ppo: the default for 3 discrete actions (a2c fits too)")  # fmt: skip
     assert default_algorithm(spec, MODES["serial"]).value == "dqn"
-    with pytest.raises(ConfigError, match=r"--algo ppo: .* its own policy has just collected, which mode spreeze does "
-                                          r"not have; use --mode serial, .* or --mode tianji, or --algo dqn"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--algo ppo: .* its own policy has just collected, which mode spreeze does "
+        r"not have; use --mode serial, .* or --mode tianji, or --algo dqn",
+    ):
         check_algorithm("ppo", spec, MODES["spreeze"])
     with pytest.raises(ConfigError, match=r"--algo dqn: it learns from replay, which mode hts does not have"):
         check_algorithm("dqn", spec, MODES["hts"])
@@ -185,8 +188,9 @@ def test_a_named_algorithm_stays_and_an_unnamed_one_is_chosen_below_all_layers()
     assert (settings.config.run.algo, reason) == ("sac", None)
 
 
-@pytest.mark.parametrize(("algo", "asked", "correction"), [("ppo", None, "none"), ("ppo", "delayed", "delayed"),
-                                                           ("a2c", None, "delayed")])
+@pytest.mark.parametrize(
+    ("algo", "asked", "correction"), [("ppo", None, "none"), ("ppo", "delayed", "delayed"), ("a2c", None, "delayed")]
+)
 def test_each_on_policy_algorithm_has_its_own_correction_unless_one_is_set(algo, asked, correction):
     rollout = {"rollout": {"correction": asked}} if asked else {}
     layers = [Layer("user", {"run": {"algo": algo, "mode": "hts"}, **rollout})]

@@ -27,8 +27,10 @@ from spreeze.metrics.table import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-         for path in (ROOT / "README.md", *sorted((ROOT / "assets").rglob("*.md")))}
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "assets").rglob("*.md")))
+}
 """Path -> text of everything that is written for people."""
 ARCHITECTURE = PAGES["assets/docs/architecture.md"]
 USAGE = PAGES["assets/docs/usage.md"]

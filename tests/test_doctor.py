@@ -21,9 +21,7 @@ def _with(**fields):
     return dataclasses.replace(MACHINE, **fields)
 
 
-@pytest.mark.parametrize(
-    ("version", "status"), [((3, 11, 0), "ok"), ((3, 13, 1), "warn"), ((4, 0, 0), "warn")]
-)
+@pytest.mark.parametrize(("version", "status"), [((3, 11, 0), "ok"), ((3, 13, 1), "warn"), ((4, 0, 0), "warn")])
 def test_python_version(version, status):
     assert doctor.check_python(version).status == status
 
@@ -71,8 +69,10 @@ def _cards(**fields):
 def test_a_gpu_is_shown_with_what_it_does_now():
     found = doctor.check_gpus(_cards())
     assert found.status == "ok"
-    assert found.text == ("Imaginary GPU: kernels run 0 % of the time, 68 of 700 W, 0.36 of 1.98 GHz, 1.0 GiB of 80.0 "
-                          "GiB in use; driver 600.1")
+    assert found.text == (
+        "Imaginary GPU: kernels run 0 % of the time, 68 of 700 W, 0.36 of 1.98 GHz, 1.0 GiB of 80.0 "
+        "GiB in use; driver 600.1"
+    )
     fields = ("use", "power_w", "power_limit_w", "clock_hz", "memory_free_bytes")
     unknown = doctor.check_gpus(_cards(**dict.fromkeys(fields)))
     assert unknown.status == "ok"

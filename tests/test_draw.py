@@ -29,8 +29,9 @@ def policy_of(kind, *, obs_dim=5, hidden=(64, 64), actions=3, seed=0, activation
 
 
 def inputs(rng, rows, obs_dim, policy):
-    noise = rng.random((rows, policy.noise_dim)) if policy.noise_dim == 1 else rng.standard_normal(
-        (rows, policy.noise_dim))
+    noise = (
+        rng.random((rows, policy.noise_dim)) if policy.noise_dim == 1 else rng.standard_normal((rows, policy.noise_dim))
+    )
     return rng.standard_normal((rows, obs_dim)).astype(np.float32), noise.astype(np.float32)
 
 
@@ -73,8 +74,10 @@ def test_an_action_of_no_probability_is_never_drawn_whatever_the_noise():
     policy, arrays = policy_of("categorical", actions=4)
     arrays["head_w"][:] = 0.0
     arrays["head_b"][:] = [-200.0, 0.0, 0.0, -200.0]
-    policy = Policy.from_weights(arrays, {"policy": "categorical", "obs_dim": 5, "num_actions": 4,
-                                          "hidden_sizes": [64, 64], "activation": "tanh"})
+    policy = Policy.from_weights(
+        arrays,
+        {"policy": "categorical", "obs_dim": 5, "num_actions": 4, "hidden_sizes": [64, 64], "activation": "tanh"},
+    )
     noise = np.array([[0.0], [1e-30], [0.5], [np.nextafter(np.float32(1), np.float32(0))]], np.float32)
     action, log_prob = policy.draw(np.zeros((4, 5), np.float32), noise)
     assert action[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0]
@@ -83,14 +86,21 @@ def test_an_action_of_no_probability_is_never_drawn_whatever_the_noise():
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
 @settings(deadline=None, max_examples=60)
-@given(seed=st.integers(0, 10**6), rows=st.integers(1, 40), obs_dim=st.sampled_from([1, 3, 4, 17, 28, 65]),
-       hidden=st.sampled_from([(64, 64), (33,), (256, 256), (7, 5)]), actions=st.sampled_from([2, 3, 6, 17]),
-       normalised=st.booleans(), activation=st.sampled_from(["tanh", "relu"]))
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(1, 40),
+    obs_dim=st.sampled_from([1, 3, 4, 17, 28, 65]),
+    hidden=st.sampled_from([(64, 64), (33,), (256, 256), (7, 5)]),
+    actions=st.sampled_from([2, 3, 6, 17]),
+    normalised=st.booleans(),
+    activation=st.sampled_from(["tanh", "relu"]),
+)
 def test_a_row_has_the_same_bits_at_every_place_and_in_any_company(
     kind, seed, rows, obs_dim, hidden, actions, normalised, activation
 ):
-    policy, _ = policy_of(kind, obs_dim=obs_dim, hidden=hidden, actions=actions, normalised=normalised,
-                          activation=activation)
+    policy, _ = policy_of(
+        kind, obs_dim=obs_dim, hidden=hidden, actions=actions, normalised=normalised, activation=activation
+    )
     rng = np.random.default_rng(seed)
     obs, noise = inputs(rng, rows, obs_dim, policy)
     whole = policy.draw(obs, noise)

@@ -59,8 +59,11 @@ class Nested(Counter):
     """The same, observed as a Dict whose keys come in another order."""
 
     observation_space = gymnasium.spaces.Dict(
-        {"step": gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32),
-         "at": gymnasium.spaces.Dict({"episode": gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)})})
+        {
+            "step": gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32),
+            "at": gymnasium.spaces.Dict({"episode": gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)}),
+        }
+    )
 
     def _nested(self, obs):
         return {"step": obs[1:], "at": {"episode": obs[:1]}}
@@ -222,8 +225,9 @@ def test_an_engine_that_is_missing_names_its_extra(monkeypatch):
 
 
 def test_an_engine_s_discrete_observation_is_refused_before_anything_is_stepped():
-    env = SimpleNamespace(observation_space=gymnasium.spaces.Discrete(4), action_space=gymnasium.spaces.Discrete(2),
-                          close=lambda: None)
+    env = SimpleNamespace(
+        observation_space=gymnasium.spaces.Discrete(4), action_space=gymnasium.spaces.Discrete(2), close=lambda: None
+    )
     with pytest.raises(EnvironmentError_, match="observation space is a Discrete"):
         SingleEnv("envpool:FrozenLake-v1", lambda seed: env)
 
@@ -254,8 +258,9 @@ def test_envpool_pendulum_of_five_steps_gives_only_true_transitions(num_envs):
         task = make_task("envpool:Pendulum-v1", args=("max_episode_steps=5",))
         first = [task.reset(seed=4), task.reset(seed=4)]
         np.testing.assert_array_equal(*first)
-        rows, sampling = _run(lambda: vector_maker(task.spec)(num_envs, 0), 25, num_envs=num_envs, spec=task.spec,
-                              action=0.5)
+        rows, sampling = _run(
+            lambda: vector_maker(task.spec)(num_envs, 0), 25, num_envs=num_envs, spec=task.spec, action=0.5
+        )
     assert task.spec.max_episode_steps == 5
     task.close()
     assert sampling.counts.episodes == 4 * num_envs, "five steps and one that only resets, four times"
@@ -340,8 +345,9 @@ def test_a_mujoco_task_draws_without_a_display():
     )
     hidden = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL")
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True,
-                          timeout=PATIENCE_S)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.stdout == "(480, 480, 3)\n", done.stderr
 
 

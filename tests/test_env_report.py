@@ -17,7 +17,7 @@ from spreeze.errors import EnvironmentError_, WorkerError
 from spreeze.workers.collectors import TransitionCollector
 
 EXTENDING = (Path(__file__).resolve().parents[1] / "assets/docs/extending.md").read_text(encoding="utf-8")
-BAD_ENVS = '''
+BAD_ENVS = """
 import gymnasium
 import numpy as np
 
@@ -58,7 +58,7 @@ class Growing(Plain):
 for cls in (OnlyWindow, Unseeded, Growing):
     gymnasium.register(f"{cls.__name__}-v0", cls, max_episode_steps=100)
 gymnasium.register("Elsewhere-v0", "no_such_module_here:Env")
-'''
+"""
 
 
 @pytest.fixture
@@ -156,7 +156,8 @@ def test_the_example_environment_is_examined_and_trained_on(tmp_path, monkeypatc
     (tmp_path / "my_robot.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     commands = [
-        re.sub(r"python -m spreeze[. ]\w+", "", line).split() for line in section.splitlines()
+        re.sub(r"python -m spreeze[. ]\w+", "", line).split()
+        for line in section.splitlines()
         if line.startswith("python -m spreeze")
     ][:2]
     done = verb("doctor", *commands[0])

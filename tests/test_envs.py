@@ -136,9 +136,7 @@ def test_a_module_that_cannot_be_imported_is_an_error_of_one_line(module):
 
 @pytest.mark.parametrize(("mujoco", "env_id"), [(None, "Pendulum-v1"), ("found", "Walker2d-v5")])
 def test_a_bullet_id_without_pybullet_names_the_remedy_and_the_fallback(monkeypatch, mujoco, env_id):
-    monkeypatch.setattr(
-        "spreeze.envs.make.importlib.util.find_spec", lambda name: mujoco if name == "mujoco" else None
-    )
+    monkeypatch.setattr("spreeze.envs.make.importlib.util.find_spec", lambda name: mujoco if name == "mujoco" else None)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", {})
     monkeypatch.setattr(gymnasium, "registry", {})
     with pytest.raises(EnvironmentError_, match=rf"needs pybullet.*{env_id}"):
@@ -299,8 +297,17 @@ def test_what_cannot_be_stored_is_refused_with_field_and_value(result, field):
         task.step(np.zeros(1, np.float32))
 
 
-@pytest.mark.parametrize("one", [np.array, lambda value: np.array([value]), lambda value: np.array([[value]]),
-                                 lambda value: [value], lambda value: (value,), lambda value: torch.tensor([value])])
+@pytest.mark.parametrize(
+    "one",
+    [
+        np.array,
+        lambda value: np.array([value]),
+        lambda value: np.array([[value]]),
+        lambda value: [value],
+        lambda value: (value,),
+        lambda value: torch.tensor([value]),
+    ],
+)
 def test_an_array_of_one_element_is_its_element(one):
     task = scripted_task(([0.5], one(2.5), one(False), one(True), None))
     obs, *others = task.step(np.zeros(1, np.float32))
@@ -464,7 +471,8 @@ def test_a_probe_names_the_packages_of_an_environment_and_of_what_steps_it(monke
     (tmp_path / "task_of_a_test.py").write_text(
         "import gymnasium, sys, types\nfrom gymnasium.envs.classic_control import PendulumEnv\n"
         "sys.modules['ale_py'] = types.ModuleType('ale_py')\n"  # as if it had been imported
-        "class Mine(PendulumEnv): pass\ngymnasium.register('Mine-v0', entry_point=Mine)\n")
+        "class Mine(PendulumEnv): pass\ngymnasium.register('Mine-v0', entry_point=Mine)\n"
+    )
     found = probe_env("Mine-v0", "task_of_a_test", steps=5).packages
     assert set(found) == {"ale_py"} & set(metadata.packages_distributions())
     assert probe_env("spreeze/Synthetic-v0", args=("mean_s=0.0",), steps=5).packages == {"spreeze": spreeze.__version__}

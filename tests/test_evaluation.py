@@ -92,8 +92,13 @@ def test_environments_that_were_handed_in_are_used_again_and_stay_open():
 def test_each_environment_that_is_made_and_each_reset_has_a_heartbeat_before_it():
     happened, made = [], []
     make = countdown(made)
-    run_episodes(lambda: happened.append("made") or make(), half, [2, 2, 2], max_envs=2,
-                 heartbeat=lambda: happened.append("beat"))
+    run_episodes(
+        lambda: happened.append("made") or make(),
+        half,
+        [2, 2, 2],
+        max_envs=2,
+        heartbeat=lambda: happened.append("beat"),
+    )
     assert happened == ["made", "beat", "made", "beat", "beat", "beat"]
 
 
@@ -123,7 +128,8 @@ def test_without_a_stop_whole_rounds_give_the_same_episodes_and_the_batch_keeps_
 
     seeds = [3, 1, 2, 5, 4]
     assert run_episodes(countdown([]), act, seeds, max_envs=2, whole_rounds=True) == run_episodes(
-        countdown([]), half, seeds, max_envs=2)
+        countdown([]), half, seeds, max_envs=2
+    )
     assert sizes == [2] * (3 + 5 + 4)
 
 

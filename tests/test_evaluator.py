@@ -345,8 +345,10 @@ def played_seeds(monkeypatch, returns):
 
     def run(make, act, some, on_step=None, should_stop=None, **options):
         seeds.append(list(some))
-        return [evaluator.Episode(seed, value, 1, True)
-                for seed, value in zip(some, returns(len(seeds), len(some)), strict=True)]
+        return [
+            evaluator.Episode(seed, value, 1, True)
+            for seed, value in zip(some, returns(len(seeds), len(some)), strict=True)
+        ]
 
     monkeypatch.setattr(evaluator, "run_episodes", run)
     return seeds
@@ -366,15 +368,23 @@ def test_no_two_versions_are_evaluated_on_the_same_starts_and_a_repeated_evaluat
     assert seeds[1] == seeds[2]
 
 
-@pytest.mark.parametrize(("first", "later", "found", "rounds"), [
-    ([9.0, 11.0] * 5, [], None, [10]),  # below the target
-    ([99.0, 101.0] * 5, [], (True, 10, 100.0), [10]),  # its lower bound is above it
-    ([99.0, 101.0], [[60.0] * 20], (True, 20, 60.0), [2, 20]),  # two episodes say little
-    ([0.0, 120.0] * 5, [[40.0] * 20], (False, 20, 40.0), [10, 20]),  # ten lucky starts
-    ([0.0, 120.0] * 5, [[60.0, 64.0] * 10], (True, 20, 62.0), [10, 20]),
-    ([0.0, 120.0] * 5, [[0.0, 110.0] * 10, [0.0, 80.0] * 10], (False, 40, 47.5), [10, 20, 20]),  # it was open after 20
-    ([0.0, 120.0] * 5, [[0.0, 101.0] * 10] * 5, (True, 100, 50.5), [10, 20, 20, 20, 20, 20]),  # open to the end
-])
+@pytest.mark.parametrize(
+    ("first", "later", "found", "rounds"),
+    [
+        ([9.0, 11.0] * 5, [], None, [10]),  # below the target
+        ([99.0, 101.0] * 5, [], (True, 10, 100.0), [10]),  # its lower bound is above it
+        ([99.0, 101.0], [[60.0] * 20], (True, 20, 60.0), [2, 20]),  # two episodes say little
+        ([0.0, 120.0] * 5, [[40.0] * 20], (False, 20, 40.0), [10, 20]),  # ten lucky starts
+        ([0.0, 120.0] * 5, [[60.0, 64.0] * 10], (True, 20, 62.0), [10, 20]),
+        (
+            [0.0, 120.0] * 5,
+            [[0.0, 110.0] * 10, [0.0, 80.0] * 10],
+            (False, 40, 47.5),
+            [10, 20, 20],
+        ),  # it was open after 20
+        ([0.0, 120.0] * 5, [[0.0, 101.0] * 10] * 5, (True, 100, 50.5), [10, 20, 20, 20, 20, 20]),  # open to the end
+    ],
+)
 def test_a_target_is_reached_by_a_lower_bound_or_by_a_second_evaluation_from_fresh_starts(
     tmp_path, monkeypatch, first, later, found, rounds
 ):

@@ -37,12 +37,22 @@ VECTOR = dataclasses.replace(task(obs_dim=5), action=Box((-2.0, 0.0), (2.0, 3.0)
 DISCRETE = dataclasses.replace(task(obs_dim=5), action=Choices((4,), (3,)))
 MASKED = dataclasses.replace(task(obs_dim=9, actions=4, discrete=True), action_mask=True)
 IMAGES = task(obs_dim=2 * 36 * 36, actions=4, discrete=True, frames=FRAMES)
-TEAM = dataclasses.replace(task(obs_dim=3 * 4 + 2), action=Choices((4, 2, 3), shape=(3,)),
-                           team=TeamSpec(actions=(4, 2, 3), obs_dim=4, state_dim=2))
+TEAM = dataclasses.replace(
+    task(obs_dim=3 * 4 + 2),
+    action=Choices((4, 2, 3), shape=(3,)),
+    team=TeamSpec(actions=(4, 2, 3), obs_dim=4, state_dim=2),
+)
 SEVERAL = dataclasses.replace(task(obs_dim=5), action=Choices((3, 2, 4), (1, 0, -5), (3,)))
 BITS = dataclasses.replace(task(obs_dim=5 + 8), action=Choices((2,) * 4, shape=(2, 2)), action_mask=True)
-TASKS = {"vector": VECTOR, "discrete": DISCRETE, "masked": MASKED, "images": IMAGES, "team": TEAM, "several": SEVERAL,
-         "bits": BITS}
+TASKS = {
+    "vector": VECTOR,
+    "discrete": DISCRETE,
+    "masked": MASKED,
+    "images": IMAGES,
+    "team": TEAM,
+    "several": SEVERAL,
+    "bits": BITS,
+}
 CASES = [(row.name, kind) for row in rows().values() for kind, spec in TASKS.items() if row.fits(spec)]
 
 
@@ -57,8 +67,15 @@ def made(name, spec, **settings):
         config = dataclasses.replace(PARTS[name](), **settings)
         options = ({"masked": True} if spec.action_mask else {}) | ({"frames": spec.frames} if spec.frames else {})
         options |= {"team": spec.team} if spec.team else {}
-        algorithm = create(name, spec.obs_dim, spec.action_dim, config, 1, **options,
-                           num_actions=max(spec.choices.nvec) if spec.choices else None)
+        algorithm = create(
+            name,
+            spec.obs_dim,
+            spec.action_dim,
+            config,
+            1,
+            **options,
+            num_actions=max(spec.choices.nvec) if spec.choices else None,
+        )
         meta = algorithm.policy_meta()
     return algorithm.policy_arrays(), meta | {"env": dataclasses.asdict(spec), "algo": name}
 
@@ -126,8 +143,14 @@ def test_every_activation_with_layer_norm_acts_the_same(activation, tmp_path):
 
 
 def test_a_saturated_action_stays_within_bounds_that_no_float32_has(tmp_path):
-    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=1, action=Box((-0.4,), (0.4,)),
-                   max_episode_steps=None, reward_threshold=None)
+    spec = EnvSpec(
+        env_id="T-v0",
+        import_module=None,
+        obs_dim=1,
+        action=Box((-0.4,), (0.4,)),
+        max_episode_steps=None,
+        reward_threshold=None,
+    )
     meta = {"policy": "deterministic", "hidden_sizes": [], "obs_dim": 1, "action_dim": 1}
     arrays = {"head_w": np.full((1, 1), 100.0, np.float32), "head_b": np.zeros(1, np.float32)}
     steps = export.operations(arrays, meta, spec)
@@ -147,8 +170,13 @@ def test_observations_of_the_check_lead_beyond_the_clips_of_the_normaliser():
     first = next(place for place, step in enumerate(steps) if step.kind == "clip")
     without = steps[:first] + steps[first + 1 :]
     with pytest.raises(WeightsError, match="differ by up to"):
-        export.check(lambda x: export.run(export._numpy_arrays(without), x), without,
-                     actions_of(arrays, meta, VECTOR, obs), obs, VECTOR)
+        export.check(
+            lambda x: export.run(export._numpy_arrays(without), x),
+            without,
+            actions_of(arrays, meta, VECTOR, obs),
+            obs,
+            VECTOR,
+        )
 
 
 def test_another_discrete_action_is_found_and_a_tie_is_left_out():
@@ -156,8 +184,9 @@ def test_another_discrete_action_is_found_and_a_tie_is_left_out():
     steps, obs = export.operations(arrays, meta, DISCRETE), export.draw_obs(DISCRETE, arrays, 50, seed=1)
     expected = actions_of(arrays, meta, DISCRETE, obs)
     with pytest.raises(WeightsError, match="another action for 1 of 50"):
-        export.check(lambda x: np.where(np.arange(50) == 7, (expected - 2) % 4 + 3, expected), steps, expected, obs,
-                     DISCRETE)
+        export.check(
+            lambda x: np.where(np.arange(50) == 7, (expected - 2) % 4 + 3, expected), steps, expected, obs, DISCRETE
+        )
     arrays = {name: np.zeros_like(array) for name, array in arrays.items()}
     equal = export.check(lambda x: expected + 1, export.operations(arrays, meta, DISCRETE), expected, obs, DISCRETE)
     assert equal == export.Agreement(50, 0.0, 50)
@@ -204,8 +233,15 @@ def played(program, tmp_path, module_folder=None):
     (blocked / "spreeze").mkdir(parents=True, exist_ok=True)
     (blocked / "spreeze" / "__init__.py").write_text("raise ImportError('no Spreeze here')\n")
     path = os.pathsep.join([str(blocked), *([str(module_folder)] if module_folder else [])])
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, cwd=tmp_path, check=False,
-                          timeout=PATIENCE_S, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+        timeout=PATIENCE_S,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -274,8 +310,9 @@ def _returns(make, run):
     return [episode.episode_return for episode in run_episodes(make, act, [0, 1, 2])]
 
 
-@pytest.mark.parametrize(("env_id", "package"), [
-    ("mpe2:simple_spread_v3", "mpe2"), ("lbf:Foraging-5x5-2p-1f-v3", "lbforaging")])
+@pytest.mark.parametrize(
+    ("env_id", "package"), [("mpe2:simple_spread_v3", "mpe2"), ("lbf:Foraging-5x5-2p-1f-v3", "lbforaging")]
+)
 def test_the_example_of_a_team_plays_its_package_without_spreeze(env_id, package, tmp_path):
     pytest.importorskip(package)
     env = make_task(env_id)
@@ -329,7 +366,8 @@ def test_what_cannot_be_exported_is_refused_and_leaves_no_file(pendulum, tmp_pat
     assert "it is a folder" in refused("--out", tmp_path)
     (tmp_path / "there.npz").write_text("mine")
     assert "there.npz exists: give another --out, or --force" in refused(
-        "--format", "numpy", "--out", tmp_path / "there.npz")
+        "--format", "numpy", "--out", tmp_path / "there.npz"
+    )
     assert "cannot write /proc/x.npz" in refused("--format", "numpy", "--out", "/proc/x.npz")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "needs onnx and onnxruntime: pip install 'spreeze[export]'" in refused("--out", tmp_path / "x.onnx")

@@ -48,14 +48,19 @@ def test_f10_a_worker_that_leaks_is_started_anew_and_a_sampler_is_offered_to_the
 
         run.wait_for(lambda: score("sampler-0") == 500 and score("learner") == 0, what="the scores")
         for name in ("sampler-0", "evaluator"):
-            run.wait_for(lambda name=name: any(f"{name} ended: it used" in event and "its limit is 143.1 MiB" in event
-                                               for event in run.events()), what=f"an end of {name}")
+            run.wait_for(
+                lambda name=name: any(
+                    f"{name} ended: it used" in event and "its limit is 143.1 MiB" in event for event in run.events()
+                ),
+                what=f"an end of {name}",
+            )
         run.process.kill()
 
 
 @pytest.mark.parametrize("mode", ["spreeze", pytest.param("serial", marks=pytest.mark.slow)])
 def test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor(tmp_path, mode):
     with Run(tmp_path, *FAULT, "--mode", mode, faults={"grandchildren": 3}) as run:
+
         def helpers():
             return [process for process in marked(str(read_run(run.path).get("nonce"))) if process.name() == "sleep"]
 

@@ -367,8 +367,9 @@ def test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline(tmp_path, m
     made = recorder.Recorder(plan, SimpleNamespace(path=tmp_path), SimpleNamespace(note=lambda text: None))
     try:
         monkeypatch.setattr(recorder.time, "time", lambda: now + jump_s)
-        made.evaluation({"return_mean": 1.0, "episodes": 1,
-                         "target": {"reached": True, "episodes": 20, "return_mean": 1.0}})
+        made.evaluation(
+            {"return_mean": 1.0, "episodes": 1, "target": {"reached": True, "episodes": 20, "return_mean": 1.0}}
+        )
         age = recorder.process_age_s()
         assert made.outcome.time_to_target_s == pytest.approx(age, abs=3600.0)
         assert 0.0 <= made.session_s < 3600.0

@@ -85,19 +85,28 @@ def test_the_list_of_runs_is_plain_text(foreign, capsys):
     assert {row["state"] for row in rows} == {EVIL + "finished"}, "a program gets all of it, escaped"
 
 
-@pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), True, [], {}, EVIL],
-                         ids=["huge", "infinite", "nan", "truth", "list", "table", "text"])
+@pytest.mark.parametrize(
+    "value",
+    [10**400, float("inf"), float("nan"), True, [], {}, EVIL],
+    ids=["huge", "infinite", "nan", "truth", "list", "table", "text"],
+)
 def test_a_number_that_cannot_be_is_a_dash(foreign, capsys, value):
     told = json.loads((foreign / "run.json").read_text())
-    (foreign / "run.json").write_text(json.dumps(told | {"wall_s": value, "updates": value, "eval_best": value,
-                                                            "eval_final": value}))
+    (foreign / "run.json").write_text(
+        json.dumps(told | {"wall_s": value, "updates": value, "eval_best": value, "eval_final": value})
+    )
     assert runs(["--runs-dir", str(foreign.parent)]) == 0
     assert plain(capsys).splitlines()[1].split()[-2:] == ["-", "-"]
 
 
 def test_the_real_command_prints_no_escape(foreign):
-    done = subprocess.run([sys.executable, "-m", "spreeze", "runs", "--runs-dir", str(foreign.parent)],
-                          capture_output=True, cwd=REPO, timeout=PATIENCE_S, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "spreeze", "runs", "--runs-dir", str(foreign.parent)],
+        capture_output=True,
+        cwd=REPO,
+        timeout=PATIENCE_S,
+        check=True,
+    )
     assert UNWANTED.findall(done.stdout.decode("utf-8") + done.stderr.decode("utf-8")) == []
     assert b"owned" in done.stdout
 
@@ -125,7 +134,8 @@ def foreign_config(text, how):
 @pytest.mark.parametrize(
     ("arguments", "config"),
     [*((verb, "whole") for verb in VERBS + READERS), *((verb, config) for verb in READERS for config in CONFIGS)],
-    ids=lambda value: value if isinstance(value, str) else " ".join([value[0].__module__.split(".")[1], *value[1:]]))
+    ids=lambda value: value if isinstance(value, str) else " ".join([value[0].__module__.split(".")[1], *value[1:]]),
+)
 def test_every_verb_tells_of_a_foreign_run_in_plain_text(foreign, capsys, monkeypatch, arguments, config):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
@@ -142,20 +152,47 @@ def test_every_verb_tells_of_a_foreign_run_in_plain_text(foreign, capsys, monkey
 def test_the_memory_of_the_tuner_is_told_in_plain_text(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "spreeze").mkdir()
-    (tmp_path / "spreeze" / "tune-k.json").write_text(json.dumps({
-        "schema": tuner_run.SCHEMA, "key": "k", "reasons": {}, "measured_at": "", "notes": [], "limits": [],
-        "formula": "", "labels": {}, "update_rates": [], "joint_rates": [], "choice": {},
-        "settings": {f"learner.{EVIL}": 1}}))
+    (tmp_path / "spreeze" / "tune-k.json").write_text(
+        json.dumps(
+            {
+                "schema": tuner_run.SCHEMA,
+                "key": "k",
+                "reasons": {},
+                "measured_at": "",
+                "notes": [],
+                "limits": [],
+                "formula": "",
+                "labels": {},
+                "update_rates": [],
+                "joint_rates": [],
+                "choice": {},
+                "settings": {f"learner.{EVIL}": 1},
+            }
+        )
+    )
     assert tuner_run._load(tmp_path / "spreeze" / "tune-k.json", "k", resolve([]), output.say) is None
     assert "damaged" in plain(capsys)
 
 
 def test_the_tuner_s_tables_show_a_foreign_record_as_it_is_written():
-    rate = {"stage": "rollout", "setting": {EVIL: EVIL}, "updates_per_s": [], "env_steps_per_s": [], "cpu_share": [],
-            "failure": EVIL}
-    record = {"choice": {EVIL: EVIL}, "labels": {EVIL: EVIL}, "rollout_rates": [rate],
-              "objective": EVIL, "formula": EVIL,
-              "reasons": {EVIL: EVIL}, "limits": [EVIL], "notes": [EVIL]}
+    rate = {
+        "stage": "rollout",
+        "setting": {EVIL: EVIL},
+        "updates_per_s": [],
+        "env_steps_per_s": [],
+        "cpu_share": [],
+        "failure": EVIL,
+    }
+    record = {
+        "choice": {EVIL: EVIL},
+        "labels": {EVIL: EVIL},
+        "rollout_rates": [rate],
+        "objective": EVIL,
+        "formula": EVIL,
+        "reasons": {EVIL: EVIL},
+        "limits": [EVIL],
+        "notes": [EVIL],
+    }
     for is_terminal in (False, True):
         stream = io.StringIO()
         stream.isatty = lambda answer=is_terminal: answer

@@ -37,8 +37,9 @@ class Reference:
         before = np.stack(self.history[-self.stack :])
         self.history.append(frame)
         after = np.stack(self.history[-self.stack :])
-        self.kept += [(*item, self.index) for item in self.window.push(before, action, reward, terminated, truncated,
-                                                                     after)]
+        self.kept += [
+            (*item, self.index) for item in self.window.push(before, action, reward, terminated, truncated, after)
+        ]
         self.log.add(self.index, action, reward, terminated, truncated, frame)
         return terminated or truncated
 
@@ -68,8 +69,14 @@ def drawn(reader, layout, rng, count):
     reader.sample(rng, rows, frames)
     batch = layout.split_frames(rows, frames, 0.9)
     return [
-        key(batch.obs[i], batch.action[i, 0], batch.reward[i], batch.terminated[i], batch.next_obs[i],
-            rows[i, layout.num_steps])
+        key(
+            batch.obs[i],
+            batch.action[i, 0],
+            batch.reward[i],
+            batch.terminated[i],
+            batch.next_obs[i],
+            rows[i, layout.num_steps],
+        )
         for i in range(count)
     ]
 

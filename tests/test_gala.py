@@ -39,8 +39,10 @@ def _prints(run, group):
 
 
 def test_a_learner_alone_is_plain_a2c_bit_for_bit(tmp_path):
-    found = [train(tmp_path, *_CART, "--mode", mode, "--samplers", "1", "--env-steps", "800", name=mode, tiny=_SMALL)[2]
-             for mode in ("gala", "serial")]
+    found = [
+        train(tmp_path, *_CART, "--mode", mode, "--samplers", "1", "--env-steps", "800", name=mode, tiny=_SMALL)[2]
+        for mode in ("gala", "serial")
+    ]
     assert found[0]["parameters_sha256"] == found[1]["parameters_sha256"]
     assert found[0]["updates"] == found[1]["updates"] == 50
 
@@ -90,8 +92,10 @@ def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back
             victim, other = run.children()[name], 1 if name == "learner" else 0
             before = run.numbers()[f"updates/{other}"]
             os.kill(victim.pid, signal.SIGKILL)
-            run.wait_for(lambda before=before, other=other: run.numbers()[f"updates/{other}"] > before + 20,
-                         what="updates of the other")
+            run.wait_for(
+                lambda before=before, other=other: run.numbers()[f"updates/{other}"] > before + 20,
+                what="updates of the other",
+            )
             run.wait_for(lambda victim=victim, name=name: run.children().get(name) not in (None, victim), what=name)
             own = 1 - other
             since = run.numbers()[f"updates/{own}"]
@@ -105,8 +109,13 @@ def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back
     assert all(len(series[name].t) > learning / 2 for name in LIVE), "known throughout the run, not at its end"
     with Run(tmp_path, "--resume", "run", tiny=()) as resumed:
         # Learners come up in their own time, so the end is what each of them did, never a total of env steps.
-        resumed.wait_for(lambda: all(resumed.numbers().get(f"updates/{group}", 0) > learner["updates"]
-                                     for group, learner in enumerate(document["learners"])), what="updates of both")
+        resumed.wait_for(
+            lambda: all(
+                resumed.numbers().get(f"updates/{group}", 0) > learner["updates"]
+                for group, learner in enumerate(document["learners"])
+            ),
+            what="updates of both",
+        )
         numbers = resumed.numbers()
         assert numbers["gossip_radius"] <= numbers["gossip_bound_2"], "the distance at the resume is in the bound"
         code, second = resumed.stop()
@@ -142,8 +151,9 @@ def test_learners_of_another_host_join_and_each_host_goes_on_when_the_other_is_g
 
 
 def test_learners_without_locks_cannot_learn_over_connections(tmp_path):
-    run, code, _ = train(tmp_path, *_CART, *_TWO, "--set", "gala.mixing=hogwild", "--set", "exchange.transport=gloo",
-                         tiny=_SMALL)
+    run, code, _ = train(
+        tmp_path, *_CART, *_TWO, "--set", "gala.mixing=hogwild", "--set", "exchange.transport=gloo", tiny=_SMALL
+    )
     assert code == 2
     assert "gala.mixing = hogwild) share memory; leave one of them out" in run.stdout + run.stderr
 
@@ -170,8 +180,11 @@ def test_the_step_size_grows_with_the_root_of_the_number_of_learners_that_gossip
 @pytest.mark.parametrize(("mixing", "expected"), [("gossip", 0.03), ("all_reduce", None)])
 def test_learners_of_one_mean_gradient_take_steps_of_one_size(tmp_path, mixing, expected):
     """A learning rate by each learner's own divergence would lead them apart for ever."""
-    values = {"run": {"algo": "ppo", "mode": "gala", "learners": 2}, "gala": {"mixing": mixing},
-              "ppo": {"target_kl": 0.03}}
+    values = {
+        "run": {"algo": "ppo", "mode": "gala", "learners": 2},
+        "gala": {"mixing": mixing},
+        "ppo": {"target_kl": 0.03},
+    }
     plan = RunPlan(settings=resolve([Layer("test", values)]), spec=SPEC, samplers=2, free_core=False)
     with assembled(assemble, plan, tmp_path, 0.0) as run:
         jobs = [spec.job for spec in run.specs.values() if spec.role.learns]
@@ -194,8 +207,17 @@ def test_a_learner_that_returns_gives_the_others_nothing_of_its_old_parameters()
     memory = MixMemory.create(2)
 
     def mixer(learner):
-        spec = MixSpec(learner=learner, learners=2, mixing="gossip", topology="ring", max_staleness=None, interval=1,
-                       similarity_interval=500, rows=(0, 1), memory=memory.handle)
+        spec = MixSpec(
+            learner=learner,
+            learners=2,
+            mixing="gossip",
+            topology="ring",
+            max_staleness=None,
+            interval=1,
+            similarity_interval=500,
+            rows=(0, 1),
+            memory=memory.handle,
+        )
         return Mixer(spec, lambda: (0, 1), lambda: False)
 
     try:
@@ -218,8 +240,17 @@ def test_statistics_are_averaged_with_the_parameters_or_the_gradients_to_more_di
     try:
         mixers = []
         for learner in (0, 1):
-            spec = MixSpec(learner=learner, learners=2, mixing=mixing, topology="full", max_staleness=None, interval=1,
-                           similarity_interval=500, rows=(0, 1), memory=memory.handle)
+            spec = MixSpec(
+                learner=learner,
+                learners=2,
+                mixing=mixing,
+                topology="full",
+                max_staleness=None,
+                interval=1,
+                similarity_interval=500,
+                rows=(0, 1),
+                memory=memory.handle,
+            )
             mixers.append(Mixer(spec, lambda: (0, 1), lambda: False))
             mixers[-1].statistics = np.array([100.0 + 200.0 * learner, 1e6 + 1.0 + learner, 2.0 + learner])
             mixers[-1].begin(np.full(2, learner, np.float32), 0)

@@ -148,8 +148,9 @@ def test_inference_workers_rows_are_counted_by_the_batch():
 def test_of_two_groups_counters_and_rates_are_sums_and_other_numbers_means():
     def reading(t_s, steps, updates, age):
         one = {"sampled": 640, "inserted": 200, "baseline": 100, "learner": {"transition_age": age}}
-        return CounterSample(t_s, tuple(
-            _reading(t_s, own, count, **one).groups[0] for own, count in zip(steps, updates, strict=True)))
+        return CounterSample(
+            t_s, tuple(_reading(t_s, own, count, **one).groups[0] for own, count in zip(steps, updates, strict=True))
+        )
 
     gauges = Rates(32)
     gauges.read(reading(0.0, ((0, 0), (0,)), (1, 1), 50.0))

@@ -59,7 +59,8 @@ class Ring:
     def start(self, learner, learners=3):
         command = [sys.executable, "-c", LEARNER, str(learner), json.dumps(self.place(learners).to_json())]
         self.children[learner] = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"})
+            command, env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+        )
 
     def signal(self, learner, number):
         os.kill(self.children[learner].pid, number)
@@ -82,6 +83,7 @@ def ring(tmp_path):
 
 def heard(side, sender):
     """A new message of that learner, of the newest ones."""
+
     def found():
         side.close_over(side.living())
         return next((message for message in side.receive() if message.sender == sender), None)
@@ -187,8 +189,9 @@ def test_who_does_not_know_the_secret_is_neither_seen_nor_heard(ring, tmp_path):
 
 def test_a_message_that_was_changed_on_its_way_is_rejected_and_the_next_connection_brings_it(ring, monkeypatch):
     own, other, proof = ring.side(0, 2), ring.side(1, 2), gloo_gossip._Link._proof
-    monkeypatch.setattr(gloo_gossip._Link, "_proof",
-                        lambda link, frame: proof(link, frame ^ 1 if link.rank == 0 else frame))
+    monkeypatch.setattr(
+        gloo_gossip._Link, "_proof", lambda link, frame: proof(link, frame ^ 1 if link.rank == 0 else frame)
+    )
     other.send(np.ones(3, np.float32), 1)
     poll(lambda: own.rejected, what="a rejected message")
     assert own.latest(1) is None
@@ -220,8 +223,10 @@ def test_a_store_that_is_not_there_and_an_address_of_another_machine_are_told_in
         ring.side(0, store="127.0.0.1:1")
     with pytest.raises(TransportError, match=r"cannot listen at 203\.0\.113\.7: .*set exchange\.listen"):
         MemberStore("203.0.113.7")
-    with pytest.raises(TransportError, match=r"cannot listen at 203\.0\.113\.7"), \
-            GlooPlace.opened(tmp_path, "203.0.113.7", 1, 2, {}):
+    with (
+        pytest.raises(TransportError, match=r"cannot listen at 203\.0\.113\.7"),
+        GlooPlace.opened(tmp_path, "203.0.113.7", 1, 2, {}),
+    ):
         pass
 
 

@@ -51,12 +51,21 @@ def busy():
 
 def plan(**parts):
     values = {
-        "env": {"id": "Pendulum-v1"}, "sac": {"hidden_sizes": [32, 32]}, "learner": {"batch_size": 32},
-        "replay": {"capacity": 20_000, "learning_starts": 200}, "visualizer": {"enabled": False},
-        "sampling": {"samplers": 2, "envs_per_sampler": 2}, "tuning": {"give_way": True}, **parts,
+        "env": {"id": "Pendulum-v1"},
+        "sac": {"hidden_sizes": [32, 32]},
+        "learner": {"batch_size": 32},
+        "replay": {"capacity": 20_000, "learning_starts": 200},
+        "visualizer": {"enabled": False},
+        "sampling": {"samplers": 2, "envs_per_sampler": 2},
+        "tuning": {"give_way": True},
+        **parts,
     }
-    return RunPlan(settings=resolve([Layer("test", values)]), spec=probe_env("Pendulum-v1", steps=0).spec, samplers=2,
-                   free_core=False)
+    return RunPlan(
+        settings=resolve([Layer("test", values)]),
+        spec=probe_env("Pendulum-v1", steps=0).spec,
+        samplers=2,
+        free_core=False,
+    )
 
 
 class Proc:
@@ -154,8 +163,15 @@ def test_another_run_with_its_supervisor_and_what_it_started_is_no_stranger(proc
 
     names = ("ours", "supervisor", "learner", "its child", "half here", "elsewhere", "stranger")
     assert second(50.0, dict.fromkeys(names, 7.0)) is None
-    ran_s = {"ours": 0.3, "supervisor": 0.05, "learner": 0.4, "its child": 0.1, "half here": 0.3, "elsewhere": 1.0,
-             "stranger": 0.2}
+    ran_s = {
+        "ours": 0.3,
+        "supervisor": 0.05,
+        "learner": 0.4,
+        "its child": 0.1,
+        "half here": 0.3,
+        "elsewhere": 1.0,
+        "stranger": 0.2,
+    }
     load = second(51.2, {name: 7.0 + gained_s for name, gained_s in ran_s.items()})
     assert load.ran == pytest.approx({"supervisor": 0.3, "learner": 0.0})
     assert load.sibling_cores == pytest.approx(0.05 + 0.4 + 0.1 + 0.5 * 0.3)
@@ -248,8 +264,7 @@ class OneSampler:
         self.context = WorkerContext(Address("sampler"), self.status, 0, None)
         sink = ShardWriter(self.ring, 0)
         self.sampling = TransitionCollector(
-            lambda: open_task(self.plan.spec), job.num_envs, self.plan.spec, sink, n_step=1,
-            gamma=0.99, seeds=[1, 2],
+            lambda: open_task(self.plan.spec), job.num_envs, self.plan.spec, sink, n_step=1, gamma=0.99, seeds=[1, 2]
         )
         self.loop = SamplerLoop(self.context, job, sink, self.sampling, np.random.default_rng(1))
 
@@ -354,8 +369,12 @@ class Told:
     foreign_cores = 0.0
 
     def sample(self, pids):
-        return CpuContention(usable_cores=2.0, foreign_cores=self.foreign_cores, ran={},
-                    wanted={"learner": 1.0, "sampler-0": 0.5, "sampler-1": 0.5, "supervisor": 0.02})
+        return CpuContention(
+            usable_cores=2.0,
+            foreign_cores=self.foreign_cores,
+            ran={},
+            wanted={"learner": 1.0, "sampler-0": 0.5, "sampler-1": 0.5, "supervisor": 0.02},
+        )
 
 
 def reading(baseline=200, updates=10.0, inserted=1000):
@@ -398,8 +417,9 @@ class FourSamplers:
         self.status, self.ring = status, ReplayRing.create(self.plan.ring_spec())
         self.now_s, self.rows_per_look = 0.0, rows_per_look
         self.writers = [ShardWriter(self.ring, index) for index in range(4)]
-        self.governing = GovernorLoop(self.plan, status, lambda level, text: None, reader=self,
-                                      clock=lambda: self.now_s)
+        self.governing = GovernorLoop(
+            self.plan, status, lambda level, text: None, reader=self, clock=lambda: self.now_s
+        )
         self.governing.leave_free(0.9)
         for _ in range(20):
             self.now_s += 0.5
@@ -467,8 +487,13 @@ def test_a_turn_of_a_sampler_that_writes_nothing_is_over_after_ten_seconds(four_
 
 def test_where_the_load_cannot_be_read_every_sampler_works(status, tmp_path):
     events, now = [], iter(range(100))
-    governing = GovernorLoop(plan(), status, lambda level, text: events.append(text), clock=lambda: float(next(now)),
-                          reader=ContentionReader(cores=TWO_CORES, root=tmp_path))
+    governing = GovernorLoop(
+        plan(),
+        status,
+        lambda level, text: events.append(text),
+        clock=lambda: float(next(now)),
+        reader=ContentionReader(cores=TWO_CORES, root=tmp_path),
+    )
     for _ in range(30):
         numbers = governing.look(reading(), {"learner": 7})
     assert numbers == {"samplers_active": 2.0, "foreign_cores": None}
@@ -487,8 +512,12 @@ class OnlyThese:
         load = self.reader.sample({**pids, **named})
         if load is None:
             return None
-        return CpuContention(usable_cores=2.0, foreign_cores=sum(load.ran.get(name, 0.0) for name in named), ran={},
-                    wanted={name: cores for name, cores in load.wanted.items() if name not in named})
+        return CpuContention(
+            usable_cores=2.0,
+            foreign_cores=sum(load.ran.get(name, 0.0) for name in named),
+            ran={},
+            wanted={name: cores for name, cores in load.wanted.items() if name not in named},
+        )
 
 
 class Script:
@@ -522,8 +551,11 @@ def test_a_run_gives_way_to_a_busy_process_and_takes_back_when_it_ends(tmp_path,
     monkeypatch.setattr(cpu_governor, "RETURN_S", 3)
     run_dir = RunDir.create(tmp_path, "run")
     script = Script(run_dir)
-    monkeypatch.setattr(supervisor, "GovernorLoop", lambda plan, status, on_event: GovernorLoop(
-        plan, status, on_event, reader=OnlyThese(script.processes)))
+    monkeypatch.setattr(
+        supervisor,
+        "GovernorLoop",
+        lambda plan, status, on_event: GovernorLoop(plan, status, on_event, reader=OnlyThese(script.processes)),
+    )
     try:
         with Interrupts() as interrupts:
             short = plan(stop={"seconds": PATIENCE_S}, evaluation={"episodes": 1})

@@ -336,8 +336,14 @@ class TwoRuns:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(4, 32), st.integers(1, 16), st.integers(1, 16), st.floats(0.0, 0.04), st.floats(0.5, 8.0),
-       st.integers(0, 2**31))
+@given(
+    st.integers(4, 32),
+    st.integers(1, 16),
+    st.integers(1, 16),
+    st.floats(0.0, 0.04),
+    st.floats(0.5, 8.0),
+    st.integers(0, 2**31),
+)
 def test_two_runs_rest_for_others_only_hold_still_under_a_constant_load_and_take_all_back(
     cores, first, second, noise, foreign, seed
 ):
@@ -361,8 +367,11 @@ def feed_balanced(governor, seconds, needed, **changes):
     for _ in range(seconds):
         waits = max(0.0, 1.0 - needed / governor.active)
         starves = max(0.0, 1.0 - governor.active / needed)
-        found.append(governor.feed(facts(governor, sampler_wait_share=waits, learner_wait_share=starves,
-                                         usable_cores=8.0, **changes)))
+        found.append(
+            governor.feed(
+                facts(governor, sampler_wait_share=waits, learner_wait_share=starves, usable_cores=8.0, **changes)
+            )
+        )
     return [change for change in found if change is not None]
 
 

@@ -71,9 +71,11 @@ class Refusing(PlayedGraph):
 
 @pytest.mark.parametrize(
     ("graph", "ok", "words"),
-    [(PlayedGraph, True, "tolerance 0.01), 10 cases; the host waited 0 times"),
-     (Idle, False, "parameter changes differ by"),
-     (Refusing, False, "sac: kernels are launched one by one: no graph could be recorded")],
+    [
+        (PlayedGraph, True, "tolerance 0.01), 10 cases; the host waited 0 times"),
+        (Idle, False, "parameter changes differ by"),
+        (Refusing, False, "sac: kernels are launched one by one: no graph could be recorded"),
+    ],
 )
 def test_graphs_are_compared_with_single_kernels(monkeypatch, graph, ok, words):
     monkeypatch.setattr(gpu_checks, "new_graph", lambda trainer, device: graph(trainer.algorithm))

@@ -135,8 +135,15 @@ def test_the_governor_shares_out_active_samplers_among_the_groups_and_feeds_the_
     plan = RunPlan(settings=resolve([Layer("test", values)]), spec=probe_env("Pendulum-v1", steps=0).spec, samplers=3,
                    free_core=False)  # fmt: skip
     assert [plan.samplers_of(group) for group in range(2)] == [2, 1]
-    now, busy = [0.0], CpuContention(usable_cores=2.0, foreign_cores=1.7, ran={}, wanted={
-        "learner": 0.3, "learner-g1": 0.3, "sampler-0": 0.3, "sampler-1": 0.3, "sampler-g1-0": 0.3})
+    now, busy = (
+        [0.0],
+        CpuContention(
+            usable_cores=2.0,
+            foreign_cores=1.7,
+            ran={},
+            wanted={"learner": 0.3, "learner-g1": 0.3, "sampler-0": 0.3, "sampler-1": 0.3, "sampler-g1-0": 0.3},
+        ),
+    )
     governing = GovernorLoop(plan, status, lambda level, text: None, clock=lambda: now[0],
                              reader=SimpleNamespace(sample=lambda pids: busy))  # fmt: skip
     pids = {"learner": 7, "learner-g1": 8, "sampler-0": 9, "supervisor": 1}
@@ -144,14 +151,14 @@ def test_the_governor_shares_out_active_samplers_among_the_groups_and_feeds_the_
     def look(waits_s):
         now[0] += 1.0
         blank = dict.fromkeys(SLOTS["learner"], 0.0)
-        groups = [GroupSample((), {**blank, "updates": 9.0, "wait_s": wait_s}, 9000, 200, 9000)
-                  for wait_s in waits_s]
+        groups = [GroupSample((), {**blank, "updates": 9.0, "wait_s": wait_s}, 9000, 200, 9000) for wait_s in waits_s]
         return governing.look(CounterSample(now[0], tuple(groups)), pids)["samplers_active"]
 
     def shares():
         addresses = [Address("sampler"), Address("sampler", 0, 1), Address("sampler", 1)]
-        return sum(WorkerContext(address, status, 0, None).sampler_share for address in addresses[:2]), \
-            WorkerContext(addresses[2], status, 0, None).sampler_share
+        return sum(WorkerContext(address, status, 0, None).sampler_share for address in addresses[:2]), WorkerContext(
+            addresses[2], status, 0, None
+        ).sampler_share
 
     assert shares() == (2.0, 1.0)
     active = [look((0.0, 0.0)) for _ in range(20)][-1]

@@ -126,8 +126,13 @@ def test_frames_of_several_are_planes_of_their_own_and_stacked_colour_becomes_gr
             return np.arange(np.prod(shape), dtype=np.uint8).reshape(shape) // 255 + np.uint8(10), {}
 
     for space, channels in ((box(4, 40, 40), 4), (box(40, 40, 4), 4), (box(4, 40, 40, 3), 4), (box(2, 40, 40, 1), 2)):
-        monkeypatch.setitem(gymnasium.registry, "habits/Stacked-v0", gymnasium.envs.registration.EnvSpec(
-            "habits/Stacked-v0", lambda render_mode=None, space=space: Stacked(space)))
+        monkeypatch.setitem(
+            gymnasium.registry,
+            "habits/Stacked-v0",
+            gymnasium.envs.registration.EnvSpec(
+                "habits/Stacked-v0", lambda render_mode=None, space=space: Stacked(space)
+            ),
+        )
         task = make_task("habits/Stacked-v0", image=SMALL)
         assert task.spec.frames.channels == channels
         assert task.reset(seed=0).shape == (channels, 36, 36)
@@ -157,8 +162,9 @@ def test_a_picture_beside_other_values_is_refused_with_remedies_that_work(monkey
     with pytest.raises(EnvironmentError_, match=r"FilterObservation\(env, \['eye'\]\).*6240 values .*env\.image=false"):
         habits("sees=both")
     entry = lambda **given: FilterObservation(make_env(ID, MODULE, args=("sees=both",), picture=False), ["eye"])  # noqa: E731
-    monkeypatch.setitem(gymnasium.registry, "habits/Filtered-v0",
-                        gymnasium.envs.registration.EnvSpec("habits/Filtered-v0", entry))
+    monkeypatch.setitem(
+        gymnasium.registry, "habits/Filtered-v0", gymnasium.envs.registration.EnvSpec("habits/Filtered-v0", entry)
+    )
     np.testing.assert_array_equal(played(make_task("habits/Filtered-v0", image=SMALL)), played(habits("sees=plain")))
     numbers = habits("sees=both", picture=False)
     assert numbers.spec.obs_layout == ("0:6240 eye (Box, (40, 52, 3))", "6240:6242 state (Box, (2,))")
@@ -206,8 +212,9 @@ def test_the_error_of_an_environment_that_drawing_does_not_help_is_its_own():
 # --- masks ---
 
 
-@pytest.mark.parametrize(("mask", "source"), [("method", "action_masks()"),
-                                              ("observation", "observation['action_mask']")])
+@pytest.mark.parametrize(
+    ("mask", "source"), [("method", "action_masks()"), ("observation", "observation['action_mask']")]
+)
 def test_masks_of_a_method_or_of_the_observation_are_used(mask, source):
     task = habits(f"mask={mask}")
     assert (task.spec.action_mask, task.spec.obs_layout[-1]) == (True, f"3:6 {source}")
@@ -239,7 +246,7 @@ def test_masks_that_cannot_be_used_are_said_to_be_unused():
 def test_observations_beyond_a_million_are_warned_of():
     found = check_up({"env_id": ID, "import_module": MODULE, "args": ("sees=clock",)})
     assert found.largest_observation == pytest.approx(1.7e9)
-    check, = _values(found.largest_observation, 3)
+    (check,) = _values(found.largest_observation, 3)
     assert (check.status, "1.7e+09" in check.text, "normalize_obs" in check.remedy) == ("warn", True, True)
     assert _values(1e6, 3) == []
 

@@ -124,7 +124,7 @@ def test_every_way_to_tell_them_by_name_is_seen(text):
     assert list(_tests_of_names(ast.walk(ast.parse(text)), {*modes(), *ALGORITHMS})) == [1]
 
 
-@pytest.mark.parametrize("text", ['space.mode == "NextStep"', 'mode == other', 'x == "hts"', 'algo in ON_POLICY'])
+@pytest.mark.parametrize("text", ['space.mode == "NextStep"', "mode == other", 'x == "hts"', "algo in ON_POLICY"])
 def test_other_comparisons_are_let_be(text):
     assert list(_tests_of_names(ast.walk(ast.parse(text)), {*modes(), *ALGORITHMS})) == []
 

@@ -34,8 +34,9 @@ def test_another_number_of_inference_workers_and_slow_steps_change_no_bit(refere
 @pytest.mark.slow
 def test_a_resumed_run_with_other_inference_workers_gives_the_bits_of_one_that_never_stopped(reference, tmp_path):
     first, _ = played(tmp_path, "run", "--inference-workers", "2", intervals=7)
-    _, code, document = train(tmp_path, "--resume", "run", "--inference-workers", "1",
-                              "--env-steps", str(ROWS * 20), tiny=())
+    _, code, document = train(
+        tmp_path, "--resume", "run", "--inference-workers", "1", "--env-steps", str(ROWS * 20), tiny=()
+    )
     assert code == 0
     assert (document["env_steps"], document["parameters_sha256"]) == (ROWS * 20, reference[1])
     assert fingerprints(first) == reference[0]
@@ -189,9 +190,11 @@ def test_a_refusal_leaves_nothing_behind(tmp_path):
 @pytest.mark.slow
 def test_a_resume_with_other_sizes_is_refused(tmp_path):
     played(tmp_path, "run", intervals=2)
-    for args, words in ((("--sync-interval", "8"), "rollout.sync_interval = 8 cannot change on resume"),
-                        (("--seed", "2"), "run.seed = 2 cannot change on resume: the run has"),
-                        (("--samplers", "1"), "has 4 environments, now it is 2")):
+    for args, words in (
+        (("--sync-interval", "8"), "rollout.sync_interval = 8 cannot change on resume"),
+        (("--seed", "2"), "run.seed = 2 cannot change on resume: the run has"),
+        (("--samplers", "1"), "has 4 environments, now it is 2"),
+    ):
         _, code, document = train(tmp_path, "--resume", "run", *args, tiny=())
         assert code == 2
         assert words in document["error"]

@@ -16,9 +16,16 @@ ROLLOUT_SAMPLERS = ("--samplers", "8", "--envs-per-sampler", "1")
 def reference(request, tmp_path_factory):
     """Fingerprints of a run without inference workers that never stops, and the seed."""
     folder = tmp_path_factory.mktemp("reference")
-    run, document = played(folder, "run", *ROLLOUT_SAMPLERS, "--seed", str(request.param), intervals=INTERVALS,
-                           rows=2 * ROWS,
-                           timeout_s=PATIENCE_S)
+    run, document = played(
+        folder,
+        "run",
+        *ROLLOUT_SAMPLERS,
+        "--seed",
+        str(request.param),
+        intervals=INTERVALS,
+        rows=2 * ROWS,
+        timeout_s=PATIENCE_S,
+    )
     return fingerprints(run), document["parameters_sha256"], str(request.param)
 
 

@@ -232,8 +232,7 @@ def by_torch(values, obs, duelling):
 @pytest.mark.parametrize("duelling", [False, True])
 @pytest.mark.parametrize("double", [False, True])
 def test_dqn_on_images_steps_down_the_gradient_that_autograd_finds(duelling, double):
-    config = DQNConfig(hidden_sizes=(16,), cnn="impala_small", duelling=duelling, double=double, lr=1e-3,
-                       huber=1.0)
+    config = DQNConfig(hidden_sizes=(16,), cnn="impala_small", duelling=duelling, double=double, lr=1e-3, huber=1.0)
     dqn = DQN(0, 3, config, seed=0, frames=frame_spec())
     batch, values = image_batch(np.random.default_rng(0)), dqn.critics
     with torch.no_grad():

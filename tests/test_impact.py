@@ -71,8 +71,11 @@ def test_the_gradient_is_that_of_the_printed_objective(discrete, kind):
         made._gradient(samples)
     found = made.net.gradient.numpy().copy()
     worker = torch.from_numpy(batch.log_prob.reshape(-1)).double()
-    log_target = (losses.categorical(evaluated.out, samples.action.t().long())[1] if discrete
-                  else losses.gaussian(evaluated.out, evaluated.log_std[:, 0], samples.action.t())[1])
+    log_target = (
+        losses.categorical(evaluated.out, samples.action.t().long())[1]
+        if discrete
+        else losses.gaussian(evaluated.out, evaluated.log_std[:, 0], samples.action.t())[1]
+    )
 
     def loss():
         out, value = made.net.forward(samples.obs)
@@ -126,8 +129,9 @@ def test_without_vtrace_advantages_are_gae_however_old_the_rollout_is(name):
     batch = rollout(made, spec, np.random.default_rng(3))
     value = made.evaluate(batch).samples.value.numpy().reshape(8, 4)
     following = made._next_values(batch, value, None)
-    excess = losses.advantages(batch.reward, value, following, batch.terminated, batch.truncated, made._config.gamma,
-                               made._config.gae_lambda)[1]
+    excess = losses.advantages(
+        batch.reward, value, following, batch.terminated, batch.truncated, made._config.gamma, made._config.gae_lambda
+    )[1]
     for rollouts in (batch, lagging(batch, np.log(4.0))):
         found = made.evaluate(rollouts).samples
         np.testing.assert_allclose(found.advantage.reshape(8, 4), excess, rtol=1e-5, atol=1e-6)

@@ -160,9 +160,14 @@ def test_the_learner_computes_with_the_kernels_that_its_batches_ask_for(tmp_path
     monkeypatch.setattr(feeds, "Learner", Noting)
     with contextlib.closing(Rollouts.create(one.rollout_spec())) as rollouts:
         for batch_size in (one.batch_size, one.batch_size - 1):
-            feeds.learn_from_buffer(None, dataclasses.replace(
-                job, rollouts=RolloutsHandle(fds=(os.dup(rollouts.handle.fds[0]),), spec=rollouts.spec),
-                batch_size=batch_size))
+            feeds.learn_from_buffer(
+                None,
+                dataclasses.replace(
+                    job,
+                    rollouts=RolloutsHandle(fds=(os.dup(rollouts.handle.fds[0]),), spec=rollouts.spec),
+                    batch_size=batch_size,
+                ),
+            )
     assert seen == ["bf16", "ieee"]
 
 
@@ -207,8 +212,12 @@ def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
         return True
 
     envs.advance = advance
-    context = SimpleNamespace(rests=lambda now_s: False, worked=lambda since_s: None, beat=lambda phase: None,
-                              slots=np.zeros(len(SLOTS["sampler"])))
+    context = SimpleNamespace(
+        rests=lambda now_s: False,
+        worked=lambda since_s: None,
+        beat=lambda phase: None,
+        slots=np.zeros(len(SLOTS["sampler"])),
+    )
     with contextlib.closing(Wakeup.create()) as wakeup:
         loop = _BufferSampler(context, envs, None, wakeup)
         loop._policy = SimpleNamespace(current=lambda: object(), refresh=lambda: None, version=0)

@@ -195,12 +195,15 @@ def test_an_average_of_the_policy_changes_no_step_and_survives_deaths_and_a_resu
     averaged = {name: array for name, array in tensors.items() if "policy_average/" in name}
     assert {name.rpartition("/")[2] for name in averaged} == {"head_w", "head_b", "log_std", ""}
     half = play(spec, tmp_path / "f", 3, **options, schedule=5)
-    for found, _ in (play(spec, tmp_path / "f", **options, schedule=4, deaths=0.05),
-                     play(spec, tmp_path / "f", **options, schedule=6, saved=half)):
+    for found, _ in (
+        play(spec, tmp_path / "f", **options, schedule=4, deaths=0.05),
+        play(spec, tmp_path / "f", **options, schedule=6, saved=half),
+    ):
         for name, array in averaged.items():
             np.testing.assert_array_equal(found[name], array)
     assert [line["trajectories"] for line in fingerprints(tmp_path / "f")] == [
-        line["trajectories"] for line in reference]
+        line["trajectories"] for line in reference
+    ]
     assert not np.array_equal(averaged["learner/policy_average/head_w"], tensors["learner/w"])
 
 
@@ -212,6 +215,7 @@ def test_another_seed_gives_other_bits(spec, reference, tmp_path):
 
 def faulty(spec, **faults):
     """Makes tasks whose errors depend on the seed of their episode and on its steps alone."""
+
     def make(spec):
         task = open_task(spec)
         return Task(FaultWrapper(task.env, **({"p_crash": 0.04, "p_nan": 0.03, "p_crash_reset": 0.1} | faults)), spec)
@@ -317,8 +321,9 @@ class RaisesOnce(gymnasium.Wrapper):
 
 def test_an_error_while_an_episode_is_repeated_is_tried_again_and_changes_no_bit(spec, reference, tmp_path):
     RaisesOnce.armed = None
-    parts = HandMovedRun(spec, tmp_path / "f", inference_workers=0,
-                    make_task=lambda spec: Task(RaisesOnce(open_task(spec).env), spec))
+    parts = HandMovedRun(
+        spec, tmp_path / "f", inference_workers=0, make_task=lambda spec: Task(RaisesOnce(open_task(spec).env), spec)
+    )
     try:
         parts.run(2, schedule=1)
         index = next(env for env in range(ROLLOUT_SAMPLERS * ENVS) if len(parts.rollouts.played(env)) > 1) // ENVS

@@ -26,8 +26,10 @@ PROMISED = (
 def test_a_finished_run_answers_with_one_complete_document(tmp_path):
     with Run(tmp_path, *PENDULUM, "--target-return", "1000") as run:
         run.until_rates()
-        run.wait_for(lambda: run.numbers().get("policy_lag", 0.0) > 0.0 and "eval_return" in run.numbers(),
-                     what="a lag and a return")
+        run.wait_for(
+            lambda: run.numbers().get("policy_lag", 0.0) > 0.0 and "eval_return" in run.numbers(),
+            what="a lag and a return",
+        )
         code, document = run.stop()
     assert code == 0
     assert json.loads(run.stdout) == document, "nothing but the document is on standard output"
@@ -81,8 +83,15 @@ def test_a_refusal_is_one_document_one_line_and_code_2(tmp_path, args, words):
     assert not run.path.exists(), "nothing was started, nothing is left"
 
 
-@pytest.mark.parametrize("argv", [["train", "--batch-size", "many"], ["runs", "leave-free", "latest", "much"],
-                                  *([verb, "--nonsense"] for verb in VERBS if verb != "play")], ids=" ".join)
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train", "--batch-size", "many"],
+        ["runs", "leave-free", "latest", "much"],
+        *([verb, "--nonsense"] for verb in VERBS if verb != "play"),
+    ],
+    ids=" ".join,
+)
 def test_arguments_that_cannot_be_read_are_refused_in_the_same_way(capsys, argv):
     with pytest.raises(SystemExit) as ended:
         main([argv[0], "--json", *argv[1:]])

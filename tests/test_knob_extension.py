@@ -24,12 +24,12 @@ from spreeze.tuner.problem import Knob
 KNOBS = (Knob(name="{NAME}", label="publish", words="weights every {{}} s",
               candidates=lambda problem, here: (0.1, 2.0), remark=lambda problem, setting: "made up for a test"),)
 '''
-MODE = '''
+MODE = """
 from spreeze.config.modes import REPLAY_KNOBS, REPLAY_STAGES, Mode, Wiring
 
 MODES = (Mode(name="made-up", doc="the mode spreeze under another name",
               replay=Wiring(stages=REPLAY_STAGES, knobs=(*REPLAY_KNOBS, "learner.publish_interval_s"))),)
-'''
+"""
 PINNED = (
     "--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "32",
     "--learner-threads", "1", "--samples-per-insert", "0:1000", "--replay-capacity", "20000",
@@ -49,12 +49,20 @@ def declare(tmp_path, monkeypatch):
 
 
 def tune_command(*more):
-    return subprocess.run([sys.executable, "-m", "spreeze", "tune", *PINNED, *more], cwd=REPO, env=os.environ,
-                          capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "spreeze", "tune", *PINNED, *more],
+        cwd=REPO,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
 
 
 def test_a_knob_of_one_file_is_varied_measured_chosen_with_a_reason_shown_kept_and_taken_by_a_run(declare, tmp_path):
     declare(SOURCE + MODE)
+
     def measured():
         """A tuning that other tests left quiet enough to be one."""
         run = tune_command("--mode", "made-up", "--fresh", "--out", str(tmp_path / "record.json"))

@@ -19,8 +19,12 @@ def test_many_environments_large_batches_and_few_updates_are_kept_from_the_tuner
     config = settings.config
     assert (config.run.algo, config.learner.batch_size, config.env.normalize_obs) == (algo, batch, True)
     assert (config.replay.samples_per_insert_min, config.replay.samples_per_insert_max) == band
-    assert settings.kept == {"learner.batch_size", "sampling.envs_per_sampler", "replay.samples_per_insert_min",
-                             "replay.samples_per_insert_max"}
+    assert settings.kept == {
+        "learner.batch_size",
+        "sampling.envs_per_sampler",
+        "replay.samples_per_insert_min",
+        "replay.samples_per_insert_max",
+    }
     algorithm = create(algo, 17, 6, config.algorithm, 1)
     assert isinstance(algorithm.critics, CategoricalCritics)
     assert algorithm.critics.online.sizes == (23, 1024, 512, 256, 101)
@@ -39,10 +43,26 @@ def test_what_the_user_sets_is_stronger_than_what_a_profile_keeps():
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_run_with_it_is_whole_and_holds_its_band(tmp_path, name):
     algo, _, band = PROFILES[name]
-    small = ("--samplers", "1", "--envs-per-sampler", "16", "--batch-size", str(16 * BATCH_SIZE),
-             "--set", f"{algo}.hidden_sizes={HIDDEN_SIZES}", "--set", f"{algo}.actor_hidden_sizes={HIDDEN_SIZES}",
-             "--set", "replay.learning_starts=500", "--set", "replay.capacity=100000", "--set",
-             "evaluation.episodes=2", "--no-visualizer", "--no-governor")
+    small = (
+        "--samplers",
+        "1",
+        "--envs-per-sampler",
+        "16",
+        "--batch-size",
+        str(16 * BATCH_SIZE),
+        "--set",
+        f"{algo}.hidden_sizes={HIDDEN_SIZES}",
+        "--set",
+        f"{algo}.actor_hidden_sizes={HIDDEN_SIZES}",
+        "--set",
+        "replay.learning_starts=500",
+        "--set",
+        "replay.capacity=100000",
+        "--set",
+        "evaluation.episodes=2",
+        "--no-visualizer",
+        "--no-governor",
+    )
     run, code, document = train(tmp_path, "--profile", name, "--env", "Pendulum-v1", "--updates", "400", tiny=small)
     assert (code, document["updates"], document["algo"]) == (0, 400, algo), run.stderr
     assert document["samples_per_insert_band"] == list(band)

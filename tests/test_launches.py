@@ -321,8 +321,13 @@ def test_memory_that_is_gone_when_the_mirror_is_made_gives_a_smaller_one(monkeyp
 
 
 def learning_of(ring, *, policy_average=0.0, explore_average=False, normalize_returns=True, **options):
-    config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8, 8), policy_average=policy_average,
-                                 explore_average=explore_average, normalize_returns=normalize_returns)
+    config = dataclasses.replace(
+        PARTS["sac"](),
+        hidden_sizes=(8, 8),
+        policy_average=policy_average,
+        explore_average=explore_average,
+        normalize_returns=normalize_returns,
+    )
     own = {"normalize_obs": False, **options}
     own = {name: own[name] for name in ("normalize_obs", "session", "loaded_rows") if name in own}
     options = {name: value for name, value in options.items() if name not in own}
@@ -373,8 +378,7 @@ def test_a_mirror_that_is_given_back_leaves_batches_from_the_host():
 
 
 @pytest.mark.parametrize(
-    ("free", "words"),
-    [(10**9, "replay is copied to cpu"), (10, "batches come from the host: a copy of replay needs")],
+    ("free", "words"), [(10**9, "replay is copied to cpu"), (10, "batches come from the host: a copy of replay needs")]
 )
 def test_a_learner_says_where_its_batches_come_from(monkeypatch, free, words):
     monkeypatch.setattr(learning_module, "free_bytes", lambda device: free)
@@ -416,16 +420,16 @@ def test_rewards_are_divided_by_the_deviation_of_returns_at_the_draw_and_stay_ra
     with filled() as ring:
         learning = learning_of(ring)
         if mirrored:
-            learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5),
-                                    lambda: PlayedGraph(learning.algorithm))
+            learning.use_gpu_replay(
+                GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm)
+            )
         monkeypatch.setattr(learning.algorithm, "update", lambda batch, _: taken.append(batch) or (0.0, 0.0))
         stored = ring.rows.copy()
         learning.count_returns(np.array([4.0, 0.0, 100.0]))  # a deviation of 5
         for _ in range(8):
             learning.refresh()
             learning.update()
-            drawn = (learning._launches.gpu_replay.logical.numpy() if mirrored
-                     else learning._reader._drawn.row)
+            drawn = learning._launches.gpu_replay.logical.numpy() if mirrored else learning._reader._drawn.row
             np.testing.assert_allclose(taken[-1].reward.numpy(), stored[drawn, LAYOUT.reward] / 5.0, rtol=1e-5)
         assert np.array_equal(ring.rows, stored)
         assert learning.metrics(wait_s=0.0, publish_s=0.0)["return_scale"] == 5.0
@@ -439,8 +443,9 @@ def test_rows_of_absurd_rewards_do_not_stop_learning(reward, scaled, mirrored):
         absurd(ring, np.arange(0, 256, 3), reward)  # hardly a batch is without one
         learning = learning_of(ring, normalize_returns=scaled)
         if mirrored:
-            learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5),
-                                    lambda: PlayedGraph(learning.algorithm))
+            learning.use_gpu_replay(
+                GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm)
+            )
         learning.count_returns(np.array([4.0, 0.0, 100.0]))
         for _ in range(20):
             learning.refresh()
@@ -522,8 +527,9 @@ def test_the_policy_is_published_as_an_average_and_as_the_newest_for_samplers(gr
     with filled() as ring:
         learning = learning_of(ring, policy_average=0.9, updates_per_launch=4)
         if graphs:
-            learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5),
-                                    lambda: PlayedGraph(learning.algorithm))
+            learning.use_gpu_replay(
+                GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm)
+            )
         steps, counts = [learning.policy()[0]["w0"]], []
         while learning.updates < 43:
             before = learning._average.updates
@@ -544,9 +550,16 @@ def test_an_average_leaves_what_is_learned_as_it_was_and_goes_on_after_a_resume(
     def learner(policy_average=0.0):
         config = dataclasses.replace(PARTS[name](), hidden_sizes=(8, 8), policy_average=policy_average, **changes)
         spec = dataclasses.replace(SPEC, action=Choices((2,))) if name == "dqn" else SPEC
-        return ReplayTrainer(spec, name, config, LAYOUT, ReplayReader(ring),
-                             LearnerConfig(batch_size=BATCH, device="cpu", mirror=False, updates_per_launch=0), seed=1,
-                             normalize_obs=True)
+        return ReplayTrainer(
+            spec,
+            name,
+            config,
+            LAYOUT,
+            ReplayReader(ring),
+            LearnerConfig(batch_size=BATCH, device="cpu", mirror=False, updates_per_launch=0),
+            seed=1,
+            normalize_obs=True,
+        )
 
     with filled(discrete=name == "dqn") as ring:
         plain, averaging, resumed = learner(), learner(policy_average=0.99), learner(policy_average=0.99)
@@ -579,9 +592,16 @@ def test_samplers_may_explore_with_the_average_too():
 def learner_of(ring, name, per_launch, device="cpu"):
     """A learner that takes large steps, so that what it did not do shows."""
     config = dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32), actor_lr=1e-2, critic_lr=1e-2)
-    return ReplayTrainer(SPEC, name, config, LAYOUT, ReplayReader(ring),
-                         LearnerConfig(batch_size=BATCH, device=device, updates_per_launch=per_launch), seed=1,
-                         normalize_obs=False)
+    return ReplayTrainer(
+        SPEC,
+        name,
+        config,
+        LAYOUT,
+        ReplayReader(ring),
+        LearnerConfig(batch_size=BATCH, device=device, updates_per_launch=per_launch),
+        seed=1,
+        normalize_obs=False,
+    )
 
 
 def displacement(learning, name, updates=40):
@@ -613,8 +633,9 @@ def test_the_comparison_of_displacements_finds_out_replays_that_do_nothing(name,
         moved = []
         for per_launch in (0, 4):
             learning = learner_of(ring, name, per_launch)
-            learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5),
-                                    lambda one=learning: graph(one.algorithm))
+            learning.use_gpu_replay(
+                GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda one=learning: graph(one.algorithm)
+            )
             moved.append(displacement(learning, name))
         with pytest.raises(AssertionError) if found_out else contextlib.nullcontext():
             check_the_same_way(*moved)

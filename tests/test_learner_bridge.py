@@ -89,8 +89,13 @@ def test_a_host_gets_a_learner_that_joins_and_the_run_goes_on_when_the_host_is_g
         run.wait_for((run.path / "secret").exists, what="the secret")
         run.wait_for(lambda: any("exchange.join=" in event for event in run.events()), what="where to join")
         told = next(event for event in run.events() if "exchange.join=" in event)
-        place = GlooPlace(store=told.partition("exchange.join=")[2].split()[0], secret_file=str(run.path / "secret"),
-                          listen="127.0.0.1", learners=2, own=(0,))
+        place = GlooPlace(
+            store=told.partition("exchange.join=")[2].split()[0],
+            secret_file=str(run.path / "secret"),
+            listen="127.0.0.1",
+            learners=2,
+            own=(0,),
+        )
         nodes = HostsWithoutRay("127.0.0.1", "127.0.0.2")
         with bridge(nodes, place) as (made, events):
             made.turn()
@@ -116,7 +121,8 @@ def test_a_host_that_cannot_reach_the_learners_is_told_what_to_set(tmp_path):
             made.turn()
     assert [event for event in events if "10.1.2.3" in event] == [
         "host 10.1.2.3 cannot reach this one's learners, which listen at 127.0.0.1:1 alone; set exchange.listen to "
-        "this machine's address in the cluster"]
+        "this machine's address in the cluster"
+    ]
     assert nodes.actors == []
 
 

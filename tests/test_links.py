@@ -26,8 +26,15 @@ KNOWN = (
     "videos/.later/made", f".run.json.{os.getpid()}.tmp", "anything-else",
 )  # fmt: skip
 """What code is known to write, or could come to write."""
-LEARNED = ("--updates", "300", "--save-replay", "--set", "visualizer.clip_interval_s=1", "--set",
-           "visualizer.clip_length_s=0.5")
+LEARNED = (
+    "--updates",
+    "300",
+    "--save-replay",
+    "--set",
+    "visualizer.clip_interval_s=1",
+    "--set",
+    "visualizer.clip_length_s=0.5",
+)
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +90,22 @@ def refused_everywhere(path, name, capsys):
 
 def test_every_path_of_a_finished_run_is_refused_as_a_link(finished, tmp_path, capsys):
     names = sorted(path.relative_to(finished).as_posix() for path in finished.rglob("*"))
-    wanted = {"run.json", "run.lock", "config.toml", "env.json", "metrics.db", "eval.csv", "summary.json", "logs",
-              "checkpoints", "weights", "videos", "errors", "control", "weights/LATEST.json"}
+    wanted = {
+        "run.json",
+        "run.lock",
+        "config.toml",
+        "env.json",
+        "metrics.db",
+        "eval.csv",
+        "summary.json",
+        "logs",
+        "checkpoints",
+        "weights",
+        "videos",
+        "errors",
+        "control",
+        "weights/LATEST.json",
+    }
     assert wanted <= set(names)
     assert any(name.startswith("checkpoints/") and "replay" in name for name in names)
     for number, name in enumerate(names):
@@ -124,8 +145,11 @@ def test_a_run_s_directory_that_is_a_link_is_refused(copy, capsys):
 
 def contents(folder):
     """All files below a folder, with what they hold and when they were written."""
-    return {path.relative_to(folder): (path.read_bytes(), path.stat().st_mtime_ns)
-            for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_run_with_a_backup_of_hard_links_is_resumed_and_the_backup_stays_as_it_is(copy, tmp_path, capsys):
@@ -141,8 +165,11 @@ def test_a_run_with_a_backup_of_hard_links_is_resumed_and_the_backup_stays_as_it
     assert contents(backup) == before
 
 
-@pytest.mark.parametrize("name", [name for name in KNOWN if "." in name.rpartition("/")[2]],
-                         ids=lambda name: name.replace(str(os.getpid()), "PID"))
+@pytest.mark.parametrize(
+    "name",
+    [name for name in KNOWN if "." in name.rpartition("/")[2]],
+    ids=lambda name: name.replace(str(os.getpid()), "PID"),
+)
 def test_no_file_with_a_second_name_is_written_through(copy, tmp_path, name):
     mine, place = tmp_path / "mine", copy / name
     mine.write_bytes(place.read_bytes() if place.is_file() else b"mine\n")

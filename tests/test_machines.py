@@ -64,6 +64,7 @@ class CheckpointMachine(RuleBasedStateMachine):
                             original(*args, **kwargs)
                     raise Crash
                 return original(*args, **kwargs)
+
             return operation
 
         patches = [mock.patch.object(os, name, wrap(getattr(os, name), name)) for name in OPERATIONS]

@@ -36,8 +36,9 @@ def _plan(env_id="Pendulum-v1", import_module=None, args=(), **parts):
         "env": {"id": env_id, "import_module": import_module, "args": list(args)}, "sac": {"hidden_sizes": [32, 32]},
         **parts,
     })])  # fmt: skip
-    return RunPlan(settings=settings, spec=probe_env(env_id, import_module, steps=0, args=args).spec, samplers=1,
-                   free_core=False)
+    return RunPlan(
+        settings=settings, spec=probe_env(env_id, import_module, steps=0, args=args).spec, samplers=1, free_core=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,14 @@ def pendulum():
 
 
 def _measuring(plan, *, seconds=150.0, cap_bytes=4 * 10**9, interrupts=None):
-    return Measurer(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, group_bytes=10**8,
-                     ends_s=time.monotonic() + seconds, interrupts=interrupts or Interrupts())
+    return Measurer(
+        plan,
+        usable_cores=2.0,
+        memory_cap_bytes=cap_bytes,
+        group_bytes=10**8,
+        ends_s=time.monotonic() + seconds,
+        interrupts=interrupts or Interrupts(),
+    )
 
 
 def _deaf(rate):
@@ -86,8 +93,9 @@ def test_updates_are_timed_three_times_in_rounds_and_told_as_they_are_known(pend
 def test_a_batch_beyond_the_memory_cap_fails_alone(short):
     settings = [_learner(batch_size=size) for size in (32, 2_000_000)]
     with _measuring(_plan(replay={"capacity": 3_000_000}), cap_bytes=200_000_000) as measuring:
-        small, large = sorted(measuring.learner(settings, within_s=30.0, on_result=_deaf),
-                              key=lambda rate: rate.setting[BATCH])
+        small, large = sorted(
+            measuring.learner(settings, within_s=30.0, on_result=_deaf), key=lambda rate: rate.setting[BATCH]
+        )
     assert small.failure is None
     assert large.failure == "out of memory: more than the 0.2 GB that a candidate may take"
     assert large.updates_per_s == ()
@@ -135,8 +143,10 @@ def test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured(pend
     monkeypatch.setattr(measure, "_LONGEST_REPEAT_S", 0.5)
     done = []
     with _measuring(pendulum) as measuring:
-        with (monkeypatch.context() as impatient,
-              _aside(lambda: poll(_fork_of_the_helper, what="a measurement").send_signal(number))):
+        with (
+            monkeypatch.context() as impatient,
+            _aside(lambda: poll(_fork_of_the_helper, what="a measurement").send_signal(number)),
+        ):
             impatient.setattr(measure, "_DEADLINE_S", 2.0)  # the next one may be slow
             measuring.learner([_learner(batch_size=64)], within_s=30.0, on_result=done.append)
         measuring.learner([SMALL], within_s=3.0, on_result=done.append)
@@ -198,8 +208,9 @@ def test_the_samplers_of_a_trial_are_told_the_asked_ratio(pendulum, tmp_path, ra
 def test_samplers_wait_at_the_asked_ratio_once_their_lead_is_used_up(pendulum, short):
     held = _joint(ratio=64.0)
     candidate = TrialResult(stage="joint", setting=held)
-    with Trial(REPLAY, pendulum, [candidate], _deaf, usable_cores=2.0, memory_cap_bytes=4 * 10**9,
-                     interrupts=Interrupts()) as trial:
+    with Trial(
+        REPLAY, pendulum, [candidate], _deaf, usable_cores=2.0, memory_cap_bytes=4 * 10**9, interrupts=Interrupts()
+    ) as trial:
         trial.start()
         trial.begin(PATIENCE_S)
         trial.go_on()
@@ -349,10 +360,15 @@ def test_what_was_measured_while_the_tuner_was_stopped_is_measured_again(pendulu
     assert len(answers) == 2
     clock.readings = 0
     candidate = TrialResult(stage=trials.JOINT, setting=_joint())
-    trial = Trial(REPLAY, pendulum, [candidate], _deaf, usable_cores=1.0, memory_cap_bytes=10**9,
-                  interrupts=Interrupts())
-    for name, value in {"_prepare": windows.append, "_pass_time": _deaf, "_cpu_s": float,
-                        "_edge": lambda: (clock(), (1000.0 * clock.now_s, 10.0 * clock.now_s))}.items():
+    trial = Trial(
+        REPLAY, pendulum, [candidate], _deaf, usable_cores=1.0, memory_cap_bytes=10**9, interrupts=Interrupts()
+    )
+    for name, value in {
+        "_prepare": windows.append,
+        "_pass_time": _deaf,
+        "_cpu_s": float,
+        "_edge": lambda: (clock(), (1000.0 * clock.now_s, 10.0 * clock.now_s)),
+    }.items():
         monkeypatch.setattr(trial, name, value)
     trial.measure(candidate, 0.1, 0.1)
     assert len(windows) == 2
@@ -390,8 +406,15 @@ def test_the_time_limit_holds_where_every_candidate_is_done_in_one_turn(pendulum
 
 def test_samplers_of_a_host_are_measured_without_a_learner_and_nothing_is_left(pendulum, short):
     asked = [Setting({SAMPLERS: count, ENVS: 2}) for count in (1, 2)]
-    with Measurer(pendulum, usable_cores=2.0, memory_cap_bytes=4 * 10**9, group_bytes=10**8,
-                  ends_s=time.monotonic() + 150.0, interrupts=Interrupts(), samplers_only=True) as measurer:
+    with Measurer(
+        pendulum,
+        usable_cores=2.0,
+        memory_cap_bytes=4 * 10**9,
+        group_bytes=10**8,
+        ends_s=time.monotonic() + 150.0,
+        interrupts=Interrupts(),
+        samplers_only=True,
+    ) as measurer:
         found = measurer.joint(asked, within_s=30.0, on_result=_deaf)
     assert [one.setting for one in found] == asked
     for one in found:

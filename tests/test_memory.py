@@ -111,11 +111,18 @@ def test_the_tuner_may_choose_a_replay_for_which_there_is_room_unless_its_size_i
         raise ResourceError("no room")
 
     monkeypatch.setattr(train, "check_room", check)
-    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=3, action=Box((-1.0,), (1.0,)),
-                   max_episode_steps=None, reward_threshold=None)
+    spec = EnvSpec(
+        env_id="T-v0",
+        import_module=None,
+        obs_dim=3,
+        action=Box((-1.0,), (1.0,)),
+        max_episode_steps=None,
+        reward_threshold=None,
+    )
     asked = {"replay": {"capacity": 500_000}}
     for values, to_tune, refused in (({}, True, False), ({}, False, True), (asked, True, True)):
-        plan = RunPlan(settings=resolve([Layer("user", values)]), spec=spec, samplers=1, free_core=True,
-                       to_tune=to_tune)
+        plan = RunPlan(
+            settings=resolve([Layer("user", values)]), spec=spec, samplers=1, free_core=True, to_tune=to_tune
+        )
         with pytest.raises(ResourceError) if refused else contextlib.nullcontext():
             train._check_machine(plan, read_machine())

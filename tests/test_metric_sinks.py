@@ -99,7 +99,11 @@ def made(tmp_path, monkeypatch):
         return found
 
     yield SimpleNamespace(
-        start=start, packages=put, events=events, path=tmp_path / "runs" / "r", close=lambda: run_dirs.pop().close(),
+        start=start,
+        packages=put,
+        events=events,
+        path=tmp_path / "runs" / "r",
+        close=lambda: run_dirs.pop().close(),
         told=lambda: [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()],
     )
     for run_dir in run_dirs:
@@ -203,10 +207,13 @@ sys.exit(train.main())
 @pytest.mark.slow
 def test_a_run_and_its_resumption_log_what_the_store_has_though_other_sinks_hang_and_fail(made, scalars, tmp_path):
     made.packages(wandb="hanging", mlflow="failing")
-    for args in (["--name", "real", *FAULT, "--updates", "60"],
-                 ["--resume", "real", "--import", "spreeze.testing", "--mode", "serial", "--updates", "90"]):
-        run, code, document = harness.train(tmp_path, *args, "--log", "tensorboard,wandb,mlflow",
-                                            program=("-c", IMPATIENT))
+    for args in (
+        ["--name", "real", *FAULT, "--updates", "60"],
+        ["--resume", "real", "--import", "spreeze.testing", "--mode", "serial", "--updates", "90"],
+    ):
+        run, code, document = harness.train(
+            tmp_path, *args, "--log", "tensorboard,wandb,mlflow", program=("-c", IMPATIENT)
+        )
         assert (code, document["stopped_by"]) == (0, "updates"), run.stderr
     path = tmp_path / "runs" / "real"
     reader = MetricsReader(path / "metrics.db")
@@ -238,8 +245,14 @@ def test_the_end_waits_for_sinks_whose_descriptors_are_above_1023():
     logged = loggers.Loggers(lambda level, text: None)
     try:
         with open(os.devnull, "rb") as null:
-            sink = SimpleNamespace(open=True, end=lambda failed: None, late=lambda: None, reap=lambda: None,
-                                   fileno=lambda: high, look=lambda: setattr(sink, "open", False))
+            sink = SimpleNamespace(
+                open=True,
+                end=lambda failed: None,
+                late=lambda: None,
+                reap=lambda: None,
+                fileno=lambda: high,
+                look=lambda: setattr(sink, "open", False),
+            )
             high = fcntl.fcntl(null, fcntl.F_DUPFD, 1024)
             logged._sinks.append(sink)
             logged.close(failed=False)
@@ -253,8 +266,10 @@ def test_sinks_are_named_with_commas_and_a_wrong_name_is_told():
     values = user_values(build_parser().parse_args(["--log", "tensorboard, wandb"]))
     assert resolve([Layer("user", values)]).config.logging.sinks == ("tensorboard", "wandb")
     values = user_values(build_parser().parse_args(["--log", ""]))
-    assert resolve([Layer("resumed run", {"logging": {"sinks": ["mlflow"]}}),
-                    Layer("user", values)]).config.logging.sinks == ()
+    assert (
+        resolve([Layer("resumed run", {"logging": {"sinks": ["mlflow"]}}), Layer("user", values)]).config.logging.sinks
+        == ()
+    )
     with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
         resolve([Layer("user", {"logging": {"sinks": ["tensorbord"]}})])
 

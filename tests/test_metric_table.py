@@ -80,8 +80,13 @@ class Learner:
         return []
 
     def group(self):
-        return GroupSample((self.status.named_slots(0, "sampler", self._table),),
-                           self.status.named_slots(1, "learner", self._table), 400, 0, 16)
+        return GroupSample(
+            (self.status.named_slots(0, "sampler", self._table),),
+            self.status.named_slots(1, "learner", self._table),
+            400,
+            0,
+            16,
+        )
 
     def close(self):
         self.context.close()
@@ -163,7 +168,14 @@ def test_a_learner_s_number_is_known_when_its_row_says():
 
 def test_a_row_says_whether_its_slot_goes_on_over_a_restart():
     assert set(TABLE.cumulative("learner")) == {
-        "wait_s", "gather_s", "critic_s", "actor_s", "learn_s", "publish_s", "rows_redrawn"}
+        "wait_s",
+        "gather_s",
+        "critic_s",
+        "actor_s",
+        "learn_s",
+        "publish_s",
+        "rows_redrawn",
+    }
     assert set(TABLE.cumulative("sampler")) == {
         "env_steps", "episodes", "rows_refused", "env_errors", "policy_s", "env_s", "write_s", "wait_s", "returns",
         "returns_sum", "returns_square_sum"}  # fmt: skip

@@ -1,6 +1,5 @@
 """The mirror of replay on the learner's device against the ring: same rows, none torn, whatever the order of work."""
 
-
 import numpy as np
 import pytest
 import torch

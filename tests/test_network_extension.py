@@ -30,7 +30,7 @@ from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers.replay_trainer import ReplayTrainer
 
 MODULE = "made_up_networks"
-SOURCE = '''
+SOURCE = """
 import torch
 
 from spreeze.config.algorithms import NetworkRow
@@ -54,7 +54,7 @@ NETWORKS = (
     NetworkRow(name="batch_norm", make=lambda inputs, outputs: torch.nn.BatchNorm1d(inputs)),
     NetworkRow(name="recurrent", make=torch.nn.GRU),
 )
-'''
+"""
 ENV = {"env": {"import_module": MODULE}}
 
 
@@ -113,8 +113,9 @@ def test_two_threads_do_not_share_the_module_of_a_network_of_ones_own(module):
         for network, shared in (("", pair), ("residual", None)):
             config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8,), network=network)
             how = LearnerConfig(batch_size=8, device="cpu")
-            trainer = ReplayTrainer(spec, "sac", config, RowLayout(3, 1), None, how, seed=1, normalize_obs=False,
-                                    pair=pair)
+            trainer = ReplayTrainer(
+                spec, "sac", config, RowLayout(3, 1), None, how, seed=1, normalize_obs=False, pair=pair
+            )
             assert trainer.algorithm.critics.pair is shared
 
 
@@ -199,8 +200,9 @@ def test_what_does_not_fit_is_refused_with_the_remedy(module):
 
 
 def test_a_run_trains_with_it_and_is_evaluated(module, tmp_path):
-    run, code, document = train(tmp_path, *PENDULUM, "--import", module, "--updates", "60",
-                                "--set", "sac.network=residual")
+    run, code, document = train(
+        tmp_path, *PENDULUM, "--import", module, "--updates", "60", "--set", "sac.network=residual"
+    )
     assert code == 0, run.stderr[-3000:]
     assert (document["updates"], document["restarts"]) == (60, 0)
     assert 'network = "residual"' in (run.path / "config.toml").read_text()

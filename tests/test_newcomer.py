@@ -33,29 +33,49 @@ class MadeUp(SAC):
 
 
 ALGORITHMS = (AlgorithmRow(name="made_up", config=MadeUpConfig, continuous=MadeUp),)
-"""},
+""",
+    },
     "a mode": {
-        "config/modes.py": ("DECLARED = (", """
+        "config/modes.py": (
+            "DECLARED = (",
+            """
     Mode(name="made-up", module="spreeze.modes.made_up", doc="made up",
          replay=Wiring(stages=REPLAY_STAGES, knobs=REPLAY_KNOBS)),
-    """),
-        "modes/made_up.py": "def assemble(run):\n    run.append('made up')\n"},
+    """,
+        ),
+        "modes/made_up.py": "def assemble(run):\n    run.append('made up')\n",
+    },
     "a knob of the tuner": {
-        "tuner/knobs.py": ("\nKNOBS = (", """
+        "tuner/knobs.py": (
+            "\nKNOBS = (",
+            """
     Knob(name="learner.publish_interval_s", label="publish", words="weights every {} s",
-         candidates=lambda problem, here: (0.1, 2.0)),"""),
-        "config/modes.py": ("REPLAY_KNOBS = (", '"learner.publish_interval_s", ')},
+         candidates=lambda problem, here: (0.1, 2.0)),""",
+        ),
+        "config/modes.py": ("REPLAY_KNOBS = (", '"learner.publish_interval_s", '),
+    },
     "a metric": {
-        "metrics/table.py": ("METRICS: tuple[Metric, ...] = (", """
+        "metrics/table.py": (
+            "METRICS: tuple[Metric, ...] = (",
+            """
     Metric("made_up_norm", "norm", "norm of what is made up", ALGORITHM, shown=True,
-           chart=Chart("made_up", "Made up", "Learning")),""")},
+           chart=Chart("made_up", "Made up", "Learning")),""",
+        )
+    },
     "a setting or a flag": {
-        "config/schema.py": ("class VisualizerConfig(Part):", """
+        "config/schema.py": (
+            "class VisualizerConfig(Part):",
+            """
     made_up: int = setting(3, "made up for a test", low=0, flag="--made-up", machine=True, shared=True)
-""")},
+""",
+        )
+    },
     "a kind of worker": {
-        "workers/roles.py": ("_ALL = (", """
-    Role(name="madeup", several=True, lost=Loss.NEVER, limit=_WATCHER),"""),
+        "workers/roles.py": (
+            "_ALL = (",
+            """
+    Role(name="madeup", several=True, lost=Loss.NEVER, limit=_WATCHER),""",
+        ),
         "workers/madeup.py": """
 from spreeze.workers.jobs import Job
 
@@ -66,11 +86,16 @@ class MadeUpJob(Job):
 
 def run_made_up(context, job):
     pass
-"""},
+""",
+    },
     "a family of tasks": {
-        "config/env_ids.py": ("for family in (", """
-    Family("madeup", "spreeze.envs.vector_engines:made_up"),"""),
-        "envs/vector_engines.py": ("def make_single(", None)},
+        "config/env_ids.py": (
+            "for family in (",
+            """
+    Family("madeup", "spreeze.envs.vector_engines:made_up"),""",
+        ),
+        "envs/vector_engines.py": ("def make_single(", None),
+    },
 }
 """Row of the table -> file -> (text, what to put behind it), or the text of a new file."""
 MAKER = """def made_up(name, num_envs, seed, args):
@@ -191,7 +216,14 @@ def test_one_of_each_is_known_everywhere_by_the_files_that_the_table_names(copie
     for files in ADDITIONS.values():
         for name, change in files.items():
             add(copied, name, change)
-    done = subprocess.run([sys.executable, "-c", CHECKS], cwd=tmp_path, capture_output=True, text=True, check=False,
-                          timeout=PATIENCE_S, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    done = subprocess.run(
+        [sys.executable, "-c", CHECKS],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1:] == ["all of it is known"]

@@ -57,12 +57,15 @@ def _value():
     raise ValueError
 
 
-@pytest.mark.parametrize(("act", "kind", "line"), [
-    (_assert, "AssertionError (odd_envs.py:", ": assert action)"),
-    (_key, "KeyError: 0 (test_odd_envs.py:", ": raise KeyError(0))"),
-    (_stop, "StopIteration (test_odd_envs.py:", ": next(iter([])))"),
-    (_value, "ValueError (test_odd_envs.py:", ": raise ValueError)"),
-])
+@pytest.mark.parametrize(
+    ("act", "kind", "line"),
+    [
+        (_assert, "AssertionError (odd_envs.py:", ": assert action)"),
+        (_key, "KeyError: 0 (test_odd_envs.py:", ": raise KeyError(0))"),
+        (_stop, "StopIteration (test_odd_envs.py:", ": next(iter([])))"),
+        (_value, "ValueError (test_odd_envs.py:", ": raise ValueError)"),
+    ],
+)
 def test_an_error_without_words_is_told_with_its_place_and_its_line(act, kind, line):
     text = described(raised(act))
     assert text.startswith(kind)
@@ -164,10 +167,14 @@ def test_a_second_one_that_takes_its_process_down_costs_no_result():
     assert found.alone == "the process ended with exit code 4: engine: already initialised"
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("Aborts", "its process ended with signal SIGABRT before the first step: FATAL: no licence | at odd_envs.py:"),
-    ("Exits", "its process ended with exit code 3 before the first step: engine: out of licences"),
-    ("Wordless", "failed when tried: AssertionError (odd_envs.py:")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Aborts", "its process ended with signal SIGABRT before the first step: FATAL: no licence | at odd_envs.py:"),
+        ("Exits", "its process ended with exit code 3 before the first step: engine: out of licences"),
+        ("Wordless", "failed when tried: AssertionError (odd_envs.py:"),
+    ],
+)
 def test_an_environment_that_dies_is_told_with_its_last_words(name, words):
     with pytest.raises(EnvironmentError_) as caught:
         probed(name)
@@ -188,12 +195,19 @@ def test_one_that_starts_too_slowly_is_told_with_its_place_and_the_setting_and_w
 # --- the end of a process ---
 
 
-@pytest.mark.parametrize("left", ["threading.Thread(target=odd_envs._for_ever).start()",
-                                  "atexit.register(odd_envs._for_ever)"])
+@pytest.mark.parametrize(
+    "left", ["threading.Thread(target=odd_envs._for_ever).start()", "atexit.register(odd_envs._for_ever)"]
+)
 def test_a_process_leaves_with_its_code_and_its_output_whatever_is_left_in_it(left):
     code = f"import atexit, threading, odd_envs, spreeze.machine.processes as end; {left}; print(1); end.leave(3)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-                          env={**os.environ, "PYTHONPATH": f"{REPO}:{TESTS}"})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env={**os.environ, "PYTHONPATH": f"{REPO}:{TESTS}"},
+    )
     assert (done.returncode, done.stdout) == (3, "1\n")
 
 
@@ -231,8 +245,14 @@ def test_evaluate_ends_after_its_output(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{REPO}:{TESTS}")
     told = meta(1)
     told |= {"obs_dim": 2}
-    told["env"] |= {"env_id": f"{name}-v0", "import_module": MODULE, "obs_dim": 2, "obs_shape": [2],
-                    "action": {"low": [-1.0], "high": [1.0], "shape": [1]}, "max_episode_steps": 50}
+    told["env"] |= {
+        "env_id": f"{name}-v0",
+        "import_module": MODULE,
+        "obs_dim": 2,
+        "obs_shape": [2],
+        "action": {"low": [-1.0], "high": [1.0], "shape": [1]},
+        "max_episode_steps": 50,
+    }
     store = WeightsStore(tmp_path / "weights")
     store.publish(arrays(np.array([[-2.0, -4.0]], np.float32)), told, 1, 1)
     (path,) = (tmp_path / "weights").glob("w-*.safetensors")
@@ -250,15 +270,22 @@ def probe_with(**more):
 
 def limits(probe, samplers=2, free_gb=3.0, user=None, set_samplers=False):
     settings = resolve([Layer(USER, user or {})])
-    return allowed(settings, probe, samplers, free_bytes=int(free_gb * 1e9), shared_bytes=100_000_000,
-                   samplers_are_set=set_samplers)
+    return allowed(
+        settings,
+        probe,
+        samplers,
+        free_bytes=int(free_gb * 1e9),
+        shared_bytes=100_000_000,
+        samplers_are_set=set_samplers,
+    )
 
 
 def test_heavy_environments_are_as_many_as_there_is_memory_for_with_the_reason():
     found = limits(probe_with())
     assert (found.samplers, found.settings.config.sampling.envs_per_sampler, found.room) == (2, 1, 1)
-    assert found.reasons["sampling.envs_per_sampler"] == ("1: an environment takes 381.5 MiB of memory, 2.8 GiB are "
-                                                          "free")
+    assert found.reasons["sampling.envs_per_sampler"] == (
+        "1: an environment takes 381.5 MiB of memory, 2.8 GiB are free"
+    )
     assert found.settings.config.visualizer.enabled
     tight = limits(probe_with(), free_gb=2.0)
     assert (tight.samplers, tight.settings.config.visualizer.enabled) == (1, False)
@@ -271,8 +298,11 @@ def test_heavy_environments_are_as_many_as_there_is_memory_for_with_the_reason()
 
 
 def test_numbers_of_the_user_that_do_not_fit_are_refused_with_what_would():
-    with pytest.raises(ResourceError, match=r"1 sampler with 8 each, one of the evaluator and the learner need 4\.\d "
-                                            r"GiB, 2\.8 GiB are free; use --envs-per-sampler 3"):
+    with pytest.raises(
+        ResourceError,
+        match=r"1 sampler with 8 each, one of the evaluator and the learner need 4\.\d "
+        r"GiB, 2\.8 GiB are free; use --envs-per-sampler 3",
+    ):
         limits(probe_with(), samplers=1, user={"sampling": {"envs_per_sampler": 8}})
     with pytest.raises(ResourceError, match="use fewer --samplers"):
         limits(probe_with(), samplers=8, set_samplers=True)
@@ -284,7 +314,11 @@ def test_an_environment_that_can_be_there_once_has_one_sampler_which_evaluates()
     found = limits(probe_with(alone="port in use"), samplers=2)
     config = found.settings.config
     assert (found.samplers, found.alone, config.sampling.envs_per_sampler, config.visualizer.enabled) == (
-        1, True, 1, False)
+        1,
+        True,
+        1,
+        False,
+    )
     assert "port in use" in found.reasons["sampling.envs_per_sampler"]
     assert "by the sampler" in found.reasons["evaluation.enabled"]
     ppo = limits(probe_with(alone="port in use"), user={"run": {"algo": "ppo", "mode": "hts"}})
@@ -293,9 +327,15 @@ def test_an_environment_that_can_be_there_once_has_one_sampler_which_evaluates()
     assert (each.samplers, each.alone, each.room, each.settings.config.sampling.envs_per_sampler) == (2, False, 1, 1)
 
 
-@pytest.mark.parametrize(("user", "set_samplers", "words"), [
-    ({"sampling": {"envs_per_sampler": 2}}, False, "use --envs-per-sampler 1"), ({}, True, "use --samplers 1"),
-    ({"run": {"learners": 2}}, False, "run.learners = 2"), ({"run": {"mode": "serial"}}, False, "add --no-evaluator")])
+@pytest.mark.parametrize(
+    ("user", "set_samplers", "words"),
+    [
+        ({"sampling": {"envs_per_sampler": 2}}, False, "use --envs-per-sampler 1"),
+        ({}, True, "use --samplers 1"),
+        ({"run": {"learners": 2}}, False, "run.learners = 2"),
+        ({"run": {"mode": "serial"}}, False, "add --no-evaluator"),
+    ],
+)
 def test_what_would_need_a_second_one_is_refused(user, set_samplers, words):
     with pytest.raises(ConfigError, match=words):
         limits(probe_with(alone="port in use"), user=user, set_samplers=set_samplers)
@@ -313,13 +353,23 @@ def test_an_environment_that_is_slow_to_start_is_made_few_times():
 
 def test_a_target_needs_evaluations():
     with pytest.raises(ConfigError, match=r"--no-evaluator\); leave one of them out"):
-        RunPlan(settings=resolve([Layer(USER, {"stop": {"target_return": 1.0}, "evaluation": {"enabled": False}})]),
-                spec=SPEC, samplers=1, free_core=False)
+        RunPlan(
+            settings=resolve([Layer(USER, {"stop": {"target_return": 1.0}, "evaluation": {"enabled": False}})]),
+            spec=SPEC,
+            samplers=1,
+            free_core=False,
+        )
 
 
-@pytest.mark.parametrize(("alone", "enabled", "watchers", "in_turn"), [
-    (False, True, {"evaluator", "visualizer"}, False), (False, False, {"visualizer"}, False),
-    (True, True, {"visualizer"}, True), (True, False, {"visualizer"}, False)])
+@pytest.mark.parametrize(
+    ("alone", "enabled", "watchers", "in_turn"),
+    [
+        (False, True, {"evaluator", "visualizer"}, False),
+        (False, False, {"visualizer"}, False),
+        (True, True, {"visualizer"}, True),
+        (True, False, {"visualizer"}, False),
+    ],
+)
 def test_who_evaluates(tmp_path, alone, enabled, watchers, in_turn):
     settings = resolve([Layer(USER, {"evaluation": {"enabled": enabled}, "sampling": {"start_deadline_s": 300.0}})])
     plan = RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False, alone=alone, room=1)
@@ -333,8 +383,19 @@ def test_who_evaluates(tmp_path, alone, enabled, watchers, in_turn):
 @pytest.mark.parametrize("mode", ["spreeze", "hts", "impact"])
 def test_a_run_with_an_environment_that_can_be_there_once_is_evaluated_too(tmp_path, monkeypatch, mode):
     monkeypatch.setenv("PYTHONPATH", TESTS)
-    args = ["--env", "OneAtReset-v0", "--import", MODULE, "--env-arg", f"path='{tmp_path}/held'", "--mode", mode,
-            "--set", "evaluation.episodes=1", "--no-governor"]
+    args = [
+        "--env",
+        "OneAtReset-v0",
+        "--import",
+        MODULE,
+        "--env-arg",
+        f"path='{tmp_path}/held'",
+        "--mode",
+        mode,
+        "--set",
+        "evaluation.episodes=1",
+        "--no-governor",
+    ]
     if mode == "spreeze":
         args += ["--batch-size", "32", "--set", "replay.learning_starts=200", "--set", "sac.hidden_sizes=[8]"]
 

@@ -34,8 +34,18 @@ ODD = {
     "fraction": "0.5", "huge in lists": f"[[{'1' + 30 * '0'}]]",
 }  # fmt: skip
 """Values as JSON."""
-NUMBERS = ("env_steps", "updates", "episodes", "sessions", "wall_s", "eval_best", "eval_final", "heartbeat", "seed",
-           "pid")
+NUMBERS = (
+    "env_steps",
+    "updates",
+    "episodes",
+    "sessions",
+    "wall_s",
+    "eval_best",
+    "eval_final",
+    "heartbeat",
+    "seed",
+    "pid",
+)
 
 
 def odd_run(folder, name, value, fields=tuple(_FIELDS)):
@@ -83,8 +93,9 @@ def test_odd_settings_take_neither_the_live_answer_nor_a_report_down(tmp_path, v
     fields = {"learner": ("batch_size", "device"), "sampling": ("samplers",), "rollout": ("samplers",),
               "run": ("algo",), "visualizer": ("enabled",), "env": ("id", "import_module"),
               "replay": ("learning_starts", "samples_per_insert_min", "samples_per_insert_max")}  # fmt: skip
-    (path / "config.toml").write_text("".join(
-        f"[{part}]\n" + "".join(f"{name} = {value}\n" for name in names) for part, names in fields.items()))
+    (path / "config.toml").write_text(
+        "".join(f"[{part}]\n" + "".join(f"{name} = {value}\n" for name in names) for part, names in fields.items())
+    )
     json.dumps(live_api.answer(path, 0.0, 0, ""), allow_nan=False)
     assert report(["odd", "--out", str(tmp_path / "report.html"), "--runs-dir", str(tmp_path)]) == 0
     assert evaluate(["odd", "--protocol", "hts", "--runs-dir", str(tmp_path)]) == 0
@@ -97,8 +108,9 @@ def test_every_page_opens_beside_odd_runs(tmp_path, monkeypatch, page):
     make_run(tmp_path, "good")
     for number, value in enumerate(ODD.values()):
         path = odd_run(tmp_path, f"odd{number}", value)
-        (path / "config.toml").write_text("[learner]\nbatch_size = nan\n[sampling]\nsamplers = 'x'\n"
-                                          "[run]\nalgo = [1]\n")
+        (path / "config.toml").write_text(
+            "[learner]\nbatch_size = nan\n[sampling]\nsamplers = 'x'\n[run]\nalgo = [1]\n"
+        )
     opened = open_page(page)
     assert not opened.exception, [e.message for e in opened.exception]
 
@@ -150,8 +162,10 @@ def test_latest_does_not_pass_over_a_damaged_newer_run_in_silence(tmp_path, caps
     (started(tmp_path, "new", "2026-11-22T10:00:00+0000") / "run.json").write_text(damage)
     assert evaluate(["latest", "--runs-dir", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert told == ("error: latest: new may be the newest run, but its run.json is damaged and does not tell when it "
-                    "began; name the run that you mean: new, or old, which is the newest of the others\n")
+    assert told == (
+        "error: latest: new may be the newest run, but its run.json is damaged and does not tell when it "
+        "began; name the run that you mean: new, or old, which is the newest of the others\n"
+    )
     assert find_run("new", tmp_path).name == "new"
     shutil.rmtree(tmp_path / "old")
     assert find_run("latest", tmp_path).name == "new", "there is no other"

@@ -92,9 +92,19 @@ def test_arrays_of_another_shape_are_one_line(tmp_path, name, shape):
     assert told is None or "\n" not in told
 
 
-@pytest.mark.parametrize(("path", "value"), [
-    (("hidden_sizes",), None), (("env", "obs_dim"), "x"), (("cnn",), ["nature"]), (("env", "env_id"), 7),
-    (("env", "args"), 7), (("env", "frames"), 7), (("env", "action_low"), []), (("env",), [])])
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("hidden_sizes",), None),
+        (("env", "obs_dim"), "x"),
+        (("cnn",), ["nature"]),
+        (("env", "env_id"), 7),
+        (("env", "args"), 7),
+        (("env", "frames"), 7),
+        (("env", "action_low"), []),
+        (("env",), []),
+    ],
+)
 def test_evaluate_and_export_tell_one_line(tmp_path, capsys, path, value):
     file = str(written(tmp_path, changed(*path, value=value)))
     for verb in (evaluate, export):
@@ -128,10 +138,15 @@ def test_a_path_with_a_part_of_300_letters_is_one_line(capsys, verb):
         assert len(told[0]) < 1000
 
 
-@pytest.mark.parametrize(("number", "words"), [
-    (errno.EMFILE, "no more files can be opened; raise the limit with ulimit -n"),
-    (errno.ENFILE, "no more files can be opened"), (errno.ENAMETOOLONG, "check the path"),
-    (errno.ELOOP, "check the path")])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EMFILE, "no more files can be opened; raise the limit with ulimit -n"),
+        (errno.ENFILE, "no more files can be opened"),
+        (errno.ENAMETOOLONG, "check the path"),
+        (errno.ELOOP, "check the path"),
+    ],
+)
 def test_limits_of_the_system_are_one_line(capsys, number, words):
     def body():
         raise OSError(number, "it failed", "/somewhere")

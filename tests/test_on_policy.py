@@ -69,8 +69,14 @@ def random_samples(spec, rng, rows=24):
     if spec.choices:
         action = rng.integers(0, spec.choices.options, (rows, 1)).astype(float)
     columns = [rng.standard_normal(rows) for _ in range(3)]
-    return Samples(rng.standard_normal((rows, spec.obs_dim)), action, -1.5 + 0.3 * columns[0], columns[1],
-                   0.5 * columns[2], 0.5 * rng.standard_normal(rows))
+    return Samples(
+        rng.standard_normal((rows, spec.obs_dim)),
+        action,
+        -1.5 + 0.3 * columns[0],
+        columns[1],
+        0.5 * columns[2],
+        0.5 * rng.standard_normal(rows),
+    )
 
 
 @pytest.mark.parametrize("discrete", [False, True], ids=["gaussian", "categorical"])
@@ -126,12 +132,20 @@ def gaussian_bandit(correction):
 
 def pulls(actions, rewards, log_prob=(0.0, 0.0)):
     """Two env steps, each an episode: advantages are the rewards, for all values are 0."""
+
     def column(values):
         return np.array(values, np.float32).reshape(2, 1)
 
     ones = np.ones((2, 1, 1), np.float32)
-    return RolloutBatch(ones, column(actions)[..., None], column(log_prob), column(rewards), np.ones((2, 1), bool),
-                        np.zeros((2, 1), bool), ones)
+    return RolloutBatch(
+        ones,
+        column(actions)[..., None],
+        column(log_prob),
+        column(rewards),
+        np.ones((2, 1), bool),
+        np.zeros((2, 1), bool),
+        ones,
+    )
 
 
 def two_parameters(algorithm):
@@ -301,7 +315,8 @@ def test_checkpoints_of_another_algorithm_correction_or_setting_are_refused():
         learner("ppo", spec, "delayed", normalize_obs=True).load_state_json(ppo.state_json())
     with pytest.raises(CheckpointError, match="no 'theta_before'"):
         learner("ppo", spec, "delayed", hidden_sizes=(8,)).load_state_arrays(
-            learner("ppo", spec, "none", hidden_sizes=(8,)).state_arrays())
+            learner("ppo", spec, "none", hidden_sizes=(8,)).state_arrays()
+        )
     with pytest.raises(ConfigError, match="'sometimes': allowed is on-policy, delayed, none, truncated-is"):
         learner("ppo", spec, "sometimes")
     with pytest.raises(ConfigError, match=r"allowed is .*; did you mean 'ppo'"):
@@ -338,8 +353,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(name, correc
 @pytest.mark.parametrize("name", NAMES)
 def test_a_large_gradient_is_scaled_down_and_the_step_size_falls_with_progress(name):
     spec = task()
-    algorithm = learner(name, spec, max_grad_norm=0.01, value_coef=100.0, lr_schedule="linear",
-                        lr_end=0.0)
+    algorithm = learner(name, spec, max_grad_norm=0.01, value_coef=100.0, lr_schedule="linear", lr_end=0.0)
     batch = rollout(algorithm, spec, np.random.default_rng(0))
     algorithm.learn(batch, 0.25)
     found = algorithm.metrics()

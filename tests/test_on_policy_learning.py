@@ -76,8 +76,17 @@ def test_a_gaussian_policy_finds_the_best_action_of_a_bandit(name, correction):
     """Reward is minus the squared distance to (0.5, -0.5); every step ends its episode."""
     spec, rng = task(obs_dim=1), np.random.default_rng(0)
     settings = {"epochs": 4, "minibatch_size": 10**6} if name == "ppo" else {}
-    algorithm = learner(name, spec, correction, lr=1e-2, lr_schedule="constant", hidden_sizes=(8,),
-                        initial_log_std=-1.0, normalize_advantage=True, **settings)
+    algorithm = learner(
+        name,
+        spec,
+        correction,
+        lr=1e-2,
+        lr_schedule="constant",
+        hidden_sizes=(8,),
+        initial_log_std=-1.0,
+        normalize_advantage=True,
+        **settings,
+    )
     obs, ones, before = np.ones((64, 1, 1), np.float32), np.ones((64, 1), bool), None
     for _ in range(120):
         policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())

@@ -126,9 +126,12 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_in_the_background_of_a_terminal_that_asks_for_silence_lines_wait_and_stop_nothing():
     master, slave = pty.openpty()
-    with open(master, "rb", buffering=0) as screen, subprocess.Popen(
-            [sys.executable, "-c", _BACKGROUND], stdin=subprocess.PIPE, stdout=slave, stderr=subprocess.PIPE,
-            cwd=REPO) as process:
+    with (
+        open(master, "rb", buffering=0) as screen,
+        subprocess.Popen(
+            [sys.executable, "-c", _BACKGROUND], stdin=subprocess.PIPE, stdout=slave, stderr=subprocess.PIPE, cwd=REPO
+        ) as process,
+    ):
         os.close(slave)
         try:
             assert process.stderr.readline() == b"waits\n"

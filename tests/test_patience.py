@@ -35,8 +35,9 @@ def test_one_wait_is_shorter_than_a_test():
 
 
 def test_nobody_waits_for_less():
-    found = {str(path.relative_to(TESTS)): too_short(parsed(path)) for path in TEST_FILES
-             if "benchmarks" not in path.parts}  # scripts that measure for so long
+    found = {
+        str(path.relative_to(TESTS)): too_short(parsed(path)) for path in TEST_FILES if "benchmarks" not in path.parts
+    }  # scripts that measure for so long
     assert {name: lines for name, lines in found.items() if lines} == {}, "use harness.PATIENCE_S, or no limit"
 
 

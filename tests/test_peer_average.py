@@ -21,8 +21,12 @@ _TWO = ("--mode", "tianji", "--learners", "2", "--samplers", "2")
 def sac(scale):
     """SAC whose parameters and moments are those of seed 1 times ``scale``."""
     made = create("sac", 3, 1, SACConfig(hidden_sizes=(8,)), 1)
-    made.load_state_arrays({name: array * np.float32(scale) if array.dtype == np.float32 else array
-                            for name, array in made.state_arrays().items()})
+    made.load_state_arrays(
+        {
+            name: array * np.float32(scale) if array.dtype == np.float32 else array
+            for name, array in made.state_arrays().items()
+        }
+    )
     made.critics.adam._m.fill_(scale)
     return made
 
@@ -52,8 +56,10 @@ class Statistics:
 
 def test_the_units_of_the_networks_are_averaged_with_them(shared):
     units = [Statistics(10.0, 1e6, 1.0), Statistics(30.0, 1e6 + 1.0, 5.0)]
-    averages = [PeerAverage(sac(scale), gossip(shared, index), 1, statistics=units[index])
-                for index, scale in enumerate((1.0, 3.0))]
+    averages = [
+        PeerAverage(sac(scale), gossip(shared, index), 1, statistics=units[index])
+        for index, scale in enumerate((1.0, 3.0))
+    ]
     for average in averages:
         average.advance(0)
     for average in averages:
@@ -123,8 +129,9 @@ def test_the_mode_runs_what_learns_from_replay_and_says_what_it_does():
 
 @pytest.mark.parametrize("transport", ["shared", "gloo"])
 def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tmp_path, transport):
-    with Run(tmp_path, *FAULT, *_TWO, "--set", "learner.average_interval=5",
-             "--set", f"exchange.transport={transport}") as run:
+    with Run(
+        tmp_path, *FAULT, *_TWO, "--set", "learner.average_interval=5", "--set", f"exchange.transport={transport}"
+    ) as run:
         run.wait_for(lambda: sum("with 1 other learner" in event for event in run.events()) >= 2,
                      what="means of both learners")  # fmt: skip
         ask(run.path, "timeline")
@@ -150,8 +157,21 @@ def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tm
 def test_on_policy_learners_average_too_and_go_on_when_one_is_killed(tmp_path, transport):
     small = ("--envs-per-sampler", "2", "--set", f"ppo.hidden_sizes={HIDDEN_SIZES}", "--no-evaluator",
              "--set", "learner.checkpoint_interval_s=0.5", "--no-visualizer", "--no-governor")  # fmt: skip
-    with Run(tmp_path, "--env", "CartPole-v1", "--algo", "ppo", "--sync-interval", "16", "--set",
-             "learner.average_interval=32", "--set", f"exchange.transport={transport}", *_TWO, tiny=small) as run:
+    with Run(
+        tmp_path,
+        "--env",
+        "CartPole-v1",
+        "--algo",
+        "ppo",
+        "--sync-interval",
+        "16",
+        "--set",
+        "learner.average_interval=32",
+        "--set",
+        f"exchange.transport={transport}",
+        *_TWO,
+        tiny=small,
+    ) as run:
         run.wait_for(lambda: all(run.numbers().get(f"gossip_messages/{group}", 0) > 0.3 for group in (0, 1)),
                      what="messages of both")  # fmt: skip
         run.children()["learner-g1"].kill()

@@ -83,8 +83,22 @@ def test_overlapped_the_actor_follows_the_critics_of_before_the_update(name):
 def test_a_split_run_ends_with_the_very_parameters_of_one_device(tmp_path):
     hashes = {
         json.loads(
-            verb("train", "--env", "Pendulum-v1", "--mode", "serial", "--updates", "60", "--device", device,
-                 "--runs-dir", str(tmp_path / device), "--set", "sac.hidden_sizes=[16,16]", "--json").stdout
+            verb(
+                "train",
+                "--env",
+                "Pendulum-v1",
+                "--mode",
+                "serial",
+                "--updates",
+                "60",
+                "--device",
+                device,
+                "--runs-dir",
+                str(tmp_path / device),
+                "--set",
+                "sac.hidden_sizes=[16,16]",
+                "--json",
+            ).stdout
         )["parameters_sha256"]
         for device in ("cpu", "cpu+cpu")
     }
@@ -213,9 +227,29 @@ def test_with_a_gpu_state_moves_between_the_kinds_of_device(name, first, second)
 @pytest.mark.parametrize("mode", ["serial", "spreeze"])
 def test_a_run_whose_gpu_is_gone_says_so_at_resume_and_goes_on_where_it_is_told_to(tmp_path, mode):
     common = ("--runs-dir", str(tmp_path), "--json", "--name", "x")
-    first = verb("train", "--env", "Pendulum-v1", "--mode", mode, "--updates", "5", "--device", "cpu",
-                 "--set", "sac.hidden_sizes=[8,8]", "--set", "replay.learning_starts=300", "--samplers", "1",
-                 "--no-visualizer", "--batch-size", "32", "--set", "evaluation.episodes=1", *common)
+    first = verb(
+        "train",
+        "--env",
+        "Pendulum-v1",
+        "--mode",
+        mode,
+        "--updates",
+        "5",
+        "--device",
+        "cpu",
+        "--set",
+        "sac.hidden_sizes=[8,8]",
+        "--set",
+        "replay.learning_starts=300",
+        "--samplers",
+        "1",
+        "--no-visualizer",
+        "--batch-size",
+        "32",
+        "--set",
+        "evaluation.episodes=1",
+        *common,
+    )
     assert json.loads(first.stdout)["updates"] == 5
     # What a run of a GPU leaves behind: the name of the device, and a checkpoint with the state of its generator.
     settings = tmp_path / "x" / "config.toml"

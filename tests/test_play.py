@@ -200,8 +200,9 @@ def test_evaluate_refuses_in_one_line_with_exit_code_2(runs_dir, capfd, args, wo
 def test_an_environment_that_raises_is_one_line(runs_dir, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("SPREEZE_FAULT_P_CRASH", "1.0")
     assert run_evaluate(runs_dir, "latest", "--video", str(tmp_path / "x.mp4")) == 2
-    assert (f"{FAULT}: no episode of 3 came to its end; the last error: seed 1000002, step 1: RuntimeError: injected "
-            "fault") in capfd.readouterr().err
+    assert (
+        f"{FAULT}: no episode of 3 came to its end; the last error: seed 1000002, step 1: RuntimeError: injected fault"
+    ) in capfd.readouterr().err
     assert not list(tmp_path.glob("*x.mp4*"))
     assert (
         play.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--clip", str(tmp_path / "x.mp4")])
@@ -273,8 +274,17 @@ def test_play_follows_a_run_that_is_still_training(runs_dir, monkeypatch, tmp_pa
         publish(store, GOOD, 3 + len(versions))
         return ""
 
-    args = ["second", "--checkpoint", "latest", "--clip", str(tmp_path / "c.mp4"), "--episodes", "3",
-            "--runs-dir", str(runs_dir)]
+    args = [
+        "second",
+        "--checkpoint",
+        "latest",
+        "--clip",
+        str(tmp_path / "c.mp4"),
+        "--episodes",
+        "3",
+        "--runs-dir",
+        str(runs_dir),
+    ]
     assert play.main([*args, "--import", FAULT_MODULE]) == 0
     assert versions == [2, 4, 5]
 
@@ -309,9 +319,13 @@ def test_play_refuses_in_one_line_with_exit_code_2(runs_dir, capfd, args, words)
     assert words in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("raised", "code", "words"), [
-    (OSError(errno.ENOSPC, "No space left on device", "play.mp4"), ResourceError.exit_code, "make room"),
-    (KeyboardInterrupt(), 0, "")])
+@pytest.mark.parametrize(
+    ("raised", "code", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "play.mp4"), ResourceError.exit_code, "make room"),
+        (KeyboardInterrupt(), 0, ""),
+    ],
+)
 def test_a_full_disk_is_one_line_and_ctrl_c_ends_play_in_order(monkeypatch, capfd, raised, code, words):
     def ended(args, stage):
         raise raised
@@ -331,8 +345,21 @@ def test_every_flag_says_what_it_is_and_its_default(capsys):
 
 def test_an_error_of_the_environment_costs_an_episode_and_is_told(runs_dir, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("SPREEZE_FAULT_P_NAN", "0.01")
-    assert evaluate.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--json", "--csv",
-                          str(tmp_path / "x.csv")]) == 0
+    assert (
+        evaluate.main(
+            [
+                "latest",
+                "--runs-dir",
+                str(runs_dir),
+                "--import",
+                FAULT_MODULE,
+                "--json",
+                "--csv",
+                str(tmp_path / "x.csv"),
+            ]
+        )
+        == 0
+    )
     document = json.loads(capfd.readouterr().out)
     lost = document["episodes_lost"]
     assert 0 < lost < 10
@@ -343,8 +370,22 @@ def test_an_error_of_the_environment_costs_an_episode_and_is_told(runs_dir, tmp_
     told = capfd.readouterr().out
     assert f"{10 - lost} of 10 episodes, {lost} lost)" in told
     assert "lost    seed 10000" in told
-    assert play.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--episodes", "10", "--clip",
-                      str(tmp_path / "x.mp4")]) == 0
+    assert (
+        play.main(
+            [
+                "latest",
+                "--runs-dir",
+                str(runs_dir),
+                "--import",
+                FAULT_MODULE,
+                "--episodes",
+                "10",
+                "--clip",
+                str(tmp_path / "x.mp4"),
+            ]
+        )
+        == 0
+    )
     told = capfd.readouterr().out
     assert "episode lost at step" in told
     assert " of 10 episodes, " in told
@@ -367,4 +408,5 @@ def test_an_environment_that_is_not_made_in_time_is_told_with_the_setting(runs_d
     monkeypatch.setenv("SPREEZE_FAULT_INIT_S", "1000")
     assert verb.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--start-deadline-s", "1"]) == 2
     assert f"{FAULT} was not made within 1 s; for one that takes longer to start: --start-deadline-s 2" in (
-        capfd.readouterr().err)
+        capfd.readouterr().err
+    )

@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.profiles import (
-    PROFILE_DIR,
-    applicable,
-    export_path,
-    profile_text,
-    read_profile,
-    shipped,
-)
+from spreeze.config.profiles import PROFILE_DIR, applicable, export_path, profile_text, read_profile, shipped
 from spreeze.config.schema import marked
 from spreeze.errors import ConfigError
 
@@ -79,8 +72,9 @@ def test_a_mode_travels_with_its_algorithm(tmp_path):
 def test_learners_travel_with_their_mode_to_the_same_machine_alone_and_nothing_of_the_user_s_own(tmp_path):
     path = tmp_path / "shared.toml"
     chosen = Layer("tuner", {"run": {"algo": "ppo", "mode": "gala", "learners": 4}, "rollout": {"samplers": 8}})
-    own = Layer("user", {"cluster": {"address": "127.0.0.1:1"}, "logging": {"sinks": ["wandb"]},
-                         "tuning": {"leave_free": 0.5}})
+    own = Layer(
+        "user", {"cluster": {"address": "127.0.0.1:1"}, "logging": {"sinks": ["wandb"]}, "tuning": {"leave_free": 0.5}}
+    )
     path.write_text(profile_text(resolve([chosen, own]), RECORD, "2 cores"))
     layer, notes = applicable(read_profile(str(path)), "2c-8g-0gpu-abc")
     config = resolve([layer]).config

@@ -25,8 +25,9 @@ HAS_UNIT = pytest.mark.skipif(not has_bfloat16_unit(), reason="this processor ha
 
 def machine(tmp_path, flags, vendor="GenuineIntel", family=6):
     (tmp_path / "proc").mkdir(exist_ok=True)
-    (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\n"
-                                           f"flags\t\t: fpu {flags}\n\nprocessor\t: 1\n")
+    (tmp_path / "proc/cpuinfo").write_text(
+        f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\n"
+    )
     return tmp_path
 
 
@@ -38,16 +39,21 @@ def test_the_unit_is_read_from_the_processors_flags(tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "vendor", "family", "lacks"),
-    [(WIDE, "AuthenticAMD", 26, True), (WIDE, "AuthenticAMD", 25, False), ("avx2", "AuthenticAMD", 26, False),
-     (WIDE, "GenuineIntel", 26, False)],
+    [
+        (WIDE, "AuthenticAMD", 26, True),
+        (WIDE, "AuthenticAMD", 25, False),
+        ("avx2", "AuthenticAMD", 26, False),
+        (WIDE, "GenuineIntel", 26, False),
+    ],
 )
 def test_where_mkl_leaves_avx512_unused(tmp_path, flags, vendor, family, lacks):
     assert mkl_lacks_avx512(machine(tmp_path, flags, vendor, family)) is lacks
     assert not mkl_lacks_avx512(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(("rounds", "largest", "expected"),
-                         [(False, 2**22, "bf16"), (False, 2**22 - 1, "ieee"), (True, 2**22, "ieee")])
+@pytest.mark.parametrize(
+    ("rounds", "largest", "expected"), [(False, 2**22, "bf16"), (False, 2**22 - 1, "ieee"), (True, 2**22, "ieee")]
+)
 def test_large_float32_matmuls_go_to_onednn_only_where_it_does_not_round(monkeypatch, rounds, largest, expected):
     monkeypatch.setattr(torch_devices, "mkl_lacks_avx512", lambda: True)
     monkeypatch.setattr(torch_devices, "_matmuls_round", lambda: rounds)
@@ -80,8 +86,10 @@ def test_what_a_device_has_is_accepted(tmp_path):
 
 def test_a_gpu_that_is_too_old_for_tf32_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (7, 5))
-    with pytest.raises(ConfigError, match=r"tf32: cuda:0 is older than compute capability 8.0"), \
-            matmuls_in("tf32", "cuda:0"):
+    with (
+        pytest.raises(ConfigError, match=r"tf32: cuda:0 is older than compute capability 8.0"),
+        matmuls_in("tf32", "cuda:0"),
+    ):
         pass
 
 
@@ -115,13 +123,16 @@ def passed(precision, dtype):
         mlp_forward(used, x, tape)
         tape.grad_out.copy_(torch.linspace(0.5, 1.5, ROWS, dtype=dtype).expand(2, 1, ROWS))
         mlp_backward(used, tape, x.transpose(1, 2), gradient)
-        return {"out": tape.out.double(), "first": gradient.weights[0].double(), "second": gradient.weights[1].double(),
-                "head": gradient.head_weight.double()}
+        return {
+            "out": tape.out.double(),
+            "first": gradient.weights[0].double(),
+            "second": gradient.weights[1].double(),
+            "head": gradient.head_weight.double(),
+        }
 
 
 @pytest.mark.parametrize(
-    ("precision", "tolerance"),
-    [("float32", 1e-5), pytest.param("bfloat16", 5e-2, marks=HAS_UNIT)],
+    ("precision", "tolerance"), [("float32", 1e-5), pytest.param("bfloat16", 5e-2, marks=HAS_UNIT)]
 )
 def test_values_and_gradients_are_those_of_float64_within_the_precisions_rounding(precision, tolerance):
     # Norm of the error over that of the values; bfloat16 rounds by at most 2^-9 = 0.002; a sum over rows whose

@@ -78,8 +78,9 @@ class Stage:
         )  # fmt: skip
         for name in roles:
             role, _, index = name.partition("-")
-            self.workers.add(WorkerSpec(address=Address(role, index=int(index or 0)), row=ROWS[name], job={},
-                                        step_deadline_s=5.0))
+            self.workers.add(
+                WorkerSpec(address=Address(role, index=int(index or 0)), row=ROWS[name], job={}, step_deadline_s=5.0)
+            )
 
     def start(self, spec, run_context):
         if self.refuse:
@@ -471,8 +472,9 @@ def test_a_start_has_a_deadline_of_its_own_which_is_told_and_named(tmp_path):
     scene.workers.add(spec)
     scene.beat("sampler-0", Phase.INIT)
     scene.pass_time(199)
-    assert scene.events == ["info: waiting for an environment of sampler-0 to start: 11 s so far, at most 200 s "
-                            "(--start-deadline-s)"]
+    assert scene.events == [
+        "info: waiting for an environment of sampler-0 to start: 11 s so far, at most 200 s (--start-deadline-s)"
+    ]
     scene.pass_time(3)
     assert "in phase INIT" in scene.events[1]
     assert "for an environment that takes longer to start: --start-deadline-s 400; restarting now" in scene.events[1]

@@ -36,8 +36,14 @@ def evaluations(*points, episodes=10):
 
 def curve(group, seed, *points, end_s=None, **settings):
     found = evaluations(*points)
-    return Curve(name=f"{group.mode}-{seed}", group=group, seed=seed, end_s=end_s or points[-1][0], evaluations=found,
-                 settings=settings)
+    return Curve(
+        name=f"{group.mode}-{seed}",
+        group=group,
+        seed=seed,
+        end_s=end_s or points[-1][0],
+        evaluations=found,
+        settings=settings,
+    )
 
 
 def test_the_interval_of_two_values_by_hand():
@@ -131,8 +137,14 @@ def test_the_centre_over_seeds_is_their_interquartile_mean_where_that_is_asked_f
 
 def test_the_time_limit_of_a_task_is_the_end_of_its_fastest_run():
     other = RunGroup("U-v0", "ppo", "hts")
-    found = report([curve(HTS, 1, (1, 1.0), (5, 5.0), end_s=6.0), curve(SERIAL, 1, (2, 2.0), (4, 4.0), end_s=4.5),
-                    curve(other, 1, (1, 7.0), end_s=1.5)], Rules(policies=1))
+    found = report(
+        [
+            curve(HTS, 1, (1, 1.0), (5, 5.0), end_s=6.0),
+            curve(SERIAL, 1, (2, 2.0), (4, 4.0), end_s=4.5),
+            curve(other, 1, (1, 7.0), end_s=1.5),
+        ],
+        Rules(policies=1),
+    )
     assert [run.limit_s for run in found.runs] == [4.5, 4.5, 1.5]
     assert [run.final_time for run in found.runs] == [1.0, 4.0, 7.0]
     assert [run.final for run in found.runs] == [5.0, 4.0, 7.0]
@@ -147,23 +159,34 @@ def test_a_target_that_one_seed_missed_has_no_mean_time():
 
 
 def test_the_verdict_says_who_was_first_and_how_long_the_others_took():
-    curves = [*(curve(HTS, seed, (1, 0.0), (4, 9.0)) for seed in (1, 2, 3)),
-              *(curve(SERIAL, seed, (1, 0.0), (200, 9.0)) for seed in (1, 2, 3))]
+    curves = [
+        *(curve(HTS, seed, (1, 0.0), (4, 9.0)) for seed in (1, 2, 3)),
+        *(curve(SERIAL, seed, (1, 0.0), (200, 9.0)) for seed in (1, 2, 3)),
+    ]
     slower = RunGroup(HTS.env, "dqn", "spreeze")
     assert verdicts(report(curves, Rules(policies=1, targets=(9.0,)))) == [
-        f"{HTS.env}: {HTS.label} was first at 9, after 4 s; {SERIAL.label} took 3:20, 50.0 times as long"]
+        f"{HTS.env}: {HTS.label} was first at 9, after 4 s; {SERIAL.label} took 3:20, 50.0 times as long"
+    ]
     curves += [curve(slower, 1, (1, 0.0), (2, 9.0)), curve(slower, 2, (1, 0.0), (2, 5.0))]
     assert verdicts(report(curves, Rules(policies=1, targets=(9.0, 10.0)))) == [
         f"{HTS.env}: {HTS.label} was first at 9, after 4 s; {SERIAL.label} took 3:20, 50.0 times as long; dqn spreeze "
         "did with 1 of 2 runs. With fewer than 3 seeds each this may be chance",
-        f"{HTS.env}: no group reached 10 in every run"]
+        f"{HTS.env}: no group reached 10 in every run",
+    ]
     assert verdicts(report(curves[:2], Rules(policies=1, targets=(9.0,)))) == []
 
 
 def test_pairs_take_the_seeds_that_both_have():
-    curves = [curve(HTS, 1, (1, 10.0)), curve(HTS, 2, (2, 20.0)), curve(HTS, 3, (1, 99.0)),
-              curve(SERIAL, 2, (4, 17.0)), curve(SERIAL, 1, (4, 9.0)), curve(SERIAL, 4, (1, 0.0)),
-              curve(HTS, 4, (1, 2.0)), curve(SERIAL, 5, (1, 9.0))]
+    curves = [
+        curve(HTS, 1, (1, 10.0)),
+        curve(HTS, 2, (2, 20.0)),
+        curve(HTS, 3, (1, 99.0)),
+        curve(SERIAL, 2, (4, 17.0)),
+        curve(SERIAL, 1, (4, 9.0)),
+        curve(SERIAL, 4, (1, 0.0)),
+        curve(HTS, 4, (1, 2.0)),
+        curve(SERIAL, 5, (1, 9.0)),
+    ]
     (pair,) = report(curves, Rules(policies=1, targets=(9.0,), limit_s=9.0)).pairs
     assert (pair.group, pair.against, pair.seeds) == (HTS, SERIAL, 3)
     assert (pair.final.centre, pair.final.low, pair.final.high) == (2.0, 1.0, 3.0)
@@ -190,8 +213,11 @@ def test_groups_of_different_tasks_or_without_a_common_seed_are_no_pair():
 
 def test_runs_are_parted_by_a_setting_only_where_it_differs():
     key = "rollout.correction"
-    curves = [curve(HTS, 1, (1, 1.0), **{key: "delayed"}), curve(HTS, 1, (1, 1.0), **{key: "none"}),
-              curve(SERIAL, 1, (1, 1.0), **{key: "delayed"})]
+    curves = [
+        curve(HTS, 1, (1, 1.0), **{key: "delayed"}),
+        curve(HTS, 1, (1, 1.0), **{key: "none"}),
+        curve(SERIAL, 1, (1, 1.0), **{key: "delayed"}),
+    ]
     assert [found.group.variant for found in parted(curves)] == [f"{key}=delayed", f"{key}=none", ""]
     assert [found.group.variant for found in parted(curves, ())] == ["", "", ""]
     stops = [curve(HTS, 1, (1, 1.0), **{"stop.seconds": seconds}) for seconds in ("300", "600")]
@@ -202,8 +228,10 @@ def test_runs_are_parted_by_a_setting_only_where_it_differs():
 
 
 def test_settings_of_algorithms_that_no_run_has_part_nothing():
-    curves = [curve(HTS, 1, (1, 1.0), **{"impact.slots": "2", "ppo.epochs": "5"}),
-              curve(HTS, 2, (1, 1.0), **{"impact.slots": "16", "ppo.epochs": "10"})]
+    curves = [
+        curve(HTS, 1, (1, 1.0), **{"impact.slots": "2", "ppo.epochs": "5"}),
+        curve(HTS, 2, (1, 1.0), **{"impact.slots": "16", "ppo.epochs": "10"}),
+    ]
     assert [found.group.variant for found in parted(curves)] == ["ppo.epochs=5", "ppo.epochs=10"]
 
 
@@ -224,10 +252,19 @@ def test_the_interval_over_few_seeds_covers_the_mean_less_often_than_it_says(see
 def make_run(folder, name, mode, seed, points, correction="delayed"):
     path = folder / name
     path.mkdir(parents=True)
-    (path / "run.json").write_text(json.dumps({
-        "state": "finished", "env_id": "T-v0", "algo": "ppo", "mode": mode, "seed": seed, "wall_s": points[-1][0] + 1.0,
-        "started": name,
-    }))
+    (path / "run.json").write_text(
+        json.dumps(
+            {
+                "state": "finished",
+                "env_id": "T-v0",
+                "algo": "ppo",
+                "mode": mode,
+                "seed": seed,
+                "wall_s": points[-1][0] + 1.0,
+                "started": name,
+            }
+        )
+    )
     (path / "config.toml").write_text(f'[rollout]\ncorrection = "{correction}"\n')
     writer = MetricsWriter(path / "metrics.db")
     for record in evaluations(*points):

@@ -82,8 +82,10 @@ def test_an_update_follows_the_numeric_gradient_of_the_squared_error_to_the_targ
     goal = batch.reward.numpy() + 0.9 * (1 - batch.terminated.numpy()) * team_value_in_numpy(
         critics.target, next_obs, best, mixer=mixer)  # fmt: skip
     if not double:
-        np.testing.assert_allclose(team_value_in_numpy(critics.target, next_obs, mixer=mixer),
-                                   team_value_in_numpy(critics.target, next_obs, best, mixer=mixer))
+        np.testing.assert_allclose(
+            team_value_in_numpy(critics.target, next_obs, mixer=mixer),
+            team_value_in_numpy(critics.target, next_obs, best, mixer=mixer),
+        )
     before = critics.online.flat.clone()
 
     def loss(flat):
@@ -159,10 +161,18 @@ def two_step_batch():
             for second in (0, 1):
                 after = 1 + first if state == 0 else state
                 reward = 0.0 if state == 0 else PAYOFF[state][first][second]
-                rows.append(([state, state, *np.eye(3)[state]], [first, second], reward, float(state > 0),
-                             [after, after, *np.eye(3)[after]]))
-    obs, action, reward, ends, following = (torch.tensor(np.array(column), dtype=torch.float32)
-                                            for column in zip(*rows, strict=True))
+                rows.append(
+                    (
+                        [state, state, *np.eye(3)[state]],
+                        [first, second],
+                        reward,
+                        float(state > 0),
+                        [after, after, *np.eye(3)[after]],
+                    )
+                )
+    obs, action, reward, ends, following = (
+        torch.tensor(np.array(column), dtype=torch.float32) for column in zip(*rows, strict=True)
+    )
     return TransitionBatch(obs, action, None, reward, ends, 0.99, following)
 
 

@@ -26,16 +26,22 @@ REACHED = {"reached": True, "episodes": 20, "return_mean": 7.0}
 def made(tmp_path, monkeypatch):
     """A recorder of a run of ten evaluation episodes and a target of 5, and its notes."""
     quiet = {name: lambda *args: None for name in ("event", "write", "evaluation", "close")}
-    monkeypatch.setattr(recorder, "MetricsWriter", lambda path, table: SimpleNamespace(
-        **quiet, reports=list, rows_dropped=0))
+    monkeypatch.setattr(
+        recorder, "MetricsWriter", lambda path, table: SimpleNamespace(**quiet, reports=list, rows_dropped=0)
+    )
     stop = SimpleNamespace(target_return=5.0, target_evaluations=3, seconds=None, at_return=True)
-    config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=stop, logging=SimpleNamespace(sinks=()),
-                             wiring=SimpleNamespace(balanced=False))
+    config = SimpleNamespace(
+        evaluation=SimpleNamespace(episodes=10),
+        stop=stop,
+        logging=SimpleNamespace(sinks=()),
+        wiring=SimpleNamespace(balanced=False),
+    )
     earlier = EarlierSessions()
     plan = SimpleNamespace(config=config, batch_size=1, learners=1, policies=1, earlier=earlier)
     notes = []
-    found = recorder.Recorder(plan, SimpleNamespace(path=tmp_path, asked=lambda name: False),
-                              SimpleNamespace(note=notes.append))
+    found = recorder.Recorder(
+        plan, SimpleNamespace(path=tmp_path, asked=lambda name: False), SimpleNamespace(note=notes.append)
+    )
     found.notes = notes
     yield found
     found.close()
@@ -62,8 +68,14 @@ def test_that_nobody_evaluates_while_a_return_is_waited_for_is_told_and_not_each
         made.evaluates(False)
         made.evaluates(False)
         made.evaluates(True)
-    assert told == ["nobody evaluates until the evaluator is started again, so the target return of 5 cannot end the "
-                    "run meanwhile"] * 2, "at the first and the tenth time"
+    assert (
+        told
+        == [
+            "nobody evaluates until the evaluator is started again, so the target return of 5 cannot end the "
+            "run meanwhile"
+        ]
+        * 2
+    ), "at the first and the tenth time"
     made._plan.config.stop.at_return = False
     made.evaluates(False)
     assert len(told) == 2
@@ -87,8 +99,10 @@ def test_a_target_is_reached_when_the_evaluator_says_so_and_it_is_told_by_how_ma
     made.evaluation(RECORD | {"target": {"reached": True, "episodes": 40, "return_mean": 5.5}})
     assert made.outcome.time_to_target_s is not None
     assert made.stop_reason() == "target_return"
-    assert made.notes == ["target return 5 not confirmed: 3.25, the mean of 20 episodes from fresh starts",
-                          "target return 5 reached: 5.5, the mean of 40 episodes"]
+    assert made.notes == [
+        "target return 5 not confirmed: 3.25, the mean of 20 episodes from fresh starts",
+        "target return 5 reached: 5.5, the mean of 40 episodes",
+    ]
 
 
 def test_means_of_few_episodes_end_a_run_only_once_the_target_is_confirmed(made):
@@ -151,8 +165,11 @@ def test_an_environments_error_is_kept_with_its_traceback_and_said(made, tmp_pat
     except ValueError as error:
         made.env_error("environment 3, episode 2, step 5", error, 10)
     (note,) = made.notes
-    assert re.fullmatch(r"warning: environment 3, episode 2, step 5: ValueError: reward is a fish "
-                        r"\(test_recorder.py:\d+\); its episode is lost; 10 such errors so far", note)
+    assert re.fullmatch(
+        r"warning: environment 3, episode 2, step 5: ValueError: reward is a fish "
+        r"\(test_recorder.py:\d+\); its episode is lost; 10 such errors so far",
+        note,
+    )
     (path,) = (tmp_path / "errors").iterdir()
     record = json.loads(path.read_text())
     assert record["process"] == "supervisor"
@@ -172,8 +189,17 @@ def test_the_closing_words_tell_the_final_metric_of_more_than_one_evaluation():
     (4, 2, "greedy return 7.0 (best 8.0; of 4 episodes, 4 cut short, 2 lost to errors of the environment)"),
 ])  # fmt: skip
 def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
-    document = {"stopped_by": "seconds", "env_steps": 1, "updates": 1, "run_dir": "runs/x", "eval_return_mean": 7.0,
-                "eval_return_best": 8.0, "eval_episodes": 4, "eval_episodes_cut": cut, "eval_episodes_lost": lost}
+    document = {
+        "stopped_by": "seconds",
+        "env_steps": 1,
+        "updates": 1,
+        "run_dir": "runs/x",
+        "eval_return_mean": 7.0,
+        "eval_return_best": 8.0,
+        "eval_episodes": 4,
+        "eval_episodes_cut": cut,
+        "eval_episodes_lost": lost,
+    }
     assert words in train._closing(document, None)
     assert train._closing(document, "my_robot").count("runs/x --import my_robot") == 2
 
@@ -181,13 +207,17 @@ def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
 def session(path, notes, *, sessions, policies=1):
     """A recorder with a store of its own."""
     config = SimpleNamespace(
-        evaluation=SimpleNamespace(episodes=10), logging=SimpleNamespace(sinks=()),
+        evaluation=SimpleNamespace(episodes=10),
+        logging=SimpleNamespace(sinks=()),
         stop=SimpleNamespace(target_return=None, target_evaluations=1, seconds=None),
-        wiring=SimpleNamespace(balanced=False))
-    plan = SimpleNamespace(config=config, batch_size=1, learners=policies, policies=policies,
-                           earlier=EarlierSessions(sessions=sessions))
-    return recorder.Recorder(plan, SimpleNamespace(path=path, asked=lambda name: False),
-                             SimpleNamespace(note=notes.append))
+        wiring=SimpleNamespace(balanced=False),
+    )
+    plan = SimpleNamespace(
+        config=config, batch_size=1, learners=policies, policies=policies, earlier=EarlierSessions(sessions=sessions)
+    )
+    return recorder.Recorder(
+        plan, SimpleNamespace(path=path, asked=lambda name: False), SimpleNamespace(note=notes.append)
+    )
 
 
 def test_a_damaged_file_of_metrics_is_told_and_its_evaluations_come_from_the_csv(tmp_path):
@@ -216,8 +246,10 @@ def test_the_csv_of_several_learners_gives_the_curve_of_the_best(tmp_path):
         folder = group_folder(tmp_path, group)
         folder.mkdir(parents=True, exist_ok=True)
         for version, value in enumerate(values, 1):
-            append_row(folder / "eval.csv", RECORD | {"version": version, "return_mean": value,
-                                                      "wall_s": 10.0 * version + group})
+            append_row(
+                folder / "eval.csv",
+                RECORD | {"version": version, "return_mean": value, "wall_s": 10.0 * version + group},
+            )
     made = session(tmp_path, [], sessions=1, policies=2)
     made.close()
     assert [row.return_mean for row in MetricsReader(tmp_path / "metrics.db").evaluations()] == [1.0, 3.0, 4.0, 9.0]
@@ -243,8 +275,10 @@ def test_missing_figures_of_a_gpu_are_told_when_they_begin_and_end(made):
     for trouble in (None, "GPU 0 gives no figures (lost?)", "the driver has not answered for 4 s", None, "x", None):
         made._utilisation = SimpleNamespace(trouble=trouble, close=lambda: None)
         made._tell_trouble()
-    assert made.notes == ["warning: figures of a GPU are missing: GPU 0 gives no figures (lost?)",
-                          "the figures of the GPU are there again"]
+    assert made.notes == [
+        "warning: figures of a GPU are missing: GPU 0 gives no figures (lost?)",
+        "the figures of the GPU are there again",
+    ]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

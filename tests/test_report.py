@@ -60,6 +60,7 @@ def parsed(text):
 @pytest.fixture
 def make_run(tmp_path):
     """Writes a run directory with three evaluations around ``level``."""
+
     def make(name, level=1.0, *, env="Pendulum-v1", event="all is well", **settings):
         path = tmp_path / name
         path.mkdir()
@@ -123,8 +124,9 @@ def test_text_of_a_run_is_shown_and_never_obeyed(make_run):
         "choice": {NASTY: NASTY}, "reasons": {NASTY: NASTY}, "objective": NASTY, "formula": NASTY,
     }))  # fmt: skip
     (path / "config.toml").write_text(f"[learner]\nbatch_size = 1  # {NASTY[:-6]}\n['{'<b>'}']\nx = '<i>'  # <u>\n")
-    (path / "summary.json").write_text(json.dumps({
-        "wall_s": 3.0, "bottleneck": NASTY, "time_split": {NASTY: 0.5}, "restarts": NASTY}))
+    (path / "summary.json").write_text(
+        json.dumps({"wall_s": 3.0, "bottleneck": NASTY, "time_split": {NASTY: 0.5}, "restarts": NASTY})
+    )
     (path / "live.jpg").write_text(NASTY)
     found = parsed(html_report.make([path, make_run("good")]))
     assert parsed(html_report.make([path])).tags.isdisjoint({"img", "script", "b", "u"})
@@ -181,7 +183,10 @@ def test_a_report_tells_the_times_to_a_target_and_the_centre_that_were_asked_for
     paths = [make_run(name, level) for name, level in zip("abcd", (1.0, 2.0, 3.0, 10.0), strict=True)]
     found = parsed(html_report.make(paths, targets={"Pendulum-v1": 3.0}, robust=True))
     assert found.said[found.said.index("first at 3") : found.said.index("first at 3") + 3] == [
-        "first at 3", "held", "mean of 10 at 3"]
+        "first at 3",
+        "held",
+        "mean of 10 at 3",
+    ]
     assert "0:00 [0:00, 0:02]" in found.said, "after 2, 1, 0 and 0 s: the middle two of four"
     assert "- (0 of 4)" in found.said, "three evaluations are no five"
     assert any("the interquartile mean over the runs" in words for words in found.said)

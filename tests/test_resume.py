@@ -80,10 +80,11 @@ def test_what_a_run_imports_is_imported_again_only_where_the_command_says_so(fin
     assert 'import_module = "spreeze.testing"' in settings
     other_id = settings.replace("spreeze/Fault-v0", "someones_module:Fault-v0")
     for changed, words in (
-        (settings.replace("spreeze.testing", "someones_module"),
-         "if you trust it, add --import someones_module"),
-        (other_id.replace('import_module = "spreeze.testing"', "# import_module is not set"),
-         "config.toml has env.id = someones_module:Fault-v0, but run.json tells spreeze/Fault-v0"),
+        (settings.replace("spreeze.testing", "someones_module"), "if you trust it, add --import someones_module"),
+        (
+            other_id.replace('import_module = "spreeze.testing"', "# import_module is not set"),
+            "config.toml has env.id = someones_module:Fault-v0, but run.json tells spreeze/Fault-v0",
+        ),
     ):
         (copy / "config.toml").write_text(changed)
         for allowed in ((), ("--import", "spreeze.testing")):

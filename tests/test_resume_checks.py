@@ -52,8 +52,10 @@ def save(path, **state):
 
 
 def contents(folder):
-    return {path.relative_to(folder): (path.read_bytes() if path.is_file() else None, path.lstat().st_mtime_ns)
-            for path in (folder, *folder.rglob("*"))}
+    return {
+        path.relative_to(folder): (path.read_bytes() if path.is_file() else None, path.lstat().st_mtime_ns)
+        for path in (folder, *folder.rglob("*"))
+    }
 
 
 def refused(path, capsys, *arguments):
@@ -124,9 +126,23 @@ def test_a_changed_setting_is_no_damage(run):
     assert settings_of(run).config.learner.batch_size == 128
 
 
-@pytest.mark.parametrize("text", [
-    "", "\n\n", "# nothing\n", "[run]\n", "x = 1\n", "a = " + 3000 * "[" + 3000 * "]", "[" + 2000 * "a." + "b]\n",
-    "[run]\nalgo = 'sac'\n", "\x00" * 3000, "[run\n", "[[run]]\nalgo = 'sac'\n", "run = 5\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n\n",
+        "# nothing\n",
+        "[run]\n",
+        "x = 1\n",
+        "a = " + 3000 * "[" + 3000 * "]",
+        "[" + 2000 * "a." + "b]\n",
+        "[run]\nalgo = 'sac'\n",
+        "\x00" * 3000,
+        "[run\n",
+        "[[run]]\nalgo = 'sac'\n",
+        "run = 5\n",
+    ],
+)
 def test_no_settings_are_one_line_and_change_nothing(run, capsys, text):
     (run / "config.toml").write_text(text)
     assert "run cannot be resumed: config.toml: " in refused(run, capsys)
@@ -155,12 +171,16 @@ def test_odd_values_of_any_setting_are_one_line(run):
 # --- of this run ---
 
 
-@pytest.mark.parametrize(("file", "name", "value", "words"), [
-    ("run.json", "env_id", "CartPole-v1", "env.id = Pendulum-v1, but run.json tells CartPole-v1"),
-    ("run.json", "algo", "td3", "run.algo = sac, but run.json tells td3"),
-    ("run.json", "mode", "spreeze", "run.mode = serial, but run.json tells spreeze"),
-    ("checkpoint", "env_id", "CartPole-v1", "env.id = Pendulum-v1, but its checkpoint tells CartPole-v1"),
-    ("checkpoint", "algo", "dqn", "run.algo = sac, but its checkpoint tells dqn")])
+@pytest.mark.parametrize(
+    ("file", "name", "value", "words"),
+    [
+        ("run.json", "env_id", "CartPole-v1", "env.id = Pendulum-v1, but run.json tells CartPole-v1"),
+        ("run.json", "algo", "td3", "run.algo = sac, but run.json tells td3"),
+        ("run.json", "mode", "spreeze", "run.mode = serial, but run.json tells spreeze"),
+        ("checkpoint", "env_id", "CartPole-v1", "env.id = Pendulum-v1, but its checkpoint tells CartPole-v1"),
+        ("checkpoint", "algo", "dqn", "run.algo = sac, but its checkpoint tells dqn"),
+    ],
+)
 def test_settings_of_another_run_are_refused(run, capsys, file, name, value, words):
     if file == "run.json":
         write_json(run / "run.json", TOLD | {name: value})
@@ -219,8 +239,10 @@ def test_without_its_description_the_weights_tell_the_environment(run, spec, dam
 
 def test_a_resume_with_another_environment_changes_no_file(run, capsys, spec):
     write_json(run / "env.json", dataclasses.asdict(dataclasses.replace(spec, action=Box((-3.0,), (2.0,), (1,)))))
-    assert "run: trained with actions from -3 to 2, but those of Pendulum-v1 go from -2 to 2; nothing was changed" in \
-        refused(run, capsys)
+    assert (
+        "run: trained with actions from -3 to 2, but those of Pendulum-v1 go from -2 to 2; nothing was changed"
+        in refused(run, capsys)
+    )
 
 
 def test_a_description_comes_back_from_its_file(run, spec):
@@ -262,10 +284,21 @@ def test_without_run_json_the_metrics_know_what_the_checkpoint_does_not(run):
     assert totals(run)[0] == (5100, 920, 31, 64.0, 1, None)
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    *itertools.product(("env_steps", "updates", "episodes", "wall_s", "sessions", "eval_best", "session_starts"),
-                       ("x", float("nan"), float("inf"), 10**400, -1, [], {}, True, [float("nan"), "x"])),
-    ("seed", "x"), ("wiring", 5), ("sinks", []), ("command", "x"), ("state", 7), ("started", 7)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *itertools.product(
+            ("env_steps", "updates", "episodes", "wall_s", "sessions", "eval_best", "session_starts"),
+            ("x", float("nan"), float("inf"), 10**400, -1, [], {}, True, [float("nan"), "x"]),
+        ),
+        ("seed", "x"),
+        ("wiring", 5),
+        ("sinks", []),
+        ("command", "x"),
+        ("state", 7),
+        ("started", 7),
+    ],
+)
 def test_odd_values_in_run_json_are_as_if_missing(run, name, value):
     write_json(run / "run.json", TOLD | {name: value})
     found, _ = totals(run)

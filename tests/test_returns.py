@@ -89,10 +89,17 @@ def test_windows_of_many_environments_give_the_rows_of_one_after_the_other(n):
             if lost[env]:
                 window.clear()
             else:
-                expected += window.push(obs[env], action[env], float(reward[env]), bool(terminated[env]),
-                                        bool(truncated[env]), next_obs[env])
-        found = batch.push(obs, action, reward, terminated.astype(np.float32), next_obs, ended=terminated | truncated,
-                           lost=lost)
+                expected += window.push(
+                    obs[env],
+                    action[env],
+                    float(reward[env]),
+                    bool(terminated[env]),
+                    bool(truncated[env]),
+                    next_obs[env],
+                )
+        found = batch.push(
+            obs, action, reward, terminated.astype(np.float32), next_obs, ended=terminated | truncated, lost=lost
+        )
         assert len(found.reward) == len(expected), step
         for at, one in enumerate(expected):
             for name, value in one._asdict().items():

@@ -151,10 +151,7 @@ def test_intent_is_stored_before_any_row_and_publication_after_the_last():
         writer = ShardWriter(ring, 0)
         recorder = writer._words = Recorder(ring)
         put(writer, 5, 2)
-        assert recorder.seen == [
-            (writer._reserved_word, 2, [0.0, 0.0]),
-            (writer._committed_word, 2, [5.0, 6.0]),
-        ]
+        assert recorder.seen == [(writer._reserved_word, 2, [0.0, 0.0]), (writer._committed_word, 2, [5.0, 6.0])]
         writer._words = recorder.ring = None
 
 

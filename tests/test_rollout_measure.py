@@ -50,8 +50,14 @@ def plan():
 
 
 def measuring(plan, cap_bytes=4 * 10**9, interrupts=None):
-    return Measurer(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, group_bytes=10**8,
-                    ends_s=time.monotonic() + 150.0, interrupts=interrupts or Interrupts())
+    return Measurer(
+        plan,
+        usable_cores=2.0,
+        memory_cap_bytes=cap_bytes,
+        group_bytes=10**8,
+        ends_s=time.monotonic() + 150.0,
+        interrupts=interrupts or Interrupts(),
+    )
 
 
 @pytest.fixture
@@ -129,8 +135,9 @@ def test_a_rollout_has_as_many_env_steps_on_any_number_of_cores(cores, interval)
 ])  # fmt: skip
 def test_learners_that_mix_begin_with_a_core_each_and_share_the_samplers_evenly(asked, learners, samplers):
     own = {name: {name: value} for name, value in asked.items()}
-    settings = settings_of(run={"mode": "gala", "algo": "a2c", **own.get("learners", {})},
-                           rollout=own.get("samplers", {}))
+    settings = settings_of(
+        run={"mode": "gala", "algo": "a2c", **own.get("learners", {})}, rollout=own.get("samplers", {})
+    )
     check_tunable(settings.config)
     found = problem(settings)
     assert (found.configured[LEARNERS], found.configured[ROLLOUT_SAMPLERS]) == (learners, samplers)
@@ -155,6 +162,7 @@ def test_the_serial_mode_has_nothing_to_choose():
 
 
 # --- from the question to the layer of settings ---
+
 
 class Asleep:
     """Stands in for the measurements: environments that sleep, so that samplers add up to four."""
@@ -205,8 +213,9 @@ def test_the_choice_is_a_layer_that_a_run_can_be_planned_with_and_is_kept(tuned)
     settings = settings_of().with_layer(layer)
     part = settings.config.rollout
     assert (part.samplers, part.envs_per_sampler, part.sync_interval) == (4, 8, 64)
-    RunPlan(settings=settings, spec=SPEC, samplers=part.samplers, inference_workers=part.inference_workers,
-            free_core=False)
+    RunPlan(
+        settings=settings, spec=SPEC, samplers=part.samplers, inference_workers=part.inference_workers, free_core=False
+    )
     assert [row.as_json() for row in rows] == record["rollout_rates"]
     assert (record["env"], record["algo"], record["objective"]) == ("CartPole-v1", "ppo", "rollout")
     assert (tuned()[0], Asleep.asked) == (layer, 1)
@@ -235,8 +244,9 @@ def test_the_tables_show_every_candidate_and_the_choice(tuned):
 @pytest.mark.parametrize(("mode", "more"), [("hts", {}), ("gala", {}), ("gala", {"learners": 3}), ("impact", {})])
 def test_where_nothing_can_be_measured_a_run_gets_what_the_choice_says(tuned, monkeypatch, mode, more):
     def late(self, settings, *, within_s, on_result):
-        results = [TrialResult(stage=ROLLOUT, setting=one, failure="0 rollouts within 23 s", starved=True)
-                   for one in settings]
+        results = [
+            TrialResult(stage=ROLLOUT, setting=one, failure="0 rollouts within 23 s", starved=True) for one in settings
+        ]
         for result in results:
             on_result(result)
         return results

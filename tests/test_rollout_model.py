@@ -92,9 +92,7 @@ def search(slots, uses_allowed, mutant=None):
     seen, todo, bad, most = {start}, [start], 0, 0
     while todo:
         state = todo.pop()
-        following = [(new, False) for new in writer_moves(state)] + list(
-            reader_moves(state, uses_allowed, mutant)
-        )
+        following = [(new, False) for new in writer_moves(state)] + list(reader_moves(state, uses_allowed, mutant))
         for new, is_bad in following:
             bad += is_bad
             most = max(most, *new.given)

@@ -108,8 +108,9 @@ def test_an_abandoned_episode_ends_truncated_at_its_last_row_and_the_next_one_be
 
 @pytest.mark.parametrize("stores", range(4))
 @pytest.mark.parametrize("announced", [False, True])
-def test_whoever_is_killed_while_an_episode_is_abandoned_leaves_it_or_the_next_one(rollouts, columns, monkeypatch,
-                                                                                    stores, announced):
+def test_whoever_is_killed_while_an_episode_is_abandoned_leaves_it_or_the_next_one(
+    rollouts, columns, monkeypatch, stores, announced
+):
     columns.commit((0, 1), rows(1, (True, False)))
     columns.commit((0, 1), rows(2))
     if announced:  # by one that was killed before it committed the row that ends the episode

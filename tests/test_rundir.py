@@ -236,8 +236,10 @@ def test_no_stranger_is_killed_in_place_of_a_supervisor(run, capsys):
 
 def test_a_visualizer_is_paused_and_resumed_and_that_is_said(run, capsys):
     mark = run.path / "control" / "pause-visualizer"
-    for word, lies, told in (("pause", True, "one: visualizer paused\n"),
-                             ("resume", False, "one: visualizer resumed\n")):
+    for word, lies, told in (
+        ("pause", True, "one: visualizer paused\n"),
+        ("resume", False, "one: visualizer resumed\n"),
+    ):
         assert runs_main(["--runs-dir", str(run.path.parent), "visualizer", "one", word]) == 0
         assert (mark.exists(), capsys.readouterr().out) == (lies, told)
 
@@ -288,8 +290,14 @@ def test_a_process_is_killed_only_if_it_is_the_supervisor_that_was_recorded(tmp_
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     created = psutil.Process(process.pid).create_time()
     try:
-        for pid, at in ((process.pid, created + 5.0), (process.pid, None), (None, created), ("x", created),
-                        (-1, created), (10**30, created)):
+        for pid, at in (
+            (process.pid, created + 5.0),
+            (process.pid, None),
+            (None, created),
+            ("x", created),
+            (-1, created),
+            (10**30, created),
+        ):
             write_json(tmp_path / "run.json", {"pid": pid, "create_time": at})
             with pytest.raises(RunError, match="nothing was killed"):
                 kill_supervisor(tmp_path)

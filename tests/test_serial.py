@@ -52,8 +52,9 @@ def test_environments_that_err_alike_give_the_same_bits(tmp_path):
 
 
 def test_its_one_process_is_watched_as_workers_are(tmp_path):
-    run, code, _ = train_until(tmp_path, lambda run: "process_cpu_use/run" in run.numbers(), *PENDULUM, "--mode",
-                               "serial")
+    run, code, _ = train_until(
+        tmp_path, lambda run: "process_cpu_use/run" in run.numbers(), *PENDULUM, "--mode", "serial"
+    )
     assert code == 0
     assert run.numbers()["process_memory_bytes/run"] > 1e7
 
@@ -169,12 +170,16 @@ def test_an_environment_that_returns_in_time_is_left_alone(watched):
     assert not watched.log.exists()
 
 
-@pytest.mark.parametrize(("phase", "deadline_s", "setting"), [
-    (Phase.STEP, 5.0, " (sampling.step_deadline_s = 5)"),
-    (Phase.RESET, DEADLINE_S[Phase.INIT], " (sampling.start_deadline_s = 120)"),
-])
+@pytest.mark.parametrize(
+    ("phase", "deadline_s", "setting"),
+    [
+        (Phase.STEP, 5.0, " (sampling.step_deadline_s = 5)"),
+        (Phase.RESET, DEADLINE_S[Phase.INIT], " (sampling.start_deadline_s = 120)"),
+    ],
+)
 def test_an_error_is_raised_in_code_that_does_not_return_in_time_and_where_it_is_caught_the_process_ends(
-        watched, phase, deadline_s, setting):
+    watched, phase, deadline_s, setting
+):
     watched.watch.note(phase)
     watched.pass_time(deadline_s)
     assert watched.pokes == 0

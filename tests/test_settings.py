@@ -24,11 +24,13 @@ from spreeze.types import Box, Choices, EnvSpec
 
 
 def test_later_layers_win_and_every_value_knows_where_it_came_from():
-    merged = resolve([
-        Layer("profile p", {"sac": {"gamma": 0.9, "tau": 0.01}}),
-        Layer("tuner", {"learner": {"batch_size": 512}}),
-        Layer("user", {"sac": {"gamma": 0.95}}),
-    ])
+    merged = resolve(
+        [
+            Layer("profile p", {"sac": {"gamma": 0.9, "tau": 0.01}}),
+            Layer("tuner", {"learner": {"batch_size": 512}}),
+            Layer("user", {"sac": {"gamma": 0.95}}),
+        ]
+    )
     sac = merged.config.algorithm
     assert (sac.gamma, sac.tau, merged.config.learner.batch_size) == (0.95, 0.01, 512)
     assert merged.sources == {"sac.gamma": "user", "sac.tau": "profile p", "learner.batch_size": "tuner"}
@@ -84,8 +86,12 @@ def test_what_a_user_sets_without_effect_is_named_as_it_was_given(chosen, values
 
 
 def test_what_only_the_tuner_or_a_cluster_reads_is_named_with_the_flag_that_is_missing():
-    values = {"run": {"algo": "sac", "mode": "serial"}, "cluster": {"samplers": 2},
-              "tuning": {"objective": "updates", "leave_free": 0.5}, "sampling": {"samplers": 3}}
+    values = {
+        "run": {"algo": "sac", "mode": "serial"},
+        "cluster": {"samplers": 2},
+        "tuning": {"objective": "updates", "leave_free": 0.5},
+        "sampling": {"samplers": 3},
+    }
     settings = resolve([Layer("user", values)])
     assert effect_notes(settings, tuned=False) == [
         "no effect with --algo sac in --mode serial: --leave-free, --samplers", "no effect without --auto: --objective",
@@ -140,10 +146,19 @@ def test_any_assignment_gives_values_or_one_error(text):
 
 
 def test_what_is_written_is_read_back_the_same():
-    made = resolve([Layer("user", {
-        "run": {"name": "x", "seed": 7}, "sac": {"hidden_sizes": [8], "gamma": 1e-7, "tune_alpha": False},
-        "env": {"id": 'q"\\\u00e4\t'}, "stop": {"target_return": -200.0},
-    })])
+    made = resolve(
+        [
+            Layer(
+                "user",
+                {
+                    "run": {"name": "x", "seed": 7},
+                    "sac": {"hidden_sizes": [8], "gamma": 1e-7, "tune_alpha": False},
+                    "env": {"id": 'q"\\\u00e4\t'},
+                    "stop": {"target_return": -200.0},
+                },
+            )
+        ]
+    )
     text = to_toml(made)
     assert iterate(from_toml(text, "again").config) == iterate(made.config)
     assert "seed = 7  # user" in text
@@ -237,8 +252,9 @@ def test_the_profiles_that_come_along_are_valid_and_found_by_their_task(name):
 
 
 def test_a_profile_may_have_settings_for_one_of_its_tasks_alone(tmp_path):
-    path = _profile(tmp_path, '[sac]\ngamma = 0.5\ntau = 0.1\n[only."A-v0".sac]\ngamma = 0.9\n'
-                    '[only."A-v0".td3]\ntau = 1.0')
+    path = _profile(
+        tmp_path, '[sac]\ngamma = 0.5\ntau = 0.1\n[only."A-v0".sac]\ngamma = 0.9\n[only."A-v0".td3]\ntau = 1.0'
+    )
     assert read_profile(path).values == {"sac": {"gamma": 0.5, "tau": 0.1}} == read_profile(path, "B-v0").values
     assert read_profile(path, "A-v0").values == {"sac": {"gamma": 0.9, "tau": 0.1}, "td3": {"tau": 1.0}}
     with pytest.raises(ConfigError, match=r"only = 3: expected tables such as \[only.\"ENV\".sac\]"):
@@ -247,14 +263,16 @@ def test_a_profile_may_have_settings_for_one_of_its_tasks_alone(tmp_path):
         read_profile(_profile(tmp_path, '[only."A-v0".env]\nargs = ["a=1"]'), "A-v0")
 
 
-@pytest.mark.parametrize(("algo", "asked", "expected"), [
-    ("a2c", {}, (8, "profile p")), ("ppo", {}, (32, "profile p")), ("a2c", {"sync_interval": 5}, (5, "user")),
-])
+@pytest.mark.parametrize(
+    ("algo", "asked", "expected"),
+    [("a2c", {}, (8, "profile p")), ("ppo", {}, (32, "profile p")), ("a2c", {"sync_interval": 5}, (5, "user"))],
+)
 def test_a_profile_may_have_settings_for_one_algorithm_alone(tmp_path, algo, asked, expected):
     path = tmp_path / "p.toml"
     path.write_text("[rollout]\nsync_interval = 32\n[only.a2c.rollout]\nsync_interval = 8\n")
-    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Choices((2,)),
-                   max_episode_steps=10, reward_threshold=None)
+    spec = EnvSpec(
+        env_id="T-v0", import_module=None, obs_dim=4, action=Choices((2,)), max_episode_steps=10, reward_threshold=None
+    )
     layers = [read_profile(str(path)), Layer("user", {"run": {"algo": algo, "mode": "hts"}, "rollout": asked})]
     settings, _ = with_algorithm(layers, resolve(layers), spec)
     assert (settings.config.rollout.sync_interval, settings.sources["rollout.sync_interval"]) == expected
@@ -263,14 +281,26 @@ def test_a_profile_may_have_settings_for_one_algorithm_alone(tmp_path, algo, ask
         read_profile(str(path))
 
 
-@pytest.mark.parametrize(("user", "expected"), [
-    ({}, ("ppo", "hts")), ({"algo": "ppo"}, ("ppo", "hts")), ({"mode": "hts"}, ("ppo", "hts")),
-    ({"algo": "td3"}, ("td3", "spreeze")), ({"mode": "serial"}, ("sac", "serial")),
-    ({"algo": "a2c", "mode": "hts"}, ("a2c", "hts")),
-])
+@pytest.mark.parametrize(
+    ("user", "expected"),
+    [
+        ({}, ("ppo", "hts")),
+        ({"algo": "ppo"}, ("ppo", "hts")),
+        ({"mode": "hts"}, ("ppo", "hts")),
+        ({"algo": "td3"}, ("td3", "spreeze")),
+        ({"mode": "serial"}, ("sac", "serial")),
+        ({"algo": "a2c", "mode": "hts"}, ("a2c", "hts")),
+    ],
+)
 def test_a_profile_takes_algorithm_and_mode_together_or_neither(tmp_path, user, expected):
-    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Box((-1.0,), (1.0,)),
-                   max_episode_steps=10, reward_threshold=None)
+    spec = EnvSpec(
+        env_id="T-v0",
+        import_module=None,
+        obs_dim=4,
+        action=Box((-1.0,), (1.0,)),
+        max_episode_steps=10,
+        reward_threshold=None,
+    )
     path = _profile(tmp_path, '[only."T-v0".run]\nalgo = "ppo"\nmode = "hts"\n')
     layers = [read_profile(path, "T-v0"), Layer("user", {"run": user})]
     settings, reason = with_algorithm(layers, resolve(layers), spec)
@@ -302,8 +332,9 @@ def test_a_run_of_before_a_setting_was_dropped_is_read_where_the_setting_changed
 
 def test_a_run_of_before_a_setting_was_there_learns_on_as_it_did():
     parts = "[dqn]\ntau = 0.005\n[ppo]\nlr = 1e-4\n[sac]\ninitial_alpha = 1.0\n"
-    dqn, ppo, sac = (from_toml(f"[run]\nalgo = '{algo}'\n{parts}", "resumed run").config.own
-                     for algo in ("dqn", "ppo", "sac"))
+    dqn, ppo, sac = (
+        from_toml(f"[run]\nalgo = '{algo}'\n{parts}", "resumed run").config.own for algo in ("dqn", "ppo", "sac")
+    )
     assert (dqn.normalize_returns, dqn.huber, dqn.max_grad_norm) == (False, 1.0, 1e9)
     assert (sac.normalize_returns, sac.max_alpha) == (False, 1e9)
     assert ppo.lr_end == 0.0
@@ -317,14 +348,24 @@ def test_an_average_that_was_the_learner_s_is_now_the_algorithm_s(algo, value, e
     assert part.policy_average == expected
 
 
-@pytest.mark.parametrize(("algo", "asked", "band"), [
-    ("td3", {}, (16.0, 512.0)), ("sac", {}, (8.0, 512.0)), ("td3", {"samples_per_insert_max": 4.0,
-                                                                    "samples_per_insert_min": 1.0}, (1.0, 4.0)),
-    ("td3", {"samples_per_insert_max": 9.0}, (8.0, 9.0)),
-])
+@pytest.mark.parametrize(
+    ("algo", "asked", "band"),
+    [
+        ("td3", {}, (16.0, 512.0)),
+        ("sac", {}, (8.0, 512.0)),
+        ("td3", {"samples_per_insert_max": 4.0, "samples_per_insert_min": 1.0}, (1.0, 4.0)),
+        ("td3", {"samples_per_insert_max": 9.0}, (8.0, 9.0)),
+    ],
+)
 def test_the_band_of_samples_per_insert_is_the_algorithm_s_own_unless_either_bound_is_set(algo, asked, band):
-    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Box((-1.0,), (1.0,)),
-                   max_episode_steps=10, reward_threshold=None)
+    spec = EnvSpec(
+        env_id="T-v0",
+        import_module=None,
+        obs_dim=4,
+        action=Box((-1.0,), (1.0,)),
+        max_episode_steps=10,
+        reward_threshold=None,
+    )
     layers = [Layer("user", {"run": {"algo": algo}, "replay": dict(asked)})]
     settings, _ = with_algorithm(layers, resolve(layers), spec)
     replay = settings.config.replay
@@ -351,8 +392,9 @@ def test_the_mode_of_every_algorithm_that_comes_with_spreeze_runs_it():
         assert row.runs_in(find_mode(resolve([Layer("user", {"run": {"algo": row.name}})]).config.run.mode)), row.name
 
 
-@pytest.mark.parametrize(("mode", "expected"),
-                         [("hts", "ppo"), ("gala", "ppo"), ("impact", "impact"), ("spreeze", "dqn")])
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("hts", "ppo"), ("gala", "ppo"), ("impact", "impact"), ("spreeze", "dqn")]
+)
 def test_a_mode_alone_takes_the_first_algorithm_that_it_runs_for_the_task(mode, expected):
     layers = [Layer("user", {"run": {"mode": mode}})]
     assert with_algorithm(layers, resolve(layers), DISCRETE)[0].config.run.algo == expected

@@ -78,8 +78,10 @@ def test_divergence_and_its_gradient_are_those_of_autograd():
     divergence, gradient = CategoricalDistribution(NVEC).kl(first, second)
     leaf = second.clone().requires_grad_()
     pick = torch.distributions.Categorical
-    expected = sum(torch.distributions.kl_divergence(pick(logits=p.t()), pick(logits=q.t()))
-                   for p, q in zip(first.split(NVEC), leaf.split(NVEC), strict=True))
+    expected = sum(
+        torch.distributions.kl_divergence(pick(logits=p.t()), pick(logits=q.t()))
+        for p, q in zip(first.split(NVEC), leaf.split(NVEC), strict=True)
+    )
     expected.sum().backward()
     torch.testing.assert_close(divergence, expected.detach())
     torch.testing.assert_close(gradient, leaf.grad, rtol=0.0, atol=1e-6)
@@ -126,8 +128,10 @@ def test_sampler_and_learner_agree_on_the_log_probability():
 def test_each_combination_is_drawn_as_often_as_its_probability(way):
     rng, count = np.random.default_rng(5), 60_000
     bias = rng.standard_normal(sum(NVEC)).astype(np.float32)
-    policy = Policy.from_weights({"head_w": np.zeros((5, sum(NVEC)), np.float32), "head_b": bias},
-                                 {"policy": "categorical", "nvec": list(NVEC), "obs_dim": 5})
+    policy = Policy.from_weights(
+        {"head_w": np.zeros((5, sum(NVEC)), np.float32), "head_b": bias},
+        {"policy": "categorical", "nvec": list(NVEC), "obs_dim": 5},
+    )
     obs = np.zeros((count, 5), np.float32)
     action = policy.draw(obs, rng.random((count, 3), np.float32))[0] if way == "draw" else policy.act(obs, (), rng)[0]
     log_pi = [part[0] for part in parts(bias[None])]
@@ -206,8 +210,19 @@ def wanted(space):
                                                       ("discrete", "serial", True)])  # fmt: skip
 def test_a_run_learns_every_choice(kind, mode, masked, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "tests")
-    run, code, document = train(tmp_path, *COMMAND, "--mode", mode, "--env-steps", "30000", "--env-arg", f"kind={kind}",
-                                "--env-arg", f"masked={masked}", tiny=())
+    run, code, document = train(
+        tmp_path,
+        *COMMAND,
+        "--mode",
+        mode,
+        "--env-steps",
+        "30000",
+        "--env-arg",
+        f"kind={kind}",
+        "--env-arg",
+        f"masked={masked}",
+        tiny=(),
+    )
     assert code == 0, run.stderr[-3000:]
     assert document["env_errors"] == 0
     space = choices_env.SPACES[kind]
@@ -240,8 +255,10 @@ def test_a_run_goes_on_plays_and_is_exported(tmp_path, monkeypatch):
     assert "the same action for each" in done.stdout
     refused, code, _ = train(tmp_path, "--env", ID, "--import", MODULE, "--algo", "dqn", name="refused", tiny=())
     assert code == 2
-    assert "--algo dqn: tests/Choices-v0 has 2 choices at once among 3, 4 discrete actions; " \
+    assert (
+        "--algo dqn: tests/Choices-v0 has 2 choices at once among 3, 4 discrete actions; "
         "ppo, a2c, impact, appo and impala fit" in refused.stderr
+    )
 
 
 def test_predict_takes_a_mask_that_allows_something_of_each_choice(tmp_path):

@@ -142,8 +142,13 @@ def test_a_learner_that_waits_for_its_job_and_one_that_tries_an_environment_are_
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(10_000)\n")
     job = {"what": "time", "steps": 0, "end_s": PATIENCE_S, "out": str(tmp_path / "out"),
            "task": {"env_id": "slow/None-v0", "import_module": "slow", "args": []}}  # fmt: skip
-    with running(sys.executable, "-m", "spreeze.envs.probe", json.dumps(job),
-                 env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{tmp_path}"}) as child:
+    with running(
+        sys.executable,
+        "-m",
+        "spreeze.envs.probe",
+        json.dumps(job),
+        env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{tmp_path}"},
+    ) as child:
         poll(lambda: name_of(child.pid) == PROBE, what=lambda: name_of(child.pid))
 
 
@@ -180,8 +185,10 @@ class Governed:
 def test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_one_to_both(tmp_path):
     """Both learn and sample all the time; for them the machine holds only what this test has started."""
     with contextlib.ExitStack() as stack:
-        runs = [stack.enter_context(Run(tmp_path, *PENDULUM, name=name, tiny=GOVERNED, program=QUIET_RUN))
-                for name in ("a", "b")]
+        runs = [
+            stack.enter_context(Run(tmp_path, *PENDULUM, name=name, tiny=GOVERNED, program=QUIET_RUN))
+            for name in ("a", "b")
+        ]
         for run in runs:
             run.until_updates(1)
         both = [Governed(run) for run in runs]

@@ -113,8 +113,6 @@ def test_requests_of_an_earlier_session_are_forgotten_on_resume(tmp_path):
     again.close()
 
 
-
-
 def test_the_command_line_pauses_continues_and_describes_a_run_and_says_what_cannot_be_done(tmp_path):
     def runs(*words):
         done = verb("runs", "--runs-dir", tmp_path / "runs", *words)

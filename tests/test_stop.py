@@ -151,6 +151,7 @@ def test_a_terminal_that_is_gone_changes_nothing_but_what_is_seen(tmp_path, how)
     command = [sys.executable, "-m", "spreeze.train", *PENDULUM, *TINY, "--runs-dir", str(path.parent), "--name", "run"]
     with PseudoTerminal([*command, *how], start_new_session=True) as terminal:
         try:
+
             def updates():
                 assert terminal.process.poll() is None, terminal.shown
                 return MetricsReader(path / "metrics.db").latest().get("updates", Point(0.0, 0, 0.0)).value

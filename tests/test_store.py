@@ -312,8 +312,10 @@ def old_file(path, seconds):
         for statement in OLD_SCHEMA:
             db.execute(statement)
         db.executemany("INSERT INTO series VALUES (?, ?, 'updates', 'x')", [(1, "updates"), (2, "alpha")])
-        db.executemany("INSERT INTO points VALUES (?, ?, ?, ?)",
-                       [(number, float(t), t, float(t * number)) for t in range(seconds) for number in (1, 2)])
+        db.executemany(
+            "INSERT INTO points VALUES (?, ?, ?, ?)",
+            [(number, float(t), t, float(t * number)) for t in range(seconds) for number in (1, 2)],
+        )
     db.close()
 
 
@@ -327,10 +329,15 @@ def test_a_file_of_an_earlier_version_is_read_and_continued(path):
         writer.write(float(t), t, {"updates": float(t), "critic_loss": 0.5})
     assert reader.series("updates").mean.tolist() == list(range(130))
     assert reader.tail(["updates", "alpha"], 62.0) == {
-        "updates": [(float(t), t, float(t)) for t in range(63, 130)], "alpha": [(63.0, 63, 126.0), (64.0, 64, 128.0)]}
+        "updates": [(float(t), t, float(t)) for t in range(63, 130)],
+        "alpha": [(63.0, 63, 126.0), (64.0, 64, 128.0)],
+    }
     writer.close()
-    assert reader.latest() == {"updates": (129.0, 129, 129.0), "alpha": (64.0, 64, 128.0),
-                               "critic_loss": (129.0, 129, 0.5)}
+    assert reader.latest() == {
+        "updates": (129.0, 129, 129.0),
+        "alpha": (64.0, 64, 128.0),
+        "critic_loss": (129.0, 129, 0.5),
+    }
     with sqlite3.connect(path) as db:
         rows = db.execute("SELECT bucket, min, max, n FROM rollup_60s WHERE series = 1 ORDER BY bucket").fetchall()
     db.close()
@@ -498,10 +505,15 @@ def test_damaged_files_do_not_pile_up_for_ever(path):
     assert len(list(path.parent.iterdir())) == 10
 
 
-@pytest.mark.parametrize(("error", "remedy"), [
-    ("attempt to write a readonly database", "make the file and its folder writable"),
-    ("unable to open database file", "make the file and its folder writable"),
-    ("database or disk is full", "make room on the disk"), ("disk I/O error", "look at the disk")])
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("attempt to write a readonly database", "make the file and its folder writable"),
+        ("unable to open database file", "make the file and its folder writable"),
+        ("database or disk is full", "make room on the disk"),
+        ("disk I/O error", "look at the disk"),
+    ],
+)
 def test_trouble_is_told_once_and_its_end_with_the_rows_lost(path, monkeypatch, error, remedy):
     monkeypatch.setattr("spreeze.metrics.store._RETRY_S", 0.0)
     monkeypatch.setattr("spreeze.metrics.store._MAX_PENDING", 50)
@@ -520,8 +532,10 @@ def test_trouble_is_told_once_and_its_end_with_the_rows_lost(path, monkeypatch, 
     for t in range(200):
         writer.write(float(t), t, {"updates": float(t)})
     (told,) = writer.reports()
-    assert told.text == f"metrics are not stored (metrics.db: {error}): they wait in memory, the newest 50 values at " \
-                        f"most; {told.text.rpartition('; ')[2]}"
+    assert (
+        told.text == f"metrics are not stored (metrics.db: {error}): they wait in memory, the newest 50 values at "
+        f"most; {told.text.rpartition('; ')[2]}"
+    )
     assert told.text.rpartition("; ")[2].startswith(remedy)
     bad[0] = False
     writer.write(200.0, 200, {"updates": 200.0})

@@ -21,13 +21,19 @@ from spreeze.runtime.interrupts import Interrupts
 
 def test_commas_within_brackets_and_quotes_split_no_value():
     assert sweep.split_values("(64, 64),[1,2],'a,b',{'c': 1, 'd': 2},x") == [
-        "(64, 64)", "[1,2]", "'a,b'", "{'c': 1, 'd': 2}", "x"]
+        "(64, 64)",
+        "[1,2]",
+        "'a,b'",
+        "{'c': 1, 'd': 2}",
+        "x",
+    ]
 
 
 def test_a_grid_is_every_combination_and_names_what_varies():
     found = sweep.grid(["sac.gamma=0.9,0.99", "sac.tau=0.01", "sac.hidden_sizes=[64, 64],[128]"])
     assert [setting for setting, _ in found] == [
-        f"sac.gamma={gamma} sac.hidden_sizes={sizes}" for gamma in ("0.9", "0.99") for sizes in ("[64, 64]", "[128]")]
+        f"sac.gamma={gamma} sac.hidden_sizes={sizes}" for gamma in ("0.9", "0.99") for sizes in ("[64, 64]", "[128]")
+    ]
     assert found[0][1] == ["sac.gamma=0.9", "sac.tau=0.01", "sac.hidden_sizes=[64, 64]"]
     assert sweep.grid([]) == [("", [])]
 
@@ -82,8 +88,10 @@ def test_what_a_run_would_refuse_is_refused_before_the_first_run(tmp_path, capsy
 def test_an_interrupted_run_begins_anew_beside_the_old_one_and_a_finished_one_is_skipped(tmp_path):
     arguments = ["--env", "Pendulum-v1", "--mode", "serial", "--set", "stop.env_steps=60"]
     states = ["finished", "running"]
-    runs = [sweep.SweepRun("", seed, [*arguments, "--seed", str(seed)], f"x-c1-s{seed}", 1, state)
-            for seed, state in enumerate(states, 1)]
+    runs = [
+        sweep.SweepRun("", seed, [*arguments, "--seed", str(seed)], f"x-c1-s{seed}", 1, state)
+        for seed, state in enumerate(states, 1)
+    ]
     sweep.Sweep("x", None, None, 1, runs).write(tmp_path)
     for name in ("x-c1-s1", "x-c1-s2"):
         (tmp_path / name).mkdir()
@@ -95,8 +103,10 @@ def test_an_interrupted_run_begins_anew_beside_the_old_one_and_a_finished_one_is
     assert [*(tmp_path / "x-c1-s1").iterdir()] == []
 
 
-@pytest.mark.parametrize(("reason", "state"), [("seconds", "finished"), ("stop request", "interrupted"),
-                                               ("interrupt (SIGTERM)", "interrupted")])
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [("seconds", "finished"), ("stop request", "interrupted"), ("interrupt (SIGTERM)", "interrupted")],
+)
 def test_a_run_that_somebody_stopped_is_not_a_result_of_the_sweep(tmp_path, reason, state):
     run = sweep.SweepRun("", 1, [], "x-c1-s1", 1, "running")
     (tmp_path / run.name).mkdir()
@@ -144,7 +154,8 @@ def test_a_profile_and_the_tuner_are_for_all_runs_of_a_sweep(tmp_path, capsys):
     assert sweep.main([*asked, "--profile", "none", "--auto", "--seeds", "2"]) == 0
     runs = json.loads(capsys.readouterr().out)["sweep"]["runs"]
     assert [run["arguments"] for run in runs] == [
-        ["--env", "Pendulum-v1", "--profile", "none", "--seconds", "1.0", "--auto", "--seed", seed] for seed in "12"]
+        ["--env", "Pendulum-v1", "--profile", "none", "--seconds", "1.0", "--auto", "--seed", seed] for seed in "12"
+    ]
     assert sweep.main([*asked, "--profile", "absent"]) == 2
     assert sweep.main([*asked, "--auto", "--side-by-side", "2"]) == 2
     assert "with --auto one run at a time" in capsys.readouterr().err
@@ -171,10 +182,27 @@ ENDLESS = ["--env", "Pendulum-v1", "--mode", "serial", "--set", "stop.env_steps=
 @contextlib.contextmanager
 def endless_sweep(tmp_path):
     """A sweep of two runs that would not end, the first of which learns; (process, directory of that run)."""
-    command = [sys.executable, "-m", "spreeze", "sweep", *ENDLESS, "--seeds", "2", "--name", "x",
-               "--runs-dir", str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                          cwd=REPO, start_new_session=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "spreeze",
+        "sweep",
+        *ENDLESS,
+        "--seeds",
+        "2",
+        "--name",
+        "x",
+        "--runs-dir",
+        str(tmp_path),
+    ]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=REPO,
+        start_new_session=True,
+    ) as process:
         run = tmp_path / "x-c1-s1"
         try:
             poll(lambda: list((run / "weights").glob("*")), what="weights of the first run")

@@ -79,7 +79,8 @@ def test_the_printed_form_by_hand():
     assert expected_largest(8, 1.0, 500.0) == pytest.approx(expected_largest(8, 1.0, 500.0, printed=True), rel=1e-9)
     assert expected_largest(1, 4.0, 2.0) == 2.0
     assert expected_run_time(1600, 8, 4, 1.0, 500.0, 0.001, printed=True) == pytest.approx(
-        1600 / 32 * expected_largest(8, 4.0, 500.0, printed=True) + 0.2)
+        1600 / 32 * expected_largest(8, 4.0, 500.0, printed=True) + 0.2
+    )
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,23 @@ def test_arguments_mean_what_they_mean_in_python_and_json():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["a", "=1", "a b=1", "a=[x, y]", "a=[1, 2", "a={x = 1}", "a=FALSE", "a=off", "a=NONE",
-                                  "a='b", "id=X-v0", "render_mode=human"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a",
+        "=1",
+        "a b=1",
+        "a=[x, y]",
+        "a=[1, 2",
+        "a={x = 1}",
+        "a=FALSE",
+        "a=off",
+        "a=NONE",
+        "a='b",
+        "id=X-v0",
+        "render_mode=human",
+    ],
+)
 def test_other_arguments_are_refused_in_one_line(text):
     with pytest.raises(EnvironmentError_, match="--env-arg") as caught:
         parse_args((text,))

@@ -60,8 +60,13 @@ class Uneven(TwoStepGame):
         over = {agent: agent not in self.agents for agent in given}
         none = dict.fromkeys(given, False)
         cut = over if self.ends == "truncated" and self.steps == 2 else none
-        return (self._observations(given if self.steps > 1 else self.agents), dict.fromkeys(given, 1.5),
-                none if cut is over else over, cut, {agent: {} for agent in given})
+        return (
+            self._observations(given if self.steps > 1 else self.agents),
+            dict.fromkeys(given, 1.5),
+            none if cut is over else over,
+            cut,
+            {agent: {} for agent in given},
+        )
 
 
 @pytest.fixture
@@ -162,29 +167,50 @@ def test_a_team_gets_qmix_alone_and_one_agent_never_does(uneven):
 
 def test_uniform_actions_are_each_agents_own():
     team = TeamSpec(actions=(2, 4), obs_dim=1, state_dim=0)
-    spec = EnvSpec(env_id="x", import_module=None, obs_dim=2, action=Choices((2, 4), shape=(2,)),
-                   max_episode_steps=None, reward_threshold=None, team=team)
+    spec = EnvSpec(
+        env_id="x",
+        import_module=None,
+        obs_dim=2,
+        action=Choices((2, 4), shape=(2,)),
+        max_episode_steps=None,
+        reward_threshold=None,
+        team=team,
+    )
     drawn = uniform_actions(spec, 200, np.random.default_rng(0))
     assert [sorted(set(drawn[:, agent].tolist())) for agent in (0, 1)] == [[0, 1], [0, 1, 2, 3]]
 
 
 def spreeze(*arguments):
-    done = subprocess.run([sys.executable, "-m", "spreeze", *arguments], capture_output=True, text=True,
-                          timeout=PATIENCE_S, cwd=Path(__file__).parent, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "spreeze", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        cwd=Path(__file__).parent,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_a_run_in_processes_learns_the_two_step_game_and_is_evaluated(tmp_path):
     game = ("--env", GAME["env_id"], "--import", GAME["import_module"])
-    values = ("qmix.epsilon_end=1.0", "qmix.hidden_sizes=[32]", "qmix.lr=0.005", "qmix.tau=0.05",
-              "replay.learning_starts=200", "replay.samples_per_insert_min=0", "learner.publish_interval_s=0.05")
+    values = (
+        "qmix.epsilon_end=1.0",
+        "qmix.hidden_sizes=[32]",
+        "qmix.lr=0.005",
+        "qmix.tau=0.05",
+        "replay.learning_starts=200",
+        "replay.samples_per_insert_min=0",
+        "learner.publish_interval_s=0.05",
+    )
     done = spreeze("train", *game, "--runs-dir", str(tmp_path), "--name", "game", "--samplers", "1", "--no-visualizer",
                    "--target-return", "8", "--seconds", "30", "--json", *(part for value in values
                                                                         for part in ("--set", value)))  # fmt: skip
     assert (done["algo"], done["mode"]) == ("qmix", "spreeze")
-    found = spreeze("evaluate", "game", "--runs-dir", str(tmp_path), "--import", GAME["import_module"],
-                    "--episodes", "3", "--json")
+    found = spreeze(
+        "evaluate", "game", "--runs-dir", str(tmp_path), "--import", GAME["import_module"], "--episodes", "3", "--json"
+    )
     assert found["return_mean"] == pytest.approx(8.0)
     with (tmp_path / "game" / "eval.csv").open() as file:
         assert float(list(csv.DictReader(file))[-1]["return_mean"]) == pytest.approx(8.0)

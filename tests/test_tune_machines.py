@@ -16,15 +16,7 @@ from machine_simulator import CONFIGURED, Bench, Machine, best_score, changed, c
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner.knobs import LEAST_BATCH
-from spreeze.tuner.model import (
-    FORMULAS,
-    SUPERVISOR_CORES,
-    fit_cost,
-    paper_batch,
-    share_in_a_run,
-    watcher_cores,
-    worth,
-)
+from spreeze.tuner.model import FORMULAS, SUPERVISOR_CORES, fit_cost, paper_batch, share_in_a_run, watcher_cores, worth
 from spreeze.tuner.problem import (
     BATCH,
     CAPACITY,
@@ -71,9 +63,7 @@ machines = st.integers(0, 10**6).map(lambda seed: random_machine(random.Random(s
 @given(machine=machines, noise=st.sampled_from([0.0, 0.03, 0.05]), objective=st.sampled_from(sorted(FORMULAS)),
        budget_s=st.sampled_from([15.0, 30.0, 60.0]), leave_free=st.sampled_from([0.0, 0.25]),
        crash=st.sampled_from([None, 512, 4096]), crowd=st.sampled_from([None, 3]))  # fmt: skip
-def test_the_answer_is_feasible_and_within_the_budget(
-    machine, noise, objective, budget_s, leave_free, crash, crowd
-):
+def test_the_answer_is_feasible_and_within_the_budget(machine, noise, objective, budget_s, leave_free, crash, crowd):
     machine = changed(machine, crash_from_batch=crash, crash_from_samplers=crowd)
     tuning, bench, knobs = _tuned(machine, noise=noise, budget_s=budget_s, objective=objective, leave_free=leave_free)
     setting = chosen(tuning)
@@ -279,8 +269,9 @@ def test_what_a_profile_keeps_stays_and_the_bounds_of_the_ratio_hold_whatever_th
     machine, band = Machine(), {RATIO: 4.0, RATIO_MAX: 16.0, BATCH: 2048, ENVS: 64}
     tuning, bench, _ = _tuned(machine, knobs=replace(machine.problem(pins=band), kept=frozenset(band)))
     assert {name: tuning.choices[name].value for name in band} == band
-    assert all(choice.reason.endswith("kept: the profile says so") for name, choice in tuning.choices.items()
-               if name in band)
+    assert all(
+        choice.reason.endswith("kept: the profile says so") for name, choice in tuning.choices.items() if name in band
+    )
     assert {one[RATIO] for one in bench.asked if RATIO in one} <= {0.0, 4.0}
 
 
@@ -421,6 +412,7 @@ def test_candidates_on_a_gpu_whose_context_takes_seconds_are_all_measured_in_tim
 
 # --- a machine that others use too ---
 
+
 def _beside(machine, load, seed, *, load_s=math.inf, hang=frozenset(), knobs=None, budget_s=60.0, told=True):
     bench = Bench(machine, noise=0.03, seed=seed, load=load, load_s=load_s, hang=hang, budget_s=budget_s)
     return tune(knobs or machine.problem(), bench, lambda row: None, bench.busy if told else lambda: False), bench
@@ -434,8 +426,9 @@ def test_load_that_stays_never_moves_what_is_learned_on_rows_that_scatter_by_mor
         machine = random_machine(dice)
         tuning, _ = _beside(machine, load, seed, told=told)
         learned = {name: tuning.choices[name].value for name in (BATCH, RATIO, RATIO_MAX)}
-        configured = {name: min(CONFIGURED[name], 8.0 * learned[BATCH]) if name == RATIO else CONFIGURED[name]
-                      for name in learned}
+        configured = {
+            name: min(CONFIGURED[name], 8.0 * learned[BATCH]) if name == RATIO else CONFIGURED[name] for name in learned
+        }
         fell_back += tuning.fell_back
         if told:
             assert learned == configured, (seed, tuning.notes)
@@ -452,11 +445,21 @@ def test_load_that_stays_never_moves_what_is_learned_on_rows_that_scatter_by_mor
 def _assert_shown(tuning):
     """The choice differs from what is configured, so rows of one round show a gain above the spread of both."""
     chosen_rows = [one for one in tuning.results if one.stage == JOINT and one.setting == tuning.centre and one.ran]
-    plain = [one for one in tuning.results if one.stage == JOINT and one.ran and one.setting[RATIO] > 0.0
-             and (one.setting[BATCH] == CONFIGURED[BATCH] or one.setting[RATIO] == CONFIGURED[RATIO])]
+    plain = [
+        one
+        for one in tuning.results
+        if one.stage == JOINT
+        and one.ran
+        and one.setting[RATIO] > 0.0
+        and (one.setting[BATCH] == CONFIGURED[BATCH] or one.setting[RATIO] == CONFIGURED[RATIO])
+    ]
     assert chosen_rows, "what is learned moved without a measurement of it"
-    assert any(row.score / other.score - 1.0 > 0.5 * max(row.spread, other.spread) for row in chosen_rows
-               for other in plain if other.setting != row.setting), tuning.notes
+    assert any(
+        row.score / other.score - 1.0 > 0.5 * max(row.spread, other.spread)
+        for row in chosen_rows
+        for other in plain
+        if other.setting != row.setting
+    ), tuning.notes
 
 
 def test_where_load_stays_the_run_gets_what_a_run_without_the_tuner_has():
@@ -508,8 +511,11 @@ def test_an_expected_best_that_cannot_be_measured_moves_nothing_that_is_learned(
     assert chosen(_tuned(machine)[0])[RATIO] > CONFIGURED[RATIO], "alone, more samples per insert are better"
     bench = Bench(machine)
     joint = bench._joint_rate
-    bench._joint_rate = lambda one: joint(one) if one[RATIO] == 0.0 else TrialResult(
-        stage=JOINT, setting=one, failure="the learner took no update within 12 s", starved=True)
+    bench._joint_rate = lambda one: (
+        joint(one)
+        if one[RATIO] == 0.0
+        else TrialResult(stage=JOINT, setting=one, failure="the learner took no update within 12 s", starved=True)
+    )
     tuning = tune(machine.problem(), bench, lambda row: None)
     assert (tuning.choices[BATCH].value, tuning.choices[RATIO].value) == (CONFIGURED[BATCH], CONFIGURED[RATIO])
     assert not tuning.measured
@@ -533,8 +539,9 @@ def test_one_window_is_no_evidence_for_another_batch():
     machine = Machine(cores=2.0, physical=2, a=1e-3, b=5e-5)
     bench = Bench(machine)
     joint = bench._joint_rate
-    bench._joint_rate = lambda one: replace(joint(one), updates_per_s=joint(one).updates_per_s[:1],
-                                            env_steps_per_s=joint(one).env_steps_per_s[:1])
+    bench._joint_rate = lambda one: replace(
+        joint(one), updates_per_s=joint(one).updates_per_s[:1], env_steps_per_s=joint(one).env_steps_per_s[:1]
+    )
     tuning = tune(machine.problem(), bench, lambda row: None)
     assert chosen(_tuned(machine)[0])[BATCH] != CONFIGURED[BATCH]
     assert (tuning.choices[BATCH].value, tuning.choices[RATIO].value) == (CONFIGURED[BATCH], CONFIGURED[RATIO])

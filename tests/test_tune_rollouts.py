@@ -61,8 +61,9 @@ class Machine:
             self.left_s -= 5.0
             failure, rate = self.fails(setting), self.rate(setting)
             rates = () if failure else (0.99 * rate, rate, 1.01 * rate)
-            found.append(TrialResult(stage=ROLLOUT, setting=setting, failure=failure, env_steps_per_s=rates,
-                                     updates_per_s=rates))
+            found.append(
+                TrialResult(stage=ROLLOUT, setting=setting, failure=failure, env_steps_per_s=rates, updates_per_s=rates)
+            )
             on_result(found[-1])
         return found
 
@@ -164,8 +165,9 @@ def test_a_machine_that_does_not_care_keeps_what_is_configured():
 
 
 def test_what_the_user_has_set_stays():
-    tuning = tuned(Machine(lambda one: float(one[ROLLOUT_ENVS] * one[ROLLOUT_SAMPLERS] ** 2)),
-                   pins=(ROLLOUT_SAMPLERS, INTERVAL))
+    tuning = tuned(
+        Machine(lambda one: float(one[ROLLOUT_ENVS] * one[ROLLOUT_SAMPLERS] ** 2)), pins=(ROLLOUT_SAMPLERS, INTERVAL)
+    )
     assert (chosen(tuning)[ROLLOUT_SAMPLERS], chosen(tuning)[INTERVAL]) == (2, 64)
     assert tuning.choices[ROLLOUT_SAMPLERS].pinned
     assert "set by you" in tuning.choices[INTERVAL].reason
@@ -188,8 +190,9 @@ def test_nothing_measured_is_an_error_that_says_why_and_for_want_of_time_what_is
 def test_where_other_programs_hold_up_what_is_configured_nothing_else_takes_its_place():
     class Late(Machine):
         def joint(self, settings, **more):
-            return [dataclasses.replace(one, starved=one.failure is not None)
-                    for one in super().joint(settings, **more)]
+            return [
+                dataclasses.replace(one, starved=one.failure is not None) for one in super().joint(settings, **more)
+            ]
 
     machine = Late(sleepy, fails=lambda one: "0 rollouts within 25 s" if one[ROLLOUT_SAMPLERS] == 2 else None)
     found = tune(problem(), machine, lambda result: None, busy=lambda: True)
@@ -248,8 +251,10 @@ def test_pinned_minibatches_that_do_not_divide_are_rejected():
 
 
 def test_a_tie_goes_to_what_is_configured_then_to_the_smaller():
-    scores = [Scored(setting=changed(samplers=n), score=rate, updates_per_s=1.0, env_steps_per_s=rate)
-              for n, rate in ((4, 103.0), (2, 101.0), (3, 104.0), (1, 50.0))]
+    scores = [
+        Scored(setting=changed(samplers=n), score=rate, updates_per_s=1.0, env_steps_per_s=rate)
+        for n, rate in ((4, 103.0), (2, 101.0), (3, 104.0), (1, 50.0))
+    ]
     assert pick(problem(), scores).setting[ROLLOUT_SAMPLERS] == 2
     assert pick(problem(), scores[:1] + scores[2:]).setting[ROLLOUT_SAMPLERS] == 3
 
@@ -273,8 +278,10 @@ def test_another_module_s_knob_is_varied_around_the_choice():
     machine = Machine(lambda one: sleepy(one) * (1.3 if one[own.name] == 9.0 else 1.0))
     tuning = tune(facts, machine, lambda result: None)
     assert chosen(tuning) == Setting({**changed(samplers=4, interval=32), own.name: 9.0})
-    assert tuning.choices[own.name].runners_up == ((1.0, pytest.approx(0.77, abs=0.02)),
-                                                   (0.25, pytest.approx(0.77, abs=0.02)))
+    assert tuning.choices[own.name].runners_up == (
+        (1.0, pytest.approx(0.77, abs=0.02)),
+        (0.25, pytest.approx(0.77, abs=0.02)),
+    )
 
 
 TEAM = Setting({LEARNERS: 2, ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INTERVAL: 32})
@@ -331,11 +338,15 @@ class BufferMachine(Machine):
 
 
 def test_of_rollouts_of_any_age_updates_count_up_to_the_uses_that_are_worth_the_same():
-    found = tune(buffer_problem(), BufferMachine(lambda one: (2500.0 * one[ROLLOUT_SAMPLERS],
-                                                              300.0 / one[ROLLOUT_SAMPLERS])), lambda result: None)
+    found = tune(
+        buffer_problem(),
+        BufferMachine(lambda one: (2500.0 * one[ROLLOUT_SAMPLERS], 300.0 / one[ROLLOUT_SAMPLERS])),
+        lambda result: None,
+    )
     assert chosen(found)[ROLLOUT_SAMPLERS] == 1, "more env steps are no use to a learner with less time"
-    found = tune(buffer_problem(), BufferMachine(lambda one: (400.0 * one[ROLLOUT_SAMPLERS], 300.0)),
-                 lambda result: None)
+    found = tune(
+        buffer_problem(), BufferMachine(lambda one: (400.0 * one[ROLLOUT_SAMPLERS], 300.0)), lambda result: None
+    )
     assert chosen(found)[ROLLOUT_SAMPLERS] == 4, "300 updates/s of 128 rows are 20 uses of 1,920 env steps/s"
     assert found.as_json()["formula"].startswith("updates/s with everything running, of rollouts used up to 20 times")
 
@@ -350,8 +361,10 @@ def test_updates_of_minibatches_count_by_their_rows_and_a_rollout_of_one_sampler
 
     assert chosen(tune(buffer_problem(several), BufferMachine(rate), lambda result: None))[ROLLOUT_SAMPLERS] == 1
     assert asked == {8}
-    one, eight = (worth(buffer_problem(setting), setting, 100.0 * setting["impact.minibatches"], 1e6, None).score
-                  for setting in (BUFFER, BUFFER.but("impact.minibatches", 8)))
+    one, eight = (
+        worth(buffer_problem(setting), setting, 100.0 * setting["impact.minibatches"], 1e6, None).score
+        for setting in (BUFFER, BUFFER.but("impact.minibatches", 8))
+    )
     assert one == eight == 100.0 * 128
 
 

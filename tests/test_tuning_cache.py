@@ -31,8 +31,9 @@ SPEC = EnvSpec(
 )  # fmt: skip
 PROBE = Probe(spec=SPEC, step_us_median=50.0, step_cv=0.1, memory_bytes=10**6)
 _HERE = read_machine()
-MACHINE = dataclasses.replace(_HERE, power_source="mains", cores=dataclasses.replace(
-    _HERE.cores, usable=float(len(_HERE.cores.ids)), quota=None))
+MACHINE = dataclasses.replace(
+    _HERE, power_source="mains", cores=dataclasses.replace(_HERE.cores, usable=float(len(_HERE.cores.ids)), quota=None)
+)
 """Without a quota: of one it is not known what others take."""
 
 
@@ -106,8 +107,9 @@ class Bench:
 
     def tune(self, user=None, *, fresh=False, probe=PROBE):
         settings = resolve([Layer("user", {"env": {"id": "Pendulum-v1"}, **(user or {})})])
-        listener = run.Listener(say=self.said.append, on_row=self.rows.append,
-                                   before=lambda: self.before.append(len(self.rows)))
+        listener = run.Listener(
+            say=self.said.append, on_row=self.rows.append, before=lambda: self.before.append(len(self.rows))
+        )
         return run.tuned_layer(settings, probe, self.machine, Interrupts(), listener, fresh=fresh)
 
     def records(self):
@@ -180,13 +182,24 @@ def test_the_answer_for_an_imported_algorithm_is_found_again(bench, tmp_path, mo
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "imported_for_a_test.py").write_text(
         "from spreeze.algorithms.a2c import A2C, A2CConfig\nfrom spreeze.config.algorithms import AlgorithmRow\n"
-        "ALGORITHMS = (AlgorithmRow(name='a2c_of_a_test', config=A2CConfig, on_policy=A2C),)\n")
+        "ALGORITHMS = (AlgorithmRow(name='a2c_of_a_test', config=A2CConfig, on_policy=A2C),)\n"
+    )
     asked = {"run": {"algo": "a2c_of_a_test", "mode": "hts"}, "env": {"import_module": "imported_for_a_test"}}
     settings = resolve([Layer("user", asked)], "imported_for_a_test")
     path = tmp_path / "tune.json"
     choice = {"a2c_of_a_test.gae_lambda": 0.5}
-    path.write_text(json.dumps({**dict.fromkeys(run._NEEDED), "schema": SCHEMA, "key": "k", "choice": choice,
-                                "reasons": choice, "settings": choice}))
+    path.write_text(
+        json.dumps(
+            {
+                **dict.fromkeys(run._NEEDED),
+                "schema": SCHEMA,
+                "key": "k",
+                "choice": choice,
+                "reasons": choice,
+                "settings": choice,
+            }
+        )
+    )
     assert run._load(path, "k", settings, bench.said.append)["choice"] == choice, bench.said
 
 
@@ -220,7 +233,8 @@ def test_other_candidates_of_another_module_s_knob_are_another_question(bench, t
         (tmp_path / "knobs_of_a_test.py").write_text(
             "from spreeze.tuner.problem import Knob\n"
             f"KNOBS = (Knob(name='learner.publish_interval_s', candidates=lambda problem, here: {values}),)\n"
-            f"NUMBER = {number * 'x'!r}\n")
+            f"NUMBER = {number * 'x'!r}\n"
+        )
         sys.modules.pop("knobs_of_a_test", None)
         _, record = bench.tune({"env": {"id": "Pendulum-v1", "import_module": "knobs_of_a_test"}})
         assert record["choice"]["learner.publish_interval_s"] == 0.25, "as configured: all were the same"
@@ -232,7 +246,8 @@ def test_a_knob_of_the_algorithm_may_have_lists_as_values(bench, tmp_path, monke
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "knobs_of_networks.py").write_text(
         "from spreeze.tuner.problem import Knob\n"
-        "KNOBS = (Knob(name='algorithm.hidden_sizes', candidates=lambda problem, here: ([32, 32], [64])),)\n")
+        "KNOBS = (Knob(name='algorithm.hidden_sizes', candidates=lambda problem, here: ([32, 32], [64])),)\n"
+    )
     user = {"env": {"id": "Pendulum-v1", "import_module": "knobs_of_networks"}, "sac": {}}
     layer, record = bench.tune(user)
     tried = {rate["setting"]["sac.hidden_sizes"] for rate in record["joint_rates"]}
@@ -569,7 +584,8 @@ def test_a_little_load_is_told_at_most(bench, share):
     _, record = bench.tune()
     assert record["provisional"] == {}
     assert any("--fresh measures again once they are gone" in note for note in record["notes"]) == (
-        bench.others >= run._BUSY_CORES)
+        bench.others >= run._BUSY_CORES
+    )
 
 
 def test_where_nothing_can_be_measured_in_time_the_values_of_the_profile_are_taken(bench):
@@ -612,6 +628,7 @@ def test_a_result_that_stays_provisional_without_load_is_measured_a_few_times_th
 
 
 # --- an environment of another speed or version ---
+
 
 @pytest.mark.parametrize(("step_us", "again"), [(95.0, False), (26.0, False), (110.0, True), (18_500.0, True),
                                                 (20.0, True)])  # fmt: skip

@@ -62,8 +62,14 @@ def test_what_would_become_a_text_that_is_true_is_refused_with_the_spelling_want
     assert "\n" not in str(caught.value)
 
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(
-    st.characters(exclude_categories=["Cs"])) | st.binary(max_size=9)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"]))
+    | st.binary(max_size=9)
+)
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.lists(inner).map(tuple)
                       | st.dictionaries(SCALARS, inner), max_leaves=12)  # fmt: skip
 
@@ -106,8 +112,9 @@ ARGS = {"tasks": ["a", "it's"], "config": {"a": 1, "b": [None, True, {"c": -0.0}
 def test_arguments_of_the_environment_from_python_are_recorded_and_come_back_equal(monkeypatch):
     started = []
     monkeypatch.setattr(api, "_train", lambda options, module, quiet: started.extend(options))
-    spreeze.train("Pendulum-v1", env_args=ARGS,
-                  settings={"stop.seconds": None, "sac.hidden_sizes": [64], "env.image": False})
+    spreeze.train(
+        "Pendulum-v1", env_args=ARGS, settings={"stop.seconds": None, "sac.hidden_sizes": [64], "env.image": False}
+    )
     settings = resolve([Layer("user", user_values(build_parser().parse_args(started)))])
     again = from_toml(to_toml(settings), "resumed run").config
     assert again == settings.config

@@ -207,9 +207,11 @@ def test_many_failures_in_a_row_end_nothing_and_the_next_attempts_are_told_rarel
         wait_until(lambda: slots(status)["frames"] > 2)
     assert len({id(env) for env in drawn[1:14]}) == 13, "each attempt has an environment of its own"
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *[60.0] * 6]
-    assert [re.sub(r" \(test_visualizer.py:\d+\)$", "", message["text"])
-            for message in running.messages if "failed" in message["text"]] == [
-        "picture failed: RuntimeError: no display", "picture failed 10 times in a row: RuntimeError: no display"]
+    assert [
+        re.sub(r" \(test_visualizer.py:\d+\)$", "", message["text"])
+        for message in running.messages
+        if "failed" in message["text"]
+    ] == ["picture failed: RuntimeError: no display", "picture failed 10 times in a row: RuntimeError: no display"]
     assert not running.errors
 
 

@@ -16,8 +16,10 @@ from spreeze.bench import Row, row
 from spreeze.errors import SpreezeError
 from spreeze.run_directory import read_run, state_of
 
-HIDE = "Object.defineProperty(document, 'hidden', {configurable: true, value: arguments[0]}); " \
-       "document.dispatchEvent(new Event('visibilitychange'))"
+HIDE = (
+    "Object.defineProperty(document, 'hidden', {configurable: true, value: arguments[0]}); "
+    "document.dispatchEvent(new Event('visibilitychange'))"
+)
 _LEFT_OUT = 0.2
 """Share of the time for which slopes do not count: caches fill, replay fills."""
 _BUSY_S = 6.0
@@ -112,10 +114,16 @@ class WatchedVisit(page.Visit):
         self.driver.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
         counters = self.counters()
         return Look(
-            t_s=time.monotonic(), browser_bytes=self.browser_bytes(), js_heap_bytes=counters["JSHeapUsedSize"],
-            dom_nodes=counters["Nodes"], listeners=counters["JSEventListeners"],
-            server_bytes=float(self.server.memory_full_info().uss), connections=float(self.connections()),
-            tasks_ms_per_s=tasks, processor_ms_per_s=processor, age_s=age,
+            t_s=time.monotonic(),
+            browser_bytes=self.browser_bytes(),
+            js_heap_bytes=counters["JSHeapUsedSize"],
+            dom_nodes=counters["Nodes"],
+            listeners=counters["JSEventListeners"],
+            server_bytes=float(self.server.memory_full_info().uss),
+            connections=float(self.connections()),
+            tasks_ms_per_s=tasks,
+            processor_ms_per_s=processor,
+            age_s=age,
         )
 
 

@@ -55,7 +55,10 @@ class LiveRun:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "spreeze.train", *arguments, "--runs-dir", runs_dir, "--name", name, "--json"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._output, start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._output,
+            start_new_session=True,
             env={**os.environ, **environment},
         )
 

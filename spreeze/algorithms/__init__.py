@@ -49,8 +49,16 @@ from spreeze.types import EnvSpec
 
 
 def create(
-    name: str, obs_dim: int, action_dim: int, config: AlgorithmConfig, seed: int, device: str = "cpu", *,
-    num_actions: int | None = None, import_module: str | None = None, **options: Any,
+    name: str,
+    obs_dim: int,
+    action_dim: int,
+    config: AlgorithmConfig,
+    seed: int,
+    device: str = "cpu",
+    *,
+    num_actions: int | None = None,
+    import_module: str | None = None,
+    **options: Any,
 ) -> OffPolicyAlgorithm:
     """A new off-policy algorithm; everything random in it follows from ``seed``.
 

@@ -25,8 +25,7 @@ class A2CConfig(OnPolicyConfig):
 
     shortest_rollout: ClassVar[int] = 5  # as in SB3
 
-    gae_lambda: float = setting(1.0, "lambda of GAE; 1: returns alone (arXiv 1506.02438)",
-                                low=0.0, high=1.0)
+    gae_lambda: float = setting(1.0, "lambda of GAE; 1: returns alone (arXiv 1506.02438)", low=0.0, high=1.0)
     lr: float = setting(7e-4, "learning rate", low=0.0, high=1.0)
     entropy_coef: float = setting(0.01, "weight of the policy's entropy", low=0.0, high=1e3)
     normalize_advantage: bool = setting(False, "scale the advantages of a rollout to mean 0 and standard deviation 1")
@@ -41,8 +40,9 @@ class A2C(OnPolicyAlgorithm):
 
     def _new_optimiser(self) -> FlatRMSProp:
         config = self._config
-        return FlatRMSProp(self.net.flat, self.net.gradient, config.lr, config.rmsprop_alpha, config.rmsprop_eps,
-                           config.max_grad_norm)
+        return FlatRMSProp(
+            self.net.flat, self.net.gradient, config.lr, config.rmsprop_alpha, config.rmsprop_eps, config.max_grad_norm
+        )
 
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
         self._gradient(samples, passed)

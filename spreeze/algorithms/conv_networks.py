@@ -36,10 +36,11 @@ def refuse_layers(layers: HiddenLayers, name: str, default: HiddenLayers = RELU)
     """Raises a ConfigError if settings of algorithm ``name`` ask for other hidden layers than images have."""
     if layers != default:
         if layers.own is not None:
-            raise ConfigError(f"{name}.network = {layers.own.name!r}: images have the network {name}.cnn; "
-                              "leave it out")
-        raise ConfigError(f"{name}.activation = {layers.activation!r} and {name}.layer_norm = {layers.layer_norm}: "
-                          "networks for images have relu and no layer norm; leave both out")
+            raise ConfigError(f"{name}.network = {layers.own.name!r}: images have the network {name}.cnn; leave it out")
+        raise ConfigError(
+            f"{name}.activation = {layers.activation!r} and {name}.layer_norm = {layers.layer_norm}: "
+            "networks for images have relu and no layer norm; leave both out"
+        )
 
 
 class ConvParameters:
@@ -74,8 +75,11 @@ class ConvParameters:
 
     def trunk(self) -> dict[str, Tensor]:
         """The convolutions, named as ``spreeze.inference.convolution`` reads them."""
-        return {f"conv{index}_{kind}": tensor for index, pair in enumerate(self.convolutions)
-                for kind, tensor in zip("wb", pair, strict=True)}
+        return {
+            f"conv{index}_{kind}": tensor
+            for index, pair in enumerate(self.convolutions)
+            for kind, tensor in zip("wb", pair, strict=True)
+        }
 
     def tensors(self) -> list[tuple[Tensor, Tensor]]:
         """(weight, bias) of all layers, the head last."""
@@ -107,8 +111,14 @@ class ConvActorCritic:
     """Policy and value share the trunk, so one norm bounds the gradient of both."""
 
     def __init__(
-        self, frames: FrameSpec, cnn: str, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...],
-        generator: torch.Generator, device: torch.device,
+        self,
+        frames: FrameSpec,
+        cnn: str,
+        outputs: int,
+        num_log_std: int,
+        hidden_sizes: tuple[int, ...],
+        generator: torch.Generator,
+        device: torch.device,
     ) -> None:
         self.image = [frames.stack * frames.channels, frames.height, frames.width]
         placed = place(cnn, *self.image)

@@ -26,8 +26,13 @@ _PAIRS = 2**17
 
 
 def create_critics(
-    config: ActorCriticConfig, obs_dim: int, action_dim: int, stack: int, generator: torch.Generator,
-    device: torch.device, layers: HiddenLayers = RELU,
+    config: ActorCriticConfig,
+    obs_dim: int,
+    action_dim: int,
+    stack: int,
+    generator: torch.Generator,
+    device: torch.device,
+    layers: HiddenLayers = RELU,
 ) -> Critics:
     """The critics that an algorithm's settings ask for: ``stack`` networks."""
     kinds: dict[str, type[Critics]] = {"twin": Critics, "quantile": QuantileCritics, "categorical": CategoricalCritics}
@@ -46,9 +51,7 @@ def truncated(values: Tensor, drop: int) -> Tensor:
     return values.topk(values.shape[1] - drop, 1, largest=False, sorted=False).values
 
 
-def quantile_huber_gradient(
-    quantiles: Tensor, target: Tensor, levels: Tensor, scratch: Tensor | None = None
-) -> Tensor:
+def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor, scratch: Tensor | None = None) -> Tensor:
     """Derivative by each quantile [Q, B] of ``mean_j |level - 1(u_j < 0)| huber(u_j)``, ``u_j = target_j - quantile``.
 
     The loss is that of arXiv 1710.10044, eq. 10, with a threshold of 1 in the unit of the values: the deviation of

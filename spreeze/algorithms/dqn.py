@@ -32,11 +32,16 @@ class DQNConfig(ActionValueConfig):
     """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
 
     layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images", fixed=True)
-    cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS),
-                       fixed=True)
+    cnn: str = setting(
+        "nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS), fixed=True
+    )
     duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)", fixed=True)
-    huber: float = setting(0.0, "threshold of Huber's loss, in deviations of returns with normalize_returns; 0: "
-                           "squared error", low=0.0, high=1e9)
+    huber: float = setting(
+        0.0,
+        "threshold of Huber's loss, in deviations of returns with normalize_returns; 0: squared error",
+        low=0.0,
+        high=1e9,
+    )
 
 
 class DQN(OffPolicyAlgorithm):
@@ -44,8 +49,15 @@ class DQN(OffPolicyAlgorithm):
     _config: DQNConfig
 
     def __init__(
-        self, obs_dim: int, num_actions: int, config: DQNConfig, seed: int, device: str = "cpu",
-        frames: FrameSpec | None = None, *, masked: bool = False,
+        self,
+        obs_dim: int,
+        num_actions: int,
+        config: DQNConfig,
+        seed: int,
+        device: str = "cpu",
+        frames: FrameSpec | None = None,
+        *,
+        masked: bool = False,
         network: NetworkRow | None = None,
     ) -> None:
         there = torch.device(device)
@@ -59,20 +71,27 @@ class DQN(OffPolicyAlgorithm):
         if network is not None and duelling:
             raise ConfigError("dqn.duelling = true: a network of your own has no such streams; leave one of them out")
         if frames is None:
-            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, duelling=duelling,
-                                           layers=layers, max_norm=bound)
+            self.critics = DiscreteCritics(
+                obs_dim, num_actions, hidden, 1, lr, init, there, duelling=duelling, layers=layers, max_norm=bound
+            )
         else:
             refuse_layers(layers, "dqn")
-            self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, duelling=duelling,
-                                        max_norm=bound)
+            self.critics = ImageCritics(
+                frames, num_actions, config.cnn, hidden, lr, init, there, duelling=duelling, max_norm=bound
+            )
             image = {"cnn": config.cnn, "image": self.critics.image}
         self._config, self.period = config, config.target_interval
         self._loss_gradient = partial(losses.huber_gradient, threshold=config.huber) if config.huber else None
         self._next_q: Tensor | None = None
         meta = {
-            "policy": "q_values", "obs_dim": obs_dim, "num_actions": num_actions,
-            "hidden_sizes": list(self.critics.mlp.sizes[1:-1]), "epsilon_start": config.epsilon_start,
-            "epsilon_end": config.epsilon_end, "epsilon_env_steps": config.epsilon_env_steps, **image,
+            "policy": "q_values",
+            "obs_dim": obs_dim,
+            "num_actions": num_actions,
+            "hidden_sizes": list(self.critics.mlp.sizes[1:-1]),
+            "epsilon_start": config.epsilon_start,
+            "epsilon_end": config.epsilon_end,
+            "epsilon_env_steps": config.epsilon_env_steps,
+            **image,
             **layers.meta,
         } | ({"action_mask": True} if masked else {})
         self._masked = masked
@@ -112,8 +131,17 @@ class ImageCritics(ActionValues[ConvParameters]):
     """Q(s, .) [K] of images, by autograd; S = 1."""
 
     def __init__(
-        self, frames: FrameSpec, num_actions: int, cnn: str, hidden_sizes: tuple[int, ...], lr: float,
-        generator: torch.Generator, device: torch.device, *, duelling: bool = False, max_norm: float | None = None,
+        self,
+        frames: FrameSpec,
+        num_actions: int,
+        cnn: str,
+        hidden_sizes: tuple[int, ...],
+        lr: float,
+        generator: torch.Generator,
+        device: torch.device,
+        *,
+        duelling: bool = False,
+        max_norm: float | None = None,
     ) -> None:
         self.image = [frames.stack * frames.channels, frames.height, frames.width]
         placed = place(cnn, *self.image)
@@ -122,8 +150,9 @@ class ImageCritics(ActionValues[ConvParameters]):
             flat = torch.zeros(ConvParameters.count(placed, sizes), device=device)
             return ConvParameters(flat, placed, sizes)
 
-        super().__init__(features(placed), num_actions, hidden_sizes, lr, generator, parameters, duelling=duelling,
-                         max_norm=max_norm)
+        super().__init__(
+            features(placed), num_actions, hidden_sizes, lr, generator, parameters, duelling=duelling, max_norm=max_norm
+        )
         self._leaves = self.online.leaves()
 
     def _q(self, obs: Tensor, networks: ConvParameters, *, record: bool = False) -> Tensor:
@@ -147,6 +176,14 @@ class ImageCritics(ActionValues[ConvParameters]):
 
 
 # Small batches and networks: what learns is targets that move, tau times updates, and each takes a gradient step.
-ALGORITHMS = (AlgorithmRow(name="dqn", config=DQNConfig, discrete=DQN, preferred=True, images=True,
-                           over_vectors={"learner.batch_size": 64},
-                           over_images={"dqn.hidden_sizes": (256, 256), "dqn.lr": 3e-4, "dqn.huber": 1.0}),)
+ALGORITHMS = (
+    AlgorithmRow(
+        name="dqn",
+        config=DQNConfig,
+        discrete=DQN,
+        preferred=True,
+        images=True,
+        over_vectors={"learner.batch_size": 64},
+        over_images={"dqn.hidden_sizes": (256, 256), "dqn.lr": 3e-4, "dqn.huber": 1.0},
+    ),
+)

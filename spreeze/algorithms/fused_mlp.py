@@ -68,8 +68,10 @@ _OWN = "spreeze.algorithms.own_networks"  # loaded only where a user brings a ne
 def row_chunks(device: torch.device, rows: int, parts: int = 1) -> list[list[slice]]:
     """The rows in equal parts, each cut into what goes through a network at once."""
     step = CHUNK_ROWS if device.type == "cpu" else rows
-    return [[slice(start, min(start + step, end)) for start in range(begin, end, step)]
-            for begin, end in pairwise(rows * index // parts for index in range(parts + 1))]
+    return [
+        [slice(start, min(start + step, end)) for start in range(begin, end, step)]
+        for begin, end in pairwise(rows * index // parts for index in range(parts + 1))
+    ]
 
 
 def matmuls_by_onednn() -> bool:
@@ -86,7 +88,12 @@ class Parameters:
     """
 
     def __init__(
-        self, flat: Tensor, sizes: tuple[int, ...], stack: int, views: list[Tensor] | None = None, *,
+        self,
+        flat: Tensor,
+        sizes: tuple[int, ...],
+        stack: int,
+        views: list[Tensor] | None = None,
+        *,
         layers: HiddenLayers = RELU,
     ) -> None:
         self.flat, self.sizes, self.stack, self.layers = flat, sizes, stack, layers
@@ -157,7 +164,10 @@ def parameter_count(sizes: tuple[int, ...], stack: int, layers: HiddenLayers = R
 
 
 def new_parameters(
-    sizes: tuple[int, ...], stack: int, device: torch.device, dtype: torch.dtype | None = None,
+    sizes: tuple[int, ...],
+    stack: int,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
     layers: HiddenLayers = RELU,
 ) -> Parameters:
     """Zeroed parameters (or their gradient) of S perceptrons; ``sizes`` = (inputs, hidden ..., outputs)."""
@@ -192,8 +202,15 @@ class Tape:
     loss_scratch: Tensor | None = None
 
     def __init__(
-        self, hidden: list[Tensor], grads: list[Tensor], out: Tensor, grad_out: Tensor, *,
-        layers: HiddenLayers = RELU, preactivations: list[Tensor] | None = None, scales: list[Tensor] | None = None,
+        self,
+        hidden: list[Tensor],
+        grads: list[Tensor],
+        out: Tensor,
+        grad_out: Tensor,
+        *,
+        layers: HiddenLayers = RELU,
+        preactivations: list[Tensor] | None = None,
+        scales: list[Tensor] | None = None,
         scratch: list[Tensor] | None = None,
     ) -> None:
         self.hidden, self.grads, self.out, self.grad_out, self.layers = hidden, grads, out, grad_out, layers
@@ -219,8 +236,16 @@ class Tape:
         preactivations = [torch.zeros_like(part) for part in hidden if parameters.layers.keeps_preactivations]
         scales = [part.new_zeros(stack, rows, 1) for part in preactivations]
         shared = {part.shape: torch.zeros_like(part) for part in preactivations}
-        return cls(hidden, grads, out, grad_out, layers=parameters.layers, preactivations=preactivations, scales=scales,
-                   scratch=[shared[part.shape] for part in preactivations])
+        return cls(
+            hidden,
+            grads,
+            out,
+            grad_out,
+            layers=parameters.layers,
+            preactivations=preactivations,
+            scales=scales,
+            scratch=[shared[part.shape] for part in preactivations],
+        )
 
     def part(self, begin: int, end: int) -> Tape:
         """These buffers, rows ``begin`` to ``end``."""
@@ -235,8 +260,16 @@ class Tape:
             [_closed(part[: len(out), rows]) for part in some]
             for some in (self.hidden, self.grads, self.preactivations, self.scales, self.scratch)
         )
-        return Tape(hidden, grads, _closed(out), _closed(grad_out), layers=self.layers, preactivations=preactivations,
-                    scales=scales, scratch=scratch)
+        return Tape(
+            hidden,
+            grads,
+            _closed(out),
+            _closed(grad_out),
+            layers=self.layers,
+            preactivations=preactivations,
+            scales=scales,
+            scratch=scratch,
+        )
 
 
 def _closed(tensor: Tensor) -> Tensor:
@@ -301,7 +334,12 @@ def relu_layer(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
 
 
 def mlp_backward(
-    parameters: Parameters, tape: Tape, x_t: Tensor | None, gradient: Parameters | None, *, add: bool = False,
+    parameters: Parameters,
+    tape: Tape,
+    x_t: Tensor | None,
+    gradient: Parameters | None,
+    *,
+    add: bool = False,
     streams: StreamPair | None = None,
 ) -> Tensor:
     """Back-propagates ``tape.grad_out`` to the first layer's pre-activation [S, M, H_0], which is returned.
@@ -313,8 +351,10 @@ def mlp_backward(
         return parameters.backward(tape, tape.grad_out, gradient, add=add)
     for index in range(len(tape.hidden), -1, -1):
         if streams is not None and gradient is not None and index:
-            streams.both(partial(input_gradients, parameters, tape, index),
-                         partial(weight_gradients, tape, x_t, gradient, index, add=add))
+            streams.both(
+                partial(input_gradients, parameters, tape, index),
+                partial(weight_gradients, tape, x_t, gradient, index, add=add),
+            )
             continue
         if gradient is not None:
             weight_gradients(tape, x_t, gradient, index, add=add)
@@ -332,7 +372,8 @@ def mlp_gradients(parameters: Parameters, tape: Tape) -> Tensor:
         return parameters.backward(tape, torch.ones_like(tape.grad_out), None, add=False)
     if tape.layers == RELU:
         torch.ops.aten.threshold_backward.grad_input(
-            parameters.head_weight, tape.hidden[-1], 0.0, grad_input=tape.grads[-1])
+            parameters.head_weight, tape.hidden[-1], 0.0, grad_input=tape.grads[-1]
+        )
     else:
         _through_activation(parameters, tape, len(tape.hidden) - 1, tape.grads[-1].copy_(parameters.head_weight))
     for index in range(len(tape.hidden) - 1, 0, -1):
@@ -363,8 +404,11 @@ def _through_activation(parameters: Parameters, tape: Tape, index: int, grad: Te
         grad.copy_(torch.ops.aten.elu_backward(grad, 1.0, 1.0, 1.0, True, hidden))
     else:
         inputs = torch.add(tape.preactivations[index], parameters.biases[index], out=tape.scratch[index])
-        grad.copy_(torch.ops.aten.silu_backward(grad, inputs) if activation == "silu"
-                   else torch.ops.aten.gelu_backward(grad, inputs, approximate="tanh"))
+        grad.copy_(
+            torch.ops.aten.silu_backward(grad, inputs)
+            if activation == "silu"
+            else torch.ops.aten.gelu_backward(grad, inputs, approximate="tanh")
+        )
     if tape.layers.layer_norm:
         # With n = scale (s - mean s): ds = scale (dn - mean dn - n mean(n dn)); the bias comes after the norm.
         tape.bias_gradients[index] = grad.sum(1, keepdim=True)
@@ -587,8 +631,9 @@ class MlpPasses:
         """``mlp_backward`` of the tape's ``grad_out`` with weight gradients; x_t is [1, I, M]."""
         for rows, tape in self._down:
             if self._pair is None or len(tape.hidden) < 2:
-                mlp_backward(self._parameters, tape, x_t[:, :, rows], gradient, add=rows.start > 0,
-                             streams=self._streams)
+                mlp_backward(
+                    self._parameters, tape, x_t[:, :, rows], gradient, add=rows.start > 0, streams=self._streams
+                )
             else:
                 self._by_both(self._pair, tape, x_t[:, :, rows], gradient, add=rows.start > 0)
 
@@ -602,5 +647,7 @@ class MlpPasses:
                 if index == 1:
                     weight_gradients(tape, x_t, gradient, 0, add=add)
 
-            pair.both(lambda index=index: weight_gradients(tape, x_t, gradient, index, add=add),  # type: ignore[misc]
-                      way_down)
+            pair.both(
+                lambda index=index: weight_gradients(tape, x_t, gradient, index, add=add),  # type: ignore[misc]
+                way_down,
+            )

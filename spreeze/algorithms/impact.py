@@ -41,10 +41,12 @@ from spreeze.types import EnvSpec, RolloutBatch
 class ImpalaConfig(AnyAgeConfig):
     """Importance-weighted actor-learner (Espeholt et al. 2018, arXiv 1802.01561), with Adam."""
 
-    gae_lambda: float = setting(1.0, "lambda of V-trace; 1: returns alone (arXiv 1802.01561, remark 2)", low=0.0,
-                                high=1.0)
-    normalize_advantage: bool = setting(False, "scale the weighted advantages of a rollout to mean 0 and standard "
-                                        "deviation 1")
+    gae_lambda: float = setting(
+        1.0, "lambda of V-trace; 1: returns alone (arXiv 1802.01561, remark 2)", low=0.0, high=1.0
+    )
+    normalize_advantage: bool = setting(
+        False, "scale the weighted advantages of a rollout to mean 0 and standard deviation 1"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,27 +55,52 @@ class AppoConfig(AnyAgeConfig):
 
     uses: int = setting(20, "how often a rollout is used at most (K)", low=1, high=65_535)
     clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
-    vtrace: bool = setting(True, "advantages and targets of values by V-trace; false: by generalised advantage "
-                           "estimation, as if the policy that collected were the newest")
-    target_kl: float | None = setting(None, "divergence from the policy in the ratio's denominator, mean of the "
-                                      "updates of a whole buffer, that an adaptive learning rate aims at, "
-                                      "below lr", unit="nat", low=1e-6, high=10.0)
+    vtrace: bool = setting(
+        True,
+        "advantages and targets of values by V-trace; false: by generalised advantage "
+        "estimation, as if the policy that collected were the newest",
+    )
+    target_kl: float | None = setting(
+        None,
+        "divergence from the policy in the ratio's denominator, mean of the "
+        "updates of a whole buffer, that an adaptive learning rate aims at, "
+        "below lr",
+        unit="nat",
+        low=1e-6,
+        high=10.0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImpactConfig(AppoConfig):
     """Importance-weighted asynchronous architecture with clipped target networks (arXiv 1912.00167)."""
 
-    ratio: str = setting("R3", "what is clipped: R3, pi over max(pi_target, pi_worker / rho); or the paper's ablations "
-                         "R1, pi over pi_target, and R2, pi over pi_worker", choices=("R1", "R2", "R3"))
+    ratio: str = setting(
+        "R3",
+        "what is clipped: R3, pi over max(pi_target, pi_worker / rho); or the paper's ablations "
+        "R1, pi over pi_target, and R2, pi over pi_worker",
+        choices=("R1", "R2", "R3"),
+    )
     rho: float = setting(2.0, "bound of pi_worker over pi_target in R3", low=1.0, high=1e6)
-    target_interval: int = setting(0, "updates between two copies into the target network (t_target); 0: those "
-                                   "of a whole buffer, slots x uses x minibatches", unit="updates", low=0, high=10**9)
-    kl_coef: float = setting(0.0, "weight of the divergence from the target policy at the start; 0: without",
-                             low=0.0, high=1e6)
-    kl_target: float = setting(0.01, "divergence, mean of the updates of a whole buffer, at which that weight stays; "
-                               "above twice of it grows by half, below half of it is halved", unit="nat", low=1e-6,
-                               high=10.0)
+    target_interval: int = setting(
+        0,
+        "updates between two copies into the target network (t_target); 0: those "
+        "of a whole buffer, slots x uses x minibatches",
+        unit="updates",
+        low=0,
+        high=10**9,
+    )
+    kl_coef: float = setting(
+        0.0, "weight of the divergence from the target policy at the start; 0: without", low=0.0, high=1e6
+    )
+    kl_target: float = setting(
+        0.01,
+        "divergence, mean of the updates of a whole buffer, at which that weight stays; "
+        "above twice of it grows by half, below half of it is halved",
+        unit="nat",
+        low=1e-6,
+        high=10.0,
+    )
 
 
 class Evaluated(NamedTuple):
@@ -86,8 +113,12 @@ class Evaluated(NamedTuple):
     def chunk(self, count: int) -> list[Evaluated]:
         """Equal parts of consecutive rows, as views."""
         columns = [column.chunk(count) for column in self.samples]
-        return [Evaluated(Samples(*rows), out, log_std) for *rows, out, log_std in zip(
-            *columns, self.out.chunk(count, 1), self.log_std.chunk(count, 1), strict=True)]
+        return [
+            Evaluated(Samples(*rows), out, log_std)
+            for *rows, out, log_std in zip(
+                *columns, self.out.chunk(count, 1), self.log_std.chunk(count, 1), strict=True
+            )
+        ]
 
 
 class EvaluatedRollouts:
@@ -114,8 +145,11 @@ class EvaluatedRollouts:
         rows = len(samples.target)
         if self._block is None:
             room = self._room * rows
-            self._block = Evaluated(Samples(*(column.new_empty((room, *column.shape[1:])) for column in samples)),
-                                    out.new_empty((len(out), room)), log_std.new_empty((len(log_std), room)))
+            self._block = Evaluated(
+                Samples(*(column.new_empty((room, *column.shape[1:])) for column in samples)),
+                out.new_empty((len(out), room)),
+                log_std.new_empty((len(log_std), room)),
+            )
         place = self._free.pop()
         mine = slice(place * rows, (place + 1) * rows)
         for stored, column in zip(self._block.samples, samples, strict=True):
@@ -153,8 +187,11 @@ class EvaluatedRollouts:
         if count > 1:
             index = index[torch.randperm(rows, generator=self._generator)]
         index = index.to(samples.target.device)
-        return Evaluated(Samples(*(column.index_select(0, index) for column in samples)), out.index_select(1, index),
-                         log_std.index_select(1, index))
+        return Evaluated(
+            Samples(*(column.index_select(0, index) for column in samples)),
+            out.index_select(1, index),
+            log_std.index_select(1, index),
+        )
 
 
 class AnyAge(OnPolicyAlgorithm):
@@ -199,8 +236,14 @@ class AnyAge(OnPolicyAlgorithm):
             reward = self._scaled(batch.reward, *ended, sampler, is_new=is_new)
             rho = np.minimum(ratio, config.rho_bar)
             excess, ahead = losses.vtrace(
-                reward, old, self._next_values(batch, old, self._normalizer), *ended, config.gamma, config.gae_lambda,
-                rho, np.minimum(ratio, config.c_bar),
+                reward,
+                old,
+                self._next_values(batch, old, self._normalizer),
+                *ended,
+                config.gamma,
+                config.gae_lambda,
+                rho,
+                np.minimum(ratio, config.c_bar),
             )
             target = excess + old
             self._explained_variance = losses.explained_variance(old, target)
@@ -299,8 +342,11 @@ class Appo(AnyAge):
         if not self._adapts:
             return super().state_json()
         sums = [total if math.isfinite(total) else None for total in self._divergence_sums.tolist()]
-        return super().state_json() | {"step_share": self._step_share, "divergences": self._divergences,
-                                       "divergence_sums": sums}
+        return super().state_json() | {
+            "step_share": self._step_share,
+            "divergences": self._divergences,
+            "divergence_sums": sums,
+        }
 
     def load_state_json(self, state: dict[str, Any]) -> None:
         super().load_state_json(state)
@@ -403,8 +449,7 @@ class Impact(Appo):
 
 
 # One update takes the rollout of one sampler by default, so rollouts are as short as PPO's minibatches.
-_ANY_AGE: dict[str, Any] = {
-    "any_age": True, "defaults": {"rollout.correction": "none", "rollout.sync_interval": 16}}
+_ANY_AGE: dict[str, Any] = {"any_age": True, "defaults": {"rollout.correction": "none", "rollout.sync_interval": 16}}
 ALGORITHMS = (
     AlgorithmRow(name="impact", config=ImpactConfig, on_policy=Impact, **_ANY_AGE),
     AlgorithmRow(name="appo", config=AppoConfig, on_policy=Appo, **_ANY_AGE),

@@ -192,8 +192,14 @@ def clipped_value_error(value: Tensor, target: Tensor, old_value: Tensor, clip: 
 
 
 def advantages(
-    reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
-    gamma: float, lam: float, weight: np.ndarray | float = 1.0,
+    reward: np.ndarray,
+    value: np.ndarray,
+    next_value: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    gamma: float,
+    lam: float,
+    weight: np.ndarray | float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Value targets and generalised advantage estimates (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
 
@@ -215,8 +221,15 @@ def advantages(
 
 
 def vtrace(
-    reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
-    gamma: float, lam: float, rho: np.ndarray | float, c: np.ndarray | float,
+    reward: np.ndarray,
+    value: np.ndarray,
+    next_value: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    gamma: float,
+    lam: float,
+    rho: np.ndarray | float,
+    c: np.ndarray | float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """V-trace with separate weights: ``v_t - V_t`` and ``r_t + gamma v_(t+1) - V_t``, both [T, N].
 

@@ -107,8 +107,14 @@ class OffPolicyAlgorithm(Algorithm):
     """Updates after which the same sequence of steps repeats: the steps depend on the update's number only."""
 
     def __init__(
-        self, actor: TrainedNetworks[Parameters] | None, critics: CriticNetworks[Any], noise: torch.Generator,
-        meta: dict[str, Any], placement: Placement | None = None, *, overlap: bool = False,
+        self,
+        actor: TrainedNetworks[Parameters] | None,
+        critics: CriticNetworks[Any],
+        noise: torch.Generator,
+        meta: dict[str, Any],
+        placement: Placement | None = None,
+        *,
+        overlap: bool = False,
     ) -> None:
         super().__init__(noise, meta)
         self.actor, self.critics = actor, critics
@@ -266,7 +272,12 @@ class TrainedNetworks(Generic[F]):
     """The networks of one side: online, gradient, optional target copy, and Adam."""
 
     def __init__(
-        self, make: Callable[[], F], lr: float, generator: torch.Generator, *, target: bool = True,
+        self,
+        make: Callable[[], F],
+        lr: float,
+        generator: torch.Generator,
+        *,
+        target: bool = True,
         max_norm: float | None = None,
     ) -> None:
         self.online, self.gradient = make(), make()
@@ -353,12 +364,16 @@ class _Buffers:
         (chunks,) = row_chunks(like.device, rows)
         groups = [(networks, slice(0, stack))] if pair is None and len(chunks) == 1 else each
         scratch = [Tape.allocate(groups[0][0][0], chunks[0].stop) for _ in range(1 if pair is None else 2)]
-        self.groups = [[Chunk(*group, self, scratch[index % len(scratch)], chunk) for chunk in chunks]
-                       for index, group in enumerate(groups)]
+        self.groups = [
+            [Chunk(*group, self, scratch[index % len(scratch)], chunk) for chunk in chunks]
+            for index, group in enumerate(groups)
+        ]
         """Chunks of the whole stack, or of each critic."""
         threads = 2 if isinstance(pair, ThreadPair) else 1
-        self.first = [[Chunk(*each[0], self, scratch[thread], chunk) for chunk in share]
-                      for thread, share in enumerate(row_chunks(like.device, rows, threads))]
+        self.first = [
+            [Chunk(*each[0], self, scratch[thread], chunk) for chunk in share]
+            for thread, share in enumerate(row_chunks(like.device, rows, threads))
+        ]
         """Chunks of the first critic alone; with a pair of threads half of the rows for each."""
 
     def fill(self, obs: Tensor, action: Tensor) -> None:
@@ -378,8 +393,16 @@ class Critics(CriticNetworks[Parameters]):
     """
 
     def __init__(
-        self, config: ActorCriticConfig, obs_dim: int, action_dim: int, stack: int, generator: torch.Generator,
-        device: torch.device, layers: HiddenLayers = RELU, *, outputs: int = 1,
+        self,
+        config: ActorCriticConfig,
+        obs_dim: int,
+        action_dim: int,
+        stack: int,
+        generator: torch.Generator,
+        device: torch.device,
+        layers: HiddenLayers = RELU,
+        *,
+        outputs: int = 1,
     ) -> None:
         sizes = (obs_dim + action_dim, *config.hidden_sizes, outputs)
         super().__init__(lambda: new_parameters(sizes, stack, device, layers=layers), config.critic_lr, generator)
@@ -427,8 +450,9 @@ class Critics(CriticNetworks[Parameters]):
                 x = obs_action[chunk.rows].expand(chunk.stack, -1, -1)
                 mlp_forward(chunk.online, x, chunk.tape)
                 fill(chunk)
-                mlp_backward(chunk.online, chunk.tape, x.transpose(1, 2), chunk.gradient, add=not chunk.is_first,
-                             streams=streams)
+                mlp_backward(
+                    chunk.online, chunk.tape, x.transpose(1, 2), chunk.gradient, add=not chunk.is_first, streams=streams
+                )
 
         self._each(differentiate, buffers.groups)
         self.adam.step()
@@ -476,8 +500,16 @@ class ActionValues(CriticNetworks[N]):
     """Networks Q(s, .) [K], optionally with duelling streams; subclasses evaluate and differentiate them."""
 
     def __init__(
-        self, inputs: int, num_actions: int, hidden_sizes: tuple[int, ...], lr: float, generator: torch.Generator,
-        make: Callable[[tuple[int, ...]], N], *, duelling: bool, max_norm: float | None = None,
+        self,
+        inputs: int,
+        num_actions: int,
+        hidden_sizes: tuple[int, ...],
+        lr: float,
+        generator: torch.Generator,
+        make: Callable[[tuple[int, ...]], N],
+        *,
+        duelling: bool,
+        max_norm: float | None = None,
     ) -> None:
         sizes = (inputs, *hidden_sizes, num_actions)
         if duelling:
@@ -529,13 +561,29 @@ class DiscreteCritics(ActionValues[Parameters]):
     """S networks over vectors."""
 
     def __init__(
-        self, obs_dim: int, num_actions: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
-        generator: torch.Generator, device: torch.device, *, duelling: bool = False, layers: HiddenLayers = RELU,
+        self,
+        obs_dim: int,
+        num_actions: int,
+        hidden_sizes: tuple[int, ...],
+        stack: int,
+        lr: float,
+        generator: torch.Generator,
+        device: torch.device,
+        *,
+        duelling: bool = False,
+        layers: HiddenLayers = RELU,
         max_norm: float | None = None,
     ) -> None:
-        super().__init__(obs_dim, num_actions, hidden_sizes, lr, generator,
-                         lambda sizes: new_parameters(sizes, stack, device, layers=layers), duelling=duelling,
-                         max_norm=max_norm)
+        super().__init__(
+            obs_dim,
+            num_actions,
+            hidden_sizes,
+            lr,
+            generator,
+            lambda sizes: new_parameters(sizes, stack, device, layers=layers),
+            duelling=duelling,
+            max_norm=max_norm,
+        )
 
     def _q(self, obs: Tensor, networks: Parameters, *, record: bool = False) -> Tensor:
         if self._buffers is None or self._buffers.out.shape[2] != len(obs):

@@ -12,6 +12,7 @@ none           the update at theta(j), as if theta(j) had collected D(j - 1)
 truncated-is   the update at theta(j), each sample weighted by min(1, pi_theta(j) / pi_theta(j - 1))
 =============  =========================================================================================
 """
+
 from __future__ import annotations
 
 import math
@@ -73,7 +74,13 @@ class OnPolicyAlgorithm(Algorithm):
     """True if a rollout gives one gradient step on all of it: then values and gradient share one pass."""
 
     def __init__(
-        self, spec: EnvSpec, config: OnPolicyConfig, seed: int, device: str, correction: str, *,
+        self,
+        spec: EnvSpec,
+        config: OnPolicyConfig,
+        seed: int,
+        device: str,
+        correction: str,
+        *,
         normalize_obs: bool = False,
     ) -> None:
         if correction not in CORRECTIONS:
@@ -94,12 +101,14 @@ class OnPolicyAlgorithm(Algorithm):
         if spec.frames is not None:
             refuse_layers(layers, self.name, HiddenLayers(type(config)().activation))
         self.net: MlpActorCritic | ConvActorCritic = (
-            MlpActorCritic(spec.obs_dim, *shape, layers) if spec.frames is None
+            MlpActorCritic(spec.obs_dim, *shape, layers)
+            if spec.frames is None
             else ConvActorCritic(spec.frames, config.cnn, *shape)
         )
         self.net.log_std.fill_(config.initial_log_std)
         self._kind: CategoricalDistribution | GaussianDistribution = (
-            GaussianDistribution(self.net.log_std, self.net.grad_log_std) if spec.choices is None
+            GaussianDistribution(self.net.log_std, self.net.grad_log_std)
+            if spec.choices is None
             else CategoricalDistribution(spec.choices.nvec)
         )
         self._masked = spec.action_mask
@@ -115,11 +124,18 @@ class OnPolicyAlgorithm(Algorithm):
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
         self._returns = DiscountedReturns(config.gamma) if scales else None
         image = {"cnn": config.cnn, "image": self.net.image} if isinstance(self.net, ConvActorCritic) else {}
-        super().__init__(torch.Generator().manual_seed(seed + 1), {
-            **self._kind.meta, "obs_dim": spec.obs_dim, "hidden_sizes": list(self.net.hidden_sizes),
-            **self.net.layers.meta, "activation": self.net.layers.activation, **image,
-            **({"action_mask": True} if spec.action_mask else {}),
-        })
+        super().__init__(
+            torch.Generator().manual_seed(seed + 1),
+            {
+                **self._kind.meta,
+                "obs_dim": spec.obs_dim,
+                "hidden_sizes": list(self.net.hidden_sizes),
+                **self.net.layers.meta,
+                "activation": self.net.layers.activation,
+                **image,
+                **({"action_mask": True} if spec.action_mask else {}),
+            },
+        )
         self._latest: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         """Objective, log-ratio, value and target [M] of the latest gradient; no view of a rollout's data, which is
         valid only during ``learn``."""
@@ -190,8 +206,13 @@ class OnPolicyAlgorithm(Algorithm):
         ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
         reward = self._scaled(batch.reward, *ended)
         target, advantage = losses.advantages(
-            reward, old, self._next_values(batch, old, normalizer), *ended, self._config.gamma,
-            self._config.gae_lambda, weight.cpu().numpy().reshape(steps, envs),
+            reward,
+            old,
+            self._next_values(batch, old, normalizer),
+            *ended,
+            self._config.gamma,
+            self._config.gae_lambda,
+            weight.cpu().numpy().reshape(steps, envs),
         )
         self._explained_variance = losses.explained_variance(old, target)
         if self._config.normalize_advantage:
@@ -201,8 +222,7 @@ class OnPolicyAlgorithm(Algorithm):
         return samples, passed if self.single_step else None
 
     def _scaled(
-        self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, source: int = 0, *,
-        is_new: bool = True,
+        self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, source: int = 0, *, is_new: bool = True
     ) -> np.ndarray:
         """A rollout's rewards [T, N] in units of the returns' deviation, to which those that are new are added first.
 
@@ -262,16 +282,18 @@ class OnPolicyAlgorithm(Algorithm):
         if self._latest is None:
             return {}
         objective, _, value, target = self._latest
-        return finite({
-            "policy_loss": -objective.mean().item(),
-            "value_loss": 0.5 * (value - target).square().mean().item() * self.return_scale**2,
-            "entropy": self._kind.entropy(),
-            "approx_kl": self._divergence().item(),
-            "explained_variance": self._explained_variance,
-            "learning_rate": self.optimiser.lr,
-            "grad_norm": self.optimiser.gradient_norm,
-            "return_scale": self.return_scale,
-        })
+        return finite(
+            {
+                "policy_loss": -objective.mean().item(),
+                "value_loss": 0.5 * (value - target).square().mean().item() * self.return_scale**2,
+                "entropy": self._kind.entropy(),
+                "approx_kl": self._divergence().item(),
+                "explained_variance": self._explained_variance,
+                "learning_rate": self.optimiser.lr,
+                "grad_norm": self.optimiser.gradient_norm,
+                "return_scale": self.return_scale,
+            }
+        )
 
     def _clip_share(self, clip: float) -> dict[str, float]:
         """Share of the latest minibatch whose ratio is outside of ``1 - clip .. 1 + clip``, as a metric."""
@@ -308,6 +330,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     def share_gradients(self, reduce: Callable[[np.ndarray, int], np.ndarray]) -> None:
         """From now on each step takes ``reduce(gradient [d], number of the step)`` as its gradient."""
+
         def exchange(gradient: Tensor) -> None:
             gradient.copy_(torch.from_numpy(reduce(self.gradient(), self.updates)))
 
@@ -320,8 +343,10 @@ class OnPolicyAlgorithm(Algorithm):
     def load_state_json(self, state: dict[str, Any]) -> None:
         super().load_state_json(state)
         if state.get("correction") != self.correction:
-            raise CheckpointError(f"checkpoint was made with correction '{state.get('correction')}', not "
-                                  f"'{self.correction}'; use the same")
+            raise CheckpointError(
+                f"checkpoint was made with correction '{state.get('correction')}', not "
+                f"'{self.correction}'; use the same"
+            )
         for name, part in self._statistics().items():
             if name not in state:
                 raise CheckpointError(f"checkpoint has no '{name}'; use the settings that it was made with")
@@ -355,8 +380,14 @@ class MlpActorCritic:
     """
 
     def __init__(
-        self, obs_dim: int, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...], generator: torch.Generator,
-        device: torch.device, layers: HiddenLayers,
+        self,
+        obs_dim: int,
+        outputs: int,
+        num_log_std: int,
+        hidden_sizes: tuple[int, ...],
+        generator: torch.Generator,
+        device: torch.device,
+        layers: HiddenLayers,
     ) -> None:
         sizes = (obs_dim, *hidden_sizes, outputs)
         count = parameter_count(sizes, 2, layers)
@@ -441,13 +472,19 @@ class CategoricalDistribution:
         """Gradient of ``sum(grad_log_prob log pi) - entropy_weight sum H`` by the outputs [K, M]."""
         if len(self._nvec) == 1:
             return losses.categorical_backward(self._log_pi[0], self._index[0], grad_log_prob, entropy_weight)
-        return _joined([losses.categorical_backward(log_pi, index, grad_log_prob, entropy_weight)
-                        for log_pi, index in zip(self._log_pi, self._index, strict=True)])
+        return _joined(
+            [
+                losses.categorical_backward(log_pi, index, grad_log_prob, entropy_weight)
+                for log_pi, index in zip(self._log_pi, self._index, strict=True)
+            ]
+        )
 
     def kl(self, out_p: Tensor, out_q: Tensor) -> tuple[Tensor, Tensor]:
         """``KL(p, q)`` [M] in nat of policies with outputs [K, M], and its gradient [K, M] by those of q."""
-        found = [losses.categorical_kl(torch.log_softmax(p, 0), torch.log_softmax(q, 0))
-                 for p, q in zip(self._split(out_p), self._split(out_q), strict=True)]
+        found = [
+            losses.categorical_kl(torch.log_softmax(p, 0), torch.log_softmax(q, 0))
+            for p, q in zip(self._split(out_p), self._split(out_q), strict=True)
+        ]
         return _sum([divergence for divergence, _ in found]), _joined([gradient for _, gradient in found])
 
     def entropy(self) -> float:

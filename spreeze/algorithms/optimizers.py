@@ -110,8 +110,9 @@ class FlatAdam(_Guarded):
         self._on_cpu = parameters.device.type == "cpu"
         self._square = torch.zeros_like(self._norm)
         """Square of the gradient's norm, on a GPU."""
-        self._parts = [list(torch.split(whole, _part_size(whole)))
-                       for whole in (parameters, gradient, self._m, self._v)]
+        self._parts = [
+            list(torch.split(whole, _part_size(whole))) for whole in (parameters, gradient, self._m, self._v)
+        ]
         self._steps_of_parts = [self._steps] * len(self._parts[0])
 
     @property
@@ -150,9 +151,17 @@ class FlatAdam(_Guarded):
             self._steps.add_(self._one)
         fused: Any = torch._fused_adamw_ if self.weight_decay else torch._fused_adam_
         fused(
-            *self._parts, [], self._steps_of_parts,
-            lr=self.lr if self._scaled_lr is None else self._scaled_lr, beta1=_BETA_1, beta2=_BETA_2,
-            weight_decay=self.weight_decay, eps=self._eps, amsgrad=False, maximize=False, grad_scale=None,
+            *self._parts,
+            [],
+            self._steps_of_parts,
+            lr=self.lr if self._scaled_lr is None else self._scaled_lr,
+            beta1=_BETA_1,
+            beta2=_BETA_2,
+            weight_decay=self.weight_decay,
+            eps=self._eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=None,
             found_inf=bad,
         )
 

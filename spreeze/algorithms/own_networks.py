@@ -96,18 +96,23 @@ def modules_of(layers: HiddenLayers, sizes: tuple[int, ...], stack: int, seed: i
         if not isinstance(made[0], torch.nn.Module):
             raise ConfigError(f"network {row.name!r}: make gave {type(made[0]).__name__}; expected a torch.nn.Module")
         if any(True for _ in made[0].buffers()):
-            raise ConfigError(f"network {row.name!r} has buffers, such as those of batch norm, which would not be "
-                              "published with its weights; use layers that have parameters alone")
+            raise ConfigError(
+                f"network {row.name!r} has buffers, such as those of batch norm, which would not be "
+                "published with its weights; use layers that have parameters alone"
+            )
         like = next(made[0].parameters())
         with torch.no_grad():
             out = made[0](like.new_zeros(3, sizes[0]))
     if not isinstance(out, torch.Tensor):
-        raise ConfigError(f"network {row.name!r}: it gave {type(out).__name__} in place of a tensor, as recurrent "
-                          "layers do, whose state no rollout and no replay keeps; use a network from rows to rows")
+        raise ConfigError(
+            f"network {row.name!r}: it gave {type(out).__name__} in place of a tensor, as recurrent "
+            "layers do, whose state no rollout and no replay keeps; use a network from rows to rows"
+        )
     shape = tuple(out.shape)
     if shape != (3, sizes[-1]):
-        raise ConfigError(f"network {row.name!r}: {sizes[0]} inputs of 3 rows gave the shape {shape}; expected "
-                          f"(3, {sizes[-1]})")
+        raise ConfigError(
+            f"network {row.name!r}: {sizes[0]} inputs of 3 rows gave the shape {shape}; expected (3, {sizes[-1]})"
+        )
     return [module.eval() for module in made]
 
 

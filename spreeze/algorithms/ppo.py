@@ -36,12 +36,22 @@ class PPOConfig(OnPolicyConfig):
     clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
     clip_value: bool = setting(False, "keep new values within clip of the old ones")
     epochs: int = setting(10, "passes over the data of a rollout", low=1, high=1000)
-    minibatch_size: int = setting(64, "env steps in one minibatch (SB3: batch_size); the nearest size that cuts a "
-                                  "rollout into equal parts", unit="env steps", low=1, high=2**24)
+    minibatch_size: int = setting(
+        64,
+        "env steps in one minibatch (SB3: batch_size); the nearest size that cuts a rollout into equal parts",
+        unit="env steps",
+        low=1,
+        high=2**24,
+    )
     adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
-    target_kl: float | None = setting(None, "KL divergence of the update from one rollout that an adaptive learning "
-                                      "rate, at most lr, aims at; SB3 leaves epochs out instead", unit="nat", low=1e-6,
-                                      high=10.0)
+    target_kl: float | None = setting(
+        None,
+        "KL divergence of the update from one rollout that an adaptive learning "
+        "rate, at most lr, aims at; SB3 leaves epochs out instead",
+        unit="nat",
+        low=1e-6,
+        high=10.0,
+    )
 
     def minibatches_of(self, rows: int) -> int:
         """The number of equal minibatches whose size is nearest to ``minibatch_size``, by ratio."""
@@ -105,5 +115,12 @@ class PPO(OnPolicyAlgorithm):
 
 # The clip already bounds how far data of an earlier policy leads; a delayed displacement of a whole loop of updates is
 # made twice before its effect is seen.
-ALGORITHMS = (AlgorithmRow(name="ppo", config=PPOConfig, on_policy=PPO, defaults={"rollout.correction": "none"},
-                           for_discrete={"ppo.entropy_coef": 0.01}),)
+ALGORITHMS = (
+    AlgorithmRow(
+        name="ppo",
+        config=PPOConfig,
+        on_policy=PPO,
+        defaults={"rollout.correction": "none"},
+        for_discrete={"ppo.entropy_coef": 0.01},
+    ),
+)

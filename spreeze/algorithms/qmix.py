@@ -53,12 +53,18 @@ _LONGEST = 2.0
 class QMIXConfig(ActionValueConfig):
     """QMIX for teams of agents (Rashid et al. 2018, arXiv 1803.11485), and VDN (arXiv 1706.05296) as its ablation."""
 
-    hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer of the agents' network",
-                                            unit="units", low=1, high=4096, fixed=True)
-    mixer: str = setting("qmix", "how agents' values make the team's: qmix, a network that rises in each and reads the "
-                         "state; vdn, their sum", choices=("qmix", "vdn"), fixed=True)
-    mixing_units: int = setting(32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024,
-                                fixed=True)
+    hidden_sizes: tuple[int, ...] = setting(
+        (64, 64), "width of each hidden layer of the agents' network", unit="units", low=1, high=4096, fixed=True
+    )
+    mixer: str = setting(
+        "qmix",
+        "how agents' values make the team's: qmix, a network that rises in each and reads the state; vdn, their sum",
+        choices=("qmix", "vdn"),
+        fixed=True,
+    )
+    mixing_units: int = setting(
+        32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024, fixed=True
+    )
 
 
 class QMIX(OffPolicyAlgorithm):
@@ -67,22 +73,42 @@ class QMIX(OffPolicyAlgorithm):
     critics: TeamValues
 
     def __init__(
-        self, obs_dim: int, num_actions: int, config: QMIXConfig, seed: int, device: str = "cpu", *,
-        team: TeamSpec, network: NetworkRow | None = None,
+        self,
+        obs_dim: int,
+        num_actions: int,
+        config: QMIXConfig,
+        seed: int,
+        device: str = "cpu",
+        *,
+        team: TeamSpec,
+        network: NetworkRow | None = None,
     ) -> None:
         if network is not None:
-            raise ConfigError(f"qmix.network = {network.name!r}: agents share a perceptron; leave the setting out, and "
-                              "choose qmix.hidden_sizes")
+            raise ConfigError(
+                f"qmix.network = {network.name!r}: agents share a perceptron; leave the setting out, and "
+                "choose qmix.hidden_sizes"
+            )
         there = torch.device(device)
         noise = torch.Generator(there).manual_seed(seed + 1)
         self.critics = TeamValues(team, config, torch.Generator().manual_seed(seed), there)
         self._config, self.period = config, config.target_interval
-        super().__init__(None, self.critics, noise, {
-            "policy": "q_values", "obs_dim": obs_dim, "num_actions": num_actions, "team_obs_dim": team.obs_dim,
-            "team_actions": list(team.actions), "hidden_sizes": list(config.hidden_sizes),
-            "activation": config.activation, "epsilon_start": config.epsilon_start, "epsilon_end": config.epsilon_end,
-            "epsilon_env_steps": config.epsilon_env_steps,
-        })
+        super().__init__(
+            None,
+            self.critics,
+            noise,
+            {
+                "policy": "q_values",
+                "obs_dim": obs_dim,
+                "num_actions": num_actions,
+                "team_obs_dim": team.obs_dim,
+                "team_actions": list(team.actions),
+                "hidden_sizes": list(config.hidden_sizes),
+                "activation": config.activation,
+                "epsilon_start": config.epsilon_start,
+                "epsilon_end": config.epsilon_end,
+                "epsilon_env_steps": config.epsilon_env_steps,
+            },
+        )
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Each agent's next action [n, B] as an index: the best of the online network (double) or of the target's."""
@@ -100,8 +126,11 @@ class QMIX(OffPolicyAlgorithm):
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the weights of the agents' network; the mixer only learns."""
         layers = self.critics.online.agents()
-        arrays = {f"{name}{index}": tensor for index, pair in enumerate(layers[:-1])
-                  for name, tensor in zip("wb", pair, strict=True)}
+        arrays = {
+            f"{name}{index}": tensor
+            for index, pair in enumerate(layers[:-1])
+            for name, tensor in zip("wb", pair, strict=True)
+        }
         return host_copies(arrays | {"head_w": layers[-1][0], "head_b": layers[-1][1]})
 
 
@@ -117,8 +146,10 @@ class TeamNetworks:
         """``state_square`` [] is the mean square of a state's values so far."""
         self.team, self._units, self._state_square = team, config.mixing_units, state_square
         self._activate: Callable[[Tensor], Tensor] = (
-            partial(functional.gelu, approximate="tanh") if config.activation == "gelu"
-            else getattr(torch, config.activation, None) or getattr(functional, config.activation))
+            partial(functional.gelu, approximate="tanh")
+            if config.activation == "gelu"
+            else getattr(torch, config.activation, None) or getattr(functional, config.activation)
+        )
         self.state_dim = team.state_dim or team.size * team.obs_dim
         agents = (team.obs_dim + team.size, *config.hidden_sizes, max(team.actions))
         maps = list(pairwise(agents))
@@ -181,9 +212,7 @@ class TeamNetworks:
 class TeamValues(CriticNetworks[TeamNetworks]):
     """Q_tot, online and target."""
 
-    def __init__(
-        self, team: TeamSpec, config: QMIXConfig, generator: torch.Generator, device: torch.device
-    ) -> None:
+    def __init__(self, team: TeamSpec, config: QMIXConfig, generator: torch.Generator, device: torch.device) -> None:
         self._states = torch.tensor([1.0, 0.0], device=device)
         """Mean square of the values of states, and batches that it is of."""
         super().__init__(lambda: TeamNetworks(team, config, device, self._states[0]), config.lr, generator)

@@ -53,16 +53,27 @@ class SACConfig(DistributionalConfig):
 
     alpha_lr: float = setting(1e-3, "learning rate of the temperature (Adam)", low=0.0, high=1.0)
     policy_delay: int = setting(1, "critic steps for one step of actor and temperature", low=1, high=100)
-    initial_alpha: float = setting(0.01, "temperature at the start, in deviations of returns with normalize_returns",
-                                   low=1e-8, high=1e3)
-    max_alpha: float = setting(0.05, "bound of the temperature with discrete actions, in the same unit: else it grows "
-                               "for ever where an episode's end is a loss", low=1e-8, high=1e9)
+    initial_alpha: float = setting(
+        0.01, "temperature at the start, in deviations of returns with normalize_returns", low=1e-8, high=1e3
+    )
+    max_alpha: float = setting(
+        0.05,
+        "bound of the temperature with discrete actions, in the same unit: else it grows "
+        "for ever where an episode's end is a loss",
+        low=1e-8,
+        high=1e9,
+    )
     tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
-    target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat",
-                                               low=-100, high=100)
-    target_entropy_ratio: float = setting(0.5, "target entropy of discrete actions over that of uniform ones; with 0.5 "
-                                          "the best of two to six actions has a probability of 0.9 to 0.8",
-                                          low=0.0, high=1.0)
+    target_entropy_per_action: float = setting(
+        -1.0, "target entropy of one action component", unit="nat", low=-100, high=100
+    )
+    target_entropy_ratio: float = setting(
+        0.5,
+        "target entropy of discrete actions over that of uniform ones; with 0.5 "
+        "the best of two to six actions has a probability of 0.9 to 0.8",
+        low=0.0,
+        high=1.0,
+    )
 
 
 class _Buffers:
@@ -116,8 +127,15 @@ class _SoftActorCritic(OffPolicyAlgorithm):
     _log_alpha_max: float | None = None
 
     def __init__(
-        self, actor: TrainedNetworks[Parameters], critics: CriticNetworks[Any], config: SACConfig, seed: int,
-        meta: dict[str, Any], place: Placement, *, overlap: bool = False,
+        self,
+        actor: TrainedNetworks[Parameters],
+        critics: CriticNetworks[Any],
+        config: SACConfig,
+        seed: int,
+        meta: dict[str, Any],
+        place: Placement,
+        *,
+        overlap: bool = False,
     ) -> None:
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
         super().__init__(actor, critics, noise, meta, place, overlap=overlap)
@@ -169,17 +187,32 @@ class SAC(_SoftActorCritic):
     _buffers: _GaussianBuffers | None
 
     def __init__(
-        self, obs_dim: int, action_dim: int, config: SACConfig, seed: int, device: str = "cpu", *,
-        overlap: bool = False, network: NetworkRow | None = None,
+        self,
+        obs_dim: int,
+        action_dim: int,
+        config: SACConfig,
+        seed: int,
+        device: str = "cpu",
+        *,
+        overlap: bool = False,
+        network: NetworkRow | None = None,
     ) -> None:
         place, hidden = Placement.parse(device), config.actor_sizes
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, 2 * action_dim)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init,
-                                target=False)
-        critics = create_critics(config, obs_dim, action_dim, 2, init, place.critics,
-                                 HiddenLayers(config.activation, config.critic_layer_norm, network))
+        actor = TrainedNetworks(
+            lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init, target=False
+        )
+        critics = create_critics(
+            config,
+            obs_dim,
+            action_dim,
+            2,
+            init,
+            place.critics,
+            HiddenLayers(config.activation, config.critic_layer_norm, network),
+        )
         meta = {"policy": "squashed_gaussian", "obs_dim": obs_dim, "action_dim": action_dim,
                 "hidden_sizes": list(hidden), **layers.meta}  # fmt: skip
         super().__init__(actor, critics, config, seed, meta, place, overlap=overlap)
@@ -264,17 +297,33 @@ class DiscreteSAC(_SoftActorCritic):
     _buffers: _Buffers | None
 
     def __init__(
-        self, obs_dim: int, num_actions: int, config: SACConfig, seed: int, device: str = "cpu", *,
-        masked: bool = False, network: NetworkRow | None = None,
+        self,
+        obs_dim: int,
+        num_actions: int,
+        config: SACConfig,
+        seed: int,
+        device: str = "cpu",
+        *,
+        masked: bool = False,
+        network: NetworkRow | None = None,
     ) -> None:
         place, hidden = Placement.parse(device), config.actor_sizes
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, num_actions)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init,
-                                target=False)
-        critics = DiscreteCritics(obs_dim, num_actions, config.hidden_sizes, 2, config.critic_lr, init, place.critics,
-                                  layers=HiddenLayers(config.activation, config.critic_layer_norm, network))
+        actor = TrainedNetworks(
+            lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init, target=False
+        )
+        critics = DiscreteCritics(
+            obs_dim,
+            num_actions,
+            config.hidden_sizes,
+            2,
+            config.critic_lr,
+            init,
+            place.critics,
+            layers=HiddenLayers(config.activation, config.critic_layer_norm, network),
+        )
         meta = {"policy": "categorical", "obs_dim": obs_dim, "nvec": [num_actions], "hidden_sizes": list(hidden)}
         meta |= layers.meta | ({"action_mask": True} if masked else {})
         super().__init__(actor, critics, config, seed, meta, place)

@@ -26,13 +26,17 @@ class TD3Config(DistributionalConfig):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
 
     policy_delay: int = setting(2, "critic steps for one actor step", low=1, high=100)
-    target_noise: float = setting(0.2, "standard deviation of the noise on the target action; actions lie in [-1, 1]",
-                                  low=0.0)
+    target_noise: float = setting(
+        0.2, "standard deviation of the noise on the target action; actions lie in [-1, 1]", low=0.0
+    )
     target_noise_clip: float = setting(0.5, "bound of that noise", low=0.0)
     exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
-    exploration_noise_max: float = setting(0.0, "that of a sampler's last environment, between first and last evenly "
-                                           "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
-                                           low=0.0)
+    exploration_noise_max: float = setting(
+        0.0,
+        "that of a sampler's last environment, between first and last evenly "
+        "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
+        low=0.0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +44,12 @@ class DDPGConfig(ActorCriticConfig):
     """Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv 1509.02971)."""
 
     exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
-    exploration_noise_max: float = setting(0.0, "that of a sampler's last environment, between first and last evenly "
-                                           "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
-                                           low=0.0)
+    exploration_noise_max: float = setting(
+        0.0,
+        "that of a sampler's last environment, between first and last evenly "
+        "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
+        low=0.0,
+    )
 
 
 class _Buffers:
@@ -70,8 +77,15 @@ class DDPG(OffPolicyAlgorithm):
     _buffers: _Buffers | None
 
     def __init__(
-        self, obs_dim: int, action_dim: int, config: DDPGConfig | TD3Config, seed: int, device: str = "cpu", *,
-        overlap: bool = False, network: NetworkRow | None = None,
+        self,
+        obs_dim: int,
+        action_dim: int,
+        config: DDPGConfig | TD3Config,
+        seed: int,
+        device: str = "cpu",
+        *,
+        overlap: bool = False,
+        network: NetworkRow | None = None,
     ) -> None:
         place, hidden = Placement.parse(device), config.actor_sizes
         # Networks are drawn in this order from one generator, so that a seed means the same weights for ever.
@@ -79,8 +93,15 @@ class DDPG(OffPolicyAlgorithm):
         sizes = (obs_dim, *hidden, action_dim)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init)
-        critics = create_critics(config, obs_dim, action_dim, self.num_critics, init, place.critics,
-                                 HiddenLayers(config.activation, config.critic_layer_norm, network))
+        critics = create_critics(
+            config,
+            obs_dim,
+            action_dim,
+            self.num_critics,
+            init,
+            place.critics,
+            HiddenLayers(config.activation, config.critic_layer_norm, network),
+        )
         meta = {"policy": "deterministic", "obs_dim": obs_dim, "action_dim": action_dim, "hidden_sizes": list(hidden),
                 "exploration_noise": config.exploration_noise, **layers.meta}  # fmt: skip
         if config.exploration_noise_max > config.exploration_noise:
@@ -147,7 +168,11 @@ class TD3(DDPG):
 
 ALGORITHMS = (
     # FastTD3 (arXiv 2505.22642) drew 16 to 512 rows for each new one; SAC was tried here at 8 to 512, the general band.
-    AlgorithmRow(name="td3", config=TD3Config, continuous=TD3,
-                 defaults={"replay.samples_per_insert_min": 16.0, "replay.samples_per_insert_max": 512.0}),
+    AlgorithmRow(
+        name="td3",
+        config=TD3Config,
+        continuous=TD3,
+        defaults={"replay.samples_per_insert_min": 16.0, "replay.samples_per_insert_max": 512.0},
+    ),
     AlgorithmRow(name="ddpg", config=DDPGConfig, continuous=DDPG),
 )

@@ -16,8 +16,13 @@ Row = dict[str, Any]
 def row(metric: str, unit: str, repeats: list[Any], **more: Any) -> Row:
     """A figure: the median of its known repeats, and what else is known of it."""
     known = [value for value in repeats if value is not None]
-    return {"metric": metric, "unit": unit, "value": statistics.median(known) if known else None, "repeats": repeats,
-            **{key: value for key, value in more.items() if value is not None}}
+    return {
+        "metric": metric,
+        "unit": unit,
+        "value": statistics.median(known) if known else None,
+        "repeats": repeats,
+        **{key: value for key, value in more.items() if value is not None},
+    }
 
 
 def row_of_reached(metric: str, unit: str, repeats: list[Any], **more: Any) -> Row:
@@ -26,22 +31,28 @@ def row_of_reached(metric: str, unit: str, repeats: list[Any], **more: Any) -> R
     So the median is None where it is theirs. ``reached`` says how many got there.
     """
     middle = statistics.median([math.inf if value is None else value for value in repeats]) if repeats else math.inf
-    return {**row(metric, unit, repeats, reached=sum(value is not None for value in repeats), **more),
-            "value": middle if math.isfinite(middle) else None}
+    return {
+        **row(metric, unit, repeats, reached=sum(value is not None for value in repeats), **more),
+        "value": middle if math.isfinite(middle) else None,
+    }
 
 
 def line(row: Row) -> str:
     """A row as one line for a person."""
     known = ("metric", "value", "unit", "repeats", "target")
-    extra = ", ".join(f"{key} {_short(value)}" for key, value in row.items()
-                      if key not in known and isinstance(value, int | float | str))
+    extra = ", ".join(
+        f"{key} {_short(value)}"
+        for key, value in row.items()
+        if key not in known and isinstance(value, int | float | str)
+    )
     taken = row.get("repeats", [])
     repeats = [value for value in taken if isinstance(value, int | float)]
     count = f"n={len(repeats)}" + (f" of {len(taken)}" if len(repeats) < len(taken) else "")
     spread = f"  [{_short(min(repeats))} .. {_short(max(repeats))}, {count}]" if repeats and len(taken) > 1 else ""
     target = f"  target {row['target']}" if row.get("target") else ""
     return f"  {row['metric']:44s} {_short(row['value']):>10s} {row['unit']:10s}{spread}{target}" + (
-        f"  ({extra})" if extra else "")
+        f"  ({extra})" if extra else ""
+    )
 
 
 def _short(value: Any) -> str:

@@ -62,13 +62,22 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_task(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--env", default=_WALKER, help=f"Gymnasium id (default: {_WALKER})")
-    add("--plain-env", action="store_true",
-        help="use the package's own Bullet tasks, not our faster equivalents (default: off)")
+    add(
+        "--plain-env",
+        action="store_true",
+        help="use the package's own Bullet tasks, not our faster equivalents (default: off)",
+    )
     add("--envs-per-sampler", type=int, default=None, help="environments in a sampler (default: 8)")
-    add("--import", dest="import_module", metavar="MODULE", default=None,
-        help="module to import for it (default: none)")
-    add("--env-arg", action="append", default=[], metavar="KEY=VALUE",
-        help="for the environment's constructor, as often as needed (default: none)")
+    add(
+        "--import", dest="import_module", metavar="MODULE", default=None, help="module to import for it (default: none)"
+    )
+    add(
+        "--env-arg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for the environment's constructor, as often as needed (default: none)",
+    )
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -85,15 +94,26 @@ def _add_rates(parser: argparse.ArgumentParser) -> None:
 def _add_target(parser: argparse.ArgumentParser) -> None:
     _add_task(parser)
     parser.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
-    parser.add_argument("--target-return", type=float, default=-200.0,
-                        help="mean of 10 greedy episodes (default: -200, for Pendulum-v1)")
+    parser.add_argument(
+        "--target-return",
+        type=float,
+        default=-200.0,
+        help="mean of 10 greedy episodes (default: -200, for Pendulum-v1)",
+    )
     parser.add_argument("--algo", default=None, help="algorithm (default: follows from task and mode)")
-    parser.add_argument("--modes", nargs=2, default=("spreeze", "serial"), metavar="MODE",
-                        help="the two that are compared, such as hts and serial with --algo ppo (default: spreeze "
-                             "serial)")
-    parser.add_argument("--held", action="store_true",
-                        help="runs end, and are timed, when the mean of 5 evaluations in a row reaches it (default: "
-                             "the first evaluation that does)")
+    parser.add_argument(
+        "--modes",
+        nargs=2,
+        default=("spreeze", "serial"),
+        metavar="MODE",
+        help="the two that are compared, such as hts and serial with --algo ppo (default: spreeze serial)",
+    )
+    parser.add_argument(
+        "--held",
+        action="store_true",
+        help="runs end, and are timed, when the mean of 5 evaluations in a row reaches it (default: "
+        "the first evaluation that does)",
+    )
     parser.add_argument("--limit", type=float, default=180.0, help="a run is given up after that [s] (default: 180)")
 
 
@@ -122,12 +142,24 @@ def _add_curve(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="+", help="run names or paths, or latest")
     add("--runs-dir", default="runs", help="where runs are (default: runs)")
     add("--out", default="curve.png", help="picture to write (default: curve.png)")
-    add("--axes", nargs="+", choices=CURVE_AXES, default=CURVE_AXES,
-        help="what the return is drawn over (default: all)")
-    add("--target-return", type=float, nargs="+", default=[], metavar="R",
-        help="returns whose times are told, first and held (default: none)")
-    add("--updates", type=float, default=math.inf, metavar="N",
-        help="figures of the evaluations up to so many updates (default: all)")
+    add(
+        "--axes", nargs="+", choices=CURVE_AXES, default=CURVE_AXES, help="what the return is drawn over (default: all)"
+    )
+    add(
+        "--target-return",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="R",
+        help="returns whose times are told, first and held (default: none)",
+    )
+    add(
+        "--updates",
+        type=float,
+        default=math.inf,
+        metavar="N",
+        help="figures of the evaluations up to so many updates (default: all)",
+    )
 
 
 # --- what they measure ---
@@ -137,23 +169,40 @@ def _extra(args: argparse.Namespace) -> list[str]:
     """The task's flags as ``train`` has them."""
     envs = ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
     module = ["--import", args.import_module] if args.import_module else []
-    return [*envs, *module, *(["--plain-env"] if args.plain_env else []),
-            *(f"--env-arg={text}" for text in args.env_arg)]
+    return [
+        *envs,
+        *module,
+        *(["--plain-env"] if args.plain_env else []),
+        *(f"--env-arg={text}" for text in args.env_arg),
+    ]
 
 
 def _sampling(args: argparse.Namespace, say: Say) -> list[Row]:
     from spreeze.bench.sampling import sampling_rows, task_plan
 
-    plan = task_plan(args.env, envs_per_sampler=args.envs_per_sampler, import_module=args.import_module,
-                     plain=args.plain_env, env_args=tuple(args.env_arg))
+    plan = task_plan(
+        args.env,
+        envs_per_sampler=args.envs_per_sampler,
+        import_module=args.import_module,
+        plain=args.plain_env,
+        env_args=tuple(args.env_arg),
+    )
     return sampling_rows(plan, args.repeats, args.seconds)
 
 
 def _learner(args: argparse.Namespace, say: Say) -> list[Row]:
     from spreeze.bench.learner import learner_rows
 
-    return learner_rows(args.batch_size, args.repeats, args.device, args.algo, threads=args.threads,
-                        precision=args.precision, overlap=args.overlap, updates_per_launch=args.updates_per_launch)
+    return learner_rows(
+        args.batch_size,
+        args.repeats,
+        args.device,
+        args.algo,
+        threads=args.threads,
+        precision=args.precision,
+        overlap=args.overlap,
+        updates_per_launch=args.updates_per_launch,
+    )
 
 
 def _rates(args: argparse.Namespace, say: Say) -> list[Row]:
@@ -166,8 +215,17 @@ def _target(args: argparse.Namespace, say: Say) -> list[Row]:
     from spreeze.bench.runs import time_to_target_rows
 
     extra = [*_extra(args), *(["--algo", args.algo] if args.algo else [])]
-    return time_to_target_rows(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, extra, say,
-                               modes=args.modes, held=args.held)
+    return time_to_target_rows(
+        args.env,
+        args.target_return,
+        args.repeats,
+        args.runs_dir,
+        args.limit,
+        extra,
+        say,
+        modes=args.modes,
+        held=args.held,
+    )
 
 
 def _curve(args: argparse.Namespace, say: Say) -> list[Row]:
@@ -192,8 +250,9 @@ class Bench(NamedTuple):
 
 
 BENCHES = {
-    "sampling": Bench("the real sampler against a bare environment loop with the same actions", _add_sampling,
-                      _sampling),
+    "sampling": Bench(
+        "the real sampler against a bare environment loop with the same actions", _add_sampling, _sampling
+    ),
     "learner": Bench("updates a second of the whole learner, by batch size and device", _add_learner, _learner),
     "rates": Bench("env steps/s and updates/s of whole runs, batch 256, one sampler", _add_rates, _rates),
     "target": Bench("wall time to a return, two modes in turn", _add_target, _target),

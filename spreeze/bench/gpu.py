@@ -115,17 +115,29 @@ def _timed(helper: UpdateHelper, plan: RunPlan, device: str, rate: Rate, repeats
     except ConfigError as error:
         return failed(str(error))
     learner = LearnerConfig(batch_size=rate.batch_size, precision=rate.precision, device=device, **kind.settings)
-    found = helper.answer(UpdateTurn(
-        learner=learner, algorithm=dataclasses.asdict(plan.config.algorithm), repeats=repeats, repeat_s=repeat_s,
-        kept=on_gpu, deadline_s=_FUSING_DEADLINE_S if kind.settings.get("fuse") else _DEADLINE_S,
-    ))
+    found = helper.answer(
+        UpdateTurn(
+            learner=learner,
+            algorithm=dataclasses.asdict(plan.config.algorithm),
+            repeats=repeats,
+            repeat_s=repeat_s,
+            kept=on_gpu,
+            deadline_s=_FUSING_DEADLINE_S if kind.settings.get("fuse") else _DEADLINE_S,
+        )
+    )
     if found.get("failure"):
         return failed(found["failure"])
     notes = [note for note in found["notes"] if "one by one" in note or "not fused" in note]
     if notes:
         return failed("; ".join(notes))
-    return row("updates_per_s", "1/s", found["updates_per_s"], **rate._asdict(), memory_bytes=found["memory_bytes"],
-               update_frames_per_s=median(found["updates_per_s"]) * rate.batch_size)
+    return row(
+        "updates_per_s",
+        "1/s",
+        found["updates_per_s"],
+        **rate._asdict(),
+        memory_bytes=found["memory_bytes"],
+        update_frames_per_s=median(found["updates_per_s"]) * rate.batch_size,
+    )
 
 
 # --- the verdict ---
@@ -148,8 +160,14 @@ def _judged(figure: str, bound: float, rates: list[Row], *, per_batch: bool = Tr
     if best is None:
         return row(figure, "1/s", [], target=target, verdict="not taken")
     values = [value * (best["batch_size"] if per_batch else 1) for value in best["repeats"]]
-    return row(figure, "1/s", values, target=target, verdict="met" if median(values) >= bound else "missed",
-               **{name: best[name] for name in Rate._fields})
+    return row(
+        figure,
+        "1/s",
+        values,
+        target=target,
+        verdict="met" if median(values) >= bound else "missed",
+        **{name: best[name] for name in Rate._fields},
+    )
 
 
 def knees(rates: list[Row]) -> list[Row]:
@@ -159,8 +177,11 @@ def knees(rates: list[Row]) -> list[Row]:
         if one["value"]:
             points.setdefault(f"{one['precision']}, {one['kind']}", []).append((one["batch_size"], 1.0 / one["value"]))
     costs = {name: fit_cost(own) for name, own in points.items() if len(own) > 1}
-    return [row("batch of the paper's rule", "transitions", [paper_batch(*cost, _KNEE)], case=name)
-            for name, cost in costs.items() if cost.b > 1e-11]
+    return [
+        row("batch of the paper's rule", "transitions", [paper_batch(*cost, _KNEE)], case=name)
+        for name, cost in costs.items()
+        if cost.b > 1e-11
+    ]
 
 
 # --- the command ---
@@ -196,8 +217,10 @@ def gpu_rows(args: argparse.Namespace, say: Say, clock: Callable[[], float] = ti
     with timer(device, small=args.small) as measure:
         for rate in wanted(device, small=args.small):
             if clock() + rate.needs_s() > end_s:
-                say(f"  {rate.precision}, batch {rate.batch_size}, {rate.kind}: left out, {args.minutes:g} minutes are "
-                    "over")
+                say(
+                    f"  {rate.precision}, batch {rate.batch_size}, {rate.kind}: left out, {args.minutes:g} minutes are "
+                    "over"
+                )
                 continue
             rates.append(measure(rate, args.repeats))
             found = rates[-1].get("failure") or f"{rates[-1]['value']:,.0f} updates/s"

@@ -14,13 +14,7 @@ from spreeze.tuner.update_probe import updates_per_s
 from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.torch_devices import (
-    HostWaits,
-    largest_matmul,
-    learner_threads,
-    matmuls_in,
-    resolve_device,
-)
+from spreeze.workers.torch_devices import HostWaits, largest_matmul, learner_threads, matmuls_in, resolve_device
 
 OBS_DIM, ACTION_DIM = 22, 6
 """Sizes of Walker2DBulletEnv-v0."""
@@ -34,8 +28,16 @@ def synthetic_spec(**changes: Any) -> EnvSpec:
 
 
 def learner_rows(
-    batch_sizes: Sequence[int], repeats: int, device: str = "cpu", algo: str = "sac", *, threads: int = 1,
-    precision: str = "float32", overlap: bool = False, updates_per_launch: int = 1, repeat_s: float = 2.0,
+    batch_sizes: Sequence[int],
+    repeats: int,
+    device: str = "cpu",
+    algo: str = "sac",
+    *,
+    threads: int = 1,
+    precision: str = "float32",
+    overlap: bool = False,
+    updates_per_launch: int = 1,
+    repeat_s: float = 2.0,
 ) -> list[Row]:
     """Rates, the parts of an update's time, what crosses a split, and how often the host waits for the device.
 
@@ -55,36 +57,57 @@ def learner_rows(
             largest = largest_matmul(config.hidden_sizes, batch_size)
             with matmuls_in(precision, device, largest), learner_threads(spec, threads, device) as pair:
                 trainer = ReplayTrainer(
-                    spec, algo, config, layout, ReplayReader(ring),
-                    LearnerConfig(batch_size=batch_size, device=device, overlap=overlap,
-                                  updates_per_launch=updates_per_launch), seed=0, normalize_obs=False, pair=pair,
+                    spec,
+                    algo,
+                    config,
+                    layout,
+                    ReplayReader(ring),
+                    LearnerConfig(
+                        batch_size=batch_size, device=device, overlap=overlap, updates_per_launch=updates_per_launch
+                    ),
+                    seed=0,
+                    normalize_obs=False,
+                    pair=pair,
                 )
-                rows += _measured(trainer, repeats, repeat_s, device, {
-                    "batch_size": batch_size, "algo": algo, "device": device, "learner_threads": threads,
-                    "precision": precision, "overlap": str(overlap), "notes": trainer.notes,
-                })
+                rows += _measured(
+                    trainer,
+                    repeats,
+                    repeat_s,
+                    device,
+                    {
+                        "batch_size": batch_size,
+                        "algo": algo,
+                        "device": device,
+                        "learner_threads": threads,
+                        "precision": precision,
+                        "overlap": str(overlap),
+                        "notes": trainer.notes,
+                    },
+                )
     return rows
 
 
-def _measured(
-    trainer: ReplayTrainer, repeats: int, repeat_s: float, device: str, case: dict[str, object]
-) -> list[Row]:
+def _measured(trainer: ReplayTrainer, repeats: int, repeat_s: float, device: str, case: dict[str, object]) -> list[Row]:
     while trainer.updates < _WARMUP_UPDATES:
         trainer.update()
     began, crossed = trainer.updates, trainer.algorithm.crossed_bytes
     before_s = trainer.gather_s, trainer.critic_s, trainer.actor_s
     rates = [updates_per_s(trainer, repeat_s, device) for _ in range(repeats)]
     updates = trainer.updates - began
-    parts_s = [now - before for now, before in
-               zip((trainer.gather_s, trainer.critic_s, trainer.actor_s), before_s, strict=True)]
+    parts_s = [
+        now - before
+        for now, before in zip((trainer.gather_s, trainer.critic_s, trainer.actor_s), before_s, strict=True)
+    ]
     crossed = trainer.algorithm.crossed_bytes - crossed
     with HostWaits(device) as waits:
         checked = trainer.update()
     return [
         row("updates_per_s", "1/s", rates, **case),
         row("update_frames_per_s", "1/s", [rate * trainer.batch_size for rate in rates], **case),
-        *(row(f"learner_{part}_share", "share", [part_s / sum(parts_s)], **case)
-          for part, part_s in zip(("gather", "critic", "actor"), parts_s, strict=True)),
+        *(
+            row(f"learner_{part}_share", "share", [part_s / sum(parts_s)], **case)
+            for part, part_s in zip(("gather", "critic", "actor"), parts_s, strict=True)
+        ),
         row("crossed_bytes_per_update", "bytes", [crossed / updates], **case),
         row("host_waits_per_update", "waits", [waits.count / checked], **case),
     ]

@@ -47,13 +47,24 @@ Say = Callable[[str], None]
 OUTSIDE_S = 180.0
 """Time that a run may take besides its training, at most."""
 _RATES = {
-    "env_steps_per_s": "1/s", "updates_per_s": "1/s", "update_frames_per_s": "1/s", "samples_per_insert": "ratio",
-    "policy_lag_mean": "updates", "eval_return_mean": "return", "eval_return_best": "return",
+    "env_steps_per_s": "1/s",
+    "updates_per_s": "1/s",
+    "update_frames_per_s": "1/s",
+    "samples_per_insert": "ratio",
+    "policy_lag_mean": "updates",
+    "eval_return_mean": "return",
+    "eval_return_best": "return",
 }
 
 _FIRST = "time_to_target_s"
-_TAKEN = {"updates": "updates", "updates_per_s": "1/s", "env_steps": "env steps", "eval_return_final": "return",
-          "eval_return_best": "return", "eval_return_worst_of_20": "return"}
+_TAKEN = {
+    "updates": "updates",
+    "updates_per_s": "1/s",
+    "env_steps": "env steps",
+    "eval_return_final": "return",
+    "eval_return_best": "return",
+    "eval_return_worst_of_20": "return",
+}
 
 
 def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> Document:
@@ -64,8 +75,14 @@ def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str]
     """
     command = [sys.executable, "-m", "spreeze.train", *arguments, "--json"]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
-                              env={**os.environ, **(environment or {})})
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            env={**os.environ, **(environment or {})},
+        )
     except subprocess.TimeoutExpired:
         raise SpreezeError(f"not done within {timeout_s:.0f} s: {' '.join(command)}") from None
     if done.returncode != 0:
@@ -90,18 +107,46 @@ def task_settings(layers: list[Layer]) -> tuple[Settings, EnvSpec]:
 def rates_rows(env_id: str, seconds: float, repeats: int, runs_dir: str, extra: list[str]) -> list[Row]:
     """Env steps and updates a second of the asynchronous run, at the same time."""
     found = [
-        train(["--env", env_id, "--samplers", "1", "--batch-size", "256", "--learner-threads", "1", "--seconds",
-               str(seconds), "--seed", str(seed + 1), "--runs-dir", runs_dir, *extra], seconds + OUTSIDE_S)
+        train(
+            [
+                "--env",
+                env_id,
+                "--samplers",
+                "1",
+                "--batch-size",
+                "256",
+                "--learner-threads",
+                "1",
+                "--seconds",
+                str(seconds),
+                "--seed",
+                str(seed + 1),
+                "--runs-dir",
+                runs_dir,
+                *extra,
+            ],
+            seconds + OUTSIDE_S,
+        )
         for seed in range(repeats)
     ]
     targets = {"env_steps_per_s": ">= 1900", "updates_per_s": ">= 75"} if env_id.startswith("Walker2D") else {}
-    return [row(name, unit, [document[name] for document in found], env=env_id, target=targets.get(name))
-            for name, unit in _RATES.items()]
+    return [
+        row(name, unit, [document[name] for document in found], env=env_id, target=targets.get(name))
+        for name, unit in _RATES.items()
+    ]
 
 
 def time_to_target_rows(
-    env_id: str, target: float, seeds: int, runs_dir: str, limit_s: float, extra: list[str], say: Say, *,
-    modes: Sequence[str] = ("spreeze", "serial"), held: bool = False,
+    env_id: str,
+    target: float,
+    seeds: int,
+    runs_dir: str,
+    limit_s: float,
+    extra: list[str],
+    say: Say,
+    *,
+    modes: Sequence[str] = ("spreeze", "serial"),
+    held: bool = False,
 ) -> list[Row]:
     """Wall time from process start to the target return, both modes in turn, seed by seed.
 
@@ -113,14 +158,32 @@ def time_to_target_rows(
     extra = [*extra, "--set", f"stop.target_evaluations={HELD}"] if held else extra
     found = in_turn(cases, seeds, until_target(env_id, target, runs_dir, limit_s, extra), say)
     goals = {"spreeze": "<= 20 s"} if env_id == "Pendulum-v1" else {}
-    return target_rows(found, env_id, {} if held else goals, "<= 0.6" if [*cases] == ["spreeze", "serial"] else None,
-                       "time_to_target_held_s" if held else _FIRST)
+    return target_rows(
+        found,
+        env_id,
+        {} if held else goals,
+        "<= 0.6" if [*cases] == ["spreeze", "serial"] else None,
+        "time_to_target_held_s" if held else _FIRST,
+    )
 
 
 def until_target(env_id: str, target: float, runs_dir: str, limit_s: float, extra: list[str]) -> Train:
     """A run that ends at the target, or is given up; takes further flags."""
-    return lambda flags: train(["--env", env_id, "--target-return", str(target), "--seconds", str(limit_s),
-                                "--runs-dir", runs_dir, *flags, *extra], limit_s + OUTSIDE_S)
+    return lambda flags: train(
+        [
+            "--env",
+            env_id,
+            "--target-return",
+            str(target),
+            "--seconds",
+            str(limit_s),
+            "--runs-dir",
+            runs_dir,
+            *flags,
+            *extra,
+        ],
+        limit_s + OUTSIDE_S,
+    )
 
 
 def in_turn(
@@ -144,7 +207,10 @@ def in_turn(
 
 
 def target_rows(
-    found: Mapping[str, list[Document]], env_id: str, goals: Mapping[str, str], ratio_goal: str | None,
+    found: Mapping[str, list[Document]],
+    env_id: str,
+    goals: Mapping[str, str],
+    ratio_goal: str | None,
     key: str = _FIRST,
 ) -> list[Row]:
     """Times to the target return of each mode, what they took, and the ratio of the first mode to the second.
@@ -154,8 +220,11 @@ def target_rows(
     rows = []
     for mode, documents in found.items():
         rows.append(time_row(documents, key, mode=mode, env=env_id, target=goals.get(mode)))
-        rows += [row(name, unit, [document[name] for document in documents], mode=mode, env=env_id)
-                 for name, unit in _TAKEN.items() if all(document.get(name) is not None for document in documents)]
+        rows += [
+            row(name, unit, [document[name] for document in documents], mode=mode, env=env_id)
+            for name, unit in _TAKEN.items()
+            if all(document.get(name) is not None for document in documents)
+        ]
     first, second = found.values()
     return [*rows, ratio_row(f"time_over_{list(found)[1]}", first, second, key, env=env_id, target=ratio_goal)]
 
@@ -165,22 +234,25 @@ def time_row(documents: list[Document], key: str = _FIRST, **more: Any) -> Row:
     return row_of_reached(key, "s", [document[key] for document in documents], **more)
 
 
-def ratio_row(
-    metric: str, documents: list[Document], others: list[Document], key: str = _FIRST, **more: Any
-) -> Row:
+def ratio_row(metric: str, documents: list[Document], others: list[Document], key: str = _FIRST, **more: Any) -> Row:
     """Times to the target return over those of others, run by run; None where the first did not get there.
 
     Where only the other did not, the time after which it was given up counts: the true ratio is lower.
     """
-    found = [None if one[key] is None else one[key] / (other["process_s"] if other[key] is None else other[key])
-             for one, other in zip(documents, others, strict=True)]
+    found = [
+        None if one[key] is None else one[key] / (other["process_s"] if other[key] is None else other[key])
+        for one, other in zip(documents, others, strict=True)
+    ]
     return row_of_reached(metric, "ratio", found, **more)
 
 
 # --- figures and a picture of finished runs ---
 
-_CURVE_AXES = {"wall_s": (60.0, "wall time [min]"), "env_steps": (1e3, "env steps [1000]"),
-               "updates": (1e3, "updates [1000]")}
+_CURVE_AXES = {
+    "wall_s": (60.0, "wall time [min]"),
+    "env_steps": (1e3, "env steps [1000]"),
+    "updates": (1e3, "updates [1000]"),
+}
 CURVE_AXES = tuple(_CURVE_AXES)
 _TRAINING_POINTS = 300
 
@@ -195,8 +267,9 @@ def picture(out: Path, title: str, lines: int = 1, panels: int = 3, **options: A
         from matplotlib import pyplot
     except ImportError:
         raise UsageError("a picture needs matplotlib: pip install matplotlib") from None
-    figure, grid = pyplot.subplots(lines, panels, figsize=(4 * panels, 3.6 * lines), squeeze=False,
-                                   constrained_layout=True, **options)
+    figure, grid = pyplot.subplots(
+        lines, panels, figsize=(4 * panels, 3.6 * lines), squeeze=False, constrained_layout=True, **options
+    )
     try:
         yield grid
         for axis in grid.flat:
@@ -223,8 +296,10 @@ def curve_rows(runs: list[Path], targets: Sequence[float] = (), most_updates: fl
         curve = read_curve(path)
         kept = [one for one in curve.evaluations if one.updates <= most_updates] if curve is not None else []
         if curve is None or not kept:
-            raise RunError(f"{path} has no evaluation" + (f" in its first {most_updates:g} updates"
-                                                          if math.isfinite(most_updates) else ""))
+            raise RunError(
+                f"{path} has no evaluation"
+                + (f" in its first {most_updates:g} updates" if math.isfinite(most_updates) else "")
+            )
         curves.append(dataclasses.replace(curve, evaluations=kept))
     groups: dict[RunGroup, list[Curve]] = {}
     for curve in parted(curves):
@@ -236,17 +311,20 @@ def _group_rows(group: RunGroup, curves: list[Curve], targets: Sequence[float]) 
     found = [curve.evaluations for curve in curves]
     more = {"env": group.env, "runs": group.label, "seeds": " ".join(str(curve.seed) for curve in curves)}
     worst = [_over(worst_of_last(one), final_metric(one, WORST_OF)) for one in found]
-    rows = [row("eval_return_final", "return", [final_metric(one) for one in found], **more),
-            row("eval_return_best", "return", [max(each.return_mean for each in whole(one)) for one in found], **more),
-            row("worst_over_mean", "ratio", worst, **more),
-            row("updates", "updates", [one[-1].updates for one in found], **more),
-            row("env_steps", "env steps", [one[-1].env_steps for one in found], **more)]
+    rows = [
+        row("eval_return_final", "return", [final_metric(one) for one in found], **more),
+        row("eval_return_best", "return", [max(each.return_mean for each in whole(one)) for one in found], **more),
+        row("worst_over_mean", "ratio", worst, **more),
+        row("updates", "updates", [one[-1].updates for one in found], **more),
+        row("env_steps", "env steps", [one[-1].env_steps for one in found], **more),
+    ]
     for target, (name, policies) in itertools.product(targets, (("first", 1), ("held", HELD))):
         at = [reached(whole(one), target, policies) for one in found]
         more_of = {**more, "of": target}
-        rows += [row_of_reached(f"time_to_target_{name}_s", "s", [one and one.t for one in at], **more_of),
-                 row_of_reached(f"updates_to_target_{name}", "updates", [one and one.updates for one in at],
-                                **more_of)]
+        rows += [
+            row_of_reached(f"time_to_target_{name}_s", "s", [one and one.t for one in at], **more_of),
+            row_of_reached(f"updates_to_target_{name}", "updates", [one and one.updates for one in at], **more_of),
+        ]
     return rows
 
 
@@ -293,11 +371,22 @@ def _draw_group(axes: dict[str, Axes], label: str, paths: list[Path], colour: st
     seeds = ", ".join(str(read_run(path).get("seed", "?")) for path in paths)
     label = textwrap.fill(f"{label}, seed{'s' * (len(paths) > 1)} {seeds}: greedy, {episodes} episodes", _LEGEND_WIDTH)
     for name, axis in axes.items():
-        lines = [(np.array([one[name] for one in rows]) / _CURVE_AXES[name][0],
-                  np.array([one["return_mean"] for one in rows])) for rows in curves]
+        lines = [
+            (
+                np.array([one[name] for one in rows]) / _CURVE_AXES[name][0],
+                np.array([one["return_mean"] for one in rows]),
+            )
+            for rows in curves
+        ]
         for number, (x, mean) in enumerate(lines):
-            axis.plot(x, mean, linewidth=1.6 if len(lines) == 1 else 0.8, color=colour, alpha=0.9,
-                      label="" if number else label)
+            axis.plot(
+                x,
+                mean,
+                linewidth=1.6 if len(lines) == 1 else 0.8,
+                color=colour,
+                alpha=0.9,
+                label="" if number else label,
+            )
         if len(lines) >= _FEWEST_FOR_MEDIAN:
             # Up to where the shortest run ends: a median of fewer would jump.
             x = np.linspace(max(one[0][0] for one in lines), min(one[0][-1] for one in lines), _TRAINING_POINTS)
@@ -314,10 +403,17 @@ def _draw_spread(axes: dict[str, Axes], path: Path, rows: list[Document], colour
     """A standard deviation of each evaluation, and the mean return of episodes with exploration where it is known."""
     low, high = ([one["return_mean"] + sign * one["return_std"] for one in rows] for sign in (-1, 1))
     for name, axis in axes.items():
-        axis.fill_between([one[name] / _CURVE_AXES[name][0] for one in rows], low, high, alpha=0.2, linewidth=0,
-                          color=colour)
+        axis.fill_between(
+            [one[name] / _CURVE_AXES[name][0] for one in rows], low, high, alpha=0.2, linewidth=0, color=colour
+        )
     series = MetricsReader(path / "metrics.db").series("episode_return", max_points=_TRAINING_POINTS)
     for name, x in (("wall_s", series.t), ("env_steps", series.step)):
         if name in axes:
-            axes[name].plot(x / _CURVE_AXES[name][0], series.mean, linewidth=0.8, alpha=0.7, color=colour,
-                            label="episodes learned from")
+            axes[name].plot(
+                x / _CURVE_AXES[name][0],
+                series.mean,
+                linewidth=0.8,
+                alpha=0.7,
+                color=colour,
+                label="episodes learned from",
+            )

@@ -41,18 +41,34 @@ _TURN_S = 0.05
 
 
 def task_plan(
-    env_id: str, samplers: int = 1, envs_per_sampler: int | None = None, import_module: str | None = None, *,
-    plain: bool = False, env_args: tuple[str, ...] = (),
+    env_id: str,
+    samplers: int = 1,
+    envs_per_sampler: int | None = None,
+    import_module: str | None = None,
+    *,
+    plain: bool = False,
+    env_args: tuple[str, ...] = (),
 ) -> RunPlan:
     """The task's own settings, without a limit on samples per insert."""
-    settings, spec = task_settings([Layer("bench", {
-        "run": {"mode": "spreeze"},
-        "env": {"id": env_id, "import_module": import_module, "plain": plain, "args": env_args},
-        "sampling": {"samplers": samplers, **({"envs_per_sampler": envs_per_sampler} if envs_per_sampler else {})},
-        "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
-    })])
-    return RunPlan(settings=settings, spec=spec, samplers=samplers,
-                   free_core=read_machine().cores.usable - samplers >= 2.0)
+    settings, spec = task_settings(
+        [
+            Layer(
+                "bench",
+                {
+                    "run": {"mode": "spreeze"},
+                    "env": {"id": env_id, "import_module": import_module, "plain": plain, "args": env_args},
+                    "sampling": {
+                        "samplers": samplers,
+                        **({"envs_per_sampler": envs_per_sampler} if envs_per_sampler else {}),
+                    },
+                    "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
+                },
+            )
+        ]
+    )
+    return RunPlan(
+        settings=settings, spec=spec, samplers=samplers, free_core=read_machine().cores.usable - samplers >= 2.0
+    )
 
 
 @contextlib.contextmanager
@@ -77,8 +93,13 @@ def sampling_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
     return [
         row("sampler_env_steps_per_s", "1/s", [pair.sampler_per_s for pair in found], **more),
         row("bare_env_steps_per_s", "1/s", [pair.bare_per_s for pair in found], **more),
-        row("sampler_share_of_bare", "ratio", [pair.sampler_per_s / pair.bare_per_s for pair in found],
-            target=">= 0.92" if plan.spec.frames is None else ">= 0.6", **more),
+        row(
+            "sampler_share_of_bare",
+            "ratio",
+            [pair.sampler_per_s / pair.bare_per_s for pair in found],
+            target=">= 0.92" if plan.spec.frames is None else ">= 0.6",
+            **more,
+        ),
         *(row(f"sampler_{name}_share", "share", [share[name] for share in shares], **more) for name in shares[0]),
     ]
 
@@ -96,9 +117,16 @@ class _Pair(NamedTuple):
 def publish_policy(plan: RunPlan, run_dir: Path) -> None:
     """Weights of an untrained policy, published as the learner does."""
     with contextlib.closing(ReplayRing.create(plan.ring_spec())) as ring:
-        learning = ReplayTrainer(plan.spec, plan.config.run.algo, plan.config.algorithm, plan.layout,
-                            ReplayReader(ring), LearnerConfig(batch_size=64, device="cpu"), seed=1,
-                            normalize_obs=plan.config.env.normalize_obs)
+        learning = ReplayTrainer(
+            plan.spec,
+            plan.config.run.algo,
+            plan.config.algorithm,
+            plan.layout,
+            ReplayReader(ring),
+            LearnerConfig(batch_size=64, device="cpu"),
+            seed=1,
+            normalize_obs=plan.config.env.normalize_obs,
+        )
         arrays, meta = learning.policy()
         WeightsStore(run_dir / "weights").publish(arrays, meta, 1, 1)
 
@@ -149,14 +177,26 @@ def real_sampler(
     config, num_envs = plan.config, plan.config.sampling.envs_per_sampler
     let_sample(ring, status)
     job = SamplerJob(
-        run_dir=str(run_dir), spec=plan.spec, index=0, seed=seed, num_envs=num_envs, n_step=config.algorithm.n_step,
-        gamma=config.algorithm.gamma, nan_policy="drop", replay=ring.handle,
+        run_dir=str(run_dir),
+        spec=plan.spec,
+        index=0,
+        seed=seed,
+        num_envs=num_envs,
+        n_step=config.algorithm.n_step,
+        gamma=config.algorithm.gamma,
+        nan_policy="drop",
+        replay=ring.handle,
         limiter=RateLimiter(8.0, 512.0, 0, 256, num_envs * ring.spec.num_shards),
     )
     sink = ShardWriter(ring, 0)
     sampling = TransitionCollector(
         lambda: open_task(plan.spec),
-        num_envs, plan.spec, sink, n_step=job.n_step, gamma=job.gamma, seeds=_seeds(seed, num_envs),
+        num_envs,
+        plan.spec,
+        sink,
+        n_step=job.n_step,
+        gamma=job.gamma,
+        seeds=_seeds(seed, num_envs),
         make_vector=vector_maker(plan.spec),
     )
     return SamplerLoop(

@@ -57,8 +57,13 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR):
             return _told(RunError(f"{error.strerror}: {str(error.filename)[:100]}; check the path"), as_json=as_json)
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return _told(ResourceError(f"{error.strerror}: no more files can be opened; raise the limit with "
-                                       "ulimit -n, or close other programs"), as_json=as_json)
+            return _told(
+                ResourceError(
+                    f"{error.strerror}: no more files can be opened; raise the limit with "
+                    "ulimit -n, or close other programs"
+                ),
+                as_json=as_json,
+            )
         raise
 
 
@@ -88,14 +93,20 @@ def add_common_flags(parser: argparse.ArgumentParser, *, inherited: bool = False
     """``--runs-dir`` and ``--json``; ``inherited`` where another parser sets their defaults."""
     runs_dir, as_json = (argparse.SUPPRESS, argparse.SUPPRESS) if inherited else ("runs", False)
     parser.add_argument("--runs-dir", default=runs_dir, metavar="DIR", help="directory of the runs (default: runs)")
-    parser.add_argument("--json", action="store_true", default=as_json,
-                        help="one JSON document on standard output (default: off)")
+    parser.add_argument(
+        "--json", action="store_true", default=as_json, help="one JSON document on standard output (default: off)"
+    )
 
 
 def add_start_deadline(parser: argparse.ArgumentParser) -> None:
     """``--start-deadline-s``, for verbs that make an environment and have no settings of a run."""
-    parser.add_argument("--start-deadline-s", type=_seconds, default=SamplingConfig().start_deadline_s, metavar="S",
-                        help="longest time that an environment may take to start [s] (default: 120)")
+    parser.add_argument(
+        "--start-deadline-s",
+        type=_seconds,
+        default=SamplingConfig().start_deadline_s,
+        metavar="S",
+        help="longest time that an environment may take to start [s] (default: 120)",
+    )
 
 
 def _seconds(text: str) -> float:
@@ -110,7 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m spreeze train",
         description="Train an agent: samplers, shared-memory replay, learner, evaluation and visualization at once. "
-                    "A task's profile changes some of the defaults below.",
+        "A task's profile changes some of the defaults below.",
         epilog="Stop with Ctrl-C: once writes a checkpoint and evaluates, twice ends at once.",
     )
     added = set()
@@ -118,25 +129,50 @@ def build_parser() -> argparse.ArgumentParser:
         if flag not in added:
             _add(parser, flag, key)
             added.add(flag)
-    parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
-                        help="argument of the environment's constructor, as often as needed: the value as Python or "
-                             "JSON writes it (True, None, [1, 2], '{\"a\": 1}'), a bare word is a text (default: none)")
-    parser.add_argument("--samples-per-insert", metavar="MIN:MAX", default=None,
-                        help="band of transitions drawn / transitions inserted: below MIN samplers wait, above MAX the "
-                             "learner waits [ratio] (default: 8:512; td3 16:512)")
-    parser.add_argument("--auto", action="store_true",
-                        help="measure this machine (at most 60 s, then cached) and choose batch size, learner threads "
-                             "and samplers; what you set yourself stays (default: off)")
+    parser.add_argument(
+        "--env-arg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="argument of the environment's constructor, as often as needed: the value as Python or "
+        "JSON writes it (True, None, [1, 2], '{\"a\": 1}'), a bare word is a text (default: none)",
+    )
+    parser.add_argument(
+        "--samples-per-insert",
+        metavar="MIN:MAX",
+        default=None,
+        help="band of transitions drawn / transitions inserted: below MIN samplers wait, above MAX the "
+        "learner waits [ratio] (default: 8:512; td3 16:512)",
+    )
+    parser.add_argument(
+        "--auto",
+        action="store_true",
+        help="measure this machine (at most 60 s, then cached) and choose batch size, learner threads "
+        "and samplers; what you set yourself stays (default: off)",
+    )
     parser.add_argument("--fresh", action="store_true", help="with --auto: measure again (default: use the cache)")
-    parser.add_argument("--profile", metavar="NAME|PATH", default=None,
-                        help="settings from profiles/NAME.toml or a file; none: no profile (default: the task's own, "
-                             "if any)")
-    parser.add_argument("--resume", metavar="RUN|latest", default=None,
-                        help="continue a run: its name, its path, or latest (default: a new run)")
-    parser.add_argument("--json", action="store_true",
-                        help="exactly one JSON document on standard output at the end (default: off)")
-    parser.add_argument("--set", action="append", default=[], metavar="PART.FIELD=VALUE",
-                        help="any setting, for example --set sac.gamma=0.98 (default: none); see config.toml of a run")
+    parser.add_argument(
+        "--profile",
+        metavar="NAME|PATH",
+        default=None,
+        help="settings from profiles/NAME.toml or a file; none: no profile (default: the task's own, if any)",
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="RUN|latest",
+        default=None,
+        help="continue a run: its name, its path, or latest (default: a new run)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="exactly one JSON document on standard output at the end (default: off)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PART.FIELD=VALUE",
+        help="any setting, for example --set sac.gamma=0.98 (default: none); see config.toml of a run",
+    )
     return parser
 
 
@@ -148,13 +184,21 @@ def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
         parser.add_argument(flag, dest=flag, default=None, action="store_const", const=not item.default, help=text)
         return
     default = item.metadata["default_text"] or (
-        "not set" if item.default is None else item.default or "none" if kind is tuple else item.default)
+        "not set" if item.default is None else item.default or "none" if kind is tuple else item.default
+    )
     text = f"{doc}{f' [{unit}]' if unit else ''} (default: {default})".replace("%", "%%")
     if kind is tuple:  # of names; the setting itself checks each
         parser.add_argument(flag, dest=flag, default=None, type=_names, help=text, metavar="NAME,NAME")
         return
-    parser.add_argument(flag, dest=flag, default=None, type=kind, choices=choices, help=text,
-                        metavar=None if choices else item.name.upper())
+    parser.add_argument(
+        flag,
+        dest=flag,
+        default=None,
+        type=kind,
+        choices=choices,
+        help=text,
+        metavar=None if choices else item.name.upper(),
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:

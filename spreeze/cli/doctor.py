@@ -3,6 +3,7 @@
 Exit code 0 if the default command would work. Torch, Bullet and the encoder are tried in parallel child processes, so
 that a broken library can neither end nor hang this one.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -68,7 +69,10 @@ _LARGE_OBSERVATION = 1e6
 
 
 def check_env(
-    env_id: str, import_module: str | None, args: tuple[str, ...] = (), timeout_s: float = START_S,
+    env_id: str,
+    import_module: str | None,
+    args: tuple[str, ...] = (),
+    timeout_s: float = START_S,
     on_wait: Callable[[str], object] = lambda text: None,
 ) -> tuple[list[Check], dict[str, Any] | None]:
     """Checks of an environment and their figures; a single failed check if it cannot be used."""
@@ -100,8 +104,14 @@ def _spaces(probe: Probe) -> list[Check]:
         f"{spec.env_id}: observation {spec.obs_dim}, {actions_text(spec)}, {limit}; algorithms that fit: {fit}",
     )]  # fmt: skip
     if spec.choices is not None and "sac" in fitting_algorithms(spec):
-        found.append(Check("discrete sac", "ok", "with discrete actions try dqn or ppo first; where an episode's end "
-                           "is a loss, sac learns only because sac.max_alpha bounds its temperature"))
+        found.append(
+            Check(
+                "discrete sac",
+                "ok",
+                "with discrete actions try dqn or ppo first; where an episode's end "
+                "is a loss, sac learns only because sac.max_alpha bounds its temperature",
+            )
+        )
     if spec.obs_layout:
         found.append(Check("env layout", "ok", "; ".join(spec.obs_layout)))
     if (taken := seen_as(spec)) is not None:
@@ -124,9 +134,15 @@ def _closer(
     if found["alone"] is None:
         checks.append(Check("env memory", "ok", f"{memory}, {size(found['further_env_bytes'])} for each further one"))
     else:
-        checks += [Check("env memory", "ok", memory),
-                   Check("environments", "warn", f"a second one cannot be made beside the first: {found['alone']}",
-                         "training takes one sampler with one environment, which also plays the evaluations")]
+        checks += [
+            Check("env memory", "ok", memory),
+            Check(
+                "environments",
+                "warn",
+                f"a second one cannot be made beside the first: {found['alone']}",
+                "training takes one sampler with one environment, which also plays the evaluations",
+            ),
+        ]
     return [*checks, *_values(found["largest_observation"], probe.spec.obs_dim), _notes(found["notes"])], found
 
 
@@ -134,9 +150,14 @@ def _values(largest: float, obs_dim: int) -> list[Check]:
     """A warning of observations that networks do not learn from as they are."""
     if largest <= _LARGE_OBSERVATION:
         return []
-    return [Check("env observation", "warn", f"the largest of its {obs_dim} values was {largest:.3g}; networks learn "
-                  "from values of about 1", "--set env.normalize_obs=true scales them, or leave out what only grows, "
-                  "such as a clock")]
+    return [
+        Check(
+            "env observation",
+            "warn",
+            f"the largest of its {obs_dim} values was {largest:.3g}; networks learn from values of about 1",
+            "--set env.normalize_obs=true scales them, or leave out what only grows, such as a clock",
+        )
+    ]
 
 
 def _speeds(found: dict[str, Any]) -> list[Check]:
@@ -148,11 +169,25 @@ def _speeds(found: dict[str, Any]) -> list[Check]:
         f"a reset {reset:.0f} us"
     )
     if p99 > _UNEVEN * p50:
-        return [Check("env speed", "warn", text, "steps are uneven: environments of one sampler wait for the slowest; "
-                      "try --envs-per-sampler 1 and more --samplers")]
+        return [
+            Check(
+                "env speed",
+                "warn",
+                text,
+                "steps are uneven: environments of one sampler wait for the slowest; "
+                "try --envs-per-sampler 1 and more --samplers",
+            )
+        ]
     if reset > _SLOW_RESET * p50 and reset > 10_000:
-        return [Check("env speed", "warn", text, "resets are slow: each costs as much as many steps; longer episodes, "
-                      "or a reset that reuses what was built, would help")]
+        return [
+            Check(
+                "env speed",
+                "warn",
+                text,
+                "resets are slow: each costs as much as many steps; longer episodes, "
+                "or a reset that reuses what was built, would help",
+            )
+        ]
     return [Check("env speed", "ok", text)]
 
 
@@ -185,12 +220,24 @@ def check_cluster(
         return [Check("cluster", "fail", clean(error, 600), "without --cluster a run needs this machine alone")], None
     hosts, authenticated = found["hosts"], found["authenticated"]
     text = f"Ray {found['ray']}, {len(hosts)} other host{'' if len(hosts) == 1 else 's'}"
-    checks = [Check("cluster", "ok" if hosts else "warn", text,
-                    None if hosts else "on another machine run ray start --address HOST:PORT")]
+    checks = [
+        Check(
+            "cluster",
+            "ok" if hosts else "warn",
+            text,
+            None if hosts else "on another machine run ray start --address HOST:PORT",
+        )
+    ]
     if not authenticated:
-        checks.append(Check("cluster token", "warn", "Ray asks for none: who reaches its ports can run code there",
-                            "ray get-auth-token --generate, copy ~/.ray/auth_token to all hosts, and set "
-                            "RAY_AUTH_MODE=token there before ray start"))
+        checks.append(
+            Check(
+                "cluster token",
+                "warn",
+                "Ray asks for none: who reaches its ports can run code there",
+                "ray get-auth-token --generate, copy ~/.ray/auth_token to all hosts, and set "
+                "RAY_AUTH_MODE=token there before ray start",
+            )
+        )
     for index, host in enumerate(hosts):
         checks += _host_checks(f"host {index}", host, versions())
     return checks, found
@@ -200,33 +247,65 @@ def _host_checks(name: str, host: dict[str, Any], own: dict[str, Any]) -> list[C
     """Findings on one host of the cluster."""
     where = clean(host["name"] or host["address"], 60)
     if "failure" in host:
-        return [Check(name, "fail", f"{where}: {clean(host['failure'], 300)}",
-                      "install the same Spreeze there, in the Python that runs ray start")]
+        return [
+            Check(
+                name,
+                "fail",
+                f"{where}: {clean(host['failure'], 300)}",
+                "install the same Spreeze there, in the Python that runs ray start",
+            )
+        ]
     theirs = host["versions"]
     packages = ", ".join(f"{package} {theirs.get(package)}" for package in ("spreeze", "torch", "gymnasium"))
-    text = (f"{where}: {host['cores']:g} usable cores, {size(host['memory_free_bytes'])} free; python "
-            f"{host['python']}, {packages}; round trip {1e3 * host['round_trip_s']:.1f} ms, "
-            f"{size(host['bandwidth_bytes_per_s'])}/s, clock {1e3 * host['clock_difference_s']:+.1f} ms")
+    text = (
+        f"{where}: {host['cores']:g} usable cores, {size(host['memory_free_bytes'])} free; python "
+        f"{host['python']}, {packages}; round trip {1e3 * host['round_trip_s']:.1f} ms, "
+        f"{size(host['bandwidth_bytes_per_s'])}/s, clock {1e3 * host['clock_difference_s']:+.1f} ms"
+    )
     checks = [Check(name, "ok", text)]
-    differ = [f"{package} {theirs.get(package)}, here {own.get(package)}"
-              for package in ("spreeze", "gymnasium", "numpy") if theirs.get(package) != own.get(package)]
+    differ = [
+        f"{package} {theirs.get(package)}, here {own.get(package)}"
+        for package in ("spreeze", "gymnasium", "numpy")
+        if theirs.get(package) != own.get(package)
+    ]
     if differ:
-        checks.append(Check(f"{name} versions", "fail" if differ[0].startswith("spreeze") else "warn",
-                            "; ".join(differ), "install the same versions there"))
+        checks.append(
+            Check(
+                f"{name} versions",
+                "fail" if differ[0].startswith("spreeze") else "warn",
+                "; ".join(differ),
+                "install the same versions there",
+            )
+        )
     if host.get("env_error"):
-        checks.append(Check(f"{name} environment", "fail", host["env_error"],
-                            "install what the environment needs on that host too"))
+        checks.append(
+            Check(
+                f"{name} environment", "fail", host["env_error"], "install what the environment needs on that host too"
+            )
+        )
     elif host.get("env"):
         step_us = host["env"]["step_us"]
-        checks.append(Check(f"{name} environment", "ok", "made and stepped" if step_us is None else
-                            f"{step_us:.0f} us a step"))
-    slow = [words for words, bad in (
-        (f"clocks differ by {host['clock_difference_s']:+.1f} s", abs(host["clock_difference_s"]) > _SLOW_CLOCK_S),
-        (f"a round trip takes {1e3 * host['round_trip_s']:.0f} ms", host["round_trip_s"] > _SLOW_TRIP_S),
-        (f"{size(host['bandwidth_bytes_per_s'])}/s", host["bandwidth_bytes_per_s"] < _SLOW_BYTES_PER_S)) if bad]
+        checks.append(
+            Check(f"{name} environment", "ok", "made and stepped" if step_us is None else f"{step_us:.0f} us a step")
+        )
+    slow = [
+        words
+        for words, bad in (
+            (f"clocks differ by {host['clock_difference_s']:+.1f} s", abs(host["clock_difference_s"]) > _SLOW_CLOCK_S),
+            (f"a round trip takes {1e3 * host['round_trip_s']:.0f} ms", host["round_trip_s"] > _SLOW_TRIP_S),
+            (f"{size(host['bandwidth_bytes_per_s'])}/s", host["bandwidth_bytes_per_s"] < _SLOW_BYTES_PER_S),
+        )
+        if bad
+    ]
     if slow:
-        checks.append(Check(f"{name} network", "warn", "; ".join(slow), "set the clocks by NTP; policies lag by a "
-                            "round trip, and rows come no faster than the network"))
+        checks.append(
+            Check(
+                f"{name} network",
+                "warn",
+                "; ".join(slow),
+                "set the clocks by NTP; policies lag by a round trip, and rows come no faster than the network",
+            )
+        )
     return checks
 
 
@@ -371,8 +450,12 @@ def check_gpus(machine: Machine) -> Check:
     busy = [gpu for gpu in machine.gpus if (gpu.use or 0.0) >= _GPU_BUSY or _held_share(gpu) >= _GPU_HELD]
     if busy:
         names = ", ".join(f"GPU {gpu.index}" for gpu in busy)
-        return Check("GPU", "warn", text, f"other programs use {names}: nvidia-smi names them; rates measured beside "
-                     "them do not last")
+        return Check(
+            "GPU",
+            "warn",
+            text,
+            f"other programs use {names}: nvidia-smi names them; rates measured beside them do not last",
+        )
     return Check("GPU", "ok", text)
 
 
@@ -380,8 +463,15 @@ def _gpu_text(gpu: GpuFacts) -> str:
     """Name, memory and current load of one GPU."""
     total, free = gpu.memory_bytes, gpu.memory_free_bytes
     used = None if total is None or free is None else total - free
-    now = GpuSnapshot(index=gpu.index, power_w=gpu.power_w, power_limit_w=gpu.power_limit_w, clock_hz=gpu.clock_hz,
-                      clock_max_hz=gpu.clock_max_hz, memory_used_bytes=used, memory_bytes=total)
+    now = GpuSnapshot(
+        index=gpu.index,
+        power_w=gpu.power_w,
+        power_limit_w=gpu.power_limit_w,
+        clock_hz=gpu.clock_hz,
+        clock_max_hz=gpu.clock_max_hz,
+        memory_used_bytes=used,
+        memory_bytes=total,
+    )
     return f"{gpu.name}: kernels run {percent(gpu.use)} of the time, {now.figures} in use"
 
 
@@ -417,15 +507,22 @@ def check_other_runs(runs_dir: Path) -> Check:
 
 
 def examine(
-    env_id: str | None, import_module: str | None, runs_dir: Path, env_args: tuple[str, ...] = (),
-    cluster: str | None = None, start_deadline_s: float = START_S,
+    env_id: str | None,
+    import_module: str | None,
+    runs_dir: Path,
+    env_args: tuple[str, ...] = (),
+    cluster: str | None = None,
+    start_deadline_s: float = START_S,
     on_wait: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
     """Runs all checks, the slow ones in parallel; returns the JSON document."""
     replay, machine = ReplayConfig(), read_machine()
     with ThreadPoolExecutor(max_workers=3) as pool:
         slow: list[Callable[[], Check]] = [
-            partial(check_torch, has_gpu=bool(machine.gpus)), check_default_task, check_encoder]
+            partial(check_torch, has_gpu=bool(machine.gpus)),
+            check_default_task,
+            check_encoder,
+        ]
         waiting = [pool.submit(check) for check in slow]
         asked = pool.submit(check_env, env_id, import_module, env_args, start_deadline_s, on_wait) if env_id else None
         quick = [
@@ -446,7 +543,8 @@ def examine(
         "ok": all(check.status != "fail" for check in checks),
         "checks": [dataclasses.asdict(check) for check in checks],
         "machine": {**machine.to_json(), "identity": machine.identity(), "one_line": machine.one_line()},
-        "env": environment, "cluster": hosts,
+        "env": environment,
+        "cluster": hosts,
         "versions": versions(),
     }
 
@@ -482,22 +580,40 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m spreeze doctor",
-                    description="What this machine has for training, and what is missing.")
+    parser = Parser(
+        prog="python -m spreeze doctor", description="What this machine has for training, and what is missing."
+    )
     parser.add_argument("--env", metavar="ID", help="also try this Gymnasium environment (default: none)")
-    parser.add_argument("--import", dest="import_module", metavar="MODULE",
-                        help="module to import for it (default: none)")
-    parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
-                        help="for its constructor, as often as needed (default: none)")
-    parser.add_argument("--cluster", metavar="ADDRESS", default=None,
-                        help="also look at the other hosts of a Ray cluster: HOST:PORT, auto, local:N (default: none)")
+    parser.add_argument(
+        "--import", dest="import_module", metavar="MODULE", help="module to import for it (default: none)"
+    )
+    parser.add_argument(
+        "--env-arg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for its constructor, as often as needed (default: none)",
+    )
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        default=None,
+        help="also look at the other hosts of a Ray cluster: HOST:PORT, auto, local:N (default: none)",
+    )
     add_start_deadline(parser)
     add_common_flags(parser)
     args = parser.parse_args(argv)
 
     def body() -> int:
-        document = examine(args.env, args.import_module, Path(args.runs_dir), tuple(args.env_arg), args.cluster,
-                           args.start_deadline_s, lambda text: say(text, as_json=True))
+        document = examine(
+            args.env,
+            args.import_module,
+            Path(args.runs_dir),
+            tuple(args.env_arg),
+            args.cluster,
+            args.start_deadline_s,
+            lambda text: say(text, as_json=True),
+        )
         if args.json:
             emit(document)
         else:

@@ -33,35 +33,65 @@ _PRETRAINED = shipped("assets/policies")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m spreeze evaluate",
-                    description="Run greedy episodes of trained weights and report mean and uncertainty.")
-    parser.add_argument("runs", metavar="RUN", nargs="+",
-                        help=f"{run_or_policy()}; several runs with --protocol")
+    parser = Parser(
+        prog="python -m spreeze evaluate",
+        description="Run greedy episodes of trained weights and report mean and uncertainty.",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", help=f"{run_or_policy()}; several runs with --protocol")
     parser.add_argument("--episodes", type=int, default=10, help="episodes to run (default: 10)")
-    parser.add_argument("--seed", type=int, default=_FIRST_SEED, help="seed of the first episode (default: "
-                        f"{_FIRST_SEED}, far from the episodes by which a run chose its best policy)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=_FIRST_SEED,
+        help="seed of the first episode (default: "
+        f"{_FIRST_SEED}, far from the episodes by which a run chose its best policy)",
+    )
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")
     parser.add_argument("--csv", metavar="FILE", help="write one line for each episode (default: none)")
     parser.add_argument("--video", metavar="FILE", help="write the first episode as an MP4 clip (default: none)")
-    parser.add_argument("--import", dest="import_module", metavar="MODULE",
-                        help="module to import first (default: none)")
+    parser.add_argument(
+        "--import", dest="import_module", metavar="MODULE", help="module to import first (default: none)"
+    )
     add_start_deadline(parser)
     add_common_flags(parser)
     protocol = parser.add_argument_group("recorded evaluations of runs, compared; nothing is run")
-    protocol.add_argument("--protocol", choices=("hts",), help="protocol of HTS-RL: final, final-time and "
-                          "required-time metric with bootstrap intervals over seeds (default: none)")
-    protocol.add_argument("--target", type=float, action="append", default=[], metavar="SCORE",
-                          help="score of the required-time metric, as often as needed (default: none)")
-    protocol.add_argument("--limit-s", type=float, default=None, help="wall time of the final-time metric [s] "
-                          "(default: for each task, the end of its fastest run)")
+    protocol.add_argument(
+        "--protocol",
+        choices=("hts",),
+        help="protocol of HTS-RL: final, final-time and "
+        "required-time metric with bootstrap intervals over seeds (default: none)",
+    )
+    protocol.add_argument(
+        "--target",
+        type=float,
+        action="append",
+        default=[],
+        metavar="SCORE",
+        help="score of the required-time metric, as often as needed (default: none)",
+    )
+    protocol.add_argument(
+        "--limit-s",
+        type=float,
+        default=None,
+        help="wall time of the final-time metric [s] (default: for each task, the end of its fastest run)",
+    )
     protocol.add_argument("--policies", type=int, default=POLICIES, help="policies in a metric (default: 10)")
-    protocol.add_argument("--centre", choices=("mean", "iqm"), default="mean",
-                          help="centre over seeds; iqm, the interquartile mean, leaves out the best and worst quarter "
-                          "of four or more (default: mean)")
+    protocol.add_argument(
+        "--centre",
+        choices=("mean", "iqm"),
+        default="mean",
+        help="centre over seeds; iqm, the interquartile mean, leaves out the best and worst quarter "
+        "of four or more (default: mean)",
+    )
     protocol.add_argument("--resamples", type=int, default=RESAMPLES, help="bootstrap resamples (default: 10000)")
-    protocol.add_argument("--by", action="append", default=None, metavar="PART.FIELD",
-                          help="group runs by this setting only, as often as needed (default: by all settings in "
-                          "which runs of one task, algorithm and mode differ)")
+    protocol.add_argument(
+        "--by",
+        action="append",
+        default=None,
+        metavar="PART.FIELD",
+        help="group runs by this setting only, as often as needed (default: by all settings in "
+        "which runs of one task, algorithm and mode differ)",
+    )
     return parser
 
 
@@ -88,7 +118,10 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     rules = comparison.rules_of(
-        policies=args.policies, targets=args.target, limit_s=args.limit_s, resamples=args.resamples,
+        policies=args.policies,
+        targets=args.target,
+        limit_s=args.limit_s,
+        resamples=args.resamples,
         robust=args.centre == "iqm",
     )
     paths = [find_run(run, Path(args.runs_dir)) for run in args.runs]
@@ -123,9 +156,16 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
 
     def make() -> Task:
         with start_limit(spec.env_id, args.start_deadline_s):
-            task = make_task(spec.env_id, args.import_module, "rgb_array" if args.video else None, args=spec.args,
-                             plain=spec.plain, image=frame_options(spec), picture=spec.frames is not None,
-                             action_mask=spec.action_mask)
+            task = make_task(
+                spec.env_id,
+                args.import_module,
+                "rgb_array" if args.video else None,
+                args=spec.args,
+                plain=spec.plain,
+                image=frame_options(spec),
+                picture=spec.frames is not None,
+                action_mask=spec.action_mask,
+            )
         check_fits(spec, task.spec, weights.path)
         return task
 
@@ -137,8 +177,9 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
     with environment_errors(spec.env_id), _recorder(args.video) as record:
         episodes = run_episodes(make, policy.act, seeds, on_step=record, tasks=tasks, on_error=on_error)
         if not episodes:
-            raise EnvironmentError_(f"{spec.env_id}: no episode of {args.episodes} came to its end; the last error: "
-                                    f"{lost[-1]}")
+            raise EnvironmentError_(
+                f"{spec.env_id}: no episode of {args.episodes} came to its end; the last error: {lost[-1]}"
+            )
     if args.csv:
         _write_csv(Path(args.csv), episodes)
     return _document(weights, spec.env_id, episodes, lost, args)
@@ -154,16 +195,21 @@ def start_limit(env_id: str, limit_s: float) -> Iterator[None]:
     Raises:
         EnvironmentError_: it took longer.
     """
+
     def tell(waited_s: float) -> None:
-        say(f"waiting for {env_id} to start: {waited_s:.0f} s so far, at most {limit_s:g} s (--start-deadline-s)",
-            as_json=True)  # to stderr: stdout is for the summary
+        say(
+            f"waiting for {env_id} to start: {waited_s:.0f} s so far, at most {limit_s:g} s (--start-deadline-s)",
+            as_json=True,
+        )  # to stderr: stdout is for the summary
 
     try:
         with time_limit(limit_s, every_s=_FIRST_WORD_S, on_wait=tell):
             yield
     except OutOfTime:
-        raise EnvironmentError_(f"{env_id} was not made within {limit_s:g} s; for one that takes longer to start: "
-                                f"--start-deadline-s {2 * limit_s:g}") from None
+        raise EnvironmentError_(
+            f"{env_id} was not made within {limit_s:g} s; for one that takes longer to start: "
+            f"--start-deadline-s {2 * limit_s:g}"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -230,15 +276,17 @@ def _document(
 
 
 def _summary(document: dict[str, Any]) -> str:
-    interval = "" if document["return_low"] is None else (
-        f"95 % interval {document['return_low']:.1f} to {document['return_high']:.1f}, ")
+    interval = (
+        ""
+        if document["return_low"] is None
+        else (f"95 % interval {document['return_low']:.1f} to {document['return_high']:.1f}, ")
+    )
     lost, of_all = document["episodes_lost"], f"of {document['episodes_asked']} "
     count = f"{document['episodes']} {of_all if lost else ''}episodes" + (f", {lost} lost" if lost else "")
     lines = [
         f"{document['env']}, {document['algo']}, weights {document['epoch']}-{document['version']}",
         f"file    {document['weights']}",
-        f"return  {document['return_mean']:.1f}  ({interval}standard deviation {document['return_std']:.1f}, "
-        f"{count})",
+        f"return  {document['return_mean']:.1f}  ({interval}standard deviation {document['return_std']:.1f}, {count})",
         f"length  {document['length_mean']:.1f} env steps",
     ]
     lines += [f"lost    {document['last_error']}"] if document["last_error"] else []
@@ -256,8 +304,9 @@ def pretrained_policies() -> dict[str, Path]:
 
 def run_or_policy() -> str:
     """Help text of the argument RUN."""
-    return ("name or path of a run, 'latest', a .safetensors file, or a pretrained policy: "
-            + ", ".join(pretrained_policies()))
+    return "name or path of a run, 'latest', a .safetensors file, or a pretrained policy: " + ", ".join(
+        pretrained_policies()
+    )
 
 
 def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
@@ -328,6 +377,7 @@ def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
     Raises:
         WeightsError: the metadata are not those of a policy, or not of one for this environment.
     """
+
     def made(arrays: Arrays) -> Policy:
         return Policy.from_weights(arrays, weights.meta)
 

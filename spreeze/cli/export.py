@@ -46,13 +46,17 @@ _CSV = "csv"
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = [*(row.name for row in POLICY_FORMATS), _CSV]
-    parser = Parser(prog="python -m spreeze export", description="Write the greedy policy of a run as a file that runs "
-                    "without Spreeze, with normaliser and action scaling inside, and a short program that uses it. The "
-                    f"file is checked against our own policy on {OBSERVATIONS:,} observations. csv writes metrics and "
-                    "evaluations instead.")
+    parser = Parser(
+        prog="python -m spreeze export",
+        description="Write the greedy policy of a run as a file that runs "
+        "without Spreeze, with normaliser and action scaling inside, and a short program that uses it. The "
+        f"file is checked against our own policy on {OBSERVATIONS:,} observations. csv writes metrics and "
+        "evaluations instead.",
+    )
     parser.add_argument("run", metavar="RUN", help=run_or_policy())
-    parser.add_argument("--format", default=names[0], metavar="|".join(names),
-                        help=f"what to write (default: {names[0]})")
+    parser.add_argument(
+        "--format", default=names[0], metavar="|".join(names), help=f"what to write (default: {names[0]})"
+    )
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")
     parser.add_argument("--out", metavar="FILE", help="file to write (default: the run's name, here)")
     parser.add_argument("--force", action="store_true", help="replace files that exist (default: refuse)")
@@ -63,8 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export(args: argparse.Namespace, names: list[str]) -> int:
     if args.format not in names:
-        raise ConfigError(f"--format {args.format}: no such format{did_you_mean(args.format, names)} "
-                          f"(formats: {', '.join(names)})")
+        raise ConfigError(
+            f"--format {args.format}: no such format{did_you_mean(args.format, names)} (formats: {', '.join(names)})"
+        )
     if args.format == _CSV:
         document, text = _write_csv(args)
     else:
@@ -99,10 +104,24 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
         files.write_bytes(temporary, data)
         check = _compared(export.open_policy(row.name, temporary), steps, weights, spec)
         files.write_bytes(temporary_program, code.encode())
-    document = {"file": str(out), "example": str(program), "format": row.name, "weights": str(weights.path),
-                "env": spec.env_id, "bytes": len(data), **check._asdict()}
-    return document, "\n".join([f"{out}: {len(data):,} bytes, {len(steps)} operations, from {weights.path}",
-                                _told(check, spec), f"{program}: a program that plays it without Spreeze:", "", code])
+    document = {
+        "file": str(out),
+        "example": str(program),
+        "format": row.name,
+        "weights": str(weights.path),
+        "env": spec.env_id,
+        "bytes": len(data),
+        **check._asdict(),
+    }
+    return document, "\n".join(
+        [
+            f"{out}: {len(data):,} bytes, {len(steps)} operations, from {weights.path}",
+            _told(check, spec),
+            f"{program}: a program that plays it without Spreeze:",
+            "",
+            code,
+        ]
+    )
 
 
 def _compared(act: export.Act, steps: list[export.Operation], weights: Weights, spec: EnvSpec) -> export.Agreement:
@@ -123,9 +142,15 @@ def _told(check: export.Agreement, spec: EnvSpec) -> str:
 
 def _about(weights: Weights, spec: EnvSpec, name: str) -> dict[str, Any]:
     """Metadata of an exported file: run, algorithm and version that it came from."""
-    return {"spreeze": __version__, "run": name, "env": spec.env_id, "algo": weights.meta.get("algo"),
-            "updates": weights.meta.get("updates"), "env_steps": weights.meta.get("env_steps"),
-            "observation": "; ".join(spec.obs_layout)}
+    return {
+        "spreeze": __version__,
+        "run": name,
+        "env": spec.env_id,
+        "algo": weights.meta.get("algo"),
+        "updates": weights.meta.get("updates"),
+        "env_steps": weights.meta.get("env_steps"),
+        "observation": "; ".join(spec.obs_layout),
+    }
 
 
 def _check_places(paths: list[Path], *, force: bool) -> None:
@@ -172,9 +197,11 @@ def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
             csv.writer(buffer, lineterminator="\n").writerows(rows)
             files.write_bytes(place, buffer.getvalue().encode())
     counts = {"points": len(metrics) - 1, "evaluations": len(evaluated) - 1}
-    return ({"file": str(out), "evaluations_file": str(evaluations), "format": _CSV, **counts},
-            f"{out}: {counts['points']:,} points, one a line (older than an hour: means of 10 s, older than a day: of "
-            f"60 s)\n{evaluations}: {counts['evaluations']:,} evaluations")
+    return (
+        {"file": str(out), "evaluations_file": str(evaluations), "format": _CSV, **counts},
+        f"{out}: {counts['points']:,} points, one a line (older than an hour: means of 10 s, older than a day: of "
+        f"60 s)\n{evaluations}: {counts['evaluations']:,} evaluations",
+    )
 
 
 def _metric_rows(reader: MetricsReader) -> list[Sequence[object]]:
@@ -197,11 +224,20 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str) -> str:
     """
     prefix, _, plain_id = spec.env_id.rpartition(":")
     family = FAMILIES.get(prefix)
-    needs = ["gymnasium", "numpy", *([] if row.runs_on == "numpy" else [row.runs_on]),
-             *([family.package] if family is not None and family.package else [])]
-    lines = [f"# Plays {spec.env_id!r} with a policy that Spreeze trained; needs: pip install {' '.join(needs)}",
-             *(["import functools"] if spec.frames is not None else []), "from pathlib import Path", "",
-             "import gymnasium", "import numpy as np"]
+    needs = [
+        "gymnasium",
+        "numpy",
+        *([] if row.runs_on == "numpy" else [row.runs_on]),
+        *([family.package] if family is not None and family.package else []),
+    ]
+    lines = [
+        f"# Plays {spec.env_id!r} with a policy that Spreeze trained; needs: pip install {' '.join(needs)}",
+        *(["import functools"] if spec.frames is not None else []),
+        "from pathlib import Path",
+        "",
+        "import gymnasium",
+        "import numpy as np",
+    ]
     lines += [] if row.runs_on == "numpy" else [f"import {row.runs_on}"]
     lines += _module_lines(spec, plain_id)
     if family is not None and not family.team:
@@ -213,10 +249,16 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str) -> str:
 
 
 _LOAD = {"onnx": [], "torch": [], "numpy": ["", *export.runner_source().splitlines(), "", ""]}
-_OPEN = {"onnx": "session = onnxruntime.InferenceSession(file)", "torch": "policy = torch.export.load(file).module()",
-         "numpy": "policy = dict(np.load(file))"}
-_ACT = {"onnx": 'session.run(None, {"obs": x})[0][0]', "torch": "policy(torch.from_numpy(x)).numpy()[0]",
-        "numpy": "run(policy, x)[0]"}
+_OPEN = {
+    "onnx": "session = onnxruntime.InferenceSession(file)",
+    "torch": "policy = torch.export.load(file).module()",
+    "numpy": "policy = dict(np.load(file))",
+}
+_ACT = {
+    "onnx": 'session.run(None, {"obs": x})[0][0]',
+    "torch": "policy(torch.from_numpy(x)).numpy()[0]",
+    "numpy": "run(policy, x)[0]",
+}
 
 
 def _module_lines(spec: EnvSpec, plain_id: str) -> list[str]:
@@ -238,10 +280,13 @@ def _make_line(spec: EnvSpec, plain_id: str) -> str:
     given = parse_args(spec.args)
     if spec.frames is not None and plain_id.startswith("ALE/"):
         options = spec.frames.options
-        given = {"frameskip": 1, "obs_type": "grayscale",
-                 "repeat_action_probability": float(options["sticky_actions"]),
-                 "full_action_space": bool(options["full_actions"]),
-                 "max_num_frames_per_episode": int(options["max_episode_frames"])} | given
+        given = {
+            "frameskip": 1,
+            "obs_type": "grayscale",
+            "repeat_action_probability": float(options["sticky_actions"]),
+            "full_action_space": bool(options["full_actions"]),
+            "max_num_frames_per_episode": int(options["max_episode_frames"]),
+        } | given
     arguments = "".join(f", {name}={value!r}" for name, value in given.items())
     if spec.team is not None and not spec.env_id.startswith("lbf:"):
         return f"# With render_mode='human' it is shown.\nenv = {plain_id}.parallel_env({arguments[2:]})"
@@ -249,8 +294,10 @@ def _make_line(spec: EnvSpec, plain_id: str) -> str:
         return f"env = gymnasium.make({plain_id!r}, disable_env_checker=True{arguments})"
     infinite = "from math import inf, nan\n\n" if {"inf", "nan"} & {*re.findall(r"\w+", arguments)} else ""
     if spec.env_id == f"{spec.import_module}:{plain_id}":
-        return (f"{infinite}# With render_mode='human' it may be shown.\n"
-                f"env = {spec.import_module}.{plain_id}({arguments[2:]})")
+        return (
+            f"{infinite}# With render_mode='human' it may be shown.\n"
+            f"env = {spec.import_module}.{plain_id}({arguments[2:]})"
+        )
     return f"{infinite}# With render_mode='human' it is shown.\nenv = gymnasium.make({plain_id!r}{arguments})"
 
 
@@ -258,7 +305,8 @@ def _obs_lines(spec: EnvSpec) -> list[str]:
     """Functions of the loop where an observation is not simply a vector."""
     if spec.frames is not None:
         return _frame_lines(spec)
-    joined = textwrap.dedent(f'''
+    joined = (
+        textwrap.dedent(f"""
 
         def joined(obs, spaces):  # one agent after the other; the policy does not read the rest
             x = np.zeros({spec.obs_dim}, np.float32)
@@ -267,8 +315,12 @@ def _obs_lines(spec: EnvSpec) -> list[str]:
                     part = flat(space, obs[agent])
                     x[place * {spec.team.obs_dim} :][: len(part)] = part
             return x
-    ''').splitlines() if spec.team else []
-    return textwrap.dedent('''
+    """).splitlines()
+        if spec.team
+        else []
+    )
+    return (
+        textwrap.dedent("""
 
         def flat(space, obs):  # nested observations in the order of their sorted keys
             if isinstance(space, gymnasium.spaces.Dict):
@@ -276,7 +328,11 @@ def _obs_lines(spec: EnvSpec) -> list[str]:
             if isinstance(space, gymnasium.spaces.Tuple):
                 return np.concatenate([flat(part, value) for part, value in zip(space.spaces, obs)])
             return np.ravel(gymnasium.spaces.flatten(space, obs)).astype(np.float32)
-    ''').splitlines() + joined if spec.parts else []
+    """).splitlines()
+        + joined
+        if spec.parts
+        else []
+    )
 
 
 def _frame_lines(spec: EnvSpec) -> list[str]:
@@ -284,27 +340,34 @@ def _frame_lines(spec: EnvSpec) -> list[str]:
     size = int(spec.frames.height)
     if spec.frames.source is not None:
         return [*_share_lines(size), "", "", *_picture_lines(spec.frames, spec.frames.source)]
-    grey = """
+    grey = (
+        """
             if picture.ndim == 3 and picture.shape[2] == 3:
-                picture = picture @ np.array([0.299, 0.587, 0.114], np.float32)""" if spec.frames.channels == 1 else ""
-    return _share_lines(size) + textwrap.dedent(f'''
+                picture = picture @ np.array([0.299, 0.587, 0.114], np.float32)"""
+        if spec.frames.channels == 1
+        else ""
+    )
+    return (
+        _share_lines(size)
+        + textwrap.dedent(f"""
 
         def frame(picture):  # uint8 [C, {size}, {size}]{grey}
             planes = picture[None] if picture.ndim == 2 else np.moveaxis(picture, 2, 0)
             small = shares(planes.shape[1]).T @ planes.astype(np.float32) @ shares(planes.shape[2])
             return (small + 0.5).astype(np.uint8)
-    ''').splitlines()
+    """).splitlines()
+    )
 
 
 def _share_lines(size: int) -> list[str]:
-    return textwrap.dedent(f'''
+    return textwrap.dedent(f"""
 
         @functools.cache
         def shares(old):  # [old, {size}]: share of each old pixel in the mean of each new one
             edge, pixel, scale = np.arange({size}) * old / {size}, np.arange(old)[:, None], old / {size}
             found = np.minimum(edge + scale, pixel + 1) - np.maximum(edge, pixel)
             return (np.maximum(found, 0) / scale).astype(np.float32)
-    ''').splitlines()
+    """).splitlines()
 
 
 def _picture_lines(frames: FrameSpec, source: PictureSpec) -> list[str]:
@@ -316,7 +379,8 @@ def _picture_lines(frames: FrameSpec, source: PictureSpec) -> list[str]:
     grey = ["    planes = np.moveaxis(planes, -3, -1) @ np.array([0.299, 0.587, 0.114], np.float32)"]
     return [
         f"def frame(obs):  # uint8 {list(frames.shape)}",
-        f"    planes = np.asarray(obs{path}).transpose({tuple(map(int, source.order))}).astype(np.float32)", *scale,
+        f"    planes = np.asarray(obs{path}).transpose({tuple(map(int, source.order))}).astype(np.float32)",
+        *scale,
         *(grey if frames.channels < source.channels else []),
         "    planes = planes.reshape(-1, *planes.shape[-2:])",
         "    return (shares(planes.shape[1]).T @ planes @ shares(planes.shape[2]) + 0.5).astype(np.uint8)",
@@ -328,8 +392,11 @@ def _loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
     if spec.team is not None:
         return _team_loop(spec, row)
     body = ["obs, info = env.reset(seed=seed)", "total, done = 0.0, False"]
-    step = ["obs, reward, terminated, truncated, info = env.step(action)", "total += float(reward)",
-            "done = terminated or truncated"]
+    step = [
+        "obs, reward, terminated, truncated, info = env.step(action)",
+        "total += float(reward)",
+        "done = terminated or truncated",
+    ]
     if spec.frames is not None:
         atari = "frame_skip" in spec.frames.options and spec.env_id.startswith("ALE/")
         body.append(f"frames = [frame(obs)] * {int(spec.frames.stack)}  # the newest, oldest first")
@@ -358,18 +425,34 @@ def _loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
 def _team_loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
     """Three episodes of a parallel environment, or of Foraging, which has tuples in agents' order."""
     foraging = spec.env_id.startswith("lbf:")
-    spaces = ("dict(enumerate(env.observation_space))" if foraging else
-              "{agent: env.observation_space(agent) for agent in env.possible_agents}")
-    step = (["obs, rewards, terminated, truncated, info = env.step(tuple(action.tolist()))", "total += sum(rewards)",
-             "done = terminated or truncated"] if foraging else
-            ["chosen = {agent: int(env.action_space(agent).start + index)",
-             "          for agent, index in zip(env.possible_agents, action) if agent in env.agents}",
-             "obs, rewards, terminated, truncated, info = env.step(chosen)", "total += sum(rewards.values())",
-             "done = all(terminated[agent] or truncated[agent] for agent in rewards)"])
+    spaces = (
+        "dict(enumerate(env.observation_space))"
+        if foraging
+        else "{agent: env.observation_space(agent) for agent in env.possible_agents}"
+    )
+    step = (
+        [
+            "obs, rewards, terminated, truncated, info = env.step(tuple(action.tolist()))",
+            "total += sum(rewards)",
+            "done = terminated or truncated",
+        ]
+        if foraging
+        else [
+            "chosen = {agent: int(env.action_space(agent).start + index)",
+            "          for agent, index in zip(env.possible_agents, action) if agent in env.agents}",
+            "obs, rewards, terminated, truncated, info = env.step(chosen)",
+            "total += sum(rewards.values())",
+            "done = all(terminated[agent] or truncated[agent] for agent in rewards)",
+        ]
+    )
     seen = "dict(enumerate(obs))" if foraging else "obs"
-    body = ["obs, info = env.reset(seed=seed)", "total, done = 0.0, False", "while not done:",
-            *(f"    {line}" for line in [f"x = joined({seen}, spaces)[None]", f"action = {_ACT[row.name]}", *step]),
-            'print(f"seed {seed}: return of the team {total:.1f}")']
+    body = [
+        "obs, info = env.reset(seed=seed)",
+        "total, done = 0.0, False",
+        "while not done:",
+        *(f"    {line}" for line in [f"x = joined({seen}, spaces)[None]", f"action = {_ACT[row.name]}", *step]),
+        'print(f"seed {seed}: return of the team {total:.1f}")',
+    ]
     return [f"spaces = {spaces}", "for seed in range(3):", *(f"    {line}" for line in body), "env.close()"]
 
 
@@ -377,11 +460,15 @@ def _begun(spec: EnvSpec) -> list[str]:
     """An Atari game after idle frames at the start."""
     assert spec.frames is not None
     options = spec.frames.options
-    lines = [f"for _ in range(env.np_random.integers({int(options['noop_max']) + 1})):  # idle frames at the start",
-             "    obs, *_ = env.step(0)"]
+    lines = [
+        f"for _ in range(env.np_random.integers({int(options['noop_max']) + 1})):  # idle frames at the start",
+        "    obs, *_ = env.step(0)",
+    ]
     if options["fire_reset"]:
-        lines += ['if "FIRE" in env.unwrapped.get_action_meanings():',
-                  '    obs, *_ = env.step(env.unwrapped.get_action_meanings().index("FIRE"))']
+        lines += [
+            'if "FIRE" in env.unwrapped.get_action_meanings():',
+            '    obs, *_ = env.step(env.unwrapped.get_action_meanings().index("FIRE"))',
+        ]
     return lines
 
 
@@ -389,6 +476,13 @@ def _skipped(spec: EnvSpec) -> list[str]:
     """An Atari step: frames skipped, the pixel-wise maximum of the last two."""
     assert spec.frames is not None
     skip = int(spec.frames.options["frame_skip"])
-    return ["before = obs", f"for _ in range({skip}):", "    before, (obs, reward, terminated, truncated, info) = obs, "
-            "env.step(action)", "    total += float(reward)", "    done = terminated or truncated", "    if done:",
-            "        break", "picture = obs if done else np.maximum(before, obs)" if skip > 1 else "picture = obs"]
+    return [
+        "before = obs",
+        f"for _ in range({skip}):",
+        "    before, (obs, reward, terminated, truncated, info) = obs, env.step(action)",
+        "    total += float(reward)",
+        "    done = terminated or truncated",
+        "    if done:",
+        "        break",
+        "picture = obs if done else np.maximum(before, obs)" if skip > 1 else "picture = obs",
+    ]

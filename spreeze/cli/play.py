@@ -36,20 +36,31 @@ from spreeze.workers.visualizer import ClipWriter, clip_stride
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m spreeze play",
-                    description="Show a policy in a window, or write a clip where there is no display.")
+    parser = Parser(
+        prog="python -m spreeze play",
+        description="Show a policy in a window, or write a clip where there is no display.",
+    )
     parser.add_argument("run", metavar="RUN", help=run_or_policy())
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
-    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best",
-                        help="which weights; both follow a run that is training (default: best)")
-    parser.add_argument("--clip", metavar="FILE",
-                        help="write an MP4 clip even with a display (default: with the run's videos, beside a file of "
-                        "weights, or here)")
-    parser.add_argument("--episodes", type=int,
-                        help="episodes to show (default: until Ctrl-C in a window, 1 in a clip)")
+    parser.add_argument(
+        "--checkpoint",
+        choices=CHECKPOINTS,
+        default="best",
+        help="which weights; both follow a run that is training (default: best)",
+    )
+    parser.add_argument(
+        "--clip",
+        metavar="FILE",
+        help="write an MP4 clip even with a display (default: with the run's videos, beside a file of "
+        "weights, or here)",
+    )
+    parser.add_argument(
+        "--episodes", type=int, help="episodes to show (default: until Ctrl-C in a window, 1 in a clip)"
+    )
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
-    parser.add_argument("--import", dest="import_module", metavar="MODULE",
-                        help="module to import first (default: none)")
+    parser.add_argument(
+        "--import", dest="import_module", metavar="MODULE", help="module to import first (default: none)"
+    )
     add_start_deadline(parser)
     return parser
 
@@ -92,8 +103,13 @@ class _Stage:
         if self._task is None:
             with start_limit(spec.env_id, self._args.start_deadline_s):
                 self._task = make_task(
-                    spec.env_id, self._args.import_module, "human" if self.in_window else "rgb_array", args=spec.args,
-                    plain=spec.plain, image=frame_options(spec), picture=spec.frames is not None,
+                    spec.env_id,
+                    self._args.import_module,
+                    "human" if self.in_window else "rgb_array",
+                    args=spec.args,
+                    plain=spec.plain,
+                    image=frame_options(spec),
+                    picture=spec.frames is not None,
                     action_mask=spec.action_mask,
                 )
             check_fits(spec, self._task.spec, source.weights.path)
@@ -268,8 +284,13 @@ def _clip(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
                     raise error.__cause__ or error from None
                 episode.lose(error, stage)
             lines.append(_line(source, episode))
-    return "\n".join([*lines, *([f"{count - lost} of {count} episodes, {lost} lost"] if lost else []),
-                      f"clip: {path}" + ("" if args.clip or has_display() else " (no display for a window)")])
+    return "\n".join(
+        [
+            *lines,
+            *([f"{count - lost} of {count} episodes, {lost} lost"] if lost else []),
+            f"clip: {path}" + ("" if args.clip or has_display() else " (no display for a window)"),
+        ]
+    )
 
 
 def _default_clip(weights: Weights) -> Path:

@@ -85,7 +85,8 @@ def _check_complete(text: str) -> None:
     part, name = _LAST
     own = isinstance(algo, str) and algo not in ALGORITHMS
     whole = _told(values, part, name) is not None and all(
-        _told(values, *key) is not None for key in (("run", "algo"), ("run", "mode"), ("env", "id")))
+        _told(values, *key) is not None for key in (("run", "algo"), ("run", "mode"), ("env", "id"))
+    )
     if not whole or (own and list(values)[-1] != algo):
         raise ValueError(f"the file ends with {clean(lines[-1], 60)!r}: settings are missing; {remedy}")
 
@@ -99,17 +100,24 @@ def _check_agrees(run: Path, config: Config) -> None:
     """A RunError if the settings are those of another task, algorithm or mode than the rest of the run tells."""
     told = read_run(run)
     modes = {told[name] for name in ("mode", "mode_before") if told.get(name) is not None}
-    known = {"env.id": (config.env.id, {told["env_id"]} if told.get("env_id") else set(), "run.json"),
-             "run.algo": (config.run.algo, {told["algo"]} if told.get("algo") else set(), "run.json"),
-             "run.mode": (config.run.mode, modes, "run.json")}
+    known = {
+        "env.id": (config.env.id, {told["env_id"]} if told.get("env_id") else set(), "run.json"),
+        "run.algo": (config.run.algo, {told["algo"]} if told.get("algo") else set(), "run.json"),
+        "run.mode": (config.run.mode, modes, "run.json"),
+    }
     checks = [(key, *known[key]) for key in known]
     for _, state in _checkpoints(run, config):
-        checks += [(key, known[key][0], {state[name]} if isinstance(state.get(name), str) else set(), "its checkpoint")
-                   for key, name in (("env.id", "env_id"), ("run.algo", "algo"))]
+        checks += [
+            (key, known[key][0], {state[name]} if isinstance(state.get(name), str) else set(), "its checkpoint")
+            for key, name in (("env.id", "env_id"), ("run.algo", "algo"))
+        ]
     for key, value, others, source in checks:
         if others and _plain(key, value) not in {_plain(key, other) for other in others}:
-            raise _refused(run, f"config.toml has {key} = {value}, but {source} tells {' or '.join(sorted(others))}: "
-                           "one of the two is not this run's; restore it from a backup, or start a new run with --name")
+            raise _refused(
+                run,
+                f"config.toml has {key} = {value}, but {source} tells {' or '.join(sorted(others))}: "
+                "one of the two is not this run's; restore it from a backup, or start a new run with --name",
+            )
 
 
 def _plain(key: str, value: str) -> str:
@@ -138,8 +146,9 @@ def check_environment(run: Path, made: EnvSpec) -> None:
         try:
             check_fits(recorded, made, run.name)
         except EnvironmentError_ as error:
-            raise EnvironmentError_(f"{error}; nothing was changed: resume it with the environment that it had, or "
-                                    "start a new run") from None
+            raise EnvironmentError_(
+                f"{error}; nothing was changed: resume it with the environment that it had, or start a new run"
+            ) from None
 
 
 def _recorded_spec(run: Path) -> EnvSpec | None:
@@ -176,8 +185,12 @@ def earlier_sessions(run: Path, config: Config) -> tuple[EarlierSessions, str | 
         texts = (f"{name} {duration(total[name]) if name == 'wall_s' else number(total[name])}" for name in missing)
         note = f"run.json is damaged; from the checkpoint and the metrics: {', '.join(texts)}"
     return EarlierSessions(
-        env_steps=int(total["env_steps"]), updates=int(total["updates"]), episodes=int(total["episodes"]),
-        wall_s=float(total["wall_s"]), sessions=sessions, best_return=told.get("eval_best"),
+        env_steps=int(total["env_steps"]),
+        updates=int(total["updates"]),
+        episodes=int(total["episodes"]),
+        wall_s=float(total["wall_s"]),
+        sessions=sessions,
+        best_return=told.get("eval_best"),
     ), note
 
 

@@ -77,8 +77,10 @@ def main(argv: list[str] | None = None) -> int:
 def _list(args: argparse.Namespace) -> int:
     rows = [_row(path) for path in list_runs(Path(args.runs_dir))]
     for path in misnamed_runs(Path(args.runs_dir)):
-        say(f"not listed: {clean(path.name, 80)}; commands take letters, digits, '.', '_' and '-': rename it",
-            as_json=args.json)
+        say(
+            f"not listed: {clean(path.name, 80)}; commands take letters, digits, '.', '_' and '-': rename it",
+            as_json=args.json,
+        )
     if args.json:
         emit({"runs": rows})
         return 0
@@ -88,13 +90,22 @@ def _list(args: argparse.Namespace) -> int:
     for row in rows:  # run directories may come from elsewhere
         row["name"], row["state"] = clean(row["name"], 128), clean(row["state"], 20)
     width = max(len(row["name"]) for row in rows)
-    say(f"{'run':{width}s}  {'state':9s} {'wall':>8s} {'env steps':>11s} {'updates':>9s} {'best return':>11s} "
-        f"{'last ten':>9s}")
+    say(
+        f"{'run':{width}s}  {'state':9s} {'wall':>8s} {'env steps':>11s} {'updates':>9s} {'best return':>11s} "
+        f"{'last ten':>9s}"
+    )
     for row in rows:
-        cells = (_cell(row["wall_s"], ".0f", " s"), _cell(row["env_steps"], ".0f"), _cell(row["updates"], ".0f"),
-                 _cell(row["eval_best"], ".1f"), _cell(row["eval_final"], ".1f"))
-        say(f"{row['name']:{width}s}  {row['state']:9s} {cells[0]:>8s} {cells[1]:>11s} {cells[2]:>9s} {cells[3]:>11s} "
-            f"{cells[4]:>9s}")
+        cells = (
+            _cell(row["wall_s"], ".0f", " s"),
+            _cell(row["env_steps"], ".0f"),
+            _cell(row["updates"], ".0f"),
+            _cell(row["eval_best"], ".1f"),
+            _cell(row["eval_final"], ".1f"),
+        )
+        say(
+            f"{row['name']:{width}s}  {row['state']:9s} {cells[0]:>8s} {cells[1]:>11s} {cells[2]:>9s} {cells[3]:>11s} "
+            f"{cells[4]:>9s}"
+        )
     return 0
 
 
@@ -105,10 +116,25 @@ def _cell(value: Any, form: str, unit: str = "") -> str:
 
 def _row(path: Path) -> dict[str, Any]:
     run = read_run(path)
-    names = ("env_id", "algo", "mode", "seed", "started", "wall_s", "env_steps", "updates", "eval_best",
-             "eval_final", "exit_reason")
-    return {"name": path.name, "state": state_of(path), **{name: run.get(name) for name in names},
-            **dataclasses.asdict(read_about(path))}
+    names = (
+        "env_id",
+        "algo",
+        "mode",
+        "seed",
+        "started",
+        "wall_s",
+        "env_steps",
+        "updates",
+        "eval_best",
+        "eval_final",
+        "exit_reason",
+    )
+    return {
+        "name": path.name,
+        "state": state_of(path),
+        **{name: run.get(name) for name in names},
+        **dataclasses.asdict(read_about(path)),
+    }
 
 
 def _stop(args: argparse.Namespace) -> int:
@@ -120,8 +146,9 @@ def _stop(args: argparse.Namespace) -> int:
     deadline = time.monotonic() + args.timeout
     while is_alive(path):
         if time.monotonic() > deadline:
-            raise RunError(f"{path.name} {_doing(path)} after {args.timeout:g} s (--timeout); spreeze runs stop "
-                           "--force kills it")
+            raise RunError(
+                f"{path.name} {_doing(path)} after {args.timeout:g} s (--timeout); spreeze runs stop --force kills it"
+            )
         time.sleep(0.1)
     return _done(args, path, state_of(path))
 
@@ -148,8 +175,9 @@ def _leave_free(args: argparse.Namespace) -> int:
     path = find_live_run(args.run, Path(args.runs_dir))
     share = TuningConfig(leave_free=args.share).leave_free  # rejects what is no share
     if read_run(path).get("leave_free") is None:
-        raise RunError(f"{path.name}: no governor watches this run (other mode, or --no-governor), so there is nothing "
-                       "to change")
+        raise RunError(
+            f"{path.name}: no governor watches this run (other mode, or --no-governor), so there is nothing to change"
+        )
     ask(path, "leave-free", repr(share))
     return _done(args, path, f"{percent(share)} of the usable cores stay with your other programs")
 
@@ -161,8 +189,10 @@ def _describe(args: argparse.Namespace) -> int:
     if args.json:
         emit({"run": path.name, **dataclasses.asdict(about)})
     else:
-        say(f"{path.name}: {about.title or path.name}; tags: {', '.join(about.tags) or DASH}; note: "
-            f"{about.note or DASH}")
+        say(
+            f"{path.name}: {about.title or path.name}; tags: {', '.join(about.tags) or DASH}; note: "
+            f"{about.note or DASH}"
+        )
     return 0
 
 

@@ -42,19 +42,14 @@ from spreeze.metrics.comparison import (
     spread_text,
     whole,
 )
-from spreeze.run_directory import (
-    existing_parent,
-    make_runs_dir,
-    names_from,
-    read_json,
-    read_run,
-    take_lock,
-    write_json,
-)
+from spreeze.run_directory import existing_parent, make_runs_dir, names_from, read_json, read_run, take_lock, write_json
 from spreeze.runtime.interrupts import Interrupts
 
-_OF_EACH_RUN = {"run.seed": "--seeds N gives each setting the seeds 1 to N", "run.name": "--name names the sweep",
-                "run.runs_dir": "--runs-dir names the directory"}
+_OF_EACH_RUN = {
+    "run.seed": "--seeds N gives each setting the seeds 1 to N",
+    "run.name": "--name names the sweep",
+    "run.runs_dir": "--runs-dir names the directory",
+}
 """Settings that a sweep gives to each of its runs -> what to do instead."""
 _RUN_BYTES = 20_000_000
 """Disk that a run takes at least: two checkpoints of small networks, metrics and log."""
@@ -133,28 +128,51 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m spreeze sweep",
-                    description="Train every combination of settings with several seeds.")
+    parser = Parser(
+        prog="python -m spreeze sweep", description="Train every combination of settings with several seeds."
+    )
     parser.add_argument("--env", metavar="ID", help="environment (default: that of train)")
     parser.add_argument("--import", dest="module", metavar="MODULE", help="module that registers it (default: none)")
     parser.add_argument("--algo", metavar="NAME", help="algorithm (default: follows from the task)")
     parser.add_argument("--mode", metavar="NAME", help="mode (default: that of train)")
     parser.add_argument("--profile", metavar="NAME|PATH", help="profile of all settings (default: the task's own)")
-    parser.add_argument("--auto", action="store_true",
-                        help="let the tuner choose for each setting; one run at a time, for others would disturb it "
-                        "(default: off)")
+    parser.add_argument(
+        "--auto",
+        action="store_true",
+        help="let the tuner choose for each setting; one run at a time, for others would disturb it (default: off)",
+    )
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds 1 to N of each setting (default: 3)")
-    parser.add_argument("--set", action="append", default=[], metavar="PART.FIELD=VALUE,VALUE",
-                        help="a setting and its values, as often as needed; lists in brackets (default: none)")
-    parser.add_argument("--seconds", "--stop-seconds", dest="stop_seconds", type=float, metavar="S",
-                        help="training time of each run [s] (default: none; or set stop.env_steps or stop.updates)")
-    parser.add_argument("--target", type=float, metavar="R", help="report when runs reached this return; unlike "
-                        "--target-return of train it ends no run (default: off)")
-    parser.add_argument("--side-by-side", type=int, metavar="N",
-                        help="runs at once, each with cores of its own (default: 1, or as the sweep began)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PART.FIELD=VALUE,VALUE",
+        help="a setting and its values, as often as needed; lists in brackets (default: none)",
+    )
+    parser.add_argument(
+        "--seconds",
+        "--stop-seconds",
+        dest="stop_seconds",
+        type=float,
+        metavar="S",
+        help="training time of each run [s] (default: none; or set stop.env_steps or stop.updates)",
+    )
+    parser.add_argument(
+        "--target",
+        type=float,
+        metavar="R",
+        help="report when runs reached this return; unlike --target-return of train it ends no run (default: off)",
+    )
+    parser.add_argument(
+        "--side-by-side",
+        type=int,
+        metavar="N",
+        help="runs at once, each with cores of its own (default: 1, or as the sweep began)",
+    )
     parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: sweep and the time)")
-    parser.add_argument("--resume", metavar="NAME", help="go on with a sweep; what is not finished begins anew "
-                        "(default: a new sweep)")
+    parser.add_argument(
+        "--resume", metavar="NAME", help="go on with a sweep; what is not finished begins anew (default: a new sweep)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing (default: off)")
     add_common_flags(parser)
     return parser
@@ -165,8 +183,10 @@ def _sweep(args: argparse.Namespace) -> int:
     sweep = _continued(args, runs_dir) if args.resume else _new(args, runs_dir)
     left = [run for run in sweep.runs if run.state != "finished"]
     if sweep.side_by_side > 1 and _tunes(sweep):
-        raise ConfigError(f"--side-by-side {sweep.side_by_side}: with --auto one run at a time, for the tuner measures "
-                          "the whole machine; " + ("add --side-by-side 1" if args.resume else "leave one of them out"))
+        raise ConfigError(
+            f"--side-by-side {sweep.side_by_side}: with --auto one run at a time, for the tuner measures "
+            "the whole machine; " + ("add --side-by-side 1" if args.resume else "leave one of them out")
+        )
     shares = core_shares(sorted(os.sched_getaffinity(0)), sweep.side_by_side)
     _check_disk(runs_dir, len(left))
     for note in _check_settings(left):
@@ -235,12 +255,16 @@ def _carried_out(
         return 130
     stopped = [run.name for run in sweep.runs if run.state == "interrupted"]
     if stopped:
-        say(f"excluded, because they did not finish: {', '.join(stopped)}; "
-            f"--resume {sweep.name} runs them again", as_json=args.json)
+        say(
+            f"excluded, because they did not finish: {', '.join(stopped)}; --resume {sweep.name} runs them again",
+            as_json=args.json,
+        )
     failed = [run.name for run in sweep.runs if run.state == "failed"]
     if failed:
-        print_error(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; "
-                 f"--resume {sweep.name} tries them again")
+        print_error(
+            f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; "
+            f"--resume {sweep.name} tries them again"
+        )
     return 1 if failed else 0
 
 
@@ -252,9 +276,19 @@ def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
 
     A finished run whose directory was deleted is done again.
     """
-    planned = {"env": "--env", "module": "--import", "algo": "--algo", "mode": "--mode", "profile": "--profile",
-               "auto": "--auto", "seeds": "--seeds", "set": "--set", "stop_seconds": "--seconds",
-               "target": "--target", "name": "--name"}
+    planned = {
+        "env": "--env",
+        "module": "--import",
+        "algo": "--algo",
+        "mode": "--mode",
+        "profile": "--profile",
+        "auto": "--auto",
+        "seeds": "--seeds",
+        "set": "--set",
+        "stop_seconds": "--seconds",
+        "target": "--target",
+        "name": "--name",
+    }
     values = {flag: getattr(args, name) for name, flag in planned.items()}
     given = [flag for flag, value in values.items() if value is not None and value is not False and value != []]
     if given:
@@ -278,16 +312,25 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     profile = args.profile  # a file is found from another directory, too, when the sweep is resumed
     if profile is not None and profile.endswith(".toml"):
         profile = str(Path(profile).resolve())
-    flags = {"--env": args.env, "--import": args.module, "--algo": args.algo, "--mode": args.mode,
-             "--profile": profile, "--seconds": args.stop_seconds}
+    flags = {
+        "--env": args.env,
+        "--import": args.module,
+        "--algo": args.algo,
+        "--mode": args.mode,
+        "--profile": profile,
+        "--seconds": args.stop_seconds,
+    }
     common = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
     common += ["--auto"] if args.auto else []
     runs = []
     for seed in range(1, seeds + 1):
         for number, (setting, chosen) in enumerate(grid(args.set), 1):
             assignments = [word for text in chosen for word in ("--set", text)]
-            runs.append(SweepRun(setting, seed, [*common, *assignments, "--seed", str(seed)],
-                                 check_name(f"{name}-c{number}-s{seed}")))
+            runs.append(
+                SweepRun(
+                    setting, seed, [*common, *assignments, "--seed", str(seed)], check_name(f"{name}-c{number}-s{seed}")
+                )
+            )
     sweep = Sweep(name, args.stop_seconds, args.target, 1 if args.side_by_side is None else args.side_by_side, runs)
     if args.name is not None and (taken := sweep.taken(runs_dir)) is not None:
         raise RunError(f"{taken} exists; choose another --name than {name}")
@@ -309,8 +352,10 @@ def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
         if key in _OF_EACH_RUN:
             raise ConfigError(f"--set {text!r}: {_OF_EACH_RUN[key]}")
         axes[key] = [(f"{key}={value}", len(values) > 1) for value in values]
-    return [(" ".join(text for text, varied in point if varied), [text for text, _ in point])
-            for point in itertools.product(*axes.values())]
+    return [
+        (" ".join(text for text, varied in point if varied), [text for text, _ in point])
+        for point in itertools.product(*axes.values())
+    ]
 
 
 def split_values(text: str) -> list[str]:
@@ -358,8 +403,10 @@ def _check_disk(runs_dir: Path, count: int) -> None:
     place = existing_parent(runs_dir)
     free = shutil.disk_usage(place).free
     if count * _RUN_BYTES > free:
-        raise ResourceError(f"{count} runs need at least {count * _RUN_BYTES / 1e6:.0f} MB of disk, "
-                            f"{free / 1e6:.0f} MB are free in {place}; make room, or choose fewer seeds or values")
+        raise ResourceError(
+            f"{count} runs need at least {count * _RUN_BYTES / 1e6:.0f} MB of disk, "
+            f"{free / 1e6:.0f} MB are free in {place}; make room, or choose fewer seeds or values"
+        )
 
 
 def _tunes(sweep: Sweep) -> bool:
@@ -388,7 +435,11 @@ class _Child:
 
 
 def _run_all(
-    sweep: Sweep, left: Sequence[SweepRun], shares: Sequence[list[int]], runs_dir: Path, interrupts: Interrupts,
+    sweep: Sweep,
+    left: Sequence[SweepRun],
+    shares: Sequence[list[int]],
+    runs_dir: Path,
+    interrupts: Interrupts,
     tell: Callable[[str], None],
 ) -> None:
     waiting = list(left)
@@ -420,8 +471,10 @@ def _run_all(
         _end(list(children.values()), interrupts.again())
         write()
     if unwritten is not None:
-        raise ResourceError(f"{sweep_path(runs_dir, sweep.name)} cannot be written: {unwritten}; make room, and "
-                            f"--resume {sweep.name} runs again what it does not name as finished")
+        raise ResourceError(
+            f"{sweep_path(runs_dir, sweep.name)} cannot be written: {unwritten}; make room, and "
+            f"--resume {sweep.name} runs again what it does not name as finished"
+        )
 
 
 def _start(run: SweepRun, cores: Sequence[int], runs_dir: Path) -> _Child:
@@ -431,10 +484,24 @@ def _start(run: SweepRun, cores: Sequence[int], runs_dir: Path) -> _Child:
     run.state, run.error = "running", None
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the run has ended
     process = subprocess.Popen(
-        [sys.executable, "-c", f"from {__name__} import begin; begin()", str(os.getpid()),
-         ",".join(map(str, cores)), *run.arguments, "--runs-dir", str(runs_dir), "--set", f"run.name={run.name}",
-         "--json"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+        [
+            sys.executable,
+            "-c",
+            f"from {__name__} import begin; begin()",
+            str(os.getpid()),
+            ",".join(map(str, cores)),
+            *run.arguments,
+            "--runs-dir",
+            str(runs_dir),
+            "--set",
+            f"run.name={run.name}",
+            "--json",
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        start_new_session=True,
+    )
     return _Child(run, process, errors)
 
 
@@ -522,7 +589,10 @@ def table_text(rows: Sequence[dict[str, Any]], target: float | None) -> str:
     lines = [["setting", "seeds", *keys.values()]]
     for row in rows:
         counts = {key: row.get(f"{key}_reached", row[key]["seeds"] if row[key] else 0) for key in keys}
-        cells = [spread_text(None if row[key] is None else Spread(**row[key]))
-                 + (f" ({counts[key]} of {row['seeds']})" if counts[key] < row["seeds"] else "") for key in keys]
+        cells = [
+            spread_text(None if row[key] is None else Spread(**row[key]))
+            + (f" ({counts[key]} of {row['seeds']})" if counts[key] < row["seeds"] else "")
+            for key in keys
+        ]
         lines.append([row["setting"], str(row["seeds"]), *cells])
     return "\n".join(aligned(lines))

@@ -3,6 +3,7 @@
 Text of other processes is shown without control characters. A broken stream (closed pipe, terminal gone) silences the
 view and never stops a run.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -244,8 +245,10 @@ def _health(snapshot: Snapshot) -> Text:
 
 def _active(snapshot: Snapshot) -> str:
     """How many samplers are active while others rest for other programs."""
-    return (f"{number(snapshot.samplers_active)} of {_count(snapshot.samplers_wanted)} samplers active, other programs "
-            f"keep {number(snapshot.foreign_cores)} cores")
+    return (
+        f"{number(snapshot.samplers_active)} of {_count(snapshot.samplers_wanted)} samplers active, other programs "
+        f"keep {number(snapshot.foreign_cores)} cores"
+    )
 
 
 def _count(value: int | None) -> str:

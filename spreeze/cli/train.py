@@ -81,6 +81,7 @@ from spreeze.types import RowLayout
 _MOST_HOSTS, _LIKELY_HOSTS, _MOST_HOST_SHARDS = 32, 3, 64
 """Other hosts that may take part at a time, those that replay is laid out for, and shards of it for their rows."""
 
+
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 0 trained, 1 failed, 2 rejected."""
     args = build_parser().parse_args(argv)
@@ -100,11 +101,19 @@ def _train(args: argparse.Namespace) -> int:
         for note in notes:
             say(note, as_json=args.json)
         head_start = stack.enter_context(
-            Prewarm(settings.config.learner.threads, wanted=_can_prewarm(args, settings, machine),
-                    gives_way=settings.config.tuning.give_way)
+            Prewarm(
+                settings.config.learner.threads,
+                wanted=_can_prewarm(args, settings, machine),
+                gives_way=settings.config.tuning.give_way,
+            )
         )
-        probe = probe_of(settings.config, steps=TIMED_STEPS if args.auto else 0, second=True,
-                         interrupted=lambda: interrupts.asked, on_wait=lambda text: say(text, as_json=args.json))
+        probe = probe_of(
+            settings.config,
+            steps=TIMED_STEPS if args.auto else 0,
+            second=True,
+            interrupted=lambda: interrupts.asked,
+            on_wait=lambda text: say(text, as_json=args.json),
+        )
         if resumed is not None:
             check_environment(resumed, probe.spec)
         settings, why = with_algorithm(base, settings, probe.spec)
@@ -119,30 +128,43 @@ def _train(args: argparse.Namespace) -> int:
         if auto:
             check_tunable(plan.config)
         run = plan.config.run
-        run_dir = RunDir.open(resumed, head_start.nonce) if resumed else RunDir.create(
-            Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed), head_start.nonce,
-            numbered=run.name is None,
+        run_dir = (
+            RunDir.open(resumed, head_start.nonce)
+            if resumed
+            else RunDir.create(
+                Path(run.runs_dir),
+                run.name or new_name(plan.spec.env_id, run.algo, run.seed),
+                head_start.nonce,
+                numbered=run.name is None,
+            )
         )
         interrupts.last_words = lambda reason: run_dir.write_state(
-            state="stopped" if interrupts.urgent else "failed", exit_reason=interrupts.cause or reason)
+            state="stopped" if interrupts.urgent else "failed", exit_reason=interrupts.cause or reason
+        )
         try:
             _describe(plan, run_dir, machine)
             if not run_dir.guarded:
-                say(f"{run.runs_dir}: a file system without locks: nothing guards the name {run_dir.path.name}, so "
-                    "continue it in one place at a time", as_json=args.json)
+                say(
+                    f"{run.runs_dir}: a file system without locks: nothing guards the name {run_dir.path.name}, so "
+                    "continue it in one place at a time",
+                    as_json=args.json,
+                )
             record = None
             if auto:
                 run_dir.write_state(state="tuning", tuning_began=time.time())
                 interrupts.stop_file = run_dir.path / "control" / "stop"
                 tuned, record = _tuned(args, settings, probe, machine, interrupts, run_dir, head_start.close)
-                plan = _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, earlier, record["reasons"],
-                             tune_hosts=True)
+                plan = _plan(
+                    resolve([*base[:-1], tuned, base[-1]]), probe, machine, earlier, record["reasons"], tune_hosts=True
+                )
                 _check_machine(plan, machine)
             return _run(args, plan, run_dir, machine, record, interrupts, head_start)
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt)  # while it was tuned
-            run_dir.write_state(state="stopped" if stopped else "failed",
-                                exit_reason=interrupts.cause or "stop request" if stopped else None)
+            run_dir.write_state(
+                state="stopped" if stopped else "failed",
+                exit_reason=interrupts.cause or "stop request" if stopped else None,
+            )
             raise
         finally:
             run_dir.close()
@@ -194,15 +216,23 @@ def _can_prewarm(args: argparse.Namespace, settings: Settings, machine: Machine)
 
 
 def _tuned(
-    args: argparse.Namespace, settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts,
-    run_dir: RunDir, before: Callable[[], None],
+    args: argparse.Namespace,
+    settings: Settings,
+    probe: Probe,
+    machine: Machine,
+    interrupts: Interrupts,
+    run_dir: RunDir,
+    before: Callable[[], None],
 ) -> tuple[Layer, dict[str, Any]]:
     """Tunes; rows go to ``tune-progress.jsonl`` as they are measured. ``before`` is called before the first trial."""
     rows: list[TrialResult] = []
 
     def note(row: TrialResult) -> None:
-        lines = [row.as_json()] if rows else [
-            {"labels": {knob.name: knob.column for knob in knobs_of(settings.config)}}, row.as_json()]
+        lines = (
+            [row.as_json()]
+            if rows
+            else [{"labels": {knob.name: knob.column for knob in knobs_of(settings.config)}}, row.as_json()]
+        )
         rows.append(row)
         with contextlib.suppress(OSError), open(run_dir.path / PROGRESS, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -210,9 +240,13 @@ def _tuned(
     with contextlib.suppress(OSError):
         (run_dir.path / PROGRESS).unlink(missing_ok=True)  # from an earlier session
     layer, record = tuned_layer(
-        settings, probe, machine, interrupts,
+        settings,
+        probe,
+        machine,
+        interrupts,
         Listener(say=lambda text: say(text, as_json=args.json), on_row=note, before=before),
-        fresh=args.fresh, spent_s=process_age_s(),
+        fresh=args.fresh,
+        spent_s=process_age_s(),
     )
     if not record.get("reused"):
         show_tuning(record, sys.stderr if args.json else sys.stdout, reasons=False)
@@ -236,9 +270,7 @@ def _fixed(config: Config) -> list[str]:
     return fixed
 
 
-def layers_of(
-    args: argparse.Namespace, resumed: Path | None, machine: Machine
-) -> tuple[list[Layer], list[str]]:
+def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) -> tuple[list[Layer], list[str]]:
     """Layers from weakest to strongest (the user's last), and notes to print."""
     user = Layer("user", user_values(args))
     if resumed is not None:
@@ -297,14 +329,28 @@ def _look_at(address: str) -> str:
 def tune_arguments(settings: Settings) -> tuple[str, ...]:
     """Flags of ``spreeze tune`` with which another host measures samplers and environments for this task."""
     part, run = settings.config.env, settings.config.run
-    return ("--env", part.id, "--algo", run.algo, "--mode", run.mode,
-            *(("--import", part.import_module) if part.import_module else ()),
-            *(("--plain-env",) if part.plain else ()), *(f"--env-arg={text}" for text in part.args))
+    return (
+        "--env",
+        part.id,
+        "--algo",
+        run.algo,
+        "--mode",
+        run.mode,
+        *(("--import", part.import_module) if part.import_module else ()),
+        *(("--plain-env",) if part.plain else ()),
+        *(f"--env-arg={text}" for text in part.args),
+    )
 
 
 def _plan(
-    settings: Settings, probe: Probe, machine: Machine, earlier: EarlierSessions,
-    tuned: dict[str, str] | None = None, *, tune_hosts: bool = False, to_tune: bool = False,
+    settings: Settings,
+    probe: Probe,
+    machine: Machine,
+    earlier: EarlierSessions,
+    tuned: dict[str, str] | None = None,
+    *,
+    tune_hosts: bool = False,
+    to_tune: bool = False,
 ) -> RunPlan:
     """Decides what is left open; ``tuned`` has the tuner's reasons, ``to_tune`` is a plan that it has still to see."""
     config, asked = settings.config, settings
@@ -318,28 +364,40 @@ def _plan(
         samplers = part.samplers or (1 if wiring.in_turns else most)
         inference_workers = config.inference_workers
         if part.samplers is None and not wiring.in_turns:
-            reasons["rollout.samplers"] = f"{cores:g} usable cores" + _at_most(cores) + (
-                "" if learners == 1 else f", at least one for each of {learners} learners")
+            reasons["rollout.samplers"] = (
+                f"{cores:g} usable cores"
+                + _at_most(cores)
+                + ("" if learners == 1 else f", at least one for each of {learners} learners")
+            )
         if "rollout.inference_workers" not in settings.sources and wiring.inference_workers:
             reasons["rollout.inference_workers"] = "none: samplers infer for themselves, which saves a hand-over"
         if machine.gpus and settings.sources.get("learner.device") == default_of(settings):
-            reasons["learner.device"] = (f"{config.learner.device}: networks over vectors are too small to keep a GPU "
-                                         "busy; use --device cuda:0 to force it")
+            reasons["learner.device"] = (
+                f"{config.learner.device}: networks over vectors are too small to keep a GPU "
+                "busy; use --device cuda:0 to force it"
+            )
     elif wiring.in_turns:
         samplers = 1
     elif samplers is None:
         learners = config.run.learners
         threads = config.learner.threads * learners
         samplers = config.samplers_beside(usable)
-        reasons["sampling.samplers"] = f"{usable:g} usable cores less {threads} for " + (
-            "the learner" if learners == 1 else f"{learners} learners, at least one for each"
-        ) + _at_most(usable - threads)
+        reasons["sampling.samplers"] = (
+            f"{usable:g} usable cores less {threads} for "
+            + ("the learner" if learners == 1 else f"{learners} learners, at least one for each")
+            + _at_most(usable - threads)
+        )
     name = "sampling.samplers" if config.on_policy is None else "rollout.samplers"
     found = allowed(
-        settings, probe, samplers, free_bytes=memory_limits().usable_bytes,
+        settings,
+        probe,
+        samplers,
+        free_bytes=memory_limits().usable_bytes,
         samplers_are_set=settings.sources.get(name) == USER,
-        shared_bytes=0 if to_tune or config.on_policy is not None else config.replay.capacity * RowLayout.of(
-            probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes,
+        shared_bytes=0
+        if to_tune or config.on_policy is not None
+        else config.replay.capacity
+        * RowLayout.of(probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes,
     )
     settings, samplers, reasons = found.settings, found.samplers, reasons | found.reasons
     if config.on_policy is not None:  # a resumed run has as many environments as its stored rollouts
@@ -348,16 +406,21 @@ def _plan(
     part = config.rollout
     if config.on_policy is not None and part.sync_interval is None:
         envs = samplers // config.run.learners * part.envs_per_sampler
-        settings = settings.with_layer(Layer(default_of(settings), {"rollout": {
-            "sync_interval": config.rollout_interval(envs)}}))
-        reasons["rollout.sync_interval"] = (f"{envs * config.rollout_interval(envs)} env steps of {envs} environments "
-                                            f"together (rollout.size = {part.size})")
+        settings = settings.with_layer(
+            Layer(default_of(settings), {"rollout": {"sync_interval": config.rollout_interval(envs)}})
+        )
+        reasons["rollout.sync_interval"] = (
+            f"{envs * config.rollout_interval(envs)} env steps of {envs} environments "
+            f"together (rollout.size = {part.size})"
+        )
     if wiring.balanced and config.on_policy is None:
         ratio = config.replay.serial_ratio(config.learner.batch_size)
         settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(SAMPLES_PER_INSERT_BOUNDS, ratio)}))
         reasons |= dict.fromkeys(
-            [f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS], f"{ratio:g} rows drawn for each inserted one, "
-            f"as in mode serial: the controller of mode {config.run.mode} keeps this balance")
+            [f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS],
+            f"{ratio:g} rows drawn for each inserted one, "
+            f"as in mode serial: the controller of mode {config.run.mode} keeps this balance",
+        )
     cluster = None if config.cluster.address is None else parse_address(config.cluster.address)
     if cluster is not None and wiring.other_learners:
         most = config.exchange.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
@@ -365,8 +428,10 @@ def _plan(
         unknown = config.exchange.learners is None and not cluster.local
         if unknown and wiring.mixes and settings.sources.get("gala.scale_lr") in (None, RESUMED):
             values["gala"] = {"scale_lr": False}
-            reasons["gala.scale_lr"] = ("false: how many learners will come is not known; for the root of their number "
-                                        "--set exchange.learners=N")
+            reasons["gala.scale_lr"] = (
+                "false: how many learners will come is not known; for the root of their number "
+                "--set exchange.learners=N"
+            )
         settings = settings.with_layer(Layer("cluster", values))
         cluster = None  # rows stay on their hosts
     return RunPlan(
@@ -374,8 +439,16 @@ def _plan(
         # As if each host had as many samplers as this one; how many hosts will come is not known.
         host_shards=0 if cluster is None else min((cluster.local or _LIKELY_HOSTS) * samplers, _MOST_HOST_SHARDS),
         host_tune=tune_arguments(settings) if tune_hosts and cluster is not None else (),
-        settings=settings, asked=asked, spec=probe.spec, samplers=samplers, inference_workers=inference_workers,
-        reasons=reasons, alone=found.alone, room=found.room, sampler_bytes=found.sampler_bytes, start_s=probe.start_s,
+        settings=settings,
+        asked=asked,
+        spec=probe.spec,
+        samplers=samplers,
+        inference_workers=inference_workers,
+        reasons=reasons,
+        alone=found.alone,
+        room=found.room,
+        sampler_bytes=found.sampler_bytes,
+        start_s=probe.start_s,
         to_tune=to_tune,
         free_core=usable - samplers - config.learner.threads * config.run.learners >= 1.0,
         earlier=earlier,
@@ -396,8 +469,10 @@ def _check_machine(plan: RunPlan, machine: Machine) -> None:
     devices = named_devices(learner.device, len(machine.gpus), machine.gpu_reason)
     check_precision(learner.precision, on_gpu=any(device != "cpu" for device in devices))
     if len(devices) == 2 and plan.spec.choices is not None:
-        raise ConfigError(f"learner.device = {learner.device}: two devices are the actor's and the critics'; discrete "
-                          "actions take one device")
+        raise ConfigError(
+            f"learner.device = {learner.device}: two devices are the actor's and the critics'; discrete "
+            "actions take one device"
+        )
 
 
 def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
@@ -409,22 +484,41 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
     sessions, before, now_s = plan.earlier.sessions + 1, read_run(run_dir.path), time.time()
     counters = {name: getattr(plan.earlier, name) for name in ("env_steps", "updates", "episodes", "wall_s")}
     run_dir.write_state(
-        durable=True, state="starting", sessions=sessions,
-        session_starts=[*session_starts(before), plan.earlier.wall_s], **(counters if sessions > 1 else {}),
+        durable=True,
+        state="starting",
+        sessions=sessions,
+        session_starts=[*session_starts(before), plan.earlier.wall_s],
+        **(counters if sessions > 1 else {}),
         # That of config.toml until the settings of this session are written.
         mode_before=read_config(run_dir.path).get("run", {}).get("mode"),
-        env_id=plan.spec.env_id, algo=plan.config.run.algo,
-        mode=plan.config.run.mode, wiring=recorded(plan.config.wiring), seed=plan.config.run.seed,
-        nonce=run_dir.nonce, command=sys.argv, exit_reason=None,
-        versions=versions(), machine=machine.one_line(), **process_identity(os.getpid()), host=socket.gethostname(),
-        **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now_s)), "started_s": now_s}
-           if sessions == 1 or started_s(before) is None else {}),
+        env_id=plan.spec.env_id,
+        algo=plan.config.run.algo,
+        mode=plan.config.run.mode,
+        wiring=recorded(plan.config.wiring),
+        seed=plan.config.run.seed,
+        nonce=run_dir.nonce,
+        command=sys.argv,
+        exit_reason=None,
+        versions=versions(),
+        machine=machine.one_line(),
+        **process_identity(os.getpid()),
+        host=socket.gethostname(),
+        **(
+            {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now_s)), "started_s": now_s}
+            if sessions == 1 or started_s(before) is None
+            else {}
+        ),
     )
 
 
 def _run(
-    args: argparse.Namespace, plan: RunPlan, run_dir: RunDir, machine: Machine, tune_record: dict[str, Any] | None,
-    interrupts: Interrupts, launcher: Launcher,
+    args: argparse.Namespace,
+    plan: RunPlan,
+    run_dir: RunDir,
+    machine: Machine,
+    tune_record: dict[str, Any] | None,
+    interrupts: Interrupts,
+    launcher: Launcher,
 ) -> int:
     _check_disk(plan, run_dir)
     settings_before = _settings_bytes(run_dir.path) if plan.earlier.sessions else None
@@ -449,16 +543,23 @@ def _run(
             outcome = run_mode(plan, run_dir, view, interrupts, launcher)
         document = summary(plan, outcome, run_dir.path, machine)
         if tune_record is not None:
-            document["tuning"] = {name: tune_record.get(name)
-                                  for name in ("measured_at", "reused", "provisional", "notes")}
+            document["tuning"] = {
+                name: tune_record.get(name) for name in ("measured_at", "reused", "provisional", "notes")
+            }
         try:
             write_json(run_dir.path / "summary.json", document)
         except OSError as error:
             say(f"summary.json could not be written: {error}", as_json=args.json)
         state = "failed" if outcome.error else "finished"
-        run_dir.write_state(wall_s=outcome.wall_s, env_steps=outcome.env_steps, updates=outcome.updates,
-                            eval_best=outcome.eval_best, eval_final=outcome.eval_final, episodes=outcome.episodes,
-                            exit_reason=outcome.stopped_by)
+        run_dir.write_state(
+            wall_s=outcome.wall_s,
+            env_steps=outcome.env_steps,
+            updates=outcome.updates,
+            eval_best=outcome.eval_best,
+            eval_final=outcome.eval_final,
+            episodes=outcome.episodes,
+            exit_reason=outcome.stopped_by,
+        )
     finally:
         if state == "failed" and settings_before is not None and _checkpoint_times(run_dir.path) == checkpoints_before:
             # The settings may be why: with those of the earlier session the run can go on.
@@ -518,6 +619,7 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
 
 def _closing(document: dict[str, Any], import_module: str | None) -> str:
     more = f" --import {import_module}" if import_module else ""
+
     def text(name: str, form: str = ".1f") -> str:
         value = document.get(name)
         return "-" if value is None else format(value, form)
@@ -554,4 +656,3 @@ def _missing(document: dict[str, Any]) -> str:
     counts = [(document.get(f"eval_episodes_{kind}"), words) for kind, words in kinds]
     missing = "".join(f", {count} {words}" for count, words in counts if count)
     return f"; of {document['eval_episodes']} episodes{missing}" if missing else ""
-

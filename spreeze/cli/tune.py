@@ -29,12 +29,19 @@ def tune_parser() -> argparse.ArgumentParser:
     parser.description = "Measure this machine for a task and choose how to use it: batch size, learner, samplers."
     parser.epilog = "Takes the flags of spreeze.train; what you set yourself stays, the rest is tuned around it."
     parser.add_argument("--out", metavar="FILE", default=None, help="also write the record here (default: cache only)")
-    parser.add_argument("--no-learner", action="store_true",
-                        help="choose samplers and environments alone, for a host whose learner is elsewhere, as "
-                             "--cluster does on each (default: off)")
-    parser.add_argument("--export", metavar="NAME|PATH", default=None,
-                        help="write the choice as profiles/NAME.toml, or as a .toml file, to be shared and loaded with "
-                             "--profile (default: not written)")
+    parser.add_argument(
+        "--no-learner",
+        action="store_true",
+        help="choose samplers and environments alone, for a host whose learner is elsewhere, as "
+        "--cluster does on each (default: off)",
+    )
+    parser.add_argument(
+        "--export",
+        metavar="NAME|PATH",
+        default=None,
+        help="write the choice as profiles/NAME.toml, or as a .toml file, to be shared and loaded with "
+        "--profile (default: not written)",
+    )
     return parser
 
 
@@ -55,8 +62,13 @@ def _tune(args: argparse.Namespace) -> int:
         settings = resolve(layers)
         for note in notes:
             say(note, as_json=args.json)
-        probe = probe_of(settings.config, steps=TIMED_STEPS, interrupted=lambda: interrupts.asked, second=True,
-                         on_wait=lambda text: say(text, as_json=args.json))
+        probe = probe_of(
+            settings.config,
+            steps=TIMED_STEPS,
+            interrupted=lambda: interrupts.asked,
+            second=True,
+            on_wait=lambda text: say(text, as_json=args.json),
+        )
         if (why := untunable_env(probe)) is not None:
             raise EnvironmentError_(f"{why}; train without --auto")
         settings, why = with_algorithm(layers, settings, probe.spec)
@@ -65,8 +77,14 @@ def _tune(args: argparse.Namespace) -> int:
         for note in effect_notes(settings, tuned=True):
             say(note, as_json=args.json)
         tuned, record = tuned_layer(
-            settings, probe, machine, interrupts, Listener(say=lambda text: say(text, as_json=args.json)),
-            fresh=args.fresh, spent_s=process_age_s(), samplers_only=args.no_learner,
+            settings,
+            probe,
+            machine,
+            interrupts,
+            Listener(say=lambda text: say(text, as_json=args.json)),
+            fresh=args.fresh,
+            spent_s=process_age_s(),
+            samplers_only=args.no_learner,
         )
     show_tuning(record, sys.stderr if args.json else sys.stdout, reasons=True)
     if export is not None:

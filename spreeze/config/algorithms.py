@@ -143,15 +143,20 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
     if not row.fits(spec):
         why = "it is for several agents with discrete actions; " if row.team and spec.team is None else ""
         best = find_row(fitting_algorithms(spec)[0])
-        use = _listed(fitting, "fit") if fitting else (
-            f"{_listed(fitting_algorithms(spec), 'fit')}: use --algo {best.name} with {_modes_of(best)}")
+        use = (
+            _listed(fitting, "fit")
+            if fitting
+            else (f"{_listed(fitting_algorithms(spec), 'fit')}: use --algo {best.name} with {_modes_of(best)}")
+        )
         raise ConfigError(f"--algo {name}: {why}{spec.env_id} has {task_text(spec)}; {use}")
     if not row.runs_in(mode):
         needs = "rollouts of any age" if row.any_age else "what its own policy has just collected"
         needs = needs if row.on_policy else "replay"
         others = [f"or --algo {' or '.join(own)}"] if (own := fitting_algorithms(spec, mode)) else []
-        raise ConfigError(f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use "
-                          f"{', '.join([_modes_of(row), *others])}")
+        raise ConfigError(
+            f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use "
+            f"{', '.join([_modes_of(row), *others])}"
+        )
 
 
 def _modes_of(row: AlgorithmRow) -> str:

@@ -18,13 +18,16 @@ class Family(NamedTuple):
     """Package that a program without Spreeze has to install for its tasks."""
 
 
-FAMILIES = {family.prefix: family for family in (
-    Family("envpool", "spreeze.envs.vector_engines:envpool"),
-    Family("vector", "spreeze.envs.vector_engines:gymnasium_vector"),
-    Family("mpe2", "spreeze.envs.team_env:mpe2", team=True, package="mpe2"),
-    Family("lbf", "spreeze.envs.team_env:foraging", team=True, package="lbforaging"),
-    Family("parallel", "spreeze.envs.team_env:own_module", team=True),
-)}
+FAMILIES = {
+    family.prefix: family
+    for family in (
+        Family("envpool", "spreeze.envs.vector_engines:envpool"),
+        Family("vector", "spreeze.envs.vector_engines:gymnasium_vector"),
+        Family("mpe2", "spreeze.envs.team_env:mpe2", team=True, package="mpe2"),
+        Family("lbf", "spreeze.envs.team_env:foraging", team=True, package="lbforaging"),
+        Family("parallel", "spreeze.envs.team_env:own_module", team=True),
+    )
+}
 _PLAIN = re.compile(rf"^(({'|'.join(FAMILIES)}):)?[A-Za-z0-9][A-Za-z0-9_./-]{{0,99}}$")
 
 

@@ -40,8 +40,11 @@ from spreeze.types import EnvSpec
 
 _GONE = {("learner", "copy_interval"): 0}
 """Settings of earlier versions with the value under which they changed nothing: a run that has them can be resumed."""
-_RENAMED = {("rollout", "executors"): "samplers", ("rollout", "envs_per_executor"): "envs_per_sampler",
-            ("rollout", "actors"): "inference_workers"}
+_RENAMED = {
+    ("rollout", "executors"): "samplers",
+    ("rollout", "envs_per_executor"): "envs_per_sampler",
+    ("rollout", "actors"): "inference_workers",
+}
 """Settings of earlier versions under their new names."""
 _OF_ALGORITHM = {("learner", "policy_average"): 0.0, ("learner", "explore_average"): False}
 """Settings of earlier versions that are now of replay algorithms, with the defaults that all had."""
@@ -88,17 +91,23 @@ class Settings:
     """Those that a profile's ``about.keep`` names, unless a stronger layer set them: the tuner leaves them alone."""
 
     def with_layer(self, layer: Layer) -> Settings:
-        base = [Layer(self.sources.get(f"{p}.{f}", "default"), {p: {f: v}}, {"keep": self.kept & {f"{p}.{f}"}})
-                for p, f, v in iterate(self.config)]
+        base = [
+            Layer(self.sources.get(f"{p}.{f}", "default"), {p: {f: v}}, {"keep": self.kept & {f"{p}.{f}"}})
+            for p, f, v in iterate(self.config)
+        ]
         found = resolve([*base, layer])
-        return dataclasses.replace(found, sources={key: said for key, said in found.sources.items()
-                                                   if said != "default"})
+        return dataclasses.replace(
+            found, sources={key: said for key, said in found.sources.items() if said != "default"}
+        )
 
 
 def iterate(config: Config) -> list[tuple[str, str, Any]]:
     """All (part, field, value) of a configuration, in order."""
-    return [(name, item.name, getattr(part, item.name)) for name, part in config.parts().items()
-            for item in dataclasses.fields(part)]
+    return [
+        (name, item.name, getattr(part, item.name))
+        for name, part in config.parts().items()
+        for item in dataclasses.fields(part)
+    ]
 
 
 def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
@@ -128,15 +137,18 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
         keep = layer.about.get("keep", ())
         for part, fields in layer.values.items():
             if part not in known:
-                raise ConfigError(f"{layer.source}: unknown part '{part}'{did_you_mean(part, known)} "
-                                  f"(parts: {', '.join(known)})")
+                raise ConfigError(
+                    f"{layer.source}: unknown part '{part}'{did_you_mean(part, known)} (parts: {', '.join(known)})"
+                )
             if not isinstance(fields, dict):
                 raise ConfigError(f"{layer.source}: {part} = {fields!r}: expected a table of fields")
             names = [item.name for item in dataclasses.fields(known[part])]
             for name, value in fields.items():
                 if name not in names:
-                    raise ConfigError(f"{layer.source}: unknown key '{part}.{name}'{did_you_mean(name, names)} "
-                                      f"(known: {', '.join(names)})")
+                    raise ConfigError(
+                        f"{layer.source}: unknown key '{part}.{name}'{did_you_mean(name, names)} "
+                        f"(known: {', '.join(names)})"
+                    )
                 merged.setdefault(part, {})[name] = value
                 key = f"{part}.{name}"
                 sources[key] = layer.source
@@ -202,8 +214,11 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         layers[:] = [part for layer in layers for part in layer.for_algorithm(settings.config.run.algo)]
         settings = resolve(layers)
     row = find_row(settings.config.run.algo, spec.import_module)
-    special = {**row.defaults, **(row.over_vectors if spec.frames is None else row.over_images),
-               **(row.for_discrete if spec.choices is not None else {})}
+    special = {
+        **row.defaults,
+        **(row.over_vectors if spec.frames is None else row.over_images),
+        **(row.for_discrete if spec.choices is not None else {}),
+    }
     # Both bounds or none: one alone could lie beyond the other that somebody has set.
     bounds = {f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS}
     left = settings.sources.keys() | (bounds if bounds & settings.sources.keys() else set())
@@ -232,8 +247,11 @@ def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
     unread = without_effect(settings)
     untuned = [] if tuned else [FLAG_OF[key] for key in marked("tuner") if key in given and FLAG_OF[key] not in unread]
     alone = [FLAG_OF["cluster.samplers"]] if "cluster.samplers" in given and config.cluster.address is None else []
-    why = ((unread, f"with --algo {config.run.algo} in --mode {config.run.mode}"), (untuned, "without --auto"),
-           (alone, "without --cluster"))
+    why = (
+        (unread, f"with --algo {config.run.algo} in --mode {config.run.mode}"),
+        (untuned, "without --auto"),
+        (alone, "without --cluster"),
+    )
     return [f"no effect {reason}: {', '.join(names)}" for names, reason in why if names]
 
 
@@ -247,10 +265,16 @@ def without_effect(settings: Settings) -> list[str]:
     read = {*knobs, *others}
     # One flag may set fields of several parts; --set sets one of them.
     flags = {FLAG_OF.get(key) for key in read if settings.sources.get(key) == USER}
-    return [*dict.fromkeys(
-        FLAG_OF.get(key, key) for key, source in settings.sources.items()
-        if source == USER and key not in read and (key not in FLAG_OF or FLAG_OF[key] not in flags)
-        and condition_of(key, config) is not unoffered)]
+    return [
+        *dict.fromkeys(
+            FLAG_OF.get(key, key)
+            for key, source in settings.sources.items()
+            if source == USER
+            and key not in read
+            and (key not in FLAG_OF or FLAG_OF[key] not in flags)
+            and condition_of(key, config) is not unoffered
+        )
+    ]
 
 
 def default_of(settings: Settings) -> str:

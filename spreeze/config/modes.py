@@ -125,18 +125,25 @@ GOSSIP_STAGES = (
     Stage(title="Gossip", items=("gossip_radius", "gossip_staleness")),
 )
 REPLAY_KNOBS = (
-    "learner.device", "learner.batch_size", "learner.threads", "learner.precision", "sampling.samplers",
-    "sampling.envs_per_sampler", "replay.capacity", "replay.samples_per_insert_min", "replay.samples_per_insert_max",
+    "learner.device",
+    "learner.batch_size",
+    "learner.threads",
+    "learner.precision",
+    "sampling.samplers",
+    "sampling.envs_per_sampler",
+    "replay.capacity",
+    "replay.samples_per_insert_min",
+    "replay.samples_per_insert_max",
 )
-ROLLOUT_KNOBS = (
-    "rollout.samplers", "rollout.envs_per_sampler", "rollout.inference_workers", "rollout.sync_interval",
-)
-GOSSIP_KNOBS = (
-    "run.learners", "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval",
-)
+ROLLOUT_KNOBS = ("rollout.samplers", "rollout.envs_per_sampler", "rollout.inference_workers", "rollout.sync_interval")
+GOSSIP_KNOBS = ("run.learners", "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval")
 BUFFER_KNOBS = (
-    "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval", "algorithm.minibatches",
-    "algorithm.slots", "algorithm.uses",
+    "rollout.samplers",
+    "rollout.envs_per_sampler",
+    "rollout.sync_interval",
+    "algorithm.minibatches",
+    "algorithm.slots",
+    "algorithm.uses",
 )
 DECLARED = (
     Mode(
@@ -145,7 +152,8 @@ DECLARED = (
         replay=Wiring(stages=REPLAY_STAGES, knobs=REPLAY_KNOBS),
     ),
     Mode(
-        name="serial", module="spreeze.modes.serial",
+        name="serial",
+        module="spreeze.modes.serial",
         doc="the same parts in one process, one after the other: the same seed gives the same bits",
         replay=Wiring(stages=REPLAY_STAGES, in_turns=True),  # the tuner measures processes that work at once
         on_policy=Wiring(stages=ROLLOUT_STAGES, in_turns=True, lag=0),
@@ -212,8 +220,10 @@ def extended(known: dict[str, Any], module: str | None, name: str, kind: type) -
     """
     for row in declared_by(module, name) if module is not None else ():
         if not isinstance(row, kind) or row.name in known:  # type: ignore[attr-defined]
-            raise ConfigError(f"--import {module}: {name} holds {clean(repr(row), 200)}; expected a "
-                              f"{kind.__module__}.{kind.__name__} whose name is none of {', '.join(known)}")
+            raise ConfigError(
+                f"--import {module}: {name} holds {clean(repr(row), 200)}; expected a "
+                f"{kind.__module__}.{kind.__name__} whose name is none of {', '.join(known)}"
+            )
         known[row.name] = row  # type: ignore[attr-defined]
     return known
 
@@ -240,8 +250,11 @@ def import_named(module: str) -> ModuleType:
 
 def recorded(wiring: Wiring) -> dict[str, Any]:
     """Form of a mode in ``run.json``, so that the page can show one that it may not import."""
-    return {"lag": wiring.lag, "free_running": wiring.free_running,
-            "stages": [[stage.title, stage.split, list(stage.items)] for stage in wiring.stages]}
+    return {
+        "lag": wiring.lag,
+        "free_running": wiring.free_running,
+        "stages": [[stage.title, stage.split, list(stage.items)] for stage in wiring.stages],
+    }
 
 
 def wiring_of(run: Mapping[str, Any], *, on_policy: bool) -> Wiring | None:
@@ -253,8 +266,13 @@ def wiring_of(run: Mapping[str, Any], *, on_policy: bool) -> Wiring | None:
     if not isinstance(told, dict):
         return None
     try:
-        return Wiring(lag=None if told["lag"] is None else int(told["lag"]), stages=tuple(
-            Stage(title=clean(title, 40), split=clean(split, 20), items=tuple(str(item) for item in items))
-            for title, split, items in told["stages"][:_MOST_STAGES]), free_running=told.get("free_running") is True)
+        return Wiring(
+            lag=None if told["lag"] is None else int(told["lag"]),
+            stages=tuple(
+                Stage(title=clean(title, 40), split=clean(split, 20), items=tuple(str(item) for item in items))
+                for title, split, items in told["stages"][:_MOST_STAGES]
+            ),
+            free_running=told.get("free_running") is True,
+        )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None  # a file may say anything

@@ -17,9 +17,20 @@ Condition = Callable[[Any], bool]
 
 
 def setting(
-    default: Any, doc: str, *, unit: str = "", low: float | None = None, high: float | None = None,
-    choices: tuple[str, ...] | None = None, flag: str = "", default_text: str = "", read: Condition | None = None,
-    fixed: bool = False, machine: bool = False, shared: bool = False, command_line_only: bool = False,
+    default: Any,
+    doc: str,
+    *,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    flag: str = "",
+    default_text: str = "",
+    read: Condition | None = None,
+    fixed: bool = False,
+    machine: bool = False,
+    shared: bool = False,
+    command_line_only: bool = False,
     tuner: bool = False,
 ) -> Any:
     """A dataclass field: all that is known of a setting, for checks, the command line and the page.
@@ -34,9 +45,21 @@ def setting(
     part is ``personal``. No profile may set a ``command_line_only`` one: it names code, a host or a place for files.
     Only the tuner reads a ``tuner`` one.
     """
-    known = {"doc": doc, "unit": unit, "low": low, "high": high, "choices": choices, "flag": flag,
-             "default_text": default_text, "read": read, "fixed": fixed, "machine": machine, "shared": shared,
-             "command_line_only": command_line_only, "tuner": tuner}
+    known = {
+        "doc": doc,
+        "unit": unit,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "flag": flag,
+        "default_text": default_text,
+        "read": read,
+        "fixed": fixed,
+        "machine": machine,
+        "shared": shared,
+        "command_line_only": command_line_only,
+        "tuner": tuner,
+    }
     return field(default=default, metadata=known)
 
 
@@ -63,9 +86,14 @@ class Part:
     def marked(cls, mark: str) -> list[str]:
         """The fields that ``setting(MARK=True)`` marks here or in a part that this one is derived from."""
         bases = [base for base in cls.__mro__ if dataclasses.is_dataclass(base)]
-        return [item.name for item in dataclasses.fields(cls)
-                if any(item.name in base.__dataclass_fields__
-                       and base.__dataclass_fields__[item.name].metadata.get(mark) for base in bases)]
+        return [
+            item.name
+            for item in dataclasses.fields(cls)
+            if any(
+                item.name in base.__dataclass_fields__ and base.__dataclass_fields__[item.name].metadata.get(mark)
+                for base in bases
+            )
+        ]
 
     @classmethod
     def condition_of(cls, name: str) -> Condition:

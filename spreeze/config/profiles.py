@@ -65,21 +65,24 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     keep = about.get("keep", [])
     own = [f"{part}.{name}" for part, fields in values.items() for name in fields]
     if not isinstance(keep, list) or any(key not in own for key in keep):
-        raise ConfigError(f"profile {path}: about.keep = {clean(repr(keep), 200)}: expected a list of settings that "
-                          "this profile has")
+        raise ConfigError(
+            f"profile {path}: about.keep = {clean(repr(keep), 200)}: expected a list of settings that this profile has"
+        )
     choice = None
     if {"algo", "mode"} <= (run := values.get("run", {})).keys():
         choice = {name: run.pop(name) for name in ("algo", "mode", "learners") if name in run}
-    return Layer(source=f"profile {path.stem}", values=renewed(values), about=about, of_algorithm=of_algorithm,
-                 choice=choice)
+    return Layer(
+        source=f"profile {path.stem}", values=renewed(values), about=about, of_algorithm=of_algorithm, choice=choice
+    )
 
 
 def _popped_only(path: Path, values: Values) -> dict[str, Values]:
     """Takes ``[only.NAME.part]`` out of a profile's values; a ConfigError unless each part is a table of fields."""
     only = values.pop("only", {})
     if not isinstance(only, dict) or not all(isinstance(parts, dict) for parts in only.values()):
-        raise ConfigError(f"profile {path}: only = {clean(only, 100)}: expected tables such as [only.\"ENV\".sac] "
-                          "or [only.a2c.rollout]")
+        raise ConfigError(
+            f'profile {path}: only = {clean(only, 100)}: expected tables such as [only."ENV".sac] or [only.a2c.rollout]'
+        )
     for said in (values, *only.values()):
         for part, fields in said.items():
             if not isinstance(fields, dict):

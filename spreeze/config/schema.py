@@ -61,23 +61,46 @@ class RunConfig(Part):
 
     read, personal = unoffered, True
 
-    algo: str = setting("sac", f"algorithm: {', '.join(ALGORITHMS)}, or one that the module of --import declares",
-                        flag="--algo", fixed=True, shared=True,
-                        default_text="the profile's, else by mode and task: sac, dqn, qmix, ppo or impact")
-    mode: str = setting(DECLARED[0].name, "how the parts are wired together: "
-                        f"{', '.join(mode.name for mode in DECLARED)}, or one that the module of --import declares",
-                        flag="--mode", shared=True,
-                        default_text="the profile's, else the algorithm's own, else spreeze")
+    algo: str = setting(
+        "sac",
+        f"algorithm: {', '.join(ALGORITHMS)}, or one that the module of --import declares",
+        flag="--algo",
+        fixed=True,
+        shared=True,
+        default_text="the profile's, else by mode and task: sac, dqn, qmix, ppo or impact",
+    )
+    mode: str = setting(
+        DECLARED[0].name,
+        "how the parts are wired together: "
+        f"{', '.join(mode.name for mode in DECLARED)}, or one that the module of --import declares",
+        flag="--mode",
+        shared=True,
+        default_text="the profile's, else the algorithm's own, else spreeze",
+    )
     seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1, flag="--seed")
-    runs_dir: str = setting("runs", "directory that holds the run directories", flag="--runs-dir",
-                            command_line_only=True)
-    name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given",
-                               flag="--name", command_line_only=True)
-    learners: int = setting(1, "learners side by side, each with samplers, data and seed of its own (modes spreeze, "
-                            "tianji, gala)", unit="learners", low=1, high=16, flag="--learners", fixed=True,
-                            machine=True, shared=True)
-    forgiven_failures: int = setting(0, "crashes of a worker that do not count toward its limit of restarts: for tests",
-                                     low=0, high=10**9)
+    runs_dir: str = setting(
+        "runs", "directory that holds the run directories", flag="--runs-dir", command_line_only=True
+    )
+    name: str | None = setting(
+        None,
+        "name of the run directory; built from time, env, algo and seed if not given",
+        flag="--name",
+        command_line_only=True,
+    )
+    learners: int = setting(
+        1,
+        "learners side by side, each with samplers, data and seed of its own (modes spreeze, tianji, gala)",
+        unit="learners",
+        low=1,
+        high=16,
+        flag="--learners",
+        fixed=True,
+        machine=True,
+        shared=True,
+    )
+    forgiven_failures: int = setting(
+        0, "crashes of a worker that do not count toward its limit of restarts: for tests", low=0, high=10**9
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,22 +112,35 @@ class RunConfig(Part):
 class EnvConfig(Part):
     read, personal = unoffered, True
 
-    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id, or MODULE:CLASS of the module of --import; mpe2:NAME or "
-                      "lbf:ID for several agents; observations "
-                      "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; actions Box, Discrete, MultiDiscrete "
-                      "or MultiBinary", flag="--env", fixed=True,
-                      default_text="a walking robot: Walker2DBulletEnv-v0, or Walker2d-v5 without Bullet; "
-                      "Pendulum-v1 without either")
-    import_module: str | None = setting(None, "module to import first: it registers tasks, algorithms or modes "
-                                        "(command line only)", flag="--import", command_line_only=True)
-    plain: bool = setting(False, "use the package's own Bullet tasks, not our faster equivalents",
-                          flag="--plain-env")
-    args: tuple[str, ...] = setting((), "key=value texts for the environment's constructor (command line only)",
-                                    fixed=True, command_line_only=True)
-    normalize_obs: bool = setting(False, "scale observations by their running mean and standard deviation",
-                                  read=always, fixed=True, shared=True)
-    image: bool | None = setting(None, "take observations as pictures for a CNN, or as numbers; not set: bytes to 255 "
-                                 "of at least 36 x 36 pixels are pictures", read=always)
+    id: str = setting(
+        "Walker2DBulletEnv-v0",
+        "Gymnasium id, or MODULE:CLASS of the module of --import; mpe2:NAME or "
+        "lbf:ID for several agents; observations "
+        "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; actions Box, Discrete, MultiDiscrete "
+        "or MultiBinary",
+        flag="--env",
+        fixed=True,
+        default_text="a walking robot: Walker2DBulletEnv-v0, or Walker2d-v5 without Bullet; Pendulum-v1 without either",
+    )
+    import_module: str | None = setting(
+        None,
+        "module to import first: it registers tasks, algorithms or modes (command line only)",
+        flag="--import",
+        command_line_only=True,
+    )
+    plain: bool = setting(False, "use the package's own Bullet tasks, not our faster equivalents", flag="--plain-env")
+    args: tuple[str, ...] = setting(
+        (), "key=value texts for the environment's constructor (command line only)", fixed=True, command_line_only=True
+    )
+    normalize_obs: bool = setting(
+        False, "scale observations by their running mean and standard deviation", read=always, fixed=True, shared=True
+    )
+    image: bool | None = setting(
+        None,
+        "take observations as pictures for a CNN, or as numbers; not set: bytes to 255 "
+        "of at least 36 x 36 pixels are pictures",
+        read=always,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +155,13 @@ class ImageConfig(Part):
     full_actions: bool = setting(False, "ALE: all 18 actions, not only those that the game reads")
     episodic_life: bool = setting(False, "ALE: a lost life ends the episode, except in evaluation")
     clip_rewards: bool = setting(True, "ALE: replay holds the sign of a reward; returns are counted in full")
-    noop_max: int = setting(30, "ALE: idle frames at the start, a random number up to this", unit="frames",
-                            low=0, high=1000)
+    noop_max: int = setting(
+        30, "ALE: idle frames at the start, a random number up to this", unit="frames", low=0, high=1000
+    )
     fire_reset: bool = setting(False, "ALE: press FIRE after a reset where the game has that action")
-    max_episode_frames: int = setting(108_000, "ALE: emulator frames after which a game is truncated",
-                                      unit="frames", low=100, high=10**9)
+    max_episode_frames: int = setting(
+        108_000, "ALE: emulator frames after which a game is truncated", unit="frames", low=100, high=10**9
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +170,18 @@ class ReplayConfig(Part):
 
     read = _replay
 
-    capacity: int = setting(1_000_000, "transitions that replay can hold", unit="transitions", low=2, high=10**10,
-                            flag="--replay-capacity", machine=True)
-    learning_starts: int = setting(5_000, "env steps collected, with uniform actions, before the first update",
-                                   unit="env steps", low=0, high=10**9)
+    capacity: int = setting(
+        1_000_000,
+        "transitions that replay can hold",
+        unit="transitions",
+        low=2,
+        high=10**10,
+        flag="--replay-capacity",
+        machine=True,
+    )
+    learning_starts: int = setting(
+        5_000, "env steps collected, with uniform actions, before the first update", unit="env steps", low=0, high=10**9
+    )
     samples_per_insert_min: float = setting(8.0, "below this ratio the samplers wait", low=0.0, high=1e6)
     samples_per_insert_max: float = setting(512.0, "above this ratio the learner waits", low=0.0, high=1e9)
     save: bool = setting(False, "store replay with every checkpoint", flag="--save-replay")
@@ -144,9 +190,11 @@ class ReplayConfig(Part):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.samples_per_insert_min > self.samples_per_insert_max:
-            raise ConfigError(f"samples_per_insert_min = {self.samples_per_insert_min:g} is above "
-                              f"samples_per_insert_max = {self.samples_per_insert_max:g}: "
-                              "samplers and learner would wait for each other for ever")
+            raise ConfigError(
+                f"samples_per_insert_min = {self.samples_per_insert_min:g} is above "
+                f"samples_per_insert_max = {self.samples_per_insert_max:g}: "
+                "samplers and learner would wait for each other for ever"
+            )
 
     @property
     def samples_per_insert_band(self) -> list[float]:
@@ -165,21 +213,46 @@ def serial_ratio(batch_size: int, low: float, high: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(Part):
-    samplers: int | None = setting(None, "sampler processes; from the usable cores if not given", low=1, high=512,
-                                   flag="--samplers", machine=True,
-                                   read=lambda wiring: _replay(wiring) and _processes(wiring))
-    envs_per_sampler: int = setting(8, "environments stepped in one sampler", low=1, high=1024,
-                                    flag="--envs-per-sampler", machine=True, read=_replay)
+    samplers: int | None = setting(
+        None,
+        "sampler processes; from the usable cores if not given",
+        low=1,
+        high=512,
+        flag="--samplers",
+        machine=True,
+        read=lambda wiring: _replay(wiring) and _processes(wiring),
+    )
+    envs_per_sampler: int = setting(
+        8,
+        "environments stepped in one sampler",
+        low=1,
+        high=1024,
+        flag="--envs-per-sampler",
+        machine=True,
+        read=_replay,
+    )
     nan_policy: str = setting("drop", "what to do with a non-finite observation or reward", choices=("drop", "fail"))
-    step_deadline_s: float = setting(30.0, "a sampler whose env step takes longer counts as hung and is started again",
-                                     unit="s", low=0.5, high=1e6)
-    start_deadline_s: float = setting(120.0, "longest time that an environment may take to be made and reset, wherever "
-                                      "one is: a simulator that needs minutes to come up needs more", unit="s", low=1.0,
-                                      high=1e6, flag="--start-deadline-s")
+    step_deadline_s: float = setting(
+        30.0, "a sampler whose env step takes longer counts as hung and is started again", unit="s", low=0.5, high=1e6
+    )
+    start_deadline_s: float = setting(
+        120.0,
+        "longest time that an environment may take to be made and reset, wherever "
+        "one is: a simulator that needs minutes to come up needs more",
+        unit="s",
+        low=1.0,
+        high=1e6,
+        flag="--start-deadline-s",
+    )
     memory_limit_bytes: int | None = setting(
-        None, "private memory above which a sampler is started anew, and a watcher by its number of environments; from "
+        None,
+        "private memory above which a sampler is started anew, and a watcher by its number of environments; from "
         "the free memory if not given",
-        unit="bytes", low=10_000_000, high=2**50, read=_processes)
+        unit="bytes",
+        low=10_000_000,
+        high=2**50,
+        read=_processes,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,29 +261,63 @@ class RolloutConfig(Part):
 
     read = _rollouts
 
-    samplers: int | None = setting(None, "sampler processes; not set: hts one a usable core, at most 16, serial 1, "
-                                   "which steps in the run's own process", low=1, high=512, flag="--samplers",
-                                   machine=True)
-    envs_per_sampler: int = setting(8, "environments stepped in one sampler", low=1, high=1024,
-                                    flag="--envs-per-sampler", machine=True)
-    inference_workers: int = setting(0, "hts, tianji with one learner: processes that infer actions in batches; 0: "
-                                     "samplers infer for themselves, the same bits", low=0, high=512,
-                                     flag="--inference-workers", machine=True,
-                                     read=lambda wiring: wiring.inference_workers)
-    size: int = setting(2048, "env steps of a learner's rollout, of all its environments together; sets sync_interval "
-                        "where that is not set", unit="env steps", low=1, high=2**30,
-                        default_text="128 with a2c, else 2048")
-    sync_interval: int | None = setting(None, "env steps of each environment in one rollout (SB3: n_steps); not set: "
-                                        "as many as size asks for, at least 16, or 5 with a2c; with impact, appo, "
-                                        "impala 16", unit="env steps", low=1, high=65_536, flag="--sync-interval",
-                                        machine=True)
-    correction: str = setting("delayed", "hts, tianji: off-policy correction for rollouts that the previous policy "
-                              "collected (default with ppo: none)", choices=("delayed", "none", "truncated-is"),
-                              flag="--correction", read=lambda wiring: bool(wiring.lag) and not wiring.free_running)
-    synchrony: str = setting("batch", "serial: environments wait for each other at every step, or once a rollout",
-                             choices=("step", "batch"), flag="--synchrony", read=lambda wiring: wiring.lag == 0)
-    fingerprint: bool = setting(False, "hashes of trajectories, parameters and optimiser at each swap, in "
-                                "fingerprints.jsonl of the run")
+    samplers: int | None = setting(
+        None,
+        "sampler processes; not set: hts one a usable core, at most 16, serial 1, which steps in the run's own process",
+        low=1,
+        high=512,
+        flag="--samplers",
+        machine=True,
+    )
+    envs_per_sampler: int = setting(
+        8, "environments stepped in one sampler", low=1, high=1024, flag="--envs-per-sampler", machine=True
+    )
+    inference_workers: int = setting(
+        0,
+        "hts, tianji with one learner: processes that infer actions in batches; 0: "
+        "samplers infer for themselves, the same bits",
+        low=0,
+        high=512,
+        flag="--inference-workers",
+        machine=True,
+        read=lambda wiring: wiring.inference_workers,
+    )
+    size: int = setting(
+        2048,
+        "env steps of a learner's rollout, of all its environments together; sets sync_interval where that is not set",
+        unit="env steps",
+        low=1,
+        high=2**30,
+        default_text="128 with a2c, else 2048",
+    )
+    sync_interval: int | None = setting(
+        None,
+        "env steps of each environment in one rollout (SB3: n_steps); not set: "
+        "as many as size asks for, at least 16, or 5 with a2c; with impact, appo, "
+        "impala 16",
+        unit="env steps",
+        low=1,
+        high=65_536,
+        flag="--sync-interval",
+        machine=True,
+    )
+    correction: str = setting(
+        "delayed",
+        "hts, tianji: off-policy correction for rollouts that the previous policy collected (default with ppo: none)",
+        choices=("delayed", "none", "truncated-is"),
+        flag="--correction",
+        read=lambda wiring: bool(wiring.lag) and not wiring.free_running,
+    )
+    synchrony: str = setting(
+        "batch",
+        "serial: environments wait for each other at every step, or once a rollout",
+        choices=("step", "batch"),
+        flag="--synchrony",
+        read=lambda wiring: wiring.lag == 0,
+    )
+    fingerprint: bool = setting(
+        False, "hashes of trajectories, parameters and optimiser at each swap, in fingerprints.jsonl of the run"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,47 +326,104 @@ class GalaConfig(Part):
 
     read = _mixes
 
-    topology: str = setting("ring", "whose parameters a learner takes: ring, those of the one before it; exponential, "
-                            "of those 1, 2, 4, ... before it; full, of all", choices=("ring", "exponential", "full"),
-                            flag="--topology")
-    max_staleness: int = setting(100, "most rollouts of a learner without a message from a neighbour before it waits "
-                                 "for one; 0: lockstep", unit="rollouts", low=0, high=10**9, flag="--max-staleness")
-    mixing: str = setting("gossip", "gossip; or, to compare it with, all_reduce: gradients are averaged before each "
-                          "step, whose size no target_kl changes; hogwild: all update the same parameters; none",
-                          choices=MIXINGS)
-    scale_lr: bool = setting(True, "gossip: the learning rate times the root of the number of learners, up to 4e-3, as "
-                             "each learns from that share of the env steps, with more noise")
-    similarity_interval: int = setting(500, "updates between two comparisons of the learners' gradients",
-                                       unit="updates", low=1, high=10**9)
+    topology: str = setting(
+        "ring",
+        "whose parameters a learner takes: ring, those of the one before it; exponential, "
+        "of those 1, 2, 4, ... before it; full, of all",
+        choices=("ring", "exponential", "full"),
+        flag="--topology",
+    )
+    max_staleness: int = setting(
+        100,
+        "most rollouts of a learner without a message from a neighbour before it waits for one; 0: lockstep",
+        unit="rollouts",
+        low=0,
+        high=10**9,
+        flag="--max-staleness",
+    )
+    mixing: str = setting(
+        "gossip",
+        "gossip; or, to compare it with, all_reduce: gradients are averaged before each "
+        "step, whose size no target_kl changes; hogwild: all update the same parameters; none",
+        choices=MIXINGS,
+    )
+    scale_lr: bool = setting(
+        True,
+        "gossip: the learning rate times the root of the number of learners, up to 4e-3, as "
+        "each learns from that share of the env steps, with more noise",
+    )
+    similarity_interval: int = setting(
+        500, "updates between two comparisons of the learners' gradients", unit="updates", low=1, high=10**9
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig(Part):
-    batch_size: int = setting(256, "transitions in one update from replay; for rollouts see ppo.minibatch_size",
-                              unit="transitions", low=1, high=2**24, flag="--batch-size", read=_replay)
-    threads: int = setting(1, "threads of the learner: two share an update as a pair, more share each matmul",
-                           low=1, high=256, flag="--learner-threads", machine=True)
-    device: str = setting("auto", "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS "
-                          "(one GPU twice: two streams of it); "
-                          "auto is a GPU where there is one, but the CPU for algorithms of rollouts without images",
-                          flag="--device", machine=True)
-    precision: str = setting("float32", "what matmuls round their inputs to: tf32 on GPUs, bfloat16 on processors "
-                             "that have it; weights and optimisers are always float32, and so are sums of "
-                             "products",
-                             choices=("float32", "tf32", "bfloat16"), machine=True, read=_replay)
-    overlap: bool = setting(False, "the actor follows the critics of one update before: two devices work at once",
-                            read=_replay)
-    mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows",
-                           read=_replay)
-    updates_per_launch: int = setting(1, "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every "
-                                      "kernel by itself", unit="updates", low=0, high=64, read=_replay)
-    fuse: bool = setting(False, "fuse the small kernels of an update by torch.compile, which takes up to a minute "
-                         "before learning begins and, on a GPU, Triton", read=_replay)
-    average_interval: int = setting(100, "mode tianji: updates of a learner between two averagings of its parameters "
-                                    "with those of the others", unit="updates", low=1, high=10**9,
-                                    read=lambda wiring: wiring.averages)
-    publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600,
-                                        read=_processes)
+    batch_size: int = setting(
+        256,
+        "transitions in one update from replay; for rollouts see ppo.minibatch_size",
+        unit="transitions",
+        low=1,
+        high=2**24,
+        flag="--batch-size",
+        read=_replay,
+    )
+    threads: int = setting(
+        1,
+        "threads of the learner: two share an update as a pair, more share each matmul",
+        low=1,
+        high=256,
+        flag="--learner-threads",
+        machine=True,
+    )
+    device: str = setting(
+        "auto",
+        "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS "
+        "(one GPU twice: two streams of it); "
+        "auto is a GPU where there is one, but the CPU for algorithms of rollouts without images",
+        flag="--device",
+        machine=True,
+    )
+    precision: str = setting(
+        "float32",
+        "what matmuls round their inputs to: tf32 on GPUs, bfloat16 on processors "
+        "that have it; weights and optimisers are always float32, and so are sums of "
+        "products",
+        choices=("float32", "tf32", "bfloat16"),
+        machine=True,
+        read=_replay,
+    )
+    overlap: bool = setting(
+        False, "the actor follows the critics of one update before: two devices work at once", read=_replay
+    )
+    mirror: bool = setting(
+        True, "keep a copy of replay on the learner's GPU, as far as its memory allows", read=_replay
+    )
+    updates_per_launch: int = setting(
+        1,
+        "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every kernel by itself",
+        unit="updates",
+        low=0,
+        high=64,
+        read=_replay,
+    )
+    fuse: bool = setting(
+        False,
+        "fuse the small kernels of an update by torch.compile, which takes up to a minute "
+        "before learning begins and, on a GPU, Triton",
+        read=_replay,
+    )
+    average_interval: int = setting(
+        100,
+        "mode tianji: updates of a learner between two averagings of its parameters with those of the others",
+        unit="updates",
+        low=1,
+        high=10**9,
+        read=lambda wiring: wiring.averages,
+    )
+    publish_interval_s: float = setting(
+        0.25, "time between two published weights", unit="s", low=0.01, high=3600, read=_processes
+    )
     checkpoint_interval_s: float = setting(30.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
 
 
@@ -269,10 +433,19 @@ class ClusterConfig(Part):
 
     read, personal = unoffered, True
 
-    address: str | None = setting(None, "HOST:PORT of a Ray cluster's head, auto, or local:N for N hosts simulated on "
-                                  "this machine (command line only)", flag="--cluster", command_line_only=True)
-    samplers: int | None = setting(None, "sampler processes on each other host; not set: chosen there by its own tuner "
-                                   "or its usable cores", low=1, high=64, flag="--host-samplers")
+    address: str | None = setting(
+        None,
+        "HOST:PORT of a Ray cluster's head, auto, or local:N for N hosts simulated on this machine (command line only)",
+        flag="--cluster",
+        command_line_only=True,
+    )
+    samplers: int | None = setting(
+        None,
+        "sampler processes on each other host; not set: chosen there by its own tuner or its usable cores",
+        low=1,
+        high=64,
+        flag="--host-samplers",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,26 +454,42 @@ class ExchangeConfig(Part):
 
     read, personal = _exchanges, True
 
-    transport: str = setting("shared", "shared memory of this machine, or gloo: the connections of torch.distributed",
-                             choices=TRANSPORTS)
-    listen: str = setting("127.0.0.1", "gloo: address at which learners take connections; the default one is seen by "
-                          "this machine alone")
-    learners: int | None = setting(None, "gloo: learners of all hosts together, where runs of other hosts join this "
-                                   "one; not set: run.learners, and nobody joins", unit="learners", low=1, high=64)
-    join: str | None = setting(None, "gloo: HOST:PORT of the run on another host that this one's learners join "
-                               "(command line only)", command_line_only=True, read=unoffered)
-    secret_file: str | None = setting(None, "gloo: a copy of that run's file secret (command line only)",
-                                      command_line_only=True, read=unoffered)
+    transport: str = setting(
+        "shared", "shared memory of this machine, or gloo: the connections of torch.distributed", choices=TRANSPORTS
+    )
+    listen: str = setting(
+        "127.0.0.1", "gloo: address at which learners take connections; the default one is seen by this machine alone"
+    )
+    learners: int | None = setting(
+        None,
+        "gloo: learners of all hosts together, where runs of other hosts join this "
+        "one; not set: run.learners, and nobody joins",
+        unit="learners",
+        low=1,
+        high=64,
+    )
+    join: str | None = setting(
+        None,
+        "gloo: HOST:PORT of the run on another host that this one's learners join (command line only)",
+        command_line_only=True,
+        read=unoffered,
+    )
+    secret_file: str | None = setting(
+        None, "gloo: a copy of that run's file secret (command line only)", command_line_only=True, read=unoffered
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         given = self.learners or self.join or self.secret_file
         if given and self.transport != "gloo":
-            raise ConfigError(f"transport = {self.transport}: learners of other hosts are reached with "
-                              "exchange.transport = gloo alone; set it")
+            raise ConfigError(
+                f"transport = {self.transport}: learners of other hosts are reached with "
+                "exchange.transport = gloo alone; set it"
+            )
         if (self.join is None) != (self.secret_file is None) or (self.join is not None and self.learners is not None):
-            raise ConfigError("join and secret_file go together, without learners, whose number the run that is joined "
-                              "says")
+            raise ConfigError(
+                "join and secret_file go together, without learners, whose number the run that is joined says"
+            )
 
     @property
     def spans_hosts(self) -> bool:
@@ -319,8 +508,13 @@ class EvaluationConfig(Part):
     seed: int = setting(10_000, "seed from which those of all evaluations are drawn", low=0, high=2**31 - 1)
     cpu_share: float = setting(0.15, "share of one core the evaluator may use when no core is free", low=0.01, high=1.0)
     interval_updates: int | None = setting(
-        None, "serial: updates from one evaluation to the next, so that a curve is the same on a busy machine; not "
-        "set: by time, as cpu_share says", unit="updates", low=1, high=10**9)
+        None,
+        "serial: updates from one evaluation to the next, so that a curve is the same on a busy machine; not "
+        "set: by time, as cpu_share says",
+        unit="updates",
+        low=1,
+        high=10**9,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,8 +527,9 @@ class VisualizerConfig(Part):
     frames_per_s: float = setting(8.0, "pictures a second at most", unit="1/s", low=0.1, high=60)
     clip_interval_s: float = setting(120.0, "time between two clips", unit="s", low=1, high=1e6)
     clip_length_s: float = setting(10.0, "length of a clip as played", unit="s", low=0.5, high=600)
-    cpu_share: float = setting(0.10, "share of one core the visualizer may use when no core is free", low=0.01,
-                               high=1.0)
+    cpu_share: float = setting(
+        0.10, "share of one core the visualizer may use when no core is free", low=0.01, high=1.0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,19 +538,49 @@ class TuningConfig(Part):
 
     personal = True
 
-    objective: str = setting("return", "what the tuner makes best: progress of the return, the paper's knee, env "
-                             "steps/s, or updates/s", choices=("return", "paper", "sampling", "updates"),
-                             flag="--objective", read=_replay, tuner=True)
-    cpu_target: float = setting(0.75, "objective paper: share of the usable cores up to which samplers are added",
-                                low=0.05, high=1.0, flag="--cpu-target", read=_replay, tuner=True)
-    gpu_target: float = setting(0.85, "objective paper: share of the highest update frame rate that the batch has to "
-                                "reach", low=0.05, high=0.99, flag="--gpu-target", read=_replay, tuner=True)
-    govern: bool = setting(True, "let samplers rest as leave_free and give_way ask", flag="--no-governor",
-                           read=_governed)
-    leave_free: float = setting(0.0, "share of the usable cores that is left to other programs", low=0.0, high=0.9,
-                                flag="--leave-free", read=_processes)
-    give_way: bool = setting(False, "let other programs go first: every worker runs at low priority, and up to half of "
-                             "the samplers rest while others fill cores", flag="--give-way")
+    objective: str = setting(
+        "return",
+        "what the tuner makes best: progress of the return, the paper's knee, env steps/s, or updates/s",
+        choices=("return", "paper", "sampling", "updates"),
+        flag="--objective",
+        read=_replay,
+        tuner=True,
+    )
+    cpu_target: float = setting(
+        0.75,
+        "objective paper: share of the usable cores up to which samplers are added",
+        low=0.05,
+        high=1.0,
+        flag="--cpu-target",
+        read=_replay,
+        tuner=True,
+    )
+    gpu_target: float = setting(
+        0.85,
+        "objective paper: share of the highest update frame rate that the batch has to reach",
+        low=0.05,
+        high=0.99,
+        flag="--gpu-target",
+        read=_replay,
+        tuner=True,
+    )
+    govern: bool = setting(
+        True, "let samplers rest as leave_free and give_way ask", flag="--no-governor", read=_governed
+    )
+    leave_free: float = setting(
+        0.0,
+        "share of the usable cores that is left to other programs",
+        low=0.0,
+        high=0.9,
+        flag="--leave-free",
+        read=_processes,
+    )
+    give_way: bool = setting(
+        False,
+        "let other programs go first: every worker runs at low priority, and up to half of "
+        "the samplers rest while others fill cores",
+        flag="--give-way",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,9 +589,13 @@ class LoggingConfig(Part):
 
     personal = True
 
-    sinks: tuple[str, ...] = setting((), "what also gets metrics, evaluations, settings and events: any of "
-                                     f"{', '.join(SINKS)}, with commas between; each needs its extra",
-                                     choices=SINKS, flag="--log")
+    sinks: tuple[str, ...] = setting(
+        (),
+        "what also gets metrics, evaluations, settings and events: any of "
+        f"{', '.join(SINKS)}, with commas between; each needs its extra",
+        choices=SINKS,
+        flag="--log",
+    )
     project: str = setting("spreeze", "project of Weights & Biases, experiment of MLflow")
 
 
@@ -378,14 +607,22 @@ class StopConfig(Part):
 
     seconds: float | None = setting(None, "wall time of training", unit="s", low=0.0, flag="--seconds")
     env_steps: int | None = setting(None, "env steps collected", unit="env steps", low=1, flag="--env-steps")
-    updates: int | None = setting(None, "updates (gradient steps of the critics)", unit="updates", low=1,
-                                  flag="--updates")
-    target_return: float | None = setting(None, "mean return of greedy episodes; reached when the lower "
-                                           "bound of an evaluation is, or a second one of 20 to 100 fresh starts",
-                                           flag="--target-return")
-    target_evaluations: int = setting(1, "consecutive evaluations whose mean must reach target_return; 0: report when "
-                                      "it was reached, without a stop", unit="evaluations", low=0,
-                                      high=10**9)
+    updates: int | None = setting(
+        None, "updates (gradient steps of the critics)", unit="updates", low=1, flag="--updates"
+    )
+    target_return: float | None = setting(
+        None,
+        "mean return of greedy episodes; reached when the lower "
+        "bound of an evaluation is, or a second one of 20 to 100 fresh starts",
+        flag="--target-return",
+    )
+    target_evaluations: int = setting(
+        1,
+        "consecutive evaluations whose mean must reach target_return; 0: report when it was reached, without a stop",
+        unit="evaluations",
+        low=0,
+        high=10**9,
+    )
 
     @property
     def at_return(self) -> bool:
@@ -417,8 +654,10 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.learner.batch_size > self.replay.capacity:
-            raise ConfigError(f"learner.batch_size = {self.learner.batch_size} is larger than replay.capacity = "
-                              f"{self.replay.capacity}; lower the batch or raise the capacity")
+            raise ConfigError(
+                f"learner.batch_size = {self.learner.batch_size} is larger than replay.capacity = "
+                f"{self.replay.capacity}; lower the batch or raise the capacity"
+            )
         if self.env.import_module is None:
             find_mode(self.run.mode)  # one of a module is looked for when it is used: files are read without imports
         if self.own is None:
@@ -426,8 +665,10 @@ class Config:
 
     def parts(self) -> dict[str, Part]:
         """Name -> part, in order: the chosen algorithm's stands for those of all."""
-        return {self.run.algo if item.name == "own" else item.name: getattr(self, item.name)
-                for item in dataclasses.fields(self)}
+        return {
+            self.run.algo if item.name == "own" else item.name: getattr(self, item.name)
+            for item in dataclasses.fields(self)
+        }
 
     @property
     def mode(self) -> Mode:
@@ -508,7 +749,9 @@ class _Parts(Mapping[str, type[Part]]):
 PARTS = _Parts()
 FLAG_OF: dict[str, str] = {
     f"{part}.{item.name}": item.metadata["flag"]
-    for part, kind in SHARED_PARTS.items() for item in dataclasses.fields(kind) if item.metadata["flag"]
+    for part, kind in SHARED_PARTS.items()
+    for item in dataclasses.fields(kind)
+    if item.metadata["flag"]
 }
 """part.field -> flag; any other field is reached by --set part.field=value. One flag may set a field of several parts:
 ``--samplers`` means samplers for replay and for rollouts, of which a run has one kind."""
@@ -552,8 +795,12 @@ def active_settings(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
     algo, wiring, parts = config.run.algo, config.wiring, config.parts()
     parts = {algo: parts[algo]} | parts
-    read = [f"{name}.{item.name}" for name, part in parts.items() for item in dataclasses.fields(part)
-            if part.condition_of(item.name)(wiring)]
+    read = [
+        f"{name}.{item.name}"
+        for name, part in parts.items()
+        for item in dataclasses.fields(part)
+        if part.condition_of(item.name)(wiring)
+    ]
     named = (knob.replace("algorithm.", f"{algo}.") for knob in wiring.knobs)
     keys = {f"{name}.{item.name}" for name, part in parts.items() for item in dataclasses.fields(part)}
     knobs = tuple(knob for knob in named if knob in keys)
@@ -569,8 +816,10 @@ def algorithm_part(name: str, import_module: str | None = None) -> type[Any]:
     row = find_row(name, import_module)
     base = OnPolicyConfig if row.on_policy else AlgorithmConfig
     if name in SHARED_PARTS or not name.isidentifier() or not issubclass(row.config, base):
-        raise ConfigError(f"--import {import_module}: algorithm {name!r} with settings {row.config.__name__}: expected "
-                          f"a name of its own like my_sac, and a dataclass made from {base.__name__}")
+        raise ConfigError(
+            f"--import {import_module}: algorithm {name!r} with settings {row.config.__name__}: expected "
+            f"a name of its own like my_sac, and a dataclass made from {base.__name__}"
+        )
     return row.config
 
 
@@ -582,6 +831,8 @@ def may_name(name: str) -> bool:
 def check_name(name: str) -> str:
     """Rejects a run or profile name that could leave its directory or trouble a file system."""
     if not may_name(name):
-        raise ConfigError(f"name {name[:80]!r}: allowed are up to 128 letters, digits, '.', '_' and '-', beginning "
-                          "with a letter or digit, and no reserved name (con, prn, aux, nul, latest)")
+        raise ConfigError(
+            f"name {name[:80]!r}: allowed are up to 128 letters, digits, '.', '_' and '-', beginning "
+            "with a letter or digit, and no reserved name (con, prn, aux, nul, latest)"
+        )
     return name

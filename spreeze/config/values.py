@@ -11,11 +11,27 @@ from typing import Any
 
 from spreeze.errors import ConfigError
 
-_NAMES = {"true": True, "false": False, "null": None, "inf": float("inf"), "Infinity": float("inf"),
-          "nan": float("nan"), "NaN": float("nan")}
+_NAMES = {
+    "true": True,
+    "false": False,
+    "null": None,
+    "inf": float("inf"),
+    "Infinity": float("inf"),
+    "nan": float("nan"),
+    "NaN": float("nan"),
+}
 """Names of values that are no Python literals."""
-_WORDS = {"true": "True", "yes": "True", "on": "True", "false": "False", "no": "False", "off": "False", "none": "None",
-          "null": "None", "nil": "None"}
+_WORDS = {
+    "true": "True",
+    "yes": "True",
+    "on": "True",
+    "false": "False",
+    "no": "False",
+    "off": "False",
+    "none": "None",
+    "null": "None",
+    "nil": "None",
+}
 """Words, in small letters, that would be texts and so count as true, and what is probably meant."""
 _BRACKETS = {"[": "a list", "{": "a dictionary", "(": "a tuple", '"': "a text", "'": "a text"}
 
@@ -60,11 +76,14 @@ def literal_or_text(text: str) -> Any:
     except ValueError:
         pass
     if raw.lower() in _WORDS:
-        raise ConfigError(f"{raw} is a text, and so counts as true: write {_WORDS[raw.lower()]}, or '\"{raw}\"' for "
-                          "the text")
+        raise ConfigError(
+            f"{raw} is a text, and so counts as true: write {_WORDS[raw.lower()]}, or '\"{raw}\"' for the text"
+        )
     if raw[:1] in _BRACKETS and raw:
-        raise ConfigError(f"begins as {_BRACKETS[raw[0]]} and is none in Python or JSON: texts within need quotes, and "
-                          "the whole needs some for the shell, such as 'tasks=[\"a\", \"b\"]'")
+        raise ConfigError(
+            f"begins as {_BRACKETS[raw[0]]} and is none in Python or JSON: texts within need quotes, and "
+            'the whole needs some for the shell, such as \'tasks=["a", "b"]\''
+        )
     return raw
 
 
@@ -81,8 +100,10 @@ def value_text(value: Any) -> str:
             shown = " ".join(str(value).split())[:80]
         except (ValueError, RecursionError):
             shown = type(value).__name__
-        raise ConfigError(f"{shown!r}: expected a number, True, False, None, a text, or a list, tuple or dictionary of "
-                          f"those; {str(error)[:120]}") from None
+        raise ConfigError(
+            f"{shown!r}: expected a number, True, False, None, a text, or a list, tuple or dictionary of "
+            f"those; {str(error)[:120]}"
+        ) from None
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 A page's actions travel over Streamlit's websocket. Streamlit compares only the host name of an origin, not its port;
 here the whole origin must be the server's own, and the cookie must come with it.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -118,16 +119,22 @@ class LoginTokens:
         """Shows the token itself on a terminal only."""
         where = f"\n  Dashboard: {invitation if sys.stdout.isatty() else self._address}"
         if sys.stdout.isatty():
-            say(f"{where}\n  The token works once; the browser that brings it stays known for 30 days.\n"
-                f"  On a machine of your own {SETTING}=off asks for none.\n")
+            say(
+                f"{where}\n  The token works once; the browser that brings it stays known for 30 days.\n"
+                f"  On a machine of your own {SETTING}=off asks for none.\n"
+            )
             if self._file is not None and _has_desktop():
                 show(self._file)
         elif self._file is not None:
-            say(f"{where}, with a token. Open {self._file} in a browser, or take the address from it:\n"
-                "  only you can read it.\n")
+            say(
+                f"{where}, with a token. Open {self._file} in a browser, or take the address from it:\n"
+                "  only you can read it.\n"
+            )
         else:
-            say(f"{where}, with a token that cannot be shown: {self._folder} cannot be written, and this is no "
-                f"terminal.\n  Start it in a terminal, or with {SETTING}=off on a machine of your own.\n")
+            say(
+                f"{where}, with a token that cannot be shown: {self._folder} cannot be written, and this is no "
+                f"terminal.\n  Start it in a terminal, or with {SETTING}=off on a machine of your own.\n"
+            )
 
     def redeem(self, token: str) -> bool:
         """True for the current token, which is then replaced by a new one."""
@@ -168,7 +175,10 @@ def show(file: Path) -> None:
         return
     with contextlib.suppress(OSError):
         process = subprocess.Popen(
-            [command, str(file)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            [command, str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         # A new browser process lasts as long as its window; without a wait it would end as a zombie.
@@ -228,8 +238,10 @@ class Guard:
             return known and own
         # A page of another site must not even read, or fetch a picture, which asks a run to draw. Following a link to
         # this page is no reading by that site; its <iframe>, <object>, <embed> or <frame> is.
-        visit = (headers.get("sec-fetch-mode", "navigate") == "navigate"
-                 and headers.get("sec-fetch-dest", "document") == "document")
+        visit = (
+            headers.get("sec-fetch-mode", "navigate") == "navigate"
+            and headers.get("sec-fetch-dest", "document") == "document"
+        )
         foreign = not own or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and not visit)
         return not foreign and (known or not self._tokens.asked or request.scope["path"].endswith(_HEALTH))
 
@@ -241,8 +253,9 @@ class Guard:
         # Lax, not Strict: the browser is opened on a file, and a Strict cookie would not survive its redirect.
         # Other sites are covered: Lax keeps the cookie from their frames, and actions need the server's own origin.
         secure = "; Secure" if request.scope.get("scheme") in ("https", "wss") else ""
-        return (f"{_name(request)}={self._tokens.cookie_token}; Path=/; Max-Age={_COOKIE_S}; HttpOnly; "
-                f"SameSite=Lax{secure}")
+        return (
+            f"{_name(request)}={self._tokens.cookie_token}; Path=/; Max-Age={_COOKIE_S}; HttpOnly; SameSite=Lax{secure}"
+        )
 
     def _redirection(self, request: HTTPConnection) -> Response:
         """To the same page without the token, so that neither history nor Referer has it."""

@@ -27,14 +27,23 @@ TUNING_S = 60.0
 """Longest time that a tuner takes."""
 _HELP = {
     "spread": st.column_config.TextColumn(
-        help="Fastest less slowest repeat, as a share of the median; the larger one of both rates."),
+        help="Fastest less slowest repeat, as a share of the median; the larger one of both rates."
+    ),
     "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
     "samples/insert": st.column_config.TextColumn(help="Below it the samplers wait for the learner."),
     "cpu": st.column_config.TextColumn(help="Share of the usable cores that was busy."),
     "note": st.column_config.TextColumn(width="large"),
 }
-_MAIN = (BATCH, THREADS, SAMPLERS, "sampling.envs_per_sampler",
-         "rollout.samplers", "rollout.envs_per_sampler", "rollout.inference_workers", "rollout.sync_interval")
+_MAIN = (
+    BATCH,
+    THREADS,
+    SAMPLERS,
+    "sampling.envs_per_sampler",
+    "rollout.samplers",
+    "rollout.envs_per_sampler",
+    "rollout.inference_workers",
+    "rollout.sync_interval",
+)
 _CHOSEN = {"symbol": "circle-open", "color": "#D55E00", "line": {"width": 3}}
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 
@@ -92,24 +101,34 @@ def _choices(tuning: TuningView) -> None:
         cell.metric(title[0].upper() + title[1:], _value(tuning, key), help=why, border=True)
     record = tuning.record
     if tuning.doubts:
-        st.warning(f"Provisional: {components.plain('; '.join(tuning.doubts))}. A later start measures again by itself "
-                   "once that is over.")
+        st.warning(
+            f"Provisional: {components.plain('; '.join(tuning.doubts))}. A later start measures again by itself "
+            "once that is over."
+        )
     if record:
         paper = paper_batch(tuning)
         rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"
         if record.get("reused"):
             cells = st.columns([5, 1.4], vertical_alignment="center")
             cells[0].info(f"From the cache, measured at {components.plain(record.get('measured_at'))}.")
-            if cells[1].button("Measure again", key="measure_again", width="stretch",
-                               help="At the next start, as the box of that name in Settings beside Start."):
+            if cells[1].button(
+                "Measure again",
+                key="measure_again",
+                width="stretch",
+                help="At the next start, as the box of that name in Settings beside Start.",
+            ):
                 st.session_state[start.FRESH] = True
                 st.toast("The next start measures again.")
         st.caption(
             f"Measured {components.plain(record.get('measured_at'))} in {number(record.get('seconds'))} s; objective: "
             f"{components.plain(record.get('objective'))}; score: "
             f"{components.plain(record.get('formula'))}"
-            + ("." if tuning.rollouts else " (U updates/s, B batch size, E env steps/s). The Spreeze paper's rule "
-               f"(0.85 of the highest update frame rate) {rule}.")
+            + (
+                "."
+                if tuning.rollouts
+                else " (U updates/s, B batch size, E env steps/s). The Spreeze paper's rule "
+                f"(0.85 of the highest update frame rate) {rule}."
+            )
         )
 
 
@@ -138,15 +157,24 @@ def _pins(path: Path, tuning: TuningView) -> None:
     facts, run = row(path), read_run(path)
     wanted: dict[str, Any] = {}
     try:
-        request = control.Request(env_id=facts.env_id or "", mode=str(run.get("mode", control.Request.mode)),
-                                  algo=facts.algo or "", seed=1 if facts.seed is None else facts.seed)
+        request = control.Request(
+            env_id=facts.env_id or "",
+            mode=str(run.get("mode", control.Request.mode)),
+            algo=facts.algo or "",
+            seed=1 if facts.seed is None else facts.seed,
+        )
         knobs, _ = active_settings(request.config)
         st.markdown("**Overrides**: what you set here is taken over by the next start; the tuner chooses the rest.")
         columns = st.columns(4)
         for place, key in enumerate(knobs):
             with columns[place % len(columns)]:
-                wanted[key] = components.ask(request.config, key, "pin", st.session_state.get(start.field(key)),
-                                             f"automatic: {_value(tuning, key)}")
+                wanted[key] = components.ask(
+                    request.config,
+                    key,
+                    "pin",
+                    st.session_state.get(start.field(key)),
+                    f"automatic: {_value(tuning, key)}",
+                )
         request = dataclasses.replace(request, settings={k: value for k, value in wanted.items() if value is not None})
     except SpreezeError as error:
         st.caption(components.plain(error))
@@ -180,24 +208,43 @@ def batch_figure(tuning: TuningView) -> go.Figure:
     chart = _figure("batch size [transitions]", "update frames/s")
     for i, threads in enumerate(sorted({r.setting[THREADS] for r in tuning.updates})):
         rows = [r for r in tuning.updates if r.setting[THREADS] == threads and r.frames_per_s is not None]
-        chart.add_scatter(x=[r.setting[BATCH] for r in rows], y=[r.frames_per_s for r in rows], mode="markers",
-                          name=f"{threads} thread" + ("s" if threads > 1 else ""),
-                          marker={"size": 9, "color": COLOURS[i % len(COLOURS)]})
+        chart.add_scatter(
+            x=[r.setting[BATCH] for r in rows],
+            y=[r.frames_per_s for r in rows],
+            mode="markers",
+            name=f"{threads} thread" + ("s" if threads > 1 else ""),
+            marker={"size": 9, "color": COLOURS[i % len(COLOURS)]},
+        )
     a, b = tuning.record.get("cost_a_s"), tuning.record.get("cost_b_s_per_row")
     measured = sorted({r.setting[BATCH] for r in tuning.updates})
     if isinstance(a, float) and isinstance(b, float):
         sizes = np.geomspace(measured[0], measured[-1], 100)
-        chart.add_scatter(x=sizes.tolist(), y=(sizes / (a + b * sizes)).tolist(), mode="lines",
-                          name="fit B / (a + b B)", line={"color": "#888888", "width": 1.5})
+        chart.add_scatter(
+            x=sizes.tolist(),
+            y=(sizes / (a + b * sizes)).tolist(),
+            mode="lines",
+            name="fit B / (a + b B)",
+            line={"color": "#888888", "width": 1.5},
+        )
         paper = paper_batch(tuning)
         if paper is not None:
             chart.add_vline(x=paper, line={"dash": "dot", "color": "#888888"})
-            chart.add_scatter(x=[None], y=[None], mode="lines", name="knee of the paper's rule",
-                              line={"dash": "dot", "color": "#888888"})
+            chart.add_scatter(
+                x=[None],
+                y=[None],
+                mode="lines",
+                name="knee of the paper's rule",
+                line={"dash": "dot", "color": "#888888"},
+            )
     chosen = [r for r in tuning.updates if r.is_choice(tuning.choice)]
     if chosen:
-        chart.add_scatter(x=[r.setting[BATCH] for r in chosen], y=[r.frames_per_s for r in chosen], mode="markers",
-                          name="chosen", marker=_CHOSEN | {"size": 16})
+        chart.add_scatter(
+            x=[r.setting[BATCH] for r in chosen],
+            y=[r.frames_per_s for r in chosen],
+            mode="markers",
+            name="chosen",
+            marker=_CHOSEN | {"size": 16},
+        )
     chart.update_xaxes(type="log", tickvals=measured, ticktext=[number(size) for size in measured])
     return _with_room_for_legend(chart)
 
@@ -215,20 +262,47 @@ def sampler_figure(tuning: TuningView) -> go.Figure:
             ("env steps/s", "y", COLOURS[0], "solid", [r.env_steps_per_s for r in rows]),
             ("updates/s (right)", "y2", COLOURS[1], "dot", [r.updates_per_s for r in rows]),
         ):
-            chart.add_scatter(x=[r.setting[SAMPLERS] for r in rows], y=y, mode="lines+markers", name=name + label,
-                              yaxis=axis, line={"color": colour, "dash": dash}, showlegend=i == 0 or axis == "y",
-                              marker={"size": 9, "symbol": _SYMBOLS[i % len(_SYMBOLS)]})
+            chart.add_scatter(
+                x=[r.setting[SAMPLERS] for r in rows],
+                y=y,
+                mode="lines+markers",
+                name=name + label,
+                yaxis=axis,
+                line={"color": colour, "dash": dash},
+                showlegend=i == 0 or axis == "y",
+                marker={"size": 9, "symbol": _SYMBOLS[i % len(_SYMBOLS)]},
+            )
     if single := [rows[0] for rows in kinds.values() if rows not in curves]:
-        chart.add_scatter(x=[r.setting[SAMPLERS] for r in single], y=[r.env_steps_per_s for r in single],
-                          mode="markers", name="env steps/s, other settings (see the table)", opacity=0.6,
-                          text=[_kind(r).removeprefix(", ") for r in single], hoverinfo="text+y",
-                          marker={"size": 8, "color": COLOURS[2]})
+        chart.add_scatter(
+            x=[r.setting[SAMPLERS] for r in single],
+            y=[r.env_steps_per_s for r in single],
+            mode="markers",
+            name="env steps/s, other settings (see the table)",
+            opacity=0.6,
+            text=[_kind(r).removeprefix(", ") for r in single],
+            hoverinfo="text+y",
+            marker={"size": 8, "color": COLOURS[2]},
+        )
     chosen = [r for r in tuning.joint if r.is_choice(tuning.choice)]
     if chosen:
-        chart.add_scatter(x=[r.setting[SAMPLERS] for r in chosen], y=[r.env_steps_per_s for r in chosen],
-                          mode="markers", name="chosen", marker=_CHOSEN | {"size": 18})
-    chart.update_layout(yaxis2={"title": "updates/s", "overlaying": "y", "side": "right", "rangemode": "tozero",
-                                "showgrid": False, "tickmode": "auto", "nticks": 5})
+        chart.add_scatter(
+            x=[r.setting[SAMPLERS] for r in chosen],
+            y=[r.env_steps_per_s for r in chosen],
+            mode="markers",
+            name="chosen",
+            marker=_CHOSEN | {"size": 18},
+        )
+    chart.update_layout(
+        yaxis2={
+            "title": "updates/s",
+            "overlaying": "y",
+            "side": "right",
+            "rangemode": "tozero",
+            "showgrid": False,
+            "tickmode": "auto",
+            "nticks": 5,
+        }
+    )
     counts = {r.setting[SAMPLERS] for r in tuning.joint}
     chart.update_xaxes(dtick=1 if max(counts) < 10 else None, range=[min(counts) - 0.5, max(counts) + 0.5])
     return _with_room_for_legend(chart)
@@ -244,8 +318,10 @@ def _figure(x: str, y: str) -> go.Figure:
     import plotly.graph_objects as go  # slow to import (0.5 s), so only here
 
     chart = go.Figure()
-    chart.update_layout(margin={"l": 50, "r": 50, "t": 10, "b": 40},
-                        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "xanchor": "left"})
+    chart.update_layout(
+        margin={"l": 50, "r": 50, "t": 10, "b": 40},
+        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
+    )
     chart.update_xaxes(title=x, automargin=True)
     chart.update_yaxes(title=y, rangemode="tozero")
     return chart

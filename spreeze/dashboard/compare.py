@@ -57,8 +57,13 @@ _MAX_RUNS, _FIRST_RUNS, _LOOKED_AT = 20, 6, 60
 _MAX_POINTS = 400
 _CENTRES = ("mean", "interquartile mean")
 _CENTRE, _OF_SWEEPS = "compare_centre", "compare_of_sweeps"
-CONFIG: dict[str, Any] = {"displayModeBar": False, "displaylogo": False, "showTips": False, "showSendToCloud": False,
-                          "plotlyServerURL": ""}
+CONFIG: dict[str, Any] = {
+    "displayModeBar": False,
+    "displaylogo": False,
+    "showTips": False,
+    "showSendToCloud": False,
+    "plotlyServerURL": "",
+}
 
 
 def page() -> None:
@@ -70,8 +75,13 @@ def page() -> None:
     sweeps = _sweeps()
     kept = [name for name in st.session_state.get(_RUNS, ()) if name in sweeps or name in names]
     st.session_state[_RUNS] = kept or _of_task(names, current)
-    picked = st.multiselect("Runs", [*sweeps, *names], max_selections=_MAX_RUNS, key=_RUNS,
-                            help="Take one out with its cross; a click in the chart's legend hides a curve.")
+    picked = st.multiselect(
+        "Runs",
+        [*sweeps, *names],
+        max_selections=_MAX_RUNS,
+        key=_RUNS,
+        help="Take one out with its cross; a click in the chart's legend hides a curve.",
+    )
     found = _read(list(dict.fromkeys(run for name in picked for run in sweeps.get(name, _Sweep([name])).runs)))
     if not found:
         st.info("Nothing to compare: choose runs that have at least one evaluation.")
@@ -82,11 +92,19 @@ def page() -> None:
     of_sweeps = all(name in sweeps for name in picked)
     if st.session_state.get(_OF_SWEEPS) != of_sweeps or _CENTRE not in st.session_state:
         st.session_state[_OF_SWEEPS], st.session_state[_CENTRE] = of_sweeps, _CENTRES[of_sweeps]
-    centre = cells[2].selectbox("Centre", _CENTRES, key=_CENTRE,
-                                help="Over runs, in the chart and in the table; the interquartile mean, a sweep's, "
-                                     "drops the best and worst quarter of four or more.")
+    centre = cells[2].selectbox(
+        "Centre",
+        _CENTRES,
+        key=_CENTRE,
+        help="Over runs, in the chart and in the table; the interquartile mean, a sweep's, "
+        "drops the best and worst quarter of four or more.",
+    )
     grouping = cells[3].segmented_control(
-        "One curve for each", _GROUPINGS, default=_SETTINGS, required=True, key="compare_group",
+        "One curve for each",
+        _GROUPINGS,
+        default=_SETTINGS,
+        required=True,
+        key="compare_group",
         help="Task, algorithm and mode always part runs. Seeds of the same settings are one curve with a band.",
     )
     varied = sorted({key for name in picked if name in sweeps for key in sweeps[name].varied})
@@ -96,15 +114,22 @@ def page() -> None:
         line = returns(curve.evaluations, _AXES[axis]) if metric == _GREEDY else _series(path, metric, _AXES[axis])
         lines.setdefault(f"{curve.group.env} {curve.group.label}", []).append(line)
     st.plotly_chart(figure(lines, axis, metric, centre != "mean"), config=CONFIG, key="compare_chart")
-    st.caption("Band: 95 % bootstrap interval over runs (1,000 resamples). A single run has no band: one seed says "
-               "nothing about the spread.")
+    st.caption(
+        "Band: 95 % bootstrap interval over runs (1,000 resamples). A single run has no band: one seed says "
+        "nothing about the spread."
+    )
     scores = _scores(list(curves.values()), robust=centre != "mean")
     crowded = f"A report has room for {MOST_RUNS} runs, and these are {len(curves)}: take some out."
     targets = {task: one.rules.targets[0] for task, one in scores.items()}
-    st.download_button("Report of these runs", lambda: control.report_html(
-                           list(curves), targets=targets, robust=centre != "mean", also=varied),
-                       "report.html", "text/html", key="compare_report", disabled=len(curves) > MOST_RUNS,
-                       help=crowded if len(curves) > MOST_RUNS else "One HTML file to keep or send.")
+    st.download_button(
+        "Report of these runs",
+        lambda: control.report_html(list(curves), targets=targets, robust=centre != "mean", also=varied),
+        "report.html",
+        "text/html",
+        key="compare_report",
+        disabled=len(curves) > MOST_RUNS,
+        help=crowded if len(curves) > MOST_RUNS else "One HTML file to keep or send.",
+    )
     differ = differing(list(curves.values()), varied)
     _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()}, differ)
     _differences(list(curves.values()), differ)
@@ -133,11 +158,13 @@ def _sweeps() -> dict[str, _Sweep]:
         written = read_json(path)
         names, runs = written.get("finished"), written.get("runs")
         if isinstance(names, list):
-            settings = [str(run.get("setting")) for run in runs if isinstance(run, dict)] if isinstance(
-                runs, list) else []
+            settings = (
+                [str(run.get("setting")) for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+            )
             varied = {word.partition("=")[0] for setting in settings for word in setting.split() if "=" in word}
             found[f"sweep {path.name.removesuffix('.sweep.json')}"] = _Sweep(
-                [name for name in names if isinstance(name, str)], sorted(varied))
+                [name for name in names if isinstance(name, str)], sorted(varied)
+            )
     return found
 
 
@@ -160,10 +187,14 @@ def grouped(curves: Mapping[Path, Curve], grouping: str, varied: Sequence[str] =
     """The curves with the groups that make one curve each; ``varied`` settings part runs whatever they are."""
     if grouping == _SETTINGS:
         return dict(zip(curves, parted(list(curves.values()), also=varied), strict=True))
-    variants = {path: curve.name if grouping == _EACH else "tuned" if (path / "tune.json").is_file() else "fixed"
-                for path, curve in curves.items()}
-    return {path: dataclasses.replace(curve, group=dataclasses.replace(curve.group, variant=variants[path]))
-            for path, curve in curves.items()}
+    variants = {
+        path: curve.name if grouping == _EACH else "tuned" if (path / "tune.json").is_file() else "fixed"
+        for path, curve in curves.items()
+    }
+    return {
+        path: dataclasses.replace(curve, group=dataclasses.replace(curve.group, variant=variants[path]))
+        for path, curve in curves.items()
+    }
 
 
 def _metrics(paths: list[Path]) -> list[str]:
@@ -194,15 +225,35 @@ def figure(groups: Mapping[str, Sequence[Line]], axis: str, metric: str, robust:
         if both.any():
             x = np.concatenate([found.x[both], found.x[both][::-1]])
             y = np.concatenate([found.high[both], found.low[both][::-1]])
-            chart.add_scatter(x=x.tolist(), y=y.tolist(), fill="toself", line_width=0, fillcolor=colour, opacity=0.2,
-                              hoverinfo="skip", showlegend=False, mode="lines", legendgroup=name)
+            chart.add_scatter(
+                x=x.tolist(),
+                y=y.tolist(),
+                fill="toself",
+                line_width=0,
+                fillcolor=colour,
+                opacity=0.2,
+                hoverinfo="skip",
+                showlegend=False,
+                mode="lines",
+                legendgroup=name,
+            )
         known = np.isfinite(found.centre)
         seeds = f"{len(lines)} run" + ("s" if len(lines) > 1 else "")
-        chart.add_scatter(x=found.x[known].tolist(), y=found.centre[known].tolist(), mode="lines",
-                          name=html.escape(f"{name} ({seeds})", quote=False), line={"color": colour, "width": 2},
-                          legendgroup=name)
-    chart.update_layout(height=420, margin={"l": 50, "r": 10, "t": 10, "b": 40}, hovermode="x unified",
-                        showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+        chart.add_scatter(
+            x=found.x[known].tolist(),
+            y=found.centre[known].tolist(),
+            mode="lines",
+            name=html.escape(f"{name} ({seeds})", quote=False),
+            line={"color": colour, "width": 2},
+            legendgroup=name,
+        )
+    chart.update_layout(
+        height=420,
+        margin={"l": 50, "r": 10, "t": 10, "b": 40},
+        hovermode="x unified",
+        showlegend=True,
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+    )
     chart.update_xaxes(title=axis)
     chart.update_yaxes(title=metric.replace("_", " "))
     return chart
@@ -215,8 +266,12 @@ def _scores(curves: list[Curve], *, robust: bool) -> dict[str, Report]:
     found = {}
     for cell, task in zip(cells, tasks, strict=False):
         own = [curve for curve in curves if curve.group.env == task]
-        target = cell.number_input(f"Target return of {components.plain(task)}", value=_target(own),
-                                   key=f"target_{task}", help="For the times to it.")
+        target = cell.number_input(
+            f"Target return of {components.plain(task)}",
+            value=_target(own),
+            key=f"target_{task}",
+            help="For the times to it.",
+        )
         found[task] = report(own, Rules(targets=(float(target),), robust=robust))
     return found
 
@@ -230,10 +285,12 @@ def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence
         st.markdown(f"**{components.plain(sentence)}.**")
     _group_table(found)
     _run_table(found, curves)
-    st.caption(f"From all episodes of the last {POLICIES} evaluated policies, with a [95 % bootstrap interval over "
-               f"seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, there called final, "
-               f"final-time and required-time; `python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the "
-               "same.")
+    st.caption(
+        f"From all episodes of the last {POLICIES} evaluated policies, with a [95 % bootstrap interval over "
+        f"seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, there called final, "
+        f"final-time and required-time; `python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the "
+        "same."
+    )
 
 
 def _target(curves: list[Curve]) -> float:
@@ -246,17 +303,26 @@ def _target(curves: list[Curve]) -> float:
 
 def _group_table(reports: list[Report]) -> None:
     st.dataframe(
-        [{**({"task": found.runs[0].group.env} if len(reports) > 1 else {}), **cells}
-         for found in reports for cells in group_cells(found)],
-        hide_index=True, key="compare_groups",
+        [
+            {**({"task": found.runs[0].group.env} if len(reports) > 1 else {}), **cells}
+            for found in reports
+            for cells in group_cells(found)
+        ],
+        hide_index=True,
+        key="compare_groups",
         column_config={
             "final return": st.column_config.TextColumn(
-                help=f"Mean over all episodes of the last {POLICIES} evaluated policies."),
+                help=f"Mean over all episodes of the last {POLICIES} evaluated policies."
+            ),
             "return at equal time": st.column_config.TextColumn(
-                help="The same, up to the wall time that all runs of the task reached."),
-            **{title: st.column_config.TextColumn(
-                help=f"Wall time until {what} reached the task's target [h:min:s]; a dash until all seeds did.")
-               for title, (_, what) in TIMES.items()},
+                help="The same, up to the wall time that all runs of the task reached."
+            ),
+            **{
+                title: st.column_config.TextColumn(
+                    help=f"Wall time until {what} reached the task's target [h:min:s]; a dash until all seeds did."
+                )
+                for title, (_, what) in TIMES.items()
+            },
         },
     )
 
@@ -265,22 +331,31 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
     st.dataframe(
         [
             {
-                "run": run.name, **({"task": run.group.env} if len(reports) > 1 else {}), "group": run.group.label,
-                "final return": number(run.final), "at equal time": number(run.final_time),
+                "run": run.name,
+                **({"task": run.group.env} if len(reports) > 1 else {}),
+                "group": run.group.label,
+                "final return": number(run.final),
+                "at equal time": number(run.final_time),
                 **{title: duration(getattr(run, kind)[0]) for title, (kind, _) in TIMES.items()},
                 "best": number(max(record.return_mean for record in whole(curves[run.name].evaluations))),
                 f"worst of {WORST_OF}": number(worst_of_last(curves[run.name].evaluations)),
                 "env steps": number(curves[run.name].evaluations[-1].env_steps),
             }
-            for found in reports for run in found.runs
+            for found in reports
+            for run in found.runs
         ],
-        hide_index=True, key="compare_runs_table",
+        hide_index=True,
+        key="compare_runs_table",
         column_config={
             "final return": st.column_config.TextColumn(
-                help=f"Mean over all episodes of its last {POLICIES} evaluated policies, or of as many as it has."),
-            "at equal time": st.column_config.TextColumn(help="; ".join(
-                f"the same, up to {duration(found.runs[0].limit_s)} of {found.runs[0].group.env} [h:min:s]"
-                for found in reports)),
+                help=f"Mean over all episodes of its last {POLICIES} evaluated policies, or of as many as it has."
+            ),
+            "at equal time": st.column_config.TextColumn(
+                help="; ".join(
+                    f"the same, up to {duration(found.runs[0].limit_s)} of {found.runs[0].group.env} [h:min:s]"
+                    for found in reports
+                )
+            ),
             "best": st.column_config.TextColumn(help="Highest mean return of one evaluation."),
             f"worst of {WORST_OF}": st.column_config.TextColumn(help="Lowest of its latest evaluations."),
         },
@@ -293,5 +368,6 @@ def _differences(curves: list[Curve], names: Sequence[str]) -> None:
         st.markdown("**Settings in which these runs differ**")
         st.dataframe(
             [{"setting": name, **{curve.name: curve.settings.get(name, DASH) for curve in curves}} for name in names],
-            hide_index=True, key="compare_settings",
+            hide_index=True,
+            key="compare_settings",
         )

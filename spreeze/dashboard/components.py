@@ -37,7 +37,10 @@ def show_live(path: Path, page_key: str) -> None:
     _component("live", "live.css", "chart.js", "live.js")(
         key=f"live-{name}",
         data={
-            "base": prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
+            "base": prefix(),
+            "run": name,
+            "period_ms": PERIOD_MS,
+            "page": page_key,
             "charts": tuple(live_api.as_json(live_api.lag_unit(parts))),
             "colours": live_api.COLOURS,
             "tiles": live_api.tiles(),
@@ -72,8 +75,9 @@ def _component(name: str, style: str, *scripts: str) -> Any:
     """The registered component; its style is not isolated, so that it sees the theme's variables."""
     files = resources.files("spreeze.dashboard")
     css, *parts = (files.joinpath(file).read_text(encoding="utf-8") for file in (style, *scripts))
-    return st.components.v2.component(f"spreeze_{name}", html=f'<div class="sz-{name}"></div>', css=css,
-                                      js="\n".join(parts), isolate_styles=False)
+    return st.components.v2.component(
+        f"spreeze_{name}", html=f'<div class="sz-{name}"></div>', css=css, js="\n".join(parts), isolate_styles=False
+    )
 
 
 def show_command(place: str, *lines: str) -> None:
@@ -103,8 +107,13 @@ def show_errors(folder: Path) -> None:
     failed = control.failed_start(folder)
     if failed is not None:
         lines = tail_lines(failed.log) or ["it wrote nothing"]
-        _error(f"**{plain(failed.name)} did not start.** {plain(lines[-1])}", "dismiss_start",
-               control.dismiss, failed.name, folder)
+        _error(
+            f"**{plain(failed.name)} did not start.** {plain(lines[-1])}",
+            "dismiss_start",
+            control.dismiss,
+            failed.name,
+            folder,
+        )
         with st.expander("Its log"):
             st.code("\n".join(lines), language=None)
 
@@ -159,8 +168,11 @@ def ask(config: Config, key: str, place: str, known: Any = None, blank: str = ""
     doc, low, high, choices = (item.metadata[name] for name in ("doc", "low", "high", "choices"))
     part, _, name = key.partition(".")
     default: Any = getattr(config.parts()[part], name)
-    common: dict[str, Any] = {"key": f"{place}_{key}", "help": f"{plain(doc[0].upper() + doc[1:])}.",
-                              "placeholder": blank or ("not set" if default in (None, ()) else _written(default))}
+    common: dict[str, Any] = {
+        "key": f"{place}_{key}",
+        "help": f"{plain(doc[0].upper() + doc[1:])}.",
+        "placeholder": blank or ("not set" if default in (None, ()) else _written(default)),
+    }
     if kind is bool or (choices and kind is not tuple):
         options = list(choices or (True, False))
         index = options.index(known) if known in options else None

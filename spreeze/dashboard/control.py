@@ -101,8 +101,10 @@ class Request:
         """Raises ``ConfigError`` if the command line would reject it."""
         # With a colon Gymnasium would import a module, which only the command line may do.
         if not imports_only(self.env_id, self.import_module or imported()):
-            raise ConfigError(f"environment {clean(self.env_id, 80)!r}: a Gymnasium id such as Pendulum-v1 is needed; "
-                              "the module that registers it has a field of its own")
+            raise ConfigError(
+                f"environment {clean(self.env_id, 80)!r}: a Gymnasium id such as Pendulum-v1 is needed; "
+                "the module that registers it has a field of its own"
+            )
         if self.import_module is not None and not _MODULE.match(self.import_module):
             raise ConfigError(f"module {clean(self.import_module, 80)!r}: a name such as my_robot is needed")
         for text in self.args:
@@ -110,15 +112,17 @@ class Request:
                 raise ConfigError(f"argument {clean(text, 80)!r}: KEY=VALUE is needed, such as push=2.0")
         wiring = self.config.wiring
         if self.auto and not wiring.knobs:
-            raise ConfigError(f"mode {self.mode} leaves the tuner nothing to choose for {self.algo}: switch Autotune "
-                              "off")
+            raise ConfigError(
+                f"mode {self.mode} leaves the tuner nothing to choose for {self.algo}: switch Autotune off"
+            )
 
     @cached_property
     def config(self) -> Config:
         """All settings known so far."""
-        values: Values = {"run": {"mode": self.mode, "algo": self.algo, "seed": self.seed},
-                          "env": {"id": self.env_id, "import_module": self.import_module or imported(),
-                                  "args": self.args}}
+        values: Values = {
+            "run": {"mode": self.mode, "algo": self.algo, "seed": self.seed},
+            "env": {"id": self.env_id, "import_module": self.import_module or imported(), "args": self.args},
+        }
         for key, value in self.settings.items():
             part, name = key.split(".")
             values.setdefault(part, {})[name] = value
@@ -360,8 +364,7 @@ def export_zip(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
 
 
 def report_html(
-    paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False,
-    also: Sequence[str] = (),
+    paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False, also: Sequence[str] = ()
 ) -> str:
     """The report of these runs; of the reason alone where it failed, because a download shows no error."""
     try:
@@ -385,8 +388,9 @@ def delete(path: Path, folder: Path) -> None:
         for suffix in (".json", ".log"):
             (folder / LAUNCHES / f"{path.name}{suffix}").unlink(missing_ok=True)
     except OSError as error:
-        raise RunError(f"{path.name} could not be deleted: {clean(error)}; make it writable, then delete it "
-                       "again") from None
+        raise RunError(
+            f"{path.name} could not be deleted: {clean(error)}; make it writable, then delete it again"
+        ) from None
 
 
 def _check_none_alive(folder: Path) -> None:
@@ -408,8 +412,10 @@ def imported_by(path: Path) -> str | None:
     if (env_id is not None and not imports_only(env_id, module)) or (
         module is not None and not (isinstance(module, str) and _MODULE.match(module))
     ):
-        raise RunError(f"{path.name} imports code ({clean(env_id if module is None else module, 80)}): if you trust "
-                       "it, resume it from the command line")
+        raise RunError(
+            f"{path.name} imports code ({clean(env_id if module is None else module, 80)}): if you trust "
+            "it, resume it from the command line"
+        )
     return module
 
 
@@ -423,16 +429,22 @@ def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tupl
     Raises:
         RunError: the doctor itself failed.
     """
-    return [(clean(check["name"]), clean(check["status"]), clean(f"{check['text']} {check['remedy'] or ''}"))
-            for check in doctor(*_env_flags(env_id, module, args))["checks"]
-            if check["name"].startswith(("env", "pictures"))]
+    return [
+        (clean(check["name"]), clean(check["status"]), clean(f"{check['text']} {check['remedy'] or ''}"))
+        for check in doctor(*_env_flags(env_id, module, args))["checks"]
+        if check["name"].startswith(("env", "pictures"))
+    ]
 
 
 def _env_flags(env_id: str, module: str | None, args: tuple[str, ...]) -> list[str]:
     # Checked as a request would be: nothing else may get onto a command line.
     Request(env_id=env_id, import_module=module, args=args, auto=False)
-    return ["--env", env_id, *(["--import", module] if module else []),
-            *(part for text in args for part in ("--env-arg", text))]
+    return [
+        "--env",
+        env_id,
+        *(["--import", module] if module else []),
+        *(part for text in args for part in ("--env-arg", text)),
+    ]
 
 
 def doctor(*flags: str) -> dict[str, Any]:
@@ -452,8 +464,14 @@ def _spreeze(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs ``python -m spreeze ARGUMENTS``; a RunError if it cannot be run or takes too long."""
     try:
         return subprocess.run(
-            [sys.executable, "-m", "spreeze", *arguments], capture_output=True, text=True, errors="replace",
-            timeout=_VERB_S, check=False, env=environment(), stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "spreeze", *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_VERB_S,
+            check=False,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise RunError(f"spreeze {arguments[0]} could not be run: {clean(error)}") from None
@@ -471,8 +489,14 @@ def _launch(options: list[str], folder: Path, name: str) -> None:
     try:
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "ab") as output:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                       env=environment(), start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment(),
+                start_new_session=True,
+            )
     except OSError as error:
         raise ResourceError(f"the run could not be started: {clean(error)}") from None
     identity = process_identity(process.pid)

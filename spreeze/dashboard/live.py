@@ -44,8 +44,12 @@ def _shown(path: Path | None, now: control.Activity) -> None:
         return
     facts = row(path)
     note = " \u00b7 a recording, to look around" if path == SAMPLE else ""
-    title = (facts.env_id or DASH, (facts.algo or DASH).upper(), f"mode {facts.mode or DASH}",
-             f"seed {whole(facts.seed)}")
+    title = (
+        facts.env_id or DASH,
+        (facts.algo or DASH).upper(),
+        f"mode {facts.mode or DASH}",
+        f"seed {whole(facts.seed)}",
+    )
     st.subheader(components.plain(" \u00b7 ".join(title)), anchor=False)
     st.caption(f"{facts.name}{note}")
     components.show_live(path, now.key)
@@ -59,15 +63,25 @@ def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
             st.markdown(f"For **{components.plain(name)}**, which is running:")
         line = st.container(horizontal=True, vertical_alignment="bottom")
         asked = now.phase in ("stopping", "late")
-        line.button("Stopping" if asked else "Stop", on_click=components.tried, args=(control.stop, name, folder),
-                    disabled=asked, key="stop",
-                    help="Ends as Ctrl-C would: writes a checkpoint and evaluates once more.")
+        line.button(
+            "Stopping" if asked else "Stop",
+            on_click=components.tried,
+            args=(control.stop, name, folder),
+            disabled=asked,
+            key="stop",
+            help="Ends as Ctrl-C would: writes a checkpoint and evaluates once more.",
+        )
         commands = [control.stop_command(name, folder)]
         if now.phase in ("running", "paused"):
             commands += _steer_buttons(line, now, folder)
         if now.phase == "late":
-            line.button("End it at once", on_click=components.tried, args=(control.kill, name, folder), key="kill",
-                        help="Kills its supervisor; the newest checkpoint stays.")
+            line.button(
+                "End it at once",
+                on_click=components.tried,
+                args=(control.kill, name, folder),
+                key="kill",
+                help="Kills its supervisor; the newest checkpoint stays.",
+            )
             commands.append(control.runs_command(folder, "stop", "--force", name))
         with st.expander("The same from a terminal"):
             components.show_command("stop", *commands)
@@ -81,16 +95,32 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     parts = wiring(run)
     one_process = parts is not None and parts.in_turns
     buttons = (
-        (pause, "Continue" if paused else "Pause", "Stops its processes where they are, which frees the cores at once; "
-         "replay and networks stay in memory.", False),
+        (
+            pause,
+            "Continue" if paused else "Pause",
+            "Stops its processes where they are, which frees the cores at once; replay and networks stay in memory.",
+            False,
+        ),
         ("evaluate", "Evaluate now", "Evaluates the newest policy without waiting for its turn.", paused),
         ("checkpoint", "Save now", "Writes a checkpoint at once.", paused),
-        ("timeline", "Timeline", "This mode has one process, which does one thing at a time." if one_process else
-         "Records what each worker does for a quarter of a second, and draws it.", paused or one_process),
+        (
+            "timeline",
+            "Timeline",
+            "This mode has one process, which does one thing at a time."
+            if one_process
+            else "Records what each worker does for a quarter of a second, and draws it.",
+            paused or one_process,
+        ),
     )
     for what, label, text, disabled in buttons:
-        line.button(label, key=f"steer_{what}", on_click=components.tried, args=(steer, name, folder, what),
-                    help=text, disabled=disabled)
+        line.button(
+            label,
+            key=f"steer_{what}",
+            on_click=components.tried,
+            args=(steer, name, folder, what),
+            help=text,
+            disabled=disabled,
+        )
     commands = [control.runs_command(folder, what, name) for what, *_ in buttons]
     share = run.get("leave_free")
     if isinstance(share, int | float):  # else no governor watches it
@@ -98,9 +128,18 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
         if st.session_state.get(f"{key}_sent", share) == share:  # else the run has not taken it yet
             st.session_state.pop(f"{key}_sent", None)
             st.session_state[key] = round(100 * share)
-        line.slider("Leave free for other programs [%]", 0, 90, step=5, key=key, disabled=paused, width=260,
-                    on_change=_leave_free, args=(name, folder, key),
-                    help="Share of the usable cores; samplers rest where it is needed.")
+        line.slider(
+            "Leave free for other programs [%]",
+            0,
+            90,
+            step=5,
+            key=key,
+            disabled=paused,
+            width=260,
+            on_change=_leave_free,
+            args=(name, folder, key),
+            help="Share of the usable cores; samplers rest where it is needed.",
+        )
         commands.append(control.runs_command(folder, "leave-free", name, f"{st.session_state[key] / 100:g}"))
     return commands
 

@@ -17,15 +17,7 @@ from spreeze.metrics.comparison import read_summary
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
-from spreeze.run_directory import (
-    LIVE_STATES,
-    TIMELINE,
-    finite_number,
-    read_config,
-    read_run,
-    session_starts,
-    state_of,
-)
+from spreeze.run_directory import LIVE_STATES, TIMELINE, finite_number, read_config, read_run, session_starts, state_of
 
 MAX_BUCKETS = 350
 """Buckets of a first answer; each has mean, minimum and maximum."""
@@ -65,10 +57,19 @@ def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
         if chart is None or chart.group == RETURN:
             continue
         unit = lag_unit if metric.name == "policy_lag" else chart.unit or metric.unit
-        card = charts.setdefault(chart.key, {
-            "key": chart.key, "title": chart.title, "unit": unit, "series": (), "group": chart.group,
-            "scale": chart.scale, "part": metric.parts or "group", "help": "",
-        })
+        card = charts.setdefault(
+            chart.key,
+            {
+                "key": chart.key,
+                "title": chart.title,
+                "unit": unit,
+                "series": (),
+                "group": chart.group,
+                "scale": chart.scale,
+                "part": metric.parts or "group",
+                "help": "",
+            },
+        )
         card["series"] += metric.series
         card["help"] = f"{card['help']} {metric.sentence}".strip()
     return list(charts.values())
@@ -94,14 +95,18 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("update_frames_per_s", "Update frames", "/s", ""),
     ("eval_return", "Return", "", ""),
     ("interval", "95 % interval", "", "Half of the 95 % interval of the newest mean return, over its episodes."),
-    ("best", "Best return", "", "Highest mean return of one whole evaluation. Played and downloaded is the policy with "
-     "the highest lower bound of its mean return, after more episodes on fresh seeds."),
+    (
+        "best",
+        "Best return",
+        "",
+        "Highest mean return of one whole evaluation. Played and downloaded is the policy with "
+        "the highest lower bound of its mean return, after more episodes on fresh seeds.",
+    ),
     ("final", "Last ten", "", "Mean return over the episodes of the last ten evaluations: what the policy has kept."),
     ("cpu_use", "Processor", "", ""),
     ("memory_used_bytes", "Memory", "", ""),
     ("restarts", "Restarts", "", ""),
-    ("heartbeat", "Heartbeat [min:s]", "",
-     "Time since the run last wrote its state; it does so every two seconds."),
+    ("heartbeat", "Heartbeat [min:s]", "", "Time since the run last wrote its state; it does so every two seconds."),
 )
 """(metric, or a name of ``texts``; label; unit; help text, empty for a metric's own)."""
 _LARGE = {"eval_return": ("interval", "best"), "state": ("wall", "heartbeat", "restarts")}
@@ -110,8 +115,10 @@ _LARGE = {"eval_return": ("interval", "best"), "state": ("wall", "heartbeat", "r
 
 def tiles(table: MetricTable = TABLE) -> tuple[dict[str, Any], ...]:
     """The tiles of the Live page, the large ones first."""
-    known = {name: {"id": name, "label": label, "unit": unit, "help": text or table.by_name(name).sentence}
-             for name, label, unit, text in _TILES}
+    known = {
+        name: {"id": name, "label": label, "unit": unit, "help": text or table.by_name(name).sentence}
+        for name, label, unit, text in _TILES
+    }
     below = {name for names in _LARGE.values() for name in names}
     large = [known[name] | {"more": tuple(known[each] for each in names)} for name, names in _LARGE.items()]
     return (*large, *(known[name] for name in known if name not in below and name not in _LARGE))
@@ -120,10 +127,23 @@ def tiles(table: MetricTable = TABLE) -> tuple[dict[str, Any], ...]:
 def pipeline(parts: Wiring | None, table: MetricTable = TABLE) -> tuple[dict[str, Any], ...]:
     """The stages through which data reaches the learner, with the metrics in each; empty if unknown."""
     stages = parts.stages if parts else ()
-    return tuple({"title": stage.title, "split": stage.split, "items": [
-        {"id": name, "label": metric.box_label, "help": metric.sentence,
-         "unit": lag_unit(parts) if name == "policy_lag" else metric.box_unit}
-        for name in stage.items if (metric := table.get(name)) is not None]} for stage in stages)
+    return tuple(
+        {
+            "title": stage.title,
+            "split": stage.split,
+            "items": [
+                {
+                    "id": name,
+                    "label": metric.box_label,
+                    "help": metric.sentence,
+                    "unit": lag_unit(parts) if name == "policy_lag" else metric.box_unit,
+                }
+                for name in stage.items
+                if (metric := table.get(name)) is not None
+            ],
+        }
+        for stage in stages
+    )
 
 
 SOURCE = (
@@ -223,14 +243,26 @@ def answer(
     fresh = {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
     shown = snapshot_of(run, read_config(path), fresh, wiring(run), state=state, table=table)
     return {
-        "epoch": now, "state": state, "next": newest, "series": series, "whole": whole, "scores": scored,
+        "epoch": now,
+        "state": state,
+        "next": newest,
+        "series": series,
+        "whole": whole,
+        "scores": scored,
         "evals_next": count,
         "text": texts(shown, fresh, run, last, path, table),
-        "evals": _evaluations(news), "shares": _shares(shown),
-        "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu, shown) for gpu in shown.gpus],
-        "log": newest_log(path, _LOG_LINES), "live": state in LIVE_STATES, **_note(shown, state, latest, last),
-        "similarity": newest_similarity(path), "timeline": _new_timeline(path, since),
-        "marks": session_starts(run)[1:], "processes": _processes(fresh), "hosts": _hosts(fresh),
+        "evals": _evaluations(news),
+        "shares": _shares(shown),
+        "cores": [round(use, 3) for use in shown.core_uses],
+        "gpus": [_gpu(gpu, shown) for gpu in shown.gpus],
+        "log": newest_log(path, _LOG_LINES),
+        "live": state in LIVE_STATES,
+        **_note(shown, state, latest, last),
+        "similarity": newest_similarity(path),
+        "timeline": _new_timeline(path, since),
+        "marks": session_starts(run)[1:],
+        "processes": _processes(fresh),
+        "hosts": _hosts(fresh),
         "learners": _learners(fresh, latest, table),
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
     }
@@ -251,7 +283,11 @@ def _new_timeline(path: Path, since: float) -> dict[str, Any] | None:
 
 
 def texts(
-    shown: Snapshot, values: Mapping[str, float], run: Mapping[str, Any], last: EvaluationRow | None, path: Path,
+    shown: Snapshot,
+    values: Mapping[str, float],
+    run: Mapping[str, Any],
+    last: EvaluationRow | None,
+    path: Path,
     table: MetricTable = TABLE,
 ) -> dict[str, str]:
     """Every number outside of the charts as text, metrics by their names; unknown ones are a dash."""
@@ -260,11 +296,14 @@ def texts(
     interval = None if last is None else half_width(last)
     return {
         **{name: _figure(metric, values.get(name)) for name in names if (metric := table.get(name)) is not None},
-        "state": shown.state, "wall": duration(shown.wall_s),
+        "state": shown.state,
+        "wall": duration(shown.wall_s),
         "eval_return": DASH if last is None else number(last.return_mean),
         "interval": DASH if interval is None else f"\u00b1 {number(interval)}",
-        "best": number(shown.eval_best), "final": number(shown.eval_final),
-        "samplers_active": _samplers(shown), "picture": _picture_age(path),
+        "best": number(shown.eval_best),
+        "final": number(shown.eval_final),
+        "samplers_active": _samplers(shown),
+        "picture": _picture_age(path),
         "heartbeat": _age(run.get("heartbeat")) if shown.state in LIVE_STATES else DASH,
     }
 
@@ -296,22 +335,27 @@ def half_width(record: EvaluationRow) -> float | None:
     return student_quantile(_NORMAL, free) * record.return_std / math.sqrt(free) if free > 0 else None
 
 
-def _note(
-    shown: Snapshot, state: str, latest: Mapping[str, Any], last: EvaluationRow | None
-) -> dict[str, Any]:
+def _note(shown: Snapshot, state: str, latest: Mapping[str, Any], last: EvaluationRow | None) -> dict[str, Any]:
     """The sentences below the tiles, and whether they are about a problem."""
     problem = state in ("failed", "crashed", "damaged")
     if not latest:
-        text = "No numbers yet: they appear half a second after the samplers start." if state in LIVE_STATES else \
-            "It ended before there were numbers: see the Logs page."
+        text = (
+            "No numbers yet: they appear half a second after the samplers start."
+            if state in LIVE_STATES
+            else "It ended before there were numbers: see the Logs page."
+        )
         return {"note": text, "problem": problem}
     if state == "paused":
-        return {"note": "Paused: the processes stand still and their cores are free. They continue where they are.",
-                "problem": False}
+        return {
+            "note": "Paused: the processes stand still and their cores are free. They continue where they are.",
+            "problem": False,
+        }
     found = bottleneck(shown)
     text = found.sentence if state in LIVE_STATES else f"When it ended: {found.sentence}"
-    return {"note": text + _fallen(shown.eval_best, last),
-            "problem": problem or found.side in (Side.OTHERS, Side.EVALUATOR)}
+    return {
+        "note": text + _fallen(shown.eval_best, last),
+        "problem": problem or found.side in (Side.OTHERS, Side.EVALUATOR),
+    }
 
 
 def _fallen(best: float | None, last: EvaluationRow | None) -> str:
@@ -320,19 +364,24 @@ def _fallen(best: float | None, last: EvaluationRow | None) -> str:
         return ""
     if best - last.return_mean <= max(2.0 * (half_width(last) or 0.0), _FALLEN * abs(best)):
         return ""
-    return (f" The newest policy has fallen to {number(last.return_mean)}; the best evaluation had "
-            f"{number(best)}. A better policy is kept, and is what is played and downloaded.")
+    return (
+        f" The newest policy has fallen to {number(last.return_mean)}; the best evaluation had "
+        f"{number(best)}. A better policy is kept, and is what is played and downloaded."
+    )
 
 
 def _processes(values: Mapping[str, float]) -> list[list[Any]]:
     """Name, cores and memory of each process of a live run."""
     uses = {name.partition("/")[2]: use for name, use in values.items() if name.startswith("process_cpu_use/")}
-    return [[clean(name, 40), round(use, 3), size(values.get(f"process_memory_bytes/{name}"))]
-            for name, use in sorted(uses.items())]
+    return [
+        [clean(name, 40), round(use, 3), size(values.get(f"process_memory_bytes/{name}"))]
+        for name, use in sorted(uses.items())
+    ]
 
 
 def _hosts(values: Mapping[str, float]) -> list[list[str]]:
     """Name, env steps a second, policy lag, chunks, chunks lost, and clock difference of each other host."""
+
     def of(name: str, host: int) -> str:
         return number(values.get(f"{name}/{host}"))
 
@@ -340,9 +389,17 @@ def _hosts(values: Mapping[str, float]) -> list[list[str]]:
         value = values.get(f"host_clock_difference_s/{host}")
         return DASH if value is None else f"{1e3 * value:+.0f} ms"
 
-    return [[f"host {host}", f"{number(rate)}/s", of("host_lag", host), of("host_chunks", host),
-             of("host_chunks_lost", host), clock(host)]
-            for host, rate in parts_of(values, "host_env_steps_per_s").items()]
+    return [
+        [
+            f"host {host}",
+            f"{number(rate)}/s",
+            of("host_lag", host),
+            of("host_chunks", host),
+            of("host_chunks_lost", host),
+            clock(host),
+        ]
+        for host, rate in parts_of(values, "host_env_steps_per_s").items()
+    ]
 
 
 def _learners(values: Mapping[str, float], latest: Mapping[str, Point], table: MetricTable) -> list[list[str]]:
@@ -352,11 +409,14 @@ def _learners(values: Mapping[str, float], latest: Mapping[str, Point], table: M
     if len(groups) < 2:
         return []
     known = {**values, **{name: point.value for name, point in latest.items() if name.startswith("eval_return/")}}
-    titles = [metric.box_label + (metric.box_unit if metric.box_unit in ("", "/s") else f" [{metric.box_unit}]")
-              for metric in shown]
-    return [["", *titles],
-            *([f"learner {group}", *(number(known.get(f"{metric.name}/{group}")) for metric in shown)]
-              for group in groups)]
+    titles = [
+        metric.box_label + (metric.box_unit if metric.box_unit in ("", "/s") else f" [{metric.box_unit}]")
+        for metric in shown
+    ]
+    return [
+        ["", *titles],
+        *([f"learner {group}", *(number(known.get(f"{metric.name}/{group}")) for metric in shown)] for group in groups),
+    ]
 
 
 def _gpu(gpu: GpuSnapshot, shown: Snapshot) -> str:
@@ -375,9 +435,12 @@ def _news(reader: MetricsReader, seen: int, count: int) -> list[EvaluationRow]:
 def _evaluations(chosen: list[EvaluationRow]) -> dict[str, list[float | int | None]]:
     bounds = [_interval(record) for record in chosen]
     return {
-        "t": [round(record.t, 3) for record in chosen], "s": [record.env_steps for record in chosen],
-        "u": [record.updates for record in chosen], "y": [_finite(record.return_mean) for record in chosen],
-        "lo": [low for low, _ in bounds], "hi": [high for _, high in bounds],
+        "t": [round(record.t, 3) for record in chosen],
+        "s": [record.env_steps for record in chosen],
+        "u": [record.updates for record in chosen],
+        "y": [_finite(record.return_mean) for record in chosen],
+        "lo": [low for low, _ in bounds],
+        "hi": [high for _, high in bounds],
     }
 
 
@@ -395,7 +458,8 @@ def _thinned(series: Series, newest: Point) -> dict[str, list[Any]]:
     Then the newest value is appended, because the page shows the last one as the current value.
     """
     columns: dict[str, list[Any]] = {
-        "t": [round(t, 2) for t in series.t.tolist()], "s": [int(step) for step in series.step.tolist()],
+        "t": [round(t, 2) for t in series.t.tolist()],
+        "s": [int(step) for step in series.step.tolist()],
         "y": _rounded(series.mean.tolist()),
     }
     if (series.low == series.high).all():

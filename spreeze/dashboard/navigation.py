@@ -27,8 +27,18 @@ PAGES: dict[str, tuple[str, str]] = {
 """Last part of the address -> title, and module and function; the first page is the default.
 
 There is no folder ``pages``: Streamlit would treat it as its own, and a first visit to a page would be empty."""
-COLOURS = {"running": "green", "starting": "blue", "tuning": "blue", "paused": "orange", "stopping": "orange",
-           "finished": "gray", "stopped": "gray", "failed": "red", "crashed": "red", "damaged": "red"}
+COLOURS = {
+    "running": "green",
+    "starting": "blue",
+    "tuning": "blue",
+    "paused": "orange",
+    "stopping": "orange",
+    "finished": "gray",
+    "stopped": "gray",
+    "failed": "red",
+    "crashed": "red",
+    "damaged": "red",
+}
 """State -> colour of its dot."""
 _MOST_ROWS = 200
 _KEY = "run"
@@ -56,7 +66,10 @@ def sidebar() -> None:
         st.sidebar.warning(f"There is no run {plain(asked)} here: it may have been deleted. Choose another one.")
     rows = {name: row(run_path(name, runs_dir())) for name in names[:_MOST_ROWS]}
     chosen = st.sidebar.selectbox(
-        "Run", names, index=names.index(asked) if asked in names else None, placeholder="choose a run",
+        "Run",
+        names,
+        index=names.index(asked) if asked in names else None,
+        placeholder="choose a run",
         format_func=lambda name: _short(rows[name]) if name in rows else name,
         help="Newest first; the address of this page keeps the choice.",
     )
@@ -104,8 +117,10 @@ def need_run() -> Path:
 
 def main() -> None:
     st.set_page_config(page_title="Spreeze", layout="wide")
-    pages = [st.Page(load(name), title=title, url_path=name, default=not place)
-             for place, (name, (title, _)) in enumerate(PAGES.items())]
+    pages = [
+        st.Page(load(name), title=title, url_path=name, default=not place)
+        for place, (name, (title, _)) in enumerate(PAGES.items())
+    ]
     current_page = st.navigation(pages)
     st.html(_STYLE)
     st.logo(resources.files("spreeze.dashboard").joinpath("logo.svg").read_text(encoding="utf-8"), size="large")

@@ -136,9 +136,14 @@ def row(path: Path) -> RunRow:
     """A row with the facts in ``run.json``."""
     run = read_run(path)
     return RunRow(
-        name=SAMPLE_NAME if path == SAMPLE else path.name, state=clean(state_of(path), 20),
-        env_id=_text(run.get("env_id")), algo=_text(run.get("algo")), mode=_text(run.get("mode")),
-        started=_text(run.get("started")), exit_reason=_text(run.get("exit_reason")), about=read_about(path),
+        name=SAMPLE_NAME if path == SAMPLE else path.name,
+        state=clean(state_of(path), 20),
+        env_id=_text(run.get("env_id")),
+        algo=_text(run.get("algo")),
+        mode=_text(run.get("mode")),
+        started=_text(run.get("started")),
+        exit_reason=_text(run.get("exit_reason")),
+        about=read_about(path),
         **{name: run.get(name) for name in ("seed", "wall_s", "env_steps", "updates", "eval_best", "eval_final")},
     )
 
@@ -206,9 +211,13 @@ def newest_timeline(path: Path) -> dict[str, Any] | None:
     """Newest trace of worker phases: length [ms], and per worker [start, end, phase]; None without any."""
     found = read_json(path / TIMELINE)
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        workers = [{"name": clean(worker["name"], 40),
-                    "parts": [[float(start), float(end), clean(phase, 12)] for start, end, phase in worker["parts"]]}
-                   for worker in found["workers"]]
+        workers = [
+            {
+                "name": clean(worker["name"], 40),
+                "parts": [[float(start), float(end), clean(phase, 12)] for start, end, phase in worker["parts"]],
+            }
+            for worker in found["workers"]
+        ]
         return {"wall": duration(float(found["wall_s"])), "length_ms": float(found["length_ms"]), "workers": workers}
     return None
 
@@ -229,8 +238,11 @@ def _clip(path: Path, record: dict[str, Any]) -> Clip:
     returns = record.get("episode_returns")
     known = [finite_number(value) for value in returns] if isinstance(returns, list) else []
     numbers = {name: finite_number(value) for name, value in record.items()}
-    return Clip(path, {name: float(value) for name, value in numbers.items() if value is not None},
-                [float(value) for value in known if value is not None])
+    return Clip(
+        path,
+        {name: float(value) for name, value in numbers.items() if value is not None},
+        [float(value) for value in known if value is not None],
+    )
 
 
 def wiring(run: Mapping[str, Any]) -> Wiring | None:

@@ -36,8 +36,14 @@ _DATE = re.compile(r"^\d{8}-\d{6}_(?=.)")
 _MAX_PACKED_BYTES = 100_000_000
 _MAX_CLIP_BYTES = 50_000_000
 _PACKED = (
-    "run.json", "config.toml", "tune.json", "summary.json", "eval.csv", "metrics.db",
-    "checkpoints/best.safetensors", "checkpoints/best.json",
+    "run.json",
+    "config.toml",
+    "tune.json",
+    "summary.json",
+    "eval.csv",
+    "metrics.db",
+    "checkpoints/best.safetensors",
+    "checkpoints/best.json",
 )
 
 
@@ -65,10 +71,16 @@ def _list(folder: Path) -> None:
         return
     table = [
         {
-            "run": _called(item), "state": [item.state], "task": item.env_id or DASH,
+            "run": _called(item),
+            "state": [item.state],
+            "task": item.env_id or DASH,
             "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{whole(item.seed)}",
-            "started": item.began, "time": duration(item.wall_s), "env steps": number(item.env_steps),
-            "best": number(item.eval_best), "last ten": number(item.eval_final), "tags": list(item.about.tags),
+            "started": item.began,
+            "time": duration(item.wall_s),
+            "env steps": number(item.env_steps),
+            "best": number(item.eval_best),
+            "last ten": number(item.eval_final),
+            "tags": list(item.about.tags),
         }
         for item in found
     ]
@@ -76,12 +88,18 @@ def _list(folder: Path) -> None:
         for line in table:
             del line["tags"]
     st.dataframe(
-        table, hide_index=True, key="runs_list", on_select=partial(_clicked, [item.name for item in found]),
+        table,
+        hide_index=True,
+        key="runs_list",
+        on_select=partial(_clicked, [item.name for item in found]),
         selection_mode="single-row",
         column_config={
             "state": st.column_config.MultiselectColumn(
-                options=list(navigation.COLOURS), color=list(navigation.COLOURS.values()), width="small",
-                help="crashed: it says running, but nobody holds its lock."),
+                options=list(navigation.COLOURS),
+                color=list(navigation.COLOURS.values()),
+                width="small",
+                help="crashed: it says running, but nobody holds its lock.",
+            ),
             "run": st.column_config.TextColumn(help="Its title, or its name without date and time."),
             "tags": st.column_config.ListColumn(help="Words that you gave it below."),
             "algorithm": st.column_config.TextColumn(help="Algorithm, mode, seed."),
@@ -118,20 +136,40 @@ def _one(path: Path, folder: Path) -> None:
         st.text(facts.about.note)
     cells = st.columns(4)
     module = None if recorded else _imported_by(path)
-    trusted = module is None or cells[0].checkbox(f"Trust {components.plain(module)}", key=f"trust_{path.name}",
-                                                  help="It imports this module, whose code runs on this machine.")
-    cells[0].button("Resume", on_click=components.tried, args=(control.resume, path, folder, module),
-                    kwargs={"note": f"{path.name} goes on; see the Live page."}, width="stretch",
-                    disabled=alive or recorded or not trusted,
-                    help="Continues with the networks, counters and replay of the newest checkpoint.")
-    cells[1].button("Stop", key="runs_stop", on_click=components.tried, args=(control.stop, path.name, folder),
-                    kwargs={"note": f"{path.name} was asked to stop."}, disabled=not alive, width="stretch",
-                    help="Ends as Ctrl-C would.")
+    trusted = module is None or cells[0].checkbox(
+        f"Trust {components.plain(module)}",
+        key=f"trust_{path.name}",
+        help="It imports this module, whose code runs on this machine.",
+    )
+    cells[0].button(
+        "Resume",
+        on_click=components.tried,
+        args=(control.resume, path, folder, module),
+        kwargs={"note": f"{path.name} goes on; see the Live page."},
+        width="stretch",
+        disabled=alive or recorded or not trusted,
+        help="Continues with the networks, counters and replay of the newest checkpoint.",
+    )
+    cells[1].button(
+        "Stop",
+        key="runs_stop",
+        on_click=components.tried,
+        args=(control.stop, path.name, folder),
+        kwargs={"note": f"{path.name} was asked to stop."},
+        disabled=not alive,
+        width="stretch",
+        help="Ends as Ctrl-C would.",
+    )
     with cells[2].popover("Delete", disabled=alive or recorded, width="stretch"):
         st.write(f"Delete **{facts.name}** with its checkpoints and clips? This cannot be undone.")
         sure = st.text_input("Type its name to confirm", key=f"sure_{path.name}")
-        st.button("Delete for good", disabled=sure != path.name, on_click=components.tried,
-                  args=(control.delete, path, folder), kwargs={"note": f"{path.name} was deleted."})
+        st.button(
+            "Delete for good",
+            disabled=sure != path.name,
+            on_click=components.tried,
+            args=(control.delete, path, folder),
+            kwargs={"note": f"{path.name} was deleted."},
+        )
     if cells[3].button("Pack as ZIP", width="stretch", help="Settings, metrics and the best networks as one file."):
         st.download_button("Download", pack(path), f"{path.name}.zip", "application/zip")
     exporting = _downloads(path, folder)
@@ -140,10 +178,19 @@ def _one(path: Path, folder: Path) -> None:
     name = path.name
     packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *map(as_cli_argument, files_to_pack(path))))
     told = control.command_line("spreeze", "report", as_cli_argument(path))
-    acts = () if recorded else (
-        control.command_line("spreeze.train", "--resume", name, *control.runs_dir_flags(folder),
-                      *(() if module is None else ("--import", module))),
-        control.runs_command(folder, "stop", name),
+    acts = (
+        ()
+        if recorded
+        else (
+            control.command_line(
+                "spreeze.train",
+                "--resume",
+                name,
+                *control.runs_dir_flags(folder),
+                *(() if module is None else ("--import", module)),
+            ),
+            control.runs_command(folder, "stop", name),
+        )
     )
     with st.expander("The same from a terminal"):
         components.show_command("one", *acts, told, packed, *(() if recorded else (exporting,)))
@@ -152,23 +199,47 @@ def _one(path: Path, folder: Path) -> None:
 def _downloads(path: Path, folder: Path) -> str:
     """A report, metrics, and the policy as a file that runs without Spreeze; returns the command for the latter."""
     report, metrics, left, right = st.columns(4, vertical_alignment="bottom")
-    report.download_button("Report", lambda: control.report_html([path]), f"{path.name}.html", "text/html",
-                           key="runs_report", width="stretch",
-                           on_click="ignore",  # a rerun forgets what the buttons beside it would make
-                           help="One HTML file to keep or send: curves, rates, settings with their sources, the "
-                                "tuner's table, machine, versions, events.")
-    metrics.download_button("Metrics as CSV", lambda: control.export_zip(path, folder, "csv", ".csv"),
-                            f"{path.name}_csv.zip", "application/zip", key="runs_csv", width="stretch",
-                            on_click="ignore", help="Every metric over time, and every evaluation, as tables.")
-    chosen = left.selectbox("Policy as", [row.name for row in POLICY_FORMATS], key=f"export_format_{path.name}",
-                            help="The greedy policy that was kept as best, with normaliser and action scaling inside, "
-                                 "checked beside our own, and a program that plays it without Spreeze.")
+    report.download_button(
+        "Report",
+        lambda: control.report_html([path]),
+        f"{path.name}.html",
+        "text/html",
+        key="runs_report",
+        width="stretch",
+        on_click="ignore",  # a rerun forgets what the buttons beside it would make
+        help="One HTML file to keep or send: curves, rates, settings with their sources, the "
+        "tuner's table, machine, versions, events.",
+    )
+    metrics.download_button(
+        "Metrics as CSV",
+        lambda: control.export_zip(path, folder, "csv", ".csv"),
+        f"{path.name}_csv.zip",
+        "application/zip",
+        key="runs_csv",
+        width="stretch",
+        on_click="ignore",
+        help="Every metric over time, and every evaluation, as tables.",
+    )
+    chosen = left.selectbox(
+        "Policy as",
+        [row.name for row in POLICY_FORMATS],
+        key=f"export_format_{path.name}",
+        help="The greedy policy that was kept as best, with normaliser and action scaling inside, "
+        "checked beside our own, and a program that plays it without Spreeze.",
+    )
     kind = next(row for row in POLICY_FORMATS if row.name == chosen)
     reason = control.why_no_export(path, kind)
-    right.download_button("Download best policy", lambda: control.export_zip(path, folder, kind.name, kind.suffix),
-                          f"{path.name}_{kind.name}.zip", "application/zip", key=f"export_{path.name}", width="stretch",
-                          disabled=reason is not None, on_click="ignore",
-                          help=reason or "Made when you click: some seconds.")
+    right.download_button(
+        "Download best policy",
+        lambda: control.export_zip(path, folder, kind.name, kind.suffix),
+        f"{path.name}_{kind.name}.zip",
+        "application/zip",
+        key=f"export_{path.name}",
+        width="stretch",
+        disabled=reason is not None,
+        on_click="ignore",
+        help=reason or "Made when you click: some seconds.",
+    )
     if reason is not None:
         st.caption(components.plain(reason))
     return control.command_line("spreeze", *control.export_command(path, folder, kind.name))
@@ -220,14 +291,21 @@ def watch() -> None:
         components.show_command("play", control.command_line("spreeze", "play", as_cli_argument(path)))
     found = clips(path)
     if not found:
-        st.info("No clip yet: the first one comes after the visualizer's clip interval (two minutes by default)."
-                if row(path).state in LIVE_STATES else
-                "No clip: the run ended before the first one. The command above shows its best policy.")
+        st.info(
+            "No clip yet: the first one comes after the visualizer's clip interval (two minutes by default)."
+            if row(path).state in LIVE_STATES
+            else "No clip: the run ended before the first one. The command above shows its best policy."
+        )
         return
     index = 0
     if len(found) > 1:
-        index = st.select_slider("Clip", range(len(found)), value=len(found) - 1, format_func=lambda i: label(found[i]),
-                                 help="In time order, with the updates that the shown policy had seen.")
+        index = st.select_slider(
+            "Clip",
+            range(len(found)),
+            value=len(found) - 1,
+            format_func=lambda i: label(found[i]),
+            help="In time order, with the updates that the shown policy had seen.",
+        )
     clip = found[index]
     left, right = st.columns([3, 2])
     if clip.path.stat().st_size > _MAX_CLIP_BYTES:
@@ -276,7 +354,8 @@ def _events(path: Path) -> None:
     if events:
         st.dataframe(
             [{"wall time": duration(e.t), "level": e.level, "from": e.source, "what": e.text} for e in events[::-1]],
-            hide_index=True, height=240 if len(events) > 6 else "content",
+            hide_index=True,
+            height=240 if len(events) > 6 else "content",
             column_config={"wall time": st.column_config.TextColumn(help="Since the run began [h:min:s].")},
         )
     else:

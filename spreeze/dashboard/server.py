@@ -1,4 +1,5 @@
 """The server of the dashboard: its startup, and the routes that the Live page polls."""
+
 from __future__ import annotations
 
 import asyncio
@@ -146,8 +147,12 @@ def live(request: Request) -> Response:
     try:
         path = run_path(query.get("run", ""), runs_dir())
         since, seen = float(query.get("since", 0)), int(query.get("evals", 0))
-        text = _json(page | live_api.answer(path, max(0.0, since), max(0, seen), query.get("epoch", ""),
-                                            scores=query.get("scores", "")))
+        text = _json(
+            page
+            | live_api.answer(
+                path, max(0.0, since), max(0, seen), query.get("epoch", ""), scores=query.get("scores", "")
+            )
+        )
     except (RunError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:  # of a damaged run
         text = _json(page | {"error": clean(error)})
     return Response(text, media_type="application/json", headers=_HEADERS)

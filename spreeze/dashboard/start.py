@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 _STOPS = ("stop.seconds", "stop.env_steps", "stop.updates", "stop.target_return")
 _MACHINE = ("tuning.objective", "tuning.leave_free")
-_TUNER_HELP = ("Measures this machine for up to a minute and chooses what the mode leaves to the tuner, such as batch "
-               "size, threads and processes; the result is kept for the next run. Off where a mode leaves it nothing.")
+_TUNER_HELP = (
+    "Measures this machine for up to a minute and chooses what the mode leaves to the tuner, such as batch "
+    "size, threads and processes; the result is kept for the next run. Off where a mode leaves it nothing."
+)
 FRESH = "start_fresh"
 """Key of the field that lets the tuner measure again."""
 _KEPT = ("start_", "compare_runs")
@@ -98,8 +100,16 @@ def form(folder: Path) -> None:
         _welcome(folder)
     with st.container(border=True):
         first = st.columns([2.4, 1, 1.1, 0.9, 1], vertical_alignment="bottom")
-        env_id = str(first[0].selectbox("Task", tasks(), index=1, accept_new_options=True, key="start_env",
-                                        help="Any installed Gymnasium id. Pendulum-v1 is learned in seconds."))
+        env_id = str(
+            first[0].selectbox(
+                "Task",
+                tasks(),
+                index=1,
+                accept_new_options=True,
+                key="start_env",
+                help="Any installed Gymnasium id. Pendulum-v1 is learned in seconds.",
+            )
+        )
         env_id = known_task(env_id)
         last = st.columns([1, 1.2, 1.6, 4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
@@ -115,8 +125,9 @@ def form(folder: Path) -> None:
         try:
             with last[1].popover("Settings", width="stretch"):
                 request = dataclasses.replace(request, profile=_profile(env_id))
-                request = dataclasses.replace(request, settings=_own_settings(request),
-                                              fresh=bool(st.session_state.get(FRESH)))
+                request = dataclasses.replace(
+                    request, settings=_own_settings(request), fresh=bool(st.session_state.get(FRESH))
+                )
         except SpreezeError as error:
             st.error(components.plain(error))
             keep_fields()
@@ -127,15 +138,19 @@ def form(folder: Path) -> None:
 
 def _welcome(folder: Path) -> None:
     """Introduction for a new user."""
-    st.markdown("### A reinforcement-learning trainer that tunes itself to your desktop\n"
-                "Pick a task and press Start: Spreeze measures this machine, chooses batch size, threads and samplers, "
-                "says why, and trains with every core busy. What you see below is a recording.")
+    st.markdown(
+        "### A reinforcement-learning trainer that tunes itself to your desktop\n"
+        "Pick a task and press Start: Spreeze measures this machine, chooses batch size, threads and samplers, "
+        "says why, and trains with every core busy. What you see below is a recording."
+    )
     first = control.Request(env_id="Pendulum-v1", settings={"stop.target_return": -200.0})
     cells = st.columns([1.6, 4], vertical_alignment="center")
-    cells[0].button("Start a first run", on_click=_start, args=(first, folder), key="first", type="primary",
-                    width="stretch")
-    cells[1].caption("SAC learns to swing a pendulum up. Under a minute of measuring, then seconds of learning; it "
-                     "ends by itself.")
+    cells[0].button(
+        "Start a first run", on_click=_start, args=(first, folder), key="first", type="primary", width="stretch"
+    )
+    cells[1].caption(
+        "SAC learns to swing a pendulum up. Under a minute of measuring, then seconds of learning; it ends by itself."
+    )
 
 
 def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Request | None:
@@ -153,27 +168,48 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
         fitting.sort(key=lambda name: [*fitting_algorithms(spec), name].index(name))  # its default first
     runnable = [name for name in fitting if any(algorithms[name].runs_in(mode) for mode in known.values())]
     _follow_profile(env_id, runnable)
-    algo = _one_of(cells[1], "Algorithm", runnable, "start_algo",
-                   "The algorithms that fit the task. DQN: discrete actions. SAC: these or continuous ones. TD3, DDPG: "
-                   "continuous. QMIX: teams. The others: any, also several at once.")
+    algo = _one_of(
+        cells[1],
+        "Algorithm",
+        runnable,
+        "start_algo",
+        "The algorithms that fit the task. DQN: discrete actions. SAC: these or continuous ones. TD3, DDPG: "
+        "continuous. QMIX: teams. The others: any, also several at once.",
+    )
     row = algorithms[algo]
     taking = {name: mode for name, mode in known.items() if row.runs_in(mode)}
     if (usual := implied_mode(row)) in taking:
         taking = {usual: taking[usual], **taking}
     lines = "\n".join(f"- **{name}**: {components.plain(mode.doc)}" for name, mode in taking.items())
     mode = taking[_one_of(cells[2], "Mode", list(taking), "start_mode", f"How the parts work together:\n{lines}")]
-    seed = cells[3].number_input("Seed", 0, 2**31 - 1, RunConfig.seed, key="start_seed",
-                                 help="Seed of networks, exploration and environments.")
+    seed = cells[3].number_input(
+        "Seed", 0, 2**31 - 1, RunConfig.seed, key="start_seed", help="Seed of networks, exploration and environments."
+    )
     wiring = mode.wiring(on_policy=bool(row.on_policy))
     tunable = bool(wiring and wiring.knobs)
     auto = cells[4].toggle("Autotune", value=True, key="start_auto", disabled=not tunable, help=_TUNER_HELP)
-    st.caption(_reasons(spec, mode, [name for name in algorithms if name not in fitting],
-                        [name for name in known if name not in taking], row, task_profile(env_id)))
+    st.caption(
+        _reasons(
+            spec,
+            mode,
+            [name for name in algorithms if name not in fitting],
+            [name for name in known if name not in taking],
+            row,
+            task_profile(env_id),
+        )
+    )
     if problem is not None:
         st.warning(components.plain(problem))
     try:
-        return control.Request(env_id=env_id, mode=mode.name, algo=algo, seed=int(seed), auto=auto and tunable,
-                               import_module=own.module, args=own.args)
+        return control.Request(
+            env_id=env_id,
+            mode=mode.name,
+            algo=algo,
+            seed=int(seed),
+            auto=auto and tunable,
+            import_module=own.module,
+            args=own.args,
+        )
     except SpreezeError as error:
         st.error(components.plain(error))
         return None
@@ -225,22 +261,37 @@ def _one_of(cell: DeltaGenerator, label: str, options: list[str], key: str, text
 
 def _own_environment(env_id: str) -> _Own:
     """Arguments for the task's constructor, and a module that registers it, which is imported only once allowed."""
-    text = st.text_area("Arguments of its constructor", key="start_args", placeholder="push=2.0",
-                        help="One KEY=VALUE a line, as --env-arg takes them.")
+    text = st.text_area(
+        "Arguments of its constructor",
+        key="start_args",
+        placeholder="push=2.0",
+        help="One KEY=VALUE a line, as --env-arg takes them.",
+    )
     args = tuple(line.strip() for line in text.splitlines() if line.strip())
-    module = st.text_input("Module that registers the id", key="start_module", placeholder="my_robot",
-                           help="A Python module in this folder or installed; the id goes into Task.").strip()
+    module = st.text_input(
+        "Module that registers the id",
+        key="start_module",
+        placeholder="my_robot",
+        help="A Python module in this folder or installed; the id goes into Task.",
+    ).strip()
     if not module:
         return _Own(None, args)
-    trusted = st.checkbox(f"I trust {components.plain(module)}: its code runs on this machine as I would run it",
-                          key=f"start_trust_{module}")
+    trusted = st.checkbox(
+        f"I trust {components.plain(module)}: its code runs on this machine as I would run it",
+        key=f"start_trust_{module}",
+    )
     if not trusted:
-        return _Own(module, args, f"Tick under Your environment that you trust {components.plain(module)}: its code "
-                                  "will run on this machine.")
+        return _Own(
+            module,
+            args,
+            f"Tick under Your environment that you trust {components.plain(module)}: its code "
+            "will run on this machine.",
+        )
     try:
         command = control.examine_command(env_id, module, args)
-        if st.button("Examine it", key="examine",
-                     help="What the doctor says: spaces, speed, memory, Gymnasium's checks."):
+        if st.button(
+            "Examine it", key="examine", help="What the doctor says: spaces, speed, memory, Gymnasium's checks."
+        ):
             _look.cache_clear()  # its author may have changed it
             with st.spinner("The doctor tries it"):
                 found = control.examine(env_id, module, args)
@@ -256,9 +307,13 @@ def _profile(env_id: str) -> str | None:
     known = task_profile(env_id)
     usual = f"the task's own ({known.source.removeprefix('profile ')})" if known is not None else "none"
     # Not None: the box would then show that nothing is chosen.
-    chosen = st.selectbox("Profile", ["", *profile_names()], key="start_profile",
-                          format_func=lambda name: name or usual,
-                          help="Settings from profiles/. What you fill in below counts more.")
+    chosen = st.selectbox(
+        "Profile",
+        ["", *profile_names()],
+        key="start_profile",
+        format_func=lambda name: name or usual,
+        help="Settings from profiles/. What you fill in below counts more.",
+    )
     return chosen or None
 
 
@@ -281,12 +336,22 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
     if request.auto:
         st.checkbox("Measure again", key=FRESH, help="The tuner does not use what it found on this machine before.")
     if knobs:
-        st.caption("What the tuner chooses; it keeps what you fill in." if request.auto
-                   else "What Autotune would choose; while it is off the values shown hold.")
+        st.caption(
+            "What the tuner chooses; it keeps what you fill in."
+            if request.auto
+            else "What Autotune would choose; while it is off the values shown hold."
+        )
         ask(list(knobs), blank="automatic" if request.auto else "")
     others = tuple(key for key in others if key not in _MACHINE)
-    ask(st.multiselect("More settings", others, key="start_more", placeholder="choose by name",
-                       help="Every setting that makes a difference to this mode and algorithm."))
+    ask(
+        st.multiselect(
+            "More settings",
+            others,
+            key="start_more",
+            placeholder="choose by name",
+            help="Every setting that makes a difference to this mode and algorithm.",
+        )
+    )
     return {key: value for key, value in values.items() if value is not None}
 
 

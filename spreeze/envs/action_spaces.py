@@ -27,8 +27,10 @@ def action_of(env_id: str, space: Any) -> ActionSpec:
         most = max(choice.nvec, default=0)
         if most < 2 or choice.options > _MAX_OPTIONS:
             count = most if most < 2 else choice.options
-            raise EnvironmentError_(f"{what} has {count} actions; there is something to learn from 2 on, "
-                                    f"and at most {_MAX_OPTIONS} are supported")
+            raise EnvironmentError_(
+                f"{what} has {count} actions; there is something to learn from 2 on, "
+                f"and at most {_MAX_OPTIONS} are supported"
+            )
         return choice
     if not isinstance(space, spaces.Box):
         raise EnvironmentError_(f"{what} is not supported; wrap it into one Box, Discrete or MultiDiscrete")
@@ -38,8 +40,10 @@ def action_of(env_id: str, space: Any) -> ActionSpec:
     if not low.size:
         raise EnvironmentError_(f"{what} has no component: there is nothing to learn")
     if not (high - low < np.finfo(np.float32).max).all():  # also where a bound is infinite or not a number
-        raise EnvironmentError_(f"{what} is unbounded; policies need finite bounds: wrap it with TransformAction, "
-                                "whose action_space is a Box with bounds")
+        raise EnvironmentError_(
+            f"{what} is unbounded; policies need finite bounds: wrap it with TransformAction, "
+            "whose action_space is a Box with bounds"
+        )
     return Box(tuple(low.tolist()), tuple(high.tolist()), tuple(space.shape))
 
 

@@ -44,16 +44,22 @@ def name_of(task: Task, import_module: str | None = None) -> tuple[str, str | No
     if registration is not None and isinstance(task, registration.EnvSpec):
         return task.id, import_module or _registered_by(_unchanged(task, registration.registry).id)
     if isinstance(task, functools.partial):
-        raise UsageError(f"env_id = {_short(task)}: a partial has no name; give the class or function itself, and its "
-                         "arguments as env_args={...}")
+        raise UsageError(
+            f"env_id = {_short(task)}: a partial has no name; give the class or function itself, and its "
+            "arguments as env_args={...}"
+        )
     if hasattr(task, "step") and not isinstance(task, type):
         spec = getattr(task, "spec", None)
         instead = f"its id, {spec.id!r}, or" if spec is not None else "its id or"
-        raise UsageError(f"env_id = {_short(task)}: an environment that was made cannot be handed to the processes of "
-                         f"a run, which make their own; give {instead} its class")
+        raise UsageError(
+            f"env_id = {_short(task)}: an environment that was made cannot be handed to the processes of "
+            f"a run, which make their own; give {instead} its class"
+        )
     if not callable(task):
-        raise UsageError(f"env_id = {_short(task)}: expected the Gymnasium id of a task, such as 'Pendulum-v1', or the "
-                         "class or function that makes it")
+        raise UsageError(
+            f"env_id = {_short(task)}: expected the Gymnasium id of a task, such as 'Pendulum-v1', or the "
+            "class or function that makes it"
+        )
     return _importable(task, import_module)
 
 
@@ -69,19 +75,24 @@ def _importable(make: Callable[..., Any], import_module: str | None) -> tuple[st
     """``MODULE:NAME`` of a class or function, and the module."""
     module, name = import_module or getattr(make, "__module__", None), getattr(make, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
-        raise UsageError(f"env_id = {_short(make)}: it has no name by which it can be imported; give a class or a "
-                         "function")
+        raise UsageError(
+            f"env_id = {_short(make)}: it has no name by which it can be imported; give a class or a function"
+        )
     if module == _MAIN:
         raise UsageError(f"env_id = {name}: {_own_program(name)}")
     if "<" in name:
-        raise UsageError(f"env_id = {name}: it is made inside of a function, where no other process can find it; put "
-                         "it at the top of a module")
+        raise UsageError(
+            f"env_id = {name}: it is made inside of a function, where no other process can find it; put "
+            "it at the top of a module"
+        )
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not make:
-        raise UsageError(f"env_id = {name}: module {module!r} has no such class or function at its top; give "
-                         "import_module= of the module that has it")
+        raise UsageError(
+            f"env_id = {name}: module {module!r} has no such class or function at its top; give "
+            "import_module= of the module that has it"
+        )
     return f"{module}:{name}", module
 
 
@@ -111,11 +122,15 @@ def _unchanged(spec: EnvSpec, registry: dict[str, Any]) -> EnvSpec:
     known = registry.get(spec.id)
     names = ("entry_point", "max_episode_steps", "kwargs", "additional_wrappers")
     if known is None:
-        raise UsageError(f"env_id = EnvSpec({spec.id!r}): it is not registered; register it in a module of its own and "
-                         "give import_module=, or give the class that makes it")
+        raise UsageError(
+            f"env_id = EnvSpec({spec.id!r}): it is not registered; register it in a module of its own and "
+            "give import_module=, or give the class that makes it"
+        )
     if any(getattr(spec, name) != getattr(known, name) for name in names):
-        raise UsageError(f"env_id = EnvSpec({spec.id!r}): it differs from what is registered under that id; give the "
-                         "id, and what the constructor takes as env_args={...}")
+        raise UsageError(
+            f"env_id = EnvSpec({spec.id!r}): it differs from what is registered under that id; give the "
+            "id, and what the constructor takes as env_args={...}"
+        )
     return spec
 
 
@@ -124,13 +139,16 @@ def _own_program(what: str) -> str:
     file = getattr(sys.modules.get(_MAIN), "__file__", None)
     script = None if file is None else Path(file)
     where = "this notebook or console" if script is None else script.name
-    text = (f"{what} is defined in the calling program itself ({where}), which the processes of a run cannot import: "
-            "put it, with its gymnasium.register, into a module of its own, such as my_envs.py, and give "
-            "import_module='my_envs'")
+    text = (
+        f"{what} is defined in the calling program itself ({where}), which the processes of a run cannot import: "
+        "put it, with its gymnasium.register, into a module of its own, such as my_envs.py, and give "
+        "import_module='my_envs'"
+    )
     if script is None or not script.stem.isidentifier():
         return text
-    return (f"{text}; import_module={script.stem!r} works if all that {where} does stands under if __name__ == "
-            "'__main__'")
+    return (
+        f"{text}; import_module={script.stem!r} works if all that {where} does stands under if __name__ == '__main__'"
+    )
 
 
 def _short(value: object) -> str:

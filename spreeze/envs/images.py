@@ -78,8 +78,13 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         self._scale = 255.0 / (high - self._low)
         self._resize = AreaResize(height, width, size)
         self.frame_spec = FrameSpec(
-            channels=channels, height=size, width=size, stack=options.stack, sign_rewards=False,
-            options=asdict(options), source=source,
+            channels=channels,
+            height=size,
+            width=size,
+            stack=options.stack,
+            sign_rewards=False,
+            options=asdict(options),
+            source=source,
         )
         self.observation_space = gymnasium.spaces.Box(0, 255, self.frame_spec.shape, np.uint8)
 

@@ -3,6 +3,7 @@
 Gymnasium is imported inside the functions: that takes a quarter of a second, and the supervisor asks for the default
 id only.
 """
+
 from __future__ import annotations
 
 import ctypes.util
@@ -83,8 +84,14 @@ def default_env_id() -> Reasoned:
 
 
 def make_env(
-    env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False,
-    args: tuple[str, ...] = (), image: dict[str, Any] | None = None, picture: bool | None = None,
+    env_id: str,
+    import_module: str | None = None,
+    render_mode: str | None = None,
+    *,
+    plain: bool = False,
+    args: tuple[str, ...] = (),
+    image: dict[str, Any] | None = None,
+    picture: bool | None = None,
 ) -> gymnasium.Env[Any, Any]:
     """Makes one environment (time limit included, no autoreset, no checker).
 
@@ -318,8 +325,9 @@ def refuse_foreign(env_id: str, import_module: str | None, allowed: str | None) 
 def foreign_module(env_id: str, import_module: str | None) -> str | None:
     """The module from outside of this package that an environment needs; None if it needs none."""
     prefix = "" if engine_of(env_id) is not None or is_team(env_id) else env_id.rpartition(":")[0]
-    return next((module for module in (import_module, prefix) if module and module.partition(".")[0] != "spreeze"),
-                None)
+    return next(
+        (module for module in (import_module, prefix) if module and module.partition(".")[0] != "spreeze"), None
+    )
 
 
 def import_user_module(module: str) -> None:
@@ -347,15 +355,26 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
         hint = did_you_mean(name, known) or "; add --import MODULE if a module registers it"
         return EnvironmentError_(f"unknown environment '{name}'{hint}")
     own = [env_id for env_id, spec in registry.items() if _top_module(spec.entry_point) == imported]
-    classes = [found for found, value in vars(sys.modules[import_module]).items()
-               if isinstance(value, type) and getattr(value, "__module__", None) == import_module] if of_module else []
+    classes = (
+        [
+            found
+            for found, value in vars(sys.modules[import_module]).items()
+            if isinstance(value, type) and getattr(value, "__module__", None) == import_module
+        ]
+        if of_module
+        else []
+    )
     hint = did_you_mean(name, [*own, *classes]) or did_you_mean(name, known)
     if not hint:
-        hint = f"; it has {', '.join([*own, *classes][:5])}" if own or classes else (
-            "; gymnasium.register has to be called where that module is imported")
+        hint = (
+            f"; it has {', '.join([*own, *classes][:5])}"
+            if own or classes
+            else ("; gymnasium.register has to be called where that module is imported")
+        )
     kind = "id, class or function" if of_module else "id"
-    return EnvironmentError_(f"unknown environment '{name}': module '{import_module}' was imported, and there is no "
-                             f"such {kind} in it{hint}")
+    return EnvironmentError_(
+        f"unknown environment '{name}': module '{import_module}' was imported, and there is no such {kind} in it{hint}"
+    )
 
 
 def _top_module(entry_point: Any) -> str:
@@ -421,7 +440,12 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
     else:
         obs_dim, layout = frames.stack * frames.frame_bytes, ()
     return EnvSpec(
-        env_id=env_id, import_module=import_module, action=action, obs_dim=obs_dim, obs_layout=layout, frames=frames,
+        env_id=env_id,
+        import_module=import_module,
+        action=action,
+        obs_dim=obs_dim,
+        obs_layout=layout,
+        frames=frames,
         max_episode_steps=None if spec is None else getattr(env, "max_steps", None) or spec.max_episode_steps,
         obs_shape=None if frames is not None or layout else tuple(env.observation_space.shape or ()),
         reward_threshold=None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold),
@@ -440,9 +464,7 @@ def _observations(env_id: str, space: Any) -> tuple[int, tuple[str, ...]]:
     return size, tuple(leaf.text() for leaf in leaves)
 
 
-def _made(
-    name: Any, values: dict[str, Any], image: ImageConfig, picture: bool | None
-) -> gymnasium.Env[Any, Any]:
+def _made(name: Any, values: dict[str, Any], image: ImageConfig, picture: bool | None) -> gymnasium.Env[Any, Any]:
     """The environment of a registered name (or specification), or its frames where it observes pictures."""
     import gymnasium
 
@@ -455,8 +477,10 @@ def _made(
         env = masks.without_observed_mask(env)
         source = picture_in(env.observation_space, picture)
         if source is None and picture is None:
-            refuse_pictures(env.observation_space, f"{name if env.spec is None else env.spec.id}: observation space "
-                            f"{space_text(env.observation_space)}")
+            refuse_pictures(
+                env.observation_space,
+                f"{name if env.spec is None else env.spec.id}: observation space {space_text(env.observation_space)}",
+            )
     except BaseException:
         env.close()
         raise

@@ -99,9 +99,15 @@ def used_or_not(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> str | None:
     """Line on the masks of an environment; None where it has none."""
     if spec.action_mask:
         return f"{source_of(env)}: only the actions that it allows are taken"
-    why = "beside pictures" if spec.frames is not None else (
-        "for actions that are not discrete" if spec.choices is None else
-        f"as it is not one flag for each of {spec.choices.options} actions")
+    why = (
+        "beside pictures"
+        if spec.frames is not None
+        else (
+            "for actions that are not discrete"
+            if spec.choices is None
+            else f"as it is not one flag for each of {spec.choices.options} actions"
+        )
+    )
     if MASK in (getattr(env.observation_space, "spaces", None) or ()):
         return f"{IN_OBSERVATION} is no mask but a part of the observation, {why}"
     return f"{BY_METHOD} is not used {why}" if env.has_wrapper_attr(_METHOD) else None

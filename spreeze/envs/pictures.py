@@ -42,12 +42,16 @@ def picture_in(space: Any, wanted: bool | None = None) -> PictureSpec | None:
         return PictureSpec(path=path, shape=space.shape, order=_order(space.shape)) if is_picture(space) else None
     text = " ".join(str(space).split())[:120]
     if not isinstance(space, spaces.Box) or not 2 <= len(space.shape) <= 4:
-        raise EnvironmentError_(f"env.image = true: observation space {text} is no picture: expected one Box [H, W], "
-                                "[H, W, C] or [C, H, W], perhaps in a Dict of its own")
+        raise EnvironmentError_(
+            f"env.image = true: observation space {text} is no picture: expected one Box [H, W], "
+            "[H, W, C] or [C, H, W], perhaps in a Dict of its own"
+        )
     bounds = (0.0, 255.0) if space.dtype == np.uint8 else (float(np.min(space.low)), float(np.max(space.high)))
     if not 0.0 < bounds[1] - bounds[0] < float("inf"):
-        raise EnvironmentError_(f"env.image = true: observation space {text} is unbounded: a picture needs bounds, "
-                                "such as 0 and 1, that become black and white")
+        raise EnvironmentError_(
+            f"env.image = true: observation space {text} is unbounded: a picture needs bounds, "
+            "such as 0 and 1, that become black and white"
+        )
     return PictureSpec(path=path, shape=space.shape, order=_order(space.shape), bounds=bounds)
 
 
@@ -57,8 +61,14 @@ def is_picture(space: Any) -> bool:
 
     shape = tuple(getattr(space, "shape", None) or ())
     large = [axis for axis, length in enumerate(shape) if length >= MIN_SIDE]
-    return (isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(shape) <= 4
-            and len(large) == 2 and large[1] == large[0] + 1 and bool(np.max(space.high) == 255))
+    return (
+        isinstance(space, spaces.Box)
+        and space.dtype == np.uint8
+        and len(shape) <= 4
+        and len(large) == 2
+        and large[1] == large[0] + 1
+        and bool(np.max(space.high) == 255)
+    )
 
 
 def _order(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -86,8 +96,10 @@ def refuse_pictures(space: Any, what: str) -> None:
             continue
         size = leaf.stop - leaf.start
         if not leaf.path:
-            raise EnvironmentError_(f"{what} is a picture of an engine or team: the CNN takes those of plain ids; "
-                                    f"--set env.image=false takes its {size} values as numbers")
+            raise EnvironmentError_(
+                f"{what} is a picture of an engine or team: the CNN takes those of plain ids; "
+                f"--set env.image=false takes its {size} values as numbers"
+            )
         raise EnvironmentError_(
             f"{what}: '{leaf.name}' is a picture beside other values, and a CNN takes it alone: register the "
             f"environment in gymnasium.wrappers.FilterObservation(env, [{leaf.path[0]!r}]), or take its {size} values "
@@ -122,8 +134,10 @@ class DrawnPictures:
         array = array[:, :, None] if array.ndim == 2 else array
         if array.ndim != 3 or array.shape[2] == 2 or not array.size or array.dtype.kind not in "buif":
             shape = getattr(drawn, "shape", None)
-            raise ValueError(f"{type(drawn).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}; expected "
-                             "uint8 [H, W, 3]")
+            raise ValueError(
+                f"{type(drawn).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}; expected "
+                "uint8 [H, W, 3]"
+            )
         array = array[:, :, :3] if array.shape[2] >= 3 else np.repeat(array[:, :, :1], 3, axis=2)
         return np.ascontiguousarray(self._bytes(array))
 
@@ -147,14 +161,19 @@ def seen_as(spec: EnvSpec) -> str | None:
     if frames is None:
         if len(spec.obs_shape or ()) < 2:
             return None
-        return (f"observation {spec.obs_shape}: taken as {spec.obs_dim - spec.mask_dim} numbers; if it is a picture: "
-                "--set env.image=true")
+        return (
+            f"observation {spec.obs_shape}: taken as {spec.obs_dim - spec.mask_dim} numbers; if it is a picture: "
+            "--set env.image=true"
+        )
     colours = {1: "grey", 3: "in colour"}.get(frames.channels, f"of {frames.channels} planes")
     text = f"frames of {frames.height} x {frames.width} pixels, {colours}, the last {frames.stack} at a time"
     source = frames.source
     if source is None:
         return f"observation: taken as pictures: {text}"
     first = "" if len(source.order) == 2 else f", channels {'first' if source.order[0] == 0 else 'last'}"
-    own = "" if source.rgb or source.channels == 1 else (
-        f"; where its {source.channels} channels are frames already: --set image.stack=1")
-    return (f"observation {source.shape}: taken as a picture{first}: {text}{own}; if it is none: --set env.image=false")
+    own = (
+        ""
+        if source.rgb or source.channels == 1
+        else (f"; where its {source.channels} channels are frames already: --set image.stack=1")
+    )
+    return f"observation {source.shape}: taken as a picture{first}: {text}{own}; if it is none: --set env.image=false"

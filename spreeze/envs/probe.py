@@ -3,6 +3,7 @@
 The child (``python -m spreeze.envs.probe``) writes one JSON file; an environment that hangs,
 prints from C or takes the process down cannot harm the caller.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -99,9 +100,17 @@ class Probe:
 
 
 def probe_env(
-    env_id: str, import_module: str | None = None, *, deadline_s: float = START_S, steps: int = 2000,
-    plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None, picture: bool | None = None,
-    interrupted: Callable[[], bool] = lambda: False, on_wait: Callable[[str], object] = lambda text: None,
+    env_id: str,
+    import_module: str | None = None,
+    *,
+    deadline_s: float = START_S,
+    steps: int = 2000,
+    plain: bool = False,
+    args: tuple[str, ...] = (),
+    image: dict[str, Any] | None = None,
+    picture: bool | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
+    on_wait: Callable[[str], object] = lambda text: None,
     second: bool = False,
 ) -> Probe:
     """Describes and times an environment in a child process.
@@ -124,26 +133,61 @@ def probe_env(
         EnvironmentError_: it cannot be used, hangs, or took its process down.
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
-    found = in_child("time", env_id, import_module, deadline_s=deadline_s, steps=steps, plain=plain, args=args,
-                     image=image, picture=picture, interrupted=interrupted, on_wait=on_wait, second=second)
+    found = in_child(
+        "time",
+        env_id,
+        import_module,
+        deadline_s=deadline_s,
+        steps=steps,
+        plain=plain,
+        args=args,
+        image=image,
+        picture=picture,
+        interrupted=interrupted,
+        on_wait=on_wait,
+        second=second,
+    )
     return Probe(**{**found, "spec": rebuild(EnvSpec, found["spec"]), "notes": tuple(found["notes"])})
 
 
 def probe_of(
-    config: Config, *, steps: int = 0, interrupted: Callable[[], bool] = lambda: False,
-    on_wait: Callable[[str], object] = lambda text: None, second: bool = False,
+    config: Config,
+    *,
+    steps: int = 0,
+    interrupted: Callable[[], bool] = lambda: False,
+    on_wait: Callable[[str], object] = lambda text: None,
+    second: bool = False,
 ) -> Probe:
     """``probe_env`` of the task that is configured."""
     env = config.env
-    return probe_env(env.id, env.import_module, steps=steps, plain=env.plain, args=env.args,
-                     image=dataclasses.asdict(config.image), picture=env.image, interrupted=interrupted,
-                     on_wait=on_wait, second=second, deadline_s=config.sampling.start_deadline_s)
+    return probe_env(
+        env.id,
+        env.import_module,
+        steps=steps,
+        plain=env.plain,
+        args=env.args,
+        image=dataclasses.asdict(config.image),
+        picture=env.image,
+        interrupted=interrupted,
+        on_wait=on_wait,
+        second=second,
+        deadline_s=config.sampling.start_deadline_s,
+    )
 
 
 def in_child(
-    what: str, env_id: str, import_module: str | None = None, *, deadline_s: float = START_S, steps: int = 0,
-    plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None, picture: bool | None = None,
-    interrupted: Callable[[], bool] = lambda: False, on_wait: Callable[[str], object] = lambda text: None,
+    what: str,
+    env_id: str,
+    import_module: str | None = None,
+    *,
+    deadline_s: float = START_S,
+    steps: int = 0,
+    plain: bool = False,
+    args: tuple[str, ...] = (),
+    image: dict[str, Any] | None = None,
+    picture: bool | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
+    on_wait: Callable[[str], object] = lambda text: None,
     second: bool = False,
 ) -> dict[str, Any]:
     """Result of a child: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
@@ -154,8 +198,14 @@ def in_child(
         EnvironmentError_: it cannot be used, hangs, or took its process down.
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
-    task = {"env_id": env_id, "import_module": import_module, "plain": plain, "args": args, "image": image,
-            "picture": picture}
+    task = {
+        "env_id": env_id,
+        "import_module": import_module,
+        "plain": plain,
+        "args": args,
+        "image": image,
+        "picture": picture,
+    }
     job = {"what": what, "task": task, "steps": steps, "end_s": deadline_s + _GRACE_S, "second": second}
     while True:
         slept_s = AWAKE.slept_s
@@ -173,8 +223,10 @@ def _tried(
     job: dict[str, Any], deadline_s: float, interrupted: Callable[[], bool], on_wait: Callable[[str], object]
 ) -> dict[str, Any]:
     """Result of one child; errors as ``in_child``."""
-    with (tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder,
-          _Child({**job, "folder": folder}, interrupted, on_wait) as child):
+    with (
+        tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder,
+        _Child({**job, "folder": folder}, interrupted, on_wait) as child,
+    ):
         found = child.result(deadline_s)
         if job["second"] and "error" not in found:
             found |= child.second(found["start_s"])
@@ -189,9 +241,7 @@ class _Child:
     Once left, it and all that it started are gone.
     """
 
-    def __init__(
-        self, job: dict[str, Any], interrupted: Callable[[], bool], on_wait: Callable[[str], object]
-    ) -> None:
+    def __init__(self, job: dict[str, Any], interrupted: Callable[[], bool], on_wait: Callable[[str], object]) -> None:
         self._job, self._env_id, self._folder = job, job["task"]["env_id"], Path(job["folder"])
         self._interrupted, self._on_wait, self._nonce = interrupted, on_wait, secrets.token_hex(8)
         self._kills = oom_kills()
@@ -201,8 +251,14 @@ class _Child:
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: self._nonce}
         command = [sys.executable, "-m", "spreeze.envs.probe", json.dumps(self._job)]
         with open(self._folder / "stderr", "wb") as errors, signals_blocked():
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                             stderr=errors, env=environment, start_new_session=True)
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=environment,
+                start_new_session=True,
+            )
         mark(self._process.pid, self._nonce)
         return self
 
@@ -223,21 +279,27 @@ class _Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGUSR1)
             time.sleep(_STACK_S)
-            raise EnvironmentError_(f"{self._env_id}: no environment step within {deadline_s:g} s; the probe was ended"
-                                    f"{self._said()}; for one that takes longer to start: --start-deadline-s "
-                                    f"{2 * deadline_s:g}")
+            raise EnvironmentError_(
+                f"{self._env_id}: no environment step within {deadline_s:g} s; the probe was ended"
+                f"{self._said()}; for one that takes longer to start: --start-deadline-s "
+                f"{2 * deadline_s:g}"
+            )
         if self._interrupted():
             raise KeyboardInterrupt
-        raise EnvironmentError_(f"{self._env_id}: its process ended with {ending(code, self._kills)} before the first "
-                                f"step{self._said()}")
+        raise EnvironmentError_(
+            f"{self._env_id}: its process ended with {ending(code, self._kills)} before the first step{self._said()}"
+        )
 
     def second(self, start_s: float) -> dict[str, Any]:
         """Result of a second environment beside the first."""
         within_s = max(_SECOND_S, 2.0 * start_s)
         if not self._wait(_SECOND, within_s, tell=start_s > _FIRST_WORD_S):
             code = self._process.poll()
-            how = f"it did not come up within {within_s:.0f} s" if code is None else (
-                f"the process ended with {ending(code, self._kills)}")
+            how = (
+                f"it did not come up within {within_s:.0f} s"
+                if code is None
+                else (f"the process ended with {ending(code, self._kills)}")
+            )
             return {"alone": f"{how}{self._said()}"}
         found = self._read(_SECOND)
         if found["alone"] is not None and not self._interrupted():
@@ -269,8 +331,10 @@ class _Child:
                 return False
             if waited_s >= next_word_s:
                 next_word_s += _WORD_S
-                self._on_wait(f"waiting for {self._env_id} to start: {waited_s:.0f} s so far, at most {within_s:g} s "
-                              "(--start-deadline-s)")
+                self._on_wait(
+                    f"waiting for {self._env_id} to start: {waited_s:.0f} s so far, at most {within_s:g} s "
+                    "(--start-deadline-s)"
+                )
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LOOK_S if waited_s > 1.0 else 0.2 * _LOOK_S)
         return path.exists()
@@ -347,11 +411,14 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
     slept = process.num_ctx_switches().voluntary - slept
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
     return Probe(
-        spec=task.spec, memory_bytes=max(0, _memory_bytes() - before_bytes), start_s=start_s,
+        spec=task.spec,
+        memory_bytes=max(0, _memory_bytes() - before_bytes),
+        start_s=start_s,
         notes=(*([_DRAWN_NOTE] if drawn else []), *filter(None, [used_or_not(task.env, task.spec)])),
         # Long steps wait for a core in the midst of many of them, short ones between.
-        step_us_median=None if timed is None else float(min(
-            np.median(timed), timed.mean() * max(1.0 - waited_s / took_s, _LEAST_RUNNING))),
+        step_us_median=None
+        if timed is None
+        else float(min(np.median(timed), timed.mean() * max(1.0 - waited_s / took_s, _LEAST_RUNNING))),
         step_cv=None if timed is None else float(timed.std() / timed.mean()),
         # A step that only waits for a core gives none up of its own accord.
         step_cpu_share=min(used_s / took_s, 1.0) if timed is not None and slept >= len(times) / 2 else 1.0,
@@ -407,8 +474,8 @@ class _Actions:
 
     def at(self, index: int) -> np.ndarray:
         mask = self._task.mask
-        action: np.ndarray = self._drawn[index] if mask is None else (
-            uniform_actions(self._task.spec, 1, self._rng, mask[None])[0]
+        action: np.ndarray = (
+            self._drawn[index] if mask is None else (uniform_actions(self._task.spec, 1, self._rng, mask[None])[0])
         )
         return action
 
@@ -462,8 +529,11 @@ def _timed(given: dict[str, Any], steps: int, tasks: list[Task]) -> dict[str, An
 
 def _another(given: dict[str, Any], first: dict[str, Any], tasks: list[Task]) -> dict[str, Any]:
     """Tries a second environment beside the first one, unless it is known that there can be several."""
-    if (is_known_to_repeat(given["env_id"]) or first["start_s"] > _SLOWEST_TWICE_S
-            or memory_limits().usable_bytes < 2 * first["memory_bytes"]):
+    if (
+        is_known_to_repeat(given["env_id"])
+        or first["start_s"] > _SLOWEST_TWICE_S
+        or memory_limits().usable_bytes < 2 * first["memory_bytes"]
+    ):
         return {"alone": None}
     before_bytes = _memory_bytes()
     try:
@@ -491,8 +561,10 @@ _RESETS = 5
 _PLAIN_WORDS: tuple[tuple[str, str | None], ...] = (
     (r"symmetric and normalized|alternative render modes|action space.*infinity|[Bb]ox .*(infinity|precision)", None),
     (r"render_modes|render mode|render_fps", None),
-    (r"observation.*not (contained|within)|not within the observation space", "an observation lies outside of the "
-     "observation space that the environment states"),
+    (
+        r"observation.*not (contained|within)|not within the observation space",
+        "an observation lies outside of the observation space that the environment states",
+    ),
     (r"[Dd]eterministic", "two resets with the same seed and the same action differ: evaluations will not repeat"),
     (r"np_random.*not|seed.*(not|does)", "reset ignores its seed: evaluations will not repeat"),
     (r"obs.*dtype|dtype.*obs", "observations have another type than the space says; they are converted at each step"),
@@ -534,9 +606,14 @@ def check_up(given: dict[str, Any]) -> Checkup:
         close_in_time(*(task.close for task in tasks))
     p50, p99 = np.quantile(steps_us, [0.5, 0.99])
     return Checkup(
-        steps_per_s=1e6 / mean_us, step_us_p50=float(p50), step_us_p99=float(p99),
-        step_us_max=float(max(steps_us)), reset_us_median=float(np.median(resets_us)), further_env_bytes=added,
-        alone=alone, largest_observation=largest,
+        steps_per_s=1e6 / mean_us,
+        step_us_p50=float(p50),
+        step_us_p99=float(p99),
+        step_us_max=float(max(steps_us)),
+        reset_us_median=float(np.median(resets_us)),
+        further_env_bytes=added,
+        alone=alone,
+        largest_observation=largest,
         notes=_ask_gymnasium(make_env(**given), masked=tasks[0].spec.action_mask),
     )
 

@@ -27,8 +27,10 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         self.observation_space = _as_vector(space) if isinstance(space, gymnasium.spaces.Dict) else space
         if not isinstance(self.observation_space, gymnasium.spaces.Box):
             env.close()
-            raise EnvironmentError_(f"{env_id}: its observation space is a {type(space).__name__}; an engine's must be "
-                                    "a Box, or a Dict of Box")
+            raise EnvironmentError_(
+                f"{env_id}: its observation space is a {type(space).__name__}; an engine's must be "
+                "a Box, or a Dict of Box"
+            )
         self.action_space = getattr(env, "single_action_space", env.action_space)
         try:
             self._action = action_of(env_id, self.action_space)
@@ -45,8 +47,15 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         self._task = self._task_of(env)
 
     def _task_of(self, env: Any) -> VectorTask:
-        plain = EnvSpec(env_id=self._env_id, import_module=None, obs_dim=self._obs_dim, action=self._action,
-                        max_episode_steps=None, reward_threshold=None, action_mask=self._masked)
+        plain = EnvSpec(
+            env_id=self._env_id,
+            import_module=None,
+            obs_dim=self._obs_dim,
+            action=self._action,
+            max_episode_steps=None,
+            reward_threshold=None,
+            action_mask=self._masked,
+        )
         return VectorTask(env, dataclasses.replace(plain, obs_dim=self._obs_dim + plain.mask_dim))
 
     def reset(
@@ -80,8 +89,10 @@ def _as_vector(space: gymnasium.spaces.Dict) -> gymnasium.Space[Any]:
     leaves = leaves_of(space, "observation space")
     for leaf in leaves:
         if not isinstance(leaf.space, gymnasium.spaces.Box):
-            raise EnvironmentError_(f"observation space: {leaf.name} is a {type(leaf.space).__name__}; an engine's "
-                                    "nested observations must be of Box")
+            raise EnvironmentError_(
+                f"observation space: {leaf.name} is a {type(leaf.space).__name__}; an engine's "
+                "nested observations must be of Box"
+            )
     return gymnasium.spaces.Box(-np.inf, np.inf, (leaves[-1].stop,), np.float32)
 
 

@@ -234,8 +234,14 @@ def flattener(space: Any) -> Flattener | None:
 
 
 def make_task(
-    env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False,
-    args: tuple[str, ...] = (), image: dict[str, Any] | None = None, picture: bool | None = None,
+    env_id: str,
+    import_module: str | None = None,
+    render_mode: str | None = None,
+    *,
+    plain: bool = False,
+    args: tuple[str, ...] = (),
+    image: dict[str, Any] | None = None,
+    picture: bool | None = None,
     action_mask: bool | None = None,
 ) -> Task:
     """Makes, describes and wraps an environment; arguments and errors as ``make_env``.
@@ -291,8 +297,15 @@ def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: boo
     ``whole_games``: an Atari episode is a game also where a lost life ends it for the samplers (evaluation).
     """
     image = frame_options(spec, whole_games=whole_games)
-    env = make_env(spec.env_id, spec.import_module, render_mode, plain=spec.plain, args=spec.args, image=image,
-                   picture=image is not None)
+    env = make_env(
+        spec.env_id,
+        spec.import_module,
+        render_mode,
+        plain=spec.plain,
+        args=spec.args,
+        image=image,
+        picture=image is not None,
+    )
     return Task(env, spec)
 
 
@@ -302,8 +315,15 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
     It is the environment itself; an image task observes its last k frames, uint8 [k, C, H, W], as policies take them.
     An EnvironmentError_, too, if its spaces are not those of the description.
     """
-    env = make_env(spec.env_id, spec.import_module, render_mode, plain=spec.plain, args=spec.args,
-                   image=frame_options(spec), picture=spec.frames is not None)
+    env = make_env(
+        spec.env_id,
+        spec.import_module,
+        render_mode,
+        plain=spec.plain,
+        args=spec.args,
+        image=frame_options(spec),
+        picture=spec.frames is not None,
+    )
     try:
         made = describe(env, spec.import_module)
         source = getattr(env, "mask_source", f"info['{MASK}']")
@@ -332,14 +352,18 @@ def check_fits(spec: EnvSpec, made: EnvSpec, where: Path | str) -> None:
             f"but {made.env_id} has {'; '.join(made.obs_layout) or 'one Box'}"
         )
     frames = [each.frames and (each.frames.stack, *each.frames.shape) for each in (spec, made)]
-    shapes = ((spec.obs_shape, made.obs_shape, "an observation"), (spec.action.shape, made.action.shape, "an action"),
-              (*frames, "frames"))
+    shapes = (
+        (spec.obs_shape, made.obs_shape, "an observation"),
+        (spec.action.shape, made.action.shape, "an action"),
+        (*frames, "frames"),
+    )
     for trained, now, what in shapes:
         if trained != now and None not in (trained, now):  # an older version did not record it
             raise EnvironmentError_(f"{where}: trained on {what} of shape {trained}, but {made.env_id} has {now}")
     if (spec.action.low, spec.action.high) != (made.action.low, made.action.high):
-        raise EnvironmentError_(f"{where}: trained with actions {_bounds_text(spec)}, but those of {made.env_id} go "
-                                f"{_bounds_text(made)}")
+        raise EnvironmentError_(
+            f"{where}: trained with actions {_bounds_text(spec)}, but those of {made.env_id} go {_bounds_text(made)}"
+        )
 
 
 def _bounds_text(spec: EnvSpec) -> str:
@@ -411,9 +435,7 @@ class HeldActions:
         return self._held.copy()
 
 
-def uniform_actions(
-    spec: EnvSpec, rows: int, rng: np.random.Generator, obs: np.ndarray | None = None
-) -> np.ndarray:
+def uniform_actions(spec: EnvSpec, rows: int, rng: np.random.Generator, obs: np.ndarray | None = None) -> np.ndarray:
     """Actions float32 [rows, A] as a policy gives them, each as likely as any other.
 
     With action masks, those that the masks at the end of ``obs`` [rows, O] allow; all of them if it is None.

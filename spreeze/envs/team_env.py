@@ -50,23 +50,31 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         """
         self._env, self._agents = env, tuple(env.possible_agents)
         spaces = [env.observation_space(agent) for agent in self._agents]
-        leaves = [leaves_of(space, f"{env_id}: observation space of {agent}")
-                  for agent, space in zip(self._agents, spaces, strict=True)]
+        leaves = [
+            leaves_of(space, f"{env_id}: observation space of {agent}")
+            for agent, space in zip(self._agents, spaces, strict=True)
+        ]
         for agent, space in zip(self._agents, spaces, strict=True):
             refuse_pictures(space, f"{env_id}: observation space of {agent}")
         self._flatten = [Flattener(parts) for parts in leaves]
         actions = [env.action_space(agent) for agent in self._agents]
         for agent, space in zip(self._agents, actions, strict=True):
             if not isinstance(space, gymnasium.spaces.Discrete):
-                raise EnvironmentError_(f"{env_id}: action space of {agent} is {space}; agents of a team choose one of "
-                                        "n actions: make it Discrete")
+                raise EnvironmentError_(
+                    f"{env_id}: action space of {agent} is {space}; agents of a team choose one of "
+                    "n actions: make it Discrete"
+                )
         self._starts = [int(space.start) for space in actions]
         size = max(flatten.obs_dim for flatten in self._flatten)
         self._starting_state(env_id, size)
         self.team = TeamSpec(actions=tuple(int(space.n) for space in actions), obs_dim=size, state_dim=self._state_dim)
-        self.obs_layout = (*(f"{size * index}:{size * index + flatten.obs_dim} {agent}" for index, (agent, flatten)
-                             in enumerate(zip(self._agents, self._flatten, strict=True))),
-                           *([f"{size * len(actions)}:{self._obs_dim} state"] if self._state_dim else []))
+        self.obs_layout = (
+            *(
+                f"{size * index}:{size * index + flatten.obs_dim} {agent}"
+                for index, (agent, flatten) in enumerate(zip(self._agents, self._flatten, strict=True))
+            ),
+            *([f"{size * len(actions)}:{self._obs_dim} state"] if self._state_dim else []),
+        )
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self._obs_dim,), np.float32)
         self.action_space = gymnasium.spaces.MultiDiscrete(list(self.team.actions))
         self.metadata = dict(env.metadata or {})
@@ -81,8 +89,10 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._state_dim, self._obs_dim, self._size = 0, size * len(self._agents), size
         obs, infos = self._env.reset(seed=0)
         if any(MASK in part[agent] for part in (infos, obs) for agent in self._agents if isinstance(part[agent], dict)):
-            raise EnvironmentError_(f"{env_id} gives its agents an {MASK!r}, not supported for teams: wrap it so that "
-                                    "a forbidden action does nothing")
+            raise EnvironmentError_(
+                f"{env_id} gives its agents an {MASK!r}, not supported for teams: wrap it so that "
+                "a forbidden action does nothing"
+            )
         try:
             state = np.ravel(self._env.state())
         except (AttributeError, NotImplementedError):
@@ -103,13 +113,17 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """One step of all agents that are left; ``action`` [n] holds an index for each agent."""
         left = list(self._env.agents)
-        chosen = {agent: start + int(index) for agent, start, index
-                  in zip(self._agents, self._starts, action, strict=True) if agent in left}
+        chosen = {
+            agent: start + int(index)
+            for agent, start, index in zip(self._agents, self._starts, action, strict=True)
+            if agent in left
+        }
         obs, rewards, terminated, truncated, _ = self._env.step(chosen)
         cut = {agent: self._read("truncated", truncated, agent, flag_of) for agent in left}
         self._truncated |= any(cut.values())
-        over = not self._env.agents or all(self._read("terminated", terminated, agent, flag_of) or cut[agent]
-                                           for agent in left)
+        over = not self._env.agents or all(
+            self._read("terminated", terminated, agent, flag_of) or cut[agent] for agent in left
+        )
         reward = sum(self._read("reward", rewards, agent, number_of) for agent in left)
         return self._joined(obs), reward, over and not self._truncated, over and self._truncated, {}
 
@@ -171,8 +185,13 @@ class _Foraging:
         given, self._steps = self.agents, self._steps + 1
         self.agents = [] if done else given
         limit = bool(done) and self._steps >= self.max_cycles  # the package calls both ends the same
-        return (self._each(obs), self._each(rewards), dict.fromkeys(given, bool(done) and not limit),
-                dict.fromkeys(given, limit), {agent: {} for agent in given})
+        return (
+            self._each(obs),
+            self._each(rewards),
+            dict.fromkeys(given, bool(done) and not limit),
+            dict.fromkeys(given, limit),
+            {agent: {} for agent in given},
+        )
 
     def close(self) -> None:
         self._env.close()
@@ -215,8 +234,10 @@ def foraging(name: str, import_module: str | None, render_mode: str | None, args
     importlib.import_module("lbforaging")  # registers its ids
     known = [known_id for known_id in gymnasium.registry if known_id.startswith("Foraging")]
     if name not in known:
-        raise EnvironmentError_(f"lbforaging has no '{name}'{did_you_mean(name, known)}; for example "
-                                "Foraging-8x8-2p-3f-v3: size, players, foods")
+        raise EnvironmentError_(
+            f"lbforaging has no '{name}'{did_you_mean(name, known)}; for example "
+            "Foraging-8x8-2p-3f-v3: size, players, foods"
+        )
     return _Foraging(name, **args)
 
 
@@ -231,8 +252,9 @@ def mpe2(name: str, import_module: str | None, render_mode: str | None, args: di
         raise EnvironmentError_(f"mpe2 has no '{name}'{hint}")
     if _RIVALS.match(name):
         teams = ", ".join(other for other in known if not _RIVALS.match(other))
-        raise EnvironmentError_(f"mpe2:{name}: its agents play against each other, and a team shares one reward; use "
-                                f"one of {teams}")
+        raise EnvironmentError_(
+            f"mpe2:{name}: its agents play against each other, and a team shares one reward; use one of {teams}"
+        )
     return _parallel_env(importlib.import_module(f"mpe2.{name}"), render_mode, args)
 
 
@@ -241,7 +263,12 @@ def describe_team(env: TeamEnv, import_module: str | None) -> EnvSpec:
     assert env.spec is not None
     team = env.team
     return EnvSpec(
-        env_id=env.spec.id, import_module=import_module, obs_dim=sum(env.observation_space.shape or ()),
-        obs_layout=env.obs_layout, action=Choices(team.actions, shape=(team.size,)), team=team,
-        max_episode_steps=env.spec.max_episode_steps, reward_threshold=None,
+        env_id=env.spec.id,
+        import_module=import_module,
+        obs_dim=sum(env.observation_space.shape or ()),
+        obs_layout=env.obs_layout,
+        action=Choices(team.actions, shape=(team.size,)),
+        team=team,
+        max_episode_steps=env.spec.max_episode_steps,
+        reward_threshold=None,
     )

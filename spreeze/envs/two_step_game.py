@@ -51,8 +51,13 @@ class TwoStepGame:
             self._now = 1 + int(actions["first"])
         given = self.agents
         self.agents = [] if over else self.agents
-        return (self._observations(), dict.fromkeys(given, reward / 2), dict.fromkeys(given, over),
-                dict.fromkeys(given, False), {agent: {} for agent in given})
+        return (
+            self._observations(),
+            dict.fromkeys(given, reward / 2),
+            dict.fromkeys(given, over),
+            dict.fromkeys(given, False),
+            {agent: {} for agent in given},
+        )
 
     def close(self) -> None:
         pass

@@ -139,8 +139,9 @@ class VectorTask:
         """Observations of the environments ``indices``, followed by their masks if there are any."""
         if self._masked is None:
             return array
-        masks = [self._mask(self._masked, infos, index, without is not None and bool(without[index]))
-                 for index in indices]
+        masks = [
+            self._mask(self._masked, infos, index, without is not None and bool(without[index])) for index in indices
+        ]
         return np.concatenate((array, np.stack(masks)), 1)
 
     def _mask(self, choice: Choices, infos: dict[str, Any], index: int, without: bool) -> np.ndarray:

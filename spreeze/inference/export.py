@@ -70,8 +70,10 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
     activation = str(meta.get("activation", ACTIVATIONS[0]))
     found = _trunk(arrays, meta) if "cnn" in meta else []
     if "obs_mean" in arrays:
-        found += [Operation("normalise", (_f32(arrays["obs_mean"]), _f32(arrays["obs_std"]))),
-                  Operation("clip", (_f32(-OBS_CLIP), _f32(OBS_CLIP)))]
+        found += [
+            Operation("normalise", (_f32(arrays["obs_mean"]), _f32(arrays["obs_std"]))),
+            Operation("clip", (_f32(-OBS_CLIP), _f32(OBS_CLIP))),
+        ]
     if spec.team is not None:
         found.append(Operation("team", (_i64([spec.team.size, spec.team.obs_dim]),)))
     weights = [arrays[f"w{index}"] for index in range(hidden)] + [arrays["head_w"]]
@@ -134,8 +136,9 @@ def _best(spec: EnvSpec) -> list[Operation]:
         return [best]
     # Each choice as a row of logits, those of fewer options filled up.
     most = np.arange(max(choice.nvec))
-    columns = np.array([part.start + np.minimum(most, count - 1)
-                        for part, count in zip(choice.slices, choice.nvec, strict=True)])
+    columns = np.array(
+        [part.start + np.minimum(most, count - 1) for part, count in zip(choice.slices, choice.nvec, strict=True)]
+    )
     found = [Operation("gather", (_i64(columns).reshape(*choice.shape, -1),))]
     if len(set(choice.nvec)) > 1:
         found.append(Operation("add", (_unused(choice).reshape(*choice.shape, -1),)))
@@ -168,22 +171,31 @@ def _i64(values: Any) -> np.ndarray:
 
 def run(policy: Mapping[str, np.ndarray], obs: np.ndarray) -> np.ndarray:
     """Greedy actions for observations ``obs`` [N, ...]; ``policy`` holds the arrays of the exported file."""
+
     def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, stride: np.ndarray) -> np.ndarray:
         patches = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], (2, 3))[:, :, ::stride, ::stride]
         return np.moveaxis(np.tensordot(patches, weight, ((1, 4, 5), (1, 2, 3))) + bias, 3, 1)
 
     kinds: Mapping[str, Callable[..., Any]] = {
-        "stack": lambda x, shape: x.reshape(shape).astype(np.float32), "conv": conv,
+        "stack": lambda x, shape: x.reshape(shape).astype(np.float32),
+        "conv": conv,
         "flatten": lambda x: np.moveaxis(x, 1, 3).reshape(len(x), -1),
-        "normalise": lambda x, mean, std: (x - mean) / std, "clip": np.clip, "matmul": np.matmul, "add": np.add,
-        "multiply": np.multiply, "tanh": np.tanh,
+        "normalise": lambda x, mean, std: (x - mean) / std,
+        "clip": np.clip,
+        "matmul": np.matmul,
+        "add": np.add,
+        "multiply": np.multiply,
+        "tanh": np.tanh,
         "team": lambda x, shape: x[:, : shape.prod()].reshape(-1, *shape),
         "layer_norm": lambda x: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5),
-        "relu": lambda x: np.maximum(x, 0), "silu": lambda x: x * (np.tanh(x / 2) + 1) / 2,
+        "relu": lambda x: np.maximum(x, 0),
+        "silu": lambda x: x * (np.tanh(x / 2) + 1) / 2,
         "gelu": lambda x: x * (np.tanh(0.7978845608 * (x + 0.044715 * x * x * x)) + 1) / 2,
-        "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "columns": lambda x, count: x[:, :count],
+        "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+        "columns": lambda x, count: x[:, :count],
         "mask": lambda x, count: np.where(obs[:, -count:] == 0, -np.inf, x),
-        "gather": lambda x, columns: x[:, columns], "argmax": lambda x, first: x.argmax(-1) + first,
+        "gather": lambda x, columns: x[:, columns],
+        "argmax": lambda x, first: x.argmax(-1) + first,
     }
     x = obs
     for place, kind in enumerate(policy["operations"]):
@@ -194,8 +206,12 @@ def run(policy: Mapping[str, np.ndarray], obs: np.ndarray) -> np.ndarray:
 def runner_source() -> str:
     """The text of ``run``, which needs nothing but NumPy, without its annotations."""
     text = inspect.getsource(run)
-    for annotation in (": Mapping[str, Callable[..., Any]]", ": Mapping[str, np.ndarray]", " -> np.ndarray",
-                       ": np.ndarray"):
+    for annotation in (
+        ": Mapping[str, Callable[..., Any]]",
+        ": Mapping[str, np.ndarray]",
+        " -> np.ndarray",
+        ": np.ndarray",
+    ):
         text = text.replace(annotation, "")
     return text
 
@@ -227,11 +243,20 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
     kinds: dict[str, Callable[..., Any]] = {
         "stack": lambda x, shape: x.flatten(1, 2).float(),
         "conv": lambda x, weight, bias, stride: functional.conv2d(x, weight, bias, stride),
-        "flatten": lambda x: x.permute(0, 2, 3, 1).flatten(1), "normalise": lambda x, mean, std: (x - mean) / std,
-        "clip": torch.clamp, "matmul": torch.matmul, "add": torch.add, "multiply": torch.mul, "tanh": torch.tanh,
-        "layer_norm": lambda x: functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS), "relu": torch.relu,
-        "silu": functional.silu, "gelu": lambda x: functional.gelu(x, approximate="tanh"), "elu": functional.elu,
-        "columns": lambda x, count: x[:, :count], "gather": lambda x, columns: x[:, torch.tensor(columns)],
+        "flatten": lambda x: x.permute(0, 2, 3, 1).flatten(1),
+        "normalise": lambda x, mean, std: (x - mean) / std,
+        "clip": torch.clamp,
+        "matmul": torch.matmul,
+        "add": torch.add,
+        "multiply": torch.mul,
+        "tanh": torch.tanh,
+        "layer_norm": lambda x: functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS),
+        "relu": torch.relu,
+        "silu": functional.silu,
+        "gelu": lambda x: functional.gelu(x, approximate="tanh"),
+        "elu": functional.elu,
+        "columns": lambda x, count: x[:, :count],
+        "gather": lambda x, columns: x[:, torch.tensor(columns)],
         "argmax": lambda x, first: x.argmax(-1) + torch.tensor(first),
         "team": lambda x, shape: x[:, : shape[0] * shape[1]].unflatten(1, shape),
     }
@@ -247,10 +272,12 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
         def forward(self, obs: Any) -> Any:
             x = obs
             for place, (kind, values) in enumerate(steps):
-                given = [getattr(self, f"a{place}_{k}") if value.dtype == np.float32 else value.tolist()
-                         for k, value in enumerate(values)]
+                given = [
+                    getattr(self, f"a{place}_{k}") if value.dtype == np.float32 else value.tolist()
+                    for k, value in enumerate(values)
+                ]
                 if kind == "mask":
-                    x = x.masked_fill(obs[:, -given[0]:] == 0.0, float("-inf"))
+                    x = x.masked_fill(obs[:, -given[0] :] == 0.0, float("-inf"))
                 else:
                     x = kinds[kind](x, *given)
             return x
@@ -384,10 +411,15 @@ def _write_onnx(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) ->
     graph.nodes[-1].output[0] = "action"
     model = helper.make_model(
         helper.make_graph(
-            graph.nodes, "policy", [helper.make_tensor_value_info("obs", obs_type, ["batch", *obs.shape[1:]])],
-            [helper.make_tensor_value_info("action", action_type, shape)], graph.constants,
+            graph.nodes,
+            "policy",
+            [helper.make_tensor_value_info("obs", obs_type, ["batch", *obs.shape[1:]])],
+            [helper.make_tensor_value_info("action", action_type, shape)],
+            graph.constants,
         ),
-        opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION, producer_name="spreeze",
+        opset_imports=[helper.make_opsetid("", _OPSET)],
+        ir_version=_IR_VERSION,
+        producer_name="spreeze",
     )
     helper.set_model_props(model, {name: str(value) for name, value in about.items()})
     onnx.checker.check_model(model, full_check=True)
@@ -454,9 +486,7 @@ def draw_obs(spec: EnvSpec, arrays: Arrays, count: int, seed: int) -> np.ndarray
     return obs.astype(np.float32)
 
 
-def check(
-    act: Act, steps: list[Operation], expected: np.ndarray, obs: np.ndarray, spec: EnvSpec
-) -> Agreement:
+def check(act: Act, steps: list[Operation], expected: np.ndarray, obs: np.ndarray, spec: EnvSpec) -> Agreement:
     """Compares an exported file with our policy's actions ``expected``, as ``env.step`` takes them.
 
     Raises:
@@ -469,13 +499,15 @@ def check(
         best = values[..., -1]
         clear = best - values[..., -2] > TOLERANCE * np.maximum(1.0, np.abs(best))
         if found.shape != expected.shape:
-            raise WeightsError(f"the exported policy gives actions {found.shape}, ours {expected.shape}; no file was "
-                               "written")
+            raise WeightsError(
+                f"the exported policy gives actions {found.shape}, ours {expected.shape}; no file was written"
+            )
         wrong = int(np.sum(((found != expected) & clear).reshape(count, -1).any(1)))
         result = Agreement(count, wrong, int(np.sum(~clear.reshape(count, -1).all(1))))
         if wrong or found.dtype != np.int64:
-            raise WeightsError(f"the exported policy chose another action for {wrong} of {count} observations; no file "
-                               "was written")
+            raise WeightsError(
+                f"the exported policy chose another action for {wrong} of {count} observations; no file was written"
+            )
         return result
     low, high = _f32(spec.action.low), _f32(spec.action.high)
     half = 0.5 * (high - low)
@@ -483,6 +515,8 @@ def check(
     gap = np.abs(found - expected)
     result = Agreement(count, float(np.max(gap / half)), 0)
     if not np.all(gap <= TOLERANCE * half + rounding):
-        raise WeightsError(f"the exported policy's actions differ by up to {result.difference:.2g} of half their "
-                           f"range, more than {TOLERANCE:g}; no file was written")
+        raise WeightsError(
+            f"the exported policy's actions differ by up to {result.difference:.2g} of half their "
+            f"range, more than {TOLERANCE:g}; no file was written"
+        )
     return result

@@ -38,8 +38,10 @@ class OwnNetwork:
             for own, tensor in self._module.named_parameters():
                 found = arrays.get(f"net.{own}")
                 if found is None or found.shape != tuple(tensor.shape):
-                    raise WeightsError(f"network {name!r} has a parameter {own!r} {tuple(tensor.shape)}; the weights "
-                                       f"have {None if found is None else found.shape}")
+                    raise WeightsError(
+                        f"network {name!r} has a parameter {own!r} {tuple(tensor.shape)}; the weights "
+                        f"have {None if found is None else found.shape}"
+                    )
                 tensor.copy_(torch.from_numpy(np.array(found)))
 
     def __call__(self, x: np.ndarray, out: np.ndarray, *, row_by_row: bool) -> np.ndarray:

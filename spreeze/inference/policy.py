@@ -40,8 +40,17 @@ Arrays = dict[str, np.ndarray]
 State = tuple[np.ndarray, ...]
 """Arrays [N, ...] that a policy keeps between the steps of N episodes; empty before their first step, and always where
 it has no memory, as all policies here."""
-_ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError, MemoryError,
-        RecursionError)
+_ODD = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    ZeroDivisionError,
+    MemoryError,
+    RecursionError,
+)
 """Errors of metadata and shapes that no algorithm writes."""
 _EXPLORING = "explore."
 """Begins the names of the newest weights in a file whose policy is an average of many."""
@@ -64,8 +73,9 @@ def with_exploring(arrays: Arrays, exploring: Arrays) -> Arrays:
 
 def exploring_arrays(arrays: Arrays) -> Arrays:
     """The weights that samplers explore with: the policy's, except for those that the file has twice."""
-    return arrays | {name.removeprefix(_EXPLORING): array for name, array in arrays.items()
-                     if name.startswith(_EXPLORING)}
+    return arrays | {
+        name.removeprefix(_EXPLORING): array for name, array in arrays.items() if name.startswith(_EXPLORING)
+    }
 
 
 def begin_episode(state: State, row: int) -> None:
@@ -78,8 +88,14 @@ class Policy:
     """Computes actions by an actor's weights; an instance serves one thread at a time and refuses a second one."""
 
     def __init__(
-        self, layers: list[tuple[np.ndarray, np.ndarray]], head: Head, obs_scale: tuple[np.ndarray, np.ndarray] | None,
-        trunk: Trunk | TeamRows | None = None, activation: str = "relu", layer_norm: bool = False, mask_dim: int = 0,
+        self,
+        layers: list[tuple[np.ndarray, np.ndarray]],
+        head: Head,
+        obs_scale: tuple[np.ndarray, np.ndarray] | None,
+        trunk: Trunk | TeamRows | None = None,
+        activation: str = "relu",
+        layer_norm: bool = False,
+        mask_dim: int = 0,
         own: OwnNetwork | None = None,
     ) -> None:
         """With ``own`` that is the network, and ``layers`` only say how many inputs and outputs it has."""
@@ -109,8 +125,9 @@ class Policy:
         try:
             return cls._built(arrays, meta)
         except _ODD as error:
-            raise WeightsError(f"weights hold metadata of no policy: {type(error).__name__}: "
-                               f"{str(error)[:200]}") from None
+            raise WeightsError(
+                f"weights hold metadata of no policy: {type(error).__name__}: {str(error)[:200]}"
+            ) from None
 
     @classmethod
     def _built(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
@@ -120,8 +137,13 @@ class Policy:
         mask_dim = head.outputs if meta.get("action_mask") else 0
         if "network" in meta:
             own, shape = OwnNetwork(arrays, meta, head.outputs), (int(meta["obs_dim"]), head.outputs)
-            return cls([(np.zeros(shape, np.float32), np.zeros(head.outputs, np.float32))], head,
-                       _obs_scale(arrays, shape[0]), mask_dim=mask_dim, own=own)
+            return cls(
+                [(np.zeros(shape, np.float32), np.zeros(head.outputs, np.float32))],
+                head,
+                _obs_scale(arrays, shape[0]),
+                mask_dim=mask_dim,
+                own=own,
+            )
         names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
         layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
         trunk = Trunk(arrays, meta) if "cnn" in meta else TeamRows(arrays, meta) if "team_actions" in meta else None
@@ -134,9 +156,7 @@ class Policy:
         scale = None if isinstance(trunk, TeamRows) else _obs_scale(arrays, fan_ins[0])
         return cls(layers, head, scale, trunk, activation, bool(meta.get("layer_norm")), mask_dim)
 
-    def act(
-        self, obs: np.ndarray, state: State, rng: np.random.Generator | None = None
-    ) -> tuple[np.ndarray, State]:
+    def act(self, obs: np.ndarray, state: State, rng: np.random.Generator | None = None) -> tuple[np.ndarray, State]:
         """Actions [N, A] float32, a new array, and the state for the next step.
 
         Args:
@@ -180,8 +200,10 @@ class Policy:
         try:
             if rows <= TILE:
                 return self._draw_tile(obs, noise)
-            tiles = [self._draw_tile(obs[begin : begin + TILE], noise[begin : begin + TILE])
-                     for begin in range(0, rows, TILE)]
+            tiles = [
+                self._draw_tile(obs[begin : begin + TILE], noise[begin : begin + TILE])
+                for begin in range(0, rows, TILE)
+            ]
         finally:
             self._busy = False
         return np.concatenate([tile[0] for tile in tiles]), np.concatenate([tile[1] for tile in tiles])
@@ -197,8 +219,10 @@ class Policy:
 
     def _drawing_head(self) -> DrawingHead:
         if self._drawing is None:
-            raise WeightsError(f"a policy of kind {type(self._head).__name__} draws its own noise; only on-policy "
-                               "algorithms collect with noise from outside")
+            raise WeightsError(
+                f"a policy of kind {type(self._head).__name__} draws its own noise; only on-policy "
+                "algorithms collect with noise from outside"
+            )
         return self._drawing
 
     def _forward(self, obs: np.ndarray) -> np.ndarray:
@@ -238,8 +262,10 @@ class Policy:
 
 
 def _shared() -> UsageError:
-    return UsageError("a Policy is used by two threads at once, whose answers would mix: make one for each thread, or "
-                      "share what load_policy() gives")
+    return UsageError(
+        "a Policy is used by two threads at once, whose answers would mix: make one for each thread, or "
+        "share what load_policy() gives"
+    )
 
 
 def _scaled(x: np.ndarray, scale: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:

@@ -92,8 +92,11 @@ def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
         elif name.startswith("MIG-"):
             matching = [_ask(nvml.nvmlDeviceGetHandleByUUID, name)]
         else:  # CUDA accepts any unambiguous prefix of a UUID
-            matching = [handle for handle in handles if name.startswith("GPU-")
-                        and (_ask(nvml.nvmlDeviceGetUUID, handle) or "").startswith(name)]
+            matching = [
+                handle
+                for handle in handles
+                if name.startswith("GPU-") and (_ask(nvml.nvmlDeviceGetUUID, handle) or "").startswith(name)
+            ]
         if len(matching) != 1 or matching[0] is None or matching[0] in found:
             break
         found += matching
@@ -104,12 +107,18 @@ def _facts(nvml: Any, index: int, handle: Any) -> GpuFacts:
     uuid = _ask(nvml.nvmlDeviceGetUUID, handle)
     memory, live = _ask(nvml.nvmlDeviceGetMemoryInfo, handle), _live(nvml, handle)
     return GpuFacts(
-        index=index, uuid=uuid, name=_ask(nvml.nvmlDeviceGetName, handle),
+        index=index,
+        uuid=uuid,
+        name=_ask(nvml.nvmlDeviceGetName, handle),
         memory_bytes=None if memory is None else int(memory.total),
         memory_free_bytes=None if memory is None else int(memory.free),
-        power_limit_w=live.get("gpu_power_limit_w"), clock_max_hz=live.get("gpu_clock_max_hz"),
-        driver=_ask(nvml.nvmlSystemGetDriverVersion), is_mig=str(uuid).startswith("MIG-"),
-        use=live.get("gpu_use"), power_w=live.get("gpu_power_w"), clock_hz=live.get("gpu_clock_hz"),
+        power_limit_w=live.get("gpu_power_limit_w"),
+        clock_max_hz=live.get("gpu_clock_max_hz"),
+        driver=_ask(nvml.nvmlSystemGetDriverVersion),
+        is_mig=str(uuid).startswith("MIG-"),
+        use=live.get("gpu_use"),
+        power_w=live.get("gpu_power_w"),
+        clock_hz=live.get("gpu_clock_hz"),
     )
 
 
@@ -196,16 +205,28 @@ def _live(nvml: Any, handle: Any) -> dict[str, float]:
     limit_mw = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     highest_mhz = _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
     energy_mj = _ask(getattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", None), handle)
-    values = _known({
-        "gpu_use": rates and rates.gpu / 100, "gpu_memory_used_bytes": memory and float(memory.used),
-        "gpu_power_w": power_mw and power_mw / 1000, "gpu_clock_hz": clock_mhz and clock_mhz * 1e6,
-        GPU_ENERGY: energy_mj and energy_mj / 1000,
-    })
+    values = _known(
+        {
+            "gpu_use": rates and rates.gpu / 100,
+            "gpu_memory_used_bytes": memory and float(memory.used),
+            "gpu_power_w": power_mw and power_mw / 1000,
+            "gpu_clock_hz": clock_mhz and clock_mhz * 1e6,
+            GPU_ENERGY: energy_mj and energy_mj / 1000,
+        }
+    )
     # Of a GPU that is lost its driver may still know the limits.
-    return values | _known({
-        "gpu_memory_bytes": memory and float(memory.total), "gpu_power_limit_w": limit_mw and limit_mw / 1000,
-        "gpu_clock_max_hz": highest_mhz and highest_mhz * 1e6,
-    }) if values else {}
+    return (
+        values
+        | _known(
+            {
+                "gpu_memory_bytes": memory and float(memory.total),
+                "gpu_power_limit_w": limit_mw and limit_mw / 1000,
+                "gpu_clock_max_hz": highest_mhz and highest_mhz * 1e6,
+            }
+        )
+        if values
+        else {}
+    )
 
 
 def _known(values: dict[str, Any]) -> dict[str, float]:

@@ -199,9 +199,13 @@ def read_machine(root: str | Path = "/", nvml: Any = None) -> Machine:
         found = os.statvfs(Path(root) / "dev/shm")
         shared = found.f_bavail * found.f_frsize
     return Machine(
-        cpu_model=_cpu_model(Path(root)), cores=core_facts(root), memory=memory_limits(root),
-        shared_memory_free_bytes=shared, power_source=_power_source(),
-        gpus=report.gpus, gpu_reason=report.reason,
+        cpu_model=_cpu_model(Path(root)),
+        cores=core_facts(root),
+        memory=memory_limits(root),
+        shared_memory_free_bytes=shared,
+        power_source=_power_source(),
+        gpus=report.gpus,
+        gpu_reason=report.reason,
         kernel=_read(Path(root) / "proc/sys/kernel/osrelease") or platform.release() or None,
         python_version=".".join(str(part) for part in sys.version_info[:3]),
     )
@@ -260,8 +264,9 @@ def named_devices(text: str, num_gpus: int, gpu_reason: str | None = None) -> tu
         )
     if any(name != "cpu" and int(name.removeprefix("cuda:")) >= num_gpus for name in names):
         why = f" ({gpu_reason})" if gpu_reason else ""
-        raise ConfigError(f"learner.device = {text}: this machine has {num_gpus} usable GPUs{why}; use --device auto "
-                          "or cpu")
+        raise ConfigError(
+            f"learner.device = {text}: this machine has {num_gpus} usable GPUs{why}; use --device auto or cpu"
+        )
     return names
 
 
@@ -293,11 +298,17 @@ def _cpu_flags(root: Path) -> set[str]:
 def check_precision(precision: str, *, on_gpu: bool, root: str | Path = "/") -> None:
     """Rejects a precision of matmuls that the learner's devices do not have; a ConfigError says what would work."""
     if precision == "tf32" and not on_gpu:
-        raise ConfigError("learner.precision = tf32: for matmuls on GPUs; this learner computes on the processor: "
-                          "use float32, or bfloat16 where the processor has it")
+        raise ConfigError(
+            "learner.precision = tf32: for matmuls on GPUs; this learner computes on the processor: "
+            "use float32, or bfloat16 where the processor has it"
+        )
     if precision == "bfloat16" and on_gpu:
-        raise ConfigError("learner.precision = bfloat16: for processors, whose matmuls round float32 inputs; "
-                          "a GPU does the same with more digits as tf32: use tf32 or float32")
+        raise ConfigError(
+            "learner.precision = bfloat16: for processors, whose matmuls round float32 inputs; "
+            "a GPU does the same with more digits as tf32: use tf32 or float32"
+        )
     if precision == "bfloat16" and not has_bfloat16_unit(root):
-        raise ConfigError(f"learner.precision = bfloat16: this processor has no {_BFLOAT16_UNIT} and would only "
-                          "imitate it; use float32")
+        raise ConfigError(
+            f"learner.precision = bfloat16: this processor has no {_BFLOAT16_UNIT} and would only "
+            "imitate it; use float32"
+        )

@@ -15,8 +15,10 @@ from spreeze.machine.hardware import memory_limits
 
 _TAIL_BYTES = 16_384
 _LINES, _LONGEST_LINE = 3, 160
-_BY_SIGNAL = re.compile(r"Fatal Python error: (Aborted|Segmentation fault|Bus error|Illegal instruction|Floating)|"
-                        r"Timeout \(|(Current thread|Thread) 0x")
+_BY_SIGNAL = re.compile(
+    r"Fatal Python error: (Aborted|Segmentation fault|Bus error|Illegal instruction|Floating)|"
+    r"Timeout \(|(Current thread|Thread) 0x"
+)
 """Line that Python writes about a signal that ends it, as the exit code does; a stack of each thread follows."""
 _CURRENT, _OTHER = "Current thread 0x", "Thread 0x"
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in ')

@@ -131,7 +131,8 @@ class BackgroundWriter:
             while (self._waiting or self._dropped) and not self._gone:
                 now_s = time.monotonic()
                 if now_s - max(since_s, self._progress_s) > patience_s or (
-                        within_s is not None and now_s - since_s > within_s):
+                    within_s is not None and now_s - since_s > within_s
+                ):
                     return False
                 self._changed.wait(0.05)
         return True
@@ -210,8 +211,7 @@ class BackgroundWriter:
         if not self._is_terminal:
             return True
         try:
-            return (os.tcgetpgrp(self._fds[0]) == os.getpgrp()
-                    or not termios.tcgetattr(self._fds[0])[3] & termios.TOSTOP)
+            return os.tcgetpgrp(self._fds[0]) == os.getpgrp() or not termios.tcgetattr(self._fds[0])[3] & termios.TOSTOP
         except (OSError, termios.error):  # not the terminal of this session
             return True
 

@@ -128,8 +128,11 @@ def leave_to_supervisor() -> None:
         signal.siginterrupt(number, False)
     signal.signal(signal.SIGTTOU, signal.SIG_DFL)  # a supervisor ignores it
     # Blocked during a fork: a signal to a child that still has the handler would be lost.
-    os.register_at_fork(before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, ENDING), after_in_parent=_unblock,
-                        after_in_child=_restore_default)
+    os.register_at_fork(
+        before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, ENDING),
+        after_in_parent=_unblock,
+        after_in_child=_restore_default,
+    )
     _unblock()
 
 
@@ -278,6 +281,8 @@ def go_on(stopped: list[Any]) -> None:
     for process in stopped:
         with contextlib.suppress(psutil.Error, OSError):
             process.resume()
+
+
 CLOSING_S = 2.0
 """Time for what an environment leaves to end by itself once its result is there: ``close()``, threads, processes."""
 
@@ -382,10 +387,18 @@ class OrphanWatch:
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         with contextlib.suppress(OSError), signals_blocked():
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import watch; watch()", self._nonce,
-                 str(self._silent_s or 0.0), *([] if self._folder is None else [str(self._folder)])],
+                [
+                    sys.executable,
+                    "-c",
+                    f"from {__name__} import watch; watch()",
+                    self._nonce,
+                    str(self._silent_s or 0.0),
+                    *([] if self._folder is None else [str(self._folder)]),
+                ],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
                 env={**os.environ, "PYTHONPATH": paths, MARK: ""},
             )
 

@@ -61,8 +61,13 @@ class Utilisation:
     """
 
     def __init__(
-        self, pids: Mapping[str, int], *, gpu_monitor: GpuMonitor | None = None,
-        clock: Callable[[], float] = time.monotonic, powercap: Path = _POWERCAP, cores: CoreFacts | None = None,
+        self,
+        pids: Mapping[str, int],
+        *,
+        gpu_monitor: GpuMonitor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        powercap: Path = _POWERCAP,
+        cores: CoreFacts | None = None,
     ) -> None:
         """``pids`` is by worker."""
         cores = core_facts() if cores is None else cores
@@ -283,7 +288,7 @@ class ContentionReader:
     """Takes samples and compares each with the previous one."""
 
     def __init__(
-        self, *, cores: CoreFacts | None = None, root: str | Path = "/", clock: Callable[[], float] = time.monotonic,
+        self, *, cores: CoreFacts | None = None, root: str | Path = "/", clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cores = core_facts(root) if cores is None else cores
         self._proc = Path(root) / "proc"
@@ -320,8 +325,13 @@ class ContentionReader:
         foreign = busy - ours - sibling - beyond_quota
         if beyond_quota > 0 and sum(wanted.values()) - ours > _WAITING_CORES:
             foreign = max(foreign, usable - ours - sibling)  # other processes share the quota
-        return CpuContention(usable_cores=usable, foreign_cores=min(max(0.0, foreign), usable), sibling_cores=sibling,
-                             ran=ran, wanted=wanted)
+        return CpuContention(
+            usable_cores=usable,
+            foreign_cores=min(max(0.0, foreign), usable),
+            sibling_cores=sibling,
+            ran=ran,
+            wanted=wanted,
+        )
 
     def _busy_s(self) -> float:
         return _busy_s(self._cores.ids, self._proc)

@@ -53,8 +53,11 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
 
 def _bottleneck(snapshot: Snapshot) -> Bottleneck:
     if snapshot.unevaluated:
-        return Bottleneck("Nobody evaluates: the evaluator keeps failing and is started again every few minutes, so "
-                          "the target return cannot be reached; its log says why.", Side.EVALUATOR)
+        return Bottleneck(
+            "Nobody evaluates: the evaluator keeps failing and is started again every few minutes, so "
+            "the target return cannot be reached; its log says why.",
+            Side.EVALUATOR,
+        )
     if not snapshot.updates and (snapshot.env_steps or 0) < (snapshot.learning_starts or 0):
         done, wanted = number(snapshot.env_steps), number(snapshot.learning_starts)
         return Bottleneck(f"Warming up: {done} of {wanted} env steps before the first update.", Side.WARMING_UP)
@@ -93,8 +96,9 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
         remedy = f"more cores, more {passes}" if busy else "more samplers, more environments each"
         return Bottleneck(f"Rollout is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER)
     if sampler_wait >= WAITS:
-        return Bottleneck(f"Learner is the limit: {waits}; fewer {passes}, a smaller network or a GPU would help.",
-                          Side.LEARNER)
+        return Bottleneck(
+            f"Learner is the limit: {waits}; fewer {passes}, a smaller network or a GPU would help.", Side.LEARNER
+        )
     return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)
 
 
@@ -173,9 +177,11 @@ def _gpu_remedy(snapshot: Snapshot) -> str:
     known = [(gpu.power_share, gpu) for gpu in gpus if gpu.power_share is not None]
     share, hardest = max(known, key=lambda pair: pair[0], default=(1.0, None))
     if hardest is not None and share < POWER_IDLE:
-        return (f"a larger batch (kernels run {percent(max(uses, default=None))} of the time but draw "
-                f"{number(hardest.power_w)} of {number(hardest.power_limit_w)} W: their launches are the limit, not "
-                "what they compute) or learner.fuse = true")
+        return (
+            f"a larger batch (kernels run {percent(max(uses, default=None))} of the time but draw "
+            f"{number(hardest.power_w)} of {number(hardest.power_limit_w)} W: their launches are the limit, not "
+            "what they compute) or learner.fuse = true"
+        )
     return "a smaller batch or a second GPU"
 
 

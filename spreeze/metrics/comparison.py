@@ -25,7 +25,14 @@ from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import read_config, read_json, read_run
 
 IGNORED = (
-    "run.seed", "run.name", "run.runs_dir", "env.import_module", "evaluation.", "logging.", "stop.", "tuning.",
+    "run.seed",
+    "run.name",
+    "run.runs_dir",
+    "env.import_module",
+    "evaluation.",
+    "logging.",
+    "stop.",
+    "tuning.",
     "visualizer.",
 )
 """Settings, or parts of settings, that make no other experiment of a run."""
@@ -159,8 +166,12 @@ class Report:
 
 
 def bootstrap_interval(
-    values: Sequence[float] | np.ndarray, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0,
-    *, robust: bool = False,
+    values: Sequence[float] | np.ndarray,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    *,
+    robust: bool = False,
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of a centre (Efron 1979): quantiles of the centres of resamples.
 
@@ -233,9 +244,14 @@ def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
     Of those ``IGNORED`` only the ones in ``also`` count.
     """
     unused = {*ALGORITHMS} - {curve.group.algo for curve in curves}
-    names = sorted({name for curve in curves for name in curve.settings
-                    if name in also
-                    or (not name.startswith(IGNORED) and name.partition(".")[0] not in unused)})
+    names = sorted(
+        {
+            name
+            for curve in curves
+            for name in curve.settings
+            if name in also or (not name.startswith(IGNORED) and name.partition(".")[0] not in unused)
+        }
+    )
     return [name for name in names if len({curve.settings.get(name) for curve in curves}) > 1]
 
 
@@ -247,25 +263,33 @@ def parted(curves: Sequence[Curve], by: Sequence[str] | None = None, also: Seque
     found = []
     for curve in curves:
         differ = differing([other for other in curves if other.group == curve.group], by or also)
-        variant = ", ".join(f"{name}={curve.settings.get(name, 'unknown')}" for name in differ
-                            if by is None or name in by)
+        variant = ", ".join(
+            f"{name}={curve.settings.get(name, 'unknown')}" for name in differ if by is None or name in by
+        )
         found.append(replace(curve, group=replace(curve.group, variant=variant)))
     return found
 
 
 def report(curves: Sequence[Curve], rules: Rules) -> Report:
     """The three metrics of each run, of each group over its seeds, and of each pair of groups seed by seed."""
-    limits = {env: rules.limit_s if rules.limit_s is not None
-              else min(curve.end_s for curve in curves if curve.group.env == env)
-              for env in {curve.group.env for curve in curves}}
+    limits = {
+        env: rules.limit_s
+        if rules.limit_s is not None
+        else min(curve.end_s for curve in curves if curve.group.env == env)
+        for env in {curve.group.env for curve in curves}
+    }
     runs = [_run(curve, rules, limits[curve.group.env]) for curve in curves]
     groups: dict[RunGroup, list[RunReport]] = {}
     for run in runs:
         groups.setdefault(run.group, []).append(run)
     couples = [(one, other) for one, other in itertools.combinations(groups, 2) if one.env == other.env]
     pairs = [_pair(one, groups[one], other, groups[other], rules) for one, other in couples]
-    return Report(rules=rules, runs=runs, groups=[_group(group, found, rules) for group, found in groups.items()],
-                  pairs=[pair for pair in pairs if pair is not None])
+    return Report(
+        rules=rules,
+        runs=runs,
+        groups=[_group(group, found, rules) for group, found in groups.items()],
+        pairs=[pair for pair in pairs if pair is not None],
+    )
 
 
 def _mean_return(records: Sequence[EvaluationRow]) -> float:
@@ -279,19 +303,27 @@ def _mean_return(records: Sequence[EvaluationRow]) -> float:
 def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
     found = curve.evaluations
     return RunReport(
-        name=curve.name, group=curve.group, seed=curve.seed, policies=min(rules.policies, len(found)),
-        final=final_metric(found, rules.policies), final_time=final_metric(found, rules.policies, limit_s),
-        limit_s=limit_s, required_s=tuple(required_time(found, target, rules.policies) for target in rules.targets),
+        name=curve.name,
+        group=curve.group,
+        seed=curve.seed,
+        policies=min(rules.policies, len(found)),
+        final=final_metric(found, rules.policies),
+        final_time=final_metric(found, rules.policies, limit_s),
+        limit_s=limit_s,
+        required_s=tuple(required_time(found, target, rules.policies) for target in rules.targets),
         first_s=tuple(required_time(whole(found), target, 1) for target in rules.targets),
         held_s=tuple(required_time(whole(found), target, HELD) for target in rules.targets),
     )
 
 
 def _group(group: RunGroup, runs: Sequence[RunReport], rules: Rules) -> GroupReport:
-    times = {kind: list(zip(*(getattr(run, kind) for run in runs), strict=True))
-             for kind in ("required_s", "first_s", "held_s")}
+    times = {
+        kind: list(zip(*(getattr(run, kind) for run in runs), strict=True))
+        for kind in ("required_s", "first_s", "held_s")
+    }
     return GroupReport(
-        group=group, runs=len(runs),
+        group=group,
+        runs=len(runs),
         final=spread([run.final for run in runs if run.final is not None], rules),
         final_time=spread([run.final_time for run in runs if run.final_time is not None], rules),
         **{kind: tuple(_of_all(values, rules) for values in found) for kind, found in times.items()},
@@ -315,7 +347,9 @@ def _pair(
     couples = [(mine[seed], theirs[seed]) for seed in seeds]
     times = [[(a.required_s[i], b.required_s[i]) for a, b in couples] for i in range(len(rules.targets))]
     return PairReport(
-        group=group, against=against, seeds=len(seeds),
+        group=group,
+        against=against,
+        seeds=len(seeds),
         final=_of_all([_minus(a.final, b.final) for a, b in couples], rules),
         final_time=_of_all([_minus(a.final_time, b.final_time) for a, b in couples], rules),
         required_ratio=tuple(_of_all([_over(a, b) for a, b in row], rules) for row in times),
@@ -347,10 +381,16 @@ def read_curve(path: Path) -> Curve | None:
     seed, end_s = run.get("seed"), run.get("wall_s")
     env, algo, mode = (clean(run.get(key) or DASH, 200) for key in ("env_id", "algo", "mode"))
     return Curve(
-        name=clean(path.name, 128), group=RunGroup(env, algo, mode), seed=seed if isinstance(seed, int) else None,
-        end_s=float(end_s) if isinstance(end_s, int | float) else evaluations[-1].t, evaluations=evaluations,
-        settings={f"{part}.{name}": clean(value, 80) for part, fields in read_config(path).items()
-                  for name, value in fields.items()},
+        name=clean(path.name, 128),
+        group=RunGroup(env, algo, mode),
+        seed=seed if isinstance(seed, int) else None,
+        end_s=float(end_s) if isinstance(end_s, int | float) else evaluations[-1].t,
+        evaluations=evaluations,
+        settings={
+            f"{part}.{name}": clean(value, 80)
+            for part, fields in read_config(path).items()
+            for name, value in fields.items()
+        },
     )
 
 
@@ -391,8 +431,10 @@ def text(found: Report) -> str:
     """The tables, one block per task."""
     rules = found.rules
     centre = "interquartile means" if rules.robust else "means"
-    lines = [f"{centre} over seeds, {100 * rules.level:g} % bootstrap interval of {rules.resamples:,} resamples; "
-             f"final: all evaluation episodes of the last {rules.policies} policies"]
+    lines = [
+        f"{centre} over seeds, {100 * rules.level:g} % bootstrap interval of {rules.resamples:,} resamples; "
+        f"final: all evaluation episodes of the last {rules.policies} policies"
+    ]
     for env in dict.fromkeys(run.group.env for run in found.runs):
         limit_s = next(run.limit_s for run in found.runs if run.group.env == env)
         lines += ["", f"{env}, time limit {limit_s:.4g} s"]
@@ -414,28 +456,49 @@ def _rows(found: Report, env: str) -> list[list[str]]:
 
 def _run_row(run: RunReport) -> list[str]:
     seed = DASH if run.seed is None else str(run.seed)
-    return [f"  {run.name} (seed {seed})", "1", number(run.final), number(run.final_time),
-            *(number(value) for value in run.required_s)]
+    return [
+        f"  {run.name} (seed {seed})",
+        "1",
+        number(run.final),
+        number(run.final_time),
+        *(number(value) for value in run.required_s),
+    ]
 
 
 def _group_row(group: GroupReport) -> list[str]:
     times = zip(group.required_s, group.reached, strict=True)
-    return [group.group.label, str(group.runs), spread_text(group.final), spread_text(group.final_time),
-            *(f"{spread_text(value)} ({count} of {group.runs})" for value, count in times)]
+    return [
+        group.group.label,
+        str(group.runs),
+        spread_text(group.final),
+        spread_text(group.final_time),
+        *(f"{spread_text(value)} ({count} of {group.runs})" for value, count in times),
+    ]
 
 
 def _pair_row(pair: PairReport) -> list[str]:
-    return [f"{pair.group.label} less {pair.against.label}, same seeds", str(pair.seeds), spread_text(pair.final),
-            spread_text(pair.final_time), *(f"{spread_text(value)} of its time" for value in pair.required_ratio)]
+    return [
+        f"{pair.group.label} less {pair.against.label}, same seeds",
+        str(pair.seeds),
+        spread_text(pair.final),
+        spread_text(pair.final_time),
+        *(f"{spread_text(value)} of its time" for value in pair.required_ratio),
+    ]
 
 
 def group_cells(found: Report) -> list[dict[str, str]]:
     """A row of a table for each group: title -> cell; the times are those to the only target, if there is one."""
     times = TIMES if found.rules.targets else {}
-    return [{"group": group.group.label, "runs": number(group.runs), "final return": spread_text(group.final),
-             "return at equal time": spread_text(group.final_time),
-             **{title: time_text(found, group, kind) for title, (kind, _) in times.items()}}
-            for group in found.groups]
+    return [
+        {
+            "group": group.group.label,
+            "runs": number(group.runs),
+            "final return": spread_text(group.final),
+            "return at equal time": spread_text(group.final_time),
+            **{title: time_text(found, group, kind) for title, (kind, _) in times.items()},
+        }
+        for group in found.groups
+    ]
 
 
 def time_text(found: Report, group: GroupReport, kind: str, form: Callable[[float | None], str] = duration) -> str:
@@ -464,16 +527,22 @@ def verdicts(found: Report) -> list[str]:
 
 def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport]) -> str:
     times = {group.group.label: time.centre for group in groups if (time := group.required_s[place]) is not None}
-    late = [f"{group.group.label} did not" if group.runs == 1 else
-            f"{group.group.label} did with {group.reached[place]} of {group.runs} runs"
-            for group in groups if group.group.label not in times]
+    late = [
+        f"{group.group.label} did not"
+        if group.runs == 1
+        else f"{group.group.label} did with {group.reached[place]} of {group.runs} runs"
+        for group in groups
+        if group.group.label not in times
+    ]
     if not times:
         return f"{env}: no group reached {number(target)} in every run"
     (first, least_s), *others = sorted(times.items(), key=lambda item: item[1])
     sentence = f"{env}: {first} was first at {number(target)}, after {_told(least_s)}"
-    after = [f"{label} took {_told(time_s)}, " + (
-             f"{time_s / least_s:.1f} times as long" if time_s > 1.05 * least_s > 0.0 else "about as long")
-             for label, time_s in others]
+    after = [
+        f"{label} took {_told(time_s)}, "
+        + (f"{time_s / least_s:.1f} times as long" if time_s > 1.05 * least_s > 0.0 else "about as long")
+        for label, time_s in others
+    ]
     sentence = "; ".join([sentence, *after, *late])
     if min(group.runs for group in groups) < FEWEST_RUNS:
         sentence += f". With fewer than {FEWEST_RUNS} seeds each this may be chance"

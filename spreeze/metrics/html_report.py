@@ -57,20 +57,33 @@ _POINTS = 240
 _RATES = ("env_steps_per_s", "updates_per_s", "update_frames_per_s", "cpu_use", "samples_per_insert", "policy_lag")
 """Metrics that get a chart over wall time, where a run has them."""
 _FACTS = (
-    ("state", "state", clean), ("env_id", "task", clean), ("algo", "algorithm", clean), ("mode", "mode", clean),
-    ("seed", "seed", whole), ("started", "started", _minute), ("wall_s", "wall time [h:min:s]", duration),
-    ("env_steps", "env steps", number), ("updates", "updates", number), ("eval_best", "best return", number),
-    ("last_return", "last return", number), ("eval_final", "mean of the last ten", number),
+    ("state", "state", clean),
+    ("env_id", "task", clean),
+    ("algo", "algorithm", clean),
+    ("mode", "mode", clean),
+    ("seed", "seed", whole),
+    ("started", "started", _minute),
+    ("wall_s", "wall time [h:min:s]", duration),
+    ("env_steps", "env steps", number),
+    ("updates", "updates", number),
+    ("eval_best", "best return", number),
+    ("last_return", "last return", number),
+    ("eval_final", "mean of the last ten", number),
     ("exit_reason", "ended by", clean),
 )
 """(name, title, how it is written) of what is told of each run."""
 _SUMMARY = (
-    ("env_steps_per_s", "env steps/s", number), ("updates_per_s", "updates/s", number),
-    ("update_frames_per_s", "update frames/s", number), ("rates_measured_s", "measured over [s]", number),
-    ("samples_per_insert", "samples per insert", number), ("policy_lag_mean", "mean policy lag", number),
+    ("env_steps_per_s", "env steps/s", number),
+    ("updates_per_s", "updates/s", number),
+    ("update_frames_per_s", "update frames/s", number),
+    ("rates_measured_s", "measured over [s]", number),
+    ("samples_per_insert", "samples per insert", number),
+    ("policy_lag_mean", "mean policy lag", number),
     ("energy_per_million_steps_kj", "energy per million env steps [kJ]", number),
-    ("restarts", "restarts", number), ("env_errors", "errors of environments", number),
-    ("time_to_target_s", "time to target [s]", number), ("time_to_target_held_s", "target held from [s]", number),
+    ("restarts", "restarts", number),
+    ("env_errors", "errors of environments", number),
+    ("time_to_target_s", "time to target [s]", number),
+    ("time_to_target_held_s", "target held from [s]", number),
     ("bottleneck", "bottleneck", clean),
 )
 
@@ -88,8 +101,7 @@ class _Run(NamedTuple):
 
 
 def make(
-    paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False,
-    also: Sequence[str] = (),
+    paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False, also: Sequence[str] = ()
 ) -> str:
     """The whole file, as text.
 
@@ -107,15 +119,19 @@ def make(
         raise ConfigError(f"a report of {len(paths)} runs: from 1 to {MOST_RUNS} fit on a page")
     runs = [_read(path) for path in paths]
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
-    parts = [_overview(runs), _picture(runs[0]) if len(runs) == 1 else "", _curves(runs, targets or {}, robust, also),
-             _rates(runs)]
+    parts = [
+        _overview(runs),
+        _picture(runs[0]) if len(runs) == 1 else "",
+        _curves(runs, targets or {}, robust, also),
+        _rates(runs),
+    ]
     parts += [_differences(runs, also)] if len(runs) > 1 else []
     parts += [_details(run, alone=len(runs) == 1) for run in runs]
     made = f"Made {time.strftime('%Y-%m-%d %H:%M')} by Spreeze {__version__}"
     return (
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; "
-        "style-src 'unsafe-inline'\"><meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+        'style-src \'unsafe-inline\'"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(title)}: Spreeze report</title><style>{_STYLE}</style></head><body><main>"
         f"<header><h1>{_text(title)}</h1><p>{_text(made)}</p></header>{''.join(parts)}</main></body></html>\n"
     )
@@ -146,12 +162,13 @@ def _written(value: object, form: Callable[[Any], str]) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]], *, wide: Sequence[int] = ()) -> str:
     """A table that scrolls by itself; columns in ``wide`` hold sentences, which wrap."""
+
     def line(cells: Sequence[object], tag: str) -> str:
-        kinds = (" class=\"wide\"" if place in wide else "" for place in range(len(cells)))
+        kinds = (' class="wide"' if place in wide else "" for place in range(len(cells)))
         return "".join(f"<{tag}{kind}>{_text(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
 
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in list(rows)[:_MOST_ROWS])
-    return f"<div class=\"scroll\"><table><thead><tr>{line(head, 'th')}</tr></thead><tbody>{body}</tbody></table></div>"
+    return f'<div class="scroll"><table><thead><tr>{line(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _section(title: str, *parts: str) -> str:
@@ -163,7 +180,7 @@ def _folded(title: str, *parts: str) -> str:
 
 
 def _note(text: object) -> str:
-    return f"<p class=\"note\">{_text(text, 600)}</p>"
+    return f'<p class="note">{_text(text, 600)}</p>'
 
 
 # --- sections ---
@@ -172,11 +189,18 @@ def _note(text: object) -> str:
 def _overview(runs: Sequence[_Run]) -> str:
     facts = [[_written(run.state.get(name), form) for name, _, form in _FACTS] for run in runs]
     if len(runs) > 1:
-        return _section("Runs", _table(("run", *(title for _, title, _ in _FACTS)),
-                                       ([run.name, *cells] for run, cells in zip(runs, facts, strict=True))))
+        return _section(
+            "Runs",
+            _table(
+                ("run", *(title for _, title, _ in _FACTS)),
+                ([run.name, *cells] for run, cells in zip(runs, facts, strict=True)),
+            ),
+        )
     (cells,) = facts
-    shown = "".join(f"<div><dt>{_text(title)}</dt><dd>{_text(cell)}</dd></div>"
-                    for (_, title, _), cell in zip(_FACTS, cells, strict=True))
+    shown = "".join(
+        f"<div><dt>{_text(title)}</dt><dd>{_text(cell)}</dd></div>"
+        for (_, title, _), cell in zip(_FACTS, cells, strict=True)
+    )
     return f"<section><dl>{shown}</dl></section>"
 
 
@@ -190,8 +214,11 @@ def _picture(run: _Run) -> str:
         return ""
     if not data.startswith(b"\xff\xd8\xff"):
         return ""
-    return _section("The last picture", f"<img alt=\"the environment as the policy last saw it\" "
-                                        f"src=\"data:image/jpeg;base64,{base64.b64encode(data).decode()}\">")
+    return _section(
+        "The last picture",
+        f'<img alt="the environment as the policy last saw it" '
+        f'src="data:image/jpeg;base64,{base64.b64encode(data).decode()}">',
+    )
 
 
 def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, also: Sequence[str]) -> str:
@@ -207,20 +234,31 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
             groups: dict[str, list[Line]] = {}
             for curve in own:
                 groups.setdefault(curve.group.label, []).append(returns(curve.evaluations, axis))
-            traces = [_trace(f"{label} ({len(lines)} run{'s' if len(lines) > 1 else ''})", lines, robust)
-                      for label, lines in groups.items()]
+            traces = [
+                _trace(f"{label} ({len(lines)} run{'s' if len(lines) > 1 else ''})", lines, robust)
+                for label, lines in groups.items()
+            ]
             charts.append(_chart(traces, title, "greedy return"))
-        parts += [_charts(f"{task}: greedy return, mean of {SMOOTHING} evaluations", charts),
-                  _scores(own, targets.get(task), robust)]
+        parts += [
+            _charts(f"{task}: greedy return, mean of {SMOOTHING} evaluations", charts),
+            _scores(own, targets.get(task), robust),
+        ]
     centre = "interquartile mean" if robust else "mean"
-    parts.append(_note(f"A curve is the {centre} over the runs of the same settings, up to the end of the shortest; "
-                       "the band is the 95 % bootstrap interval over them, and one run has none."
-                       if len(curves) > 1 else "One run: one seed says nothing about the spread over seeds."))
-    parts.append(_note(
-        f"Metrics of the HTS-RL paper: mean over the episodes of the last {POLICIES} evaluated policies, at the end,"
-        f" and up to the wall time that all runs of a task reached; the {centre} over seeds [95 % bootstrap interval, "
-        f"{RESAMPLES:,} resamples]."
-    ))
+    parts.append(
+        _note(
+            f"A curve is the {centre} over the runs of the same settings, up to the end of the shortest; "
+            "the band is the 95 % bootstrap interval over them, and one run has none."
+            if len(curves) > 1
+            else "One run: one seed says nothing about the spread over seeds."
+        )
+    )
+    parts.append(
+        _note(
+            f"Metrics of the HTS-RL paper: mean over the episodes of the last {POLICIES} evaluated policies, at the "
+            f"end, and up to the wall time that all runs of a task reached; the {centre} over seeds [95 % bootstrap "
+            f"interval, {RESAMPLES:,} resamples]."
+        )
+    )
     return _section("Learning curves", *parts)
 
 
@@ -241,42 +279,59 @@ def _rates(runs: Sequence[_Run]) -> str:
         chart = by_name(name).chart
         if traces and chart is not None:
             scaled = [trace._replace(y=chart.scale * trace.y) for trace in traces]
-            charts.append(_chart(scaled, "wall time [s]", f"{chart.title} [{chart.unit or by_name(name).unit}]",
-                                 from_zero=True))
+            charts.append(
+                _chart(scaled, "wall time [s]", f"{chart.title} [{chart.unit or by_name(name).unit}]", from_zero=True)
+            )
     known = [row for row in _SUMMARY if any(run.summary.get(row[0]) is not None for run in runs)]
     rows = [[run.name, *(_written(run.summary.get(name), form) for name, _, form in known)] for run in runs]
     if len(runs) == 1:
-        told = _table(("figure", "value"), ([title, cell] for (_, title, _), cell in
-                                            zip(known, rows[0][1:], strict=True)), wide=(1,))
+        told = _table(
+            ("figure", "value"),
+            ([title, cell] for (_, title, _), cell in zip(known, rows[0][1:], strict=True)),
+            wide=(1,),
+        )
     else:
         told = _table(("run", *(title for _, title, _ in known)), rows, wide=(len(known),))
-    return _section("Rates", _charts("", charts), told if known else "",
-                    _time_split(runs[0]) if len(runs) == 1 else "")
+    return _section("Rates", _charts("", charts), told if known else "", _time_split(runs[0]) if len(runs) == 1 else "")
 
 
 def _time_split(run: _Run) -> str:
     split = run.summary.get("time_split")
-    rows = [(str(name).removesuffix("_share").replace("_", ": ", 1), percent(value))
-            for name, value in (split.items() if isinstance(split, dict) else ()) if isinstance(value, int | float)]
+    rows = [
+        (str(name).removesuffix("_share").replace("_", ": ", 1), percent(value))
+        for name, value in (split.items() if isinstance(split, dict) else ())
+        if isinstance(value, int | float)
+    ]
     return _folded("Where the time went", _table(("role: activity", "share of its time"), rows)) if rows else ""
 
 
 def _differences(runs: Sequence[_Run], also: Sequence[str]) -> str:
     curves = [run.curve for run in runs if run.curve is not None]
     names = differing(curves, also)[:_MOST_ROWS]
-    return _section("Settings in which they differ", _table(
-        ("setting", *(curve.name for curve in curves)),
-        ([name, *(curve.settings.get(name, DASH) for curve in curves)] for name in names),
-    )) if names else ""
+    return (
+        _section(
+            "Settings in which they differ",
+            _table(
+                ("setting", *(curve.name for curve in curves)),
+                ([name, *(curve.settings.get(name, DASH) for curve in curves)] for name in names),
+            ),
+        )
+        if names
+        else ""
+    )
 
 
 def _details(run: _Run, *, alone: bool) -> str:
     """Section of one run: tuner, settings, machine, events."""
-    parts = [_section("The tuner", *_tuner(run.path)), _section("Settings", *_settings(run.path)),
-             _section("Machine and versions", _machine(run)), _section("Events", _events(run.path))]
+    parts = [
+        _section("The tuner", *_tuner(run.path)),
+        _section("Settings", *_settings(run.path)),
+        _section("Machine and versions", _machine(run)),
+        _section("Events", _events(run.path)),
+    ]
     told = "".join(parts)
     head = f"{run.name}: tuner, settings, machine, events"
-    return told if alone else f"<details class=\"run\"><summary>{_text(head)}</summary>{told}</details>"
+    return told if alone else f'<details class="run"><summary>{_text(head)}</summary>{told}</details>'
 
 
 def _tuner(path: Path) -> list[str]:
@@ -286,14 +341,22 @@ def _tuner(path: Path) -> list[str]:
     parts, record = [], tuning.record
     if record:
         measured_at, objective, formula = (record.get(key) or DASH for key in ("measured_at", "objective", "formula"))
-        parts.append(_note(f"Measured {measured_at}; objective: {objective}; score: {formula} (U updates/s, B batch "
-                           "size, E env steps/s)."))
+        parts.append(
+            _note(
+                f"Measured {measured_at}; objective: {objective}; score: {formula} (U updates/s, B batch "
+                "size, E env steps/s)."
+            )
+        )
     if tuning.doubts:
         parts.append(_note(f"Provisional: {'; '.join(tuning.doubts)}."))
     if tuning.choice:
-        parts.append(_table(("setting", "chosen", "why"),
-                            ([key, value, tuning.reasons.get(key) or DASH] for key, value in tuning.choice.items()),
-                            wide=(2,)))
+        parts.append(
+            _table(
+                ("setting", "chosen", "why"),
+                ([key, value, tuning.reasons.get(key) or DASH] for key, value in tuning.choice.items()),
+                wide=(2,),
+            )
+        )
     for title, rows in tuning.stages:
         cells = tuning.table(rows[:_MOST_ROWS])
         parts.append(f"<h3>{_text(title)}</h3>" + _table(list(cells[0]), (list(line.values()) for line in cells)))
@@ -309,12 +372,18 @@ def _settings(path: Path) -> list[str]:
     sources = sources_of(text)
     config = read_config(path)
     others = {*ALGORITHMS} - {str(config.get("run", {}).get("algo"))}
-    rows = [(f"{part}.{name}", value, sources.get(f"{part}.{name}", "default"))
-            for part, fields in config.items() if part not in others for name, value in fields.items()]
+    rows = [
+        (f"{part}.{name}", value, sources.get(f"{part}.{name}", "default"))
+        for part, fields in config.items()
+        if part not in others
+        for name, value in fields.items()
+    ]
     chosen = [row for row in rows if row[2] != "default"]
     head = ("setting", "value", "source")
-    return [_table(head, chosen) if chosen else "",
-            _folded(f"{len(rows) - len(chosen)} defaults", _table(head, [row for row in rows if row not in chosen]))]
+    return [
+        _table(head, chosen) if chosen else "",
+        _folded(f"{len(rows) - len(chosen)} defaults", _table(head, [row for row in rows if row not in chosen])),
+    ]
 
 
 def _machine(run: _Run) -> str:
@@ -328,9 +397,15 @@ def _machine(run: _Run) -> str:
 
 def _events(path: Path) -> str:
     events = MetricsReader(path / "metrics.db").events(_MOST_EVENTS)
-    return _table(("wall time", "level", "from", "what"),
-                  ([duration(event.t), event.level, event.source, event.text] for event in events),
-                  wide=(3,)) if events else ""
+    return (
+        _table(
+            ("wall time", "level", "from", "what"),
+            ([duration(event.t), event.level, event.source, event.text] for event in events),
+            wide=(3,),
+        )
+        if events
+        else ""
+    )
 
 
 # --- charts ---
@@ -362,7 +437,7 @@ def _trace(name: str, lines: Sequence[Line], robust: bool) -> _Trace:
 
 def _charts(title: str, charts: Sequence[str]) -> str:
     head = f"<h3>{_text(title)}</h3>" if title else ""
-    return f"{head}<div class=\"charts\">{''.join(charts)}</div>" if charts else ""
+    return f'{head}<div class="charts">{"".join(charts)}</div>' if charts else ""
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -386,18 +461,25 @@ def _chart(traces: Sequence[_Trace], x_title: str, y_title: str, *, from_zero: b
         kind = f"s{i % _COLOURS}"
         if trace.low is not None and trace.high is not None:
             both = np.isfinite(trace.low) & np.isfinite(trace.high)
-            outline = [*plot.points(trace.x[both], trace.high[both]),
-                       *reversed(plot.points(trace.x[both], trace.low[both]))]
-            marks.append(f"<polygon class=\"band {kind}\" points=\"{' '.join(outline)}\"/>" if outline else "")
+            outline = [
+                *plot.points(trace.x[both], trace.high[both]),
+                *reversed(plot.points(trace.x[both], trace.low[both])),
+            ]
+            marks.append(f'<polygon class="band {kind}" points="{" ".join(outline)}"/>' if outline else "")
         known = np.isfinite(trace.y)
         points = plot.points(trace.x[known], trace.y[known])
-        marks.append(f"<polyline class=\"{kind}\" points=\"{' '.join(points)}\"/>" if len(points) > 1 else "".join(
-            f"<circle class=\"{kind}\" r=\"3\" cx=\"{x}\" cy=\"{y}\"/>" for x, y in (p.split(",") for p in points)))
+        marks.append(
+            f'<polyline class="{kind}" points="{" ".join(points)}"/>'
+            if len(points) > 1
+            else "".join(f'<circle class="{kind}" r="3" cx="{x}" cy="{y}"/>' for x, y in (p.split(",") for p in points))
+        )
     label = _text(f"{y_title} over {x_title}")
-    picture = (f"<svg viewBox=\"0 0 {_WIDTH} {_HEIGHT}\" role=\"img\" aria-label=\"{label}\">"
-               f"{''.join(marks)}</svg>")
-    legend = "".join(f"<span class=\"s{i % _COLOURS}\"><i></i>{_text(trace.name)}</span>"
-                     for i, trace in enumerate(traces)) if len(traces) > 1 else ""
+    picture = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(marks)}</svg>'
+    legend = (
+        "".join(f'<span class="s{i % _COLOURS}"><i></i>{_text(trace.name)}</span>' for i, trace in enumerate(traces))
+        if len(traces) > 1
+        else ""
+    )
     return f"<figure><h4>{_text(y_title)}</h4>{picture}<figcaption>{legend}</figcaption></figure>"
 
 
@@ -423,12 +505,16 @@ def _axes(plot: _Plot, x_title: str) -> str:
     marks = []
     for value in ticks(plot.y_low, plot.y_high):
         y = f"{plot.y(value):.1f}"
-        marks.append(f"<line x1=\"{_LEFT}\" x2=\"{right}\" y1=\"{y}\" y2=\"{y}\"/>"
-                     f"<text x=\"{_LEFT - 6}\" y=\"{y}\" dy=\"4\" text-anchor=\"end\">{_text(number(value))}</text>")
-    centred = "text-anchor=\"middle\""
-    marks += [f"<text x=\"{plot.x(value):.1f}\" y=\"{bottom + 16}\" {centred}>{_text(number(value))}</text>"
-              for value in ticks(plot.x_low, plot.x_high)]
-    marks.append(f"<text x=\"{(_LEFT + right) / 2}\" y=\"{_HEIGHT - 6}\" {centred}>{_text(x_title)}</text>")
+        marks.append(
+            f'<line x1="{_LEFT}" x2="{right}" y1="{y}" y2="{y}"/>'
+            f'<text x="{_LEFT - 6}" y="{y}" dy="4" text-anchor="end">{_text(number(value))}</text>'
+        )
+    centred = 'text-anchor="middle"'
+    marks += [
+        f'<text x="{plot.x(value):.1f}" y="{bottom + 16}" {centred}>{_text(number(value))}</text>'
+        for value in ticks(plot.x_low, plot.x_high)
+    ]
+    marks.append(f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 6}" {centred}>{_text(x_title)}</text>')
     return "".join(marks)
 
 

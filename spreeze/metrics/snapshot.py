@@ -135,8 +135,14 @@ class Snapshot:
 
 
 def snapshot_of(
-    run: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]], values: Mapping[str, float | None],
-    wiring: Wiring | None, *, state: str, table: MetricTable = TABLE, **own: Any,
+    run: Mapping[str, Any],
+    config: Mapping[str, Mapping[str, Any]],
+    values: Mapping[str, float | None],
+    wiring: Wiring | None,
+    *,
+    state: str,
+    table: MetricTable = TABLE,
+    **own: Any,
 ) -> Snapshot:
     """The state of a run now: for its terminal from the run's own process, for the page from its directory.
 
@@ -163,25 +169,35 @@ def snapshot_of(
     errors = [value for name in ("env_errors", "rows_refused") if (value := values.get(name)) is not None]
     fields = {item.name for item in dataclasses.fields(Snapshot)}
     shown = [metric.name for metric in table.metrics if metric.shown]
-    by_part = [f"{metric.name}/{part}" for metric in table.metrics if metric.each
-               for part in parts_of(values, metric.name)]
+    by_part = [
+        f"{metric.name}/{part}" for metric in table.metrics if metric.each for part in parts_of(values, metric.name)
+    ]
     more = ((name, values.get(name)) for name in (*shown, *by_part) if name not in fields)
     found: dict[str, Any] = {
         **{name: values.get(name) for name in shown if name in fields},
         "more": tuple((name, value) for name, value in more if value is not None),
-        "env_id": clean(run.get("env_id"), 80), "algo": clean(run.get("algo"), 20), "state": state,
-        "lag": lag, "in_turns": wiring is not None and wiring.in_turns,
+        "env_id": clean(run.get("env_id"), 80),
+        "algo": clean(run.get("algo"), 20),
+        "state": state,
+        "lag": lag,
+        "in_turns": wiring is not None and wiring.in_turns,
         "free_running": wiring is not None and wiring.free_running,
-        "wall_s": run.get("wall_s"), "eval_best": run.get("eval_best"), "eval_final": run.get("eval_final"),
+        "wall_s": run.get("wall_s"),
+        "eval_best": run.get("eval_best"),
+        "eval_final": run.get("eval_final"),
         "unevaluated": run.get("unevaluated") is True,
         "learning_starts": whole_number(replay.get("learning_starts")),
-        "samples_per_insert_min": low if replay else None, "samples_per_insert_max": high if replay else None,
+        "samples_per_insert_min": low if replay else None,
+        "samples_per_insert_max": high if replay else None,
         "samplers_wanted": whole_number(config.get("sampling" if lag is None else "rollout", {}).get("samplers")),
-        "samplers_alive": len(active) or None, "env_errors": int(sum(errors)) if errors else None,
+        "samplers_alive": len(active) or None,
+        "env_errors": int(sum(errors)) if errors else None,
         "learner_device": device if device != "auto" else ("cuda:0" if gpus else "cpu"),
-        "env_steps": _integer(values.get("env_steps")), "updates": _integer(values.get("updates")),
+        "env_steps": _integer(values.get("env_steps")),
+        "updates": _integer(values.get("updates")),
         "restarts": _integer(values.get("restarts")) or 0,
-        "core_uses": tuple(parts_of(values, "cpu_core_use").values()), "gpus": gpus,
+        "core_uses": tuple(parts_of(values, "cpu_core_use").values()),
+        "gpus": gpus,
         "sampler_shares": split_of(values, "sampler", table=table),
         "learner_shares": split_of(values, "learner", on_policy=on_policy, table=table),
     }
@@ -192,8 +208,9 @@ def split_of(
     values: Mapping[str, float | None], role: str, *, on_policy: bool = False, table: MetricTable = TABLE
 ) -> dict[str, float]:
     """Split of a role's time by part; waiting comes last, as it is drawn."""
-    rows = [(slot.removesuffix("_s"), values.get(metric.name)) for metric, slot in
-            table.splits(role, on_policy=on_policy)]
+    rows = [
+        (slot.removesuffix("_s"), values.get(metric.name)) for metric, slot in table.splits(role, on_policy=on_policy)
+    ]
     return {part: value for part, value in sorted(rows, key=lambda row: row[0] == "wait") if value is not None}
 
 

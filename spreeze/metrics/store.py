@@ -153,8 +153,7 @@ class MetricsWriter:
     """The only writer of a run's metrics. Trouble with disk or file is reported, never raised."""
 
     def __init__(
-        self, path: str | Path, connect: Callable[[Path], sqlite3.Connection] | None = None,
-        table: MetricTable = TABLE,
+        self, path: str | Path, connect: Callable[[Path], sqlite3.Connection] | None = None, table: MetricTable = TABLE
     ) -> None:
         """Opens or creates the file; a damaged one is renamed to ``*.damaged``. ``connect`` is for tests."""
         self._path = Path(path)
@@ -298,8 +297,12 @@ class MetricsWriter:
         """Drops the oldest rows where too much waits: samples first, whose roll-ups stay, evaluations last."""
         if self._pending_values <= _MAX_PENDING:
             return
-        for dropped in ((_INSERT_SAMPLE,), tuple(rollup.insert for rollup in self._rollups), (_INSERT_EVENT,),
-                        (_INSERT_EVALUATION,)):
+        for dropped in (
+            (_INSERT_SAMPLE,),
+            tuple(rollup.insert for rollup in self._rollups),
+            (_INSERT_EVENT,),
+            (_INSERT_EVALUATION,),
+        ):
             kept, events = [], 0
             for statement, row in self._pending:
                 events += statement is _INSERT_EVENT
@@ -315,8 +318,9 @@ class MetricsWriter:
         if self._connection is None:
             self._connection = self._connect(self._path)
             try:
-                self._series = {str(name): int(number)
-                                for name, number in self._connection.execute("SELECT name, id FROM series")}
+                self._series = {
+                    str(name): int(number) for name, number in self._connection.execute("SELECT name, id FROM series")
+                }
                 (newest_us,) = self._connection.execute("SELECT max(us) FROM samples").fetchone()
                 self._newest_us = -math.inf if newest_us is None else int(newest_us)
                 if not self._ended and not any(rollup.rows() for rollup in self._rollups):
@@ -331,8 +335,11 @@ class MetricsWriter:
         for (table, width_s, _), rollup in zip(TIERS, self._rollups, strict=True):
             (bucket,) = connection.execute(f"SELECT max(bucket) FROM {table}").fetchone()
             begin_t = math.nextafter((bucket or 0) * width_s, -math.inf)
-            points = [(name, float(t), int(step), float(value)) for name, number in self._series.items()
-                      for t, step, value in raw.column(number, begin_t).tolist()]
+            points = [
+                (name, float(t), int(step), float(value))
+                for name, number in self._series.items()
+                for t, step, value in raw.column(number, begin_t).tolist()
+            ]
             for point in sorted(points, key=lambda point: point[1]):
                 self._ended += [(rollup.insert, row) for row in rollup.add([point], point[1])]
 
@@ -367,9 +374,13 @@ class MetricsWriter:
         code = _code(error)
         if not self._trouble_told and (code not in _HELD or now_s - self._trouble_since_s >= _BUSY_S):
             self._trouble_told = True
-            self._reports.append(Trouble(
-                "warning", f"metrics are not stored ({self.trouble}): they wait in memory, the newest {_MAX_PENDING:,} "
-                           f"values at most; {_REMEDIES.get(code or 0, _REMEDY)}"))
+            self._reports.append(
+                Trouble(
+                    "warning",
+                    f"metrics are not stored ({self.trouble}): they wait in memory, the newest {_MAX_PENDING:,} "
+                    f"values at most; {_REMEDIES.get(code or 0, _REMEDY)}",
+                )
+            )
         self._disconnect()
         self._bound_pending()
 
@@ -378,8 +389,9 @@ class MetricsWriter:
         if self._trouble_told and self._trouble_since_s is not None:
             lost, took_s = self.rows_dropped - self._lost_before, time.monotonic() - self._trouble_since_s
             cost = f"{lost:,} rows of them were lost" if lost else "none of them was lost"
-            self._reports.append(Trouble("warning" if lost else "info",
-                                        f"metrics are stored again, after {took_s:.0f} s; {cost}"))
+            self._reports.append(
+                Trouble("warning" if lost else "info", f"metrics are stored again, after {took_s:.0f} s; {cost}")
+            )
         self.trouble, self._trouble_since_s, self._trouble_told = None, None, False
 
     def _began_anew(self, error: Exception) -> bool:
@@ -401,8 +413,13 @@ class MetricsWriter:
             return False
         self.set_aside.append(self._path.with_name(free))
         why = "is a folder" if self.set_aside[-1].is_dir() else f"is damaged ({clean(error, 200)})"
-        self._reports.append(Trouble("warning", f"{self._path.name} {why}: it is {free} from now on, and a new file "
-                                    "begins here; the curves until now are in the old one alone"))
+        self._reports.append(
+            Trouble(
+                "warning",
+                f"{self._path.name} {why}: it is {free} from now on, and a new file "
+                "begins here; the curves until now are in the old one alone",
+            )
+        )
         return True
 
     def _disconnect(self) -> None:
@@ -414,15 +431,22 @@ class MetricsWriter:
 
 _TROUBLE = (sqlite3.Error, OSError, ValueError, TypeError, OverflowError)
 """Failures of a transaction."""
-_DAMAGE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT,
-           sqlite3.SQLITE_MISMATCH)
+_DAMAGE = (
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+)
 """SQLite's codes for a file that is no database, is damaged, or has other tables than ours."""
 _HELD = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _REMEDY = "look at the disk and at the file"
 _REMEDIES = {
     **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG), "make room on the disk"),
-    **dict.fromkeys((sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH),
-                    "make the file and its folder writable"),
+    **dict.fromkeys(
+        (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH),
+        "make the file and its folder writable",
+    ),
     **dict.fromkeys(_HELD, "end the program that holds the file"),
 }
 
@@ -543,8 +567,12 @@ class _Raw:
     def newest(self, number: int, after: float) -> tuple[float, int, float] | None:
         """The last (t, step, value) of a series that is later than ``after``."""
         t, step, value = self._sampled(number, after)
-        found = [(float(t), int(step), float(value)) for t, step, value in self._query(
-            "SELECT t, step, value FROM points WHERE series = ? ORDER BY t DESC LIMIT 1", number)]
+        found = [
+            (float(t), int(step), float(value))
+            for t, step, value in self._query(
+                "SELECT t, step, value FROM points WHERE series = ? ORDER BY t DESC LIMIT 1", number
+            )
+        ]
         found += [(float(t[-1]), int(step[-1]), float(value[-1]))] if len(t) else []
         return max(found, key=lambda row: row[0], default=None)
 
@@ -557,7 +585,7 @@ class _Raw:
         return self._t[known], self._step[known], value[known]
 
     def _read(self, after: float) -> None:
-        begin_us = math.floor(max(-2.0**62, min(after * _US, 2.0**62)))
+        begin_us = math.floor(max(-(2.0**62), min(after * _US, 2.0**62)))
         if begin_us >= self._from_us:
             return
         rows, size_bytes, next_us = list[tuple[Any, ...]](), 0, begin_us
@@ -568,8 +596,9 @@ class _Raw:
             if size_bytes > _MAX_RAW_BYTES:
                 raise ValueError(f"more than {_MAX_RAW_BYTES / 1e6:.0f} MB of samples")
         width = max((len(data) for *_, data in rows), default=0) // 8
-        joined = b"".join(data if len(data) == 8 * width else data + _NAN * (width - len(data) // 8)
-                          for *_, data in rows)
+        joined = b"".join(
+            data if len(data) == 8 * width else data + _NAN * (width - len(data) // 8) for *_, data in rows
+        )
         self._values = np.frombuffer(joined, "<f8").reshape(len(rows), width)
         self._t = np.array([us for us, *_ in rows], np.float64) / _US
         self._step = np.array([step for _, step, _ in rows], np.float64)
@@ -651,8 +680,11 @@ class MetricsReader:
             after = max((float(bucket) * width_s for *_, bucket in rolled.values()), default=0.0)
             for number, name in series:
                 point = raw.newest(number, math.nextafter(after, -math.inf))
-                t, step, value = max((row[:3] for row in (rolled.get(number), point) if row is not None),
-                                     key=lambda row: float(row[0]), default=(None, 0, 0.0))
+                t, step, value = max(
+                    (row[:3] for row in (rolled.get(number), point) if row is not None),
+                    key=lambda row: float(row[0]),
+                    default=(None, 0, 0.0),
+                )
                 if t is not None:
                     newest[str(name)] = Point(float(t), int(step), float(value))
         return newest
@@ -690,7 +722,8 @@ class MetricsReader:
         # SQLite takes the other columns from the row that has the minimum or maximum.
         ask = " UNION ".join(
             f"SELECT {fields} FROM (SELECT {fields}, {which}(return_mean) FROM evaluations WHERE rowid > ? "
-            f"AND rowid <= ? GROUP BY (rowid - 1 - ?) / ?)" for which in ("min", "max")
+            f"AND rowid <= ? GROUP BY (rowid - 1 - ?) / ?)"
+            for which in ("min", "max")
         )
         with self._session() as query:
             return [_evaluation(row) for row in query(f"{ask} ORDER BY t", *(2 * (after, last, after, width)))]
@@ -791,7 +824,11 @@ def _rows(query: Query, raw: _Raw, number: int, since: float, max_points: int) -
             last = math.floor(last)
         rows = query(
             f"SELECT t, step, mean, min, max FROM {table} WHERE series = ? AND bucket >= ? AND bucket < ? AND t > ? "
-            "ORDER BY bucket", number, first, last, covered,
+            "ORDER BY bucket",
+            number,
+            first,
+            last,
+            covered,
         )
         if rows:
             found.append(np.array(rows, np.float64).reshape(-1, 5))
@@ -811,9 +848,14 @@ def _bucketed(head: tuple[str, str, str], table: np.ndarray, max_points: int) ->
         starts = np.unique(edges)
         counts = np.diff(np.append(starts, len(table)))
         last = starts + counts - 1
-        table = np.column_stack([
-            table[last, 0], table[last, 1], np.add.reduceat(table[:, 2], starts) / counts,
-            np.minimum.reduceat(table[:, 3], starts), np.maximum.reduceat(table[:, 4], starts),
-        ])
+        table = np.column_stack(
+            [
+                table[last, 0],
+                table[last, 1],
+                np.add.reduceat(table[:, 2], starts) / counts,
+                np.minimum.reduceat(table[:, 3], starts),
+                np.maximum.reduceat(table[:, 4], starts),
+            ]
+        )
     t, step, mean, low, high = table.T
     return Series(*head, t, step, mean, low, high)

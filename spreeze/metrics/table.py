@@ -146,9 +146,17 @@ class Phase(IntEnum):
 
 
 DEADLINE_S: dict[Phase, float] = {
-    Phase.START: 120.0, Phase.INIT: 120.0, Phase.RESET: 60.0, Phase.STEP: 30.0, Phase.WAIT: 30.0,
-    Phase.UPDATE: 60.0, Phase.PUBLISH: 60.0, Phase.CHECKPOINT: 120.0, Phase.EVALUATE: 60.0,
-    Phase.RENDER: 60.0, Phase.DONE: 30.0,
+    Phase.START: 120.0,
+    Phase.INIT: 120.0,
+    Phase.RESET: 60.0,
+    Phase.STEP: 30.0,
+    Phase.WAIT: 30.0,
+    Phase.UPDATE: 60.0,
+    Phase.PUBLISH: 60.0,
+    Phase.CHECKPOINT: 120.0,
+    Phase.EVALUATE: 60.0,
+    Phase.RENDER: 60.0,
+    Phase.DONE: 30.0,
 }
 """Seconds without a heartbeat after which a worker in that phase counts as hung."""
 DEADLINE_SETTINGS: dict[Phase, str] = {
@@ -164,6 +172,7 @@ def deadline_text(phase: Phase, deadline_s: float) -> str:
     return "" if setting is None else f" ({setting} = {deadline_s:g})"
 
 
+# fmt: off
 METRICS: tuple[Metric, ...] = (
     Metric("env_steps", "env steps", "env steps collected since the start of the run, all samplers", "supervisor",
            kind=Kind.COUNTER, slot="sampler.env_steps", cumulative=True),
@@ -346,15 +355,24 @@ METRICS: tuple[Metric, ...] = (
            parts="host"),
     Metric("restarts", "restarts", "worker processes started again", "supervisor", kind=Kind.COUNTER),
 )
+# fmt: on
 
 POSTED: tuple[InternalSlot, ...] = (
     InternalSlot("sampler.policy_version", "updates", "version of the policy that chooses this sampler's actions"),
-    InternalSlot("sampler.returns", "returns", "discounted returns whose deviation is the unit of rewards", cumulative=True),
+    InternalSlot(
+        "sampler.returns", "returns", "discounted returns whose deviation is the unit of rewards", cumulative=True
+    ),
     InternalSlot("sampler.returns_sum", "return", "sum of these", cumulative=True),
     InternalSlot("sampler.returns_square_sum", "return^2", "sum of their squares", cumulative=True),
     InternalSlot("learner.checkpoint_updates", "updates", "updates in the newest checkpoint"),
-    InternalSlot("learner.batch_size", "transitions", "batch size now; the learner halves it where a device has too little memory"),
-    InternalSlot("learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"),
+    InternalSlot(
+        "learner.batch_size",
+        "transitions",
+        "batch size now; the learner halves it where a device has too little memory",
+    ),
+    InternalSlot(
+        "learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"
+    ),
     InternalSlot("inference.rows", "rows", "observations that this inference worker has answered", cumulative=True),
     InternalSlot("inference.batches", "batches", "forward passes that it took for them", cumulative=True),
     InternalSlot("inference.policy_version", "rollouts", "rollout of the policy that it infers with"),
@@ -403,8 +421,11 @@ class MetricTable:
 
     def cumulative(self, role: str) -> tuple[str, ...]:
         """The slots of a role in which a restarted worker goes on from its predecessor's values."""
-        rows = [(metric.source, metric.cumulative or metric.kind is Kind.SHARE) for metric in self.metrics
-                if not metric.is_sent]
+        rows = [
+            (metric.source, metric.cumulative or metric.kind is Kind.SHARE)
+            for metric in self.metrics
+            if not metric.is_sent
+        ]
         rows += [(_address(row.slot), row.cumulative) for row in self._posted]
         return tuple(dict.fromkeys(source[1] for source, goes_on in rows if source and goes_on and source[0] == role))
 

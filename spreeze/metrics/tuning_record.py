@@ -55,9 +55,12 @@ class MeasuredRow:
     def figures(self, choice: dict[str, Any]) -> dict[str, str]:
         """Measured figures, by column of a table."""
         return {
-            "env steps/s": number(self.env_steps_per_s), "updates/s": number(self.updates_per_s),
+            "env steps/s": number(self.env_steps_per_s),
+            "updates/s": number(self.updates_per_s),
             **({"update frames/s": number(self.frames_per_s)} if self.stage == "learner" else {}),
-            "spread": percent(self.spread), "cpu": percent(self.cpu_share), "score": number(self.score),
+            "spread": percent(self.spread),
+            "cpu": percent(self.cpu_share),
+            "score": number(self.score),
             "note": clean(self.failure or ("chosen" if self.is_choice(choice) else ""), 120),
         }
 
@@ -97,8 +100,11 @@ class TuningView:
     @property
     def stages(self) -> list[tuple[str, list[MeasuredRow]]]:
         """Title and rows of each table that has any."""
-        found = (("The learner alone", self.updates), ("Samplers beside the learner", self.joint),
-                 ("Samplers and inference workers beside the learner", self.rollouts))
+        found = (
+            ("The learner alone", self.updates),
+            ("Samplers beside the learner", self.joint),
+            ("Samplers and inference workers beside the learner", self.rollouts),
+        )
         return [(title, rows) for title, rows in found if rows]
 
     def table(self, rows: list[MeasuredRow]) -> list[dict[str, str]]:
@@ -111,8 +117,10 @@ class TuningView:
         figures = [row.figures(self.choice) for row in rows]
         taken = Counter([*heads.values(), *{name for line in figures for name in line}])
         heads = {key: head if taken[head] == 1 else clean(key, 40) for key, head in heads.items()}
-        lines = [{heads[key]: _text(row.setting.get(key)) for key in keys} | figure
-                 for row, figure in zip(rows, figures, strict=True)]
+        lines = [
+            {heads[key]: _text(row.setting.get(key)) for key in keys} | figure
+            for row, figure in zip(rows, figures, strict=True)
+        ]
         names = dict.fromkeys(name for line in lines for name in line)
         kept = [name for name in names if name == "note" or any(line[name] != DASH for line in lines)]
         return [{name: line[name] for name in kept} for line in lines]
@@ -150,8 +158,14 @@ def _row(entry: dict[str, Any]) -> MeasuredRow | None:
     updates, steps, busy = (_rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
     spreads = [found for found in (spread(updates), spread(steps)) if found is not None]
     return MeasuredRow(
-        stage, setting, _middle(updates), _middle(steps), max(spreads, default=None), _middle(busy),
-        _number(entry.get("score")), entry["failure"] if isinstance(entry.get("failure"), str) else None,
+        stage,
+        setting,
+        _middle(updates),
+        _middle(steps),
+        max(spreads, default=None),
+        _middle(busy),
+        _number(entry.get("score")),
+        entry["failure"] if isinstance(entry.get("failure"), str) else None,
     )
 
 

@@ -31,8 +31,7 @@ class BufferData(Data):
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
         updates = int(max(0.0, posted.learner["updates"] - self._first_updates))
-        return dataclasses.replace(posted, inserted=int(self._rollouts.steps.sum()),
-                                   sampled=updates * self._batch_size)
+        return dataclasses.replace(posted, inserted=int(self._rollouts.steps.sum()), sampled=updates * self._batch_size)
 
 
 def assemble(run: Assembly) -> None:
@@ -43,13 +42,31 @@ def assemble(run: Assembly) -> None:
     policies = run.open(lambda: VersionedParameters.create(_POLICIES)).handle
     (wakeup,) = run.wakeups(1)
     run.data.append(BufferData(rollouts, plan.batch_size, 0 if checkpoint is None else checkpoint.updates))
-    run.learner(0, BufferLearnerJob(
-        **run.learner_fields(0) | {"algorithm": plan.algorithm_fields() | {"slots": plan.buffer_slots}},
-        batch_size=plan.batch_size, env_steps_base=plan.earlier.env_steps, envs_per_sampler=each,
-        rollouts=rollouts.handle, policies=policies, wakeup=wakeup,
-    ))
+    run.learner(
+        0,
+        BufferLearnerJob(
+            **run.learner_fields(0) | {"algorithm": plan.algorithm_fields() | {"slots": plan.buffer_slots}},
+            batch_size=plan.batch_size,
+            env_steps_base=plan.earlier.env_steps,
+            envs_per_sampler=each,
+            rollouts=rollouts.handle,
+            policies=policies,
+            wakeup=wakeup,
+        ),
+    )
     for index in range(plan.samplers):
-        run.sampler(0, index, BufferSamplerJob(
-            spec=plan.spec, index=index, num_envs=each, nan_policy=config.sampling.nan_policy, seed=plan.session_seed,
-            rollouts=rollouts.handle, policies=policies, learner_wakeup=wakeup, evaluation=run.turn_evaluation,
-        ))
+        run.sampler(
+            0,
+            index,
+            BufferSamplerJob(
+                spec=plan.spec,
+                index=index,
+                num_envs=each,
+                nan_policy=config.sampling.nan_policy,
+                seed=plan.session_seed,
+                rollouts=rollouts.handle,
+                policies=policies,
+                learner_wakeup=wakeup,
+                evaluation=run.turn_evaluation,
+            ),
+        )

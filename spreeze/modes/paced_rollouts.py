@@ -50,8 +50,9 @@ class RolloutData(Data):
         plan, spec = run.plan, run.plan.rollout_spec()
         self.rollouts, self.batch_size = run.open(lambda: Rollouts.create(spec)), plan.batch_size
         self.mailbox = run.open(lambda: InferenceMailbox.create(spec))
-        self.handover = Handover(policies=run.open(VersionedParameters.create),
-                                 states=run.open(VersionedParameters.create))
+        self.handover = Handover(
+            policies=run.open(VersionedParameters.create), states=run.open(VersionedParameters.create)
+        )
         self.size_bytes = spec.size_bytes
         if plan.earlier.sessions:
             self._restore(run.folder(group))
@@ -110,18 +111,31 @@ def assemble(run: Assembly) -> None:
             run.learner(group, _mixing(run, job, group, memory, data), _LIMIT)
     for group in groups:
         shared: dict[str, Any] = {
-            "num_envs": config.rollout.envs_per_sampler, "num_inference_workers": plan.inference_workers,
-            "rollouts": data[group].rollouts.handle, "mailbox": data[group].mailbox.handle,
-            "policies": data[group].handover.policies.handle, "sampler_wakeups": samplers[group],
+            "num_envs": config.rollout.envs_per_sampler,
+            "num_inference_workers": plan.inference_workers,
+            "rollouts": data[group].rollouts.handle,
+            "mailbox": data[group].mailbox.handle,
+            "policies": data[group].handover.policies.handle,
+            "sampler_wakeups": samplers[group],
             "inference_wakeups": inference_workers,
         }
         number = group if place is None else place.own[group]
         for index in range(plan.samplers_of(group)):
-            run.sampler(group, index, RolloutSamplerJob(
-                **shared, index=index, spec=plan.spec, seed=config.run.seed + number,
-                step_synchronous=plan.lag == 0 and config.rollout.synchrony == "step",
-                nan_policy=config.sampling.nan_policy, learner_wakeup=learners[group], evaluation=run.turn_evaluation,
-            ), role="rollout-sampler")
+            run.sampler(
+                group,
+                index,
+                RolloutSamplerJob(
+                    **shared,
+                    index=index,
+                    spec=plan.spec,
+                    seed=config.run.seed + number,
+                    step_synchronous=plan.lag == 0 and config.rollout.synchrony == "step",
+                    nan_policy=config.sampling.nan_policy,
+                    learner_wakeup=learners[group],
+                    evaluation=run.turn_evaluation,
+                ),
+                role="rollout-sampler",
+            )
         for index in range(plan.inference_workers):
             run.inference_worker(group, index, RolloutWorkerJob(**shared, index=index))
 
@@ -130,9 +144,14 @@ def learner_job(run: Assembly, group: int, data: RolloutData) -> OnPolicyLearner
     """The job of a learner that nobody wakes, and that is alone."""
     plan, lag = run.plan, run.plan.lag or 0
     return OnPolicyLearnerJob(
-        **run.learner_fields(group), correction=plan.config.rollout.correction if lag else "on-policy", lag=lag,
-        batch_size=plan.batch_size, fingerprint=plan.config.rollout.fingerprint, rollouts=data.rollouts.handle,
-        policies=data.handover.policies.handle, states=data.handover.states.handle,
+        **run.learner_fields(group),
+        correction=plan.config.rollout.correction if lag else "on-policy",
+        lag=lag,
+        batch_size=plan.batch_size,
+        fingerprint=plan.config.rollout.fingerprint,
+        rollouts=data.rollouts.handle,
+        policies=data.handover.policies.handle,
+        states=data.handover.states.handle,
     )
 
 
@@ -144,11 +163,17 @@ def _mixing(
     averages, algorithm = plan.config.wiring.averages, dict(job.algorithm)
     means = own == 0 and plan.policies == 1
     mix = MixSpec(
-        learner=own, learners=plan.learners, mixing="average" if averages else gala.mixing, topology=gala.topology,
+        learner=own,
+        learners=plan.learners,
+        mixing="average" if averages else gala.mixing,
+        topology=gala.topology,
         max_staleness=None if averages else gala.max_staleness,
         interval=-(-plan.config.learner.average_interval // plan.updates_in_rollout),
-        similarity_interval=gala.similarity_interval, rows=tuple(range(plan.learners)), memory=memory.handle,
-        policies=tuple(one.handover.policies.handle for one in data) if means else (), gloo=place,
+        similarity_interval=gala.similarity_interval,
+        rows=tuple(range(plan.learners)),
+        memory=memory.handle,
+        policies=tuple(one.handover.policies.handle for one in data) if means else (),
+        gloo=place,
     )
     if gala.scale_lr and mix.mixing == "gossip":
         learners, lr = plan.learners if place is None else place.learners, float(algorithm["lr"])

@@ -36,8 +36,9 @@ class ReplayData(Data):
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
         ring = self.ring
-        return dataclasses.replace(posted, inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted,
-                                   sampled=ring.sampled)
+        return dataclasses.replace(
+            posted, inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled
+        )
 
     def fill(self, spec: EnvSpec) -> None:
         fill_with_synthetic_rows(self.ring, spec)
@@ -61,23 +62,44 @@ def assemble(run: Assembly) -> None:
     counted = range(plan.learners, plan.learners + plan.samplers + plan.hosts)
     for group, ring in enumerate(rings):
         run.data.append(ReplayData(ring))
-        run.learner(group, LearnerJob(
-            **run.learner_fields(group) | {"seed": config.run.seed + (0 if wiring.averages else group)},
-            save_replay=config.replay.save, replay=ring.handle, limiter=_limiter(plan, ring),
-            sampler_rows=tuple(counted), env_steps_base=plan.earlier.env_steps, averages=averages, gloo=place,
-            wakeup=learner_wakeups[group], sampler_wakeups=sampler_wakeups[group],
-            loaded_rows=tuple(ring.committed.tolist()),
-        ))
+        run.learner(
+            group,
+            LearnerJob(
+                **run.learner_fields(group) | {"seed": config.run.seed + (0 if wiring.averages else group)},
+                save_replay=config.replay.save,
+                replay=ring.handle,
+                limiter=_limiter(plan, ring),
+                sampler_rows=tuple(counted),
+                env_steps_base=plan.earlier.env_steps,
+                averages=averages,
+                gloo=place,
+                wakeup=learner_wakeups[group],
+                sampler_wakeups=sampler_wakeups[group],
+                loaded_rows=tuple(ring.committed.tolist()),
+            ),
+        )
     for group, ring in enumerate(rings):
         number = group if place is None else place.own[group]
         for index in range(plan.samplers_of(group)):
-            run.sampler(group, index, SamplerJob(
-                run_dir=str(run.folder(group)), spec=plan.spec, index=index, seed=plan.session_seed + number,
-                num_envs=config.sampling.envs_per_sampler, n_step=config.algorithm.n_step,
-                gamma=config.algorithm.gamma, nan_policy=config.sampling.nan_policy, replay=ring.handle,
-                limiter=_limiter(plan, ring), wakeup=sampler_wakeups[group][index] if wiring.balanced else None,
-                learner_wakeup=learner_wakeups[group], evaluation=run.turn_evaluation,
-            ))
+            run.sampler(
+                group,
+                index,
+                SamplerJob(
+                    run_dir=str(run.folder(group)),
+                    spec=plan.spec,
+                    index=index,
+                    seed=plan.session_seed + number,
+                    num_envs=config.sampling.envs_per_sampler,
+                    n_step=config.algorithm.n_step,
+                    gamma=config.algorithm.gamma,
+                    nan_policy=config.sampling.nan_policy,
+                    replay=ring.handle,
+                    limiter=_limiter(plan, ring),
+                    wakeup=sampler_wakeups[group][index] if wiring.balanced else None,
+                    learner_wakeup=learner_wakeups[group],
+                    evaluation=run.turn_evaluation,
+                ),
+            )
     if place is None and plan.hosts:
         _add_hosts(run, rings[0])
 
@@ -94,23 +116,39 @@ def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
     plan, config, limiter = run.plan, run.plan.config, _limiter(run.plan, ring)
     assert config.cluster.address is not None
     host = HostJob(
-        spec=plan.spec, layout=plan.layout, n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
-        nan_policy=config.sampling.nan_policy, seed=config.run.seed,
+        spec=plan.spec,
+        layout=plan.layout,
+        n_step=config.algorithm.n_step,
+        gamma=config.algorithm.gamma,
+        nan_policy=config.sampling.nan_policy,
+        seed=config.run.seed,
         samplers=1 if plan.alone else config.cluster.samplers,
-        envs_per_sampler=config.sampling.envs_per_sampler, step_deadline_s=config.sampling.step_deadline_s,
+        envs_per_sampler=config.sampling.envs_per_sampler,
+        step_deadline_s=config.sampling.step_deadline_s,
         start_deadline_s=config.sampling.start_deadline_s,
-        memory_limit_bytes=config.sampling.memory_limit_bytes, gives_way=config.tuning.give_way, tune=plan.host_tune,
+        memory_limit_bytes=config.sampling.memory_limit_bytes,
+        gives_way=config.tuning.give_way,
+        tune=plan.host_tune,
     )
-    run.bridge(BridgeJob(
-        host_rows=tuple(run.hosts(plan.hosts)), address=config.cluster.address, run_dir=str(run.run_dir),
-        replay=ring.handle, first_shard=plan.samplers, host=host,
-        limiter=dataclasses.replace(limiter, rows_per_write=limiter.rows_per_write + _HOST_LEAD_ROWS),
-    ))
+    run.bridge(
+        BridgeJob(
+            host_rows=tuple(run.hosts(plan.hosts)),
+            address=config.cluster.address,
+            run_dir=str(run.run_dir),
+            replay=ring.handle,
+            first_shard=plan.samplers,
+            host=host,
+            limiter=dataclasses.replace(limiter, rows_per_write=limiter.rows_per_write + _HOST_LEAD_ROWS),
+        )
+    )
 
 
 def _limiter(plan: RunPlan, ring: ReplayRing) -> RateLimiter:
     part, config = plan.config.replay, plan.config
     return RateLimiter(
-        minimum=part.samples_per_insert_min, maximum=part.samples_per_insert_max, learning_starts=part.learning_starts,
-        batch_size=config.learner.batch_size, rows_per_write=config.sampling.envs_per_sampler * ring.spec.num_shards,
+        minimum=part.samples_per_insert_min,
+        maximum=part.samples_per_insert_max,
+        learning_starts=part.learning_starts,
+        batch_size=config.learner.batch_size,
+        rows_per_write=config.sampling.envs_per_sampler * ring.spec.num_shards,
     )

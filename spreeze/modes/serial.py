@@ -69,7 +69,8 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
         stack.enter_context(_guarded(plan, run_dir, interrupts))
         hidden_sizes = (plan.config.on_policy or plan.config.algorithm).hidden_sizes
         recorder.outcome.device, pair = stack.enter_context(
-            open_device(plan.config.learner, plan.spec, hidden_sizes, plan.batch_size))
+            open_device(plan.config.learner, plan.spec, hidden_sizes, plan.batch_size)
+        )
         serial = _Serial(plan, run_dir, recorder, interrupts)
         if on_policy:
             data = paced_rollouts.RolloutData(run, 0)
@@ -105,13 +106,25 @@ class _Serial:
     def __init__(self, plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts) -> None:
         self._data: _Replay | _Rollouts
         self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir, recorder, interrupts
-        self._evaluation = Evaluation(EvaluatorJob(
-            run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
-            target_return=plan.config.stop.target_return,
-            room=plan.room,
-        ), recorder.env_error, lambda phase: self.watch.note(phase))
-        self.watch = HangWatch(interrupts, run_dir.path, plan.config.sampling.step_deadline_s,
-                               lambda: run_dir.asked("stop"), plan.config.sampling.start_deadline_s)
+        self._evaluation = Evaluation(
+            EvaluatorJob(
+                run_dir=str(run_dir.path),
+                spec=plan.spec,
+                config=plan.config.evaluation,
+                has_free_core=False,
+                target_return=plan.config.stop.target_return,
+                room=plan.room,
+            ),
+            recorder.env_error,
+            lambda phase: self.watch.note(phase),
+        )
+        self.watch = HangWatch(
+            interrupts,
+            run_dir.path,
+            plan.config.sampling.step_deadline_s,
+            lambda: run_dir.asked("stop"),
+            plan.config.sampling.start_deadline_s,
+        )
         self._ending = self._checkpoint_asked = False
         self._evaluations_s = 0.0
         self._unscored: Weights | None = None
@@ -123,8 +136,15 @@ class _Serial:
         self._learned = False
 
     def files(self, trainer: ReplayTrainer | OnPolicyTrainer, env_steps: Callable[[], int]) -> LearnerFiles:
-        return LearnerFiles(self.run_dir.path, self.plan.config.run.algo, self.plan.spec.env_id, trainer,
-                            env_steps=env_steps, wall_s=lambda: self.recorder.wall_s, on_progress=self._saving)
+        return LearnerFiles(
+            self.run_dir.path,
+            self.plan.config.run.algo,
+            self.plan.spec.env_id,
+            trainer,
+            env_steps=env_steps,
+            wall_s=lambda: self.recorder.wall_s,
+            on_progress=self._saving,
+        )
 
     def run(self, data: _Replay | _Rollouts) -> None:
         """Runs the loop to the end of the run."""
@@ -205,8 +225,16 @@ class _Serial:
     def _counters(self) -> CounterSample:
         data = self._data
         counts, (env_steps, inserted, baseline, sampled) = data.envs.counts, data.flow(ending=self._ending)
-        same = ("episodes", "episode_return", "episode_length", "rows_refused", "env_errors", "policy_s", "env_s",
-                "write_s")
+        same = (
+            "episodes",
+            "episode_return",
+            "episode_length",
+            "rows_refused",
+            "env_errors",
+            "policy_s",
+            "env_s",
+            "write_s",
+        )
         sampler = {name: getattr(counts, name) or 0.0 for name in same}
         sampler |= {"env_steps": env_steps, "policy_version": data.trainer.updates, "wait_s": 0.0}
         metrics = data.trainer.metrics(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
@@ -298,17 +326,30 @@ class _Replay:
         self._rng = np.random.default_rng([config.run.seed, plan.earlier.sessions])
         self._random = HeldActions(plan.spec, self._rng)
         self.envs = TransitionCollector(
-            lambda: open_task(plan.spec), config.sampling.envs_per_sampler, plan.spec,
-            ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
+            lambda: open_task(plan.spec),
+            config.sampling.envs_per_sampler,
+            plan.spec,
+            ShardWriter(ring, 0),
+            n_step=config.algorithm.n_step,
+            gamma=config.algorithm.gamma,
             on_progress=serial.watch.note,
             seeds=[int(s) for s in self._rng.integers(2**31, size=config.sampling.envs_per_sampler)],
-            nan_policy=config.sampling.nan_policy, make_vector=vector_maker(plan.spec), on_error=recorder.env_error,
+            nan_policy=config.sampling.nan_policy,
+            make_vector=vector_maker(plan.spec),
+            on_error=recorder.env_error,
         )
         serial.watch.done()
         self.trainer = ReplayTrainer(
-            plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
-            dataclasses.replace(config.learner, mirror=False, updates_per_launch=0), seed=config.run.seed,
-            normalize_obs=config.env.normalize_obs, pair=pair, session=float(plan.earlier.sessions),
+            plan.spec,
+            config.run.algo,
+            config.algorithm,
+            plan.layout,
+            ReplayReader(ring),
+            dataclasses.replace(config.learner, mirror=False, updates_per_launch=0),
+            seed=config.run.seed,
+            normalize_obs=config.env.normalize_obs,
+            pair=pair,
+            session=float(plan.earlier.sessions),
             loaded_rows=tuple(ring.committed.tolist()),
         )
         self._ratio = config.replay.serial_ratio(config.learner.batch_size)
@@ -350,8 +391,15 @@ class _Replay:
             trainer.count_returns(np.array(self.envs.counts.returns))
             trainer.refresh()
             if self._anneals:
-                trainer.anneal(run_progress(self._stop, self._plan.earlier.wall_s,
-                                            self._serial.recorder.session_s, self.env_steps(), trainer.updates))
+                trainer.anneal(
+                    run_progress(
+                        self._stop,
+                        self._plan.earlier.wall_s,
+                        self._serial.recorder.session_s,
+                        self.env_steps(),
+                        trainer.updates,
+                    )
+                )
             trainer.update()
             ring.sampled += trainer.batch_size
         if trainer.updates != before:
@@ -384,10 +432,16 @@ class _Rollouts:
         self.files = serial.files(self.trainer, self.env_steps)
         self.files.begin()
         self.envs = RolloutCollector(
-            lambda: open_task(plan.spec), plan.spec, data.rollouts, first=0,
-            num_envs=config.rollout.envs_per_sampler, seed=config.run.seed,
-            step_synchronous=config.rollout.synchrony == "step", nan_policy=config.sampling.nan_policy,
-            on_error=serial.recorder.env_error, on_progress=serial.watch.note,
+            lambda: open_task(plan.spec),
+            plan.spec,
+            data.rollouts,
+            first=0,
+            num_envs=config.rollout.envs_per_sampler,
+            seed=config.run.seed,
+            step_synchronous=config.rollout.synchrony == "step",
+            nan_policy=config.sampling.nan_policy,
+            on_error=serial.recorder.env_error,
+            on_progress=serial.watch.note,
         )
         serial.watch.done()
         self._policies = RolloutPolicy(data.rollouts, data.handover.policies)

@@ -110,18 +110,31 @@ class Assembly(contextlib.ExitStack):
     def learner_fields(self, group: int) -> dict[str, Any]:
         """Fields that the jobs of all learners have in common."""
         config = self.plan.config
-        return {"run_dir": str(self.folder(group)), "spec": self.plan.spec, "algo": config.run.algo,
-                "algorithm": self.plan.algorithm_fields(), "learner": config.learner, "seed": config.run.seed,
-                "normalize_obs": config.env.normalize_obs, "stop": config.stop, "run_started_s": self.started_s,
-                "wall_base_s": self.plan.earlier.wall_s}
+        return {
+            "run_dir": str(self.folder(group)),
+            "spec": self.plan.spec,
+            "algo": config.run.algo,
+            "algorithm": self.plan.algorithm_fields(),
+            "learner": config.learner,
+            "seed": config.run.seed,
+            "normalize_obs": config.env.normalize_obs,
+            "stop": config.stop,
+            "run_started_s": self.started_s,
+            "wall_base_s": self.plan.earlier.wall_s,
+        }
 
     def learner(self, group: int, job: Job, limit: RestartLimit | None = None) -> None:
         self._add(Address("learner", group), job, threads=self.plan.config.learner.threads, limit=limit)
 
     def sampler(self, group: int, index: int, job: Job, role: str = "sampler") -> None:
         part = self.plan.config.sampling
-        self._add(Address(role, group, index), job, step_deadline_s=part.step_deadline_s,
-                  start_deadline_s=part.start_deadline_s, memory_limit_bytes=self._sampler_limit_bytes)
+        self._add(
+            Address(role, group, index),
+            job,
+            step_deadline_s=part.step_deadline_s,
+            start_deadline_s=part.start_deadline_s,
+            memory_limit_bytes=self._sampler_limit_bytes,
+        )
 
     @functools.cached_property
     def _sampler_limit_bytes(self) -> int:
@@ -160,21 +173,31 @@ class Assembly(contextlib.ExitStack):
         if self.place is not None and address is not None:
             self.bridge(LearnerBridgeJob(address=address, place=self.place, arguments=plan.host_arguments))
         if plan.config.evaluation.enabled and not plan.alone:
-            self._add(Address("evaluator"), evaluator_job(plan, self.run_dir, has_free_core=plan.free_core),
-                      memory_limit_bytes=watcher_limit_bytes(plan, plan.config.evaluation.episodes),
-                      start_deadline_s=start_s)
+            self._add(
+                Address("evaluator"),
+                evaluator_job(plan, self.run_dir, has_free_core=plan.free_core),
+                memory_limit_bytes=watcher_limit_bytes(plan, plan.config.evaluation.episodes),
+                start_deadline_s=start_s,
+            )
         if plan.config.visualizer.enabled:
-            job = VisualizerJob(run_dir=str(self.run_dir), spec=plan.spec, config=plan.config.visualizer,
-                                has_free_core=plan.free_core, seed=plan.config.run.seed)
-            self._add(Address("visualizer"), job, memory_limit_bytes=watcher_limit_bytes(plan, 1),
-                      start_deadline_s=start_s)
+            job = VisualizerJob(
+                run_dir=str(self.run_dir),
+                spec=plan.spec,
+                config=plan.config.visualizer,
+                has_free_core=plan.free_core,
+                seed=plan.config.run.seed,
+            )
+            self._add(
+                Address("visualizer"), job, memory_limit_bytes=watcher_limit_bytes(plan, 1), start_deadline_s=start_s
+            )
         self.status = self.open(lambda: StatusTable.create(self._rows))
 
     def read(self) -> CounterSample:
         """All counters; after the stop flag is set, the final ones."""
         now_s, ending = time.monotonic(), bool(self.status.header[words.STOP])
-        return CounterSample(now_s, tuple(data.read(self._posted(group), ending=ending)
-                                          for group, data in enumerate(self.data)))
+        return CounterSample(
+            now_s, tuple(data.read(self._posted(group), ending=ending) for group, data in enumerate(self.data))
+        )
 
     def _posted(self, group: int) -> GroupSample:
         """The slots of a group's workers, and in group 0 of other hosts."""
@@ -193,8 +216,10 @@ class Assembly(contextlib.ExitStack):
     def counters(self) -> tuple[float, float]:
         """Env steps of all samplers, and updates of all learners."""
         specs = self.specs.values()
-        return (sum(self.slots(spec)["env_steps"] for spec in specs if spec.role.steps),
-                sum(self.slots(spec)["updates"] for spec in specs if spec.role.learns))
+        return (
+            sum(self.slots(spec)["env_steps"] for spec in specs if spec.role.steps),
+            sum(self.slots(spec)["updates"] for spec in specs if spec.role.learns),
+        )
 
 
 @contextlib.contextmanager
@@ -219,10 +244,16 @@ def open_place(plan: RunPlan, run_dir: Path) -> AbstractContextManager[GlooPlace
     if exchange.transport != "gloo" or not wiring.other_learners:
         return contextlib.nullcontext()
     if exchange.join is not None:
-        return contextlib.nullcontext(GlooPlace.joining(
-            exchange.join, Path(exchange.secret_file or ""), exchange.listen, plan.learners,
-            f"{socket.gethostname()}:{run_dir.resolve()}", plan.in_common,
-        ))
+        return contextlib.nullcontext(
+            GlooPlace.joining(
+                exchange.join,
+                Path(exchange.secret_file or ""),
+                exchange.listen,
+                plan.learners,
+                f"{socket.gethostname()}:{run_dir.resolve()}",
+                plan.in_common,
+            )
+        )
     learners = exchange.learners or plan.learners
     if learners == 1:
         return contextlib.nullcontext()
@@ -234,10 +265,14 @@ def tell_place(place: GlooPlace | None, on_event: Callable[[str, str], None]) ->
     if place is None or len(place.own) == place.learners:
         return
     numbers = ", ".join(map(str, place.own))
-    on_event("info", f"learners {numbers} of {place.learners}, with those of the run at {place.store}" if place.joined
-             else f"{place.learners - len(place.own)} more learners may join from other hosts: --set "
-             f"exchange.transport=gloo --set exchange.join={place.store} --set exchange.secret_file=FILE, a copy of "
-             f"{place.secret_file}")
+    on_event(
+        "info",
+        f"learners {numbers} of {place.learners}, with those of the run at {place.store}"
+        if place.joined
+        else f"{place.learners - len(place.own)} more learners may join from other hosts: --set "
+        f"exchange.transport=gloo --set exchange.join={place.store} --set exchange.secret_file=FILE, a copy of "
+        f"{place.secret_file}",
+    )
 
 
 def memory_limit_bytes(plan: RunPlan) -> int:
@@ -255,9 +290,15 @@ def limit_of_each(asked_bytes: int | None, samplers: int) -> int:
 
 
 def evaluator_job(plan: RunPlan, run_dir: Path, *, has_free_core: bool) -> EvaluatorJob:
-    return EvaluatorJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.evaluation, room=plan.room,
-                        has_free_core=has_free_core, groups=plan.policies,
-                        target_return=plan.config.stop.target_return)
+    return EvaluatorJob(
+        run_dir=str(run_dir),
+        spec=plan.spec,
+        config=plan.config.evaluation,
+        room=plan.room,
+        has_free_core=has_free_core,
+        groups=plan.policies,
+        target_return=plan.config.stop.target_return,
+    )
 
 
 def watcher_limit_bytes(plan: RunPlan, environments: int) -> int:

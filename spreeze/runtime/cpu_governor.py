@@ -161,14 +161,20 @@ class Governor:
         if self._starved_s < STARVED_S or self._unchanged_s() < STARVED_S or blocked:
             return None
         self._least, self._needed, self._fed_s = more, max(self._needed, more), self._now_s
-        return self._change(more, f"the learner waits {percent(facts.learner_wait_share)} of its time for rows, at "
-                                  f"{number(facts.samples_per_insert)} samples per insert")
+        return self._change(
+            more,
+            f"the learner waits {percent(facts.learner_wait_share)} of its time for rows, at "
+            f"{number(facts.samples_per_insert)} samples per insert",
+        )
 
     def _give_up(self, facts: Facts) -> Change | None:
         latest = list(self._seen)[-YIELD_S:]
         room = max(map(self._room, latest))
-        mean = dataclasses.replace(facts, foreign_cores=sum(each.foreign_cores for each in latest) / len(latest),
-                                   sibling_cores=sum(each.sibling_cores for each in latest) / len(latest))
+        mean = dataclasses.replace(
+            facts,
+            foreign_cores=sum(each.foreign_cores for each in latest) / len(latest),
+            sibling_cores=sum(each.sibling_cores for each in latest) / len(latest),
+        )
         # Half a dead band more than asked, so that noise asks for nothing further.
         fewer = self._fitting(self._room(mean) - 0.5 * facts.dead_band / self._each)
         starving = self.leave_free == 0.0 and facts.learner_wait_share >= STARVED_SHARE
@@ -190,12 +196,15 @@ class Governor:
         if not self._groups or not settled or needed >= self.active:
             return None
         self._needed, self._least = needed, min(self._least, needed)
-        return self._change(self._needed, f"the samplers wait {percent(waits)} of their time for the learner: "
-                                          f"{number(self._needed)} insert as much as it draws, at "
-                                          f"{number(facts.samples_per_insert)} samples per insert")
+        return self._change(
+            self._needed,
+            f"the samplers wait {percent(waits)} of their time for the learner: "
+            f"{number(self._needed)} insert as much as it draws, at "
+            f"{number(facts.samples_per_insert)} samples per insert",
+        )
 
     def _take_back(self, facts: Facts) -> Change | None:
-        latest, gave_up_s = list(self._seen)[-self._hold_s:], self._now_s - self._gave_up_s
+        latest, gave_up_s = list(self._seen)[-self._hold_s :], self._now_s - self._gave_up_s
         if self.active >= self._needed or len(latest) < self._hold_s or gave_up_s < self._hold_s:
             return None
         worst = sorted(latest, key=self._room)[1]
@@ -236,13 +245,22 @@ class GovernorLoop:
     """One run's governor with its measurements; the supervisor calls it at each sample."""
 
     def __init__(
-        self, plan: RunPlan, status: StatusTable, on_event: Callable[[str, str], None], *,
-        reader: ContentionReader | None = None, clock: Callable[[], float] = time.monotonic,
+        self,
+        plan: RunPlan,
+        status: StatusTable,
+        on_event: Callable[[str, str], None],
+        *,
+        reader: ContentionReader | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Starts with all samplers active; each change is an event (level, text)."""
         tuning = plan.config.tuning
-        self._governor = Governor(plan.samplers, tuning.leave_free, gives_way=tuning.give_way,
-                                  balanced_groups=plan.learners if plan.config.wiring.balanced else 0)
+        self._governor = Governor(
+            plan.samplers,
+            tuning.leave_free,
+            gives_way=tuning.give_way,
+            balanced_groups=plan.learners if plan.config.wiring.balanced else 0,
+        )
         self._maximum, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
         self._reader = ContentionReader() if reader is None else reader
@@ -268,8 +286,11 @@ class GovernorLoop:
             before, change = number(self._governor.active), self._governor.feed(facts)
             if change is not None:
                 self._post(change.active)
-                self._on_event("info", f"governor: {before} -> {number(change.active)} of {self._maximum} samplers "
-                                       f"active: {change.reason}")
+                self._on_event(
+                    "info",
+                    f"governor: {before} -> {number(change.active)} of {self._maximum} samplers "
+                    f"active: {change.reason}",
+                )
         self._pass_turn(now_s, reading.inserted)
         return {"samplers_active": self._governor.active, "foreign_cores": self._foreign_cores}
 
@@ -300,8 +321,12 @@ class GovernorLoop:
         sampler_waits_s = sum(s["wait_s"] for group in groups for s in group.samplers) - self._before[3]
         waited_s = max(group.learner["wait_s"] - before for group, before in zip(groups, self._before[2], strict=True))
         return Facts(
-            usable_cores=load.usable_cores, foreign_cores=load.foreign_cores, sibling_cores=load.sibling_cores,
-            learner_cores=learning, sampler_cores=samplers, other_cores=sum(load.wanted.values()) - samplers - learning,
+            usable_cores=load.usable_cores,
+            foreign_cores=load.foreign_cores,
+            sibling_cores=load.sibling_cores,
+            learner_cores=learning,
+            sampler_cores=samplers,
+            other_cores=sum(load.wanted.values()) - samplers - learning,
             learner_wait_share=min(max(0.0, waited_s) / elapsed_s, 1.0),
             samples_per_insert=samples_per_insert(groups),
             sampler_wait_share=min(max(0.0, sampler_waits_s) / (elapsed_s * self._governor.active), 1.0),

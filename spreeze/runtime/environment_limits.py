@@ -63,8 +63,15 @@ def allowed(
     key = f"{part}.envs_per_sampler"
     wanted = Counts(samplers, getattr(config, part).envs_per_sampler, _room(config, probe), config.visualizer.enabled)
     counts, reasons = wanted, dict[str, str]()
-    fixed = {name for name, is_set in (("each", settings.sources.get(key) == USER), ("samplers", samplers_are_set),
-                                       ("pictures", settings.sources.get("visualizer.enabled") == USER)) if is_set}
+    fixed = {
+        name
+        for name, is_set in (
+            ("each", settings.sources.get(key) == USER),
+            ("samplers", samplers_are_set),
+            ("pictures", settings.sources.get("visualizer.enabled") == USER),
+        )
+        if is_set
+    }
     if probe.start_s > _SLOW_START_S and "each" not in fixed:
         most = max(1, int(_PATIENCE_S // probe.start_s))
         if most < counts.each:
@@ -88,8 +95,11 @@ def allowed(
         values["visualizer"] = {"enabled": False}
     first, further = probe.memory_bytes, _further(probe)
     return Allowed(
-        samplers=counts.samplers, settings=_with(settings, values), reasons=reasons,
-        room=None if counts.room == wanted.room else counts.room, sampler_bytes=first + (counts.each - 1) * further,
+        samplers=counts.samplers,
+        settings=_with(settings, values),
+        reasons=reasons,
+        room=None if counts.room == wanted.room else counts.room,
+        sampler_bytes=first + (counts.each - 1) * further,
     )
 
 
@@ -194,8 +204,9 @@ def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set:
     if config.run.learners > 1:
         raise ConfigError(f"run.learners = {config.run.learners}: each needs a sampler, and {why}; leave it out")
     if not config.mode.starts_processes and config.evaluation.enabled:
-        raise ConfigError(f"--mode serial: it evaluates beside its environments, and {why}; leave the mode out, or add "
-                          "--no-evaluator")
+        raise ConfigError(
+            f"--mode serial: it evaluates beside its environments, and {why}; leave the mode out, or add --no-evaluator"
+        )
     reasons[f"{part}.samplers"] = "1: as for envs_per_sampler"
     if config.evaluation.enabled:
         reasons["evaluation.enabled"] = "by the sampler, in turn with sampling, in the one environment"

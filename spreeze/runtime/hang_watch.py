@@ -32,13 +32,20 @@ class HangWatch:
     """
 
     def __init__(
-        self, interrupts: Interrupts, run_dir: Path, step_deadline_s: float, stopping: Callable[[], bool],
+        self,
+        interrupts: Interrupts,
+        run_dir: Path,
+        step_deadline_s: float,
+        stopping: Callable[[], bool],
         start_deadline_s: float = DEADLINE_S[Phase.INIT],
     ) -> None:
         """``stopping``: whether the run was asked to stop in another way than by a signal."""
         self._interrupts, self._log, self._stopping = interrupts, run_dir / "logs" / f"{RUN}.log", stopping
-        self._deadline_s = DEADLINE_S | {Phase.STEP: step_deadline_s, Phase.INIT: start_deadline_s,
-                                         Phase.RESET: max(start_deadline_s, DEADLINE_S[Phase.RESET])}
+        self._deadline_s = DEADLINE_S | {
+            Phase.STEP: step_deadline_s,
+            Phase.INIT: start_deadline_s,
+            Phase.RESET: max(start_deadline_s, DEADLINE_S[Phase.RESET]),
+        }
         self._phase: Phase | None = None
         self._calls = 0
         self._seen, self._seen_s = -1, AWAKE()

@@ -127,15 +127,23 @@ class Launcher:
             os.set_blocking(message_read, False)
             os.set_blocking(message_write, False)
             address = spec.address
-            argument = json.dumps({
-                "role": address.role, "group": address.group, "index": address.index,
-                "job_class": f"{type(spec.job).__module__}:{type(spec.job).__name__}", "job": spec.job.to_json(),
-                "row": spec.row,
-                "gives_way": run_context.gives_way,
-                "status_fd": run_context.status_fd, "status_rows": run_context.status_rows,
-                "message_fd": message_write, "lifeline_fd": lifeline_read, "supervisor_pid": os.getpid(),
-                "errors_dir": str(run_context.run_dir / "errors"),
-            })
+            argument = json.dumps(
+                {
+                    "role": address.role,
+                    "group": address.group,
+                    "index": address.index,
+                    "job_class": f"{type(spec.job).__module__}:{type(spec.job).__name__}",
+                    "job": spec.job.to_json(),
+                    "row": spec.row,
+                    "gives_way": run_context.gives_way,
+                    "status_fd": run_context.status_fd,
+                    "status_rows": run_context.status_rows,
+                    "message_fd": message_write,
+                    "lifeline_fd": lifeline_read,
+                    "supervisor_pid": os.getpid(),
+                    "errors_dir": str(run_context.run_dir / "errors"),
+                }
+            )
             fds = (run_context.status_fd, message_write, lifeline_read, *inherited_fds(spec.job))
             log = begin_log(run_context.run_dir, spec.name, run_context.logs)
             with open_log(log) as output:
@@ -150,8 +158,13 @@ class Launcher:
         with signals_blocked():
             process = subprocess.Popen(
                 [sys.executable, "-m", "spreeze.workers.main", argument],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, close_fds=True, pass_fds=fds,
-                env=child_environment(spec.threads, run_context.nonce, spec.name), **leads(run_context.gives_way),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                close_fds=True,
+                pass_fds=fds,
+                env=child_environment(spec.threads, run_context.nonce, spec.name),
+                **leads(run_context.gives_way),
             )
         mark(process.pid, run_context.nonce)
         return process
@@ -279,9 +292,13 @@ class Prewarm(Launcher):
         with theirs, signals_blocked():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "spreeze.workers.main", "--wait", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                close_fds=True, pass_fds=(theirs.fileno(),),
-                env=child_environment(self._threads, self.nonce, _PREWARMED), **leads(self._gives_way),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                close_fds=True,
+                pass_fds=(theirs.fileno(),),
+                env=child_environment(self._threads, self.nonce, _PREWARMED),
+                **leads(self._gives_way),
             )
         mark(self._process.pid, self.nonce)
 

@@ -53,8 +53,11 @@ class LearnerSpread:
         """The groups with what is known of all of them together, as numbers of the first one's learner."""
         found = self._sizes()
         returns = [sampler["episode_return"] for group in groups for sampler in group.samplers if sampler["episodes"]]
-        means = [float(np.mean([sampler["episode_return"] for sampler in group.samplers if sampler["episodes"]]))
-                 for group in groups if any(sampler["episodes"] for sampler in group.samplers)]
+        means = [
+            float(np.mean([sampler["episode_return"] for sampler in group.samplers if sampler["episodes"]]))
+            for group in groups
+            if any(sampler["episodes"] for sampler in group.samplers)
+        ]
         if len(returns) and len(means) == len(groups):
             found |= {"learners_best": max(means), "learners_spread": max(means) - min(means)}
         self._compare()
@@ -77,14 +80,19 @@ class LearnerSpread:
         if not self._gossips:
             return found
         numbers = np.full(self._learners, board["number"].min()) if self._lockstep else board["number"]
-        latest = [norms[np.arange(number - NORMS + 1, number + 1) % NORMS]
-                  for norms, number in zip(board["norms"], numbers, strict=True)]
+        latest = [
+            norms[np.arange(number - NORMS + 1, number + 1) % NORMS]
+            for norms, number in zip(board["norms"], numbers, strict=True)
+        ]
         if self._lockstep:  # the slots of what came after that number hold other updates
-            latest = [norms[NORMS // 2:] for norms in latest]
-        bound = asynchronous_bound(float(board["largest"].max()), self._gala.topology, self._learners,
-                                   float(board["staleness"].max()))
-        return found | {"gossip_bound_1": self._start + synchronous_bound(np.stack(latest), self._beta),
-                        "gossip_bound_2": self._start + bound if math.isfinite(bound) else math.nan}
+            latest = [norms[NORMS // 2 :] for norms in latest]
+        bound = asynchronous_bound(
+            float(board["largest"].max()), self._gala.topology, self._learners, float(board["staleness"].max())
+        )
+        return found | {
+            "gossip_bound_1": self._start + synchronous_bound(np.stack(latest), self._beta),
+            "gossip_bound_2": self._start + bound if math.isfinite(bound) else math.nan,
+        }
 
     def _compare(self) -> None:
         """Appends the cosines between the learners' gradients once all have kept one of the same interval."""
@@ -94,8 +102,11 @@ class LearnerSpread:
             return
         self._compared = min(one.version for one in weights)
         found = cosines(np.stack([one.arrays["gradient"].astype(np.float64) for one in weights]))
-        line = {"wall_s": round(self._recorder.wall_s, 3), "updates": [one.meta["updates"] for one in weights],
-                "cosine": np.round(found, 4).tolist()}
+        line = {
+            "wall_s": round(self._recorder.wall_s, 3),
+            "updates": [one.meta["updates"] for one in weights],
+            "cosine": np.round(found, 4).tolist(),
+        }
         try:
             with open(self._file, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -112,9 +123,12 @@ class LearnerSpread:
             return
         rates = [max(after - one, 0.0) / (now_s - then_s) for one, after in zip(before, updates, strict=True)]
         for learner, rate in enumerate(rates):
-            others = median([*rates[:learner], *rates[learner + 1:]])
+            others = median([*rates[:learner], *rates[learner + 1 :]])
             if others > 0.0 and rate < _SLOW * others and now_s - self._named_s[learner] >= _NAMED_S:
                 self._named_s[learner] = now_s
                 limit = f" before the staleness limit of {self._gala.max_staleness} rollouts" if self._gossips else ""
-                self._recorder.event("warning", f"{Address('learner', learner).name} is slow: {rate:.3g} updates/s, "
-                                     f"the others {others:.3g}; nobody waits for it{limit}")
+                self._recorder.event(
+                    "warning",
+                    f"{Address('learner', learner).name} is slow: {rate:.3g} updates/s, "
+                    f"the others {others:.3g}; nobody waits for it{limit}",
+                )

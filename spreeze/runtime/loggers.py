@@ -59,8 +59,10 @@ def check_sinks(names: Sequence[str]) -> None:
     for name in names:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # a mere folder of that name, as W&B makes one
-            raise ConfigError(f"--log {name}: the package {name} is not installed; install it with: "
-                              f"pip install -e '.[{name}]' (or pip install {name}), or log to none: --log ''")
+            raise ConfigError(
+                f"--log {name}: the package {name} is not installed; install it with: "
+                f"pip install -e '.[{name}]' (or pip install {name}), or log to none: --log ''"
+            )
 
 
 class Sink:
@@ -84,9 +86,18 @@ class Sink:
         with theirs, log_file(run_dir.path, f"log-{self.name}") as log, signals_blocked():
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "spreeze.machine.processes", f"{OWN_PREFIX}log",
-                     "spreeze.runtime.metric_sinks", str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs.fileno(),),
+                    [
+                        sys.executable,
+                        "-m",
+                        "spreeze.machine.processes",
+                        f"{OWN_PREFIX}log",
+                        "spreeze.runtime.metric_sinks",
+                        str(theirs.fileno()),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # without a terminal, nothing can ask for a password there
                     env=child_environment(1, self.mark, f"log-{self.name}"),
                 )
@@ -185,8 +196,11 @@ class Sink:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         lost = self._put - self._done + self.dropped
-        self._on_event("warning", f"{self.name} is off, the run goes on: {clean(why, 200)}; {lost} rows are lost to it "
-                                  f"(see logs/log-{self.name}.log)")
+        self._on_event(
+            "warning",
+            f"{self.name} is off, the run goes on: {clean(why, 200)}; {lost} rows are lost to it "
+            f"(see logs/log-{self.name}.log)",
+        )
 
     def reap(self) -> None:
         """Ends what is left of the process, and what it started."""
@@ -235,8 +249,11 @@ class Loggers:
         self._put(t, step, values={self._tag(name): value for name, value in values.items()})
 
     def evaluation(self, row: EvaluationRow) -> None:
-        fields = {f"Evaluation/{name}": float(value) for name, value in row._asdict().items()
-                  if name not in ("t", "env_steps")}
+        fields = {
+            f"Evaluation/{name}": float(value)
+            for name, value in row._asdict().items()
+            if name not in ("t", "env_steps")
+        }
         self._put(row.t, row.env_steps, values=fields)
 
     def event(self, t: float, level: str, source: str, text: str) -> None:
@@ -281,8 +298,13 @@ def _opening(name: str, plan: RunPlan, run_dir: Path, known: Any) -> dict[str, A
     facts |= {key: str(value) for key, value in read_run(run_dir).items() if key in ("machine", "started")}
     facts |= {f"reason of {key}": reason for key, reason in plan.reasons.items()}
     return {
-        "sink": name, "run_dir": os.path.abspath(run_dir), "project": plan.config.logging.project,
-        "settings": {f"{part}.{field}": list(value) if isinstance(value, tuple) else value
-                     for part, field, value in iterate(plan.config)},
-        "facts": facts, "known": {str(key): str(value) for key, value in own.items()} if isinstance(own, dict) else {},
+        "sink": name,
+        "run_dir": os.path.abspath(run_dir),
+        "project": plan.config.logging.project,
+        "settings": {
+            f"{part}.{field}": list(value) if isinstance(value, tuple) else value
+            for part, field, value in iterate(plan.config)
+        },
+        "facts": facts,
+        "known": {str(key): str(value) for key, value in own.items()} if isinstance(own, dict) else {},
     }

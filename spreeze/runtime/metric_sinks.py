@@ -103,14 +103,19 @@ class TensorBoardSink:
         self._writer = writer(str(opening.path / "tensorboard"), flush_secs=10)
         if not opening.known:
             summaries: Any = hparams
-            flat = {key: value if isinstance(value, bool | int | float) else clean(value, 200)
-                    for key, value in opening.settings.items() if value is not None}
+            flat = {
+                key: value if isinstance(value, bool | int | float) else clean(value, 200)
+                for key, value in opening.settings.items()
+                if value is not None
+            }
             for summary in summaries(flat, {"Return/eval_return": 0.0})[:2]:
                 self._writer.file_writer.add_summary(summary)
         self._writer.add_text("settings", _table(opening.settings))
         self._writer.add_text("facts", _table(opening.facts))
-        tell(known={"folder": "tensorboard"},
-             event=("info", f"to watch: tensorboard --logdir {shlex.quote(str(opening.path.parent))}"))
+        tell(
+            known={"folder": "tensorboard"},
+            event=("info", f"to watch: tensorboard --logdir {shlex.quote(str(opening.path.parent))}"),
+        )
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -158,11 +163,15 @@ class WandbSink:
     def _begun(self, opening: Opening, mode: str) -> Any:
         known = opening.known.get("id", "")
         return self._library.init(
-            project=os.environ.get("WANDB_PROJECT") or opening.project, name=opening.path.name,
-            id=known if _ID.match(known) else None, resume="allow", mode=mode,
+            project=os.environ.get("WANDB_PROJECT") or opening.project,
+            name=opening.path.name,
+            id=known if _ID.match(known) else None,
+            resume="allow",
+            mode=mode,
             # Beside the runs: a run directory with one of its links in it could not be resumed.
             dir=str(opening.path.parent),
-            config={**opening.settings, **opening.facts}, settings=self._library.Settings(init_timeout=_WANDB_OPEN_S),
+            config={**opening.settings, **opening.facts},
+            settings=self._library.Settings(init_timeout=_WANDB_OPEN_S),
         )
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
@@ -228,9 +237,10 @@ class MlflowSink:
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
         at_ms = int(1000 * moment.at_s)
-        self._client.log_batch(self._run_id, metrics=[
-            self._entities.Metric(name, value, at_ms, moment.step) for name, value in values.items()
-        ])
+        self._client.log_batch(
+            self._run_id,
+            metrics=[self._entities.Metric(name, value, at_ms, moment.step) for name, value in values.items()],
+        )
 
     def event(self, moment: Moment, level: str, text: str) -> None:
         if len(self._events) < _MOST_EVENTS:
@@ -257,7 +267,9 @@ def _make_database(client: Callable[..., Any], path: Path) -> None:
 
 
 SINKS: dict[str, Callable[[Opening, Tell], MetricSink]] = {
-    "tensorboard": TensorBoardSink, "wandb": WandbSink, "mlflow": MlflowSink,
+    "tensorboard": TensorBoardSink,
+    "wandb": WandbSink,
+    "mlflow": MlflowSink,
 }
 """By the name in ``logging.sinks``, which is also that of the package and of the extra that installs it."""
 
@@ -276,8 +288,13 @@ def _has_wandb_key(default_url: str = "") -> bool:
 
 
 def _table(values: Mapping[str, Any]) -> str:
-    return "\n".join(["| name | value |", "|---|---|",
-                      *(f"| {_escaped(key)} | {_escaped(value)} |" for key, value in values.items())])
+    return "\n".join(
+        [
+            "| name | value |",
+            "|---|---|",
+            *(f"| {_escaped(key)} | {_escaped(value)} |" for key, value in values.items()),
+        ]
+    )
 
 
 def _escaped(text: object) -> str:

@@ -69,16 +69,20 @@ class RunPlan:
         if self.spec.frames is not None and self.config.env.normalize_obs:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         if self.config.stop.at_return and not self.config.evaluation.enabled:
-            raise ConfigError(f"stop.target_return = {self.config.stop.target_return:g}: no evaluation would reach it "
-                              "with evaluation.enabled = false (--no-evaluator); leave one of them out")
+            raise ConfigError(
+                f"stop.target_return = {self.config.stop.target_return:g}: no evaluation would reach it "
+                "with evaluation.enabled = false (--no-evaluator); leave one of them out"
+            )
         self._check_learners()
         if self.config.cluster.address is not None:
             self._check_cluster()
         interval, in_turns = self.config.evaluation.interval_updates, self.config.wiring.in_turns
         if interval is not None and not (in_turns and (self.config.on_policy is None or self.samplers == 1)):
-            raise ConfigError(f"evaluation.interval_updates = {interval}: in mode {self.config.run.mode} the evaluator "
-                              "works beside the learner and takes the newest weights; use --mode serial with one "
-                              "sampler, or leave it out")
+            raise ConfigError(
+                f"evaluation.interval_updates = {interval}: in mode {self.config.run.mode} the evaluator "
+                "works beside the learner and takes the newest weights; use --mode serial with one "
+                "sampler, or leave it out"
+            )
         if self.config.on_policy is not None:
             self._check_rollout()
         else:
@@ -89,21 +93,28 @@ class RunPlan:
         config = self.config
         if self.spec.frames is not None and config.replay.save:
             frames_gib = config.replay.capacity * self.layout.row_bytes / 2**30
-            raise ConfigError(f"replay.save = true: frames in replay take {frames_gib:.1f} GiB and are not stored; "
-                              "leave it out")
+            raise ConfigError(
+                f"replay.save = true: frames in replay take {frames_gib:.1f} GiB and are not stored; leave it out"
+            )
         if config.learner.overlap and self.spec.choices is not None:
-            raise ConfigError(f"learner.overlap = true: it is for actor and critics of continuous actions, not for "
-                              f"{config.run.algo} with discrete ones; leave it out")
+            raise ConfigError(
+                f"learner.overlap = true: it is for actor and critics of continuous actions, not for "
+                f"{config.run.algo} with discrete ones; leave it out"
+            )
         samplers = self.samplers_of(0)
         shards = samplers + self.host_shards
         smallest = shards * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
         if config.replay.capacity < smallest:
-            raise ConfigError(f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "
-                              f"{config.sampling.envs_per_sampler} environments each need at least {smallest}")
+            raise ConfigError(
+                f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "
+                f"{config.sampling.envs_per_sampler} environments each need at least {smallest}"
+            )
         if config.replay.learning_starts > config.replay.capacity:
-            raise ConfigError(f"replay.learning_starts = {config.replay.learning_starts} is above replay.capacity = "
-                              f"{config.replay.capacity}: the first rows would be gone before learning begins; lower "
-                              "it, or raise the capacity")
+            raise ConfigError(
+                f"replay.learning_starts = {config.replay.learning_starts} is above replay.capacity = "
+                f"{config.replay.capacity}: the first rows would be gone before learning begins; lower "
+                "it, or raise the capacity"
+            )
 
     def _check_cluster(self) -> None:
         """Rejects other hosts where their rows cannot be used."""
@@ -111,55 +122,78 @@ class RunPlan:
         if config.wiring.other_learners:
             return
         if not config.wiring.other_hosts:
-            raise ConfigError(f"--cluster: in mode {config.run.mode} other hosts cannot take part; use --mode spreeze "
-                              "with an algorithm that has replay, --mode gala or tianji, or leave --cluster out")
+            raise ConfigError(
+                f"--cluster: in mode {config.run.mode} other hosts cannot take part; use --mode spreeze "
+                "with an algorithm that has replay, --mode gala or tianji, or leave --cluster out"
+            )
         if self.learners > 1:
-            raise ConfigError(f"run.learners = {self.learners}: rows of other hosts go to one learner; leave it, or "
-                              "--cluster, out")
+            raise ConfigError(
+                f"run.learners = {self.learners}: rows of other hosts go to one learner; leave it, or --cluster, out"
+            )
         if self.spec.frames is not None:
-            raise ConfigError(f"--cluster: {self.spec.env_id} observes images, whose frames are stored once and do not "
-                              "travel; leave --cluster out")
+            raise ConfigError(
+                f"--cluster: {self.spec.env_id} observes images, whose frames are stored once and do not "
+                "travel; leave --cluster out"
+            )
 
     def _check_learners(self) -> None:
         """Rejects several learners if the mode has one, or if their samplers are too few or not shared out evenly."""
         learners, run = self.learners, self.config.run
         if learners > 1 and not self.config.wiring.several_learners:
-            raise ConfigError(f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; leave it "
-                              "out, or use --mode spreeze for algorithms with replay, --mode gala for ppo and a2c")
+            raise ConfigError(
+                f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; leave it "
+                "out, or use --mode spreeze for algorithms with replay, --mode gala for ppo and a2c"
+            )
         if learners > self.samplers:
-            raise ConfigError(f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = "
-                              f"{self.samplers}; use --samplers {learners} or more")
+            raise ConfigError(
+                f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = "
+                f"{self.samplers}; use --samplers {learners} or more"
+            )
         self._check_exchange()
         by_gloo = self.config.exchange.transport == "gloo" and learners > 1
         if by_gloo and self.config.wiring.mixes and self.config.gala.mixing == "hogwild":
-            raise ConfigError("exchange.transport = gloo: learners without locks (gala.mixing = hogwild) share memory; "
-                              "leave one of them out")
+            raise ConfigError(
+                "exchange.transport = gloo: learners without locks (gala.mixing = hogwild) share memory; "
+                "leave one of them out"
+            )
         if not (self.config.wiring.mixes or (self.config.wiring.averages and self.config.on_policy is not None)):
             return
         if self.samplers % learners:
-            raise ConfigError(f"--samplers {self.samplers}: {learners} learners that mix have as many each; use "
-                              f"--samplers {self.samplers // learners * learners}")
+            raise ConfigError(
+                f"--samplers {self.samplers}: {learners} learners that mix have as many each; use "
+                f"--samplers {self.samplers // learners * learners}"
+            )
         asked = "user" in (self.settings.sources.get(key) for key in ("gala.topology", "gala.mixing"))
         alone = learners == 1 and not self.config.exchange.spans_hosts
         if alone and self.config.wiring.mixes and asked and not self.to_tune:
-            raise ConfigError(f"gala.topology = {self.config.gala.topology}, gala.mixing = {self.config.gala.mixing}: "
-                              "one learner has nobody to mix with; add --learners 2, or leave them out")
+            raise ConfigError(
+                f"gala.topology = {self.config.gala.topology}, gala.mixing = {self.config.gala.mixing}: "
+                "one learner has nobody to mix with; add --learners 2, or leave them out"
+            )
 
     def _check_rollout(self) -> None:
         """Rejects inconsistent settings of an on-policy run."""
         part = self.config.rollout
         if part.inference_workers and self.config.wiring.free_running:
-            raise ConfigError(f"rollout.inference_workers = {part.inference_workers}: in mode {self.config.run.mode} "
-                              "samplers go at their own pace and infer for themselves; leave it out")
+            raise ConfigError(
+                f"rollout.inference_workers = {part.inference_workers}: in mode {self.config.run.mode} "
+                "samplers go at their own pace and infer for themselves; leave it out"
+            )
         if self.inference_workers and (self.learners > 1 or self.config.exchange.spans_hosts):
-            raise ConfigError(f"rollout.inference_workers = {self.inference_workers}: the samplers of "
-                              "several learners infer for themselves; leave it out")
+            raise ConfigError(
+                f"rollout.inference_workers = {self.inference_workers}: the samplers of "
+                "several learners infer for themselves; leave it out"
+            )
         if self.inference_workers > self.samplers:
-            raise ConfigError(f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} "
-                              "samplers that they infer for; use at most as many")
+            raise ConfigError(
+                f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} "
+                "samplers that they infer for; use at most as many"
+            )
         if self.spec.frames is not None and self.spec.frames.options.get("episodic_life"):
-            raise ConfigError(f"image.episodic_life = true: {self.config.run.algo} begins each episode by a seed, and "
-                              "so a new game at each lost life; leave it out, or take dqn")
+            raise ConfigError(
+                f"image.episodic_life = true: {self.config.run.algo} begins each episode by a seed, and "
+                "so a new game at each lost life; leave it out, or take dqn"
+            )
         rows, minibatches = self.sync_interval * part.envs_per_sampler, self.minibatches  # of one sampler
         if self.config.wiring.free_running and rows % minibatches:
             raise ConfigError(
@@ -174,8 +208,10 @@ class RunPlan:
                 f"{self.config.run.algo} has one network on one device"
             )
         if learner.precision != "float32" and not self.config.wiring.free_running:
-            raise ConfigError(f"learner.precision = {learner.precision}: mode {self.config.run.mode} learns in "
-                              "float32, which its equal results rest on; leave it out")
+            raise ConfigError(
+                f"learner.precision = {learner.precision}: mode {self.config.run.mode} learns in "
+                "float32, which its equal results rest on; leave it out"
+            )
 
     def _check_exchange(self) -> None:
         """Rejects learners of other hosts where they cannot take part."""
@@ -183,14 +219,19 @@ class RunPlan:
         if not exchange.spans_hosts:
             return
         if not wiring.other_learners:
-            raise ConfigError(f"exchange.learners, exchange.join: learners share nothing in mode {self.config.run.mode}"
-                              "; use --mode gala for ppo and a2c, --mode tianji")
+            raise ConfigError(
+                f"exchange.learners, exchange.join: learners share nothing in mode {self.config.run.mode}"
+                "; use --mode gala for ppo and a2c, --mode tianji"
+            )
         if wiring.mixes and (gala.mixing != "gossip" or gala.max_staleness == 0):
-            raise ConfigError(f"gala.mixing = {gala.mixing}, gala.max_staleness = {gala.max_staleness}: learners of "
-                              "several hosts gossip, and never in lockstep; leave them out")
+            raise ConfigError(
+                f"gala.mixing = {gala.mixing}, gala.max_staleness = {gala.max_staleness}: learners of "
+                "several hosts gossip, and never in lockstep; leave them out"
+            )
         if exchange.learners is not None and exchange.learners < self.learners:
-            raise ConfigError(f"exchange.learners = {exchange.learners}: this host alone has run.learners = "
-                              f"{self.learners}; raise it")
+            raise ConfigError(
+                f"exchange.learners = {exchange.learners}: this host alone has run.learners = {self.learners}; raise it"
+            )
 
     @property
     def host_arguments(self) -> tuple[str, ...]:
@@ -199,10 +240,26 @@ class RunPlan:
         It has the settings of this run, but for those of this machine, of files and of the end.
         """
         config, env = self.config, self.config.env
-        flags = ["--env", env.id, *(("--import", env.import_module) if env.import_module else ()),
-                 *(("--plain-env",) if env.plain else ()), *(f"--env-arg={text}" for text in env.args),
-                 "--algo", config.run.algo, "--mode", config.run.mode, "--seed", str(config.run.seed),
-                 "--learners", "1", "--no-visualizer", "--profile", NO_PROFILE, "--set", "exchange.transport=gloo"]
+        flags = [
+            "--env",
+            env.id,
+            *(("--import", env.import_module) if env.import_module else ()),
+            *(("--plain-env",) if env.plain else ()),
+            *(f"--env-arg={text}" for text in env.args),
+            "--algo",
+            config.run.algo,
+            "--mode",
+            config.run.mode,
+            "--seed",
+            str(config.run.seed),
+            "--learners",
+            "1",
+            "--no-visualizer",
+            "--profile",
+            NO_PROFILE,
+            "--set",
+            "exchange.transport=gloo",
+        ]
         if config.cluster.samplers is not None:
             flags += ["--samplers", str(config.cluster.samplers)]
         for key, source in sorted(self.settings.sources.items()):
@@ -219,8 +276,15 @@ class RunPlan:
         config, gala = self.config, self.config.gala
         mixing = {"gala.topology": gala.topology} if config.wiring.mixes else {}
         own = {f"{config.run.algo}.{name}": value for name, value in self.algorithm_fields().items()}
-        return {"env.id": self.spec.env_id, "run.algo": config.run.algo, "run.mode": config.run.mode,
-                "run.seed": config.run.seed, "env.normalize_obs": config.env.normalize_obs, **mixing, **own}
+        return {
+            "env.id": self.spec.env_id,
+            "run.algo": config.run.algo,
+            "run.mode": config.run.mode,
+            "run.seed": config.run.seed,
+            "env.normalize_obs": config.env.normalize_obs,
+            **mixing,
+            **own,
+        }
 
     @property
     def session_seed(self) -> int:
@@ -279,8 +343,14 @@ class RunPlan:
         spec = RolloutSpec.of(self.spec, self.sync_interval, self.rollout_envs)
         if not isinstance(algorithm, AnyAgeConfig):
             return spec
-        return dataclasses.replace(spec, num_slots=-(-algorithm.slots // samplers) + 1, max_uses=algorithm.uses,
-                                   least_uses=algorithm.uses_before_overwrite, free_running=True, log_steps=1)
+        return dataclasses.replace(
+            spec,
+            num_slots=-(-algorithm.slots // samplers) + 1,
+            max_uses=algorithm.uses,
+            least_uses=algorithm.uses_before_overwrite,
+            free_running=True,
+            log_steps=1,
+        )
 
     @property
     def buffer_slots(self) -> int:
@@ -302,7 +372,8 @@ class RunPlan:
             outputs = 2 * spec.action_dim if self.spec.choices is None else self.spec.choices.options
             # Action, log-probability, advantage, target and value, float32.
             row_bytes = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 4 * (
-                spec.action_dim + 4 + outputs)
+                spec.action_dim + 4 + outputs
+            )
             kept_bytes = rows * row_bytes
             less = f"{self.config.run.algo}.slots or --sync-interval"
             return "circular buffer", spec.size_bytes + kept_bytes, less

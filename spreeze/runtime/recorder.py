@@ -98,8 +98,12 @@ class Recorder:
         self._plan, self._run_dir, self._view, self._table = plan, run_dir, view, table
         self._store = MetricsWriter(run_dir.path / "metrics.db", table=table)
         balanced = plan.config.wiring.balanced and plan.config.on_policy is None
-        self.rates = Rates(plan.batch_size, table=table, restores=plan.earlier.sessions > 0,
-                           balanced_rows=plan.config.replay.capacity if balanced else None)
+        self.rates = Rates(
+            plan.batch_size,
+            table=table,
+            restores=plan.earlier.sessions > 0,
+            balanced_rows=plan.config.replay.capacity if balanced else None,
+        )
         self._utilisation = Utilisation({})
         self._memory_total_bytes = memory_limits().total_bytes
         self._events: deque[str] = deque(maxlen=6)
@@ -129,8 +133,9 @@ class Recorder:
         self.first_error: tuple[str, str] | None = None
         self._unevaluated, self._told_unevaluated = False, 0
         best = plan.earlier.best_return
-        self.outcome = Outcome(eval_best=max((row.return_mean for row in self._curve), default=None)
-                               if best is None else best)
+        self.outcome = Outcome(
+            eval_best=max((row.return_mean for row in self._curve), default=None) if best is None else best
+        )
         self._count_curve()
         self._gpu_trouble: str | None = None
         self._gpu_troubles = 0
@@ -143,8 +148,9 @@ class Recorder:
 
     def goes_on_from(self, env_steps: int) -> None:
         """The env steps of earlier sessions that count, where a part of them is collected again."""
-        self._plan = dataclasses.replace(self._plan, earlier=dataclasses.replace(self._plan.earlier,
-                                                                                 env_steps=env_steps))
+        self._plan = dataclasses.replace(
+            self._plan, earlier=dataclasses.replace(self._plan.earlier, env_steps=env_steps)
+        )
 
     @property
     def paused_s(self) -> float:
@@ -216,8 +222,10 @@ class Recorder:
         """Reports that the run did not go on for a while."""
         if (slept_s := self._slept_s - self._slept_told_s) >= _SLEEP_TOLD_S:
             self._slept_told_s = self._slept_s
-            self.event("info", f"goes on after {slept_s:.0f} s in which it was stopped, or the machine slept: no time "
-                       "of the run")
+            self.event(
+                "info",
+                f"goes on after {slept_s:.0f} s in which it was stopped, or the machine slept: no time of the run",
+            )
 
     def env_error(self, where: str, error: Exception, count: int) -> None:
         """Reports an error of an environment in this process, which lost at most an episode."""
@@ -228,8 +236,11 @@ class Recorder:
         """Reports once that the terminal was closed, which does not end the run."""
         if not self._hung_up:
             self._hung_up = True
-            self.event("info", "the terminal was closed (SIGHUP): the run goes on without it; to end it: "
-                       f"python -m spreeze runs stop {self._run_dir.path.absolute()}")
+            self.event(
+                "info",
+                "the terminal was closed (SIGHUP): the run goes on without it; to end it: "
+                f"python -m spreeze runs stop {self._run_dir.path.absolute()}",
+            )
 
     def saving(self, left_bytes: int) -> None:
         """Shows now and then how much of the last checkpoints is left, while the run waits only for these.
@@ -299,8 +310,11 @@ class Recorder:
         outcome.eval_episodes_cut = int(record.get("episodes_cut") or 0)
         outcome.eval_episodes_lost = int(record.get("episodes_lost") or 0)
         if outcome.eval_episodes_cut:
-            self.event("info", f"final evaluation: {outcome.eval_episodes} of {asked} episodes, "
-                               "the others would have taken too long; only whole rounds count")
+            self.event(
+                "info",
+                f"final evaluation: {outcome.eval_episodes} of {asked} episodes, "
+                "the others would have taken too long; only whole rounds count",
+            )
         order = (group, record.get("epoch"), record.get("version"))
         if final and order == self._evaluated:
             return
@@ -347,7 +361,8 @@ class Recorder:
         latest = self._curve[-stop.target_evaluations :]
         enough = outcome.time_to_target_s is not None or sum(row.episodes for row in latest) >= CONFIRMING_EPISODES
         self._target_reached = self._target_reached or (
-            stop.target_evaluations > 1 and enough and held(self._curve, stop.target_evaluations))
+            stop.target_evaluations > 1 and enough and held(self._curve, stop.target_evaluations)
+        )
 
     def _count_curve(self) -> None:
         outcome, curve = self.outcome, self._curve
@@ -355,12 +370,19 @@ class Recorder:
         outcome.eval_final_evaluations = min(len(curve), POLICIES)
 
     def no_final_evaluation(self, budget_s: float) -> None:
-        self.event("info", f"no full set of episodes ended within {budget_s:.0f} s; the last score during training "
-                           "counts")
+        self.event(
+            "info", f"no full set of episodes ended within {budget_s:.0f} s; the last score during training counts"
+        )
 
     def sample(
-        self, reading: CounterSample, *, pids: Mapping[str, int] | None, restarts: int = 0, samplers_alive: int = 1,
-        state: str = "training", governed: dict[str, float | None] | None = None,
+        self,
+        reading: CounterSample,
+        *,
+        pids: Mapping[str, int] | None,
+        restarts: int = 0,
+        samplers_alive: int = 1,
+        state: str = "training",
+        governed: dict[str, float | None] | None = None,
     ) -> None:
         """Takes one sample of all metrics; without utilisation if ``pids`` is None (the workers have ended)."""
         t_s = reading.t_s - self.paused_s
@@ -375,10 +397,13 @@ class Recorder:
             self._inserted_before = reading.inserted if self._plan.earlier.sessions else 0
         metrics = self.rates.read(reading) | self._gauges(reading.groups) | (governed or {})
         earlier = self._plan.earlier
-        metrics |= {"env_steps": earlier.env_steps + reading.env_steps, "restarts": restarts,
-                    "episodes": earlier.episodes + (metrics["episodes"] or 0.0),
-                    # 0 until the learner has loaded its checkpoint
-                    "updates": metrics["updates"] or float(earlier.updates)}
+        metrics |= {
+            "env_steps": earlier.env_steps + reading.env_steps,
+            "restarts": restarts,
+            "episodes": earlier.episodes + (metrics["episodes"] or 0.0),
+            # 0 until the learner has loaded its checkpoint
+            "updates": metrics["updates"] or float(earlier.updates),
+        }
         if pids is not None:
             metrics.update(self._utilisation.sample(pids))
             if (energy_j := metrics.get("energy_j")) is not None and reading.env_steps > 0:
@@ -398,10 +423,16 @@ class Recorder:
         self._view.update(snapshot)
         if state == "training" and time.monotonic() >= self._next_state_s:
             self._next_state_s = time.monotonic() + _STATE_S
-            self._run_dir.write_state(state="running", wall_s=self.wall_s, env_steps=metrics["env_steps"],
-                                      updates=metrics["updates"], eval_best=self.outcome.eval_best,
-                                      eval_final=self.outcome.eval_final, episodes=metrics["episodes"],
-                                      unevaluated=self._unevaluated)
+            self._run_dir.write_state(
+                state="running",
+                wall_s=self.wall_s,
+                env_steps=metrics["env_steps"],
+                updates=metrics["updates"],
+                eval_best=self.outcome.eval_best,
+                eval_final=self.outcome.eval_final,
+                episodes=metrics["episodes"],
+                unevaluated=self._unevaluated,
+            )
 
     def evaluates(self, does: bool) -> None:
         """Notes whether anybody evaluates; where a return is waited for, nobody is an event."""
@@ -412,20 +443,39 @@ class Recorder:
         self._unevaluated, self._next_state_s = unevaluated, 0.0
         self._told_unevaluated += unevaluated
         if unevaluated and is_power_of_ten(self._told_unevaluated):
-            self.event("warning", f"nobody evaluates until the evaluator is started again, so the target return of "
-                       f"{stop.target_return:g} cannot end the run meanwhile")
+            self.event(
+                "warning",
+                f"nobody evaluates until the evaluator is started again, so the target return of "
+                f"{stop.target_return:g} cannot end the run meanwhile",
+            )
 
     def snapshot(self, state: str) -> Snapshot:
         plan, outcome = self._plan, self.outcome
         progress, eta_s = _progress(plan, self._metrics, self.session_s - self._starting_s)
-        run = {"env_id": plan.spec.env_id, "algo": plan.config.run.algo, "wall_s": self.wall_s,
-               "eval_best": outcome.eval_best, "eval_final": outcome.eval_final, "unevaluated": self._unevaluated}
+        run = {
+            "env_id": plan.spec.env_id,
+            "algo": plan.config.run.algo,
+            "wall_s": self.wall_s,
+            "eval_best": outcome.eval_best,
+            "eval_final": outcome.eval_final,
+            "unevaluated": self._unevaluated,
+        }
         bare = snapshot_of(
-            run, {name: vars(part) for name, part in plan.config.parts().items()}, self._metrics, plan.config.wiring,
-            state=state, table=self._table, samplers_wanted=plan.samplers, samplers_alive=self._samplers_alive,
-            learner_device=outcome.device, memory_total_bytes=self._memory_total_bytes,
-            eval_returns=tuple(self._eval_returns), first_error=self.first_error, events=tuple(self._events),
-            progress=progress, eta_s=eta_s,
+            run,
+            {name: vars(part) for name, part in plan.config.parts().items()},
+            self._metrics,
+            plan.config.wiring,
+            state=state,
+            table=self._table,
+            samplers_wanted=plan.samplers,
+            samplers_alive=self._samplers_alive,
+            learner_device=outcome.device,
+            memory_total_bytes=self._memory_total_bytes,
+            eval_returns=tuple(self._eval_returns),
+            first_error=self.first_error,
+            events=tuple(self._events),
+            progress=progress,
+            eta_s=eta_s,
         )
         return dataclasses.replace(bare, bottleneck=bottleneck(bare).sentence)
 
@@ -474,12 +524,16 @@ class Recorder:
             self._run_dir.write_state(checkpoint_left_bytes=None)
         self._utilisation.close()
         self._store.close()
-        self.outcome.metrics_trouble = next((text for level, text in reversed(self._store.reports())
-                                             if level == "warning"), self.outcome.metrics_trouble)
+        self.outcome.metrics_trouble = next(
+            (text for level, text in reversed(self._store.reports()) if level == "warning"),
+            self.outcome.metrics_trouble,
+        )
         self.outcome.metrics_rows_lost = self._store.rows_dropped
         if self._store.rows_dropped:
-            self._view.note(f"warning: {self._store.rows_dropped:,} rows of metrics of this session are lost: "
-                            f"{self.outcome.metrics_trouble}")
+            self._view.note(
+                f"warning: {self._store.rows_dropped:,} rows of metrics of this session are lost: "
+                f"{self.outcome.metrics_trouble}"
+            )
 
 
 def _earlier_curve(run_dir: Path, learners: int) -> list[EvaluationRow]:
@@ -526,25 +580,41 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
     eval_final, evaluations, worst = map(same.pop, ("eval_final", "eval_final_evaluations", "eval_worst"))
     del same["rates"]
     document = {
-        "run_dir": str(run_dir), "env": plan.spec.env_id, "algo": config.run.algo, "mode": config.run.mode,
-        "seed": config.run.seed, "samplers": plan.samplers, "envs_per_sampler": part.envs_per_sampler,
-        "batch_size": plan.batch_size, "learner_threads": config.learner.threads, **same,
+        "run_dir": str(run_dir),
+        "env": plan.spec.env_id,
+        "algo": config.run.algo,
+        "mode": config.run.mode,
+        "seed": config.run.seed,
+        "samplers": plan.samplers,
+        "envs_per_sampler": part.envs_per_sampler,
+        "batch_size": plan.batch_size,
+        "learner_threads": config.learner.threads,
+        **same,
         "process_s": outcome.wall_s - plan.earlier.wall_s + plan.process_age_s,
         **{name: rates.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")},
-        "rates_measured_s": rates.get("measured_s"), "rates_warmup_s": warmup_s,
-        "time_split": {name: rates.get(name) for name in split_names(
-            on_policy=on_policy, inference_workers=plan.inference_workers > 0)},
+        "rates_measured_s": rates.get("measured_s"),
+        "rates_warmup_s": warmup_s,
+        "time_split": {
+            name: rates.get(name)
+            for name in split_names(on_policy=on_policy, inference_workers=plan.inference_workers > 0)
+        },
         "samples_per_insert_band": config.replay.samples_per_insert_band,
-        "eval_return_mean": eval_return, "eval_return_best": eval_best, "target_return": config.stop.target_return,
-        "eval_return_final": eval_final, "eval_return_final_evaluations": evaluations,
+        "eval_return_mean": eval_return,
+        "eval_return_best": eval_best,
+        "target_return": config.stop.target_return,
+        "eval_return_final": eval_final,
+        "eval_return_final_evaluations": evaluations,
         "eval_return_worst_of_20": worst,
-        "reasons": plan.reasons, "versions": versions(), "machine": machine.one_line(),
+        "reasons": plan.reasons,
+        "versions": versions(),
+        "machine": machine.one_line(),
     }
     if plan.learners > 1:
         document["learners"] = [{"group": group, **learners.get(group, {})} for group in range(plan.learners)]
     if on_policy:
         document |= {
-            "inference_workers": plan.inference_workers, "sync_interval": plan.sync_interval,
+            "inference_workers": plan.inference_workers,
+            "sync_interval": plan.sync_interval,
             "correction": config.rollout.correction if plan.lag else None,
             "synchrony": config.rollout.synchrony if plan.lag == 0 else None,
         }
@@ -663,8 +733,10 @@ class Rates:
         hosts = [host for group in new.groups for host in group.hosts]
         for index, host in enumerate(hosts):
             if host["seen"]:
-                found |= {f"{metric.name}/{index}": host[slot]
-                          for metric, slot in self.table.of("host", Kind.COUNTER, Kind.GAUGE)}
+                found |= {
+                    f"{metric.name}/{index}": host[slot]
+                    for metric, slot in self.table.of("host", Kind.COUNTER, Kind.GAUGE)
+                }
                 if seconds > 0:
                     change = new.host_steps[index] - old.host_steps[index]
                     found[f"host_env_steps_per_s/{index}"] = max(change, 0.0) / seconds
@@ -674,18 +746,25 @@ class Rates:
 
     def _metrics(self, old: CounterSample, new: CounterSample, part: slice) -> dict[str, float | None]:
         changes = self._changes(old.groups[part], new.groups[part], new.t_s - old.t_s)
-        return {**_counts(new.groups[part], self.table), **changes,
-                "samples_per_insert": samples_per_insert(new.groups[part])}
+        return {
+            **_counts(new.groups[part], self.table),
+            **changes,
+            "samples_per_insert": samples_per_insert(new.groups[part]),
+        }
 
     def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
         found = {**_rates(old, new, seconds, self.batch_size, self.table), **_shares(old, new, self.table)}
         return found if self.balanced_rows is None else found | _balance(old, new, self.balanced_rows)
 
     def _note(self, reading: CounterSample) -> None:
-        updates = [] if not self._window else [
-            (old.learner["updates"], new.learner["updates"])
-            for old, new in zip(self._window[-1].groups, reading.groups, strict=True)
-        ]
+        updates = (
+            []
+            if not self._window
+            else [
+                (old.learner["updates"], new.learner["updates"])
+                for old, new in zip(self._window[-1].groups, reading.groups, strict=True)
+            ]
+        )
         if self.restores and any(old == 0 < new for old, new in updates):
             self._window.clear()  # updates of a checkpoint took no time just now
         self.restores = self.restores or any(new < old for old, new in updates)
@@ -694,8 +773,10 @@ class Rates:
             self._window.popleft()
         if self.learning_began_s is None and all(group.learned for group in reading.groups):
             self.learning_began_s = reading.t_s
-        if self._steady is None and self.learning_began_s is not None and (
-            reading.t_s - self.learning_began_s >= self.warmup_s
+        if (
+            self._steady is None
+            and self.learning_began_s is not None
+            and (reading.t_s - self.learning_began_s >= self.warmup_s)
         ):
             self._steady = reading
         if not self._ended:
@@ -724,13 +805,18 @@ def samples_per_insert(groups: _Groups) -> float | None:
 
 def _balance(old: _Groups, new: _Groups, capacity: int) -> dict[str, float | None]:
     """Consumption over production between two readings of learners from replay, and staleness now; None if unknown."""
-    pairs = [(before, after) for before, after in zip(old, new, strict=True)
-             if 0 <= before.baseline_inserted == after.baseline_inserted and before.learned]
+    pairs = [
+        (before, after)
+        for before, after in zip(old, new, strict=True)
+        if 0 <= before.baseline_inserted == after.baseline_inserted and before.learned
+    ]
     inserts = sum(after.inserted - before.inserted for before, after in pairs)
     drawn = sum(after.sampled - before.sampled for before, after in pairs)
     stale = [after.learner["batch_size"] / max(after.learner["replay_fill"] * capacity, 1.0) for _, after in pairs]
-    return {"samples_per_insert_now": drawn / inserts if inserts > 0 else None,
-            "staleness": sum(stale) / len(stale) if stale else None}
+    return {
+        "samples_per_insert_now": drawn / inserts if inserts > 0 else None,
+        "staleness": sum(stale) / len(stale) if stale else None,
+    }
 
 
 def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
@@ -765,7 +851,8 @@ def _rates(old: _Groups, new: _Groups, seconds: float, batch_size: int, table: M
         rates[name] = max(_total(new, role, slot) - _total(old, role, slot), 0.0) / seconds
     # A learner halves its batch if the device has too little memory.
     rates["update_frames_per_s"] = sum(
-        max(after.learner["updates"] - before.learner["updates"], 0.0) / seconds
+        max(after.learner["updates"] - before.learner["updates"], 0.0)
+        / seconds
         * (after.learner.get("batch_size") or batch_size)
         for before, after in zip(old, new, strict=True)
     )

@@ -65,7 +65,11 @@ _VISUALIZER_AFTER_S = 4.0  # from the first update to the visualizer's start, wh
 
 
 def run_workers(
-    assemble: Callable[[Assembly], None], plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
+    assemble: Callable[[Assembly], None],
+    plan: RunPlan,
+    run_dir: RunDir,
+    view: View,
+    interrupts: Interrupts,
     launcher: Launcher = FRESH,
 ) -> Outcome:
     """Trains with the workers that a mode puts together, then evaluates. All have ended when this returns.
@@ -113,22 +117,40 @@ class _Supervisor:
     """Watches the workers of one run until all have ended."""
 
     def __init__(
-        self, plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, launcher: Launcher,
-        run: Assembly, logs: LogKeeper,
+        self,
+        plan: RunPlan,
+        run_dir: RunDir,
+        recorder: Recorder,
+        interrupts: Interrupts,
+        launcher: Launcher,
+        run: Assembly,
+        logs: LogKeeper,
     ) -> None:
         self._run_dir, self._recorder, self._interrupts, self._run = run_dir, recorder, interrupts, run
         self._governing: GovernorLoop | None = None
         if plan.config.tuning.govern and any(spec.role.rests for spec in run.specs.values()):
             self._governing = GovernorLoop(plan, run.status, recorder.event)
         self._spread = None if run.spread is None else run.spread(recorder)
-        run_context = RunContext(run_dir=run_dir.path, status_fd=run.status.block.fd, status_rows=run.status.num_rows,
-                                 nonce=run_dir.nonce, gives_way=plan.config.tuning.give_way, logs=logs)
-        self._workers = ProcessSupervisor(run_context, run.status, on_event=recorder.event, launcher=launcher,
-                                          forgiven_failures=plan.config.run.forgiven_failures)
+        run_context = RunContext(
+            run_dir=run_dir.path,
+            status_fd=run.status.block.fd,
+            status_rows=run.status.num_rows,
+            nonce=run_dir.nonce,
+            gives_way=plan.config.tuning.give_way,
+            logs=logs,
+        )
+        self._workers = ProcessSupervisor(
+            run_context,
+            run.status,
+            on_event=recorder.event,
+            launcher=launcher,
+            forgiven_failures=plan.config.run.forgiven_failures,
+        )
         self._finished: dict[Address, str] = {}
         self._leave_free = plan.config.tuning.leave_free
-        self._timeline = Timeline(run.status, {name: spec.row for name, spec in run.specs.items()}, run_dir.path,
-                                  lambda: recorder.wall_s)
+        self._timeline = Timeline(
+            run.status, {name: spec.row for name, spec in run.specs.items()}, run_dir.path, lambda: recorder.wall_s
+        )
         self._next_sample_s = 0.0
         self.stopping_s = 0.0  # how long stopping the workers took
 
@@ -238,8 +260,9 @@ class _Supervisor:
                     folder = group_folder(self._run_dir.path, address.group) / "checkpoints"
                     CheckpointStore(folder).remove_unfinished()
             self._recorder.first_error = self._workers.first_error
-            self._recorder.sample(self._read(), pids=None, restarts=self._workers.restarts,
-                                  samplers_alive=0, state="stopping")
+            self._recorder.sample(
+                self._read(), pids=None, restarts=self._workers.restarts, samplers_alive=0, state="stopping"
+            )
             self._recorder.finish(self._workers.restarts)
 
     def _waited(self, specs: list[WorkerSpec]) -> None:
@@ -284,9 +307,13 @@ class _Supervisor:
         governing = self._governing
         governed = governing.look(reading, {**pids, "supervisor": os.getpid()}) if governing else {}
         self._recorder.evaluates(not self._workers.keeps_failing("evaluator"))
-        self._recorder.sample(reading, pids=pids, restarts=self._workers.restarts,
-                              samplers_alive=sum(self._workers.alive(role) for role in ROLES.values() if role.steps),
-                              governed=governed)
+        self._recorder.sample(
+            reading,
+            pids=pids,
+            restarts=self._workers.restarts,
+            samplers_alive=sum(self._workers.alive(role) for role in ROLES.values() if role.steps),
+            governed=governed,
+        )
         self._run.status.header[words.VISUALIZER_PAUSED] = int(self._run_dir.asked("pause-visualizer"))
         self._obey()
 
@@ -332,8 +359,14 @@ class ProcessSupervisor:
     """
 
     def __init__(
-        self, run_context: RunContext, status: StatusTable, *, on_event: Callable[[str, str], None],
-        launcher: Launcher = FRESH, clock: Callable[[], float] = AWAKE, forgiven_failures: int = 0,
+        self,
+        run_context: RunContext,
+        status: StatusTable,
+        *,
+        on_event: Callable[[str, str], None],
+        launcher: Launcher = FRESH,
+        clock: Callable[[], float] = AWAKE,
+        forgiven_failures: int = 0,
     ) -> None:
         self._run_context, self._status = run_context, status
         self.on_event, self._launcher, self._clock = on_event, launcher, clock
@@ -428,12 +461,19 @@ class ProcessSupervisor:
         starts, deadline_s = phase in _STARTING and _has_envs(spec), _deadline_s(spec, phase)
         if starts and spec.role.steps and silent_s > _FIRST_WORD_S and not handle.waited_for:
             handle.waited_for = True
-            self.on_event("info", f"waiting for an environment of {spec.name} to start: {silent_s:.0f} s so far, at "
-                          f"most {deadline_s:g} s (--start-deadline-s)")
+            self.on_event(
+                "info",
+                f"waiting for an environment of {spec.name} to start: {silent_s:.0f} s so far, at "
+                f"most {deadline_s:g} s (--start-deadline-s)",
+            )
         if silent_s > deadline_s:
             why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log" + (
                 f"; for an environment that takes longer to start: --start-deadline-s {2 * deadline_s:g}"
-                if starts else "" if phase in _STARTING else deadline_text(phase, deadline_s))
+                if starts
+                else ""
+                if phase in _STARTING
+                else deadline_text(phase, deadline_s)
+            )
             process.signal_group(signal.SIGUSR1)
             time.sleep(_STACK_S)
         elif look_at_memory and limit is not None and (used := tree_memory_bytes(process.pid)) > limit:
@@ -502,11 +542,15 @@ class ProcessSupervisor:
                 own = [handle for handle in handles if handle.spec.address.group == group]
                 lost = [handle for handle in own if handle.restarts.quarantined and handle.process is None]
                 if 2 * len(lost) > len(own):
-                    raise WorkerError(f"{len(lost)} of {len(own)} {role.name}s keep failing; {lost[0].spec.name}: "
-                                      f"{lost[0].failures[-1]}")
+                    raise WorkerError(
+                        f"{len(lost)} of {len(own)} {role.name}s keep failing; {lost[0].spec.name}: "
+                        f"{lost[0].failures[-1]}"
+                    )
 
     def stop(
-        self, hurry: Callable[[], bool], on_messages: Callable[[list[dict[str, Any]]], None],
+        self,
+        hurry: Callable[[], bool],
+        on_messages: Callable[[list[dict[str, Any]]], None],
         on_wait: Callable[[list[WorkerSpec]], None] = lambda specs: None,
     ) -> None:
         """Ends all workers: stop flag, then SIGKILL for late ones. All have ended when this returns.
@@ -628,20 +672,36 @@ class Restarts:
 
 
 def _final_evaluation(
-    run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, on_event: Callable[[str, str], None],
+    run_dir: RunDir,
+    plan: RunPlan,
+    budget_s: float,
+    interrupts: Interrupts,
+    on_event: Callable[[str, str], None],
     logs: LogKeeper,
 ) -> dict[str, Any] | None:
     """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
     slept_s = AWAKE.slept_s
     job = dataclasses.replace(evaluator_job(plan, run_dir.path, has_free_core=True), target_return=None)
     gives_way = plan.config.tuning.give_way
-    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s),
-               str(LOW_PRIORITY if gives_way else 0)]
+    command = [
+        sys.executable,
+        "-m",
+        "spreeze.workers.evaluator",
+        json.dumps(job.to_json()),
+        str(budget_s),
+        str(LOW_PRIORITY if gives_way else 0),
+    ]
     words, kills = begin_log(run_dir.path, "evaluator", logs), oom_kills()
     try:
         with open_log(words) as output, signals_blocked():
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output,
-                                       env=child_environment(1, run_dir.nonce, "evaluator"), **leads(gives_way))
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=child_environment(1, run_dir.nonce, "evaluator"),
+                **leads(gives_way),
+            )
         mark(process.pid, run_dir.nonce)
     except OSError as error:  # no reason to fail a run that has ended well
         on_event("warning", f"the last evaluation could not be started: {error}")

@@ -48,10 +48,14 @@ class Timeline:
         began_ns, self._began_ns = self._began_ns, 0
         end_ns = time.monotonic_ns()
         workers = {name: parts(self._status.events(row), began_ns, end_ns) for name, row in self._rows.items()}
-        write_json(self._file, {
-            "wall_s": round(self._wall_s(), 3), "length_ms": round((end_ns - began_ns) / 1e6, 3),
-            "workers": [{"name": name, "parts": found} for name, found in workers.items() if found],
-        })
+        write_json(
+            self._file,
+            {
+                "wall_s": round(self._wall_s(), 3),
+                "length_ms": round((end_ns - began_ns) / 1e6, 3),
+                "workers": [{"name": name, "parts": found} for name, found in workers.items() if found],
+            },
+        )
 
 
 def parts(events: Any, began_ns: int, end_ns: int) -> list[list[Any]]:

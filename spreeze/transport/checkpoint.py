@@ -56,8 +56,14 @@ class CheckpointStore:
         self.directory, self._progress = Path(directory), on_progress
 
     def save(
-        self, tensors: dict[str, np.ndarray], state: dict[str, Any], *, epoch: int, updates: int,
-        ring: ReplayRing | None = None, keep: int = 3,
+        self,
+        tensors: dict[str, np.ndarray],
+        state: dict[str, Any],
+        *,
+        epoch: int,
+        updates: int,
+        ring: ReplayRing | None = None,
+        keep: int = 3,
     ) -> Path:
         """Saves a checkpoint, then deletes all but the ``keep`` newest.
 
@@ -70,8 +76,10 @@ class CheckpointStore:
         needed = sum(array.nbytes for array in tensors.values()) + (ring.spec.size_bytes if ring else 0) + _SPARE_BYTES
         free = shutil.disk_usage(self.directory).free
         if free < 2 * needed:
-            raise ResourceError(f"checkpoint needs {2 * needed} bytes free in {self.directory}, {free} are available; "
-                                "free some space or save without replay")
+            raise ResourceError(
+                f"checkpoint needs {2 * needed} bytes free in {self.directory}, {free} are available; "
+                "free some space or save without replay"
+            )
         temp = self.directory / files.temp_name()
         try:
             os.mkdir(temp)
@@ -86,7 +94,12 @@ class CheckpointStore:
         return path
 
     def _write(
-        self, temp: Path, tensors: dict[str, np.ndarray], state: dict[str, Any], epoch: int, updates: int,
+        self,
+        temp: Path,
+        tensors: dict[str, np.ndarray],
+        state: dict[str, Any],
+        epoch: int,
+        updates: int,
         ring: ReplayRing | None,
     ) -> None:
         """Writes all files of a checkpoint, the manifest last, each synced before the next."""
@@ -106,11 +119,18 @@ class CheckpointStore:
         if ring is not None:
             dump_replay(ring, temp / _REPLAY, done)
             names.append(_REPLAY)
-        entries = {name: {"bytes": (temp / name).stat().st_size, "sha256": files.sha256_of_file(temp / name, done)}
-                   for name in names}
+        entries = {
+            name: {"bytes": (temp / name).stat().st_size, "sha256": files.sha256_of_file(temp / name, done)}
+            for name in names
+        }
         manifest = {
-            "format_version": FORMAT_VERSION, "epoch": epoch, "updates": updates, "files": entries,
-            "replay_saved": ring is not None, "python": platform.python_version(), "numpy": np.__version__,
+            "format_version": FORMAT_VERSION,
+            "epoch": epoch,
+            "updates": updates,
+            "files": entries,
+            "replay_saved": ring is not None,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
         }
         files.write_bytes(temp / _MANIFEST, files.json_bytes(manifest), durable=True)
         files.sync_directory(temp)
@@ -150,8 +170,9 @@ class CheckpointStore:
             except CheckpointError as error:
                 skipped.append(str(error))
         if skipped:
-            raise CheckpointError(f"no checkpoint in {self.directory} verifies ({'; '.join(skipped)}); start a new run "
-                                  "instead")
+            raise CheckpointError(
+                f"no checkpoint in {self.directory} verifies ({'; '.join(skipped)}); start a new run instead"
+            )
         return None
 
 

@@ -103,8 +103,10 @@ def unseal_chunk(secret: bytes, layout: RowLayout, message: bytes) -> RowChunk:
     magic, epoch, first, rows, told = _HEAD.unpack_from(body)
     begins = _HEAD.size + told
     if magic != _MAGIC or first < 0 or told > _MOST_FACTS_BYTES or len(body) != begins + rows * layout.row_bytes:
-        raise TransportError(f"a chunk of {rows} rows in {len(body)} bytes, where a row has {layout.row_bytes}: is the "
-                             "same version of Spreeze on all hosts?")
+        raise TransportError(
+            f"a chunk of {rows} rows in {len(body)} bytes, where a row has {layout.row_bytes}: is the "
+            "same version of Spreeze on all hosts?"
+        )
     facts = _object(body[_HEAD.size : begins])
     try:
         segments = tuple((int(count), int(version)) for count, version in facts.pop("segments"))
@@ -131,8 +133,9 @@ def outlet_spec(layout: RowLayout, samplers: int, envs_per_sampler: int) -> Ring
 
 def outlet_limiter(samplers: int, envs_per_sampler: int) -> RateLimiter:
     """The limiter of a host's samplers: one row for each that is "sampled", which the outlet sets."""
-    return RateLimiter(minimum=1.0, maximum=1e12, learning_starts=0, batch_size=1,
-                       rows_per_write=samplers * envs_per_sampler)
+    return RateLimiter(
+        minimum=1.0, maximum=1e12, learning_starts=0, batch_size=1, rows_per_write=samplers * envs_per_sampler
+    )
 
 
 class RowOutlet:
@@ -247,5 +250,6 @@ def shares(room: int | None, outstanding: Sequence[int], most: int) -> list[int]
     if not outstanding:
         return []
     left = None if room is None else max(0, room - sum(outstanding))
-    return [max(0, most - own) if left is None else max(0, min(most - own, left // len(outstanding)))
-            for own in outstanding]
+    return [
+        max(0, most - own) if left is None else max(0, min(most - own, left // len(outstanding))) for own in outstanding
+    ]

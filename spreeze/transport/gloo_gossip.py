@@ -81,8 +81,9 @@ def _listener(host: str) -> socket.socket:
         found.listen()
     except OSError as error:
         found.close()
-        raise TransportError(f"cannot listen at {host}: {error}; set exchange.listen to an address of this machine"
-                             ) from None
+        raise TransportError(
+            f"cannot listen at {host}: {error}; set exchange.listen to an address of this machine"
+        ) from None
     return found
 
 
@@ -94,8 +95,9 @@ class MemberStore:
         with _listener(host) as listener:
             port = int(listener.getsockname()[1])
             # Given the socket, since by itself a TCPStore listens at all addresses of the machine.
-            self._store: TCPStore | None = TCPStore(host, port, None, True, timedelta(seconds=_CONNECT_S), False,
-                                                    False, listener.detach())
+            self._store: TCPStore | None = TCPStore(
+                host, port, None, True, timedelta(seconds=_CONNECT_S), False, False, listener.detach()
+            )
         self.address = f"{host}:{port}"
 
     def describe(self, secret: bytes, count: int, learners: int, facts: Mapping[str, Any]) -> None:
@@ -149,8 +151,10 @@ def claim(
         if len(taken) < count and free and store.replace(f"claim {number}", claimed[number], mine):
             taken.append(number)
     if len(taken) < count:
-        raise TransportError(f"the run at {address} has room for {len(taken)} more of its {ring['learners']} learners, "
-                             f"not for {count}; use fewer here, or raise exchange.learners there")
+        raise TransportError(
+            f"the run at {address} has room for {len(taken)} more of its {ring['learners']} learners, "
+            f"not for {count}; use fewer here, or raise exchange.learners there"
+        )
     return int(ring["learners"]), tuple(sorted(taken))
 
 
@@ -236,9 +240,13 @@ class _Outbox:
 
     def after(self, number: int, timeout_s: float) -> _Outgoing | None:
         """The message to send after that one; None if there was none in time."""
+
         def due() -> _Outgoing | None:
-            newer = (message for message in (self._messages if self._every else reversed(self._messages))
-                     if message.number > number)
+            newer = (
+                message
+                for message in (self._messages if self._every else reversed(self._messages))
+                if message.number > number
+            )
             return next(newer, None)
 
         with self._change:
@@ -412,8 +420,11 @@ class GlooGossip(NeighbourGossip):
         now_s = time.monotonic()
         if self._replaced:
             return (self._learner,)
-        return tuple(peer for peer in range(self.learners) if peer == self._learner or (
-            self._is_alive(peer, now_s) and not self._is_out_of_reach(peer, now_s)))
+        return tuple(
+            peer
+            for peer in range(self.learners)
+            if peer == self._learner or (self._is_alive(peer, now_s) and not self._is_out_of_reach(peer, now_s))
+        )
 
     def _is_alive(self, peer: int, now_s: float) -> bool:
         """True if its record moves, or it is heard although the store is out of reach."""
@@ -484,8 +495,7 @@ class GlooGossip(NeighbourGossip):
         if self._replaced:
             return
         wants = [self._wanted.get(peer, 0) for peer in range(self.learners)]
-        store.set(own, _RECORD.pack(self.epoch, self._beat, self._left)
-                  + struct.pack(f"<{self.learners}Q", *wants))
+        store.set(own, _RECORD.pack(self.epoch, self._beat, self._left) + struct.pack(f"<{self.learners}Q", *wants))
         for peer, member in enumerate(self._members):
             if peer != self._learner and store.has(str(peer)):
                 try:
@@ -529,8 +539,9 @@ class GlooGossip(NeighbourGossip):
                 self._retry_s[peer] = now_s + _RETRY_S
                 self._links += 1
                 self._wanted[peer] = self._links
-                self._incoming[peer] = _Link(self, peer, _name(peer, member.epoch, self._learner, self.epoch,
-                                                               self._links), 1)
+                self._incoming[peer] = _Link(
+                    self, peer, _name(peer, member.epoch, self._learner, self.epoch, self._links), 1
+                )
 
     def _serve(self) -> None:
         """Keeps a connection to each learner that wants this one's messages."""
@@ -551,4 +562,3 @@ class GlooGossip(NeighbourGossip):
 
 def _name(sender: int, sender_epoch: int, receiver: int, receiver_epoch: int, link: int) -> str:
     return f"link {sender}.{sender_epoch} {receiver}.{receiver_epoch} {link}"
-

@@ -92,8 +92,13 @@ class GlooPlace(Jsonable):
         try:
             with contextlib.closing(MemberStore(listen)) as store:
                 store.describe(secret, count, learners, facts)
-                yield cls(store=store.address, secret_file=str(secret_file), listen=listen, learners=learners,
-                          own=tuple(range(count)))
+                yield cls(
+                    store=store.address,
+                    secret_file=str(secret_file),
+                    listen=listen,
+                    learners=learners,
+                    own=tuple(range(count)),
+                )
         finally:
             secret_file.unlink(missing_ok=True)
 
@@ -166,8 +171,11 @@ class NeighbourGossip:
     def overdue(self) -> tuple[int, ...]:
         if self._max_staleness is None:
             return ()
-        return tuple(peer for peer, age in self.staleness.items() if age > self._max_staleness and not (
-            self._max_staleness == 0 and self._held[peer][1] >= self._number))  # one that is ahead is not waited for
+        return tuple(
+            peer
+            for peer, age in self.staleness.items()
+            if age > self._max_staleness and not (self._max_staleness == 0 and self._held[peer][1] >= self._number)
+        )  # one that is ahead is not waited for
 
     def latest(self, peer: int) -> GossipMessage | None:
         return self._newest(peer)
@@ -184,7 +192,12 @@ class SharedGossip(NeighbourGossip):
     """A ``Gossip`` in memory files; ``slots[i]`` are those of learner i."""
 
     def __init__(
-        self, learner: int, slots: Sequence[VersionedParameters], *, topology: str, max_staleness: int | None,
+        self,
+        learner: int,
+        slots: Sequence[VersionedParameters],
+        *,
+        topology: str,
+        max_staleness: int | None,
         epoch: int = 0,
     ) -> None:
         """Numbers rise within an ``epoch``: one learner's start, or the whole run if they go on after a restart."""
@@ -205,5 +218,6 @@ class SharedGossip(NeighbourGossip):
 
 
 def _message(sender: int, weights: Weights | None) -> GossipMessage | None:
-    return None if weights is None else GossipMessage(sender, weights.version, weights.arrays[_PARAMETERS],
-                                                      weights.epoch)
+    return (
+        None if weights is None else GossipMessage(sender, weights.version, weights.arrays[_PARAMETERS], weights.epoch)
+    )

@@ -108,19 +108,31 @@ class MixMemory(NamedTuple):
     @classmethod
     def create(cls, learners: int, *, lockstep: bool = False) -> MixMemory:
         """In ``lockstep`` parameters stay until the last learner has come to the same mix."""
+
         def each(slots: int) -> tuple[VersionedParameters, ...]:
             return tuple(VersionedParameters.create(slots) for _ in range(learners))
 
         messages = messages_kept(learners)
-        return cls(SharedArrays.create("spreeze-board", board_fields(learners)), nameless_file("spreeze-shared"),
-                   each(messages), each(messages if lockstep else 2), each(1))
+        return cls(
+            SharedArrays.create("spreeze-board", board_fields(learners)),
+            nameless_file("spreeze-shared"),
+            each(messages),
+            each(messages if lockstep else 2),
+            each(1),
+        )
 
     @property
     def handle(self) -> MixHandle:
-        messages, mixed, gradients = (tuple(one.handle for one in each)
-                                      for each in (self.messages, self.mixed, self.gradients))
-        return MixHandle(board=Handle(fds=(self.board.block.fd,)), shared=Handle(fds=(self.shared_fd,)),
-                         messages=messages, mixed=mixed, gradients=gradients)
+        messages, mixed, gradients = (
+            tuple(one.handle for one in each) for each in (self.messages, self.mixed, self.gradients)
+        )
+        return MixHandle(
+            board=Handle(fds=(self.board.block.fd,)),
+            shared=Handle(fds=(self.shared_fd,)),
+            messages=messages,
+            mixed=mixed,
+            gradients=gradients,
+        )
 
     def aligned(self) -> list[np.ndarray] | None:
         """Each learner's parameters after the same mix, the newest that all have; None if one of these is gone."""
@@ -143,9 +155,7 @@ class MixMemory(NamedTuple):
 class Mixer:
     """One learner's side; ``mix`` comes after each of its updates, ``reduce`` before each gradient step."""
 
-    def __init__(
-        self, spec: MixSpec, living: Callable[[], Sequence[int]], wait: Callable[[], bool]
-    ) -> None:
+    def __init__(self, spec: MixSpec, living: Callable[[], Sequence[int]], wait: Callable[[], bool]) -> None:
         """``wait`` is a short sleep; False: the run is being stopped, so nobody is waited for any more."""
         self.spec, self._living, self._wait = spec, living, wait
         self.board = spec.memory.attach_board()
@@ -169,8 +179,13 @@ class Mixer:
             return SharedGossip(spec.learner, messages, topology=topology, max_staleness=spec.max_staleness)
         from spreeze.transport.gloo_gossip import GlooGossip  # loads torch.distributed
 
-        gossip = GlooGossip(spec.learner, spec.gloo, topology=topology, max_staleness=spec.max_staleness,
-                            every=spec.mixing == "all_reduce")
+        gossip = GlooGossip(
+            spec.learner,
+            spec.gloo,
+            topology=topology,
+            max_staleness=spec.max_staleness,
+            every=spec.mixing == "all_reduce",
+        )
         self._living = gossip.living
         return gossip
 
@@ -331,8 +346,11 @@ class Mixer:
 
     def mean_policy(self, own: Arrays) -> Arrays:
         """The mean of all learners' newest policies; ``own`` counts for this one."""
-        others = [weights.arrays for learner, policies in enumerate(self._policies)
-                  if learner != self.spec.learner and (weights := policies.read_latest()) is not None]
+        others = [
+            weights.arrays
+            for learner, policies in enumerate(self._policies)
+            if learner != self.spec.learner and (weights := policies.read_latest()) is not None
+        ]
         return {name: _mean([array, *(other[name] for other in others)]) for name, array in own.items()}
 
     def leave(self) -> None:

@@ -52,8 +52,15 @@ class TransitionSink(Protocol):
     def counts(self) -> ReplayCounts: ...
 
     def write(
-        self, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any = None,
-        version: int = 0, frames: FrameColumns | None = None,
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        next_obs: Any,
+        num_steps: Any = None,
+        version: int = 0,
+        frames: FrameColumns | None = None,
     ) -> None:
         """Appends N transitions that policy ``version`` collected; arrays as in ``RowLayout``, ``reward`` [N].
 

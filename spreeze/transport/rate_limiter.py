@@ -42,11 +42,15 @@ class RateLimiter:
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.minimum <= self.maximum < math.inf and self.maximum > 0.0):
-            raise ConfigError(f"samples per insert {self.minimum}:{self.maximum} would deadlock: the minimum must be 0 "
-                              "(no limit) or more and at most the maximum, which must be finite and above 0")
+            raise ConfigError(
+                f"samples per insert {self.minimum}:{self.maximum} would deadlock: the minimum must be 0 "
+                "(no limit) or more and at most the maximum, which must be finite and above 0"
+            )
         if self.batch_size < 1 or self.rows_per_write < 1:
-            raise ConfigError(f"batch of {self.batch_size} and writes of {self.rows_per_write} rows would deadlock: "
-                              "both must be at least 1")
+            raise ConfigError(
+                f"batch of {self.batch_size} and writes of {self.rows_per_write} rows would deadlock: "
+                "both must be at least 1"
+            )
 
     def may_insert(self, inserted: int, baseline: int, sampled: int, rows: int) -> bool:
         """True if a sampler may write ``rows`` more rows now, at most ``rows_per_write``; see ``ReplayCounts``."""
@@ -60,8 +64,11 @@ class RateLimiter:
         """Rows that may be inserted now, all writers together; None where nothing limits them."""
         if self.minimum == 0:
             return None
-        most = self.rows_per_write + max(self.learning_starts, 1) - 1 if baseline < 0 else (
-            baseline + self.rows_per_write + int(sampled / self.minimum))
+        most = (
+            self.rows_per_write + max(self.learning_starts, 1) - 1
+            if baseline < 0
+            else (baseline + self.rows_per_write + int(sampled / self.minimum))
+        )
         return max(0, most - inserted)
 
     def may_sample(self, inserted: int, baseline: int, sampled: int) -> bool:

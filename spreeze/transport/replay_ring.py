@@ -176,8 +176,10 @@ class ReplayRing:
         rows than a shard holds.
         """
         words = self.words
-        return [(reserved := words[index - _COMMITTED + _RESERVED], min(words[index], reserved))
-                for index in self._committed_words]
+        return [
+            (reserved := words[index - _COMMITTED + _RESERVED], min(words[index], reserved))
+            for index in self._committed_words
+        ]
 
     @property
     def sampled(self) -> int:
@@ -234,8 +236,10 @@ def row_checksum(row: np.ndarray, frame: np.ndarray, logical: int) -> int:
 def torn_rows(rows: np.ndarray, logical: np.ndarray) -> int:
     """How many rows [n, W] without frames, of these logical indices [n], do not have the checksum of their values."""
     nothing, checksums = np.empty(0, np.uint8), rows[:, -1].copy().view(np.uint32).tolist()
-    return sum(row_checksum(row, nothing, number) != checksum
-               for row, number, checksum in zip(rows, logical.tolist(), checksums, strict=True))
+    return sum(
+        row_checksum(row, nothing, number) != checksum
+        for row, number, checksum in zip(rows, logical.tolist(), checksums, strict=True)
+    )
 
 
 class ShardWriter:
@@ -287,8 +291,15 @@ class ShardWriter:
         self.ring.close()
 
     def write(
-        self, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any = None,
-        version: int = 0, frames: FrameColumns | None = None,
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        next_obs: Any,
+        num_steps: Any = None,
+        version: int = 0,
+        frames: FrameColumns | None = None,
     ) -> None:
         """As ``TransitionSink.write``; ``num_steps`` [N] is for rings with n-step returns or images."""
         count = len(reward)
@@ -352,7 +363,14 @@ class ShardWriter:
             self._stamp_position += self._block_rows
 
     def _write_parts(
-        self, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any, version: int,
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        next_obs: Any,
+        num_steps: Any,
+        version: int,
         frames: FrameColumns | None,
     ) -> None:
         """Splits a write at the end of the shard and into parts of at most half a shard."""

@@ -54,15 +54,20 @@ class RolloutSpec(Jsonable):
 
     def __post_init__(self) -> None:
         if self.num_slots < 2 or not 1 <= self.max_uses < _USES_BASE or not 0 <= self.least_uses <= self.max_uses:
-            raise ConfigError(f"{self.num_slots} rollout slots with {self.max_uses} uses: at least 2 slots, one to "
-                              f"fill and one to read, 1 to {_USES_BASE - 1} uses, and at least {self.least_uses} uses")
+            raise ConfigError(
+                f"{self.num_slots} rollout slots with {self.max_uses} uses: at least 2 slots, one to "
+                f"fill and one to read, 1 to {_USES_BASE - 1} uses, and at least {self.least_uses} uses"
+            )
 
     @classmethod
     def of(cls, spec: EnvSpec, sync_interval: int, num_envs: int) -> RolloutSpec:
         """Two slots, paced, for an environment."""
         frames = spec.frames
         return cls(
-            sync_interval=sync_interval, num_envs=num_envs, images=frames is not None, action_dim=spec.action_dim,
+            sync_interval=sync_interval,
+            num_envs=num_envs,
+            images=frames is not None,
+            action_dim=spec.action_dim,
             obs_shape=(spec.obs_dim,) if frames is None else (frames.stack, *frames.shape),
             log_steps=min(spec.max_episode_steps or MAX_LOGGED_STEPS, MAX_LOGGED_STEPS),
         )
@@ -222,8 +227,10 @@ class Rollouts:
         side = {name: arrays.get(f"side_{name}") for name in SIDE}
         sizes = [array.shape == fields[name].shape[1:] for name, array in side.items() if array is not None]
         if len(arrays["start"]) != count or not all(sizes) or arrays["log"].shape[1] > self.spec.log_steps:
-            raise CheckpointError(f"the checkpoint has {len(arrays['start'])} environments, now it is {count} "
-                                  "(samplers x envs_per_sampler); and sync_interval must be as it was")
+            raise CheckpointError(
+                f"the checkpoint has {len(arrays['start'])} environments, now it is {count} "
+                "(samplers x envs_per_sampler); and sync_interval must be as it was"
+            )
         fields["log"][:, : arrays["log"].shape[1]] = arrays["log"]
         for name in ("start", "episode"):
             fields[name][:] = fields[f"next_{name}"][:] = arrays[name]
@@ -460,8 +467,9 @@ class RolloutReader:
                     self._taken_at = {key: at for key, at in self._taken_at.items() if key in there}
                 self._taken_at[chosen.key] = self._takes
                 versions = copies.pop("version")
-                return TakenRollout(writer, rollout, uses + 1, int(versions.min()), versions,
-                                    RolloutBatch(**copies) if copies else None)
+                return TakenRollout(
+                    writer, rollout, uses + 1, int(versions.min()), versions, RolloutBatch(**copies) if copies else None
+                )
         return None
 
     def _note_pace(self, ends: np.ndarray, complete: int) -> None:
@@ -475,11 +483,18 @@ class RolloutReader:
         """The rollout whose turn it is: a new one, of these the oldest, or the one that was given longest ago."""
         spec, versions = self._rollouts.spec, self._rollouts.fields["version"]
         if new := [one for one in readable if one.uses == 0]:
-            return min(new, key=lambda one: (
-                versions[one.key[1] % spec.num_slots, 0, self._columns[one.key[0]].start], one.key[1], one.key[0]))
+            return min(
+                new,
+                key=lambda one: (
+                    versions[one.key[1] % spec.num_slots, 0, self._columns[one.key[0]].start],
+                    one.key[1],
+                    one.key[0],
+                ),
+            )
         # What only a source before this one has given comes first.
-        turns = [(self._taken_at.get(one.key, one.uses - _LONG_AGO), one) for one in readable
-                 if one.uses < spec.max_uses]
+        turns = [
+            (self._taken_at.get(one.key, one.uses - _LONG_AGO), one) for one in readable if one.uses < spec.max_uses
+        ]
         if not turns:
             return None
         taken_at, chosen = min(turns)

@@ -74,8 +74,10 @@ def check_room(name: str, size_bytes: int, smaller: str = "the replay capacity")
 
 def _no_room(name: str, size_bytes: int, smaller: str = "the replay capacity") -> str:
     available = available_bytes()
-    return (f"{name} needs {size_bytes} bytes of memory ({size_bytes / 2**30:.2f} GiB), {available} are available "
-            f"({available / 2**30:.2f} GiB); lower {smaller} or close other programs")
+    return (
+        f"{name} needs {size_bytes} bytes of memory ({size_bytes / 2**30:.2f} GiB), {available} are available "
+        f"({available / 2**30:.2f} GiB); lower {smaller} or close other programs"
+    )
 
 
 def available_bytes() -> int:

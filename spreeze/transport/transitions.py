@@ -40,7 +40,12 @@ class NStep:
         self._window: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=n)
 
     def push(
-        self, obs: np.ndarray, action: np.ndarray, reward: float, terminated: bool, truncated: bool,
+        self,
+        obs: np.ndarray,
+        action: np.ndarray,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
         next_obs: np.ndarray,
     ) -> list[NStepTransition]:
         """Adds one env step (arrays are copied); returns the transitions that it finished, oldest first."""
@@ -93,8 +98,15 @@ class NStepBatch:
         self._envs = np.arange(num_envs)
 
     def push(
-        self, obs: np.ndarray, action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, next_obs: np.ndarray,
-        *, ended: np.ndarray, lost: np.ndarray,
+        self,
+        obs: np.ndarray,
+        action: np.ndarray,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        next_obs: np.ndarray,
+        *,
+        ended: np.ndarray,
+        lost: np.ndarray,
     ) -> NStepRows:
         """Adds one env step of each [N, ...]; returns the transitions that it finished, R of them.
 
@@ -115,8 +127,14 @@ class NStepBatch:
         ages = self._length[envs] - 1 - (np.arange(len(envs)) - first[envs])
         slots = slot - ages
         sums = np.minimum(np.maximum(returns[ages, envs], -_MOST), _MOST)
-        rows = NStepRows(self._obs[slots, envs], self._action[slots, envs], sums.astype(np.float32), terminated[envs],
-                         next_obs[envs], (ages + 1).astype(np.float32))
+        rows = NStepRows(
+            self._obs[slots, envs],
+            self._action[slots, envs],
+            sums.astype(np.float32),
+            terminated[envs],
+            next_obs[envs],
+            (ages + 1).astype(np.float32),
+        )
         self._length[ended] = 0
         np.minimum(self._length, self._n - 1, out=self._length)
         self._slot = (slot + 1) % self._n
@@ -188,6 +206,7 @@ class FrameLog:
         if count > len(self._nothing):
             self._nothing = np.zeros((2 * count, 0), np.float32)
         empty = self._nothing[:count]
-        self._sink.write(empty, action, values[0], values[1], empty, values[2], version,
-                           FrameColumns(frames, backs, values[3]))
+        self._sink.write(
+            empty, action, values[0], values[1], empty, values[2], version, FrameColumns(frames, backs, values[3])
+        )
         entries.clear()

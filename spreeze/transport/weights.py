@@ -144,8 +144,14 @@ class WeightsStore:
         name = f"w-{epoch:06d}-{version:012d}.safetensors"
         path = os.path.join(self.directory, name)  # see files.replace_bytes
         files.replace_bytes(path, data)
-        pointer = {"epoch": epoch, "version": version, "file": name, "bytes": len(data),
-                   "sha256": hashlib.sha256(data).hexdigest(), "schema": schema_of(arrays)}
+        pointer = {
+            "epoch": epoch,
+            "version": version,
+            "file": name,
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "schema": schema_of(arrays),
+        }
         files.replace_json(self.directory / LATEST, pointer)
         self._last = (epoch, version)
         self._prune(path)
@@ -264,8 +270,9 @@ class VersionedParameters:
         if max(headers) > order:
             raise _not_newer(epoch, version, max(headers))
         own = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-        facts = json.dumps({"meta": meta, "arrays": [[name, array.dtype.str, array.shape]
-                                                     for name, array in own.items()]}).encode()
+        facts = json.dumps(
+            {"meta": meta, "arrays": [[name, array.dtype.str, array.shape] for name, array in own.items()]}
+        ).encode()
         parts: list[bytes | memoryview] = [facts, *(array.reshape(-1).view(np.uint8).data for array in own.values())]
         os.pwrite(fd, _HEADER.pack(*_EMPTY), 0)
         offset = _HEADER.size

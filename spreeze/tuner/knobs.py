@@ -78,13 +78,18 @@ def check_pins(problem: TuningProblem) -> None:
         raise ConfigError(f"{PRECISION} = {precision!r}: {device or 'this machine'} offers {', '.join(offered)}")
     low, high = problem.pin(RATIO), problem.pin(RATIO_MAX)
     if low is not None and high is not None and low > high:
-        raise ConfigError(f"samples_per_insert_min = {low:g} is above samples_per_insert_max = {high:g}: samplers "
-                          "and learner would wait for each other; lower the first or raise the second")
+        raise ConfigError(
+            f"samples_per_insert_min = {low:g} is above samples_per_insert_max = {high:g}: samplers "
+            "and learner would wait for each other; lower the first or raise the second"
+        )
 
 
 def _devices(problem: TuningProblem) -> list[Device]:
-    return [one for one in problem.devices
-            if problem.pin(DEVICE) in (None, one.name) and problem.pin(PRECISION) in (None, one.precision)]
+    return [
+        one
+        for one in problem.devices
+        if problem.pin(DEVICE) in (None, one.name) and problem.pin(PRECISION) in (None, one.precision)
+    ]
 
 
 def _threads(problem: TuningProblem, setting: Setting) -> list[int]:
@@ -101,8 +106,11 @@ def _threads(problem: TuningProblem, setting: Setting) -> list[int]:
 
 def learner_kinds(problem: TuningProblem) -> list[LearnerKind]:
     """Kinds of learner worth trying: each device with the fewest threads, then with more."""
-    kinds = [LearnerKind(device.name, device.precision, count) for device in _devices(problem)
-             for count in _threads(problem, Setting({DEVICE: device.name}))]
+    kinds = [
+        LearnerKind(device.name, device.precision, count)
+        for device in _devices(problem)
+        for count in _threads(problem, Setting({DEVICE: device.name}))
+    ]
     return sorted(kinds, key=lambda kind: kind.threads > 1)[:_MOST_KINDS]
 
 
@@ -160,8 +168,9 @@ def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
         return [problem.pin(SAMPLERS)]
     most = most_samplers(problem, setting[THREADS])
     physical = int(problem.physical_cores or problem.usable_cores) - setting[THREADS]
-    return sorted({count for count in (*_LADDER, physical, most) if 1 <= count <= most
-                   and not (most * 0.85 < count < most)})
+    return sorted(
+        {count for count in (*_LADDER, physical, most) if 1 <= count <= most and not (most * 0.85 < count < most)}
+    )
 
 
 def sampler_ladder(problem: TuningProblem, setting: Setting) -> list[int]:
@@ -230,25 +239,36 @@ def find_room(problem: TuningProblem) -> Room:
         envs = Choice(envs.value // 2, f"{envs.value // 2} environments a sampler: memory allows no more")
     group = _group_bytes(problem, count, envs.value)
     if group > free:
-        bound = (f"{size(problem.memory_bytes)} of memory may be used, of which the learner needs "
-                 f"{size(problem.learner_bytes)}")
+        bound = (
+            f"{size(problem.memory_bytes)} of memory may be used, of which the learner needs "
+            f"{size(problem.learner_bytes)}"
+        )
         if not {SAMPLERS, ENVS} & problem.pins:
             raise ConfigError(f"not even one sampler fits: it needs {size(group)}; {bound}; free some memory")
-        raise ConfigError(f"samplers = {count} with {envs.value} environments each need {size(group)}: {bound}; lower "
-                          "--samplers or --envs-per-sampler")
+        raise ConfigError(
+            f"samplers = {count} with {envs.value} environments each need {size(group)}: {bound}; lower "
+            "--samplers or --envs-per-sampler"
+        )
     choice = _capacity(problem, free - group, limits)
     capacity, pinned, starts = choice.value, problem.pin(BATCH), problem.learning_starts
     if pinned is not None and pinned > capacity:
         raise ConfigError(f"{BATCH} = {pinned}: replay holds {capacity} transitions; lower the batch")
     needed = max(2 * count * envs.value, starts, 0 if pinned else _BATCHES_IN_REPLAY * _SMALLEST_BATCH)
     if capacity < needed:
-        raise ConfigError(f"replay has room for {capacity} transitions, at least {needed} are needed (learning starts "
-                          f"after {starts}, {count * envs.value} environments); free memory or shared memory, or set "
-                          "less")
+        raise ConfigError(
+            f"replay has room for {capacity} transitions, at least {needed} are needed (learning starts "
+            f"after {starts}, {count * envs.value} environments); free memory or shared memory, or set "
+            "less"
+        )
     most = (free - capacity * problem.row_bytes) // max(_group_bytes(problem, 1, envs.value), 1)
     most = problem.pin(SAMPLERS) or max(1, min(most, _MOST_SAMPLERS))
-    return Room(capacity=choice, envs_per_sampler=envs, samplers=max(count, min(most, capacity // (2 * envs.value))),
-                batch_size=pinned or max(capacity // _BATCHES_IN_REPLAY, 1), limits=tuple(limits))
+    return Room(
+        capacity=choice,
+        envs_per_sampler=envs,
+        samplers=max(count, min(most, capacity // (2 * envs.value))),
+        batch_size=pinned or max(capacity // _BATCHES_IN_REPLAY, 1),
+        limits=tuple(limits),
+    )
 
 
 def as_configured(problem: TuningProblem) -> Setting:
@@ -295,8 +315,10 @@ def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
         name, bound = "shared memory", int(problem.shared_memory_bytes * HEADROOM)
     most, text = max(bound, 0) // row, "replay of {} transitions: {}"
     if pinned and wanted > most:
-        raise ConfigError(f"{CAPACITY} = {wanted}: needs {size(wanted * row)}, {name} leaves {size(max(bound, 0))}; at "
-                          f"most {most} transitions fit")
+        raise ConfigError(
+            f"{CAPACITY} = {wanted}: needs {size(wanted * row)}, {name} leaves {size(max(bound, 0))}; at "
+            f"most {most} transitions fit"
+        )
     if pinned:
         return Choice(wanted, text.format(wanted, problem.pinned_by(CAPACITY)), pinned=True)
     if wanted <= most:
@@ -368,8 +390,9 @@ def _fit_learners(problem: TuningProblem, setting: Setting) -> Setting | None:
 def _rollout_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
     cores, learners = max(1, math.floor(problem.cores + 1e-9)), here.get(LEARNERS, 1)
     more = [cores * many for many in (4, 8) if many <= _sharing(problem)]
-    found = (learners, 2 * learners, 4 * learners) if learners > 1 else (
-        cores, cores - 1, cores + 1, 2 * cores, cores // 2)
+    found = (
+        (learners, 2 * learners, 4 * learners) if learners > 1 else (cores, cores - 1, cores + 1, 2 * cores, cores // 2)
+    )
     return [count for count in (*found, *more) if count <= max(cores, learners) or not _keeps_free(problem)]
 
 
@@ -398,7 +421,8 @@ def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
     samplers = setting[ROLLOUT_SAMPLERS]
     slots = samplers * -(-configured // samplers)
     return _slots_seen(slots, minibatches is not None and setting[minibatches] > 1) + (
-        f"; {slots} of all together, since each of {samplers} samplers has as many" if slots > configured else "")
+        f"; {slots} of all together, since each of {samplers} samplers has as many" if slots > configured else ""
+    )
 
 
 def _slots_seen(slots: int, several: bool) -> str:
@@ -406,19 +430,24 @@ def _slots_seen(slots: int, several: bool) -> str:
         return "as configured: counted runs with slow weights learned less with 16 than with 4"
     if slots >= 4:
         return "as configured: counted runs with 4 and 8 differed less than their seeds"
-    return ("as configured: with minibatches out of all rollouts, counted runs with 2 and 4 differed less than their "
-            "seeds" if several else
-            "as configured: counted runs with 2 learned later than with 4, or not")
+    return (
+        "as configured: with minibatches out of all rollouts, counted runs with 2 and 4 differed less than their seeds"
+        if several
+        else "as configured: counted runs with 2 learned later than with 4, or not"
+    )
 
 
 def _uses_remark(problem: TuningProblem, setting: Setting) -> str:
     if setting[problem.full_name(USES) or USES] > MOST_USES:
         return f"as configured: counted runs needed more updates with 32 than with {MOST_USES}, the paper's value"
-    return (f"as configured: up to {MOST_USES}, the paper's value for continuous actions (2 for images), counted runs "
-            "needed equally many updates")
+    return (
+        f"as configured: up to {MOST_USES}, the paper's value for continuous actions (2 for images), counted runs "
+        "needed equally many updates"
+    )
 
 
 # --- the table ---
+
 
 def _least(problem: TuningProblem, name: str, value: int) -> int:
     return value
@@ -427,31 +456,78 @@ def _least(problem: TuningProblem, name: str, value: int) -> int:
 _ROLLOUT_FIGURES = "{env_steps_per_s:.0f} env steps/s in a run"
 KNOBS = (
     Knob(name=PRECISION, trial=LEARNER, words="learner in {}", usual="float32"),
-    Knob(name=BATCH, trial=LEARNER, candidates=batch_sizes, words="batch {}", label="batch", remark=_batch_remark,
-         figures="{updates_per_s:.0f} updates/s in a run, beside the samplers"),
+    Knob(
+        name=BATCH,
+        trial=LEARNER,
+        candidates=batch_sizes,
+        words="batch {}",
+        label="batch",
+        remark=_batch_remark,
+        figures="{updates_per_s:.0f} updates/s in a run, beside the samplers",
+    ),
     Knob(name=THREADS, trial=LEARNER, candidates=_threads, words="{} learner thread{s}", tie=_least),
     Knob(name=RATIO, candidates=ratios, words="at least {:g} samples per insert", label="samples/insert", tie=_moved),
-    Knob(name=SAMPLERS, candidates=sampler_counts, words="{} sampler{s}", tie=_least,
-         figures="{env_steps_per_s:.0f} env steps/s in a run, beside {updates_per_s:.0f} updates/s"),
-    Knob(name=DEVICE, trial=LEARNER, candidates=lambda problem, here: [one.name for one in _devices(problem)],
-         words="learner on {}", usual="cpu",
-         tie=lambda problem, name, value: [one.name for one in problem.devices].index(value)),
+    Knob(
+        name=SAMPLERS,
+        candidates=sampler_counts,
+        words="{} sampler{s}",
+        tie=_least,
+        figures="{env_steps_per_s:.0f} env steps/s in a run, beside {updates_per_s:.0f} updates/s",
+    ),
+    Knob(
+        name=DEVICE,
+        trial=LEARNER,
+        candidates=lambda problem, here: [one.name for one in _devices(problem)],
+        words="learner on {}",
+        usual="cpu",
+        tie=lambda problem, name, value: [one.name for one in problem.devices].index(value),
+    ),
     Knob(name=ENVS, trial=FACTS, words="{} environment{s} a sampler", label="envs"),
     Knob(name=CAPACITY, trial=FACTS, fixed=True, words="replay of {} transitions"),
     Knob(name=RATIO_MAX, trial=FACTS, words="the learner waits above {:g} samples per insert"),
-    Knob(name=LEARNERS, candidates=learner_counts, fit=_fit_learners, words="{} learner{s}", fixed=True,
-         figures=_ROLLOUT_FIGURES),
-    Knob(name=ROLLOUT_SAMPLERS, candidates=_rollout_samplers, fit=_fit_fewer, words="{} sampler{s}", fixed=True,
-         figures=_ROLLOUT_FIGURES),
-    Knob(name=INFERENCE_WORKERS, candidates=lambda problem, here: (0, 1, 2), fit=_fit_fewer,
-         words="inference workers {}", label="inference",
-         remark=lambda problem, setting: "" if setting[INFERENCE_WORKERS] else "samplers infer for themselves"),
-    Knob(name=ROLLOUT_ENVS, fit=_fit_fewer, words="{} environment{s} a sampler", label="envs", fixed=True,
-         candidates=lambda problem, here: [here[ROLLOUT_ENVS] * 2, here[ROLLOUT_ENVS] // 2, here[ROLLOUT_ENVS] * 4, 1],
-         figures=_ROLLOUT_FIGURES),
-    Knob(name=INTERVAL, trial=FACTS, words="sync interval {}", label="interval", fixed=True,
-         remark=lambda problem, setting: f"a rollout has {rollout_rows(setting)} rows, configured are "
-                                         f"{rollout_rows(problem.configured)}"),
+    Knob(
+        name=LEARNERS,
+        candidates=learner_counts,
+        fit=_fit_learners,
+        words="{} learner{s}",
+        fixed=True,
+        figures=_ROLLOUT_FIGURES,
+    ),
+    Knob(
+        name=ROLLOUT_SAMPLERS,
+        candidates=_rollout_samplers,
+        fit=_fit_fewer,
+        words="{} sampler{s}",
+        fixed=True,
+        figures=_ROLLOUT_FIGURES,
+    ),
+    Knob(
+        name=INFERENCE_WORKERS,
+        candidates=lambda problem, here: (0, 1, 2),
+        fit=_fit_fewer,
+        words="inference workers {}",
+        label="inference",
+        remark=lambda problem, setting: "" if setting[INFERENCE_WORKERS] else "samplers infer for themselves",
+    ),
+    Knob(
+        name=ROLLOUT_ENVS,
+        fit=_fit_fewer,
+        words="{} environment{s} a sampler",
+        label="envs",
+        fixed=True,
+        candidates=lambda problem, here: [here[ROLLOUT_ENVS] * 2, here[ROLLOUT_ENVS] // 2, here[ROLLOUT_ENVS] * 4, 1],
+        figures=_ROLLOUT_FIGURES,
+    ),
+    Knob(
+        name=INTERVAL,
+        trial=FACTS,
+        words="sync interval {}",
+        label="interval",
+        fixed=True,
+        remark=lambda problem, setting: (
+            f"a rollout has {rollout_rows(setting)} rows, configured are {rollout_rows(problem.configured)}"
+        ),
+    ),
     Knob(name=MINIBATCHES, trial=FACTS, words="minibatches {}", fixed=True, remark=_minibatches_remark),
     Knob(name=SLOTS, trial=FACTS, words="buffer of {} rollout{s}", label="N", remark=_slots_remark),
     Knob(name=USES, trial=FACTS, words="each used {} time{s} at most", label="K", remark=_uses_remark),
@@ -476,8 +552,13 @@ def host_knobs() -> tuple[Knob, ...]:
     rows = {knob.name: knob for knob in KNOBS}
     return (
         dataclasses.replace(rows[SAMPLERS], candidates=_host_samplers, fit=fit_host, figures=_ROLLOUT_FIGURES),
-        dataclasses.replace(rows[ENVS], trial=JOINT, fit=fit_host, figures=_ROLLOUT_FIGURES,
-                            candidates=lambda problem, here: [here[ENVS] * 2, here[ENVS] * 4, here[ENVS] // 2 or 1]),
+        dataclasses.replace(
+            rows[ENVS],
+            trial=JOINT,
+            fit=fit_host,
+            figures=_ROLLOUT_FIGURES,
+            candidates=lambda problem, here: [here[ENVS] * 2, here[ENVS] * 4, here[ENVS] // 2 or 1],
+        ),
     )
 
 
@@ -491,8 +572,10 @@ def knobs_of(config: Config) -> tuple[Knob, ...]:
     table = {knob.name: knob for knob in (*KNOBS, *own)}
     names = [name for name in table if name in config.wiring.knobs]
     if unknown := [name for name in config.wiring.knobs if name not in table]:
-        raise ConfigError(f"--mode {config.run.mode}: nobody declares its knob {unknown[0]}; declare it in KNOBS of "
-                          f"the module that --import names, or take one of {', '.join(table)}")
+        raise ConfigError(
+            f"--mode {config.run.mode}: nobody declares its knob {unknown[0]}; declare it in KNOBS of "
+            f"the module that --import names, or take one of {', '.join(table)}"
+        )
     names += [knob.name for knob in own if names and knob.name not in names]
     found, algorithm = [], config.on_policy or config.algorithm
     for name in names:
@@ -509,10 +592,14 @@ def _declared_by(module: str | None) -> tuple[Knob, ...]:
     found = tuple(declared_by(module, "KNOBS")) if module is not None else ()
     for knob in found:
         if not isinstance(knob, Knob) or knob.name in {one.name for one in KNOBS}:
-            raise ConfigError(f"--import {module}: KNOBS holds {clean(repr(knob), 200)}; expected a "
-                              "tuner.problem.Knob whose name none of Spreeze's own knobs has")
+            raise ConfigError(
+                f"--import {module}: KNOBS holds {clean(repr(knob), 200)}; expected a "
+                "tuner.problem.Knob whose name none of Spreeze's own knobs has"
+            )
         part, _, field = knob.name.partition(".")
         if part != "algorithm" and (part not in PARTS or field not in PARTS[part].__dataclass_fields__):
-            raise ConfigError(f"--import {module}: knob {knob.name!r} is no setting; expected PART.FIELD, for example "
-                              "learner.batch_size")
+            raise ConfigError(
+                f"--import {module}: knob {knob.name!r} is no setting; expected PART.FIELD, for example "
+                "learner.batch_size"
+            )
     return tuple(dataclasses.replace(knob, own=True) for knob in found)

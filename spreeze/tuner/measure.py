@@ -55,8 +55,15 @@ class Measurer:
     """
 
     def __init__(
-        self, plan: RunPlan, *, usable_cores: float, memory_cap_bytes: int, group_bytes: int, ends_s: float,
-        interrupts: Interrupts, samplers_only: bool = False,
+        self,
+        plan: RunPlan,
+        *,
+        usable_cores: float,
+        memory_cap_bytes: int,
+        group_bytes: int,
+        ends_s: float,
+        interrupts: Interrupts,
+        samplers_only: bool = False,
     ) -> None:
         """Starts nothing yet; all must be done at ``ends_s``; ``samplers_only`` measures without a learner.
 
@@ -66,8 +73,9 @@ class Measurer:
         self._plan, self._ends_s = plan, ends_s
         self._helper = None if on_policy or samplers_only else UpdateHelper(plan, memory_cap_bytes, interrupts)
         self._kind = HOST if samplers_only else ROLLOUTS if on_policy else REPLAY
-        self._open = functools.partial(Trial, self._kind, plan, usable_cores=usable_cores,
-                                       memory_cap_bytes=memory_cap_bytes, interrupts=interrupts)
+        self._open = functools.partial(
+            Trial, self._kind, plan, usable_cores=usable_cores, memory_cap_bytes=memory_cap_bytes, interrupts=interrupts
+        )
         most = max(1, min(3, int(usable_cores))) if on_policy else 4  # a start is mostly imports
         self._groups = max(1, min(most, memory_cap_bytes // max(1, group_bytes)))
         self.step_us: float | None = None
@@ -156,8 +164,11 @@ class Measurer:
         for _ in range(REPEATS):
             for candidate in list(waiting):
                 spent_s, measured = AWAKE() - start, bool(candidate.updates_per_s)
-                if not measured and candidate is not everyone[0] and (
-                        spent_s > within_s or _too_slow(candidate, everyone)):
+                if (
+                    not measured
+                    and candidate is not everyone[0]
+                    and (spent_s > within_s or _too_slow(candidate, everyone))
+                ):
                     waiting.remove(candidate)
                     continue
                 if not measured or spent_s <= (1.0 + _OVERTIME) * within_s:
@@ -175,7 +186,8 @@ class Measurer:
         for candidate in candidates:
             device, missing = candidate.setting[DEVICE], REPEATS - len(candidate.updates_per_s)
             starts += self._start_s.get(device, _GPU_START_S if starts_slowly(device) else _START_S) * (
-                1 if starts_slowly(device) else missing)
+                1 if starts_slowly(device) else missing
+            )
             repeats += missing
         return min(_LONGEST_REPEAT_S, max(_SHORTEST_REPEAT_S, (left_s - starts) / max(1, repeats)))
 
@@ -187,12 +199,17 @@ class Measurer:
         except ConfigError as error:
             return candidate.fail(str(error))
         assert self._helper is not None
-        answer = self._helper.answer(UpdateTurn(
-            learner=config.learner, algorithm=dataclasses.asdict(config.algorithm),
-            # On a GPU a start costs more than drift: all repeats in a row, in a process kept for the next batch.
-            repeats=REPEATS if slow else 1, repeat_s=repeat_s, kept=slow,
-            deadline_s=_GPU_DEADLINE_S if slow else _DEADLINE_S,
-        ))
+        answer = self._helper.answer(
+            UpdateTurn(
+                learner=config.learner,
+                algorithm=dataclasses.asdict(config.algorithm),
+                # On a GPU a start costs more than drift: all repeats in a row, in a process kept for the next batch.
+                repeats=REPEATS if slow else 1,
+                repeat_s=repeat_s,
+                kept=slow,
+                deadline_s=_GPU_DEADLINE_S if slow else _DEADLINE_S,
+            )
+        )
         if "start_s" in answer:  # the newest: only the first one on a GPU has to make the context
             self._start_s[device] = answer["start_s"]
         candidate.updates_per_s += tuple(answer.get("updates_per_s", ()))
@@ -209,9 +226,13 @@ def starts_slowly(device: str) -> bool:
 def _too_slow(candidate: TrialResult, others: Sequence[TrialResult]) -> bool:
     """True if a smaller batch already took too long in the same place."""
     setting = candidate.setting
-    return any(other.updates_per_s and other.updates_per_s[0] * _SLOW_UPDATE_S < 1.0
-               and setting[BATCH] > other.setting[BATCH] and setting.without(BATCH) == other.setting.without(BATCH)
-               for other in others)
+    return any(
+        other.updates_per_s
+        and other.updates_per_s[0] * _SLOW_UPDATE_S < 1.0
+        and setting[BATCH] > other.setting[BATCH]
+        and setting.without(BATCH) == other.setting.without(BATCH)
+        for other in others
+    )
 
 
 class UpdateHelper:
@@ -224,8 +245,12 @@ class UpdateHelper:
         config = plan.config
         rows = max(1000, min(ROWS, config.replay.capacity, ROWS_BYTES // plan.layout.row_bytes))
         self._job = UpdateProbeJob(
-            spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
-            normalize_obs=config.env.normalize_obs, rows=rows, memory_cap_bytes=memory_cap_bytes,
+            spec=plan.spec,
+            algo=config.run.algo,
+            algorithm=plan.algorithm_fields(),
+            normalize_obs=config.env.normalize_obs,
+            rows=rows,
+            memory_cap_bytes=memory_cap_bytes,
         )
         self._interrupts = interrupts
         self._process: subprocess.Popen[bytes] | None = None
@@ -239,9 +264,18 @@ class UpdateHelper:
         self._pending, self._ready = b"", False
         with signals_blocked():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "spreeze.machine.processes", PROBE, "spreeze.tuner.update_probe",
-                 json.dumps(self._job.to_json())],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, process_group=0,
+                [
+                    sys.executable,
+                    "-m",
+                    "spreeze.machine.processes",
+                    PROBE,
+                    "spreeze.tuner.update_probe",
+                    json.dumps(self._job.to_json()),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                process_group=0,
                 env=child_environment(1, "probe"),
             )
 

@@ -170,8 +170,10 @@ def pick(problem: TuningProblem, scored: Iterable[Scored]) -> Scored:
     found = list(scored)
     best = max(one.score for one in found)
     knobs = [knob for knob in problem.knobs if knob.name in found[0].setting]
-    return min((one for one in found if one.score >= best * (1.0 - TIE)),
-               key=lambda one: tuple(knob.tie(problem, knob.name, one.setting[knob.name]) for knob in knobs))
+    return min(
+        (one for one in found if one.score >= best * (1.0 - TIE)),
+        key=lambda one: tuple(knob.tie(problem, knob.name, one.setting[knob.name]) for knob in knobs),
+    )
 
 
 class LearnerKind(NamedTuple):
@@ -268,8 +270,13 @@ def fit_sharing(problem: TuningProblem, costs: Mapping[LearnerKind, Cost], resul
     for one in results:
         busy, alone = one.setting[SAMPLERS] + one.setting[THREADS], costs[kind_of(one.setting)]
         speed, updates_alone = even.speed(busy), 1.0 / alone.update_s(one.setting[BATCH])
-        points.append((float(busy), math.log(one.updates / (updates_alone * speed)),
-                       math.log(one.env_steps / (one.setting[SAMPLERS] * speed))))
+        points.append(
+            (
+                float(busy),
+                math.log(one.updates / (updates_alone * speed)),
+                math.log(one.env_steps / (one.setting[SAMPLERS] * speed)),
+            )
+        )
     return Sharing(problem.cores, physical, costs, *zip(*sorted(points), strict=True)) if points else even
 
 
@@ -291,5 +298,7 @@ def _turn_scores(problem: TuningProblem, result: TrialResult) -> list[float]:
         objective, batch = problem.objective, result.setting[BATCH]
         return [learner_score(objective, batch, updates) for updates in result.updates_per_s]
     shares = result.cpu_share or (None,) * len(result.updates_per_s)
-    return [worth(problem, result.setting, *turn).score
-            for turn in zip(result.updates_per_s, result.env_steps_per_s, shares, strict=False)]
+    return [
+        worth(problem, result.setting, *turn).score
+        for turn in zip(result.updates_per_s, result.env_steps_per_s, shares, strict=False)
+    ]

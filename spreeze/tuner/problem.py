@@ -95,8 +95,11 @@ class TrialResult:
 
     @property
     def ran(self) -> bool:
-        return (self.failure is None and (self.updates > 0 or self.stage == ROLLOUT)
-                and (self.env_steps > 0 or self.stage == LEARNER))
+        return (
+            self.failure is None
+            and (self.updates > 0 or self.stage == ROLLOUT)
+            and (self.env_steps > 0 or self.stage == LEARNER)
+        )
 
     def fail(self, why: str, *, starved: bool = False) -> None:
         self.failure, self.starved = why, starved

@@ -92,8 +92,15 @@ class Listener:
 
 
 def tuned_layer(
-    settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, *, fresh: bool,
-    spent_s: float = 0.0, samplers_only: bool = False,
+    settings: Settings,
+    probe: Probe,
+    machine: Machine,
+    interrupts: Interrupts,
+    listener: Listener,
+    *,
+    fresh: bool,
+    spent_s: float = 0.0,
+    samplers_only: bool = False,
 ) -> tuple[Layer, dict[str, Any]]:
     """The tuner's choice as a settings layer, and its record for ``tune.json``.
 
@@ -136,8 +143,11 @@ def tuned_layer(
     with only_tuner(listener.say, interrupts) as beside:
         if _changed_s(path) != seen_s and (record := known()) is not None:  # by the tuner that this one had to wait for
             return layer_of(record), {**record, "reused": True}
-        record = {**_measured(settings, probe, machine, interrupts, listener, spent_s, samplers_only=samplers_only),
-                  "key": key, "tries": tries}
+        record = {
+            **_measured(settings, probe, machine, interrupts, listener, spent_s, samplers_only=samplers_only),
+            "key": key,
+            "tries": tries,
+        }
     record["notes"] += [beside] if beside is not None else []
     with contextlib.suppress(OSError):  # the next tuning measures again
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +156,13 @@ def tuned_layer(
 
 
 def _measured(
-    settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, spent_s: float, *,
+    settings: Settings,
+    probe: Probe,
+    machine: Machine,
+    interrupts: Interrupts,
+    listener: Listener,
+    spent_s: float,
+    *,
     samplers_only: bool,
 ) -> dict[str, Any]:
     start, spec, config = AWAKE(), probe.spec, settings.config
@@ -156,9 +172,12 @@ def _measured(
     problem = problem_of(settings, probe, machine, free_bytes, samplers_only=samplers_only)
     samplers = config.run.learners if config.on_policy is None else problem.configured.get(ROLLOUT_SAMPLERS, 1)
     measurer = Measurer(
-        RunPlan(settings=settings, spec=spec, samplers=samplers, free_core=False, to_tune=True), usable_cores=cores,
-        memory_cap_bytes=int(_CAP_SHARE * free_bytes), ends_s=start + BUDGET_S - spent_s - _CLOSING_S,
-        group_bytes=_LEARNER_BYTES + int(cores * (_SAMPLER_BYTES + _ENV_BYTES)), interrupts=interrupts,
+        RunPlan(settings=settings, spec=spec, samplers=samplers, free_core=False, to_tune=True),
+        usable_cores=cores,
+        memory_cap_bytes=int(_CAP_SHARE * free_bytes),
+        ends_s=start + BUDGET_S - spent_s - _CLOSING_S,
+        group_bytes=_LEARNER_BYTES + int(cores * (_SAMPLER_BYTES + _ENV_BYTES)),
+        interrupts=interrupts,
         samplers_only=samplers_only,
     )
     measurer.step_us = probe.step_us_median
@@ -189,14 +208,30 @@ def _measured(
         when = "on a quieter machine" if LOAD in provisional else when
         notes.append(f"provisional: used now, measured again by itself at a start {when}; --fresh measures again now")
     # What was not measured keeps the source that it has, profile or default.
-    chosen = {name: value for name, value in found["choice"].items()
-              if not search.fell_back or value != _configured(config, name, machine)}
+    chosen = {
+        name: value
+        for name, value in found["choice"].items()
+        if not search.fell_back or value != _configured(config, name, machine)
+    }
     return {
-        **found, "notes": notes, "provisional": provisional, "fell_back": search.fell_back, "settings": chosen,
-        "measured_at": time.strftime("%Y-%m-%d %H:%M"), "measured_s": time.time(), "seconds": seconds,
-        "machine": machine.to_json(), "machine_id": machine.identity(), "env": spec.env_id, "algo": config.run.algo,
-        "env_step_us_median": probe.step_us_median, "env_step_cv": probe.step_cv, "other_programs_cores": other_cores,
-        "targets": dataclasses.asdict(config.tuning), "versions": versions(), "packages": probe.packages,
+        **found,
+        "notes": notes,
+        "provisional": provisional,
+        "fell_back": search.fell_back,
+        "settings": chosen,
+        "measured_at": time.strftime("%Y-%m-%d %H:%M"),
+        "measured_s": time.time(),
+        "seconds": seconds,
+        "machine": machine.to_json(),
+        "machine_id": machine.identity(),
+        "env": spec.env_id,
+        "algo": config.run.algo,
+        "env_step_us_median": probe.step_us_median,
+        "env_step_cv": probe.step_cv,
+        "other_programs_cores": other_cores,
+        "targets": dataclasses.asdict(config.tuning),
+        "versions": versions(),
+        "packages": probe.packages,
     }
 
 
@@ -265,8 +300,13 @@ def problem_of(
     order = [name for name in (*config.wiring.knobs, *values) if name in values]
     kept = settings.kept & values.keys()
     # A resumed run keeps what its stored data depend on.
-    pins = {knob.name for knob in knobs if settings.sources.get(knob.name) == USER or knob.name in kept
-            or (knob.fixed and settings.sources.get(knob.name) == RESUMED)}
+    pins = {
+        knob.name
+        for knob in knobs
+        if settings.sources.get(knob.name) == USER
+        or knob.name in kept
+        or (knob.fixed and settings.sources.get(knob.name) == RESUMED)
+    }
     if config.learner.device == "auto":
         pins.discard(DEVICE)
     if LEARNERS in values:
@@ -276,21 +316,33 @@ def problem_of(
         values[INTERVAL] = config.rollout_interval(samplers * values[ROLLOUT_ENVS])
     on_policy, paired = config.on_policy is not None, probe.spec.choices is None
     engine = engine_of(probe.spec.env_id) is not None
-    row_bytes = 1 if on_policy else RowLayout.of(
-        probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes
+    row_bytes = (
+        1 if on_policy else RowLayout.of(probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes
+    )
     return TuningProblem(
-        knobs=knobs, configured=Setting({name: values[name] for name in order}), pins=frozenset(pins),
-        kept=kept, targets=config.tuning, stage=ROLLOUT if on_policy or samplers_only else JOINT,
-        usable_cores=machine.cores.usable, physical_cores=machine.cores.physical, memory_bytes=free_bytes,
+        knobs=knobs,
+        configured=Setting({name: values[name] for name in order}),
+        pins=frozenset(pins),
+        kept=kept,
+        targets=config.tuning,
+        stage=ROLLOUT if on_policy or samplers_only else JOINT,
+        usable_cores=machine.cores.usable,
+        physical_cores=machine.cores.physical,
+        memory_bytes=free_bytes,
         # On Linux replay lies in nameless memory, which only main memory bounds.
         shared_memory_bytes=None if sys.platform == "linux" else machine.shared_memory_free_bytes,
-        step_us=probe.step_us_median, step_cpu_share=probe.step_cpu_share, row_bytes=row_bytes,
+        step_us=probe.step_us_median,
+        step_cpu_share=probe.step_cpu_share,
+        row_bytes=row_bytes,
         learning_starts=config.replay.learning_starts,
         samplers=config.samplers_beside(machine.cores.usable),
         sampler_bytes=max(_SAMPLER_BYTES, probe.memory_bytes + _SAMPLER_BYTES // 2),
         env_bytes=_ENGINE_ENV_BYTES if engine else max(_ENV_BYTES, probe.memory_bytes // 2),
-        learner_bytes=_LEARNER_BYTES, one_call=engine,
-        devices=_devices(machine, config.learner, pins, paired), paired=paired, balanced=config.wiring.balanced,
+        learner_bytes=_LEARNER_BYTES,
+        one_call=engine,
+        devices=_devices(machine, config.learner, pins, paired),
+        paired=paired,
+        balanced=config.wiring.balanced,
         watcher_cores=0.0 if samplers_only else watcher_cores(config),
     )
 
@@ -325,8 +377,9 @@ def _devices(machine: Machine, learner: LearnerConfig, pins: set[str], can_split
     precision = learner.precision if PRECISION in pins else "float32"
     on_cpu, on_gpu = ("bfloat16", "float32") if precision == "bfloat16" else ("float32", precision)
     found = [Device(name="cpu", precision=on_cpu)]
-    found += [Device(name=f"cuda:{gpu.index}", memory_bytes=gpu.memory_free_bytes, precision=on_gpu)
-              for gpu in machine.gpus]
+    found += [
+        Device(name=f"cuda:{gpu.index}", memory_bytes=gpu.memory_free_bytes, precision=on_gpu) for gpu in machine.gpus
+    ]
     if can_split and len(machine.gpus) >= 2:
         free = [gpu.memory_free_bytes for gpu in machine.gpus[:2] if gpu.memory_free_bytes is not None]
         found.append(Device(name="cuda:0+cuda:1", memory_bytes=min(free, default=None), precision=on_gpu))
@@ -347,21 +400,32 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
     part = dataclasses.asdict(config.on_policy or config.algorithm)
     return {
         **({"samplers_only": True} if samplers_only else {}),
-        "schema": SCHEMA, "machine": machine.identity(), "versions": versions(), "mode": config.run.mode,
-        "battery": machine.power_source == "battery", "packages": probe.packages,
+        "schema": SCHEMA,
+        "machine": machine.identity(),
+        "versions": versions(),
+        "mode": config.run.mode,
+        "battery": machine.power_source == "battery",
+        "packages": probe.packages,
         "physical_cores": problem.physical_cores,  # of two usable ones perhaps one, by whatever pins this process
         "env": {name: value for name, value in dataclasses.asdict(probe.spec).items() if name not in _NOT_SPEED},
-        "normalize_obs": config.env.normalize_obs, "tuning": dataclasses.asdict(config.tuning),
-        "algo": config.run.algo, "correction": config.rollout.correction,
+        "normalize_obs": config.env.normalize_obs,
+        "tuning": dataclasses.asdict(config.tuning),
+        "algo": config.run.algo,
+        "correction": config.rollout.correction,
         "formula": formula(problem),
         "mixing": dataclasses.asdict(config.gala) if config.wiring.mixes else None,
         "algorithm": {name: value for name, value in part.items() if not isinstance(value, float)},
         "configured": {name: repr(value) for name, value in problem.configured.items()},
-        "pins": sorted(problem.pins), "learning_starts": config.replay.learning_starts,
-        "learner": {name: getattr(config.learner, name) for name in _SPEED
-                    if f"learner.{name}" not in problem.configured},
-        "own": {knob.name: [repr(value) for value in knob.candidates(problem, problem.configured)]
-                for knob in problem.knobs if knob.own},
+        "pins": sorted(problem.pins),
+        "learning_starts": config.replay.learning_starts,
+        "learner": {
+            name: getattr(config.learner, name) for name in _SPEED if f"learner.{name}" not in problem.configured
+        },
+        "own": {
+            knob.name: [repr(value) for value in knob.candidates(problem, problem.configured)]
+            for knob in problem.knobs
+            if knob.own
+        },
     }
 
 
@@ -372,20 +436,37 @@ def check_tunable(config: Config) -> None:
         ConfigError: the mode declares no knob for that kind of algorithm, or several learners are asked for.
     """
     if config.run.learners > 1 and LEARNERS not in config.wiring.knobs:
-        raise ConfigError(f"--auto: it measures one learner and its samplers, not run.learners = {config.run.learners}"
-                          "; leave --auto out, or set --batch-size and --samplers as a tuned run of one learner has it")
+        raise ConfigError(
+            f"--auto: it measures one learner and its samplers, not run.learners = {config.run.learners}"
+            "; leave --auto out, or set --batch-size and --samplers as a tuned run of one learner has it"
+        )
     if not config.wiring.knobs:
         found = [mode.wiring(on_policy=config.on_policy is not None) for mode in DECLARED]
         others = [mode.name for mode, wiring in zip(DECLARED, found, strict=True) if wiring and wiring.knobs]
-        raise ConfigError(f"--auto: {config.run.algo} in --mode {config.run.mode} leaves nothing to choose; "
-                          f"use --mode {' or '.join(others)}, or leave --auto out")
+        raise ConfigError(
+            f"--auto: {config.run.algo} in --mode {config.run.mode} leaves nothing to choose; "
+            f"use --mode {' or '.join(others)}, or leave --auto out"
+        )
 
 
 # --- results of earlier tunings ---
 
 _MAX_BYTES = 4_000_000
-_NEEDED = ("reasons", "measured_at", "measured_s", "notes", "limits", "formula", "labels", "update_rates",
-           "joint_rates", "provisional", "tries", "env_step_us_median", "other_programs_cores")
+_NEEDED = (
+    "reasons",
+    "measured_at",
+    "measured_s",
+    "notes",
+    "limits",
+    "formula",
+    "labels",
+    "update_rates",
+    "joint_rates",
+    "provisional",
+    "tries",
+    "env_step_us_median",
+    "other_programs_cores",
+)
 
 
 def cache_dir() -> Path:
@@ -437,8 +518,12 @@ def _check_history(record: dict[str, Any]) -> None:
     if not all(one is None or (isinstance(one, int | float) and math.isfinite(one)) for one in numbers):
         raise ValueError("its times are no numbers")
     causes = record["provisional"] or {}
-    if not isinstance(causes, dict) or not all(isinstance(text, str) for text in causes.values()) or (
-            LOAD in causes and record["other_programs_cores"] is None) or not set(causes) <= {LOAD, BATTERY, ROWS}:
+    if (
+        not isinstance(causes, dict)
+        or not all(isinstance(text, str) for text in causes.values())
+        or (LOAD in causes and record["other_programs_cores"] is None)
+        or not set(causes) <= {LOAD, BATTERY, ROWS}
+    ):
         raise ValueError("it does not say how far it holds")
     if not all(isinstance(text, str) for text in (*(record["limits"] or ()), *(record["notes"] or ()))):
         raise ValueError("its notes are no texts")
@@ -533,6 +618,8 @@ def _holder(fd: int) -> tuple[str, bool]:
             if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode:
                 process = psutil.Process(int(words[4]))
                 command = clean(" ".join(process.cmdline()) or process.name(), 100)
-                return (f"process {process.pid} of {clean(process.username(), 40)} ({command})",
-                        process.status() == psutil.STATUS_STOPPED)
+                return (
+                    f"process {process.pid} of {clean(process.username(), 40)} ({command})",
+                    process.status() == psutil.STATUS_STOPPED,
+                )
     return "a process that this one cannot see", False

@@ -71,7 +71,9 @@ _ROOM = 2.0
 
 
 def tune(
-    problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None],
+    problem: TuningProblem,
+    measure: Measurer,
+    say: Callable[[TrialResult], None],
     busy: Callable[[], bool] = lambda: False,
 ) -> Search:
     """Measures and chooses within the budget; ``say`` hears each result as it is measured.
@@ -120,8 +122,14 @@ class Rounds:
 
     def pair(self, here: Setting, other: Setting) -> tuple[TrialResult, TrialResult] | None:
         """Rows of both settings out of the newest round in which both ran; None without one."""
-        return next(((found[here], found[other]) for found in reversed(self._rounds)
-                     if here in found and other in found and found[here].ran and found[other].ran), None)
+        return next(
+            (
+                (found[here], found[other])
+                for found in reversed(self._rounds)
+                if here in found and other in found and found[here].ran and found[other].ran
+            ),
+            None,
+        )
 
 
 def spread_of(rows: Iterable[TrialResult]) -> float:
@@ -154,7 +162,10 @@ class Search:
     """True if the choice is what is configured, because too little could be measured."""
 
     def __init__(
-        self, problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None],
+        self,
+        problem: TuningProblem,
+        measure: Measurer,
+        say: Callable[[TrialResult], None],
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
         """Measures nothing yet.
@@ -171,9 +182,11 @@ class Search:
         """Why another measurement may find another choice, each in a sentence."""
         same = {SAMPLERS, ENVS, INFERENCE_WORKERS, RATIO_MAX, *((RATIO,) if problem.balanced else ())}
         learned = (BATCH, RATIO) if problem.objective != ROLLOUT else tuple(problem.configured)
-        self.kept = {name: problem.configured[name] for name in problem.configured
-                     if name not in same and (name in learned or any(one.own and one.name == name
-                                                                     for one in problem.knobs))}
+        self.kept = {
+            name: problem.configured[name]
+            for name in problem.configured
+            if name not in same and (name in learned or any(one.own and one.name == name for one in problem.knobs))
+        }
         """Values on which it depends what is learned, as configured or as near to that as this machine allows."""
         self.limits: list[str] = list(problem.room.limits) if problem.room else []
         """Bounds that cut the choice short, each in a sentence."""
@@ -214,8 +227,10 @@ class Search:
         if not scattered or within_s < _CLIMB_S:
             return found
         again = {one.setting: one for one in ask(scattered, within_s) if one.ran}
-        return [again[one.setting] if one.setting in again and spread_of([again[one.setting]]) <= spread_of([one])
-                else one for one in found]
+        return [
+            again[one.setting] if one.setting in again and spread_of([again[one.setting]]) <= spread_of([one]) else one
+            for one in found
+        ]
 
     def _moves(self, here: Setting, other: Setting) -> bool:
         """True if the other setting takes what is learned from away from what is configured."""
@@ -253,8 +268,11 @@ class Search:
 
     def _best_of(self, rounds: Rounds, here: Setting, least_gain: float) -> Setting:
         """The setting to go on with: another one only for a clear gain; ties go as the knobs prefer."""
-        better = [Scored(other, 1.0 + self._gain_over(rounds, here, other)[0]) for other in rounds.newest()
-                  if other != here and self._holds(rounds, here, other, least_gain)]
+        better = [
+            Scored(other, 1.0 + self._gain_over(rounds, here, other)[0])
+            for other in rounds.newest()
+            if other != here and self._holds(rounds, here, other, least_gain)
+        ]
         return model.pick(self.problem, better).setting if better else here
 
     # --- learners alone ---
@@ -314,8 +332,18 @@ class Search:
         if left_s < _CLIMB_S:
             self.limits.append(f"time was up before {kind} could be tried")
             return
-        seen = sorted({one.setting[BATCH] for other, rates in self.rates.items() if other.device == kind.device
-                       for one in rates if one.updates > 0}) or self.ladder
+        seen = (
+            sorted(
+                {
+                    one.setting[BATCH]
+                    for other, rates in self.rates.items()
+                    if other.device == kind.device
+                    for one in rates
+                    if one.updates > 0
+                }
+            )
+            or self.ladder
+        )
         known = {one.setting[BATCH] for one in self.rates.get(kind, ())}
         best = max((self._best(other) for other in self.rates if other.device == kind.device), default=(0.0, 0))[1]
         wanted = sorted({seen[0], best if best in seen else seen[len(seen) // 2], seen[-1]} - known)
@@ -333,11 +361,13 @@ class Search:
         Raises:
             NothingMeasured: most of it still does.
         """
+
         def ask(settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
             return self.measure.learner(settings, within_s=within_s, on_result=self._record)
 
-        rows = self._again(ask, [one for rates in self.rates.values() for one in rates],
-                           self.measure.seconds_left() - until_s)
+        rows = self._again(
+            ask, [one for rates in self.rates.values() for one in rates], self.measure.seconds_left() - until_s
+        )
         self.rates = {kind: [one for one in rows if kind_of(one.setting) == kind] for kind in self.rates}
         ran = [one for one in rows if one.ran]
         if ran and sum(map(is_steady, ran)) < len(ran) / 2:
@@ -359,8 +389,11 @@ class Search:
 
     def _scores(self, kind: LearnerKind) -> dict[int, float]:
         """Batch -> score of the rates of a kind that ran."""
-        return {one.setting[BATCH]: model.learner_score(self.problem.objective, one.setting[BATCH], one.updates)
-                for one in self.rates.get(kind, ()) if one.updates > 0}
+        return {
+            one.setting[BATCH]: model.learner_score(self.problem.objective, one.setting[BATCH], one.updates)
+            for one in self.rates.get(kind, ())
+            if one.updates > 0
+        }
 
     def _threads_pay(self, kind: LearnerKind) -> bool:
         """True if half of these threads were better than a quarter of them; half that was skipped was not.
@@ -392,11 +425,15 @@ class Search:
         """Leaves out slow updates; for ``paper`` all but the batch of its rule on the fastest kind."""
         sizes = {kind: found for kind, found in self.sizes.items() if found}
         if not sizes:
-            raise self._nothing_ran([one for rates in self.rates.values() for one in rates],
-                                    (BATCH, DEVICE, PRECISION, THREADS),
-                                    "no batch size could be measured")
-        quick = {kind: [batch for batch in found if self.costs[kind].update_s(batch) <= MAX_UPDATE_S]
-                 for kind, found in sizes.items()}
+            raise self._nothing_ran(
+                [one for rates in self.rates.values() for one in rates],
+                (BATCH, DEVICE, PRECISION, THREADS),
+                "no batch size could be measured",
+            )
+        quick = {
+            kind: [batch for batch in found if self.costs[kind].update_s(batch) <= MAX_UPDATE_S]
+            for kind, found in sizes.items()
+        }
         if not any(quick.values()):
             self.limits.append(f"every batch that could be tried takes longer than {MAX_UPDATE_S:g} s an update")
             quick = {kind: found[:1] for kind, found in sizes.items()}
@@ -423,8 +460,11 @@ class Search:
     def _first(self) -> Setting:
         """The best learner on its own score, ties to the configured batch, then to the smaller and plainer."""
         objective, configured = self.problem.objective, self.problem.configured[BATCH]
-        scored = [(model.learner_score(objective, batch, 1.0 / self.costs[kind].update_s(batch)), position, kind, batch)
-                  for position, (kind, found) in enumerate(self.sizes.items()) for batch in found]
+        scored = [
+            (model.learner_score(objective, batch, 1.0 / self.costs[kind].update_s(batch)), position, kind, batch)
+            for position, (kind, found) in enumerate(self.sizes.items())
+            for batch in found
+        ]
         near = [one for one in scored if one[0] >= max(scored)[0] * (1.0 - model.TIE)]
         _, _, kind, batch = min(near, key=lambda one: (one[3] != configured, one[3], one[1]))
         return learner_setting(kind, batch)
@@ -450,8 +490,10 @@ class Search:
         """
         problem, first = self.problem, self.first
         base = Setting({**first, **self.own, ENVS: table.room_of(problem).envs_per_sampler.value, RATIO: 0.0})
-        sweep = self._joint([base.but(SAMPLERS, count) for count in table.sampler_ladder(problem, first)],
-                            max(self.measure.seconds_left() * SWEEP_SHARE, 1.0))
+        sweep = self._joint(
+            [base.but(SAMPLERS, count) for count in table.sampler_ladder(problem, first)],
+            max(self.measure.seconds_left() * SWEEP_SHARE, 1.0),
+        )
         if any(one.ran and not is_steady(one) for one in sweep) and self.measure.seconds_left() >= _AGAIN_S:
             sweep = self._again(self._joint, sweep, self.measure.seconds_left() * SWEEP_SHARE)
         good = [result for result in sweep if is_steady(result)]
@@ -473,8 +515,11 @@ class Search:
         # Never more busy threads than ran together.
         busy = max((one.setting[SAMPLERS] for one in good), default=1) + first[THREADS]
         failed = min((one.setting[SAMPLERS] for one in sweep if one.failure), default=math.inf)
-        settings = [one for one in settings
-                    if one[SAMPLERS] + one[THREADS] <= busy or one[SAMPLERS] in (1, problem.pin(SAMPLERS))]
+        settings = [
+            one
+            for one in settings
+            if one[SAMPLERS] + one[THREADS] <= busy or one[SAMPLERS] in (1, problem.pin(SAMPLERS))
+        ]
         settings = [one for one in settings if one[SAMPLERS] < failed] or settings
         self.limits += [f"{one.setting[SAMPLERS]} samplers: {one.failure}" for one in sweep if one.failure]
         if not sweep:
@@ -500,9 +545,15 @@ class Search:
         def pays(one: Scored) -> bool:
             values = [{one.setting[name], self.kept[name]} for name in names]
             for name in [name for name in names if one.setting[name] != self.kept[name]]:
-                without = max((score for other, score in best.items() if other[names.index(name)] == self.kept[name]
-                               and all(value in either for value, either in zip(other, values, strict=True))),
-                              default=0.0)
+                without = max(
+                    (
+                        score
+                        for other, score in best.items()
+                        if other[names.index(name)] == self.kept[name]
+                        and all(value in either for value, either in zip(other, values, strict=True))
+                    ),
+                    default=0.0,
+                )
                 if without > 0.0 and one.score <= without * (1.0 + needed):
                     return False
             return True
@@ -511,8 +562,11 @@ class Search:
 
     def _unmoved(self, expected: Sequence[Scored]) -> list[Scored]:
         """Those that keep what is learned as it is configured."""
-        return [one for one in expected if all(one.setting[name] == self.kept[name] for name in (BATCH, RATIO)
-                                               if name in self.kept)]
+        return [
+            one
+            for one in expected
+            if all(one.setting[name] == self.kept[name] for name in (BATCH, RATIO) if name in self.kept)
+        ]
 
     def _forecast(self, setting: Setting) -> Scored:
         return model.worth(self.problem, setting, *self.sharing.forecast(setting))
@@ -543,8 +597,11 @@ class Search:
             rounds = self._rounds(self._joint, wanted, within_s - 1.0, _LEAST_GAIN)
         rows = rounds.newest()
         good = {setting: one for setting, one in rows.items() if one.ran}
-        self.limits += [f"{setting_text(problem, one.setting)}: {one.failure or 'no updates'}"
-                        for one in rows.values() if not one.ran]
+        self.limits += [
+            f"{setting_text(problem, one.setting)}: {one.failure or 'no updates'}"
+            for one in rows.values()
+            if not one.ran
+        ]
         best = here if here == plain or self._is_shown(rounds, plain, here) else plain
         if best == plain and plain not in rows and here in good:
             self.chosen = self.expected[plain]  # no time was left for it
@@ -560,8 +617,11 @@ class Search:
             untried = [one for one in unmoved or expected if one.setting not in rows] or unmoved or expected
             less = [one for one in untried if one.setting[SAMPLERS] <= min(here[SAMPLERS], most)]
             self.chosen = model.pick(problem, less or untried)
-            self.doubts.append(f"the expected best could not be measured: {rows[here].failure or 'no updates'}"
-                               if here in rows else "the expected best could not be measured")
+            self.doubts.append(
+                f"the expected best could not be measured: {rows[here].failure or 'no updates'}"
+                if here in rows
+                else "the expected best could not be measured"
+            )
         self.centre, self.measured = self.chosen.setting, self.chosen.setting in good
         self._doubt(good.get(self.centre))
         if self.centre != here:
@@ -582,8 +642,11 @@ class Search:
         return gain > spread_of([rows[here]]) and not self.busy()
 
     def _rounds(
-        self, ask: Callable[[Sequence[Setting], float], list[TrialResult]], settings: Sequence[Setting],
-        within_s: float, least_gain: float,
+        self,
+        ask: Callable[[Sequence[Setting], float], list[TrialResult]],
+        settings: Sequence[Setting],
+        within_s: float,
+        least_gain: float,
     ) -> Rounds:
         """Measures settings together, those about which that leaves a doubt once more; the first ones each time."""
         rounds, here = Rounds(), settings[0]
@@ -608,19 +671,27 @@ class Search:
         kind, found, rivals = kind_of(here.setting), {}, {}
         for name in (BATCH, SAMPLERS, RATIO):
             value, values = here.setting[name], {one[name] for one in self.expected if kind_of(one) == kind}
-            for one in (max((one for one in values if one < value), default=value),
-                        min((one for one in values if one > value), default=value)):
+            for one in (
+                max((one for one in values if one < value), default=value),
+                min((one for one in values if one > value), default=value),
+            ):
                 follows = name == BATCH and self.problem.balanced
                 setting = here.setting.but(RATIO, model.ratio_bound(self.problem, one)) if follows else here.setting
                 found[setting.but(name, one)] = _PROMISING
         for score in sorted(self.expected.values(), key=lambda one: one.score):
             rivals[kind_of(score.setting)] = score.setting
         found |= {one: _PROMISING_RIVAL for other, one in rivals.items() if other != kind}
-        promising = [self.expected[one] for one, share in found.items() if one != here.setting
-                     and one in self.expected and self.expected[one].score >= share * here.score]
+        promising = [
+            self.expected[one]
+            for one, share in found.items()
+            if one != here.setting and one in self.expected and self.expected[one].score >= share * here.score
+        ]
         # A bound that does not bind changes nothing.
-        promising = [one for one in promising if one.setting != here.setting.but(RATIO, one.setting[RATIO])
-                     or one[2:] != here[2:]]
+        promising = [
+            one
+            for one in promising
+            if one.setting != here.setting.but(RATIO, one.setting[RATIO]) or one[2:] != here[2:]
+        ]
         return [one.setting for one in sorted(promising, key=lambda one: -one.score)[:_MOST_NEIGHBOURS]]
 
     # --- everything running, one knob after the other ---
@@ -635,8 +706,10 @@ class Search:
         fit = table.fit_host if SAMPLERS in problem.configured else table.fit_rollout
         here = fit(problem, problem.configured)
         if here is None:
-            raise ConfigError(f"{setting_text(problem, problem.configured)}: they do not go together, or memory has no "
-                              "room; set fewer of them")
+            raise ConfigError(
+                f"{setting_text(problem, problem.configured)}: they do not go together, or memory has no "
+                "room; set fewer of them"
+            )
         self.chosen = Scored(here, 0.0)
 
     def vary(self) -> None:
@@ -694,15 +767,19 @@ class Search:
         good = {setting: one for setting, one in rows.items() if one.ran}
         if here not in good:
             left = [one for one in good.values() if not self._moves(here, one.setting)] or [
-                one for one in good.values() if is_steady(one) and not self.busy()]
+                one for one in good.values() if is_steady(one) and not self.busy()
+            ]
             return max(left, key=self._score, default=None)
         best = self._best_of(rounds, here, least_gain)
         self._doubt(good[best])
         shares = {setting: 1.0 + self._gain_over(rounds, here, setting)[0] for setting in good if setting != here}
         shares = {setting: share for setting, share in shares.items() if share > 0.0} | {here: 1.0}
-        self.runners[knob.name] = tuple(sorted(
-            ((one[knob.name], share / shares[best]) for one, share in shares.items() if one != best),
-            key=lambda one: -one[1])[:_MOST_RUNNERS])
+        self.runners[knob.name] = tuple(
+            sorted(
+                ((one[knob.name], share / shares[best]) for one, share in shares.items() if one != best),
+                key=lambda one: -one[1],
+            )[:_MOST_RUNNERS]
+        )
         return good[best]
 
     # --- the answer ---
@@ -723,8 +800,11 @@ class Search:
         self.choices = {name: self._choice(knobs[name]) for name in problem.configured if name in chosen}
         if problem.room is not None:
             high = self._upper_bound()
-            found = self.choices | {ENVS: problem.room.envs_per_sampler, CAPACITY: problem.room.capacity,
-                                    RATIO_MAX: high}
+            found = self.choices | {
+                ENVS: problem.room.envs_per_sampler,
+                CAPACITY: problem.room.capacity,
+                RATIO_MAX: high,
+            }
             self.choices = {name: found[name] for name in problem.configured if name in found}
             self._note_ratios(high)
             cost = self.costs[kind_of(chosen)]
@@ -732,11 +812,15 @@ class Search:
             if cost.b * max(one.setting[BATCH] for one in self.rates[kind_of(chosen)]) > _COST_ERROR * cost.a:
                 self.paper_batch = paper_batch(*cost, problem.targets.gpu_target)
         elif SAMPLERS not in chosen and table.rollout_rows(chosen) != table.rollout_rows(problem.configured):
-            self.notes.append(f"a rollout has {table.rollout_rows(chosen)} rows in place of "
-                              f"{table.rollout_rows(problem.configured)}: learning differs a little")
+            self.notes.append(
+                f"a rollout has {table.rollout_rows(chosen)} rows in place of "
+                f"{table.rollout_rows(problem.configured)}: learning differs a little"
+            )
         if self.chosen.in_a_run < _AS_MEASURED:
-            self.notes.append(f"in the run evaluator, visualizer and supervisor share these cores: its rates are "
-                              f"{100.0 * (1.0 - self.chosen.in_a_run):.0f} % below those measured, as the reasons say")
+            self.notes.append(
+                f"in the run evaluator, visualizer and supervisor share these cores: its rates are "
+                f"{100.0 * (1.0 - self.chosen.in_a_run):.0f} % below those measured, as the reasons say"
+            )
         if not self.measured:
             self.notes.append("the chosen setting itself was not measured: its rates are the model's")
 
@@ -744,18 +828,25 @@ class Search:
         """Everything measured and chosen, for ``tune.json``."""
         problem, choices, (a, b) = self.problem, self.choices, self.cost or (None, None)
         labels = {knob.name: knob.column for knob in problem.knobs}
-        rates = {name: [one.as_json() for one in self.results if one.stage == stage]
-                 for name, stage in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))}
+        rates = {
+            name: [one.as_json() for one in self.results if one.stage == stage]
+            for name, stage in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))
+        }
         return {
-            "schema": SCHEMA, "objective": problem.objective,
+            "schema": SCHEMA,
+            "objective": problem.objective,
             "formula": model.formula(problem),
             "choice": {name: choice.value for name, choice in choices.items()},
             "reasons": {name: choice.reason for name, choice in choices.items()},
             "pinned": sorted(name for name, choice in choices.items() if choice.pinned),
             "runners_up": {name: [list(one) for one in choice.runners_up] for name, choice in choices.items()},
             "labels": {name: labels[name] for name in problem.configured if name in self.chosen.setting},
-            "cost_a_s": a, "cost_b_s_per_row": b, "paper_batch_size": self.paper_batch,
-            "limits": list(dict.fromkeys(self.limits)), "notes": self.notes, **rates,
+            "cost_a_s": a,
+            "cost_b_s_per_row": b,
+            "paper_batch_size": self.paper_batch,
+            "limits": list(dict.fromkeys(self.limits)),
+            "notes": self.notes,
+            **rates,
         }
 
     def _unmeasured(self, knob: Knob) -> Choice:
@@ -775,11 +866,17 @@ class Search:
         runners = self.runners.get(knob.name, ()) if knob.own or not self.expected else self._next_best(knob)
         what, remark = knob.text(value), knob.remark(problem, chosen.setting)
         if knob.figures:
-            what += ": " + knob.figures.format(updates_per_s=chosen.updates_per_s * chosen.in_a_run,
-                                               env_steps_per_s=chosen.env_steps_per_s * chosen.in_a_run)
+            what += ": " + knob.figures.format(
+                updates_per_s=chosen.updates_per_s * chosen.in_a_run,
+                env_steps_per_s=chosen.env_steps_per_s * chosen.in_a_run,
+            )
         if knob.name in problem.pins:
-            return Choice(value, f"{what}{', ' if knob.figures else ': '}{problem.pinned_by(knob.name)}", pinned=True,
-                          runners_up=runners)
+            return Choice(
+                value,
+                f"{what}{', ' if knob.figures else ': '}{problem.pinned_by(knob.name)}",
+                pinned=True,
+                runners_up=runners,
+            )
         parts = [] if knob.trial == FACTS else [self._why(knob, runners)]
         if knob.name == RATIO and value != problem.configured[RATIO]:
             parts = [self._gain()]
@@ -790,8 +887,9 @@ class Search:
         return Choice(value, reason, runners_up=runners)
 
     def _why(self, knob: Knob, runners: Sequence[tuple[Any, float]]) -> str:
-        others = ", ".join(f"{f'{value:g}' if isinstance(value, float) else value}: {100 * share:.0f} %"
-                           for value, share in runners)
+        others = ", ".join(
+            f"{f'{value:g}' if isinstance(value, float) else value}: {100 * share:.0f} %" for value, share in runners
+        )
         if self.expected and not knob.own:
             others = f"expected: {others}"  # of the model, which the rows of the table need not match
         problem, value = self.problem, self.chosen.setting[knob.name]
@@ -819,8 +917,11 @@ class Search:
         kept = [one.name for one in self.problem.knobs if one.name in centre and one.trial != FACTS]
         best: dict[Any, float] = {}
         for setting, score in self.expected.items():
-            if own > 0.0 and setting[name] != centre[name] and (
-                    knob.trial == LEARNER or all(setting[other] == centre[other] for other in kept if other != name)):
+            if (
+                own > 0.0
+                and setting[name] != centre[name]
+                and (knob.trial == LEARNER or all(setting[other] == centre[other] for other in kept if other != name))
+            ):
                 best[setting[name]] = max(best.get(setting[name], 0.0), score.score / own)
         return tuple(sorted(best.items(), key=lambda one: -one[1])[:_MOST_RUNNERS])
 
@@ -831,11 +932,15 @@ class Search:
         rows = {one.setting: (one.updates, one.env_steps) for one in self.results if one.stage == JOINT and one.ran}
         known = all(setting in rows for setting in settings)
         if not known:
-            rows = {one: (found.updates_per_s, found.env_steps_per_s)
-                    for one, found in ((one, self._forecast(one)) for one in settings)}
+            rows = {
+                one: (found.updates_per_s, found.env_steps_per_s)
+                for one, found in ((one, self._forecast(one)) for one in settings)
+            }
         (updates, env_steps), (updates_before, env_steps_before) = (rows[setting] for setting in settings)
-        return (f"{'' if known else 'expected, not measured: '}updates {_percent(updates, updates_before)}, env steps "
-                f"{_percent(env_steps, env_steps_before)} against {configured:g}")
+        return (
+            f"{'' if known else 'expected, not measured: '}updates {_percent(updates, updates_before)}, env steps "
+            f"{_percent(env_steps, env_steps_before)} against {configured:g}"
+        )
 
     def _upper_bound(self) -> Choice:
         """Samples per insert above which the learner waits; raised where it would wait at the measured rates."""
@@ -857,8 +962,10 @@ class Search:
         bound = model.ratio_bound(problem, batch)
         high = float(round(max(configured, min(_ROOM * ratio, bound))))
         if high >= bound > configured:
-            self.limits.append(f"the learner may draw {bound:g} samples per insert, {model.UPDATES_PER_STEP_BOUND:g} "
-                               "updates per env step, and waits above")
+            self.limits.append(
+                f"the learner may draw {bound:g} samples per insert, {model.UPDATES_PER_STEP_BOUND:g} "
+                "updates per env step, and waits above"
+            )
         return Choice(high, f"{text.format(high)}{ratio:.3g} were measured, {configured:g} would hold it back")
 
     def _note_ratios(self, high: Choice) -> None:
@@ -867,11 +974,15 @@ class Search:
         if self.problem.balanced:
             return  # the mode keeps the ratio, and says so
         if RATIO not in self.problem.pins and low != configured[RATIO]:
-            self.notes.append(f"samples per insert at least {low:g} instead of {configured[RATIO]:g} ({self._gain()}): "
-                              f"each transition is drawn at least {low:g} times on average")
+            self.notes.append(
+                f"samples per insert at least {low:g} instead of {configured[RATIO]:g} ({self._gain()}): "
+                f"each transition is drawn at least {low:g} times on average"
+            )
         if not high.pinned and high.value > configured[RATIO_MAX]:
-            self.notes.append(f"samples per insert up to {high.value:g} instead of {configured[RATIO_MAX]:g}: up to "
-                              f"{high.value / self.chosen.setting[BATCH]:.1f} updates per env step")
+            self.notes.append(
+                f"samples per insert up to {high.value:g} instead of {configured[RATIO_MAX]:g}: up to "
+                f"{high.value / self.chosen.setting[BATCH]:.1f} updates per env step"
+            )
 
 
 def _apart(value: float, other: float) -> float:
@@ -891,5 +1002,7 @@ def _typical(rows: Sequence[TrialResult]) -> str:
 
 _AS_MEASURED = 0.99
 """Share of measured rates that a run keeps, above which a note would say nothing."""
+
+
 def _percent(after: float, before: float) -> str:
     return f"{100.0 * (after / before - 1.0):+.0f} %" if before > 0 else "new"

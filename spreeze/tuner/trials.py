@@ -87,8 +87,16 @@ class Trial(contextlib.ExitStack):
     _seen = 0
 
     def __init__(
-        self, kind: TrialKind, plan: RunPlan, candidates: list[TrialResult], finish: Callable[[TrialResult], None], *,
-        usable_cores: float, memory_cap_bytes: int, interrupts: Interrupts, step_us: float | None = None,
+        self,
+        kind: TrialKind,
+        plan: RunPlan,
+        candidates: list[TrialResult],
+        finish: Callable[[TrialResult], None],
+        *,
+        usable_cores: float,
+        memory_cap_bytes: int,
+        interrupts: Interrupts,
+        step_us: float | None = None,
     ) -> None:
         """``finish`` is given each candidate once it has all of its windows, or has failed."""
         super().__init__()
@@ -119,8 +127,14 @@ class Trial(contextlib.ExitStack):
             logs = LogKeeper()
             self.callback(logs.close)
             logs.start()
-            context = RunContext(run_dir=run_dir, status_fd=run.status.block.fd, status_rows=run.status.num_rows,
-                                 nonce=nonce, gives_way=self._plan.config.tuning.give_way, logs=logs)
+            context = RunContext(
+                run_dir=run_dir,
+                status_fd=run.status.block.fd,
+                status_rows=run.status.num_rows,
+                nonce=nonce,
+                gives_way=self._plan.config.tuning.give_way,
+                logs=logs,
+            )
             self._workers = ProcessSupervisor(context, run.status, on_event=lambda level, text: None)
             self.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
             for spec in run.specs.values():
@@ -138,8 +152,11 @@ class Trial(contextlib.ExitStack):
             late += [f"{done} rollouts" for done in swaps if done < least]
         elif self._kind.learns and (updates := self.run.counters()[1]) < least:
             late.append(f"the learner took {updates:.0f} updates")
-        late += [f"{name} took no env step" for name, spec in self.run.specs.items()
-                 if spec.role.steps and self.run.slots(spec)["env_steps"] <= 0]
+        late += [
+            f"{name} took no env step"
+            for name, spec in self.run.specs.items()
+            if spec.role.steps and self.run.slots(spec)["env_steps"] <= 0
+        ]
         return ", ".join(late) or None
 
     def _note_pace(self, done: int) -> None:
@@ -299,10 +316,15 @@ def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     least = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth))
     rows = max(min(ROWS, ROWS_BYTES // row_bytes), least)
     rows = min(rows, max(plan.config.replay.capacity, batch), cap_bytes // 4 // row_bytes)
-    settings = _with(plan, setting, {
-        "replay": {"capacity": max(rows, 2), "samples_per_insert_max": 1e9, "learning_starts": 1, "save": False},
-        "visualizer": {"enabled": False}, "stop": {"updates": None},
-    })
+    settings = _with(
+        plan,
+        setting,
+        {
+            "replay": {"capacity": max(rows, 2), "samples_per_insert_max": 1e9, "learning_starts": 1, "save": False},
+            "visualizer": {"enabled": False},
+            "stop": {"updates": None},
+        },
+    )
     return dataclasses.replace(plan, samplers=samplers, settings=settings)
 
 
@@ -310,37 +332,59 @@ def _with(plan: RunPlan, setting: Setting, values: Values) -> Settings:
     """The plan's settings with those of a trial, and what makes a trial of them."""
     own = setting.layer().values
     values = values | {"exchange": {"transport": "shared", "join": None, "learners": None}}  # no other host takes part
-    return plan.settings.with_layer(Layer("tuner", {part: {**values.get(part, {}), **own.get(part, {})}
-                                                    for part in (*own, *values)}))
+    return plan.settings.with_layer(
+        Layer("tuner", {part: {**values.get(part, {}), **own.get(part, {})} for part in (*own, *values)})
+    )
 
 
 def sampler_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """A plan for samplers of that setting that write as fast as they can."""
     least = 2 * setting[SAMPLERS] * setting[ENVS] * (1 + plan.layout.depth)
-    settings = _with(plan, setting, {
-        "replay": {"capacity": max(min(ROWS, ROWS_BYTES // plan.layout.row_bytes), least), "learning_starts": 1,
-                   "samples_per_insert_min": 0.0, "save": False},
-        "learner": {"batch_size": 1}, "visualizer": {"enabled": False},
-    })
+    settings = _with(
+        plan,
+        setting,
+        {
+            "replay": {
+                "capacity": max(min(ROWS, ROWS_BYTES // plan.layout.row_bytes), least),
+                "learning_starts": 1,
+                "samples_per_insert_min": 0.0,
+                "save": False,
+            },
+            "learner": {"batch_size": 1},
+            "visualizer": {"enabled": False},
+        },
+    )
     return dataclasses.replace(plan, samplers=setting[SAMPLERS], settings=settings)
 
 
 def rollout_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """Plan of the task with that setting, until it is stopped."""
-    settings = _with(plan, setting, {
-        "learner": {"publish_interval_s": 3600.0, "checkpoint_interval_s": 1e6}, "visualizer": {"enabled": False},
-        "stop": {"updates": None, "env_steps": None, "seconds": None},
-    })
-    return dataclasses.replace(plan, settings=settings, samplers=setting[ROLLOUT_SAMPLERS],
-                               inference_workers=settings.config.inference_workers)
+    settings = _with(
+        plan,
+        setting,
+        {
+            "learner": {"publish_interval_s": 3600.0, "checkpoint_interval_s": 1e6},
+            "visualizer": {"enabled": False},
+            "stop": {"updates": None, "env_steps": None, "seconds": None},
+        },
+    )
+    return dataclasses.replace(
+        plan, settings=settings, samplers=setting[ROLLOUT_SAMPLERS], inference_workers=settings.config.inference_workers
+    )
 
 
 _REPLAY_PACE = Pace(repeats=5, settle_s=(0.1, 0.25), window_s=(0.3, 0.5))
 REPLAY = TrialKind(stage=JOINT, pace=_REPLAY_PACE, plan_of=replay_plan, rounds=1, edge_s=0.2, shares=True)
 """Samplers, replay and learner."""
-HOST = TrialKind(stage=ROLLOUT, pace=_REPLAY_PACE, plan_of=sampler_plan, rounds=0, edge_s=0.0, shares=True,
-                 learns=False)
+HOST = TrialKind(
+    stage=ROLLOUT, pace=_REPLAY_PACE, plan_of=sampler_plan, rounds=0, edge_s=0.0, shares=True, learns=False
+)
 """The samplers of a host whose learner is elsewhere (``--cluster``)."""
-ROLLOUTS = TrialKind(stage=ROLLOUT, pace=Pace(repeats=3, settle_s=(0.1, 0.1), window_s=(0.4, 1.2)),
-                     plan_of=rollout_plan, rounds=_ROLLOUTS, edge_s=1.0)
+ROLLOUTS = TrialKind(
+    stage=ROLLOUT,
+    pace=Pace(repeats=3, settle_s=(0.1, 0.1), window_s=(0.4, 1.2)),
+    plan_of=rollout_plan,
+    rounds=_ROLLOUTS,
+    edge_s=1.0,
+)
 """All workers of a mode with rollouts."""

@@ -27,14 +27,7 @@ from spreeze.types import RowLayout
 from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.torch_devices import (
-    forget_memory,
-    gpus_of,
-    open_device,
-    peak_bytes,
-    resolve_device,
-    synchronise,
-)
+from spreeze.workers.torch_devices import forget_memory, gpus_of, open_device, peak_bytes, resolve_device, synchronise
 
 _LOOK_S = 0.02
 """Time between two checks of the memory of a measurement."""
@@ -161,14 +154,19 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
     config: Any = algorithm_part(job.algo, job.spec.import_module)(**turn.algorithm)
     with open_device(learner, job.spec, config.hidden_sizes, learner.batch_size) as (_, pair):
         learning = ReplayTrainer(
-            job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), learner, seed=0,
-            normalize_obs=job.normalize_obs, pair=pair,
+            job.spec,
+            job.algo,
+            config,
+            ring.spec.layout,
+            ReplayReader(ring),
+            learner,
+            seed=0,
+            normalize_obs=job.normalize_obs,
+            pair=pair,
         )
         # The recording of a graph is never timed, however long it takes.
         warm_s, least = time.perf_counter(), max(_LEAST_WARM_UPDATES, learning.updates_before_replay)
-        while learning.updates < least or (
-            learning.updates < _WARM_UPDATES and time.perf_counter() - warm_s < _WARM_S
-        ):
+        while learning.updates < least or (learning.updates < _WARM_UPDATES and time.perf_counter() - warm_s < _WARM_S):
             learning.update()
         synchronise(device)
         start_s = time.perf_counter() - start

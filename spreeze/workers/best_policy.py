@@ -83,8 +83,10 @@ class BestPolicy:
         kept = self._kept
         if kept is None or (not self._confirmed and found.tally.bound > kept.tally.bound):
             self._keep(found, confirmed=False)
-        elif self._confirmed and found.tally.mean > kept.tally.mean and (
-            self._challenger is None or found.tally.bound > self._challenger.tally.bound
+        elif (
+            self._confirmed
+            and found.tally.mean > kept.tally.mean
+            and (self._challenger is None or found.tally.bound > self._challenger.tally.bound)
         ):
             self._challenger = found
             self._store("challenger", found, confirmed=False)
@@ -117,10 +119,17 @@ class BestPolicy:
         self._folder.mkdir(parents=True, exist_ok=True)
         tally = found.tally
         replace_bytes(self._folder / f"{name}.safetensors", found.data)
-        replace_json(self._folder / f"{name}.json", {
-            **found.record, "return": tally.mean, "bound": tally.bound, "played": tally.episodes, "std": tally.std,
-            "confirmed": confirmed,
-        })
+        replace_json(
+            self._folder / f"{name}.json",
+            {
+                **found.record,
+                "return": tally.mean,
+                "bound": tally.bound,
+                "played": tally.episodes,
+                "std": tally.std,
+                "confirmed": confirmed,
+            },
+        )
 
 
 def _stored(folder: Path, name: str) -> tuple[Candidate | None, bool]:

@@ -30,8 +30,15 @@ class BufferTrainer:
     """One update after another, while the buffer has rollouts with uses left."""
 
     def __init__(
-        self, algorithm: AnyAge, rollouts: Rollouts, envs_per_sampler: int, *, meta: dict[str, Any],
-        progress: Progress, env_steps_base: int, session: float,
+        self,
+        algorithm: AnyAge,
+        rollouts: Rollouts,
+        envs_per_sampler: int,
+        *,
+        meta: dict[str, Any],
+        progress: Progress,
+        env_steps_base: int,
+        session: float,
     ) -> None:
         """Reads ``rollouts`` as the only reader; ``env_steps_base`` are those of earlier sessions.
 
@@ -103,8 +110,12 @@ class BufferTrainer:
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Tensors and JSON of a checkpoint; rollouts are collected again."""
         arrays = self.algorithm.state_arrays() | self._average.state_arrays()
-        return arrays, {"algorithm": self.algorithm.state_json(), "updates": self.updates,
-                        "counted": sorted(self._counted), "session": self._session}
+        return arrays, {
+            "algorithm": self.algorithm.state_json(),
+            "updates": self.updates,
+            "counted": sorted(self._counted),
+            "session": self._session,
+        }
 
     def load_state(self, tensors: Arrays, state: dict[str, Any]) -> None:
         """Raises a CheckpointError if it is that of another network or algorithm."""
@@ -120,9 +131,15 @@ class BufferTrainer:
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         self._dropped = max(self._dropped, self._source.dropped)
         return {
-            "updates": self.updates, "wait_s": wait_s, "learn_s": self.learn_s,
-            "publish_s": publish_s, "batch_size": self.batch_size, "updates_skipped": self.algorithm.updates_skipped(),
-            "policy_lag": _mean(self._lags), "rollouts_dropped": self._dropped, "rollout_uses": _mean(self._uses),
+            "updates": self.updates,
+            "wait_s": wait_s,
+            "learn_s": self.learn_s,
+            "publish_s": publish_s,
+            "batch_size": self.batch_size,
+            "updates_skipped": self.algorithm.updates_skipped(),
+            "policy_lag": _mean(self._lags),
+            "rollouts_dropped": self._dropped,
+            "rollout_uses": _mean(self._uses),
             **self.algorithm.metrics(),
         }
 

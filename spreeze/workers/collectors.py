@@ -118,7 +118,12 @@ class Collector:
     """The environments of one process; counts their episodes and errors, and replaces broken ones."""
 
     def __init__(
-        self, make_task: Callable[[], Task], num_envs: int, *, nan_policy: str, on_error: OnError,
+        self,
+        make_task: Callable[[], Task],
+        num_envs: int,
+        *,
+        nan_policy: str,
+        on_error: OnError,
         on_progress: OnProgress,
     ) -> None:
         """With ``nan_policy`` "fail" the first bad transition ends the process."""
@@ -165,8 +170,7 @@ class Collector:
         within = counts.env_steps - self._error_steps[0]
         if len(self._error_steps) == _MOST_ERRORS and within < _WINDOW_STEPS:
             raise WorkerError(
-                f"{_MOST_ERRORS} environment errors within {within} env steps; the last: "
-                f"{where}: {described(error)}"
+                f"{_MOST_ERRORS} environment errors within {within} env steps; the last: {where}: {described(error)}"
             ) from error
 
     def _replace(self, index: int) -> None:
@@ -186,9 +190,18 @@ class TransitionCollector(Collector):
     """N environments stepped together; with ``make_vector`` all are one, and an error costs all its episodes."""
 
     def __init__(
-        self, make_task: Callable[[], Task], num_envs: int, spec: EnvSpec, sink: TransitionSink, *,
-        n_step: int, gamma: float, seeds: list[int], nan_policy: str = "drop",
-        on_progress: OnProgress = _ignore, on_error: OnError = _ignore,
+        self,
+        make_task: Callable[[], Task],
+        num_envs: int,
+        spec: EnvSpec,
+        sink: TransitionSink,
+        *,
+        n_step: int,
+        gamma: float,
+        seeds: list[int],
+        nan_policy: str = "drop",
+        on_progress: OnProgress = _ignore,
+        on_error: OnError = _ignore,
         make_vector: Callable[[int, int], VectorTask] | None = None,
     ) -> None:
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
@@ -372,8 +385,9 @@ class VectorRowWriter:
         columns = [self.obs, batch.actions, batch.reward, batch.terminated, self._next_obs]
         num_steps = None
         if self._windows is not None:
-            *columns, num_steps = self._windows.push(*columns, ended=self._among(batch.ended),
-                                                     lost=self._among(batch.broken))
+            *columns, num_steps = self._windows.push(
+                *columns, ended=self._among(batch.ended), lost=self._among(batch.broken)
+            )
         elif batch.broken:
             kept = ~self._among(batch.broken)
             columns = [column[kept] for column in columns]
@@ -417,8 +431,14 @@ class FrameRowWriter:
         reward = np.sign(batch.reward) if self._sign else batch.reward
         for index in range(len(newest)):
             if index not in batch.broken:
-                self._log.add(index, batch.actions[index], float(reward[index]), bool(batch.terminated[index]),
-                              batch.ended.get(index, False), newest[index].reshape(-1))
+                self._log.add(
+                    index,
+                    batch.actions[index],
+                    float(reward[index]),
+                    bool(batch.terminated[index]),
+                    batch.ended.get(index, False),
+                    newest[index].reshape(-1),
+                )
         self._log.flush(batch.version)
 
 
@@ -472,9 +492,19 @@ class RolloutCollector(Collector):
     columns: RolloutSink
 
     def __init__(
-        self, make_task: Callable[[], Task], spec: EnvSpec, rollouts: Rollouts, *, first: int, num_envs: int,
-        seed: int, step_synchronous: bool = False, replays: bool = True, nan_policy: str = "drop",
-        on_progress: OnProgress = _ignore, on_error: OnError = _ignore,
+        self,
+        make_task: Callable[[], Task],
+        spec: EnvSpec,
+        rollouts: Rollouts,
+        *,
+        first: int,
+        num_envs: int,
+        seed: int,
+        step_synchronous: bool = False,
+        replays: bool = True,
+        nan_policy: str = "drop",
+        on_progress: OnProgress = _ignore,
+        on_error: OnError = _ignore,
     ) -> None:
         """Makes the environments and brings each to its state in the rollout storages.
 
@@ -691,8 +721,14 @@ def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
         writer, left = ShardWriter(ring, shard), ring.spec.rows_per_shard
         while left > 0:
             part = slice(0, min(count, left))
-            writer.write(obs[part], action[part], reward[part], terminated[part], next_obs[part],
-                         None if steps is None else steps[part])
+            writer.write(
+                obs[part],
+                action[part],
+                reward[part],
+                terminated[part],
+                next_obs[part],
+                None if steps is None else steps[part],
+            )
             left -= count
 
 

@@ -166,8 +166,11 @@ class WorkerContext:
         Raises:
             WorkerError: the metric table has no such row.
         """
-        sent = {name: float(value) for name, value in metrics.items()
-                if (row := self._table.get(name)) is not None and row.is_sent}
+        sent = {
+            name: float(value)
+            for name, value in metrics.items()
+            if (row := self._table.get(name)) is not None and row.is_sent
+        }
         self.post(**{name: value for name, value in metrics.items() if name not in sent})
         self._unsent |= sent
         while self._unsent and self._has_room():

@@ -34,13 +34,7 @@ from spreeze.errors import SpreezeError, described
 from spreeze.inference.policy import Policy, State, begin_episode
 from spreeze.machine.hardware import memory_limits
 from spreeze.machine.output import stdout_to_stderr
-from spreeze.machine.processes import (
-    close_in_time,
-    end_with_parent,
-    leave,
-    leave_to_supervisor,
-    lower_priority,
-)
+from spreeze.machine.processes import close_in_time, end_with_parent, leave, leave_to_supervisor, lower_priority
 from spreeze.metrics.table import Phase
 from spreeze.run_directory import group_folder
 from spreeze.transport import status_table as words
@@ -118,14 +112,19 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
             record = evaluation.attempt(found, should_stop, on_failure, group=group)
             if record is not None:
                 context.post(
-                    evaluations=evaluation.evaluations, policy_version=record["version"],
-                    eval_return=record["return_mean"], eval_length=record["length_mean"],
+                    evaluations=evaluation.evaluations,
+                    policy_version=record["version"],
+                    eval_return=record["return_mean"],
+                    eval_length=record["length_mean"],
                     env_steps=record["env_steps"],
                 )
                 context.send("evaluation", **record)
                 if was_asked:
-                    context.event("info", f"evaluation on request, after {record['updates']} updates: mean return "
-                                  f"{record['return_mean']:.1f} of {record['episodes']} episodes")
+                    context.event(
+                        "info",
+                        f"evaluation on request, after {record['updates']} updates: mean return "
+                        f"{record['return_mean']:.1f} of {record['episodes']} episodes",
+                    )
                 evaluation.test_best(should_stop, on_failure)
             if evaluation.failures:
                 context.sleep(pause_s(evaluation.failures))
@@ -157,7 +156,9 @@ class Evaluation:
     """The evaluator's environments and files."""
 
     def __init__(
-        self, job: EvaluatorJob, on_error: Callable[[str, Exception, int], None],
+        self,
+        job: EvaluatorJob,
+        on_error: Callable[[str, Exception, int], None],
         on_progress: Callable[[Phase], None] = lambda phase: None,
     ) -> None:
         """``on_error`` gets where an environment raised, the error, and the number of errors so far.
@@ -191,7 +192,7 @@ class Evaluation:
             self._tasks.append(_new_task(self._make_task))
 
     def evaluate(
-        self, weights: Weights, should_stop: Callable[[], bool], *, keep_partial: bool = False, group: int = 0,
+        self, weights: Weights, should_stop: Callable[[], bool], *, keep_partial: bool = False, group: int = 0
     ) -> Record | None:
         """Runs the episodes of one version and records them in the group's ``eval.csv``.
 
@@ -247,9 +248,7 @@ class Evaluation:
         self._target_reached = decides.mean >= target
         return tally, {"reached": self._target_reached, "episodes": decides.episodes, "return_mean": decides.mean}
 
-    def _confirm(
-        self, target: float, weights: Weights, should_stop: Callable[[], bool], group: int
-    ) -> Tally | None:
+    def _confirm(self, target: float, weights: Weights, should_stop: Callable[[], bool], group: int) -> Tally | None:
         """The returns of a second evaluation, as long as its result is open; None if it was cut."""
         found: list[Episode] = []
         for number in range(MOST_CONFIRMING // CONFIRMING_EPISODES):
@@ -302,7 +301,8 @@ class Evaluation:
             self.prepare()
             weights = decode(found.data, self._run_dir)
             episodes, lost = self._play(
-                weights, self._seeds(weights, count, _RETEST, found.tally.episodes), should_stop)
+                weights, self._seeds(weights, count, _RETEST, found.tally.episodes), should_stop
+            )
             if len(episodes) + lost == count:  # not stopped
                 self._best.tested(found, _tally(episodes) if lost <= len(episodes) else None)
             return True
@@ -311,8 +311,13 @@ class Evaluation:
             self._best.tested(found, None)
 
     def attempt(
-        self, weights: Weights, should_stop: Callable[[], bool], on_failure: Callable[[str], None], *,
-        keep_partial: bool = False, group: int = 0,
+        self,
+        weights: Weights,
+        should_stop: Callable[[], bool],
+        on_failure: Callable[[str], None],
+        *,
+        keep_partial: bool = False,
+        group: int = 0,
     ) -> Record | None:
         """Like ``evaluate``, but reports a failure instead of raising it; the next attempt makes new environments."""
         return self._attempt(
@@ -389,8 +394,9 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
         self._context.event("warning", text)
 
 
-def turn_evaluation(context: WorkerContext, job: EvaluatorJob | None) -> contextlib.AbstractContextManager[
-        TurnEvaluation | None]:
+def turn_evaluation(
+    context: WorkerContext, job: EvaluatorJob | None
+) -> contextlib.AbstractContextManager[TurnEvaluation | None]:
     """For a sampler whose job has one; else None."""
     return contextlib.nullcontext() if job is None else TurnEvaluation(context, job)
 
@@ -474,10 +480,18 @@ def envs_at_once(spec: EnvSpec) -> int:
 
 
 def run_episodes(
-    make_task: Callable[[], Task], policy_act: Act, seeds: Sequence[int],
-    on_step: Callable[[int, Task], None] | None = None, should_stop: Callable[[], bool] | None = None, *,
-    max_envs: int | None = None, tasks: list[Task] | None = None, on_error: OnError | None = None,
-    whole_rounds: bool = False, heartbeat: Callable[[], object] = lambda: None, room: int | None = None,
+    make_task: Callable[[], Task],
+    policy_act: Act,
+    seeds: Sequence[int],
+    on_step: Callable[[int, Task], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    *,
+    max_envs: int | None = None,
+    tasks: list[Task] | None = None,
+    on_error: OnError | None = None,
+    whole_rounds: bool = False,
+    heartbeat: Callable[[], object] = lambda: None,
+    room: int | None = None,
 ) -> list[Episode]:
     """Runs one episode for each seed, with one policy call a step; returns the finished ones in the order of the seeds.
 
@@ -506,9 +520,7 @@ def run_episodes(
             close_in_time(*(task.close for task in pool))
 
 
-def _fill(
-    pool: list[Task], count: int, make_task: Callable[[], Task], heartbeat: Callable[[], object]
-) -> None:
+def _fill(pool: list[Task], count: int, make_task: Callable[[], Task], heartbeat: Callable[[], object]) -> None:
     """Makes environments until there are ``count``, as long as they come soon and there is memory for them."""
     while len(pool) < count:
         heartbeat()
@@ -526,7 +538,8 @@ def _fill(
         left_bytes = memory_limits().usable_bytes
         taken_bytes = before_bytes - left_bytes  # other programs' changes are small beside what matters here
         if time.monotonic() - began_s > _SLOW_START_S or (
-                taken_bytes > _LARGE_BYTES and left_bytes < _KEPT_FREE * taken_bytes):
+            taken_bytes > _LARGE_BYTES and left_bytes < _KEPT_FREE * taken_bytes
+        ):
             return
 
 
@@ -554,8 +567,14 @@ class _Lockstep:
     """Episodes in progress. The batch size stays the same when environments fall idle, so no result depends on that."""
 
     def __init__(
-        self, pool: list[Task], count: int, act: Act, seeds: Sequence[int],
-        on_step: Callable[[int, Task], None] | None, on_error: OnError | None, make_task: Callable[[], Task],
+        self,
+        pool: list[Task],
+        count: int,
+        act: Act,
+        seeds: Sequence[int],
+        on_step: Callable[[int, Task], None] | None,
+        on_error: OnError | None,
+        make_task: Callable[[], Task],
         heartbeat: Callable[[], object],
     ) -> None:
         self._pool, self._act, self._seeds = pool, act, seeds
@@ -578,8 +597,9 @@ class _Lockstep:
                     return self._episodes(before=settled if whole_rounds else self._next)
                 drawn, self._state = self._act(self._obs.array, self._state)
                 actions = busy[0].task.unscale_action(drawn)
-                busy = [env for env in busy
-                        if self._step(env, actions[env.row]) or (not whole_rounds and self._begin(env))]
+                busy = [
+                    env for env in busy if self._step(env, actions[env.row]) or (not whole_rounds and self._begin(env))
+                ]
             settled = self._next
         return self._episodes(before=self._next)
 
@@ -664,9 +684,14 @@ def final_evaluation(
         on_record(None)
         return None
     wanted = (weights.epoch, weights.version, job.config.episodes)
-    known = next((row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True,
-                  "target": None}
-                  for row in reversed(rows[group]) if (row["epoch"], row["version"], row["episodes"]) == wanted), None)
+    known = next(
+        (
+            row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True, "target": None}
+            for row in reversed(rows[group])
+            if (row["epoch"], row["version"], row["episodes"]) == wanted
+        ),
+        None,
+    )
 
     def on_error(where: str, error: Exception, count: int) -> None:
         write_error(run_dir / "errors", "evaluator", error, f"environment-{count}")
@@ -674,6 +699,7 @@ def final_evaluation(
 
     evaluation = Evaluation(job, on_error)
     try:
+
         def late() -> bool:
             return time.monotonic() >= end_s
 

@@ -45,22 +45,28 @@ _RETURNS = [SLOTS["sampler"].index(name) for name in ("returns", "returns_sum", 
 
 def learn_from_replay(context: WorkerContext, job: LearnerJob) -> None:
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
-    with contextlib.closing(job.replay.attach()) as ring, open_device(
-            job.learner, job.spec, job.settings.hidden_sizes, job.learner.batch_size) as (_, pair):
+    with (
+        contextlib.closing(job.replay.attach()) as ring,
+        open_device(job.learner, job.spec, job.settings.hidden_sizes, job.learner.batch_size) as (_, pair),
+    ):
         Learner(context, job, ReplayFeed(context, job, ring, pair)).run()
 
 
 def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
     """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
-    with contextlib.closing(job.rollouts.attach()) as rollouts, open_device(
-            job.learner, job.spec, job.settings.hidden_sizes, job.batch_size):
+    with (
+        contextlib.closing(job.rollouts.attach()) as rollouts,
+        open_device(job.learner, job.spec, job.settings.hidden_sizes, job.batch_size),
+    ):
         Learner(context, job, RolloutFeed(context, job, rollouts)).run()
 
 
 def learn_from_buffer(context: WorkerContext, job: BufferLearnerJob) -> None:
     """Learns from the circular buffer until asked to stop; writes a final checkpoint and final weights."""
-    with contextlib.closing(job.rollouts.attach()) as rollouts, open_device(
-            job.learner, job.spec, job.settings.hidden_sizes, job.batch_size):
+    with (
+        contextlib.closing(job.rollouts.attach()) as rollouts,
+        open_device(job.learner, job.spec, job.settings.hidden_sizes, job.batch_size),
+    ):
         Learner(context, job, BufferFeed(context, job, rollouts)).run()
 
 
@@ -77,9 +83,11 @@ class SkippedUpdates:
         done = updates - self._updates
         self._in_a_row = self._in_a_row + done if skipped - self._skipped == done else 0
         if self._in_a_row > _MAX_SKIPPED_IN_A_ROW:
-            raise WorkerError(f"{self._in_a_row} updates in a row had a non-finite loss or gradient; lower the "
-                              "learning rate, or look at the rewards' size (a learner process goes back to its last "
-                              "checkpoint)")
+            raise WorkerError(
+                f"{self._in_a_row} updates in a row had a non-finite loss or gradient; lower the "
+                "learning rate, or look at the rewards' size (a learner process goes back to its last "
+                "checkpoint)"
+            )
         self._skipped, self._updates = skipped, updates
 
 
@@ -107,14 +115,21 @@ class ReplayFeed(_Restored):
     _job: LearnerJob
     trainer: ReplayTrainer
 
-    def __init__(
-        self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, pair: ThreadPair | None
-    ) -> None:
+    def __init__(self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, pair: ThreadPair | None) -> None:
         config: AlgorithmConfig = job.settings
         super().__init__(context, job)
         self.trainer = ReplayTrainer(
-            job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), job.learner, seed=job.seed,
-            normalize_obs=job.normalize_obs, pair=pair, session=job.run_started_s, loaded_rows=job.loaded_rows,
+            job.spec,
+            job.algo,
+            config,
+            ring.spec.layout,
+            ReplayReader(ring),
+            job.learner,
+            seed=job.seed,
+            normalize_obs=job.normalize_obs,
+            pair=pair,
+            session=job.run_started_s,
+            loaded_rows=job.loaded_rows,
         )
         self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
         self.saved_ring = ring if job.save_replay else None
@@ -127,8 +142,9 @@ class ReplayFeed(_Restored):
         if (gossip := self._open_gossip(epoch)) is not None:
             returned = self._context.named(self._context.slots)["updates"] > 0.0  # its parameters are old
             joins = returned or (self._job.gloo is not None and self._job.gloo.joined)
-            self._peers = PeerAverage(self.trainer.algorithm, gossip, self._job.learner.average_interval,
-                                      joins=joins, statistics=self.trainer)
+            self._peers = PeerAverage(
+                self.trainer.algorithm, gossip, self._job.learner.average_interval, joins=joins, statistics=self.trainer
+            )
         super().restore(checkpoint, epoch)
 
     def _open_gossip(self, epoch: int) -> Gossip | None:
@@ -160,8 +176,9 @@ class ReplayFeed(_Restored):
             return False
         self._context.beat(Phase.UPDATE)
         if self._anneals:
-            done = run_progress(self._job.stop, self._job.wall_base_s, self.session_s(), self.env_steps(),
-                                self.trainer.updates)
+            done = run_progress(
+                self._job.stop, self._job.wall_base_s, self.session_s(), self.env_steps(), self.trainer.updates
+            )
             self.trainer.anneal(done)
         self._update()
         self._context.slots[_UPDATES] = self.trainer.updates
@@ -219,9 +236,7 @@ class RolloutFeed(Feed):
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         """Only reports: the trainer has read the state from the shared memory that outlives a learner."""
         if self.trainer.continued:
-            self._report(
-                f"learner continues from update {self.trainer.updates}, rollout {self._rollouts.current}"
-            )
+            self._report(f"learner continues from update {self.trainer.updates}, rollout {self._rollouts.current}")
         self._notify()
 
     def _on_gradient(self) -> None:
@@ -262,8 +277,9 @@ class _Peers:
         self._left = spec.memory.attach_board()["left"]
 
     def __call__(self) -> tuple[int, ...]:
-        return tuple(peer for peer, control in enumerate(self._controls)
-                     if peer == self._own or self._is_alive(peer, control))
+        return tuple(
+            peer for peer, control in enumerate(self._controls) if peer == self._own or self._is_alive(peer, control)
+        )
 
     def _is_alive(self, peer: int, control: np.ndarray) -> bool:
         if self._left[peer] or Phase(int(control[words.PHASE])) in (Phase.START, Phase.INIT, Phase.DONE):
@@ -286,13 +302,16 @@ class BufferFeed(_Restored):
         assert isinstance(algorithm, AnyAge)
         super().__init__(context, job)
         self.trainer = BufferTrainer(
-            algorithm, rollouts, job.envs_per_sampler, env_steps_base=job.env_steps_base, session=job.run_started_s,
+            algorithm,
+            rollouts,
+            job.envs_per_sampler,
+            env_steps_base=job.env_steps_base,
+            session=job.run_started_s,
             progress=scheduled(job.stop, job.wall_base_s, self.session_s),
             meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         )
         self._epoch = 0
-        self._broadcast = PolicyBroadcast(
-            self.trainer, job.policies.attach(), job.settings.broadcast_updates)
+        self._broadcast = PolicyBroadcast(self.trainer, job.policies.attach(), job.settings.broadcast_updates)
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         self._epoch = epoch
@@ -316,8 +335,11 @@ def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps
 
     ``earlier_s`` [s] of earlier sessions are over, so that a resumed run does not begin anew.
     """
-    pairs = ((earlier_s + session_s, stop.seconds and earlier_s + stop.seconds), (env_steps, stop.env_steps),
-             (updates, stop.updates))
+    pairs = (
+        (earlier_s + session_s, stop.seconds and earlier_s + stop.seconds),
+        (env_steps, stop.env_steps),
+        (updates, stop.updates),
+    )
     return max((done / most for done, most in pairs if most), default=0.0)
 
 
@@ -340,8 +362,13 @@ def scheduled(
 
 def _on_policy_algorithm(job: OnPolicyLearnerJob | BufferLearnerJob, correction: str) -> OnPolicyAlgorithm:
     return create_on_policy(
-        job.algo, job.spec, job.settings, job.seed,
-        resolve_device(job.learner.device), correction=correction, normalize_obs=job.normalize_obs,
+        job.algo,
+        job.spec,
+        job.settings,
+        job.seed,
+        resolve_device(job.learner.device),
+        correction=correction,
+        normalize_obs=job.normalize_obs,
     )
 
 
@@ -361,8 +388,13 @@ def open_on_policy_trainer(
     algorithm = _on_policy_algorithm(job, job.correction)
     handover = Handover(policies=job.policies.attach(), states=job.states.attach())
     return OnPolicyTrainer(
-        algorithm, rollouts, handover, lag=job.lag, batch_size=job.batch_size,
+        algorithm,
+        rollouts,
+        handover,
+        lag=job.lag,
+        batch_size=job.batch_size,
         progress=progress_of(job, session_s),
-        meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)}, mixer=mixer,
+        meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
+        mixer=mixer,
         fingerprints=Path(job.run_dir) / FINGERPRINTS if job.fingerprint else None,
     )

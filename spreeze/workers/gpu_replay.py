@@ -46,8 +46,15 @@ class GpuReplay:
     """The newest rows of every shard on a device."""
 
     def __init__(
-        self, reader: ReplayReader, batch_size: int, device: torch.device, seed: int, rows_per_shard: int | None = None,
-        *, main: DeviceStream | None = None, beside: DeviceStream | None = None,
+        self,
+        reader: ReplayReader,
+        batch_size: int,
+        device: torch.device,
+        seed: int,
+        rows_per_shard: int | None = None,
+        *,
+        main: DeviceStream | None = None,
+        beside: DeviceStream | None = None,
     ) -> None:
         """Allocates the device's memory; ``pull`` copies the rows.
 
@@ -132,10 +139,9 @@ class GpuReplay:
     def _publish(self, windows: list[tuple[int, int]]) -> None:
         """Passes the new windows to the draws, which begin after the copies."""
         kept = self.rows_per_shard - self._chunk
-        lows = np.array([
-            max(low, floor, end - kept)
-            for (low, _), floor, end in zip(windows, self._floor, self._end, strict=True)
-        ])
+        lows = np.array(
+            [max(low, floor, end - kept) for (low, _), floor, end in zip(windows, self._floor, self._end, strict=True)]
+        )
         sizes = np.maximum(0, np.array(self._end) - lows)
         ends = sizes.cumsum()
         staged = self._staged_windows.next()
@@ -205,8 +211,9 @@ def fitted_gpu_replay(
         if rows < whole:
             held += f", so only the newest {spec.num_shards * rows} of {spec.capacity} rows ({size(needed)})"
         return gpu_replay, held
-    return None, (f"batches come from the host: a copy of replay needs {size(needed)}, {device} has "
-                  f"{size(free_bytes)} free")
+    return None, (
+        f"batches come from the host: a copy of replay needs {size(needed)}, {device} has {size(free_bytes)} free"
+    )
 
 
 class StreamEvent:
@@ -335,8 +342,14 @@ class GraphedUpdates:
     """Updates with batches from GPU replay: one by one at first, then as graphs if possible."""
 
     def __init__(
-        self, algorithm: OffPolicyAlgorithm, gpu_replay: GpuReplay, update: Callable[[Tensor], None],
-        stream: DeviceStream, *, wanted: int = 1, make_graph: Callable[[], CudaGraph] | None = None,
+        self,
+        algorithm: OffPolicyAlgorithm,
+        gpu_replay: GpuReplay,
+        update: Callable[[Tensor], None],
+        stream: DeviceStream,
+        *,
+        wanted: int = 1,
+        make_graph: Callable[[], CudaGraph] | None = None,
         on_failure: Callable[[str], None],
     ) -> None:
         """``update`` runs one update with rows [B, W] on ``stream``; ``wanted`` updates, rounded up, are one graph.

@@ -95,7 +95,12 @@ class Learner:
     def __init__(self, context: WorkerContext, job: AnyLearnerJob, feed: Feed) -> None:
         self._context, self._job, self._feed, self._trainer = context, job, feed, feed.trainer
         self._files = LearnerFiles(
-            Path(job.run_dir), job.algo, job.spec.env_id, feed.trainer, env_steps=feed.env_steps, wall_s=self._wall_s,
+            Path(job.run_dir),
+            job.algo,
+            job.spec.env_id,
+            feed.trainer,
+            env_steps=feed.env_steps,
+            wall_s=self._wall_s,
             on_progress=context.saving,
         )
         self._publisher = Publisher(self._files.weights, context.weights_published)
@@ -235,8 +240,15 @@ class LearnerFiles:
     """Published weights and checkpoints of one trainer, which evaluation, play and resume read."""
 
     def __init__(
-        self, run_dir: Path, algo: str, env_id: str, trainer: ReplayTrainer | OnPolicyTrainer | BufferTrainer, *,
-        env_steps: Callable[[], int], wall_s: Callable[[], float], on_progress: Callable[[int], None],
+        self,
+        run_dir: Path,
+        algo: str,
+        env_id: str,
+        trainer: ReplayTrainer | OnPolicyTrainer | BufferTrainer,
+        *,
+        env_steps: Callable[[], int],
+        wall_s: Callable[[], float],
+        on_progress: Callable[[int], None],
     ) -> None:
         """``on_progress`` gets the bytes of a checkpoint that are still to be written and checked."""
         self._trainer, self._names = trainer, {"algo": algo, "env_id": env_id}
@@ -358,6 +370,7 @@ class Publisher:
             with self._change:
                 self._busy = False
                 if failure is not None and is_power_of_ten(self._in_a_row):
-                    self._failures.append(f"weights not published{in_a_row(self._in_a_row)}, the last good ones stay: "
-                                          f"{failure}")
+                    self._failures.append(
+                        f"weights not published{in_a_row(self._in_a_row)}, the last good ones stay: {failure}"
+                    )
                 self._change.notify_all()

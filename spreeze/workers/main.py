@@ -24,14 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from spreeze.machine.processes import (
-    PREWARM,
-    end_with_parent,
-    leave,
-    leave_to_supervisor,
-    lower_priority,
-    take_name,
-)
+from spreeze.machine.processes import PREWARM, end_with_parent, leave, leave_to_supervisor, lower_priority, take_name
 from spreeze.metrics.table import Phase
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext, write_error

@@ -41,8 +41,17 @@ class OnPolicyTrainer:
     """Learns rollout by rollout; independent of processes."""
 
     def __init__(
-        self, algorithm: OnPolicyAlgorithm, rollouts: Rollouts, handover: Handover, *, lag: int, meta: dict[str, Any],
-        batch_size: int, progress: Progress, fingerprints: Path | None, mixer: Mixer | None = None,
+        self,
+        algorithm: OnPolicyAlgorithm,
+        rollouts: Rollouts,
+        handover: Handover,
+        *,
+        lag: int,
+        meta: dict[str, Any],
+        batch_size: int,
+        progress: Progress,
+        fingerprints: Path | None,
+        mixer: Mixer | None = None,
     ) -> None:
         """Continues from the state of the current rollout, if there is one.
 
@@ -166,7 +175,8 @@ class OnPolicyTrainer:
     def _write_fingerprints(self, path: Path, current: int) -> None:
         state = json.dumps(self.algorithm.state_json(), sort_keys=True).encode()
         line = {
-            "interval": current, "trajectories": self._rollouts.trajectories_sha256(current),
+            "interval": current,
+            "trajectories": self._rollouts.trajectories_sha256(current),
             "parameters": sha256_of(dict(self.algorithm.policy_arrays())),
             "learner": sha256_of(self.algorithm.state_arrays(), state),
         }
@@ -194,8 +204,12 @@ class OnPolicyTrainer:
         tensors = {LEARNER + name: array for name, array in state.arrays.items()}
         kept = rollouts.state_arrays(with_batch=self._lag == 1)
         tensors |= {ROLLOUTS + name: array for name, array in kept.items()}
-        return tensors, {"interval": rollouts.current, "lag": self._lag, "learner": state.meta,
-                         "updates": state.meta["updates"]}
+        return tensors, {
+            "interval": rollouts.current,
+            "lag": self._lag,
+            "learner": state.meta,
+            "updates": state.meta["updates"],
+        }
 
     def parameters_sha256(self) -> str:
         """Hash of the learner's arrays at the start of this rollout; equal runs have equal hashes."""
@@ -203,10 +217,15 @@ class OnPolicyTrainer:
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         return {
-            "updates": self.algorithm.updates, "wait_s": wait_s + self.waited_s,
-            "learn_s": self.learn_s, "publish_s": publish_s + self.hand_s, "policy_lag": self._lag,
-            "batch_size": self.batch_size, "updates_skipped": self.algorithm.updates_skipped(),
-            "rollout_uses": math.nan, "rollouts_dropped": math.nan,  # there is no circular buffer
+            "updates": self.algorithm.updates,
+            "wait_s": wait_s + self.waited_s,
+            "learn_s": self.learn_s,
+            "publish_s": publish_s + self.hand_s,
+            "policy_lag": self._lag,
+            "batch_size": self.batch_size,
+            "updates_skipped": self.algorithm.updates_skipped(),
+            "rollout_uses": math.nan,
+            "rollouts_dropped": math.nan,  # there is no circular buffer
             **self.algorithm.metrics(),
             **({} if self.mixer is None else self.mixer.metrics()),
         }

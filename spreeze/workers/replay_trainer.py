@@ -24,12 +24,7 @@ from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig
 from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
-from spreeze.inference.return_scale import (
-    REWARD_CLIP,
-    ReturnMoments,
-    averaged_statistics,
-    set_averaged_statistics,
-)
+from spreeze.inference.return_scale import REWARD_CLIP, ReturnMoments, averaged_statistics, set_averaged_statistics
 from spreeze.transport.mixing import as_float32, as_float64
 from spreeze.transport.protocols import BatchSource, Gossip
 from spreeze.transport.replay_ring import ReplayReader
@@ -66,8 +61,18 @@ class ReplayTrainer:
     """Draws batches, updates the algorithm, keeps timings and state; independent of processes."""
 
     def __init__(
-        self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: BatchSource,
-        learner: LearnerConfig, *, seed: int, normalize_obs: bool, pair: Pair | None = None, session: float = 0.0,
+        self,
+        spec: EnvSpec,
+        algo: str,
+        config: AlgorithmConfig,
+        layout: RowLayout,
+        reader: BatchSource,
+        learner: LearnerConfig,
+        *,
+        seed: int,
+        normalize_obs: bool,
+        pair: Pair | None = None,
+        session: float = 0.0,
         loaded_rows: tuple[int, ...] = (),
     ) -> None:
         """With ``learner.fuse`` the kernels of an update are fused by ``torch.compile`` before this returns.
@@ -86,8 +91,15 @@ class ReplayTrainer:
         options |= {"masked": True} if spec.action_mask else {}
         options |= {"team": spec.team} if spec.team is not None else {}
         self.algorithm: OffPolicyAlgorithm = create(
-            algo, spec.obs_dim, spec.action_dim, config, seed, device, import_module=spec.import_module,
-            num_actions=None if spec.choices is None else max(spec.choices.nvec), **options,
+            algo,
+            spec.obs_dim,
+            spec.action_dim,
+            config,
+            seed,
+            device,
+            import_module=spec.import_module,
+            num_actions=None if spec.choices is None else max(spec.choices.nvec),
+            **options,
         )
         # A network of one's own is one module, which two threads cannot run with parameters of their own.
         if pair is not None and not config.network:
@@ -153,8 +165,10 @@ class ReplayTrainer:
     def use_gpu_replay(self, gpu_replay: GpuReplay, make_graph: Callable[[], CudaGraph]) -> None:
         """Draws from GPU replay from now on, with several updates in one launch where possible."""
         period = self.algorithm.period
-        against = None if self._updates_per_launch == 0 else reason_against(
-            split=self._actor_device != self._device, period=period
+        against = (
+            None
+            if self._updates_per_launch == 0
+            else reason_against(split=self._actor_device != self._device, period=period)
         )
         if against is not None:
             self.notes.append(f"kernels are launched one by one: {against}")
@@ -162,8 +176,13 @@ class ReplayTrainer:
         if graphs and self._has_branches:
             self.algorithm.share(StreamPair())
         self._launches = GraphedUpdates(
-            self.algorithm, gpu_replay, self._update_with, DeviceStream(self._device), wanted=self._updates_per_launch,
-            make_graph=make_graph if graphs else None, on_failure=self._note_failed_recording,
+            self.algorithm,
+            gpu_replay,
+            self._update_with,
+            DeviceStream(self._device),
+            wanted=self._updates_per_launch,
+            make_graph=make_graph if graphs else None,
+            on_failure=self._note_failed_recording,
         )
         self._units = DeviceUnits(self._layout, self._device, DeviceStream(self._device))
         self._renew_units()
@@ -222,13 +241,14 @@ class ReplayTrainer:
     def shrink(self) -> str:
         """Goes on with less memory, without GPU replay or else with half of the batch; returns what was done."""
         if self.drop_gpu_replay():
-            done = (f"out of memory on {self._device_text}: the GPU copy of replay is freed, batches come from the "
-                    "host")
+            done = f"out of memory on {self._device_text}: the GPU copy of replay is freed, batches come from the host"
         else:
             before = self.batch_size
             self.set_batch_size(before // 2)
-            done = (f"batch {before} does not fit into the memory of {self._device_text}: goes on with "
-                    f"{self.batch_size}; set --batch-size {self.batch_size}")
+            done = (
+                f"batch {before} does not fit into the memory of {self._device_text}: goes on with "
+                f"{self.batch_size}; set --batch-size {self.batch_size}"
+            )
         self.release_cached()
         return done
 
@@ -358,6 +378,7 @@ class ReplayTrainer:
         than one kernel.
         """
         launches, period = self._launches, self.algorithm.period
+
         def single() -> None:
             for _ in range(period):
                 self.update(1) if launches is None else self._update_with(launches.gpu_replay.draw())
@@ -448,15 +469,26 @@ class ReplayTrainer:
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         lag_age = (0.0, 0.0)
         if self.updates > 0:
-            lag_age = (self._reader.last_lag_age(self.updates) if self._launches is None
-                       else self._launches.gpu_replay.lag_and_age(self.updates))
+            lag_age = (
+                self._reader.last_lag_age(self.updates)
+                if self._launches is None
+                else self._launches.gpu_replay.lag_and_age(self.updates)
+            )
         return {
-            "updates": self.updates, "policy_version": self.updates,
-            "batch_size": self.batch_size, "wait_s": wait_s,
-            "gather_s": self.gather_s, "critic_s": self.critic_s, "actor_s": self.actor_s,
-            "publish_s": publish_s, "policy_lag": lag_age[0], "transition_age": lag_age[1],
-            "replay_fill": self._reader.available / self._reader.capacity, "rows_redrawn": self.rows_redrawn,
-            "updates_skipped": self.algorithm.updates_skipped(), **self._learned(),
+            "updates": self.updates,
+            "policy_version": self.updates,
+            "batch_size": self.batch_size,
+            "wait_s": wait_s,
+            "gather_s": self.gather_s,
+            "critic_s": self.critic_s,
+            "actor_s": self.actor_s,
+            "publish_s": publish_s,
+            "policy_lag": lag_age[0],
+            "transition_age": lag_age[1],
+            "replay_fill": self._reader.available / self._reader.capacity,
+            "rows_redrawn": self.rows_redrawn,
+            "updates_skipped": self.algorithm.updates_skipped(),
+            **self._learned(),
         }
 
     def _learned(self) -> dict[str, float]:
@@ -598,7 +630,12 @@ class PeerAverage:
     """
 
     def __init__(
-        self, algorithm: OffPolicyAlgorithm, gossip: Gossip, interval: int, *, joins: bool = False,
+        self,
+        algorithm: OffPolicyAlgorithm,
+        gossip: Gossip,
+        interval: int,
+        *,
+        joins: bool = False,
         statistics: ReplayTrainer | None = None,
     ) -> None:
         """``gossip`` is that of all learners, each a neighbour of each. The ``statistics`` are averaged too.
@@ -631,8 +668,9 @@ class PeerAverage:
             self._gossip.send(own[0], self._version)
         if others:
             size, every = len(others[0]) - 2 * len(units), [*own, *others]
-            parts = np.split(np.mean([message[:size] for message in every], 0),
-                             np.cumsum([arrays[name].size for name in names])[:-1])
+            parts = np.split(
+                np.mean([message[:size] for message in every], 0), np.cumsum([arrays[name].size for name in names])[:-1]
+            )
             means = {name: part.reshape(arrays[name].shape) for name, part in zip(names, parts, strict=True)}
             self._algorithm.load_state_arrays(arrays | means)
             if self._statistics is not None and len(units):

@@ -103,19 +103,42 @@ def role_of(name: str) -> Role | None:
 _WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=300.0, first_delay_s=1.0)
 _ALL = (
     # The run cannot go on without it: the last to be killed when memory runs out.
-    Role(name="learner", learns=True, lost=Loss.ANY,
-         limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None)),
+    Role(name="learner", learns=True, lost=Loss.ANY, limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None)),
     # Cheap to replace, and no worker waits for a single one.
-    Role(name="sampler", several=True, steps=True, rests=True, oom_score=500, lost=Loss.MOST,
-         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0)),
+    Role(
+        name="sampler",
+        several=True,
+        steps=True,
+        rests=True,
+        oom_score=500,
+        lost=Loss.MOST,
+        limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
+    ),
     # The learner waits for each of them.
-    Role(name="rollout-sampler", label="sampler", several=True, steps=True, oom_score=500, lost=Loss.ANY,
-         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None)),
-    Role(name="inference", several=True, infers=True, oom_score=300, lost=Loss.ANY,
-         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None)),
+    Role(
+        name="rollout-sampler",
+        label="sampler",
+        several=True,
+        steps=True,
+        oom_score=500,
+        lost=Loss.ANY,
+        limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
+    ),
+    Role(
+        name="inference",
+        several=True,
+        infers=True,
+        oom_score=300,
+        lost=Loss.ANY,
+        limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
+    ),
     # Without it the run goes on with its own samplers. Its crash is Ray's, and a new one joins the cluster again.
-    Role(name="bridge", oom_score=300, lost=Loss.NEVER,
-         limit=RestartLimit(failures=5, window_s=300.0, quarantine_s=60.0, first_delay_s=1.0, backoff_s=2.0)),
+    Role(
+        name="bridge",
+        oom_score=300,
+        lost=Loss.NEVER,
+        limit=RestartLimit(failures=5, window_s=300.0, quarantine_s=60.0, first_delay_s=1.0, backoff_s=2.0),
+    ),
     # Keeps to its share of a core by pausing; at nice 15 a score of Pendulum came seconds after its policy.
     Role(name="evaluator", nice=5, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER),
     Role(name="visualizer", nice=15, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER),

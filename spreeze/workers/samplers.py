@@ -37,9 +37,15 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
     rng = np.random.default_rng(stream)
     sampling = TransitionCollector(
         lambda: open_task(job.spec),
-        job.num_envs, job.spec, sink,
-        n_step=job.n_step, gamma=job.gamma, seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
-        nan_policy=job.nan_policy, make_vector=vector_maker(job.spec), on_progress=context.beat,
+        job.num_envs,
+        job.spec,
+        sink,
+        n_step=job.n_step,
+        gamma=job.gamma,
+        seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
+        nan_policy=job.nan_policy,
+        make_vector=vector_maker(job.spec),
+        on_progress=context.beat,
         on_error=context.env_error,
     )
     try:
@@ -57,7 +63,11 @@ class SamplerLoop:
     """The steady state: limiter, weights, actions, environments, rows, metrics."""
 
     def __init__(
-        self, context: WorkerContext, job: SamplerJob, sink: ShardWriter, sampling: TransitionCollector,
+        self,
+        context: WorkerContext,
+        job: SamplerJob,
+        sink: ShardWriter,
+        sampling: TransitionCollector,
         rng: np.random.Generator,
     ) -> None:
         self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng
@@ -65,8 +75,9 @@ class SamplerLoop:
         self._policy = NewestPolicy(open_weights(Path(job.run_dir)))
         self._hint = -1
         self._counts = sink.counts()
-        self._wakeup, self._learner = (None if handle is None else handle.attach()
-                                       for handle in (job.wakeup, job.learner_wakeup))
+        self._wakeup, self._learner = (
+            None if handle is None else handle.attach() for handle in (job.wakeup, job.learner_wakeup)
+        )
         # Slots outlive this process, so counters continue after a restart.
         self._base = context.slots.tolist()
 
@@ -121,11 +132,22 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
     with contextlib.ExitStack() as stack:
         rollouts = stack.enter_context(contextlib.closing(job.rollouts.attach()))
         mailbox = stack.enter_context(contextlib.closing(job.mailbox.attach()))
-        envs = stack.enter_context(contextlib.closing(RolloutCollector(
-            lambda: open_task(job.spec), job.spec, rollouts, first=job.index * job.num_envs, num_envs=job.num_envs,
-            seed=job.seed, step_synchronous=job.step_synchronous, on_progress=context.beat,
-            nan_policy=job.nan_policy, on_error=context.env_error,
-        )))
+        envs = stack.enter_context(
+            contextlib.closing(
+                RolloutCollector(
+                    lambda: open_task(job.spec),
+                    job.spec,
+                    rollouts,
+                    first=job.index * job.num_envs,
+                    num_envs=job.num_envs,
+                    seed=job.seed,
+                    step_synchronous=job.step_synchronous,
+                    on_progress=context.beat,
+                    nan_policy=job.nan_policy,
+                    on_error=context.env_error,
+                )
+            )
+        )
         envs.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
         loop = _RolloutSampler(context, job, rollouts, mailbox, envs)
         while not context.stopping:
@@ -140,11 +162,22 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> None:
     """
     with contextlib.ExitStack() as stack:
         rollouts = stack.enter_context(contextlib.closing(job.rollouts.attach()))
-        envs = stack.enter_context(contextlib.closing(RolloutCollector(
-            lambda: open_task(job.spec), job.spec, rollouts, first=job.index * job.num_envs, num_envs=job.num_envs,
-            seed=job.seed, replays=False, on_progress=context.beat, nan_policy=job.nan_policy,
-            on_error=context.env_error,
-        )))
+        envs = stack.enter_context(
+            contextlib.closing(
+                RolloutCollector(
+                    lambda: open_task(job.spec),
+                    job.spec,
+                    rollouts,
+                    first=job.index * job.num_envs,
+                    num_envs=job.num_envs,
+                    seed=job.seed,
+                    replays=False,
+                    on_progress=context.beat,
+                    nan_policy=job.nan_policy,
+                    on_error=context.env_error,
+                )
+            )
+        )
         envs.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
         loop = _BufferSampler(context, envs, job.policies.attach(), job.learner_wakeup.attach())
         while not context.stopping:
@@ -219,7 +252,11 @@ class MailboxClient:
 
 class _RolloutSampler:
     def __init__(
-        self, context: WorkerContext, job: RolloutSamplerJob, rollouts: Rollouts, mailbox: InferenceMailbox,
+        self,
+        context: WorkerContext,
+        job: RolloutSamplerJob,
+        rollouts: Rollouts,
+        mailbox: InferenceMailbox,
         envs: RolloutCollector,
     ) -> None:
         self._context, self._envs = context, envs
@@ -284,10 +321,7 @@ class Inference:
 
 def run_inference_worker(context: WorkerContext, job: RolloutWorkerJob) -> None:
     """Answers until asked to stop; sleeps while there are no requests."""
-    with (
-        contextlib.closing(job.rollouts.attach()) as rollouts,
-        contextlib.closing(job.mailbox.attach()) as mailbox,
-    ):
+    with contextlib.closing(job.rollouts.attach()) as rollouts, contextlib.closing(job.mailbox.attach()) as mailbox:
         policies = RolloutPolicy(rollouts, job.policies.attach())
         inference = Inference(policies, mailbox, slice(job.index, None, job.num_inference_workers))
         wakeup = job.inference_wakeups[job.index].attach()

@@ -78,8 +78,25 @@ class HostWaits:
             self._catching.__exit__(None, None, None)
 
 
-_VIEWS = {"alias", "as_strided", "detach", "diagonal", "expand", "permute", "select", "slice", "split",
-          "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view", "_unsafe_view"}
+_VIEWS = {
+    "alias",
+    "as_strided",
+    "detach",
+    "diagonal",
+    "expand",
+    "permute",
+    "select",
+    "slice",
+    "split",
+    "split_with_sizes",
+    "squeeze",
+    "t",
+    "transpose",
+    "unbind",
+    "unsqueeze",
+    "view",
+    "_unsafe_view",
+}
 """Operations of PyTorch that compute nothing."""
 
 
@@ -207,8 +224,10 @@ def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
     check_precision(precision, on_gpu=bool(gpus))
     old = [gpu for gpu in gpus if torch.cuda.get_device_capability(gpu)[0] < _TF32_CAPABILITY]
     if precision == "tf32" and old:
-        raise ConfigError(f"learner.precision = tf32: {old[0]} is older than compute capability {_TF32_CAPABILITY}.0 "
-                          "and has none; use float32")
+        raise ConfigError(
+            f"learner.precision = tf32: {old[0]} is older than compute capability {_TF32_CAPABILITY}.0 "
+            "and has none; use float32"
+        )
     on_gpu, on_cpu = "tf32" if precision == "tf32" else "ieee", "bf16" if precision == "bfloat16" else "ieee"
     backends: Any = torch.backends
     places = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
@@ -239,8 +258,10 @@ def open_device(
         ConfigError: the device, or its precision, is not there.
     """
     device = resolve_device(learner.device)
-    with matmuls_in(learner.precision, device, largest_matmul(hidden_sizes, rows)), \
-            learner_threads(spec, learner.threads, device) as pair:
+    with (
+        matmuls_in(learner.precision, device, largest_matmul(hidden_sizes, rows)),
+        learner_threads(spec, learner.threads, device) as pair,
+    ):
         yield device, pair
 
 

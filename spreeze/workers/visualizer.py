@@ -202,11 +202,19 @@ class _Show:
         """Writes the JSON first, so that a visible clip always has its facts."""
         assert self._weights is not None
         meta = self._weights.meta
-        replace_json(clip.path.with_suffix(".json"), {
-            "version": self._weights.version, "epoch": self._weights.epoch, "env_steps": meta.get("env_steps"),
-            "wall_s": meta.get("wall_s"), "episode_returns": self._returns, "return_so_far": self._return,
-            "frames": clip.frames, "frames_per_s": clip.frames_per_s,
-        })
+        replace_json(
+            clip.path.with_suffix(".json"),
+            {
+                "version": self._weights.version,
+                "epoch": self._weights.epoch,
+                "env_steps": meta.get("env_steps"),
+                "wall_s": meta.get("wall_s"),
+                "episode_returns": self._returns,
+                "return_so_far": self._return,
+                "frames": clip.frames,
+                "frames_per_s": clip.frames_per_s,
+            },
+        )
         clip.finish()
         self._clip = None
         self._clips += 1

@@ -70,13 +70,23 @@ class Driver:
         self.status = StatusTable.create(hosts + 1)
         self.context = WorkerContext(Address("bridge"), self.status, hosts, None)
         self.folder, self.hosts = folder, hosts
-        host = HostJob(spec=spec, layout=layout, n_step=1, gamma=0.99, nan_policy="drop", seed=1, samplers=1,
-                       envs_per_sampler=envs)
+        host = HostJob(
+            spec=spec, layout=layout, n_step=1, gamma=0.99, nan_policy="drop", seed=1, samplers=1, envs_per_sampler=envs
+        )
         self.ring.begin_learning()
-        self.bridge = Bridge(self.context, BridgeJob(
-            address="", run_dir=str(folder), first_shard=1,
-            replay=RingHandle(fds=(os.dup(self.ring.fd),), spec=self.ring.spec), host=host,
-            limiter=RateLimiter(float(limited), 1e9, 1, 1, 1), host_rows=tuple(range(hosts))), nodes)
+        self.bridge = Bridge(
+            self.context,
+            BridgeJob(
+                address="",
+                run_dir=str(folder),
+                first_shard=1,
+                replay=RingHandle(fds=(os.dup(self.ring.fd),), spec=self.ring.spec),
+                host=host,
+                limiter=RateLimiter(float(limited), 1e9, 1, 1, 1),
+                host_rows=tuple(range(hosts)),
+            ),
+            nodes,
+        )
 
     def number(self, name: str, host: int) -> float:
         return self.status.named_slots(host, "host")[name]
@@ -149,7 +159,9 @@ def scale(args: argparse.Namespace) -> list[Row]:
     one = statistics.median(rates[first]) / first
     return [row("rows at the learner", "1/s", rates[count], hosts=count) for count in rates] + [
         row("of linear", "ratio", [rate / (count * one) for rate in rates[count]], hosts=count, target=">= 0.9")
-        for count in rates if count > first]
+        for count in rates
+        if count > first
+    ]
 
 
 def cost(args: argparse.Namespace) -> list[Row]:
@@ -157,8 +169,10 @@ def cost(args: argparse.Namespace) -> list[Row]:
     found: list[Row] = []
     for rate in (None, RATE):
         per_million, shares, rates, ray = [], [], [], []
-        with hosts_of(args, 1) as (nodes, _, _), driver(
-                nodes, 1, sleep_s=0.0, envs=32, limited=rate is not None) as made:
+        with (
+            hosts_of(args, 1) as (nodes, _, _),
+            driver(nodes, 1, sleep_s=0.0, envs=32, limited=rate is not None) as made,
+        ):
             began_s = time.monotonic()
 
             def hold_back(rate: float | None = rate, made: Driver = made, began_s: float = began_s) -> None:
@@ -167,8 +181,10 @@ def cost(args: argparse.Namespace) -> list[Row]:
 
             made.until_all_work(hold_back)
             made.run(2.0, hold_back)  # what had been saved up meanwhile
-            raylet = min((process for process in psutil.process_iter() if process.name() == "raylet"),
-                         key=lambda process: process.create_time())
+            raylet = min(
+                (process for process in psutil.process_iter() if process.name() == "raylet"),
+                key=lambda process: process.create_time(),
+            )
             for _ in range(args.repeats):
                 rows, cpu_s, ray_s = made.total("rows_arrived"), time.process_time(), sum(raylet.cpu_times()[:2])
                 took_s = made.run(args.seconds, hold_back)
@@ -178,10 +194,12 @@ def cost(args: argparse.Namespace) -> list[Row]:
                 rates.append(arrived / took_s)
                 shares.append(cpu_s / took_s)
         how = "all that a host gives" if rate is None else f"held to {rate:,.0f} rows/s"
-        found += [row(f"rows at the learner, {how}", "1/s", rates),
-                  row(f"driver's processor time per million rows, {how}", "s", per_million),
-                  row(f"driver's processor time, {how}", "core", shares, target=None if rate is None else "<= 0.05"),
-                  row(f"that of its own raylet per million rows, {how}", "s", ray)]
+        found += [
+            row(f"rows at the learner, {how}", "1/s", rates),
+            row(f"driver's processor time per million rows, {how}", "s", per_million),
+            row(f"driver's processor time, {how}", "core", shares, target=None if rate is None else "<= 0.05"),
+            row(f"that of its own raylet per million rows, {how}", "s", ray),
+        ]
     return found
 
 
@@ -213,9 +231,10 @@ def weights(args: argparse.Namespace) -> list[Row]:
 
         made.run(args.seconds * args.repeats, publish_and_look)
     settled = delays[len(delays) // 10 :]  # the first ones meet samplers that start
-    return [row("age of the weights on a host", "s", [statistics.median(ages)], target="<= 0.2", versions=version),
-            row("from publication to the host", "s", [statistics.median(settled)],
-                p95=float(np.quantile(settled, 0.95)))]
+    return [
+        row("age of the weights on a host", "s", [statistics.median(ages)], target="<= 0.2", versions=version),
+        row("from publication to the host", "s", [statistics.median(settled)], p95=float(np.quantile(settled, 0.95))),
+    ]
 
 
 def kill(args: argparse.Namespace) -> list[Row]:
@@ -245,15 +264,24 @@ def kill(args: argparse.Namespace) -> list[Row]:
                     returns.append(now - back_s)
                     back_s, noticed = None, False
         spec = made.ring.spec
-        again, torn = count_numbered(np.concatenate(
-            [made.ring.rows[shard * spec.stride_rows :][: min(committed, spec.rows_per_shard)]
-             for shard, (_, committed) in enumerate(made.ring.counters())]), spec.layout)
+        again, torn = count_numbered(
+            np.concatenate(
+                [
+                    made.ring.rows[shard * spec.stride_rows :][: min(committed, spec.rows_per_shard)]
+                    for shard, (_, committed) in enumerate(made.ring.counters())
+                ]
+            ),
+            spec.layout,
+        )
         share = (made.total("rows_arrived") - first) / (living_s * each)
-        return [row("hosts killed", "hosts", [deaths]), row("rows there twice", "rows", [again], target="0"),
-                row("rows torn or made up", "rows", [torn], target="0"),
-                row("chunks lost", "chunks", [made.total("chunks_lost")]),
-                row("of what the living hosts give", "ratio", [share], target=">= 0.9"),
-                row("from a node's return to its rows", "s", returns, target="<= 10")]
+        return [
+            row("hosts killed", "hosts", [deaths]),
+            row("rows there twice", "rows", [again], target="0"),
+            row("rows torn or made up", "rows", [torn], target="0"),
+            row("chunks lost", "chunks", [made.total("chunks_lost")]),
+            row("of what the living hosts give", "ratio", [share], target=">= 0.9"),
+            row("from a node's return to its rows", "s", returns, target="<= 10"),
+        ]
 
 
 def link(args: argparse.Namespace) -> list[Row]:
@@ -261,15 +289,37 @@ def link(args: argparse.Namespace) -> list[Row]:
     found: list[dict[str, Row]] = []
     for delay, loss in ((0.0, 0.0), (args.delay, args.loss)):
         with lossy_link(delay, loss) as ends, _cluster_over(ends) as (address, environment):
-            command = [*ends.command(0), sys.executable, __file__, "--json", "--parts", "weights", "scale", "--address",
-                       address, "--repeats", str(args.repeats), "--seconds", str(args.seconds)]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=True,
-                                  timeout=START_S + 4 * args.repeats * args.seconds)
+            command = [
+                *ends.command(0),
+                sys.executable,
+                __file__,
+                "--json",
+                "--parts",
+                "weights",
+                "scale",
+                "--address",
+                address,
+                "--repeats",
+                str(args.repeats),
+                "--seconds",
+                str(args.seconds),
+            ]
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                env=environment,
+                check=True,
+                timeout=START_S + 4 * args.repeats * args.seconds,
+            )
             found.append({one["metric"]: one for one in json.loads(done.stdout)["rows"]})
-    rates, ages = ([one[name]["value"] for one in found] for name in ("rows at the learner",
-                                                                      "age of the weights on a host"))
-    return [row("rate behind the link over that without delay", "ratio", [rates[1] / rates[0]], target=">= 0.95"),
-            row("age of weights behind the link, more than without", "delays", [(ages[1] - ages[0]) / args.delay])]
+    rates, ages = (
+        [one[name]["value"] for one in found] for name in ("rows at the learner", "age of the weights on a host")
+    )
+    return [
+        row("rate behind the link over that without delay", "ratio", [rates[1] / rates[0]], target=">= 0.95"),
+        row("age of weights behind the link, more than without", "delays", [(ages[1] - ages[0]) / args.delay]),
+    ]
 
 
 @contextlib.contextmanager
@@ -283,10 +333,25 @@ def _cluster_over(ends: Ends) -> Iterator[tuple[str, dict[str, str]]]:
         head = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
         try:
             for end, arguments in enumerate((head, [f"--address={address}"])):
-                started.append(subprocess.Popen(
-                    [*ends.command(end), sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *common,
-                     f"--node-ip-address={ends.addresses[end]}"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL, env=environment, start_new_session=True))
+                started.append(
+                    subprocess.Popen(
+                        [
+                            *ends.command(end),
+                            sys.executable,
+                            "-m",
+                            "ray.scripts.scripts",
+                            "start",
+                            *arguments,
+                            *common,
+                            f"--node-ip-address={ends.addresses[end]}",
+                        ],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        env=environment,
+                        start_new_session=True,
+                    )
+                )
                 time.sleep(NODE_S)
             yield address, environment
         finally:
@@ -304,13 +369,22 @@ def target(args: argparse.Namespace) -> list[Row]:
         cases = {"alone": [], "another host": ["--cluster", cluster.address, "--host-samplers", "1"]}
         found = compare(args, cases, ["--env", "Pendulum-v1", "--target-return", "-200"], args.limit)
     alone, remote = found.values()
-    return [*(time_row(documents, case=case) for case, documents in found.items()),
-            ratio_row("with another host over alone", remote, alone, target="<= 1.3")]
+    return [
+        *(time_row(documents, case=case) for case, documents in found.items()),
+        ratio_row("with another host over alone", remote, alone, target="<= 1.3"),
+    ]
 
 
 PARTS = {"scale": scale, "cost": cost, "weights": weights, "kill": kill, "link": link, "target": target}
-FLAGS = {"hosts": (1, 2, 4, 8), "kill_every": 30.0, "kill_seconds": 600.0, "address": "", "delay": 0.05, "loss": 0.01,
-         "limit": 120.0}
+FLAGS = {
+    "hosts": (1, 2, 4, 8),
+    "kill_every": 30.0,
+    "kill_seconds": 600.0,
+    "address": "",
+    "delay": 0.05,
+    "loss": 0.01,
+    "limit": 120.0,
+}
 
 if __name__ == "__main__":
     main(__doc__ or "", PARTS, flags=FLAGS, seconds=10.0)

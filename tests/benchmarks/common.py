@@ -70,15 +70,23 @@ def say(text: str) -> None:
 
 
 def compare(
-    args: argparse.Namespace, cases: Mapping[str, list[str]], common: list[str], seconds: float | None = None,
+    args: argparse.Namespace,
+    cases: Mapping[str, list[str]],
+    common: list[str],
+    seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, list[Document]]:
     """The documents of each case's runs, seed by seed; ``seconds`` of training each at most, else ``--seconds``."""
     seconds = args.seconds if seconds is None else seconds
     always = ["--seconds", str(seconds), "--runs-dir", args.runs_dir, "--no-visualizer", *common]
     always += [f"--set={text}" for text in args.set]
-    return in_turn(cases, args.repeats, lambda own: bench_runs.train([*always, *own], seconds + OUTSIDE_S, environment),
-                   say, args.first_seed)
+    return in_turn(
+        cases,
+        args.repeats,
+        lambda own: bench_runs.train([*always, *own], seconds + OUTSIDE_S, environment),
+        say,
+        args.first_seed,
+    )
 
 
 def ratios(values: Sequence[float | None], others: Sequence[float | None]) -> list[float | None]:
@@ -88,8 +96,11 @@ def ratios(values: Sequence[float | None], others: Sequence[float | None]) -> li
 
 def rows_of(found: Mapping[str, list[Document]], *names: str, **more: Any) -> list[Row]:
     """These figures of the documents, case by case."""
-    return [row(name, "", [one.get(name) for one in documents], case=case, **more)
-            for case, documents in found.items() for name in names]
+    return [
+        row(name, "", [one.get(name) for one in documents], case=case, **more)
+        for case, documents in found.items()
+        for name in names
+    ]
 
 
 def written_report(args: argparse.Namespace, found: Mapping[str, list[Document]], name: str) -> None:
@@ -100,8 +111,17 @@ def written_report(args: argparse.Namespace, found: Mapping[str, list[Document]]
 
 def sleeping(mean_s: float, law: str = "gamma", cv: float = 1.0) -> list[str]:
     """Flags of environments whose steps sleep; ``cv`` is the coefficient of variation of their times."""
-    return ["--env", SYNTHETIC_ID, f"--env-arg=law={law}", f"--env-arg=mean_s={mean_s}", f"--env-arg=cv={cv}",
-            "--envs-per-sampler", "1", "--set", "evaluation.episodes=1"]
+    return [
+        "--env",
+        SYNTHETIC_ID,
+        f"--env-arg=law={law}",
+        f"--env-arg=mean_s={mean_s}",
+        f"--env-arg=cv={cv}",
+        "--envs-per-sampler",
+        "1",
+        "--set",
+        "evaluation.episodes=1",
+    ]
 
 
 def linear_rows(found: Mapping[str, list[Document]], name: str) -> list[Row]:
@@ -111,8 +131,10 @@ def linear_rows(found: Mapping[str, list[Document]], name: str) -> list[Row]:
     rows = []
     for count, values in rates.items():
         linear = [over and over * first / count for over in ratios(values, alone)]
-        rows += [row("env_steps_per_s", "1/s", values, **{name: count}),
-                 row("share_of_linear", "share", linear, target=">= 0.9", **{name: count})]
+        rows += [
+            row("env_steps_per_s", "1/s", values, **{name: count}),
+            row("share_of_linear", "share", linear, target=">= 0.9", **{name: count}),
+        ]
     return rows
 
 
@@ -133,8 +155,12 @@ while os.getppid() == int(sys.argv[2]):
 @contextlib.contextmanager
 def busy_core(core: int) -> Iterator[None]:
     """Another program that keeps a core busy, from a session of its own; it ends with this process at the latest."""
-    process = subprocess.Popen([sys.executable, "-c", _SPIN, str(core), str(os.getpid())], stdin=subprocess.DEVNULL,
-                               start_new_session=True, env={"PATH": os.defpath})
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SPIN, str(core), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env={"PATH": os.defpath},
+    )
     try:
         yield
     finally:

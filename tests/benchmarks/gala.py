@@ -13,21 +13,43 @@ from spreeze.bench.runs import time_row
 from spreeze.metrics.store import MetricsReader
 from spreeze.workers.roles import ROLES, role_of
 
-FAULTY = ["--env", "spreeze/Fault-v0", "--import", "spreeze.testing", "--envs-per-sampler", "1", "--set",
-          "evaluation.episodes=1"]
+FAULTY = [
+    "--env",
+    "spreeze/Fault-v0",
+    "--import",
+    "spreeze.testing",
+    "--envs-per-sampler",
+    "1",
+    "--set",
+    "evaluation.episodes=1",
+]
 ROUNDING = 1e-3
 """Distance that sums in another order make; the bound is 0 where each learner takes the mean of all."""
 
 
 def _team(args: argparse.Namespace, mixing: str = "gossip") -> list[str]:
-    return ["--algo", "a2c", "--mode", "gala", "--learners", str(args.team), "--samplers", str(args.team), "--set",
-            f"gala.mixing={mixing}"]
+    return [
+        "--algo",
+        "a2c",
+        "--mode",
+        "gala",
+        "--learners",
+        str(args.team),
+        "--samplers",
+        str(args.team),
+        "--set",
+        f"gala.mixing={mixing}",
+    ]
 
 
 def slow(args: argparse.Namespace) -> list[Row]:
     """Env steps/s of gossip over all-reduce where the environments of one learner take ten times as long."""
-    slowed = {"SPREEZE_FAULT_STEP_S": str(args.sleep), "SPREEZE_FAULT_P_STALL": "1",
-              "SPREEZE_FAULT_STALL_S": str(9 * args.sleep), "SPREEZE_FAULT_WORKERS": f"sampler-g{args.team - 1}-0"}
+    slowed = {
+        "SPREEZE_FAULT_STEP_S": str(args.sleep),
+        "SPREEZE_FAULT_P_STALL": "1",
+        "SPREEZE_FAULT_STALL_S": str(9 * args.sleep),
+        "SPREEZE_FAULT_WORKERS": f"sampler-g{args.team - 1}-0",
+    }
     found = compare(args, {name: _team(args, name) for name in ("gossip", "all_reduce")}, FAULTY, environment=slowed)
     rates = [[one["env_steps_per_s"] for one in documents] for documents in found.values()]
     return [*rows_of(found, "env_steps_per_s"), row("rate_over_all_reduce", "ratio", ratios(*rates), target=">= 3")]
@@ -36,8 +58,10 @@ def slow(args: argparse.Namespace) -> list[Row]:
 def steps(args: argparse.Namespace) -> list[Row]:
     """Env steps/s by the number of learners whose environments sleep."""
     cases = {str(count): ["--learners", str(count), "--samplers", str(count)] for count in args.learners}
-    return linear_rows(compare(args, cases, [*sleeping(args.sleep), "--algo", "a2c", "--mode", "gala",
-                                             "--sync-interval", "64"]), "learners")
+    return linear_rows(
+        compare(args, cases, [*sleeping(args.sleep), "--algo", "a2c", "--mode", "gala", "--sync-interval", "64"]),
+        "learners",
+    )
 
 
 def radius(args: argparse.Namespace) -> list[Row]:
@@ -48,8 +72,16 @@ def radius(args: argparse.Namespace) -> list[Row]:
         found = compare(args, {"1": [*each, "--max-staleness", "0"], "2": each}, ["--env", args.env])
         for bound, documents in found.items():
             over = [_over_bound(Path(one["run_dir"]), f"gossip_bound_{bound}") for one in documents]
-            rows.append(row("largest_radius_over_bound", "ratio", [max(one, default=None) for one in over],
-                            topology=topology, bound=int(bound), target="<= 1"))
+            rows.append(
+                row(
+                    "largest_radius_over_bound",
+                    "ratio",
+                    [max(one, default=None) for one in over],
+                    topology=topology,
+                    bound=int(bound),
+                    target="<= 1",
+                )
+            )
     return rows
 
 
@@ -58,8 +90,11 @@ def _over_bound(run: Path, bound: str) -> list[float]:
     reader = MetricsReader(run / "metrics.db")
     radii, bounds = (reader.series(name, max_points=100_000) for name in ("gossip_radius", bound))
     known = dict(zip(bounds.t.tolist(), bounds.mean.tolist(), strict=True))
-    return [value / max(known[t], ROUNDING) for t, value in zip(radii.t.tolist(), radii.mean.tolist(), strict=True)
-            if t in known]
+    return [
+        value / max(known[t], ROUNDING)
+        for t, value in zip(radii.t.tolist(), radii.mean.tolist(), strict=True)
+        if t in known
+    ]
 
 
 def kills(args: argparse.Namespace) -> list[Row]:
@@ -68,8 +103,11 @@ def kills(args: argparse.Namespace) -> list[Row]:
 
     def kill() -> None:
         while not over.wait(10.0):
-            learners = [child for child in psutil.Process().children(recursive=True)
-                        if role_of(child.name()) is ROLES["learner"]]
+            learners = [
+                child
+                for child in psutil.Process().children(recursive=True)
+                if role_of(child.name()) is ROLES["learner"]
+            ]
             if learners:
                 killed.append(dice.choice(learners).pid)
                 psutil.Process(killed[-1]).kill()
@@ -92,8 +130,11 @@ def converge(args: argparse.Namespace) -> list[Row]:
     rows = []
     for envs in args.envs:
         each = ["--envs-per-sampler", str(envs // args.team)]
-        cases = {"gala": [*_team(args), *each], "hogwild": [*_team(args, "hogwild"), *each],
-                 "a2c": ["--algo", "a2c", "--mode", "serial", "--envs-per-sampler", str(envs)]}
+        cases = {
+            "gala": [*_team(args), *each],
+            "hogwild": [*_team(args, "hogwild"), *each],
+            "a2c": ["--algo", "a2c", "--mode", "serial", "--envs-per-sampler", str(envs)],
+        }
         found = compare(args, cases, ["--env", args.env, "--env-steps", str(args.env_steps)], PATIENCE_S)
         rows += rows_of(found, "eval_return_mean", "eval_return_best", env=args.env, envs=envs)
     return rows
@@ -101,15 +142,27 @@ def converge(args: argparse.Namespace) -> list[Row]:
 
 def paired(args: argparse.Namespace) -> list[Row]:
     """GALA and A2C in mode hts for the same time: rates, time to the return, and a report."""
-    common = ["--env", args.env, "--target-return", str(args.target_return), "--set", "stop.target_evaluations=0",
-              "--set", "a2c.lr_schedule=constant"]
+    common = [
+        "--env",
+        args.env,
+        "--target-return",
+        str(args.target_return),
+        "--set",
+        "stop.target_evaluations=0",
+        "--set",
+        "a2c.lr_schedule=constant",
+    ]
     found = compare(args, {"gala": _team(args), "hts a2c": ["--algo", "a2c", "--mode", "hts"]}, common)
     written_report(args, found, "gala-paired")
-    return [*rows_of(found, "env_steps_per_s", "energy_per_million_steps_kj", env=args.env),
-            *(time_row(documents, case=case, env=args.env) for case, documents in found.items())]
+    return [
+        *rows_of(found, "env_steps_per_s", "energy_per_million_steps_kj", env=args.env),
+        *(time_row(documents, case=case, env=args.env) for case, documents in found.items()),
+    ]
 
 
 if __name__ == "__main__":
-    main(__doc__ or "", {"slow": slow, "steps": steps, "radius": radius, "kills": kills, "converge": converge,
-                         "paired": paired},
-         flags={"team": 4, "learners": (1, 2, 4, 8), "envs": (8, 16, 32), "env_steps": 100_000, "sleep": 0.002})
+    main(
+        __doc__ or "",
+        {"slow": slow, "steps": steps, "radius": radius, "kills": kills, "converge": converge, "paired": paired},
+        flags={"team": 4, "learners": (1, 2, 4, 8), "envs": (8, 16, 32), "env_steps": 100_000, "sleep": 0.002},
+    )

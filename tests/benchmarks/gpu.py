@@ -31,18 +31,28 @@ def steps(device: str, env_id: str) -> list[Step]:
     spreeze = [python, "-m", "spreeze"]
     train = [python, "-m", "spreeze.train", "--device", device, "--no-visualizer", "--seed", "1", "--json"]
     tiny = ["--updates", "20", "--batch-size", "16", "--set", "replay.learning_starts=200"] if small else []
-    grid = ["--batch-size", "128", "--samplers", "1", "--env", "Pendulum-v1"] if small else [
-        "--batch-size", "256", "1024", "8192", "--samplers", "1", "4", "8", "16", "--env", env_id]
+    grid = (
+        ["--batch-size", "128", "--samplers", "1", "--env", "Pendulum-v1"]
+        if small
+        else ["--batch-size", "256", "1024", "8192", "--samplers", "1", "4", "8", "16", "--env", env_id]
+    )
     return [
         Step("checks", 480.0, [python, "-m", "pytest", str(TESTS), "-m", "gpu", "-n", "1", "-q"]),
         Step("rates", 400.0, [*spreeze, "bench", "gpu", "--device", device, "--minutes", "7", *(["--small"] * small)]),
         Step("kernels and bounds", 60.0, [python, __file__, "--device", device, "--minutes", "0", "--bounds"]),
-        Step("tuner over its grid", 240.0, [python, str(TESTS / "benchmarks" / "tune.py"), "--repeats", "1", "--rounds",
-                                            "1", *grid]),
-        Step("Pendulum-v1 to -200", 60.0, [*train, "--env", "Pendulum-v1", "--target-return", "-200", "--seconds",
-                                           "60", *tiny]),
-        Step(f"{env_id} to 1,500", 240.0, [*train, "--env", env_id, "--target-return", "1500", "--seconds", "240",
-                                           *tiny]),
+        Step(
+            "tuner over its grid",
+            240.0,
+            [python, str(TESTS / "benchmarks" / "tune.py"), "--repeats", "1", "--rounds", "1", *grid],
+        ),
+        Step(
+            "Pendulum-v1 to -200",
+            60.0,
+            [*train, "--env", "Pendulum-v1", "--target-return", "-200", "--seconds", "60", *tiny],
+        ),
+        Step(
+            f"{env_id} to 1,500", 240.0, [*train, "--env", env_id, "--target-return", "1500", "--seconds", "240", *tiny]
+        ),
     ]
 
 
@@ -77,14 +87,21 @@ def bounds(device: str) -> dict[str, Any]:
     place, case, found = Place(device=device, small=device == "cpu"), VECTORS[0], {}
     for name in ("eager", "fused") if place.on_gpu else ("eager",):
         with contextlib.ExitStack() as stack:
-            trainer = trainer_of(stack.enter_context(ring_of(case.spec())), case, place, per_launch=0,
-                                 fuse=name == "fused", branches=name == "eager")
+            trainer = trainer_of(
+                stack.enter_context(ring_of(case.spec())),
+                case,
+                place,
+                per_launch=0,
+                fuse=name == "fused",
+                branches=name == "eager",
+            )
             for _ in range(3):
                 trainer.update()
             found[f"kernels, {name}"] = trainer.kernels()
     counter = torch.zeros((), device=device)
     found["empty launches [s]"] = seconds_of(
-        lambda: [counter.add_(1.0) for _ in range(found["kernels, eager"])], device)
+        lambda: [counter.add_(1.0) for _ in range(found["kernels, eager"])], device
+    )
     for precision in ("float32", "tf32") if place.on_gpu else ("float32",):
         for batch in (256, 1024, 8192, 65_536) if place.on_gpu else (64,):
             with matmuls_in(precision, device):

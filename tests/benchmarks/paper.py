@@ -21,10 +21,17 @@ def table(args: argparse.Namespace) -> list[Row]:
     found = compare(args, cases, ["--env", args.env])
     rows = rows_of(found, "batch_size", "samplers", "env_steps_per_s", "update_frames_per_s", "updates_per_s")
     for case, documents in found.items():
-        rows += [row(name, "share", [_settled(one, name) for one in documents], case=case)
-                 for name in ("cpu_use", "gpu_use")]
-        rows.append(row("rows_lost_share", "share", [max(0.0, 1.0 - one["rows_stored"] / max(1, one["env_steps"]))
-                                                     for one in documents], case=case))
+        rows += [
+            row(name, "share", [_settled(one, name) for one in documents], case=case) for name in ("cpu_use", "gpu_use")
+        ]
+        rows.append(
+            row(
+                "rows_lost_share",
+                "share",
+                [max(0.0, 1.0 - one["rows_stored"] / max(1, one["env_steps"])) for one in documents],
+                case=case,
+            )
+        )
     return rows
 
 
@@ -47,25 +54,36 @@ def cpu(args: argparse.Namespace) -> list[Row]:
             say(f"  {100 * share:.0f} % of {usable:g} cores: affinity gives whole cores only, so left out")
             continue
         with on_cores(int(usable * share)):
-            found = compare(args, {f"{100 * share:.0f} %": ["--auto"]},
-                            ["--env", args.env, "--target-return", str(args.target_return)])
+            found = compare(
+                args,
+                {f"{100 * share:.0f} %": ["--auto"]},
+                ["--env", args.env, "--target-return", str(args.target_return)],
+            )
         rows += _learned(found)
     return rows
 
 
 def _learned(found: dict[str, list[Document]]) -> list[Row]:
-    return [*rows_of(found, "env_steps_per_s", "updates_per_s", "eval_return_final", "eval_return_best"),
-            *(time_row(documents, case=case) for case, documents in found.items())]
+    return [
+        *rows_of(found, "env_steps_per_s", "updates_per_s", "eval_return_final", "eval_return_best"),
+        *(time_row(documents, case=case) for case, documents in found.items()),
+    ]
 
 
 def algorithms(args: argparse.Namespace) -> list[Row]:
     """SAC and TD3; with ``--updates`` in mode serial after so many of them, which no other program changes."""
     common = ["--env", args.env]
     common += ["--mode", "serial", "--updates", str(args.updates)] if args.updates else ["--auto"]
-    return _learned(compare(args, {algo: ["--algo", algo] for algo in ("sac", "td3")}, common,
-                            PATIENCE_S if args.updates else None))
+    return _learned(
+        compare(args, {algo: ["--algo", algo] for algo in ("sac", "td3")}, common, PATIENCE_S if args.updates else None)
+    )
 
 
 if __name__ == "__main__":
-    main(__doc__ or "", {"table": table, "cpu": cpu, "algorithms": algorithms},
-         flags={"batch_size": (128, 8192), "updates": 0}, env="Walker2DBulletEnv-v0", target_return=909.0)
+    main(
+        __doc__ or "",
+        {"table": table, "cpu": cpu, "algorithms": algorithms},
+        flags={"batch_size": (128, 8192), "updates": 0},
+        env="Walker2DBulletEnv-v0",
+        target_return=909.0,
+    )

@@ -7,25 +7,25 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from common import (
-    PATIENCE_S,
-    busy_core,
-    compare,
-    linear_rows,
-    main,
-    rows_of,
-    sleeping,
-    steps_to_target,
-    written_report,
-)
+from common import PATIENCE_S, busy_core, compare, linear_rows, main, rows_of, sleeping, steps_to_target, written_report
 
 from spreeze.bench import Row, row, row_of_reached
 from spreeze.bench.runs import time_row
 from spreeze.metrics.store import MetricsReader
 
 MODE = ["--mode", "tianji"]
-SMALL = ["--algo", "sac", "--batch-size", "32", "--set", "sac.hidden_sizes=[32,32]", "--set", "replay.capacity=20000",
-         "--set", "replay.learning_starts=100"]
+SMALL = [
+    "--algo",
+    "sac",
+    "--batch-size",
+    "32",
+    "--set",
+    "sac.hidden_sizes=[32,32]",
+    "--set",
+    "replay.capacity=20000",
+    "--set",
+    "replay.learning_starts=100",
+]
 GAME = "spreeze.envs.two_step_game"
 MIXERS = {mixer: ["--set", f"qmix.mixer={mixer}"] for mixer in ("qmix", "vdn")}
 SETTLED_S, PERIOD_S = 10.0, 20.0
@@ -33,21 +33,27 @@ SETTLED_S, PERIOD_S = 10.0, 20.0
 
 def curve(args: argparse.Namespace) -> list[Row]:
     """Time to the return by number of samplers, and with the number that tuner and governor choose."""
-    return _curve(args, ["--env", args.env, "--algo", args.algo, "--target-return", str(args.target_return)],
-                  args.samplers)
+    return _curve(
+        args, ["--env", args.env, "--algo", args.algo, "--target-return", str(args.target_return)], args.samplers
+    )
 
 
 def sleeping_samplers(args: argparse.Namespace) -> list[Row]:
     """The same where environments sleep, as if each sampler had a core."""
-    return _curve(args, [*sleeping(args.sleep), *SMALL, "--samples-per-insert", "4:4", "--target-return", "140"],
-                  (1, 2, 4, 8, 16, 24))
+    return _curve(
+        args,
+        [*sleeping(args.sleep), *SMALL, "--samples-per-insert", "4:4", "--target-return", "140"],
+        (1, 2, 4, 8, 16, 24),
+    )
 
 
 def _curve(args: argparse.Namespace, task: list[str], samplers: tuple[int, ...]) -> list[Row]:
     cases = {str(count): [*MODE, "--samplers", str(count)] for count in samplers} | {"controller": [*MODE, "--auto"]}
     found = compare(args, cases, task)
-    return [*rows_of(found, "samplers", "env_steps", "updates"),
-            *(time_row(documents, case=case) for case, documents in found.items())]
+    return [
+        *rows_of(found, "samplers", "env_steps", "updates"),
+        *(time_row(documents, case=case) for case, documents in found.items()),
+    ]
 
 
 @contextlib.contextmanager
@@ -76,47 +82,77 @@ def balance(args: argparse.Namespace) -> list[Row]:
     strays = []
     for document in found["balance"]:
         now = MetricsReader(Path(document["run_dir"]) / "metrics.db").series("samples_per_insert_now", max_points=10**5)
-        strays.append(max((abs(value / document["samples_per_insert_band"][0] - 1.0)
-                           for t, value in zip(now.t, now.mean, strict=True) if t - now.t[0] >= SETTLED_S),
-                          default=None))
+        strays.append(
+            max(
+                (
+                    abs(value / document["samples_per_insert_band"][0] - 1.0)
+                    for t, value in zip(now.t, now.mean, strict=True)
+                    if t - now.t[0] >= SETTLED_S
+                ),
+                default=None,
+            )
+        )
     return [*rows_of(found, "samples_per_insert"), row("largest_stray", "share", strays, target="<= 0.05")]
 
 
 def serial(args: argparse.Namespace) -> list[Row]:
     """Env steps to the return beside mode serial, where each row is drawn as often."""
-    found = compare(args, {"tianji": MODE, "serial": ["--mode", "serial"]},
-                    ["--env", args.env, "--algo", args.algo, "--target-return", str(args.target_return)])
+    found = compare(
+        args,
+        {"tianji": MODE, "serial": ["--mode", "serial"]},
+        ["--env", args.env, "--algo", args.algo, "--target-return", str(args.target_return)],
+    )
     return _taken(found, args.target_return)
 
 
 def _taken(found: dict[str, list[dict]], target: float) -> list[Row]:
     steps = {case: [steps_to_target(one, target) for one in documents] for case, documents in found.items()}
-    return [*(row_of_reached("env_steps_to_target", "env steps", values, case=case) for case, values in steps.items()),
-            *(time_row(documents, case=case) for case, documents in found.items())]
+    return [
+        *(row_of_reached("env_steps_to_target", "env steps", values, case=case) for case, values in steps.items()),
+        *(time_row(documents, case=case) for case, documents in found.items()),
+    ]
 
 
 def modes(args: argparse.Namespace) -> list[Row]:
     """Time to the return of PPO and DQN in this mode and in those that were made for them, on CartPole."""
-    cases = {"tianji ppo": [*MODE, "--algo", "ppo"], "hts ppo": ["--mode", "hts", "--algo", "ppo"],
-             "impact": ["--mode", "impact", "--algo", "impact"], "tianji dqn": [*MODE, "--algo", "dqn"],
-             "spreeze dqn": ["--mode", "spreeze", "--algo", "dqn"]}
+    cases = {
+        "tianji ppo": [*MODE, "--algo", "ppo"],
+        "hts ppo": ["--mode", "hts", "--algo", "ppo"],
+        "impact": ["--mode", "impact", "--algo", "impact"],
+        "tianji dqn": [*MODE, "--algo", "dqn"],
+        "spreeze dqn": ["--mode", "spreeze", "--algo", "dqn"],
+    }
     return _taken(compare(args, cases, ["--env", "CartPole-v1", "--target-return", "475"]), 475.0)
 
 
 def groups(args: argparse.Namespace) -> list[Row]:
     """Env steps/s by the number of groups whose environments sleep."""
     cases = {str(count): ["--learners", str(count), "--samplers", str(2 * count)] for count in args.groups}
-    return linear_rows(compare(args, cases, [*sleeping(args.sleep), *SMALL, *MODE, "--samples-per-insert", "4:4"]),
-                       "groups")
+    return linear_rows(
+        compare(args, cases, [*sleeping(args.sleep), *SMALL, *MODE, "--samples-per-insert", "4:4"]), "groups"
+    )
 
 
 def collect(args: argparse.Namespace) -> list[Row]:
     """Env steps/s by size of the observation and number of samplers: the paper's Eq. 1 says in proportion."""
     rows = []
     for size in (8, 1_000, 20_000):
-        common = [*sleeping(args.sleep), f"--env-arg=obs_dim={size}", "--algo", "sac", "--batch-size", "8",
-                  "--samples-per-insert", "0:8", "--set", "sac.hidden_sizes=[8]", "--set", "replay.capacity=2000",
-                  "--set", "replay.learning_starts=100"]
+        common = [
+            *sleeping(args.sleep),
+            f"--env-arg=obs_dim={size}",
+            "--algo",
+            "sac",
+            "--batch-size",
+            "8",
+            "--samples-per-insert",
+            "0:8",
+            "--set",
+            "sac.hidden_sizes=[8]",
+            "--set",
+            "replay.capacity=2000",
+            "--set",
+            "replay.learning_starts=100",
+        ]
         cases = {str(count): ["--samplers", str(count)] for count in args.samplers}
         rows += [{**one, "obs_bytes": 4 * size} for one in linear_rows(compare(args, cases, common), "samplers")]
     return rows
@@ -124,10 +160,29 @@ def collect(args: argparse.Namespace) -> list[Row]:
 
 def game(args: argparse.Namespace) -> list[Row]:
     """The two-step game of the QMIX paper, explored at random: the greedy team gets 8 with QMIX, 7 with VDN."""
-    common = ["--samplers", "1", "--env", f"parallel:{GAME}", "--import", GAME, "--samples-per-insert", "8:8", *MODE,
-              "--env-steps", str(args.game_steps), "--set", "replay.learning_starts=200", "--set",
-              "qmix.epsilon_end=1.0", "--set", "qmix.hidden_sizes=[32]", "--set", "qmix.lr=0.005", "--set",
-              "qmix.tau=0.05"]
+    common = [
+        "--samplers",
+        "1",
+        "--env",
+        f"parallel:{GAME}",
+        "--import",
+        GAME,
+        "--samples-per-insert",
+        "8:8",
+        *MODE,
+        "--env-steps",
+        str(args.game_steps),
+        "--set",
+        "replay.learning_starts=200",
+        "--set",
+        "qmix.epsilon_end=1.0",
+        "--set",
+        "qmix.hidden_sizes=[32]",
+        "--set",
+        "qmix.lr=0.005",
+        "--set",
+        "qmix.tau=0.05",
+    ]
     return rows_of(compare(args, MIXERS, common, PATIENCE_S), "eval_return_mean")
 
 
@@ -140,8 +195,28 @@ def qmix(args: argparse.Namespace) -> list[Row]:
 
 
 if __name__ == "__main__":
-    main(__doc__ or "", {"curve": curve, "sleeping": sleeping_samplers, "balance": balance, "serial": serial,
-                         "modes": modes, "groups": groups, "collect": collect, "game": game, "qmix": qmix},
-         flags={"algo": "sac", "samplers": (1, 2, 4, 8), "groups": (1, 2, 4), "sleep": 0.002, "game_steps": 20_000,
-                "env_steps": 600_000},
-         env="Pendulum-v1", target_return=-200.0, seconds=90.0)
+    main(
+        __doc__ or "",
+        {
+            "curve": curve,
+            "sleeping": sleeping_samplers,
+            "balance": balance,
+            "serial": serial,
+            "modes": modes,
+            "groups": groups,
+            "collect": collect,
+            "game": game,
+            "qmix": qmix,
+        },
+        flags={
+            "algo": "sac",
+            "samplers": (1, 2, 4, 8),
+            "groups": (1, 2, 4),
+            "sleep": 0.002,
+            "game_steps": 20_000,
+            "env_steps": 600_000,
+        },
+        env="Pendulum-v1",
+        target_return=-200.0,
+        seconds=90.0,
+    )

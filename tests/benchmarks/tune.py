@@ -73,19 +73,30 @@ class Grid:
 
     def _results(self, wanted: Sequence[Setting]) -> list[TrialResult]:
         within_s, machine = WINDOW_S * len(wanted) + START_S, read_machine()
-        with Measurer(self._plan, usable_cores=machine.cores.usable, memory_cap_bytes=machine.memory.usable_bytes,
-                      group_bytes=10**9, ends_s=AWAKE() + within_s, interrupts=self._interrupts) as measuring:
+        with Measurer(
+            self._plan,
+            usable_cores=machine.cores.usable,
+            memory_cap_bytes=machine.memory.usable_bytes,
+            group_bytes=10**9,
+            ends_s=AWAKE() + within_s,
+            interrupts=self._interrupts,
+        ) as measuring:
             measuring.step_us = self._step_us
             return list(measuring.joint(wanted, within_s=within_s, on_result=lambda rate: None))
 
     def _scores(self, rate: TrialResult) -> list[float]:
-        return [joint_score(self._objective, rate.setting[BATCH], updates, steps)
-                for updates, steps in zip(rate.updates_per_s, rate.env_steps_per_s, strict=True)]
+        return [
+            joint_score(self._objective, rate.setting[BATCH], updates, steps)
+            for updates, steps in zip(rate.updates_per_s, rate.env_steps_per_s, strict=True)
+        ]
 
     def _too_slow(self, setting: Setting) -> bool:
-        return any(rate * SLOWEST_UPDATE_S < 1.0 and setting[BATCH] > other[BATCH] and all(
-            setting.get(name) == other.get(name) for name in (DEVICE, THREADS, PRECISION))
-            for other, rate in self._updates_per_s.items())
+        return any(
+            rate * SLOWEST_UPDATE_S < 1.0
+            and setting[BATCH] > other[BATCH]
+            and all(setting.get(name) == other.get(name) for name in (DEVICE, THREADS, PRECISION))
+            for other, rate in self._updates_per_s.items()
+        )
 
     def score(self, setting: Setting) -> float:
         """Median ratio to the reference; 0 where nothing was measured."""
@@ -103,8 +114,14 @@ def tune(args: argparse.Namespace) -> list[Row]:
 
 
 def _tuned_rows(args: argparse.Namespace, interrupts: Interrupts) -> list[Row]:
-    settings, spec = task_settings([Layer("benchmark", {
-        "run": {"mode": "spreeze"}, "env": {"id": args.env}, "tuning": {"objective": args.objective}})])
+    settings, spec = task_settings(
+        [
+            Layer(
+                "benchmark",
+                {"run": {"mode": "spreeze"}, "env": {"id": args.env}, "tuning": {"objective": args.objective}},
+            )
+        ]
+    )
     probe = probe_of(settings.config, steps=1000)
     records: list[dict[str, Any]] = []
     for _ in range(args.repeats):
@@ -113,15 +130,26 @@ def _tuned_rows(args: argparse.Namespace, interrupts: Interrupts) -> list[Row]:
         records.append(record)
         say(f"  tuner: {_text(_pick(record))} in {record['seconds']:.0f} s")
     picks = [_pick(record) for record in records]
-    reference, ratios = statistics.mode(picks), {settings.config.replay.samples_per_insert_min,
-                                                 *(pick[RATIO] for pick in picks)}
+    reference, ratios = (
+        statistics.mode(picks),
+        {settings.config.replay.samples_per_insert_min, *(pick[RATIO] for pick in picks)},
+    )
     pairs = spec.choices is None and reference[DEVICE] == "cpu" and read_machine().cores.usable >= 2.0
     threads = {1, 2} if pairs else {reference[THREADS]}
-    grid = [Setting({**reference, THREADS: count, BATCH: batch, RATIO: ratio, SAMPLERS: samplers})
-            for batch in args.batch_size for count in sorted(threads) for ratio in sorted(ratios)
-            for samplers in args.samplers or range(1, int(read_machine().cores.usable) + 3 - count)]
-    measured = Grid(RunPlan(settings=settings, spec=spec, samplers=1, free_core=False), probe.step_us_median, reference,
-                    args.objective, interrupts)
+    grid = [
+        Setting({**reference, THREADS: count, BATCH: batch, RATIO: ratio, SAMPLERS: samplers})
+        for batch in args.batch_size
+        for count in sorted(threads)
+        for ratio in sorted(ratios)
+        for samplers in args.samplers or range(1, int(read_machine().cores.usable) + 3 - count)
+    ]
+    measured = Grid(
+        RunPlan(settings=settings, spec=spec, samplers=1, free_core=False),
+        probe.step_us_median,
+        reference,
+        args.objective,
+        interrupts,
+    )
     with only_tuner(say, interrupts):
         for _ in range(args.rounds):
             measured.measure([*picks, *grid])
@@ -131,12 +159,21 @@ def _tuned_rows(args: argparse.Namespace, interrupts: Interrupts) -> list[Row]:
         for _ in range(FINAL_ROUNDS):
             measured.measure([*leaders, *picks])
     best = max({*leaders, *picks}, key=measured.score)
-    return [row("score_of_pick_over_best_of_grid", "share",
-                [measured.score(pick) / measured.score(best) for pick in picks], best=_text(best), env=args.env,
-                target=">= 0.95"),
-            row("tuning_s", "s", [record["seconds"] for record in records], target="<= 60"),
-            *(row(f"score of {_text(one)}", "ratio", measured.ratios[one])
-              for one in sorted(measured.ratios, key=lambda one: -measured.score(one)))]
+    return [
+        row(
+            "score_of_pick_over_best_of_grid",
+            "share",
+            [measured.score(pick) / measured.score(best) for pick in picks],
+            best=_text(best),
+            env=args.env,
+            target=">= 0.95",
+        ),
+        row("tuning_s", "s", [record["seconds"] for record in records], target="<= 60"),
+        *(
+            row(f"score of {_text(one)}", "ratio", measured.ratios[one])
+            for one in sorted(measured.ratios, key=lambda one: -measured.score(one))
+        ),
+    ]
 
 
 def _pick(record: dict[str, Any]) -> Setting:
@@ -145,11 +182,23 @@ def _pick(record: dict[str, Any]) -> Setting:
 
 
 def _text(setting: Setting) -> str:
-    return (f"batch {setting[BATCH]}, {setting[THREADS]} threads on {setting[DEVICE]}, {setting[SAMPLERS]} samplers x "
-            f"{setting[ENVS]}, {setting[RATIO]:g} samples per insert")
+    return (
+        f"batch {setting[BATCH]}, {setting[THREADS]} threads on {setting[DEVICE]}, {setting[SAMPLERS]} samplers x "
+        f"{setting[ENVS]}, {setting[RATIO]:g} samples per insert"
+    )
 
 
 if __name__ == "__main__":
-    main(__doc__ or "", {"tune": tune},
-         flags={"objective": "return", "batch_size": (32, 64, 128, 256, 512, 1024), "rounds": 2, "busy": False,
-                "cores": (0,), "samplers": ()}, env="Walker2DBulletEnv-v0")
+    main(
+        __doc__ or "",
+        {"tune": tune},
+        flags={
+            "objective": "return",
+            "batch_size": (32, 64, 128, 256, 512, 1024),
+            "rounds": 2,
+            "busy": False,
+            "cores": (0,),
+            "samplers": (),
+        },
+        env="Walker2DBulletEnv-v0",
+    )

@@ -18,6 +18,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def say(capsys):
     """Prints a line of progress."""
+
     def tell(text):
         with capsys.disabled():
             print(text, flush=True)
@@ -28,6 +29,7 @@ def say(capsys):
 @pytest.fixture
 def report(say, request):
     """Prints rows, and returns them by their metrics."""
+
     def tell(rows):
         say("\n".join(["", request.node.name, *map(line, rows)]))
         return {row["metric"]: row for row in rows}

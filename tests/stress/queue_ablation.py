@@ -16,16 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from replay_rates import (
-    CHILD_LIMIT_S,
-    LAYOUT,
-    WRITE_ROWS,
-    open_ring,
-    paced,
-    ring_writer,
-    transitions,
-    wait_for_rows,
-)
+from replay_rates import CHILD_LIMIT_S, LAYOUT, WRITE_ROWS, open_ring, paced, ring_writer, transitions, wait_for_rows
 
 from spreeze.bench import Row, row
 from spreeze.transport.replay_ring import ReplayReader

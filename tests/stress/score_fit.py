@@ -54,8 +54,9 @@ class Goal:
     max_updates: int
 
 
-def run_all(plan: RunPlan, goal: Goal, settings: Iterable[tuple[int, float]], seeds: int, out: Path,
-            say: Callable[[str], None]) -> list[Record]:
+def run_all(
+    plan: RunPlan, goal: Goal, settings: Iterable[tuple[int, float]], seeds: int, out: Path, say: Callable[[str], None]
+) -> list[Record]:
     """All settings, seed by seed, so that a stopped bench has each setting equally often."""
     done = read_records(out)
     known = {(r["env_id"], r["batch_size"], r["updates_per_env_step"], r["seed"]) for r in done}
@@ -68,8 +69,10 @@ def run_all(plan: RunPlan, goal: Goal, settings: Iterable[tuple[int, float]], se
                 file.write(json.dumps(record) + "\n")
             done.append(record)
             reached = f"{record['updates']} updates" if record["reached"] else f"not in {record['updates']} updates"
-            say(f"  {plan.spec.env_id} batch {batch_size}, {ratio:g} updates per env step, seed {seed}: {reached}, "
-                f"{record['env_steps']} env steps, {record['learner_s']:.1f} s of updates")
+            say(
+                f"  {plan.spec.env_id} batch {batch_size}, {ratio:g} updates per env step, seed {seed}: {reached}, "
+                f"{record['env_steps']} env steps, {record['learner_s']:.1f} s of updates"
+            )
     return [record for record in done if record["env_id"] == plan.spec.env_id]
 
 
@@ -88,8 +91,12 @@ def train_until(plan: RunPlan, goal: Goal, batch_size: int, updates_per_env_step
     rng = np.random.default_rng([seed, batch_size])
     num_envs = config.sampling.envs_per_sampler
     sampling = TransitionCollector(
-        lambda: open_task(spec), num_envs, spec, ShardWriter(ring, 0),
-        n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
+        lambda: open_task(spec),
+        num_envs,
+        spec,
+        ShardWriter(ring, 0),
+        n_step=config.algorithm.n_step,
+        gamma=config.algorithm.gamma,
         seeds=[int(s) for s in rng.integers(2**31, size=num_envs)],
     )
     learning = ReplayTrainer(
@@ -105,8 +112,12 @@ def train_until(plan: RunPlan, goal: Goal, batch_size: int, updates_per_env_step
     judges: list[Task] = []
     try:
         return _loop(plan, goal, sampling, learning, judges, updates_per_env_step, rng) | {
-            "env_id": spec.env_id, "algo": config.run.algo, "batch_size": batch_size, "seed": seed,
-            "updates_per_env_step": updates_per_env_step, "target_return": goal.target_return,
+            "env_id": spec.env_id,
+            "algo": config.run.algo,
+            "batch_size": batch_size,
+            "seed": seed,
+            "updates_per_env_step": updates_per_env_step,
+            "target_return": goal.target_return,
         }
     finally:
         for task in judges:
@@ -129,8 +140,9 @@ def _loop(
     credit, next_evaluation, learner_s, best = 0.0, _FIRST_EVALUATION, 0.0, -np.inf
     reached = False
     while learning.updates < goal.max_updates and not reached:
-        actions = (uniform_actions(spec, sampling.num_envs, rng) if policy is None
-                   else policy.act(sampling.obs, (), rng)[0])
+        actions = (
+            uniform_actions(spec, sampling.num_envs, rng) if policy is None else policy.act(sampling.obs, (), rng)[0]
+        )
         sampling.step(actions, learning.updates)
         if sampling.counts.env_steps < starts:
             continue
@@ -146,12 +158,18 @@ def _loop(
             policy = Policy.from_weights(*learning.policy())
         if learning.updates >= next_evaluation:
             next_evaluation = max(learning.updates + 1, int(learning.updates * _EVALUATION_GROWTH))
-            episodes = run_episodes(lambda: open_task(spec), policy.act, seed_list(_FIRST_SEED, _EPISODES),
-                                    tasks=judges)
+            episodes = run_episodes(
+                lambda: open_task(spec), policy.act, seed_list(_FIRST_SEED, _EPISODES), tasks=judges
+            )
             found = score(episodes).return_mean
             best, reached = max(best, found), found >= goal.target_return
-    return {"reached": reached, "updates": learning.updates, "env_steps": sampling.counts.env_steps,
-            "learner_s": round(learner_s, 3), "best_return": round(float(best), 2)}
+    return {
+        "reached": reached,
+        "updates": learning.updates,
+        "env_steps": sampling.counts.env_steps,
+        "learner_s": round(learner_s, 3),
+        "best_return": round(float(best), 2),
+    }
 
 
 # --- the fit ---
@@ -182,8 +200,11 @@ def points(records: Sequence[Record]) -> list[Point]:
         key = (record["env_id"], record["batch_size"], record["updates_per_env_step"])
         groups.setdefault(key, []).append(record)
     return [
-        Point(*key, statistics.median(float(r["updates"]) for r in group),
-              2 * sum(bool(r["reached"]) for r in group) > len(group))
+        Point(
+            *key,
+            statistics.median(float(r["updates"]) for r in group),
+            2 * sum(bool(r["reached"]) for r in group) > len(group),
+        )
         for key, group in sorted(groups.items())
     ]
 
@@ -206,6 +227,7 @@ def residuals(found: Sequence[Point], b0: float, r0: float) -> list[float]:
 
 def fit(found: Sequence[Point], ratio_constant: float | None = None) -> Fit:
     """Least squares of the logarithms over a grid of a quarter of an octave; R may be given, where u hardly varies."""
+
     def error(b0: float, r0: float) -> float:
         return sum(value * value for value in residuals(found, b0, r0))
 
@@ -224,6 +246,7 @@ def worst_loss(b0: float, truths: Iterable[float], fixed_rows: Iterable[float]) 
     ``truths`` are the batch constants that may be true; ``fixed_rows`` those of learners, a / b of an update that takes
     ``a + b B``. A score within 3 % of the best is picked where its batch is smaller, as the tuner does.
     """
+
     def worth(batch: int, constant: float, fixed: float) -> float:
         return batch / (batch + constant) / (fixed + batch)
 
@@ -231,8 +254,15 @@ def worst_loss(b0: float, truths: Iterable[float], fixed_rows: Iterable[float]) 
     for fixed in fixed_rows:
         best = max(worth(batch, b0, fixed) for batch in BATCHES)
         picked = min(batch for batch in BATCHES if worth(batch, b0, fixed) >= 0.97 * best)
-        worst = max([worst, *(max(worth(batch, truth, fixed) for batch in BATCHES) / worth(picked, truth, fixed)
-                              for truth in truths)])
+        worst = max(
+            [
+                worst,
+                *(
+                    max(worth(batch, truth, fixed) for batch in BATCHES) / worth(picked, truth, fixed)
+                    for truth in truths
+                ),
+            ]
+        )
     return worst
 
 
@@ -257,8 +287,11 @@ def left_out(found: Sequence[Point]) -> dict[str, tuple[Fit, float, float]]:
         constants = fit(others)
         errors = residuals(own, constants.batch_constant, constants.ratio_constant)
         predicted = [shape(p.batch_size, p.ratio, constants.batch_constant, constants.ratio_constant) for p in own]
-        result[task] = (constants, math.exp(math.sqrt(statistics.mean(e * e for e in errors))),
-                        rank_correlation(predicted, [p.updates for p in own]))
+        result[task] = (
+            constants,
+            math.exp(math.sqrt(statistics.mean(e * e for e in errors))),
+            rank_correlation(predicted, [p.updates for p in own]),
+        )
     return result
 
 
@@ -267,15 +300,26 @@ def fit_rows(records: Sequence[Record]) -> list[Row]:
     found = points(records)
     whole = fit(found)
     rows: list[Row] = [
-        {"metric": "batch_constant", "value": whole.batch_constant, "unit": "rows", "settings": len(found),
-         "runs": len(records)},
+        {
+            "metric": "batch_constant",
+            "value": whole.batch_constant,
+            "unit": "rows",
+            "settings": len(found),
+            "runs": len(records),
+        },
         {"metric": "ratio_constant", "value": whole.ratio_constant, "unit": "updates/env step"},
         {"metric": "typical_factor", "value": whole.typical_factor, "unit": "ratio"},
     ]
     for task, (constants, factor, correlation) in left_out(found).items():
         rows += [
-            {"metric": "left_out_factor", "value": factor, "unit": "ratio", "env": task,
-             "batch_constant": constants.batch_constant, "ratio_constant": constants.ratio_constant},
+            {
+                "metric": "left_out_factor",
+                "value": factor,
+                "unit": "ratio",
+                "env": task,
+                "batch_constant": constants.batch_constant,
+                "ratio_constant": constants.ratio_constant,
+            },
             {"metric": "left_out_rank_correlation", "value": correlation, "unit": "Spearman", "env": task},
         ]
     return rows

@@ -51,16 +51,26 @@ def test_what_comes_over_a_link_that_loses_packets_is_late_and_whole():
                                   stdout=subprocess.PIPE, text=True)  # fmt: skip
         with server, server.stdout:
             assert server.stdout.readline() == "ready\n"
-            subprocess.run([*ends.command(0), sys.executable, "-c", CLIENT, ends.addresses[1]], input=data, check=True,
-                           timeout=PATIENCE_S)
+            subprocess.run(
+                [*ends.command(0), sys.executable, "-c", CLIENT, ends.addresses[1]],
+                input=data,
+                check=True,
+                timeout=PATIENCE_S,
+            )
             assert server.stdout.readline().split() == [hashlib.sha256(data).hexdigest(), "200000"]
 
 
 def rows_of(part, **changes):
     """The rows of a part of ``tests/benchmarks/cluster.py`` with its own defaults."""
     folder = Path(__file__).resolve().parents[1] / "benchmarks"
-    command = [sys.executable, str(folder / "cluster.py"), "--json", "--parts", part,
-               *(f"--{name.replace('_', '-')}={value}" for name, value in changes.items())]
+    command = [
+        sys.executable,
+        str(folder / "cluster.py"),
+        "--json",
+        "--parts",
+        part,
+        *(f"--{name.replace('_', '-')}={value}" for name, value in changes.items()),
+    ]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)["rows"]
 

@@ -29,8 +29,10 @@ from spreeze.errors import SpreezeError
 from spreeze.run_directory import read_run
 from spreeze.transport.checkpoint import CheckpointStore
 
-pytestmark = [pytest.mark.timeout(600),
-              pytest.mark.skipif(sys.platform != "linux", reason="finds processes by their environment in /proc")]
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="finds processes by their environment in /proc"),
+]
 Say = Callable[[str], None]
 FIRST_S, LAST_S = 0.5, 6.0
 """Moments of the signal: of every other run since its process began (the interpreter's own start is left out), of
@@ -215,8 +217,13 @@ def orphans_rows(runs: int, together: int, runs_dir: str, seed: int, say: Say) -
     leaked = set(os.listdir("/dev/shm")) - shared
     gone = sum(not ending.troubles and ending.took_s <= 5.0 for ending in killed)
     return [
-        {"metric": "all_gone_within_5_s", "value": gone, "unit": "runs", "target": f"{runs} of {runs}",
-         "after_learning_began": sum(ending.learned for ending in killed)},
+        {
+            "metric": "all_gone_within_5_s",
+            "value": gone,
+            "unit": "runs",
+            "target": f"{runs} of {runs}",
+            "after_learning_began": sum(ending.learned for ending in killed),
+        },
         *_time_rows("all_gone_s", killed, "<= 5 s"),
         {"metric": "shared_memory_left", "value": len(leaked), "unit": "names", "target": "0"},
     ]
@@ -225,7 +232,10 @@ def orphans_rows(runs: int, together: int, runs_dir: str, seed: int, say: Say) -
 def _count_row(name: str, found: list[Ending], target: str) -> Row:
     troubles = [trouble for ending in found for trouble in ending.troubles]
     return {
-        "metric": name, "value": sum(not ending.troubles for ending in found), "unit": "runs", "target": target,
+        "metric": name,
+        "value": sum(not ending.troubles for ending in found),
+        "unit": "runs",
+        "target": target,
         "after_learning_began": sum(ending.learned for ending in found),
         **({"first_trouble": troubles[0]} if troubles else {}),
     }
@@ -235,8 +245,16 @@ def _time_rows(name: str, found: list[Ending], target: str) -> list[Row]:
     times = [ending.took_s for ending in found]
     if not times:
         return []
-    return [{"metric": f"{name}_p{q}", "value": float(np.percentile(times, q)), "unit": "s", "target": target,
-             "repeats": times} for q in (50, 99, 100)]
+    return [
+        {
+            "metric": f"{name}_p{q}",
+            "value": float(np.percentile(times, q)),
+            "unit": "s",
+            "target": target,
+            "repeats": times,
+        }
+        for q in (50, 99, 100)
+    ]
 
 
 RUNS, KILLED_RUNS = asked("RUNS", 200), asked("RUNS", 100)

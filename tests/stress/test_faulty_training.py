@@ -57,11 +57,19 @@ def _goal_rows(goal: Goal, seeds: int, limit_s: float, runs_dir: str, say: Calla
             if kind == "faults":
                 errors.append(count)
             time_s = document["time_to_target_s"]
-            say(f"  {goal.env_id} seed {seed} {kind}: " + ("not reached" if time_s is None else f"{time_s:.1f} s")
-                + f", {document['updates']} updates, {count:.0f} env errors, {document['restarts']} restarts")
+            say(
+                f"  {goal.env_id} seed {seed} {kind}: "
+                + ("not reached" if time_s is None else f"{time_s:.1f} s")
+                + f", {document['updates']} updates, {count:.0f} env errors, {document['restarts']} restarts"
+            )
     return [
-        *({**time_row(documents, env=goal.env_id, target=f"{seeds} of {seeds} reached"),
-           "metric": f"time_to_target_s_{kind}"} for kind, documents in found.items()),
+        *(
+            {
+                **time_row(documents, env=goal.env_id, target=f"{seeds} of {seeds} reached"),
+                "metric": f"time_to_target_s_{kind}",
+            }
+            for kind, documents in found.items()
+        ),
         ratio_row("faults_over_clean", found["faults"], found["clean"], env=goal.env_id, target="<= 1.5"),
         row("env_errors", "errors", errors, env=goal.env_id),
     ]

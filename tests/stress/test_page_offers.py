@@ -17,14 +17,22 @@ from spreeze.config.schema import RunConfig
 from spreeze.run_directory import is_alive, list_runs, read_config, read_run, state_of
 
 pytest.importorskip("streamlit")
-pytestmark = [by_hand, pytest.mark.timeout(1200), pytest.mark.filterwarnings("ignore::ResourceWarning"),
-              pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))]
+pytestmark = [
+    by_hand,
+    pytest.mark.timeout(1200),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.skipif(web.missing() is not None, reason=str(web.missing())),
+]
 OFFERS = [(name, mode.name) for name in ALGORITHMS for mode in DECLARED if find_row(name).runs_in(mode)]
 POINTS = "return [...document.querySelectorAll('.sz-plot')].filter(d => d.__chart?.points).length"
-EVALUATED = "const c = document.querySelector('[data-chart=return]')?.__chart; " \
-            "return c?.traces.find(t => t.name.startsWith('greedy'))?.x.length ?? 0"
-PRESS = "const b = [...document.querySelectorAll('button')].find(b => !b.disabled && " \
-        "b.innerText.trim().split('\\n')[0] === arguments[0]); if (b) b.click(); return !!b"
+EVALUATED = (
+    "const c = document.querySelector('[data-chart=return]')?.__chart; "
+    "return c?.traces.find(t => t.name.startsWith('greedy'))?.x.length ?? 0"
+)
+PRESS = (
+    "const b = [...document.querySelectorAll('button')].find(b => !b.disabled && "
+    "b.innerText.trim().split('\\n')[0] === arguments[0]); if (b) b.click(); return !!b"
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +42,9 @@ def page(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         with web.server(folder / "runs", folder / "server.log") as (address, _), web.browser() as driver:
             web.enter(driver, address, folder / "runs")
-            driver.execute_cdp_cmd("Browser.setDownloadBehavior",
-                                   {"behavior": "allow", "downloadPath": str(folder / "downloads")})
+            driver.execute_cdp_cmd(
+                "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder / "downloads")}
+            )
             yield address, driver, folder
 
 

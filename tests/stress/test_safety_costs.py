@@ -41,8 +41,15 @@ class BareWriter(ShardWriter):
     """Copies rows of vectors to their places and counts them: no intent, no stamp, no checksum."""
 
     def write(
-        self, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any = None,
-        version: int = 0, frames: FrameColumns | None = None,
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        next_obs: Any,
+        num_steps: Any = None,
+        version: int = 0,
+        frames: FrameColumns | None = None,
     ) -> None:
         """Copies N rows; those at the end of the shard go to its start."""
         count = len(reward)
@@ -74,17 +81,30 @@ def checks_rows(plan: RunPlan, repeats: int) -> list[Row]:
     return [
         row("sampler_turn_us", "us", [one["turn"] for one in found], envs_per_sampler=count),
         row("ring_protocol_us", "us", [one["write"] - one["bare_write"] for one in found]),
-        row("ring_protocol_share_of_sampling", "share", [(one["write"] - one["bare_write"]) / one["turn"]
-                                                         for one in found], target="< 0.02"),
-        row("checksums_share_of_sampling", "share", [(one["sealed"] - one["write"]) / one["turn"] for one in found],
-            target="< 0.10"),
+        row(
+            "ring_protocol_share_of_sampling",
+            "share",
+            [(one["write"] - one["bare_write"]) / one["turn"] for one in found],
+            target="< 0.02",
+        ),
+        row(
+            "checksums_share_of_sampling",
+            "share",
+            [(one["sealed"] - one["write"]) / one["turn"] for one in found],
+            target="< 0.10",
+        ),
         row("update_us", "us", [one["update"] for one in found], batch_size=plan.config.learner.batch_size),
-        row("second_look_share_of_learner", "share", [(one["draw"] - one["bare_draw"]) / one["update"]
-                                                      for one in found]),
+        row(
+            "second_look_share_of_learner", "share", [(one["draw"] - one["bare_draw"]) / one["update"] for one in found]
+        ),
         row("publish_us", "us", [one["publish"] for one in found]),
         row("publish_processor_us", "us", [one["publish_processor"] for one in found]),
-        row("publish_share_of_learner", "share", [one["publish_processor"] / interval_us for one in found],
-            target="< 0.01"),
+        row(
+            "publish_share_of_learner",
+            "share",
+            [one["publish_processor"] / interval_us for one in found],
+            target="< 0.01",
+        ),
     ]
 
 
@@ -102,8 +122,10 @@ def _in_turns(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 def _measure(plan: RunPlan, folder: Path, repeat: int) -> dict[str, float]:
     spec, layout = plan.spec, plan.layout
-    rings = [ReplayRing.create(RingSpec(shape, 1, _RING_ROWS)) for shape in (
-        layout, layout, RowLayout(spec.obs_dim, spec.action_dim, layout.n_step, checksum=True))]
+    rings = [
+        ReplayRing.create(RingSpec(shape, 1, _RING_ROWS))
+        for shape in (layout, layout, RowLayout(spec.obs_dim, spec.action_dim, layout.n_step, checksum=True))
+    ]
     status = StatusTable.create(1)
     try:
         loop, sampling = real_sampler(plan, folder, rings[0], status, repeat)
@@ -128,8 +150,9 @@ def _write_times(plan: RunPlan, rings: list[ReplayRing]) -> dict[str, float]:
     for writer in writers.values():
         for _ in range(_RING_ROWS // count + 1):
             writer.write(obs, action, reward, reward, obs, steps)
-    return _in_turns({name: (lambda w=writer: w.write(obs, action, reward, reward, obs, steps))
-                      for name, writer in writers.items()})
+    return _in_turns(
+        {name: (lambda w=writer: w.write(obs, action, reward, reward, obs, steps)) for name, writer in writers.items()}
+    )
 
 
 def _learner_times(plan: RunPlan, ring: ReplayRing, folder: Path, repeat: int) -> dict[str, float]:
@@ -145,11 +168,17 @@ def _learner_times(plan: RunPlan, ring: ReplayRing, folder: Path, repeat: int) -
         writer.write(obs, action, zeros, zeros, obs, steps if plan.layout.n_step > 1 else None)
     readers = {"draw": ReplayReader(ring), "bare_draw": BareReader(ring)}
     out = np.empty((config.learner.batch_size, plan.layout.width), np.float32)
-    found = _in_turns({name: (lambda r=reader: r.sample(rng, out))
-                       for name, reader in readers.items()})
-    learning = ReplayTrainer(plan.spec, config.run.algo, config.algorithm, plan.layout, readers["draw"],
-                        dataclasses.replace(config.learner, device="cpu"), seed=1,
-                        normalize_obs=config.env.normalize_obs)
+    found = _in_turns({name: (lambda r=reader: r.sample(rng, out)) for name, reader in readers.items()})
+    learning = ReplayTrainer(
+        plan.spec,
+        config.run.algo,
+        config.algorithm,
+        plan.layout,
+        readers["draw"],
+        dataclasses.replace(config.learner, device="cpu"),
+        seed=1,
+        normalize_obs=config.env.normalize_obs,
+    )
     store, times = WeightsStore(folder / "weights", min_age_s=0.0), []
     for version in range(40):
         start = time.perf_counter()

@@ -85,8 +85,10 @@ PROCESSORS, GPUS = (20.0, 40.0, 80.0), [20.0 * 2.0 ** (k / 2) for k in range(17)
 def test_how_soon_a_late_return_comes_depends_far_more_on_the_batch_than_an_early_one_does():
     assert (len(EARLY), len(LATE)) == (24, 9)
     assert fit(EARLY).batch_constant < 10.0
-    late = {task: fit([point for point in LATE if point.task == task], UPDATES_PER_STEP).batch_constant
-            for task in {point.task for point in LATE}}
+    late = {
+        task: fit([point for point in LATE if point.task == task], UPDATES_PER_STEP).batch_constant
+        for task in {point.task for point in LATE}
+    }
     assert 20.0 < min(late.values()) < 40.0, "Hopper's"
     assert 100.0 < max(late.values()) <= 256.0, "Walker2D's"
     assert fit(LATE, UPDATES_PER_STEP).batch_constant == pytest.approx(BATCH_HALF_WORTH, rel=0.2)
@@ -139,8 +141,9 @@ def test_the_constants_are_fitted_to_counted_runs(tmp_path, report, say):
     profile = task_profile(ENV)
     starts = resolve([profile]).config.replay.learning_starts if profile else 1000
     plan = task_plan(ENV)
-    plan = dataclasses.replace(plan, settings=plan.settings.with_layer(Layer("test", {
-        "replay": {"learning_starts": starts}})))
+    plan = dataclasses.replace(
+        plan, settings=plan.settings.with_layer(Layer("test", {"replay": {"learning_starts": starts}}))
+    )
     out = Path(OUT) if OUT else tmp_path / "score.jsonl"
     run_all(plan, GOAL, COUNTED, SEEDS, out, say)
     report(fit_rows(read_records(out)))

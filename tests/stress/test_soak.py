@@ -23,8 +23,10 @@ from slopes import slope_row
 
 from spreeze.bench import Row
 
-pytestmark = [pytest.mark.timeout(600),
-              pytest.mark.skipif(sys.platform != "linux", reason="looks into the run's memory through /proc")]
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into the run's memory through /proc"),
+]
 _LOOK_S = 10.0
 _SETTLE_S = 1800.0
 """Left out, but at most half of the time: caches and replay fill."""
@@ -34,7 +36,10 @@ _SAY_S = 600.0
 _WORK_VALUES, _WORK_PASSES = 32_768, 200
 _ROLES = ("supervisor", "learner", "sampler", "evaluator", "visualizer")
 _TARGETS = {
-    "memory_bytes": "< 0.5 %/h", "descriptors": "flat", "threads": "flat", "env_steps_per_s": "drift < 2 %",
+    "memory_bytes": "< 0.5 %/h",
+    "descriptors": "flat",
+    "threads": "flat",
+    "env_steps_per_s": "drift < 2 %",
     "updates_per_s": "drift < 2 %",
 }
 
@@ -62,7 +67,11 @@ class Look(NamedTuple):
 
 
 def soak_rows(
-    hours: float, env_id: str, runs_dir: str, extra: list[str], look_s: float = _LOOK_S,
+    hours: float,
+    env_id: str,
+    runs_dir: str,
+    extra: list[str],
+    look_s: float = _LOOK_S,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
     """Slopes over a run, its first 30 minutes (at most half of it) left out.
@@ -88,8 +97,10 @@ def soak_rows(
             looks.append(_look(run))
             if looks[-1].t_s >= next_word_s + _SAY_S:
                 next_word_s += _SAY_S
-                say(f"  {(looks[-1].t_s - begin_s) / 60.0:.0f} min: {looks[-1].memory_bytes / 1e6:.0f} MB, "
-                    f"{looks[-1].env_steps:.0f} env steps, {looks[-1].updates:.0f} updates")
+                say(
+                    f"  {(looks[-1].t_s - begin_s) / 60.0:.0f} min: {looks[-1].memory_bytes / 1e6:.0f} MB, "
+                    f"{looks[-1].env_steps:.0f} env steps, {looks[-1].updates:.0f} updates"
+                )
             run.wait(lambda: time.monotonic() >= looks[-1].t_s + look_s, look_s + LIMIT_S, "the next look")
         code = run.stop()
         orphans = run.orphans()
@@ -107,17 +118,29 @@ def _kept(looks: list[Look], settled_s: float) -> list[Look]:
 def _kept_rows(kept: list[Look]) -> list[Row]:
     times = [look.t_s for look in kept]
     roles = [role for role in _ROLES if all(role in look.memory_of for look in kept)]
-    redrawn = [1e6 * (b.rows_redrawn - a.rows_redrawn) / max(1.0, b.rows_drawn - a.rows_drawn)
-               for a, b in ((kept[0], kept[len(kept) // 2]), (kept[len(kept) // 2], kept[-1]))]
+    redrawn = [
+        1e6 * (b.rows_redrawn - a.rows_redrawn) / max(1.0, b.rows_drawn - a.rows_drawn)
+        for a, b in ((kept[0], kept[len(kept) // 2]), (kept[len(kept) // 2], kept[-1]))
+    ]
     return [
         {"metric": "measured_minutes", "value": (times[-1] - times[0]) / 60.0, "unit": "min"},
-        *(slope_row(name, times, [getattr(look, name) for look in kept], _TARGETS.get(name))
-          for name in ("memory_bytes", "descriptors", "threads", "disk_bytes")),
+        *(
+            slope_row(name, times, [getattr(look, name) for look in kept], _TARGETS.get(name))
+            for name in ("memory_bytes", "descriptors", "threads", "disk_bytes")
+        ),
         *(slope_row(f"memory_bytes_of_{role}", times, [look.memory_of[role] for look in kept], None) for role in roles),
-        {"metric": "redrawn_per_million", "value": redrawn[1], "unit": "rows", "target": "no rise",
-         "first": redrawn[0], "last": redrawn[1]},
-        *(_drift_row(f"{name}_per_s", [getattr(look, name) for look in kept], times)
-          for name in ("env_steps", "updates")),
+        {
+            "metric": "redrawn_per_million",
+            "value": redrawn[1],
+            "unit": "rows",
+            "target": "no rise",
+            "first": redrawn[0],
+            "last": redrawn[1],
+        },
+        *(
+            _drift_row(f"{name}_per_s", [getattr(look, name) for look in kept], times)
+            for name in ("env_steps", "updates")
+        ),
         _core_row([look.core_speed for look in kept]),
     ]
 
@@ -139,10 +162,16 @@ def _look(run: AttachedRun) -> Look:
             threads += process.num_threads()
     learner = run.status.named_slots(run.rows["learner"], "learner") if "learner" in workers else {}
     return Look(
-        t_s=time.monotonic(), memory_of=memory, descriptors=descriptors, threads=threads,
-        disk_bytes=_disk_bytes(run.path), env_steps=sum(float(run.status.slots(row)[0]) for row in samplers),
-        updates=learner.get("updates", 0.0), rows_drawn=float(run.ring.sampled),
-        rows_redrawn=learner.get("rows_redrawn", 0.0), core_speed=_core_speed(),
+        t_s=time.monotonic(),
+        memory_of=memory,
+        descriptors=descriptors,
+        threads=threads,
+        disk_bytes=_disk_bytes(run.path),
+        env_steps=sum(float(run.status.slots(row)[0]) for row in samplers),
+        updates=learner.get("updates", 0.0),
+        rows_drawn=float(run.ring.sampled),
+        rows_redrawn=learner.get("rows_redrawn", 0.0),
+        core_speed=_core_speed(),
     )
 
 
@@ -167,8 +196,13 @@ def _core_row(speeds: list[float]) -> Row:
     """How much faster the core itself was in the last third: no part of the run's own drift."""
     third = max(1, len(speeds) // 3)
     first, last = (float(np.median(part)) for part in (speeds[:third], speeds[-third:]))
-    return {"metric": "core_speed_drift", "value": 100.0 * (last / first - 1.0), "unit": "%", "first": first,
-            "last": last}
+    return {
+        "metric": "core_speed_drift",
+        "value": 100.0 * (last / first - 1.0),
+        "unit": "%",
+        "first": first,
+        "last": last,
+    }
 
 
 def _drift_row(name: str, counts: list[float], times: list[float]) -> Row:
@@ -177,8 +211,12 @@ def _drift_row(name: str, counts: list[float], times: list[float]) -> Row:
     first = (counts[third] - counts[0]) / (times[third] - times[0])
     last = (counts[-1] - counts[-1 - third]) / (times[-1] - times[-1 - third])
     return {
-        "metric": f"{name}_drift", "value": 100.0 * (last / first - 1.0) if first > 0 else None, "unit": "%",
-        "target": _TARGETS.get(name), "first": first, "last": last,
+        "metric": f"{name}_drift",
+        "value": 100.0 * (last / first - 1.0) if first > 0 else None,
+        "unit": "%",
+        "target": _TARGETS.get(name),
+        "first": first,
+        "last": last,
     }
 
 

@@ -30,8 +30,10 @@ from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.replay_ring import ReplayReader
 
-pytestmark = [pytest.mark.timeout(600),
-              pytest.mark.skipif(sys.platform != "linux", reason="looks into the run's memory through /proc")]
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into the run's memory through /proc"),
+]
 SAMPLERS, ENVS = 2, 4
 _SHARES = {"sampler-0": 0.33, "sampler-1": 0.33, "learner": 0.1, "evaluator": 0.14, "visualizer": 0.1}
 CHECKPOINT_S = 2.0
@@ -39,11 +41,33 @@ _LOOK_S = 0.05
 _CHECK_ROWS = 10_000
 _SAY_S = 60.0
 _COMMAND = [
-    "--env", FAULT_ID, "--import", "spreeze.testing", "--samplers", str(SAMPLERS), "--envs-per-sampler", str(ENVS),
-    "--samples-per-insert", ":", "--batch-size", "32", "--replay-capacity", "50000",
-    "--set", "replay.learning_starts=500", "--set", "sac.hidden_sizes=[32,32]", "--set", "evaluation.episodes=2",
-    "--set", "replay.checksum=true", "--no-governor",
-    "--set", f"learner.checkpoint_interval_s={CHECKPOINT_S:g}", "--set", "run.forgiven_failures=1000000",
+    "--env",
+    FAULT_ID,
+    "--import",
+    "spreeze.testing",
+    "--samplers",
+    str(SAMPLERS),
+    "--envs-per-sampler",
+    str(ENVS),
+    "--samples-per-insert",
+    ":",
+    "--batch-size",
+    "32",
+    "--replay-capacity",
+    "50000",
+    "--set",
+    "replay.learning_starts=500",
+    "--set",
+    "sac.hidden_sizes=[32,32]",
+    "--set",
+    "evaluation.episodes=2",
+    "--set",
+    "replay.checksum=true",
+    "--no-governor",
+    "--set",
+    f"learner.checkpoint_interval_s={CHECKPOINT_S:g}",
+    "--set",
+    "run.forgiven_failures=1000000",
 ]
 _RATE_S = 0.25
 _USUAL_WINDOWS = 40
@@ -173,8 +197,9 @@ class RecoveryWatch:
             return
         if not pace.look(now_s, self.env_steps(index), recovering=recovering) or not recovering:
             return
-        others = [other.rate for at, other in enumerate(self._paces)
-                  if at != index and f"sampler-{at}" not in self._killed]
+        others = [
+            other.rate for at, other in enumerate(self._paces) if at != index and f"sampler-{at}" not in self._killed
+        ]
         if pace.rate >= 0.9 * min(pace.usual, *others, float("inf")) and pace.rate > 0.0:
             self.seen.sampler_s.append(now_s - self._killed.pop(name)[0])
 
@@ -254,8 +279,10 @@ class Storm:
                 next_kill_s += self._dice.expovariate(kills_per_minute / 60.0)
             if now_s >= next_word_s:
                 next_word_s += _SAY_S
-                self._say(f"  {(now_s - begin_s) / 60.0:.0f} min: {sum(self.tally.kills.values())} kills, "
-                          f"{self.tally.rows_checked:.3g} rows checked, {self.tally.rows_torn} torn")
+                self._say(
+                    f"  {(now_s - begin_s) / 60.0:.0f} min: {sum(self.tally.kills.values())} kills, "
+                    f"{self.tally.rows_checked:.3g} rows checked, {self.tally.rows_torn} torn"
+                )
             self.look()
             time.sleep(_LOOK_S)
         self.tally.kills_per_minute = 60.0 * sum(self.tally.kills.values()) / (time.monotonic() - begin_s)
@@ -304,8 +331,11 @@ class Storm:
         """
         self.await_all()
         steps, updates = self._ring.total_committed(), self.watch.updates()
-        self._run.wait(lambda: self._ring.total_committed() > steps and self.watch.updates() > updates, LIMIT_S,
-                       "env steps and updates after the storm")
+        self._run.wait(
+            lambda: self._ring.total_committed() > steps and self.watch.updates() > updates,
+            LIMIT_S,
+            "env steps and updates after the storm",
+        )
         self.look()
 
     def count_rows(self) -> None:
@@ -316,7 +346,11 @@ class Storm:
 
 
 def storm_rows(
-    minutes: float, kills_per_minute: float, single_kills: int, runs_dir: str, seed: int = 1,
+    minutes: float,
+    kills_per_minute: float,
+    single_kills: int,
+    runs_dir: str,
+    seed: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
     """One storm, and kills one at a time after it; every promise is a row with its target.
@@ -339,8 +373,11 @@ def storm_rows(
         storm.count_rows()
         storm.tally.orphans = run.orphans()
     leaked = sorted(set(os.listdir("/dev/shm")) - shared)
-    return [*_promises(storm.tally, storm.watch.seen, len(leaked)), *_recoveries(singly),
-            *_recoveries(storm.watch.seen, "_in_storm")]
+    return [
+        *_promises(storm.tally, storm.watch.seen, len(leaked)),
+        *_recoveries(singly),
+        *_recoveries(storm.watch.seen, "_in_storm"),
+    ]
 
 
 def _promises(tally: Tally, seen: Recoveries, leaked: int) -> list[Row]:
@@ -354,8 +391,14 @@ def _promises(tally: Tally, seen: Recoveries, leaked: int) -> list[Row]:
         row("kills", kills, "kills", ">= 1000", **tally.kills),
         row("kills_per_minute", tally.kills_per_minute, "1/min", ">= 10"),
         row("hangs", len(seen.hung), "workers", "0", slower_than_a_minute=seen.slow),
-        row("rows_torn", tally.rows_torn, "rows", "0 of >= 1e8", rows_checked=tally.rows_checked,
-            rows_written=tally.rows_written),
+        row(
+            "rows_torn",
+            tally.rows_torn,
+            "rows",
+            "0 of >= 1e8",
+            rows_checked=tally.rows_checked,
+            rows_written=tally.rows_written,
+        ),
         row("rows_unaccounted", tally.unaccounted, "rows", f"0 .. {allowed}"),
         row("replay_rows_lost", seen.rows_lost, "rows", "0"),
         row("versions_going_back", tally.versions_back, "versions", "0"),
@@ -380,8 +423,10 @@ def _percentiles(name: str, values: list[float], target: str | None, unit: str =
     more = {"target": target} if target else {}
     if not values:
         return [{"metric": name, "value": None, "unit": unit, **more}]
-    return [{"metric": f"{name}_p{q}", "value": float(np.percentile(values, q)), "unit": unit, **more,
-             "repeats": values} for q in (50, 95, 100)]
+    return [
+        {"metric": f"{name}_p{q}", "value": float(np.percentile(values, q)), "unit": unit, **more, "repeats": values}
+        for q in (50, 95, 100)
+    ]
 
 
 MINUTES, KILLS_PER_MINUTE = asked("MINUTES", 10.0), asked("KILLS_PER_MINUTE", 12.0)

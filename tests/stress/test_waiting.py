@@ -57,8 +57,13 @@ def waiting_rows(
             shares[name].append(share)
     say("  " + ", ".join(f"{name} {max(found):.2%}" for name, found in shares.items()))
     rows: list[Row] = [
-        {"metric": f"idle_cpu_share_of_{name}", "unit": "share of a core", "value": max(found), "repeats": found,
-         "target": "<= 0.03"}
+        {
+            "metric": f"idle_cpu_share_of_{name}",
+            "unit": "share of a core",
+            "value": max(found),
+            "repeats": found,
+            "target": "<= 0.03",
+        }
         for name, found in shares.items()
     ]
     medians, tails = zip(*(_wake_ups_us() for _ in range(repeats)), strict=True)
@@ -69,6 +74,7 @@ def waiting_rows(
 def _idle_shares(runs_dir: str, name: str, seconds: float, settle_s: float) -> dict[str, float]:
     """Processor time of each waiting worker over wall time. The run is killed: its hung sampler ends no sooner."""
     with LiveRun(list(_TASK), runs_dir, name, _HANGS) as run:
+
         def all_wait() -> bool:
             """The sampler that does not hang has filled its half, with the learner's first policy."""
             with contextlib.suppress(SpreezeError, OSError):

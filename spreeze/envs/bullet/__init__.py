@@ -74,8 +74,13 @@ def task_of(env_id: str) -> str | None:
 def register() -> None:
     for task, (steps, threshold) in _EPISODES.items():
         if fast_id(task) not in gymnasium.registry:
-            gymnasium.register(id=fast_id(task), entry_point=_ENTRY, max_episode_steps=steps,
-                               reward_threshold=threshold, kwargs={"task": task})
+            gymnasium.register(
+                id=fast_id(task),
+                entry_point=_ENTRY,
+                max_episode_steps=steps,
+                reward_threshold=threshold,
+                kwargs={"task": task},
+            )
 
 
 def fast_spec(plain: Any, task: str) -> Any:

@@ -98,7 +98,9 @@ class Client:
         self.api.setGravity(0, 0, -physics.gravity, physicsClientId=self.id)
         self.api.setDefaultContactERP(_CONTACT_ERP, physicsClientId=self.id)
         self.api.setPhysicsEngineParameter(
-            fixedTimeStep=physics.step_s, numSolverIterations=_SOLVER_ITERATIONS, numSubSteps=physics.substeps,
+            fixedTimeStep=physics.step_s,
+            numSolverIterations=_SOLVER_ITERATIONS,
+            numSubSteps=physics.substeps,
             physicsClientId=self.id,
         )
 

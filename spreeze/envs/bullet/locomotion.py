@@ -4,6 +4,7 @@ Each env step asks Bullet once for all joints, once for all links and once for a
 roundings and their order are those of pybullet-envs-gymnasium 0.6.0, so that every observation and
 reward has the same bits; a comment marks where that decides how something is computed.
 """
+
 from __future__ import annotations
 
 import math
@@ -257,24 +258,48 @@ _HUMANOID_MOTORS: tuple[tuple[str, float], ...] = (
 
 ROBOTS: dict[str, Robot] = {
     "Walker2D": Robot(
-        file="walker2d.xml", obs_dim=22, power=0.40, feet=("foot", "foot_left"), alive=_upright,
+        file="walker2d.xml",
+        obs_dim=22,
+        power=0.40,
+        feet=("foot", "foot_left"),
+        alive=_upright,
         motor_power=(("foot_joint", 30.0), ("foot_left_joint", 30.0)),
     ),
     "Hopper": Robot(file="hopper.xml", obs_dim=15, power=0.75, feet=("foot",), alive=_upright),
     "HalfCheetah": Robot(
-        file="half_cheetah.xml", obs_dim=26, power=0.90, alive=_runs_on_feet,
+        file="half_cheetah.xml",
+        obs_dim=26,
+        power=0.90,
+        alive=_runs_on_feet,
         feet=("ffoot", "fshin", "fthigh", "bfoot", "bshin", "bthigh"),
-        motor_power=(("bthigh", 120.0), ("bshin", 90.0), ("bfoot", 60.0),
-                     ("fthigh", 140.0), ("fshin", 60.0), ("ffoot", 30.0)),
+        motor_power=(
+            ("bthigh", 120.0),
+            ("bshin", 90.0),
+            ("bfoot", 60.0),
+            ("fthigh", 140.0),
+            ("fshin", 60.0),
+            ("ffoot", 30.0),
+        ),
         ends_fallen=False,
     ),
     "Ant": Robot(
-        file="ant.xml", obs_dim=28, power=2.5, alive=_above(0.26, 1.0),
+        file="ant.xml",
+        obs_dim=28,
+        power=2.5,
+        alive=_above(0.26, 1.0),
         feet=("front_left_foot", "front_right_foot", "left_back_foot", "right_back_foot"),
     ),
     "Humanoid": Robot(
-        file="humanoid_symmetric.xml", obs_dim=44, power=0.41, feet=("right_foot", "left_foot"),
-        alive=_above(0.78, 2.0), motor_power=_HUMANOID_MOTORS, motors=tuple(name for name, _ in _HUMANOID_MOTORS),
-        single_torque=True, start_height=0.8, electricity_cost=4.25 * -2.0, stall_cost=4.25 * -0.1,
+        file="humanoid_symmetric.xml",
+        obs_dim=44,
+        power=0.41,
+        feet=("right_foot", "left_foot"),
+        alive=_above(0.78, 2.0),
+        motor_power=_HUMANOID_MOTORS,
+        motors=tuple(name for name, _ in _HUMANOID_MOTORS),
+        single_torque=True,
+        start_height=0.8,
+        electricity_cost=4.25 * -2.0,
+        stall_cost=4.25 * -0.1,
     ),
 }

@@ -53,7 +53,10 @@ class _Cart(BulletTask):
         """Pushes the cart for one env step; returns the observation."""
         (value,) = clipped(np.asarray(action))
         self._api.setJointMotorControl2(
-            self._body, self._joint_ids[0], self._api.TORQUE_CONTROL, force=self._force * value,
+            self._body,
+            self._joint_ids[0],
+            self._api.TORQUE_CONTROL,
+            force=self._force * value,
             physicsClientId=self._id,
         )
         self.simulate()

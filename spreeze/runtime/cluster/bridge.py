@@ -153,8 +153,11 @@ class Bridge:
         self._failed: dict[str, tuple[float, str]] = {}
         """Node -> when its last gateway could not work, and why."""
         if not nodes.is_authenticated:
-            self._event("warning", f"the Ray cluster at {nodes.address} asks for no token: anybody who reaches it can "
-                        "run code on its hosts; set RAY_AUTH_MODE=token on all of them (ray get-auth-token --generate)")
+            self._event(
+                "warning",
+                f"the Ray cluster at {nodes.address} asks for no token: anybody who reaches it can "
+                "run code on its hosts; set RAY_AUTH_MODE=token on all of them (ray get-auth-token --generate)",
+            )
         self._event("info", f"joined the Ray cluster at {nodes.address} (Ray {nodes.version})")
 
     def turn(self) -> None:
@@ -241,8 +244,9 @@ class Bridge:
             return
         if len(host.pulls) < _MOST_PULLS and now - host.asked_s >= _PACE * self._linger_s:
             host.asked_s = now
-            request = seal_json(self._secret, b"pull", {"epoch": host.ledger.epoch, "allowed": host.allowed,
-                                                        "linger_s": self._linger_s})
+            request = seal_json(
+                self._secret, b"pull", {"epoch": host.ledger.epoch, "allowed": host.allowed, "linger_s": self._linger_s}
+            )
             host.pulls.append((host.gateway.pull(request), now))
         if host.ledger.epoch and self._order is not None and host.given < self._order and "weights" not in host.calls:
             host.given, host.given_s = self._order, self._published_s
@@ -338,8 +342,10 @@ class Bridge:
             host.given = (-1, -1) if method == "weights" else host.given
             return
         if method == "ping" and "came_s" in facts:
-            host.post(clock_difference_s=(facts["came_s"] - asked_s + facts["went_s"] - came_s) / 2.0,
-                      round_trip_s=max(0.0, came_s - asked_s - (facts["went_s"] - facts["came_s"])))
+            host.post(
+                clock_difference_s=(facts["came_s"] - asked_s + facts["went_s"] - came_s) / 2.0,
+                round_trip_s=max(0.0, came_s - asked_s - (facts["went_s"] - facts["came_s"])),
+            )
         elif method == "weights":
             if tuple(facts.get("weights", ())) != host.given:
                 host.given = (-1, -1)  # its samplers had not begun
@@ -352,17 +358,21 @@ class Bridge:
         ledger = host.ledger
         version = host.slots[_PLACE["policy_version"]]
         host.post(
-            chunks=host.total("chunks", ledger.chunks), chunks_lost=host.total("chunks_lost", ledger.lost_chunks),
+            chunks=host.total("chunks", ledger.chunks),
+            chunks_lost=host.total("chunks_lost", ledger.lost_chunks),
             rows_lost=host.total("rows_lost", ledger.lost_rows),
             rows_again=host.total("rows_again", ledger.refused_rows),
-            rows_arrived=host.total("rows_arrived", ledger.rows), pulls=float(len(host.pulls)),
-            alive=float(ledger.epoch > 0 and not host.silent), seen=1.0,
+            rows_arrived=host.total("rows_arrived", ledger.rows),
+            pulls=float(len(host.pulls)),
+            alive=float(ledger.epoch > 0 and not host.silent),
+            seen=1.0,
             lag=max(0.0, float(self._order[1]) - version) if self._order is not None and ledger.rows else 0.0,
         )
 
     def close(self) -> None:
         """Ends the gateways of all hosts."""
         working = [host.gateway for host in self._hosts if host.gateway is not None]
-        end_gateways(self._nodes, working, seal_json(self._secret, b"end", {}), _END_S,
-                     lambda: self._context.beat(Phase.WAIT))
+        end_gateways(
+            self._nodes, working, seal_json(self._secret, b"end", {}), _END_S, lambda: self._context.beat(Phase.WAIT)
+        )
         self._ring.close()

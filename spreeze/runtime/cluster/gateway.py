@@ -96,6 +96,7 @@ class GatewayActor:
 
     def weights(self, data: bytes) -> bytes:
         """Takes one version of the weights, sealed; answers which one the samplers have now, and since when."""
+
         def taken() -> dict[str, Any]:
             samplers, sent = self._samplers, bytes(unseal(self._secret, b"weights", data))
             order = (-1, -1) if samplers is None else samplers.take_weights(sent)
@@ -123,11 +124,17 @@ class GatewayActor:
 
     def check(self, request: bytes) -> bytes:
         """Checks of this host for a task (``host.host_checks``), as JSON."""
-        return self._told(lambda: {**host_checks(unseal_json(self._secret, b"check", request)), "versions": versions(),
-                                   "cores": core_facts().usable})
+        return self._told(
+            lambda: {
+                **host_checks(unseal_json(self._secret, b"check", request)),
+                "versions": versions(),
+                "cores": core_facts().usable,
+            }
+        )
 
     def end(self, request: bytes) -> bytes:
         """Ends the samplers, or the run; the actor stays until Ray ends it."""
+
         def ended() -> dict[str, Any]:
             unseal_json(self._secret, b"end", request)
             for started in (self._samplers, self._run):

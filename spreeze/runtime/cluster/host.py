@@ -103,22 +103,39 @@ class HostSamplers(threading.Thread):
         ring = stack.enter_context(contextlib.closing(ReplayRing.create(spec)))
         self._status = stack.enter_context(contextlib.closing(StatusTable.create(self.samplers)))
         outlet = RowOutlet(ring)
-        context = RunContext(run_dir=self._folder, status_fd=self._status.block.fd, status_rows=self.samplers,
-                             nonce=nonce, gives_way=job.gives_way, logs=logs)
+        context = RunContext(
+            run_dir=self._folder,
+            status_fd=self._status.block.fd,
+            status_rows=self.samplers,
+            nonce=nonce,
+            gives_way=job.gives_way,
+            logs=logs,
+        )
         self._workers = ProcessSupervisor(context, self._status, on_event=self._note)
         stack.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
         for index in range(self.samplers):
             sampler = SamplerJob(
-                run_dir=str(self._folder), spec=job.spec, index=index, seed=self._seed, n_step=job.n_step,
-                num_envs=self.envs_per_sampler, gamma=job.gamma, nan_policy=job.nan_policy,
-                replay=ring.handle, limiter=outlet_limiter(self.samplers, self.envs_per_sampler),
+                run_dir=str(self._folder),
+                spec=job.spec,
+                index=index,
+                seed=self._seed,
+                n_step=job.n_step,
+                num_envs=self.envs_per_sampler,
+                gamma=job.gamma,
+                nan_policy=job.nan_policy,
+                replay=ring.handle,
+                limiter=outlet_limiter(self.samplers, self.envs_per_sampler),
             )
-            self._workers.add(WorkerSpec(
-                address=Address("sampler", 0, index), row=index, job=sampler,
-                step_deadline_s=job.step_deadline_s,
-                start_deadline_s=job.start_deadline_s,
-                memory_limit_bytes=limit_of_each(job.memory_limit_bytes, self.samplers),
-            ))
+            self._workers.add(
+                WorkerSpec(
+                    address=Address("sampler", 0, index),
+                    row=index,
+                    job=sampler,
+                    step_deadline_s=job.step_deadline_s,
+                    start_deadline_s=job.start_deadline_s,
+                    memory_limit_bytes=limit_of_each(job.memory_limit_bytes, self.samplers),
+                )
+            )
         self.outlet = outlet
 
     def _choose(self, nonce: str) -> tuple[int, int]:
@@ -139,7 +156,10 @@ class HostSamplers(threading.Thread):
         with signals_blocked():
             process = subprocess.Popen(
                 [sys.executable, *_TUNER, *self._job.tune],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
                 env=child_environment(1, nonce),
             )
         mark(process.pid, nonce)
@@ -208,8 +228,14 @@ def sum_counters(rows: list[dict[str, float]]) -> dict[str, float]:
     """The slots of several samplers as those of one: sums of what is counted, means of the latest episodes."""
     counted = set(TABLE.cumulative("sampler"))
     finished = [row for row in rows if row["episodes"] > 0]
-    return {name: sum(row[name] for row in rows) if name in counted
-            else sum(row[name] for row in finished) / len(finished) if finished else 0.0 for name in SLOTS["sampler"]}
+    return {
+        name: sum(row[name] for row in rows)
+        if name in counted
+        else sum(row[name] for row in finished) / len(finished)
+        if finished
+        else 0.0
+        for name in SLOTS["sampler"]
+    }
 
 
 def host_checks(task: dict[str, Any]) -> dict[str, Any]:
@@ -218,15 +244,26 @@ def host_checks(task: dict[str, Any]) -> dict[str, Any]:
     ``task`` has the arguments of ``envs.probe.probe_env``, or nothing.
     """
     found: dict[str, Any] = {
-        "python": platform.python_version(), "memory_free_bytes": memory_limits().usable_bytes,
-        "pid": os.getpid(), "env": None, "env_error": None,
+        "python": platform.python_version(),
+        "memory_free_bytes": memory_limits().usable_bytes,
+        "pid": os.getpid(),
+        "env": None,
+        "env_error": None,
     }
     if task.get("env_id"):
         try:
-            probe = probe_env(str(task["env_id"]), task.get("import_module"), steps=_CHECK_STEPS,
-                              plain=bool(task.get("plain")), args=tuple(task.get("args") or ()))
-            found["env"] = {"step_us": probe.step_us_median, "obs_dim": probe.spec.obs_dim,
-                            "action_dim": probe.spec.action_dim}
+            probe = probe_env(
+                str(task["env_id"]),
+                task.get("import_module"),
+                steps=_CHECK_STEPS,
+                plain=bool(task.get("plain")),
+                args=tuple(task.get("args") or ()),
+            )
+            found["env"] = {
+                "step_us": probe.step_us_median,
+                "obs_dim": probe.spec.obs_dim,
+                "action_dim": probe.spec.action_dim,
+            }
         except SpreezeError as error:
             found["env_error"] = clean(error, 300)
     return found

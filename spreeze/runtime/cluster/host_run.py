@@ -76,11 +76,27 @@ class HostRun(threading.Thread):
                 continue
             self.starts += 1
             said = folder / f"run-{self.starts}.txt"
-            command = [sys.executable, "-m", "spreeze.train", *self._job.arguments, "--runs-dir", str(folder / "runs"),
-                       "--name", f"host-{self.starts}", "--set", f"exchange.secret_file={secret_file}"]
+            command = [
+                sys.executable,
+                "-m",
+                "spreeze.train",
+                *self._job.arguments,
+                "--runs-dir",
+                str(folder / "runs"),
+                "--name",
+                f"host-{self.starts}",
+                "--set",
+                f"exchange.secret_file={secret_file}",
+            ]
             with open(said, "wb") as output:
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                           process_group=0, env=child_environment(1, nonce))
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    process_group=0,
+                    env=child_environment(1, nonce),
+                )
             mark(process.pid, nonce)
             if not self._watch(process):
                 continue

@@ -37,8 +37,10 @@ _LOOPBACK = "127."
 
 def run_learner_bridge(context: WorkerContext, job: LearnerBridgeJob) -> None:
     """Joins the cluster and keeps a learner on each other host until asked to stop."""
-    with (connected(parse_address(job.address)) as nodes,
-          contextlib.closing(LearnerBridge(context, job, nodes)) as bridge):
+    with (
+        connected(parse_address(job.address)) as nodes,
+        contextlib.closing(LearnerBridge(context, job, nodes)) as bridge,
+    ):
         while not context.stopping:
             bridge.turn()
 
@@ -92,11 +94,22 @@ class LearnerBridge:
         store = self._job.place.store
         if store.startswith(_LOOPBACK) and not node.address.startswith(_LOOPBACK):
             self._failed_s[node.id] = time.monotonic()
-            self._event("error", f"host {node.address} cannot reach this one's learners, which listen at {store} alone"
-                        "; set exchange.listen to this machine's address in the cluster")
+            self._event(
+                "error",
+                f"host {node.address} cannot reach this one's learners, which listen at {store} alone"
+                "; set exchange.listen to this machine's address in the cluster",
+            )
             return
-        job = HostRunJob(arguments=(*self._job.arguments, "--set", f"exchange.join={store}", "--set",
-                                    f"exchange.listen={node.address}"), secret=self._ring_secret)
+        job = HostRunJob(
+            arguments=(
+                *self._job.arguments,
+                "--set",
+                f"exchange.join={store}",
+                "--set",
+                f"exchange.listen={node.address}",
+            ),
+            secret=self._ring_secret,
+        )
         host = _Host(node, self._nodes.place(node, self._secret, seal_json(self._secret, b"job", job.to_json())))
         self._hosts[node.id] = host
         self._event("info", f"{host.name} gets a learner")
@@ -119,8 +132,9 @@ class LearnerBridge:
         for text in list(facts.get("events") or ())[:10]:
             self._event("warning", f"{host.name}: {clean(text, 300)}")
         if facts.get("failure"):
-            self._event("error", f"{host.name} has no learner: {clean(facts['failure'], 300)}; tried again in "
-                        f"{_WINDOW_S:.0f} s")
+            self._event(
+                "error", f"{host.name} has no learner: {clean(facts['failure'], 300)}; tried again in {_WINDOW_S:.0f} s"
+            )
             self._failed_s[host.node.id] = time.monotonic()
             self._drop(host)
 
@@ -130,6 +144,11 @@ class LearnerBridge:
 
     def close(self) -> None:
         """Ends the runs of all hosts."""
-        end_gateways(self._nodes, [host.gateway for host in self._hosts.values()], seal_json(self._secret, b"end", {}),
-                     _END_S, lambda: self._context.beat(Phase.WAIT))
+        end_gateways(
+            self._nodes,
+            [host.gateway for host in self._hosts.values()],
+            seal_json(self._secret, b"end", {}),
+            _END_S,
+            lambda: self._context.beat(Phase.WAIT),
+        )
         self._hosts.clear()

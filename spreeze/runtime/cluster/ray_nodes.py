@@ -34,11 +34,19 @@ _HTTP2, _HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
 """How a client of gRPC begins, and the kind of frame with which a server answers (RFC 9113, section 3.4)."""
 _FOLDER_IN, _FOLDER = "/tmp", "spz-ray-"
 _STORE_BYTES = 100 * 2**20
-_HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 1000,
-           "health_check_failure_threshold": 6}
+_HEALTH = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 6,
+}
 """A node of our own cluster that does not answer for three seconds is dead."""
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0",
-          "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
 
 
 class ClusterAddress(NamedTuple):
@@ -61,16 +69,19 @@ def parse_address(text: str) -> ClusterAddress:
         return ClusterAddress(text)
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "://" in text:
-        raise ConfigError(f"--cluster {clean(text, 80)}: expected HOST:PORT of a Ray cluster's head, auto, local or "
-                          "local:N")
+        raise ConfigError(
+            f"--cluster {clean(text, 80)}: expected HOST:PORT of a Ray cluster's head, auto, local or local:N"
+        )
     return ClusterAddress(text)
 
 
 def check_installed() -> None:
     """A ConfigError that says what to install if Ray is not here."""
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("--cluster: Ray is not installed in this Python; pip install -e '.[cluster]', or leave "
-                          "--cluster out: one machine needs no Ray")
+        raise ConfigError(
+            "--cluster: Ray is not installed in this Python; pip install -e '.[cluster]', or leave "
+            "--cluster out: one machine needs no Ray"
+        )
 
 
 def check_reachable(address: ClusterAddress) -> None:
@@ -132,15 +143,21 @@ class Nodes:
 
     def others(self) -> list[Node]:
         """Living nodes but the one of this process."""
-        return [Node(str(node["NodeID"]), str(node["NodeManagerAddress"]), clean(node.get("NodeManagerHostname"), 60))
-                for node in self._ray.nodes() if node["Alive"] and str(node["NodeID"]) != self._own]
+        return [
+            Node(str(node["NodeID"]), str(node["NodeManagerAddress"]), clean(node.get("NodeManagerHostname"), 60))
+            for node in self._ray.nodes()
+            if node["Alive"] and str(node["NodeID"]) != self._own
+        ]
 
     def place(self, node: Node, secret: bytes, job: bytes) -> RemoteGateway:
         """Starts a gateway on that node; if its process dies, Ray starts it again there."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         actor = self._ray.remote(
-            num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups=GROUPS,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=0,
+            concurrency_groups=GROUPS,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
         )(GatewayActor)
         return RemoteGateway(actor.remote(secret, job))
@@ -179,8 +196,9 @@ class Nodes:
             raise TransportError(f"{type(error).__name__}: {clean(error, 200)}") from None
 
 
-def end_gateways(nodes: Nodes, gateways: Sequence[RemoteGateway], request: bytes, timeout_s: float,
-                 beat: Callable[[], None]) -> None:
+def end_gateways(
+    nodes: Nodes, gateways: Sequence[RemoteGateway], request: bytes, timeout_s: float, beat: Callable[[], None]
+) -> None:
     """Asks gateways to end, waits for them up to ``timeout_s``, and drops them; Ray would too, a little later.
 
     ``beat`` is called while it waits.
@@ -247,7 +265,9 @@ def _handlers_kept() -> Iterator[None]:
 def local_environment(folder: Path) -> dict[str, str]:
     """Variables of all processes of a cluster on this machine: a new token, a folder of its own."""
     return _QUIET | {
-        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": str(folder),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_TMPDIR": str(folder),
         # Ray would else take the address of a network for its own, and listen there.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_worker_niceness": "0",  # Ray's 15 would starve samplers that a learner waits for
@@ -270,9 +290,16 @@ class LocalCluster:
         from ray.cluster_utils import Cluster
 
         with _handlers_kept():
-            self._cluster = Cluster(initialize_head=True, head_node_args={
-                **self._arguments(), "include_dashboard": False, "include_log_monitor": False, "no_monitor": True,
-                "_system_config": _HEALTH})
+            self._cluster = Cluster(
+                initialize_head=True,
+                head_node_args={
+                    **self._arguments(),
+                    "include_dashboard": False,
+                    "include_log_monitor": False,
+                    "no_monitor": True,
+                    "_system_config": _HEALTH,
+                },
+            )
         self.address = str(self._cluster.address)
         self.hosts: list[Any] = []
         for _ in range(hosts):

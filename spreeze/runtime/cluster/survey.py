@@ -58,15 +58,20 @@ def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[
     with signals_blocked():
         process = subprocess.Popen(
             [sys.executable, "-m", "spreeze.runtime.cluster.survey", json.dumps({"address": address, "task": task})],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
             env=child_environment(1, nonce),
         )
     mark(process.pid, nonce)
     try:
         output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"--cluster {address.text or 'local'}: Ray did not take this machine in within {limit_s:.0f} "
-                          "s; is it Ray's own HOST:PORT (6379 by default), and the same version?") from None
+        raise ConfigError(
+            f"--cluster {address.text or 'local'}: Ray did not take this machine in within {limit_s:.0f} "
+            "s; is it Ray's own HOST:PORT (6379 by default), and the same version?"
+        ) from None
     finally:
         kill_and_wait(process)
         end_orphans(nonce)
@@ -95,6 +100,7 @@ def _look(nodes: Nodes, task: dict[str, Any] | None) -> dict[str, Any]:
 
 def _examine(nodes: Nodes, gateway: RemoteGateway, secret: bytes, task: dict[str, Any]) -> dict[str, Any]:
     """All about one host; a TransportError if its gateway does not work."""
+
     def asked(method: str, facts: dict[str, Any], within_s: float) -> bytes:
         return nodes.answer(gateway.call(method, seal_json(secret, method.encode(), facts)), within_s)
 
@@ -110,8 +116,12 @@ def _examine(nodes: Nodes, gateway: RemoteGateway, secret: bytes, task: dict[str
     size = len(asked("bandwidth", {"bytes": _BANDWIDTH_BYTES}, _START_S))
     rate = size / (time.monotonic() - began_s)
     checked = unseal_json(secret, b"answer", asked("check", task, _CHECK_S))
-    return {**checked, "round_trip_s": statistics.median(trips), "clock_difference_s": statistics.median(differences),
-            "bandwidth_bytes_per_s": rate}
+    return {
+        **checked,
+        "round_trip_s": statistics.median(trips),
+        "clock_difference_s": statistics.median(differences),
+        "bandwidth_bytes_per_s": rate,
+    }
 
 
 def main(argv: list[str]) -> None:
