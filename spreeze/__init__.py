@@ -13,7 +13,7 @@ a family of tasks    envs/vector_engines.py, config/env_ids.py   what makes them
 a weight transport   transport/weights.py, workers/context.py    as ``transport/protocols.py`` says; where it is opened
 ===================  ==========================================  ==================================================
 
-``tests/test_newcomer.py`` adds one of each and looks whether all of Spreeze knows it.
+``tests/contract/test_newcomer.py`` adds one of each and looks whether all of Spreeze knows it.
 
 A module that ``--import`` names may declare algorithms, modes, knobs, metrics and networks of its own in one file.
 

@@ -4,7 +4,8 @@ An algorithm is one file here: its settings, its class and its row in ``ALGORITH
 file, so that it is imported when it is asked for. Settings that several share are in ``config/algorithm_settings.py``.
 Torch comes from ``inference.lazy_torch``: the command line, samplers and the page read settings without it.
 
-To read an update, open the algorithm's file, the base of its kind, and the losses (``tests/test_reading.py`` does so):
+To read an update, open the algorithm's file, the base of its kind, and the losses, as
+``tests/contract/test_reading.py`` does:
 
 =============  ===========================
 sac            sac, off_policy, losses
@@ -25,7 +26,7 @@ SAC and TD3 may have other critics than these (``distributional``), with the sam
 *Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``:
 forward and backward passes over flat parameter vectors. No unused gradient is computed, both critics are one stacked
 network, Adam and the target update are one call each. Tests compare the gradients with autograd and with NumPy.
-``tests/lean_sac.py`` measures the gain over lean autograd (``assets/figures.md``).
+``tests/support/lean_sac.py`` measures the gain over lean autograd (``assets/figures.md``).
 
 There are three exceptions, by autograd. QMIX: its mixer's weights are themselves outputs of networks, which takes a
 fifth of the lines so. Images: ``conv_networks``. Networks of a user's own, which stand in for the perceptrons:

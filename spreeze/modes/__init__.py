@@ -30,7 +30,7 @@ time) and no learning rate follows the clock. Without inference workers, the def
 
 The successor of a killed sampler repeats the episode's actions and continues; if the observation differs, the run ends
 with an error that the environment is not repeatable. A step that raises or gives NaN is not stored (see
-``workers.collectors``). The cost of waiting is in ``tests/hts_theory.py``, as formulas and a simulation.
+``workers.collectors``). The cost of waiting is in ``tests/support/hts_theory.py``, as formulas and a simulation.
 
 *gala* (GALA): several such learners with samplers of their own, which send each other their parameters along a graph
 and mix what they receive without waiting.

@@ -1,7 +1,7 @@
 """The interfaces between samplers and learners, and their guarantees.
 
 No call blocks on a peer, alive or dead: every call returns at once with what there is. The tests
-``tests/test_contract_*.py`` run over every implementation.
+``tests/contract/`` run over every implementation.
 """
 
 from __future__ import annotations

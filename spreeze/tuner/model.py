@@ -34,7 +34,7 @@ BATCH_HALF_WORTH = 96.0
 """B0 (transitions): the batch at which an update has half of its greatest worth.
 
 It depends on the task and on how late a return is meant: fits give 7 for early returns of easy tasks and some hundred
-for late ones of Walker2D (``tests/stress``). Nothing known before a run tells which, so this is the value that loses
+for late ones of Walker2D (``tests/slow``). Nothing known before a run tells which, so this is the value that loses
 least where it is wrong. With ``knobs.LEAST_BATCH``, whatever the truth between 7 and 250: nothing where an update's
 time grows with its batch (a processor: a < 100 b), and at most a factor of 1.2 where it hardly does (a GPU). A B0 of 16
 loses up to 1.9 there, one of 250 up to 1.4.

@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 from common import compare, main, say
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from lossy_link import Ends, lossy_link
 

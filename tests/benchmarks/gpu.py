@@ -77,7 +77,7 @@ def take(wanted: list[Step], seconds: float) -> int:
 
 def bounds(device: str) -> dict[str, Any]:
     """Kernels of an update, seconds of as many empty launches, and of an update's matmuls by precision and batch."""
-    sys.path.insert(0, str(TESTS))
+    sys.path.insert(0, str(TESTS / "support"))
     import torch
     from gpu_checks import VECTORS, Place, ring_of, trainer_of
     from matmul_floor import ACTION_DIM, OBS_DIM, MatmulRound, matmuls

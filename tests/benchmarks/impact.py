@@ -80,7 +80,7 @@ def paired(args: argparse.Namespace) -> list[Row]:
 
 def ablation(args: argparse.Namespace) -> list[Row]:
     """One setting at a time, by counts, with lag that slow weights force."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
     from counted_impact import counted_curve
 
     rows = []

@@ -1,6 +1,6 @@
 """Table 1 and Figs. 3 and 4 of the Spreeze paper (arXiv 2312.06126) as this machine gives them.
 
-Samplers side by side are in ``tests/processes_together.py``, queues in ``tests/stress/queue_ablation.py``.
+Samplers side by side are in ``tests/support/processes_together.py``, queues in ``tests/slow/queue_ablation.py``.
 """
 
 import argparse

@@ -1,0 +1,499 @@
+"""RolloutSink and RolloutReader: rollouts are whole, in order, and used at most K times, whoever is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from harness import REPO, poll
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from spreeze.errors import ConfigError
+from spreeze.transport.protocols import StepRows
+from spreeze.transport.rollouts import RolloutReader, Rollouts, RolloutSpec, RolloutWriter
+
+T, M = 3, 2
+
+DYING = """
+import json, os, signal, sys
+sys.path[:0] = [os.path.join(os.environ["PYTHONPATH"], "tests", name) for name in ("contract", "support")]
+from test_rollout_transports import step
+from spreeze.transport.rollouts import SIDE, Rollouts, RolloutSpec, RolloutWriter
+sink = RolloutWriter(Rollouts.attach(int(sys.argv[1]), RolloutSpec.from_json(json.loads(sys.argv[2]))), 0, 2)
+
+class HalfWritten:
+    def __init__(self, array):
+        self.array = array
+
+    def __setitem__(self, place, values):
+        self.array[place][0] = -1.0
+        os.kill(os.getpid(), signal.SIGKILL)
+
+while sink.steps[0] < int(sys.argv[4]):
+    step(sink, sink.open())
+number = SIDE.index(sys.argv[3])
+sink._sides[number] = HalfWritten(sink._sides[number])
+step(sink, sink.open())
+"""
+WRITER = """
+import json, os, sys
+sys.path[:0] = [os.path.join(os.environ["PYTHONPATH"], "tests", name) for name in ("contract", "support")]
+from test_rollout_transports import step
+from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter
+sink = RolloutWriter(Rollouts.attach(int(sys.argv[1]), RolloutSpec.from_json(json.loads(sys.argv[2]))), 0, 2)
+while True:
+    step(sink, sink.open())
+"""
+
+
+def spec(slots=2, uses=1, *, free_running=False, least_uses=0, samplers=2, obs=2):
+    return RolloutSpec(sync_interval=T, num_envs=samplers * M, obs_shape=(obs,), images=False, action_dim=1,
+                       log_steps=4, num_slots=slots, max_uses=uses, least_uses=least_uses,
+                       free_running=free_running)  # fmt: skip
+
+
+class Memory:
+    """Rollouts of two samplers."""
+
+    def __init__(self, spec):
+        self.rollouts = Rollouts.create(spec)
+        self.sinks = [RolloutWriter(self.rollouts, first, M) for first in range(0, spec.num_envs, M)]
+        self.source = RolloutReader(self.rollouts, M)
+
+    def fill(self, writer, rollouts=1):
+        """So many whole rollouts, as far as they are let."""
+        for _ in range(rollouts):
+            while step(self.sinks[writer], self.sinks[writer].open()) and not self.sinks[writer].filled:
+                pass
+
+    def close(self):
+        for sink in self.sinks:
+            sink.close()
+        self.rollouts.close()
+
+
+def step(sink, indices):
+    """One step of those environments; every number tells the environment's step."""
+    if not indices:
+        return False
+    number = np.array([sink.steps[index] for index in indices], np.float32)
+    version = (number // T).astype(np.int64)
+    size = sink._rollouts.spec.obs_shape[0]
+    obs = np.repeat(number[:, None], size, axis=1)
+    ended = [steps % 5 == 4 for steps in number.tolist()]
+    sink.commit(indices, StepRows(obs, number[:, None], -number, version, number.tolist(), ended,
+                                  [False] * len(ended), obs + 1))  # fmt: skip
+    return True
+
+
+def is_whole(taken):
+    """Whether a rollout has exactly the steps that belong there."""
+    expected = (taken.rollout * T + np.arange(T, dtype=np.float32))[:, None]
+    batch = taken.batch
+    assert (taken.versions == taken.rollout).all()
+    assert taken.version == taken.rollout
+    return (
+        (batch.reward == expected).all() and (batch.obs == expected[..., None]).all()
+        and (batch.next_obs == expected[..., None] + 1).all() and (batch.action[..., 0] == expected).all()
+        and (batch.log_prob == -expected).all() and (batch.terminated == (expected % 5 == 4)).all()
+    )  # fmt: skip
+
+
+IMPLEMENTATIONS = {
+    "paced, as HTS-RL": spec(),
+    "paced, 4 slots": spec(4, 3),
+    "free running, 2 slots": spec(2, 1, free_running=True),
+    "free running, as IMPACT": spec(5, 2, free_running=True),
+    "free running, each used twice": spec(5, 2, free_running=True, least_uses=2),
+}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def place(request):
+    made = Memory(IMPLEMENTATIONS[request.param])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def circular():
+    made = Memory(IMPLEMENTATIONS["free running, as IMPACT"])
+    yield made
+    made.close()
+
+
+def uses_left(source):
+    """Of all rollouts that are there."""
+    return sum(source._rollouts.spec.max_uses - uses for _, uses in source._readable())
+
+
+def go_on(place):
+    """The learner of a paced run lets the samplers go on."""
+    if not place.rollouts.spec.free_running and place.rollouts.full:
+        place.rollouts.swap()
+
+
+def test_a_rollout_is_taken_when_it_is_whole_at_most_k_times_and_then_no_more(place):
+    uses = place.rollouts.spec.max_uses
+    assert (place.source.take(), uses_left(place.source)) == (None, 0)
+    for _ in range(T - 1):
+        step(place.sinks[0], place.sinks[0].open())
+    assert (place.source.take(), uses_left(place.source)) == (None, 0)
+    step(place.sinks[0], place.sinks[0].open())
+    assert uses_left(place.source) == uses
+    for use in range(1, uses + 1):
+        taken = place.source.take()
+        assert (taken.writer, taken.rollout, taken.use) == (0, 0, use)
+        assert is_whole(taken)
+        assert uses_left(place.source) == uses - use
+    assert (place.source.take(), uses_left(place.source)) == (None, 0)
+
+
+def test_rollouts_come_whole_and_in_order_from_every_sampler(place):
+    seen = []
+    for _ in range(7):
+        for writer in range(2):
+            place.fill(writer)
+        while (taken := place.source.take()) is not None:
+            assert is_whole(taken)
+            seen.append((taken.rollout, taken.writer, taken.use))
+        go_on(place)
+    uses = place.rollouts.spec.max_uses
+    expected = [(rollout, writer, use) for rollout in range(7) for writer in range(2) for use in range(1, uses + 1)]
+    assert sorted(seen) == expected
+    assert [use for rollout, writer, use in seen if (rollout, writer) == (3, 1)] == list(range(1, uses + 1))
+
+
+def test_a_source_that_is_opened_late_takes_what_is_there_and_counts_on(place):
+    place.fill(0)
+    taken = place.source.take()
+    later = RolloutReader(place.rollouts, M)
+    assert uses_left(later) == uses_left(place.source) == place.rollouts.spec.max_uses - taken.use
+    place.fill(1)
+    assert later.take().writer == 1, "the one that was used least comes first"
+
+
+def test_a_successor_goes_on_with_the_next_step(place):
+    step(place.sinks[0], [0, 1])
+    step(place.sinks[0], [1])
+    successor = RolloutWriter(place.rollouts, 0, M)
+    assert successor.steps == [1, 2]
+    while not successor.filled:
+        step(successor, successor.open())
+    assert is_whole(place.source.take())
+    successor.close()
+
+
+def test_no_environment_gets_a_rollout_ahead_of_the_others(place):
+    sink = place.sinks[0]
+    for _ in range(T):
+        step(sink, [0])
+    assert sink.open() == [1]
+    assert not sink.filled
+    for _ in range(T):
+        step(sink, [1])
+    assert sink.filled
+    assert sink.open() == ([0, 1] if place.rollouts.spec.free_running else [])
+
+
+def test_samplers_that_are_killed_leave_whole_rollouts_only(place):
+    memory, text = place.rollouts, json.dumps(place.rollouts.spec.to_json())
+    seen = {}
+    for _ in range(3):
+        command = [sys.executable, "-c", WRITER, str(memory.handle.fds[0]), text]
+        child = subprocess.Popen(command, pass_fds=[memory.handle.fds[0]], env={**os.environ, "PYTHONPATH": str(REPO)})
+        before = len(seen)
+        try:
+
+            def come(before=before):
+                place.fill(1)
+                while (taken := place.source.take()) is not None:
+                    assert is_whole(taken)
+                    key = taken.writer, taken.rollout
+                    assert taken.use == seen.get(key, 0) + 1
+                    seen[key] = taken.use
+                go_on(place)
+                return len(seen) > before + 20
+
+            poll(come)
+        finally:
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+    assert max(seen.values()) <= memory.spec.max_uses
+
+
+# What only a circular buffer has to do: nobody waits for anybody.
+
+
+@pytest.mark.parametrize("field", ["obs", "version", "next_obs"])
+def test_no_slot_is_read_that_a_sampler_was_killed_over_in_the_middle_of_a_write(circular, field):
+    """SIGKILL while that array of the oldest rollout's slot is half overwritten: before, in and after its step."""
+    memory, slots = circular.rollouts, circular.rollouts.spec.num_slots
+    command = [sys.executable, "-c", DYING, str(memory.handle.fds[0]), json.dumps(memory.spec.to_json()), field]
+    for last, oldest in ((slots * T, 1), ((slots + 1) * T + 1, 2)):  # at the first step of a rollout, and in its middle
+        child = subprocess.run([*command, str(last)], pass_fds=[memory.handle.fds[0]], check=False,
+                               env={**os.environ, "PYTHONPATH": str(REPO)})  # fmt: skip
+        assert child.returncode == -signal.SIGKILL
+        assert memory.steps[:M].tolist() == [last] * M, "the step in which it died does not count"
+        taken = [circular.source.take() for _ in range(slots - 1)]
+        assert sorted(one.rollout for one in taken) == list(range(oldest, oldest + slots - 1))
+        assert all(is_whole(one) for one in taken)
+    circular.sinks[0] = RolloutWriter(memory, 0, M)
+    circular.fill(0)
+    assert is_whole(circular.source.take()), "its successor writes the step again"
+
+
+def test_the_newest_rollouts_stay_and_the_oldest_are_written_over(circular):
+    circular.fill(0, rollouts=12)
+    assert uses_left(circular.source) == 2 * 4
+    assert [circular.source.take().rollout for _ in range(8)] == [8, 9, 10, 11] * 2
+    assert circular.source.take() is None
+
+
+def test_a_slow_sampler_s_old_policy_goes_first_and_a_fast_one_is_not_held_up(circular):
+    circular.fill(1)
+    circular.fill(0, rollouts=9)
+    taken = [circular.source.take() for _ in range(5)]
+    assert [(one.writer, one.version) for one in taken] == [(1, 0), (0, 5), (0, 6), (0, 7), (0, 8)]
+
+
+def test_what_is_written_over_unused_is_counted_also_if_the_sampler_is_killed_over_it(circular):
+    circular.fill(0, rollouts=3)
+    assert circular.source.take().rollout == 0
+    circular.fill(0, rollouts=9)
+    assert circular.source.dropped == 7, "rollouts 1 to 7; 8 to 11 can still be used"
+    assert circular.source.take().rollout == 8
+    later = RolloutReader(circular.rollouts, M)  # of a learner that was started again
+    for _ in range(2 * T + 1):  # the last one is of rollout 14, over the unused rollout 9
+        step(circular.sinks[0], circular.sinks[0].open())
+    assert (circular.source.dropped, later.dropped) == (8, 8)
+    successor = RolloutWriter(circular.rollouts, 0, M)  # the sampler was killed in the middle
+    assert [circular.source.take().rollout for _ in range(2)] == [10, 11]
+    assert (circular.source.dropped, successor.steps) == (8, [14 * T + 1] * M)
+    successor.close()
+
+
+def test_a_sampler_that_may_not_write_over_unused_rollouts_waits_for_its_own_alone():
+    place = Memory(spec(3, 2, free_running=True, least_uses=1))
+    place.fill(0, rollouts=5)
+    assert place.sinks[0].steps == [2 * T] * M
+    assert (place.sinks[0].open(), place.sinks[1].open()) == ([], [0, 1])
+    assert place.source.take().rollout == 0
+    place.fill(0, rollouts=5)
+    assert place.sinks[0].steps == [3 * T] * M, "one rollout was used once, so one more was written"
+    assert [place.source.take().rollout for _ in range(3)] == [1, 2, 1]
+    assert place.source.dropped == 0
+    place.close()
+
+
+def test_a_reader_goes_round_and_uses_none_again_before_all_others():
+    """As an epoch of PPO goes through its minibatches; where it is faster than the samplers it waits for them."""
+    place = Memory(spec(3, 4, free_running=True))
+    source = RolloutReader(place.rollouts, M, goes_round=True)
+    for writer in (0, 1):
+        place.fill(writer, rollouts=2)
+    order = [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [(one.writer, one.rollout) for one in (source.take() for _ in range(16))] == order * 4
+    assert source.take() is None
+    place.fill(0)
+    assert [source.take().rollout, source.take(), uses_left(source)] == [2, None, 3]
+    place.fill(1)
+    assert [(one.writer, one.rollout) for one in (source.take(), place.source.take())] == [(1, 2), (0, 2)]
+    place.close()
+
+
+@pytest.mark.parametrize("pattern", [[0], [0, 0, 0, 0, 1]])
+def test_a_sampler_that_is_dead_or_slow_takes_no_uses_from_the_rollouts_of_another(pattern):
+    place = Memory(spec(3, 8, free_running=True))
+    source, uses = RolloutReader(place.rollouts, M, goes_round=True), {}
+    for writer in (0, 1):
+        place.fill(writer, rollouts=2)
+    for turn in range(40):
+        while (taken := source.take()) is not None:
+            uses[taken.writer, taken.rollout] = taken.use
+        place.fill(pattern[turn % len(pattern)])
+    rollouts = [rollout for writer, rollout in uses if writer == 0]
+    late = [uses[0, rollout] for rollout in rollouts if max(rollouts) - 8 < rollout < max(rollouts)]
+    assert np.mean(late) >= 6, "nearly all of 8; by turns with a dead one it was 1"
+    place.close()
+
+
+def test_a_reader_that_goes_round_waits_for_nobody_while_a_sampler_waits_for_it():
+    place = Memory(spec(3, 4, free_running=True, least_uses=2))
+    source = RolloutReader(place.rollouts, M, goes_round=True)
+    place.fill(0, rollouts=2)
+    while source.take() is not None:
+        pass
+    place.fill(0)
+    assert [source.take().rollout, source.take()] == [2, None], "sampler 0 goes on by itself"
+    place.fill(1, rollouts=2)
+    taken = [source.take() for _ in range(4)]
+    assert [(one.writer, one.rollout, one.use) for one in taken] == [(1, 0, 1), (1, 1, 1), (0, 2, 2), (1, 0, 2)]
+    assert source.take() is None, "now sampler 1 may go on, too"
+    place.close()
+
+
+def test_of_a_rollout_that_is_known_only_the_versions_are_copied(circular):
+    circular.fill(0)
+    assert is_whole(circular.source.take())
+    again = circular.source.take(known={(0, 0)})
+    assert (again.use, again.batch, again.versions.tolist()) == (2, None, [[0] * M] * T)
+
+
+def test_a_rollout_that_is_written_over_during_its_copy_is_not_given(circular, monkeypatch):
+    circular.fill(0, rollouts=5)
+    fields, late = circular.rollouts.fields, [True]
+    in_order = fields.in_order
+
+    def writes_meanwhile():
+        in_order()
+        if late and circular.rollouts.uses(1, 0) == 1:  # after the use was counted, before the copy
+            late.clear()
+            circular.fill(0)
+
+    monkeypatch.setattr(fields, "in_order", writes_meanwhile)
+    taken = circular.source.take()
+    assert not late
+    assert taken.rollout == 2, "rollout 1 may be half overwritten"
+    assert is_whole(taken)
+
+
+def test_a_reader_that_is_killed_after_it_counted_has_used_that_rollout(circular, monkeypatch):
+    circular.fill(0)
+
+    def killed():
+        if circular.rollouts.uses(0, 0):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(circular.rollouts.fields, "in_order", killed)
+    with pytest.raises(KeyboardInterrupt):
+        circular.source.take()
+    monkeypatch.undo()
+    successor = RolloutReader(circular.rollouts, M)
+    assert [successor.take().use, successor.take()] == [2, None]
+
+
+@pytest.mark.parametrize("uses", [0, 3])
+def test_more_uses_before_the_next_rollout_than_there_are_would_be_waited_for_in_vain(uses):
+    with pytest.raises(ConfigError, match="at least 3 uses" if uses == 0 else "at least 4 uses"):
+        spec(2, uses, free_running=True, least_uses=uses + 1 if uses else 3)
+
+
+@pytest.mark.parametrize(("slots", "uses"), [(1, 1), (2, 0), (2, 2**16)])
+def test_slots_that_cannot_be_used_are_refused(slots, uses):
+    with pytest.raises(ConfigError, match=f"{slots} rollout slots with {uses} uses"):
+        spec(slots, uses)
+
+
+def test_environments_that_are_not_whole_samplers_are_refused(circular):
+    with pytest.raises(ConfigError, match="4 environments are not samplers of 3 each"):
+        RolloutReader(circular.rollouts, 3)
+
+
+class CircularBuffer(RuleBasedStateMachine):
+    """Samplers and a learner at any speeds, killed at any store, against lists of what was committed and used."""
+
+    @initialize(slots=st.integers(2, 4), uses=st.integers(1, 3))
+    def start(self, slots, uses):
+        self.place = Memory(spec(slots, uses, free_running=True))
+        self.slots, self.uses = slots, uses
+        self.steps, self.used = [[0] * M for _ in range(2)], {}
+
+    @rule(writer=st.integers(0, 1), which=st.sets(st.integers(0, M - 1), min_size=1), dies=st.booleans())
+    def a_sampler_steps(self, writer, which, dies):
+        sink, fields = self.place.sinks[writer], self.place.rollouts.fields
+        indices = sorted(which & set(sink.open()))
+        if not indices:
+            return
+        if not dies:
+            step(sink, indices)
+            for index in indices:
+                self.steps[writer][index] += 1
+            return
+
+        def killed():
+            raise KeyboardInterrupt
+
+        fields.in_order, in_order = killed, fields.in_order  # the rows are there, the step does not count
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                step(sink, indices)
+        finally:
+            fields.in_order = in_order
+        sink.close()
+        self.place.sinks[writer] = RolloutWriter(self.place.rollouts, writer * M, M)
+
+    @rule(starts_again=st.booleans(), meanwhile=st.lists(st.integers(0, 1), max_size=12))
+    def the_learner_takes_one_while_samplers_go_on(self, starts_again, meanwhile):
+        place = self.place
+        if starts_again:
+            place.source = RolloutReader(place.rollouts, M)
+        fields, before = place.rollouts.fields, self.usable()
+        writes, in_order = list(meanwhile), fields.in_order
+
+        def others_move():
+            fields.in_order = in_order
+            for writer in writes:
+                step(place.sinks[writer], place.sinks[writer].open())
+                self.steps[writer] = list(place.sinks[writer].steps)
+            writes.clear()
+            fields.in_order = others_move
+            return in_order()
+
+        fields.in_order = others_move
+        try:
+            taken = place.source.take()
+        finally:
+            fields.in_order = in_order
+        after = self.usable()
+        if taken is None:
+            assert not before & after, "what could be taken all the time is taken"
+            self.used = self.used_in_memory()
+            return
+        assert is_whole(taken)
+        key = taken.writer, taken.rollout
+        assert taken.use <= self.uses
+        assert taken.use > self.used.get(key, 0)
+        self.used = self.used_in_memory()
+        assert self.used[key] == taken.use
+
+    def usable(self):
+        found = set()
+        for writer, steps in enumerate(self.steps):
+            for rollout in range(min(steps) // T):
+                if max(steps) < (rollout + self.slots) * T and self.used.get((writer, rollout), 0) < self.uses:
+                    found.add((writer, rollout))
+        return found
+
+    def used_in_memory(self):
+        """Lost takes count as uses, too."""
+        found = dict(self.used)
+        for writer in range(2):
+            for rollout in range(max(self.steps[writer]) // T + 1):
+                if used := self.place.rollouts.uses(rollout, writer * M):
+                    assert used >= found.get((writer, rollout), 0)
+                    found[writer, rollout] = used
+        return found
+
+    @invariant()
+    def every_state_is_that_of_the_model(self):
+        if not hasattr(self, "place"):
+            return
+        usable = self.usable()
+        assert uses_left(self.place.source) == sum(self.uses - self.used.get(key, 0) for key in usable)
+        readable = self.place.source._readable()
+        found = {one.key: one.uses for one in readable if one.uses < self.uses}
+        assert found == {key: self.used.get(key, 0) for key in usable}
+
+    def teardown(self):
+        if hasattr(self, "place"):
+            self.place.close()
+
+
+CircularBuffer.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCircularBuffer = CircularBuffer.TestCase
