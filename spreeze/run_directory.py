@@ -244,13 +244,16 @@ class RunDir:
 
     def take(self, name: str) -> str | None:
         """Removes a request and returns its text; None if there is none."""
+        taken = self.path / "control" / f".{name}.taken"
         try:
-            with open(self.path / "control" / name, encoding="utf-8", errors="replace") as file:
-                text = file.read(1000)
+            os.rename(self.path / "control" / name, taken)  # a request that comes meanwhile is the next one
+            with open(os.open(taken, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                return file.read(1000).decode(errors="replace")
         except OSError:
             return None
-        self.withdraw(name)
-        return text
+        finally:
+            with contextlib.suppress(OSError):
+                taken.unlink()
 
     def withdraw(self, name: str) -> None:
         with contextlib.suppress(OSError):
@@ -345,22 +348,19 @@ def ask(path: Path, name: str, text: str = "") -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    opened = []
+    folder = None
     try:
-        opened.append(os.open(path / "control", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        opened.append(os.open(name, flags, 0o600, dir_fd=opened[0]))
-        if os.fstat(opened[-1]).st_nlink > 1:
-            os.unlink(name, dir_fd=opened[0])
-            opened.append(os.open(name, flags | os.O_EXCL, 0o600, dir_fd=opened[0]))
-        os.ftruncate(opened[-1], 0)
-        os.write(opened[-1], (text or f"{time.monotonic()!r}\n").encode())
-        os.utime(opened[-1])
+        folder = os.open(path / "control", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        written = f".{name}.{secrets.token_hex(4)}"
+        fd = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        with open(fd, "wb") as file:
+            file.write((text or f"{time.monotonic()!r}\n").encode())
+        os.rename(written, name, src_dir_fd=folder, dst_dir_fd=folder)  # whole when the run finds it
     except OSError as error:
         raise RunError(f"{_shown(path)}: control/{name} cannot be written: {error.strerror}") from None
     finally:
-        for fd in opened:
-            os.close(fd)
+        if folder is not None:
+            os.close(folder)
 
 
 def take_lock(fd: int, how: int) -> bool | None:

@@ -106,13 +106,14 @@ class Chart {
     this.log = false;
     if (this.zoomY) return this.zoomY;
     const { log = false, robust = false } = this.options.view?.() ?? {};
-    let low = Infinity, high = -Infinity;
+    let low = Infinity, high = -Infinity, least = Infinity, most = -Infinity;  // the last two: values that no range leaves out
     const middle = [];
     const see = (value) => { if (value !== null && Number.isFinite(value)) { if (value < low) low = value; if (value > high) high = value; } };
-    for (const { x, y, low: lows, high: highs, dash } of this.traces) {
+    for (const { x, y, low: lows, high: highs, dash, whole } of this.traces) {
       const end = Math.min(x.length, indexAt(x, to) + 1);
       for (let i = Math.max(0, indexAt(x, from) - 1); i < end; i++) {
-        see(y[i]); if (lows) { see(lows[i]); see(highs[i]); }
+        see(y[i]); if (whole && Number.isFinite(y[i])) { least = Math.min(least, y[i]); most = Math.max(most, y[i]); }
+        if (lows) { see(lows[i]); see(highs[i]); }
         if (robust && !dash && y[i] !== null && Number.isFinite(y[i])) middle.push(y[i]);
       }
     }
@@ -121,7 +122,7 @@ class Chart {
     if (middle.length >= 20) {  // a few values far out would flatten all others
       middle.sort((a, b) => a - b);
       const at = (share) => middle[Math.round(share * (middle.length - 1))], room = 0.5 * (at(1 - OUTLIERS) - at(OUTLIERS));
-      if (room > 0) { low = Math.max(low, at(OUTLIERS) - room); high = Math.min(high, at(1 - OUTLIERS) + room); }
+      if (room > 0) { low = Math.min(least, Math.max(low, at(OUTLIERS) - room)); high = Math.max(most, Math.min(high, at(1 - OUTLIERS) + room)); }
     }
     if (this.options.yRange) return [Math.min(low, this.options.yRange[0]), Math.max(high, this.options.yRange[1])];
     const pad = (high - low || Math.abs(high) || 1) * 0.06;

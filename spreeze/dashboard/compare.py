@@ -73,13 +73,16 @@ def page() -> None:
         navigation.need_run()
     current = navigation.current()
     sweeps = _sweeps()
-    kept = [name for name in st.session_state.get(_RUNS, ()) if name in sweeps or name in names]
-    st.session_state[_RUNS] = kept or _of_task(names, current)
+    if _RUNS not in st.session_state:
+        st.session_state[_RUNS] = _of_task(names, current)
+    elif not set(st.session_state[_RUNS]) <= {*sweeps, *names}:  # one was deleted
+        st.session_state[_RUNS] = [name for name in st.session_state[_RUNS] if name in sweeps or name in names]
     picked = st.multiselect(
         "Runs",
         [*sweeps, *names],
         max_selections=_MAX_RUNS,
         key=_RUNS,
+        persist_state="session",
         help="Take one out with its cross; a click in the chart's legend hides a curve.",
     )
     found = _read(list(dict.fromkeys(run for name in picked for run in sweeps.get(name, _Sweep([name])).runs)))

@@ -154,7 +154,7 @@ def title(key: str, config: Config | None = None) -> str:
     return f"{text} [{unit}]" if unit and not text.endswith(f" {unit}") else text
 
 
-def ask(config: Config, key: str, place: str, known: Any = None, blank: str = "") -> Any:
+def ask(config: Config, key: str, place: str, known: Any = None, blank: str = "", keep: bool = False) -> Any:
     """An input for a setting, with help, bounds and default from the schema; None while it is empty.
 
     Args:
@@ -163,6 +163,7 @@ def ask(config: Config, key: str, place: str, known: Any = None, blank: str = ""
         place: distinguishes several inputs for one setting.
         known: initial value.
         blank: text shown while it is empty; by default the setting's default.
+        keep: its value outlives a visit to another page.
     """
     item, kind = field_of(key, config), kind_of(key, config)
     doc, low, high, choices = (item.metadata[name] for name in ("doc", "low", "high", "choices"))
@@ -171,6 +172,7 @@ def ask(config: Config, key: str, place: str, known: Any = None, blank: str = ""
     common: dict[str, Any] = {
         "key": f"{place}_{key}",
         "help": f"{plain(doc[0].upper() + doc[1:])}.",
+        "persist_state": "session" if keep else None,
         "placeholder": blank or ("not set" if default in (None, ()) else _written(default)),
     }
     if kind is bool or (choices and kind is not tuple):

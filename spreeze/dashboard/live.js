@@ -358,11 +358,11 @@ class LivePage {
       if (part === undefined) traces.push({ name: "samplers' episodes (noisy)", colour: orange, ...base, ...bandOf(kept) });
       else traces.push({ name: `group ${part}: episodes (noisy)`, colour: this.data.colours[2 + (i % (this.data.colours.length - 2))], ...base });
     });
-    traces.push({ name: "greedy episodes, mean (95 % interval)", colour: blue, width: 2.2, dots: x.length < 200, x, y: this.evals.y, low: this.evals.lo, high: this.evals.hi });
+    traces.push({ name: "greedy episodes, mean (95 % interval)", colour: blue, width: 2.2, dots: x.length < 200, whole: true, x, y: this.evals.y, low: this.evals.lo, high: this.evals.hi });
     traces = traces.map(counting);
     const all = traces.flatMap((trace) => (trace.x.length ? [trace.x[0], trace.x.at(-1)] : []));
     const reference = this.data.references?.[0];
-    if (reference && all.length) traces.push({ name: reference.label, colour: "#8A8F98", width: 1.3, dash: [6, 4], x: [Math.min(...all), Math.max(...all)], y: [reference.value, reference.value] });
+    if (reference && all.length) traces.push({ name: reference.label, colour: "#8A8F98", width: 1.3, dash: [6, 4], whole: true, x: [Math.min(...all), Math.max(...all)], y: [reference.value, reference.value] });
     this.chartOf(this.returnCard).show(traces);
     this.legend(this.returnCard, traces.toReversed());
   }

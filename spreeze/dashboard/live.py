@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ from spreeze.run_directory import read_run, steer
 
 if TYPE_CHECKING:
     from streamlit.delta_generator import DeltaGenerator
+
+_TAKEN_WITHIN_S = 5.0
+"""A live run takes a request within a second; after this the control shows again what the run says."""
 
 
 def page() -> None:
@@ -34,7 +38,6 @@ def page() -> None:
         if now.name is None:
             start.form(folder)
         else:
-            start.keep_fields()
             _stop_box(now, folder, named=path is None or path.name != now.name)
 
 
@@ -125,7 +128,8 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     share = run.get("leave_free")
     if isinstance(share, int | float):  # else no governor watches it
         key = f"leave_free_{name}"
-        if st.session_state.get(f"{key}_sent", share) == share:  # else the run has not taken it yet
+        sent, sent_s = st.session_state.get(f"{key}_sent", (share, 0.0))
+        if sent == share or time.monotonic() - sent_s > _TAKEN_WITHIN_S:
             st.session_state.pop(f"{key}_sent", None)
             st.session_state[key] = round(100 * share)
         line.slider(
@@ -146,5 +150,5 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
 
 def _leave_free(name: str, folder: Path, key: str) -> None:
     share = st.session_state[key] / 100
-    st.session_state[f"{key}_sent"] = share
+    st.session_state[f"{key}_sent"] = share, time.monotonic()
     components.tried(steer, name, folder, "leave-free", repr(share))

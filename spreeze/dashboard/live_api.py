@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -232,6 +233,7 @@ def answer(
             series = {name: _columns(points) for name, points in tail.items()}
         series |= {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in whole}
         count, last = reader.last_evaluation()
+        best = max(reader.extreme_evaluations(0, count, 1), key=lambda one: one.return_mean, default=None)
         news = _news(reader, evals_seen, count)
         events = reader.events(12)
     fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
@@ -242,6 +244,9 @@ def answer(
         fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] not in passing}
     fresh = {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
     shown = snapshot_of(run, read_config(path), fresh, wiring(run), state=state, table=table)
+    if best is not None and last is not None and 2 * last.episodes >= best.episodes:  # run.json follows by seconds
+        known = last.return_mean if shown.eval_best is None else shown.eval_best
+        shown = dataclasses.replace(shown, eval_best=max(last.return_mean, known))
     return {
         "epoch": now,
         "state": state,
@@ -257,7 +262,7 @@ def answer(
         "gpus": [_gpu(gpu, shown) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES),
         "live": state in LIVE_STATES,
-        **_note(shown, state, latest, last),
+        **_note(shown, state, latest, last, best),
         "similarity": newest_similarity(path),
         "timeline": _new_timeline(path, since),
         "marks": session_starts(run)[1:],
@@ -335,7 +340,13 @@ def half_width(record: EvaluationRow) -> float | None:
     return student_quantile(_NORMAL, free) * record.return_std / math.sqrt(free) if free > 0 else None
 
 
-def _note(shown: Snapshot, state: str, latest: Mapping[str, Any], last: EvaluationRow | None) -> dict[str, Any]:
+def _note(
+    shown: Snapshot,
+    state: str,
+    latest: Mapping[str, Any],
+    last: EvaluationRow | None,
+    best: EvaluationRow | None = None,
+) -> dict[str, Any]:
     """The sentences below the tiles, and whether they are about a problem."""
     problem = state in ("failed", "crashed", "damaged")
     if not latest:
@@ -352,21 +363,19 @@ def _note(shown: Snapshot, state: str, latest: Mapping[str, Any], last: Evaluati
         }
     found = bottleneck(shown)
     text = found.sentence if state in LIVE_STATES else f"When it ended: {found.sentence}"
-    return {
-        "note": text + _fallen(shown.eval_best, last),
-        "problem": problem or found.side in (Side.OTHERS, Side.EVALUATOR),
-    }
+    return {"note": text + _fallen(best, last), "problem": problem or found.side in (Side.OTHERS, Side.EVALUATOR)}
 
 
-def _fallen(best: float | None, last: EvaluationRow | None) -> str:
-    """A sentence where the newest policy is clearly worse than the best one was."""
+def _fallen(best: EvaluationRow | None, last: EvaluationRow | None) -> str:
+    """A sentence where the newest policy is clearly worse than the best one was, by the intervals of both."""
     if best is None or last is None:
         return ""
-    if best - last.return_mean <= max(2.0 * (half_width(last) or 0.0), _FALLEN * abs(best)):
+    doubt = math.hypot(half_width(best) or 0.0, half_width(last) or 0.0)
+    if best.return_mean - last.return_mean <= max(2.0 * doubt, _FALLEN * abs(best.return_mean)):
         return ""
     return (
         f" The newest policy has fallen to {number(last.return_mean)}; the best evaluation had "
-        f"{number(best)}. A better policy is kept, and is what is played and downloaded."
+        f"{number(best.return_mean)}. A better policy is kept, and is what is played and downloaded."
     )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import streamlit as st
 
-from spreeze.dashboard import start
 from spreeze.dashboard.components import plain
 from spreeze.dashboard.run_data import SAMPLE_NAME, RunRow, row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
@@ -125,8 +124,6 @@ def main() -> None:
     st.html(_STYLE)
     st.logo(resources.files("spreeze.dashboard").joinpath("logo.svg").read_text(encoding="utf-8"), size="large")
     sidebar()
-    if current_page.title != PAGES["live"][0]:
-        start.keep_fields()
     current_page.run()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import tomllib
 from functools import cache, lru_cache
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
-from streamlit.errors import StreamlitAPIException
 
 from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, implied_mode, rows, task_text
 from spreeze.config.env_ids import imports_only
@@ -25,6 +23,8 @@ from spreeze.run_directory import list_runs
 from spreeze.types import EnvSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from streamlit.delta_generator import DeltaGenerator
 
 _STOPS = ("stop.seconds", "stop.env_steps", "stop.updates", "stop.target_return")
@@ -35,8 +35,6 @@ _TUNER_HELP = (
 )
 FRESH = "start_fresh"
 """Key of the field that lets the tuner measure again."""
-_KEPT = ("start_", "compare_runs")
-"""Keys of fields that survive a visit to another page, and the form's a run, begin so."""
 
 
 def field(key: str) -> str:
@@ -51,14 +49,6 @@ def fill(values: dict[str, Any]) -> None:
             st.session_state.pop(field(key), None)
         else:
             st.session_state[field(key)] = value
-
-
-def keep_fields() -> None:
-    """Streamlit forgets fields that a rerun does not draw, unless they are set again; those drawn need nothing."""
-    for key in st.session_state:
-        if str(key).startswith(_KEPT):
-            with contextlib.suppress(StreamlitAPIException):  # a field that has been drawn
-                st.session_state[key] = st.session_state[key]
 
 
 @cache
@@ -107,6 +97,7 @@ def form(folder: Path) -> None:
                 index=1,
                 accept_new_options=True,
                 key="start_env",
+                persist_state="session",
                 help="Any installed Gymnasium id. Pendulum-v1 is learned in seconds.",
             )
         )
@@ -116,11 +107,9 @@ def form(folder: Path) -> None:
             own = _own_environment(env_id)
         if own.blocked is not None:
             st.info(own.blocked)
-            keep_fields()
             return
         request = _request(first, env_id, own)
         if request is None:
-            keep_fields()
             return
         try:
             with last[1].popover("Settings", width="stretch"):
@@ -130,7 +119,6 @@ def form(folder: Path) -> None:
                 )
         except SpreezeError as error:
             st.error(components.plain(error))
-            keep_fields()
             return
         last[0].button("Start", type="primary", on_click=_start, args=(request, folder), key="start", width="stretch")
         components.show_command("start", control.train_command(request, folder))
@@ -167,7 +155,7 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     if spec is not None:
         fitting.sort(key=lambda name: [*fitting_algorithms(spec), name].index(name))  # its default first
     runnable = [name for name in fitting if any(algorithms[name].runs_in(mode) for mode in known.values())]
-    _follow_profile(env_id, runnable)
+    _follow_task(env_id, runnable, algorithms)
     algo = _one_of(
         cells[1],
         "Algorithm",
@@ -183,11 +171,19 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     lines = "\n".join(f"- **{name}**: {components.plain(mode.doc)}" for name, mode in taking.items())
     mode = taking[_one_of(cells[2], "Mode", list(taking), "start_mode", f"How the parts work together:\n{lines}")]
     seed = cells[3].number_input(
-        "Seed", 0, 2**31 - 1, RunConfig.seed, key="start_seed", help="Seed of networks, exploration and environments."
+        "Seed",
+        0,
+        2**31 - 1,
+        RunConfig.seed,
+        key="start_seed",
+        persist_state="session",
+        help="Seed of networks, exploration and environments.",
     )
     wiring = mode.wiring(on_policy=bool(row.on_policy))
     tunable = bool(wiring and wiring.knobs)
-    auto = cells[4].toggle("Autotune", value=True, key="start_auto", disabled=not tunable, help=_TUNER_HELP)
+    auto = cells[4].toggle(
+        "Autotune", value=True, key="start_auto", persist_state="session", disabled=not tunable, help=_TUNER_HELP
+    )
     st.caption(
         _reasons(
             spec,
@@ -215,16 +211,27 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
         return None
 
 
-def _follow_profile(env_id: str, runnable: list[str]) -> None:
-    """Puts algorithm and mode of the task's profile into the form when the task has changed, where it names them."""
-    before, st.session_state["start_seen"] = st.session_state.get("start_seen"), env_id
-    if before == env_id:
+def _follow_task(env_id: str, runnable: list[str], algorithms: Mapping[str, AlgorithmRow]) -> None:
+    """Puts the task's algorithm and mode into the form when the task has changed: its profile's, else the defaults.
+
+    An algorithm that the user has chosen stays where it fits. A target return goes with the task that it was meant for.
+    """
+    if st.session_state.get("start_seen") == env_id:
         return
-    old, new = (None if task is None else task_profile(task) for task in (before, env_id))
-    if new is not None and new.choice is not None and new.choice["algo"] in runnable:
-        st.session_state["start_algo"], st.session_state["start_mode"] = new.choice["algo"], new.choice["mode"]
-    elif old is not None and old.choice is not None:
-        st.session_state["start_algo"], st.session_state["start_mode"] = runnable[0], RunConfig.mode
+    if "start_seen" in st.session_state:
+        st.session_state.pop(field("stop.target_return"), None)
+    st.session_state["start_seen"] = env_id
+    profile = task_profile(env_id)
+    choice = None if profile is None else profile.choice
+    if choice is not None and choice["algo"] in runnable:
+        usual = (str(choice["algo"]), str(choice["mode"]))
+    else:
+        usual = (runnable[0], implied_mode(algorithms[runnable[0]]))
+    before = st.session_state.get("start_usual")
+    now = (st.session_state.get("start_algo"), st.session_state.get("start_mode"))
+    if before is None or now == before or now[0] not in runnable:
+        st.session_state["start_algo"], st.session_state["start_mode"] = usual
+    st.session_state["start_usual"] = usual
 
 
 def _reasons(
@@ -256,7 +263,7 @@ def _one_of(cell: DeltaGenerator, label: str, options: list[str], key: str, text
     """A select box whose options depend on other choices."""
     if st.session_state.get(key, options[0]) not in options:
         st.session_state[key] = options[0]  # not deleted: the browser would keep showing the old one
-    return str(cell.selectbox(label, options, key=key, help=text))
+    return str(cell.selectbox(label, options, key=key, persist_state="session", help=text))
 
 
 def _own_environment(env_id: str) -> _Own:
@@ -264,6 +271,7 @@ def _own_environment(env_id: str) -> _Own:
     text = st.text_area(
         "Arguments of its constructor",
         key="start_args",
+        persist_state="session",
         placeholder="push=2.0",
         help="One KEY=VALUE a line, as --env-arg takes them.",
     )
@@ -271,6 +279,7 @@ def _own_environment(env_id: str) -> _Own:
     module = st.text_input(
         "Module that registers the id",
         key="start_module",
+        persist_state="session",
         placeholder="my_robot",
         help="A Python module in this folder or installed; the id goes into Task.",
     ).strip()
@@ -279,6 +288,7 @@ def _own_environment(env_id: str) -> _Own:
     trusted = st.checkbox(
         f"I trust {components.plain(module)}: its code runs on this machine as I would run it",
         key=f"start_trust_{module}",
+        persist_state="session",
     )
     if not trusted:
         return _Own(
@@ -311,6 +321,7 @@ def _profile(env_id: str) -> str | None:
         "Profile",
         ["", *profile_names()],
         key="start_profile",
+        persist_state="session",
         format_func=lambda name: name or usual,
         help="Settings from profiles/. What you fill in below counts more.",
     )
@@ -327,14 +338,19 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
         cells = st.columns(2)
         for place, key in enumerate(keys):
             with cells[place % 2]:
-                values[key] = components.ask(config, key, "start", **more)
+                values[key] = components.ask(config, key, "start", keep=True, **more)
 
     st.caption("When to stop: at the first of these, or when you press Stop.")
     ask(list(_STOPS), blank="never")
     st.caption("The machine.")
     ask(list(_MACHINE))
     if request.auto:
-        st.checkbox("Measure again", key=FRESH, help="The tuner does not use what it found on this machine before.")
+        st.checkbox(
+            "Measure again",
+            key=FRESH,
+            persist_state="session",
+            help="The tuner does not use what it found on this machine before.",
+        )
     if knobs:
         st.caption(
             "What the tuner chooses; it keeps what you fill in."
@@ -348,6 +364,7 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
             "More settings",
             others,
             key="start_more",
+            persist_state="session",
             placeholder="choose by name",
             help="Every setting that makes a difference to this mode and algorithm.",
         )

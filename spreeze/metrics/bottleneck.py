@@ -46,7 +46,8 @@ class Bottleneck(NamedTuple):
 def bottleneck(snapshot: Snapshot) -> Bottleneck:
     """Names the bottleneck of a run by its time splits, the limiter's band and the machine's use."""
     sentence, side = _bottleneck(snapshot)
-    if side not in (Side.OTHERS, Side.EVALUATOR) and (snapshot.foreign_cores or 0.0) >= _HEAVY_CORES:
+    named = side in (Side.OTHERS, Side.EVALUATOR) or "other programs" in sentence
+    if not named and (snapshot.foreign_cores or 0.0) >= _HEAVY_CORES:
         sentence = f"{sentence.removesuffix('.')}; other programs keep {number(snapshot.foreign_cores)} cores busy."
     return Bottleneck(sentence, side)
 
@@ -64,12 +65,18 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
     learner_wait = snapshot.learner_shares.get("wait")
     sampler_wait = snapshot.sampler_shares.get("wait")
     needless = sampler_wait is not None and sampler_wait >= WAITS  # those that work wait: nobody needs the others
-    others = (snapshot.foreign_cores or 0.0) > _BACKGROUND_CORES
+    others = _others(snapshot) is not None
     if snapshot.samplers_rest and learner_wait is not None and not needless and (others or learner_wait >= WAITS):
         return _resting(snapshot, learner_wait, others=others)
     if learner_wait is None or sampler_wait is None:
         missing = "learner" if learner_wait is None else "samplers"
         return Bottleneck(f"Bottleneck not known yet: no time split of the {missing}.", Side.UNKNOWN)
+    if snapshot.updates and snapshot.updates_per_s == 0.0 and learner_wait < WAITS:
+        return Bottleneck(
+            "No update in the last seconds, although the learner does not wait for rows: it is starting again, saving, "
+            "or needs that long for one; the events say which.",
+            Side.UNKNOWN,
+        )
     if snapshot.lag is not None:
         return _on_policy(snapshot, learner_wait, sampler_wait)
     if learner_wait >= WAITS and sampler_wait >= WAITS:
@@ -79,6 +86,16 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
     if sampler_wait >= WAITS:
         return _learner_bound(snapshot, learner_wait, sampler_wait)
     return _balanced(snapshot, learner_wait, sampler_wait)
+
+
+def _others(snapshot: Snapshot) -> float | None:
+    """Cores that other programs keep busy, where these are more than the usual background."""
+    found = snapshot.foreign_cores
+    return None if found is None or found <= _BACKGROUND_CORES else found
+
+
+def _fewer_others(snapshot: Snapshot) -> str:
+    return f"ending other programs, which keep {number(_others(snapshot))} cores busy,"
 
 
 def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
@@ -93,7 +110,8 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
     passes = "uses of a rollout" if snapshot.free_running else "epochs"
     if learner_wait >= WAITS:
         busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
-        remedy = f"more cores, more {passes}" if busy else "more samplers, more environments each"
+        cores = "more cores" if _others(snapshot) is None else _fewer_others(snapshot)
+        remedy = f"{cores}, more {passes}" if busy else "more samplers, more environments each"
         return Bottleneck(f"Rollout is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER)
     if sampler_wait >= WAITS:
         return Bottleneck(
@@ -132,7 +150,8 @@ def _sampler_bound(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
         remedy = f"more samplers (the cores are {percent(snapshot.cpu_use)} busy)"
     else:
         cause = "" if env is None else f" ({percent(env)} of their time is the environment)"
-        remedy = "more cores or a faster environment"
+        cores = "more cores" if _others(snapshot) is None else _fewer_others(snapshot)
+        remedy = f"{cores} or a faster environment"
     bound = _held_by(snapshot)
     if bound == "upper":
         high = number(snapshot.samples_per_insert_max)
@@ -189,6 +208,17 @@ def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> B
     start = f"Balanced: learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
     if snapshot.cpu_use is None:
         return Bottleneck(f"{start}; faster hardware would help both.", Side.BALANCED)
+    if snapshot.samplers_rest:
+        return Bottleneck(
+            f"{start}; {number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active, "
+            "for cores that are to stay free or for the balance.",
+            Side.BALANCED,
+        )
+    if snapshot.cpu_use >= CPU_FULL and _others(snapshot) is not None:
+        return Bottleneck(
+            f"{start}, and the cores are {percent(snapshot.cpu_use)} busy; {_fewer_others(snapshot)} would help.",
+            Side.BALANCED,
+        )
     if snapshot.cpu_use >= CPU_FULL:
         return Bottleneck(
             f"{start}, and the cores are {percent(snapshot.cpu_use)} busy; only more cores or a GPU would help.",

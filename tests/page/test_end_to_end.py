@@ -254,6 +254,50 @@ def test_the_list_of_runs_is_live_a_failed_start_stays_and_a_sweep_is_compared(t
         assert not complaints(driver)
 
 
+def test_the_form_shows_what_its_command_starts(tmp_path):
+    runs = tmp_path / "runs"
+    make_run(runs, "old")
+    with web.server(runs, tmp_path / "server.log") as (address, _), web.browser() as driver:
+        web.enter(driver, address, runs)
+        driver.get(address)
+        choose_task(driver, "CartPole-v1")
+        web.wait(lambda: shown(driver, "algo") == "dqn", lambda: text(driver))
+        pick(driver, "algo", "ppo")
+        before = shown(driver, "env"), shown(driver, "algo"), shown(driver, "mode")
+        assert before == ("CartPole-v1", "ppo", "hts")
+        for page in ("Compare", "Live"):
+            link(driver, page)
+        web.wait(lambda: "--algo ppo" in text(driver), lambda: text(driver))
+        assert (shown(driver, "env"), shown(driver, "algo"), shown(driver, "mode")) == before
+        assert not complaints(driver)
+
+
+def shown(driver, name):
+    """The value that a select box of the form shows."""
+    return driver.execute_script(
+        f"return document.querySelector('.st-key-start_{name} [data-baseweb=select]')?.innerText?.trim()"
+    )
+
+
+def pick(driver, name, value):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    box = driver.find_element(By.CSS_SELECTOR, f".st-key-start_{name} input")
+    box.send_keys(value, Keys.ENTER)
+    web.wait(lambda: shown(driver, name) == value, lambda: text(driver))
+
+
+def link(driver, page):
+    """Opens a page by its link, which does not reload the browser's tab."""
+    from selenium.webdriver.common.by import By
+
+    driver.find_element(
+        By.XPATH, f"//nav//a[contains(., '{page}')] | //*[@data-testid='stSidebarNav']//a[contains(., '{page}')]"
+    ).click()
+    web.wait(lambda: page in driver.title or page.lower() in driver.current_url or page == "Live", lambda: text(driver))
+
+
 def cells(driver):
     """The texts of a table, which is drawn on a canvas."""
     return driver.execute_script("return [...document.querySelectorAll('[role=gridcell]')].map(c => c.textContent)")

@@ -369,6 +369,8 @@ const x = [...Array(100).keys()], y = x.map((i) => (i === 3 ? -1500 : -100 - (i 
 chart.traces = [{ name: "a", colour: "", x, y }];
 const whole = chart.yRange(0, 99);
 view.robust = true; const robust = chart.yRange(0, 99);
+chart.traces.push({ name: "best", colour: "", x: [50], y: [-900], whole: true });
+const kept = chart.yRange(0, 99); chart.traces.pop();
 chart.traces = [{ name: "a", colour: "", x, y: x.map((i) => 10 ** (i / 33)) }];
 view.robust = false; view.log = true; const log = chart.yRange(0, 99);
 chart.zoomY = [1, 2]; const zoomed = chart.yRange(0, 99); chart.dblclick();
@@ -376,7 +378,7 @@ view.log = false;
 chart.traces = [{ name: "b", colour: "", x: [0, 1, 2], y: [5, 5, 5], low: [5, 4, 5], high: [5, 6, 5] }];
 const hovered = [1, 390].map((at) => { chart.pointer = 52 + at * 0.8; chart.draw(); return chart.box.said; });
 const smooth = smoothed([1, 3, null, 3], 0.5);
-console.log(JSON.stringify({ whole, robust, log, zoomed, after: chart.zoomY, hovered, smooth }));
+console.log(JSON.stringify({ whole, robust, kept, log, zoomed, after: chart.zoomY, hovered, smooth }));
 """
 
 
@@ -387,6 +389,7 @@ def test_charts_leave_out_outliers_take_logarithms_zoom_upwards_and_smooth():
                                       check=True).stdout)  # fmt: skip
     assert found["whole"][0] < -1500
     assert -120 < found["robust"][0] < found["robust"][1] < -90
+    assert -1500 < found["kept"][0] < -900, "evaluations and references are no outliers"
     assert found["log"] == pytest.approx([0.0, 3.0])
     assert (found["zoomed"], found["after"]) == ([1, 2], None)
     assert "b: 5" in found["hovered"][0]
@@ -543,8 +546,16 @@ def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path
 ])  # fmt: skip
 def test_a_policy_that_fell_from_the_best_is_told_with_what_is_kept(best, now, std, told):
     last = EvaluationRow(10.0, 100, 5, 1, 5, 10, now, std, 200.0)
-    assert ("A better policy is kept, and is what is played" in live_api._fallen(best, last)) is told
-    assert live_api._fallen(best, None) == ""
+    row = None if best is None else last._replace(return_mean=best, return_std=10.0)
+    assert ("A better policy is kept, and is what is played" in live_api._fallen(row, last)) is told
+    assert live_api._fallen(row, None) == ""
+
+
+def test_a_best_evaluation_that_was_luck_makes_no_later_one_a_fall():
+    last = EvaluationRow(10.0, 100, 5, 1, 5, 10, 97.6, 5.0, 200.0)
+    lucky = last._replace(return_mean=167.0, return_std=180.0)
+    assert live_api._fallen(lucky, last) == ""
+    assert "has fallen to 97.6" in live_api._fallen(lucky._replace(return_std=5.0), last)
 
 
 @pytest.mark.parametrize(("told", "band"), [

@@ -200,6 +200,19 @@ def test_the_form_takes_algorithm_and_mode_of_a_profile_that_names_them_until_th
     assert not tells()
 
 
+def test_another_task_brings_its_own_default_algorithm_and_loses_the_target_of_the_last_one():
+    page = open_page("live")
+    assert page.selectbox(key="start_algo").value == "sac"
+    page.number_input(key="start_stop.target_return").set_value(1500.0).run()
+    page.selectbox(key="start_env").select("CartPole-v1").run()
+    assert [page.selectbox(key=f"start_{name}").value for name in ("algo", "mode")] == ["dqn", "spreeze"]
+    assert page.number_input(key="start_stop.target_return").value is None
+    page.selectbox(key="start_algo").select("ppo").run()
+    assert page.selectbox(key="start_mode").value == "hts"
+    page.selectbox(key="start_env").select("Pendulum-v1").run()
+    assert [page.selectbox(key=f"start_{name}").value for name in ("algo", "mode")] == ["ppo", "hts"], "it was chosen"
+
+
 def test_the_form_is_as_it_was_after_a_visit_to_another_page():
     page = open_page("live")
     page.selectbox(key="start_env").select("CartPole-v1").run()

@@ -222,6 +222,25 @@ def test_the_age_of_a_request_does_not_depend_on_the_clock(run, shift_s):
     assert asked_s(run.path, "stop") == pytest.approx(max(0.0, -shift_s), abs=PATIENCE_S)
 
 
+def test_a_request_is_taken_whole_or_not_yet(run):
+    done = threading.Event()
+
+    def send():
+        for _ in range(300):
+            ask(run.path, "leave-free", "0.35")
+        done.set()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    taken = set()
+    while not done.is_set():
+        taken.add(run.take("leave-free"))
+    sender.join(PATIENCE_S)
+    assert taken | {run.take("leave-free")} <= {None, "0.35"}
+    assert run.take("leave-free") is None
+    assert not os.listdir(run.path / "control")
+
+
 def test_no_stranger_is_killed_in_place_of_a_supervisor(run, capsys):
     stranger = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
