@@ -2,11 +2,9 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
-from harness import FAULT, Run, poll, train
-
+from harness import FAULT, SUPPORT, Run, poll, train
 
 
 @pytest.mark.parametrize(

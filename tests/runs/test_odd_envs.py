@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import odd_envs
 import pytest
-from harness import PATIENCE_S, REPO, train_until, verb
+from harness import PATIENCE_S, REPO, SUPPORT, train_until, verb
 from linear_policy import SPEC, arrays, meta
 
 from spreeze.config.layers import USER, Layer, resolve

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import PATIENCE_S, PENDULUM, REPO, TINY, Run, poll
+from harness import PATIENCE_S, PENDULUM, REPO, SUPPORT, TINY, Run, poll
 
 from spreeze.machine.processes import PAGE, PREWARM, PROBE
 from spreeze.machine.utilisation import Siblings
