@@ -18,8 +18,8 @@ function ticksOf(low, high, count) {
 function shortText(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "-";
   const size = Math.abs(value);
+  if (size >= 1e13 || (size > 0 && size < 1e-3)) return value.toExponential(1);
   for (const [limit, letter] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) if (size >= limit) return `${+(value / (letter === "k" ? 1e3 : limit)).toPrecision(4)}${letter}`;
-  if (size > 0 && size < 1e-3) return value.toExponential(1);
   return String(+value.toPrecision(4));
 }
 

@@ -282,6 +282,7 @@ class LivePage {
     this.note.classList.toggle("sz-problem", news.problem);
     this.dot.className = `sz-dot sz-state-${news.state}`;
     this.marks = news.marks;
+    if (!this.live) for (const { now } of this.charts.values()) if (now?.textContent) now.textContent = "";
     this.bars(news.shares);
     this.coreStrip(news.cores);
     this.gpuRows(news.gpus);
@@ -332,9 +333,11 @@ class LivePage {
   // One line per series; with several learners, one of the whole run and one of each group.
   showSeries(card) {
     const names = card.names.filter((name) => this.store.has(name)), several = names.some((name) => name.includes("/"));
+    const metrics = new Set(names.map((name) => name.split("/")[0]));
     const traces = names.map((name, i) => {
-      const part = name.split("/")[1], kept = this.store.get(name);
-      const label = part !== undefined ? `${card.spec.part} ${part}` : several ? "whole run" : name.replaceAll("_", " ");
+      const [metric, part] = name.split("/"), kept = this.store.get(name), words = metric.replaceAll("_", " ");
+      const whose = part !== undefined ? `${card.spec.part} ${part}` : several ? "whole run" : "";
+      const label = metrics.size > 1 || !whose ? `${words}${whose && `, ${whose}`}` : whose;
       return { name: label, colour: this.data.colours[i % this.data.colours.length], x: kept.x, y: kept.y, ...bandOf(kept) };
     });
     this.chartOf(card).show(traces);

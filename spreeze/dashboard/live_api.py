@@ -262,7 +262,7 @@ def answer(
         "gpus": [_gpu(gpu, shown) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES),
         "live": state in LIVE_STATES,
-        **_note(shown, state, latest, last, best),
+        **_note(shown, state, latest, last, best, ended=run.get("exit_reason")),
         "similarity": newest_similarity(path),
         "timeline": _new_timeline(path, since),
         "marks": session_starts(run)[1:],
@@ -346,14 +346,15 @@ def _note(
     latest: Mapping[str, Any],
     last: EvaluationRow | None,
     best: EvaluationRow | None = None,
+    ended: str | None = None,
 ) -> dict[str, Any]:
-    """The sentences below the tiles, and whether they are about a problem."""
+    """The sentences below the tiles, and whether they are about a problem; ``ended`` says why the run did."""
     problem = state in ("failed", "crashed", "damaged")
     if not latest:
         text = (
             "No numbers yet: they appear half a second after the samplers start."
             if state in LIVE_STATES
-            else "It ended before there were numbers: see the Logs page."
+            else f"It ended before there were numbers: {clean(ended or 'see the Logs page', 600)}."
         )
         return {"note": text, "problem": problem}
     if state == "paused":

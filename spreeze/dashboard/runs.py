@@ -76,10 +76,10 @@ def _list(folder: Path) -> None:
             "task": item.env_id or DASH,
             "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{whole(item.seed)}",
             "started": item.began,
-            "time": duration(item.wall_s),
-            "env steps": number(item.env_steps),
-            "best": number(item.eval_best),
-            "last ten": number(item.eval_final),
+            "minutes": None if item.wall_s is None else item.wall_s / 60.0,
+            "env steps": item.env_steps,
+            "best": item.eval_best,
+            "last ten": item.eval_final,
             "tags": list(item.about.tags),
         }
         for item in found
@@ -91,6 +91,7 @@ def _list(folder: Path) -> None:
         table,
         hide_index=True,
         key="runs_list",
+        placeholder=DASH,
         on_select=partial(_clicked, [item.name for item in found]),
         selection_mode="single-row",
         column_config={
@@ -103,10 +104,12 @@ def _list(folder: Path) -> None:
             "run": st.column_config.TextColumn(help="Its title, or its name without date and time."),
             "tags": st.column_config.ListColumn(help="Words that you gave it below."),
             "algorithm": st.column_config.TextColumn(help="Algorithm, mode, seed."),
-            "time": st.column_config.TextColumn(help="Time trained, all sessions [h:min:s]."),
-            "env steps": st.column_config.TextColumn(help=meaning("env_steps")),
-            "best": st.column_config.TextColumn(help=f"The highest. {meaning('eval_return')}"),
-            "last ten": st.column_config.TextColumn(help="Mean return over the last ten evaluations: what was kept."),
+            "minutes": st.column_config.NumberColumn(format="%.1f", help="Time trained, all sessions [min]."),
+            "env steps": st.column_config.NumberColumn(format="compact", help=meaning("env_steps")),
+            "best": st.column_config.NumberColumn(format="%.4g", help=f"The highest. {meaning('eval_return')}"),
+            "last ten": st.column_config.NumberColumn(
+                format="%.4g", help="Mean return over the last ten evaluations: what was kept."
+            ),
         },
     )
     if st.session_state.pop("runs_clicked", False):

@@ -22,7 +22,7 @@ from spreeze.config.algorithms import ALGORITHMS
 from spreeze.errors import ConfigError, RunError, did_you_mean
 from spreeze.formatting import DASH, aligned, clean, duration, number
 from spreeze.metrics.store import EvaluationRow, MetricsReader
-from spreeze.run_directory import read_config, read_json, read_run
+from spreeze.run_directory import finite_number, read_config, read_json, read_run
 
 IGNORED = (
     "run.seed",
@@ -92,6 +92,8 @@ class Curve:
     evaluations: Sequence[EvaluationRow] = field(repr=False)
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     """``part.field`` -> its value in the run's configuration, as text."""
+    ended_at: float | None = None
+    """Target return that ended the run."""
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,14 @@ def _mean_return(records: Sequence[EvaluationRow]) -> float:
 
 def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
     found = curve.evaluations
+
+    def times(policies: int) -> tuple[float | None, ...]:
+        """Time to each target; a run that was ended for reaching a return has it, however few evaluations it made."""
+        known = found if policies == rules.policies else whole(found)
+        at_end = -math.inf if curve.ended_at is None else curve.ended_at
+        reached_s = [(target, required_time(known, target, policies)) for target in rules.targets]
+        return tuple(curve.end_s if at is None and target <= at_end else at for target, at in reached_s)
+
     return RunReport(
         name=curve.name,
         group=curve.group,
@@ -310,9 +320,9 @@ def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
         final=final_metric(found, rules.policies),
         final_time=final_metric(found, rules.policies, limit_s),
         limit_s=limit_s,
-        required_s=tuple(required_time(found, target, rules.policies) for target in rules.targets),
-        first_s=tuple(required_time(whole(found), target, 1) for target in rules.targets),
-        held_s=tuple(required_time(whole(found), target, HELD) for target in rules.targets),
+        required_s=times(rules.policies),
+        first_s=times(1),
+        held_s=times(HELD),
     )
 
 
@@ -380,6 +390,8 @@ def read_curve(path: Path) -> Curve | None:
     run = read_run(path)
     seed, end_s = run.get("seed"), run.get("wall_s")
     env, algo, mode = (clean(run.get(key) or DASH, 200) for key in ("env_id", "algo", "mode"))
+    config = read_config(path)
+    by_target = read_summary(path).get("stopped_by") == "target_return"
     return Curve(
         name=clean(path.name, 128),
         group=RunGroup(env, algo, mode),
@@ -387,10 +399,9 @@ def read_curve(path: Path) -> Curve | None:
         end_s=float(end_s) if isinstance(end_s, int | float) else evaluations[-1].t,
         evaluations=evaluations,
         settings={
-            f"{part}.{name}": clean(value, 80)
-            for part, fields in read_config(path).items()
-            for name, value in fields.items()
+            f"{part}.{name}": clean(value, 80) for part, found in config.items() for name, value in found.items()
         },
+        ended_at=finite_number(config.get("stop", {}).get("target_return")) if by_target else None,
     )
 
 
@@ -516,13 +527,30 @@ def spread_text(value: Spread | None, form: Callable[[float | None], str] = numb
 
 
 def verdicts(found: Report) -> list[str]:
-    """In words, for each task and target: which group was there first, and how long the others took."""
+    """In words, for each task: which group is ahead at equal time, and for each target which was there first."""
     sentences = []
     for env in dict.fromkeys(group.group.env for group in found.groups):
         groups = [group for group in found.groups if group.group.env == env]
         if len(groups) > 1:
+            limit_s = next(run.limit_s for run in found.runs if run.group.env == env)
+            sentences += _standing(env, limit_s, groups)
             sentences += [_verdict(env, target, i, groups) for i, target in enumerate(found.rules.targets)]
     return sentences
+
+
+def _standing(env: str, limit_s: float, groups: Sequence[GroupReport]) -> list[str]:
+    """Which group has the highest return at equal time, if the intervals part it from the next one."""
+    known = [(group, group.final_time) for group in groups if group.final_time is not None]
+    if len(known) < 2:
+        return []
+    (first, best), (second, next_best), *_ = sorted(known, key=lambda pair: pair[1].centre, reverse=True)
+    told = f"{first.group.label} has a return of {spread_text(best)}, {second.group.label} {spread_text(next_best)}"
+    start = f"{env}, after {_told(limit_s)}, the time that all runs have: {told}"
+    if best.low is None or next_best.high is None:
+        return [f"{start}; fewer than {FEWEST_RUNS} seeds each cannot tell them apart"]
+    if best.low <= next_best.high:
+        return [f"{start}; their intervals overlap, so {min(best.seeds, next_best.seeds)} seeds cannot tell them apart"]
+    return [f"{start}; {first.group.label} is better"]
 
 
 def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport]) -> str:

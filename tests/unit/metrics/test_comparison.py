@@ -1,5 +1,6 @@
 """The protocol of HTS-RL: its three metrics, bootstrap intervals, groups and pairs, by hand-worked numbers."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -164,16 +165,45 @@ def test_the_verdict_says_who_was_first_and_how_long_the_others_took():
         *(curve(SERIAL, seed, (1, 0.0), (200, 9.0)) for seed in (1, 2, 3)),
     ]
     slower = RunGroup(HTS.env, "dqn", "spreeze")
-    assert verdicts(report(curves, Rules(policies=1, targets=(9.0,)))) == [
+    assert verdicts(report(curves, Rules(policies=1, targets=(9.0,))))[1:] == [
         f"{HTS.env}: {HTS.label} was first at 9, after 4 s; {SERIAL.label} took 3:20, 50.0 times as long"
     ]
     curves += [curve(slower, 1, (1, 0.0), (2, 9.0)), curve(slower, 2, (1, 0.0), (2, 5.0))]
-    assert verdicts(report(curves, Rules(policies=1, targets=(9.0, 10.0)))) == [
+    assert verdicts(report(curves, Rules(policies=1, targets=(9.0, 10.0))))[1:] == [
         f"{HTS.env}: {HTS.label} was first at 9, after 4 s; {SERIAL.label} took 3:20, 50.0 times as long; dqn spreeze "
         "did with 1 of 2 runs. With fewer than 3 seeds each this may be chance",
         f"{HTS.env}: no group reached 10 in every run",
     ]
     assert verdicts(report(curves[:2], Rules(policies=1, targets=(9.0,)))) == []
+
+
+@pytest.mark.parametrize(
+    ("seeds", "gap", "ending"),
+    [
+        (3, 50.0, f"{HTS.label} is better"),
+        (3, 1.0, "their intervals overlap, so 3 seeds cannot tell them apart"),
+        (2, 50.0, "fewer than 3 seeds each cannot tell them apart"),
+    ],
+)
+def test_a_group_is_called_better_only_where_the_intervals_at_equal_time_part_it(seeds, gap, ending):
+    curves = [
+        curve(group, seed, (10, low + 10.0 * seed), (500, 1000.0 if group is SERIAL else 0.0), end_s=end_s)
+        for group, low, end_s in ((HTS, gap, 20.0), (SERIAL, 0.0, 600.0))
+        for seed in range(seeds)
+    ]
+    sentence = verdicts(report(curves, Rules(policies=1)))[0]
+    assert sentence.startswith(f"{HTS.env}, after 20 s, the time that all runs have: {HTS.label} has a return of ")
+    assert sentence.endswith(ending)
+
+
+def test_a_run_that_was_ended_for_reaching_a_return_has_reached_it():
+    ended = dataclasses.replace(curve(HTS, 1, (5, 400.0), (13, 500.0), end_s=13.5), ended_at=475.0)
+    long = curve(SERIAL, 1, *((t, 420.0) for t in range(1, 30)))
+    found = report([ended, long], Rules(targets=(411.0, 480.0)))
+    assert found.runs[0].required_s == (13.5, None)
+    assert found.runs[0].first_s == (13, 13)
+    assert f"{SERIAL.label} was first at 411, after 10 s" in verdicts(found)[1]
+    assert f"{HTS.label} took 13.5 s" in verdicts(found)[1]
 
 
 def test_pairs_take_the_seeds_that_both_have():
