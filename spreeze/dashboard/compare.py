@@ -270,11 +270,13 @@ def _scores(curves: list[Curve], *, robust: bool) -> dict[str, Report]:
     found = {}
     for cell, task in zip(cells, tasks, strict=False):
         own = [curve for curve in curves if curve.group.env == task]
+        key, usual = f"target_{task}", _target(own)
+        before = st.session_state.get(f"{key}_usual")
+        st.session_state[f"{key}_usual"] = usual
+        if st.session_state.get(key, before) == before:  # not set by the user
+            st.session_state[key] = usual
         target = cell.number_input(
-            f"Target return of {components.plain(task)}",
-            value=_target(own),
-            key=f"target_{task}",
-            help="For the times to it.",
+            f"Target return of {components.plain(task)}", key=key, step=0.1, help="For the times to it."
         )
         found[task] = report(own, Rules(targets=(float(target),), robust=robust))
     return found

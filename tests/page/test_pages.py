@@ -24,13 +24,10 @@ USUAL_STATES = ("no run", "live", "damaged")
 def script(name):
     import streamlit
 
-    from spreeze.dashboard import navigation, start
+    from spreeze.dashboard import navigation
 
     navigation.sidebar()
-    name = streamlit.session_state.get("page", name)
-    if name != "live":
-        start.keep_fields()
-    navigation.load(name)()
+    navigation.load(streamlit.session_state.get("page", name))()
 
 
 def make_run(folder: Path, name: str, state: str = "finished", seconds: int = 40) -> Path:
