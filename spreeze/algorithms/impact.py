@@ -44,6 +44,7 @@ class ImpalaConfig(AnyAgeConfig):
     gae_lambda: float = setting(
         1.0, "lambda of V-trace; 1: returns alone (arXiv 1802.01561, remark 2)", low=0.0, high=1.0
     )
+    lr: float = setting(1e-3, "learning rate", low=0.0, high=1.0)
     normalize_advantage: bool = setting(
         False, "scale the weighted advantages of a rollout to mean 0 and standard deviation 1"
     )

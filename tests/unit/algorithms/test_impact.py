@@ -146,7 +146,7 @@ def test_it_learns_from_images_and_tells_its_metrics(name):
     made.learn(rollout(made, spec, np.random.default_rng(0)), 0.5)
     assert not torch.equal(before, made.net.flat)
     found = made.metrics()
-    assert found["learning_rate"] == pytest.approx(1.65e-4)
+    assert found["learning_rate"] == pytest.approx(0.55 * made._config.lr)
     assert ("clip_share" in found) == (name != "impala")
     assert ("target_divergence" in found) == (name == "impact")
 
