@@ -29,7 +29,6 @@ from spreeze.config.layers import (
     USER,
     Layer,
     Settings,
-    Values,
     default_of,
     effect_notes,
     iterate,
@@ -72,6 +71,7 @@ from spreeze.runtime.loggers import check_sinks
 from spreeze.runtime.plan import EarlierSessions, RunPlan
 from spreeze.runtime.recorder import summary
 from spreeze.transport.files import replace_bytes
+from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.shared_memory import check_room
 from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.problem import TrialResult
@@ -421,24 +421,23 @@ def _plan(
             f"{ratio:g} rows drawn for each inserted one, "
             f"as in mode serial: the controller of mode {config.run.mode} keeps this balance",
         )
-    cluster = None if config.cluster.address is None else parse_address(config.cluster.address)
+    cluster, all_learners = None if config.cluster.address is None else parse_address(config.cluster.address), 0
     if cluster is not None and wiring.other_learners:
-        most = config.exchange.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
-        values: Values = {"exchange": {"transport": "gloo", "learners": most}}
-        unknown = config.exchange.learners is None and not cluster.local
+        all_learners = config.cluster.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
+        unknown = config.cluster.learners is None and not cluster.local
         if unknown and wiring.mixes and settings.sources.get("gala.scale_lr") in (None, RESUMED):
-            values["gala"] = {"scale_lr": False}
+            settings = settings.with_layer(Layer("cluster", {"gala": {"scale_lr": False}}))
             reasons["gala.scale_lr"] = (
-                "false: how many learners will come is not known; for the root of their number "
-                "--set exchange.learners=N"
+                "false: how many learners will come is not known; for the root of their number --set cluster.learners=N"
             )
-        settings = settings.with_layer(Layer("cluster", values))
         cluster = None  # rows stay on their hosts
     return RunPlan(
         hosts=0 if cluster is None else cluster.local or _MOST_HOSTS,
         # As if each host had as many samplers as this one; how many hosts will come is not known.
         host_shards=0 if cluster is None else min((cluster.local or _LIKELY_HOSTS) * samplers, _MOST_HOST_SHARDS),
         host_tune=tune_arguments(settings) if tune_hosts and cluster is not None else (),
+        all_learners=all_learners,
+        joins=GossipHandle.inherited(),
         settings=settings,
         asked=asked,
         spec=probe.spec,

@@ -246,7 +246,8 @@ def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
     config, given = settings.config, {key for key, source in settings.sources.items() if source == USER}
     unread = without_effect(settings)
     untuned = [] if tuned else [FLAG_OF[key] for key in marked("tuner") if key in given and FLAG_OF[key] not in unread]
-    alone = [FLAG_OF["cluster.samplers"]] if "cluster.samplers" in given and config.cluster.address is None else []
+    of_cluster = {"cluster.samplers", "cluster.learners"} & given if config.cluster.address is None else set()
+    alone = [FLAG_OF.get(key, key) for key in sorted(of_cluster)]
     why = (
         (unread, f"with --algo {config.run.algo} in --mode {config.run.mode}"),
         (untuned, "without --auto"),
@@ -359,6 +360,9 @@ def renewed(values: Values) -> Values:
                 del fields[name]
             elif (part, name) in _RENAMED:
                 fields[_RENAMED[part, name]] = fields.pop(name)
+    exchange = values.pop("exchange", {})  # of learners on several hosts, before they met through Ray
+    if isinstance(exchange, dict) and exchange.get("learners", 1) != 1:
+        values.setdefault("cluster", {})["learners"] = exchange["learners"]
     _renew_minibatches(values)
     return values
 

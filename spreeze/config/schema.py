@@ -21,7 +21,6 @@ from spreeze.errors import ConfigError
 
 SINKS = ("tensorboard", "wandb", "mlflow")
 """Each is the name of a sink (``runtime.metric_sinks``), of its package and of the extra that installs it."""
-TRANSPORTS = ("shared", "gloo")
 MIXINGS = ("gossip", "all_reduce", "hogwild", "none")
 _RESERVED = ("con", "prn", "aux", "nul", "latest")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -41,10 +40,6 @@ def _processes(wiring: Wiring) -> bool:
 
 def _mixes(wiring: Wiring) -> bool:
     return wiring.mixes
-
-
-def _exchanges(wiring: Wiring) -> bool:
-    return wiring.other_learners
 
 
 def _governed(wiring: Wiring) -> bool:
@@ -429,7 +424,7 @@ class LearnerConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig(Part):
-    """Samplers on other hosts, through Ray."""
+    """Samplers and learners on other hosts, through Ray."""
 
     read, personal = unoffered, True
 
@@ -446,55 +441,14 @@ class ClusterConfig(Part):
         high=64,
         flag="--host-samplers",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangeConfig(Part):
-    """How the parameters of several learners reach each other (modes gala and tianji)."""
-
-    read, personal = _exchanges, True
-
-    transport: str = setting(
-        "shared", "shared memory of this machine, or gloo: the connections of torch.distributed", choices=TRANSPORTS
-    )
-    listen: str = setting(
-        "127.0.0.1", "gloo: address at which learners take connections; the default one is seen by this machine alone"
-    )
     learners: int | None = setting(
         None,
-        "gloo: learners of all hosts together, where runs of other hosts join this "
-        "one; not set: run.learners, and nobody joins",
+        "gala, tianji: learners of all hosts together, one on each other host; not set: run.learners and "
+        "one for each of local:N, else three more",
         unit="learners",
-        low=1,
+        low=2,
         high=64,
     )
-    join: str | None = setting(
-        None,
-        "gloo: HOST:PORT of the run on another host that this one's learners join (command line only)",
-        command_line_only=True,
-        read=unoffered,
-    )
-    secret_file: str | None = setting(
-        None, "gloo: a copy of that run's file secret (command line only)", command_line_only=True, read=unoffered
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        given = self.learners or self.join or self.secret_file
-        if given and self.transport != "gloo":
-            raise ConfigError(
-                f"transport = {self.transport}: learners of other hosts are reached with "
-                "exchange.transport = gloo alone; set it"
-            )
-        if (self.join is None) != (self.secret_file is None) or (self.join is not None and self.learners is not None):
-            raise ConfigError(
-                "join and secret_file go together, without learners, whose number the run that is joined says"
-            )
-
-    @property
-    def spans_hosts(self) -> bool:
-        """True if learners of other hosts may take part."""
-        return self.learners is not None or self.join is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -645,7 +599,6 @@ class Config:
     gala: GalaConfig = field(default_factory=GalaConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)

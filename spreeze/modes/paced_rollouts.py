@@ -8,8 +8,7 @@ out-neighbours, takes the mean with what has arrived from its in-neighbours, and
 which nothing came for ``gala.max_staleness`` rollouts (``transport.mixing``). The mean of all policies is published
 and evaluated; each learner writes checkpoints of its own. In mode tianji each takes the mean of all parameters every
 ``learner.average_interval`` updates; each policy is published and evaluated. Learners of other hosts may be in the
-ring (settings ``exchange``, or ``--cluster``): a run on each host, which publishes the mean of its own learners; one
-that joins begins with a neighbour's parameters.
+ring (``--cluster``): a run on each host, which begins with a neighbour's parameters.
 
 *Learning rate.* Each of n learners has 1/n of the rows, so its gradient has sqrt(n) times the noise, and Adam makes
 steps of one size of either. The mean of n such steps goes 1/sqrt(n) as far as one step from all rows would. So the
@@ -88,7 +87,7 @@ class RolloutData(Data):
 
 def assemble(run: Assembly) -> None:
     """Learners, samplers and inference workers of all groups; several learners mix or average their parameters."""
-    plan, config, place = run.plan, run.plan.config, run.meet()
+    plan, config, hosts = run.plan, run.plan.config, run.hosts_messages()
     groups = range(plan.learners)
     data = [RolloutData(run, group) for group in groups]
     run.data += data
@@ -96,11 +95,11 @@ def assemble(run: Assembly) -> None:
     samplers = [run.wakeups(plan.samplers_of(group)) for group in groups]
     inference_workers, learners = run.wakeups(plan.inference_workers), run.wakeups(plan.learners)
     memory = None
-    if plan.learners > 1 or place is not None:
+    if plan.learners > 1 or hosts is not None:
         mixed = memory = run.open(lambda: MixMemory.create(plan.learners, lockstep=in_lockstep(plan)))
         for group in groups:
             mixed.board["env_steps"][group] = data[group].env_steps
-        if plan.learners > 1 and not config.exchange.spans_hosts:  # parameters of other hosts are not here
+        if plan.learners > 1 and hosts is None:  # parameters of other hosts are not here
             run.spread = lambda recorder: LearnerSpread(plan, run.run_dir, mixed, recorder).measured
     for group in groups:
         job = learner_job(run, group, data[group])
@@ -119,7 +118,6 @@ def assemble(run: Assembly) -> None:
             "sampler_wakeups": samplers[group],
             "inference_wakeups": inference_workers,
         }
-        number = group if place is None else place.own[group]
         for index in range(plan.samplers_of(group)):
             run.sampler(
                 group,
@@ -128,7 +126,7 @@ def assemble(run: Assembly) -> None:
                     **shared,
                     index=index,
                     spec=plan.spec,
-                    seed=config.run.seed + number,
+                    seed=config.run.seed + run.seed_offset(group),
                     step_synchronous=plan.lag == 0 and config.rollout.synchrony == "step",
                     nan_policy=config.sampling.nan_policy,
                     learner_wakeup=learners[group],
@@ -159,7 +157,7 @@ def _mixing(
     run: Assembly, job: OnPolicyLearnerJob, own: int, memory: MixMemory, data: list[RolloutData]
 ) -> OnPolicyLearnerJob:
     """A learner's job with its part in the mixing; all begin with the same parameters."""
-    plan, place, gala = run.plan, run.place, run.plan.config.gala
+    plan, hosts, gala = run.plan, run.messages, run.plan.config.gala
     averages, algorithm = plan.config.wiring.averages, dict(job.algorithm)
     means = own == 0 and plan.policies == 1
     mix = MixSpec(
@@ -173,10 +171,10 @@ def _mixing(
         rows=tuple(range(plan.learners)),
         memory=memory.handle,
         policies=tuple(one.handover.policies.handle for one in data) if means else (),
-        gloo=place,
+        hosts=hosts,
     )
     if gala.scale_lr and mix.mixing == "gossip":
-        learners, lr = plan.learners if place is None else place.learners, float(algorithm["lr"])
+        learners, lr = plan.learners if hosts is None else hosts.learners, float(algorithm["lr"])
         algorithm["lr"] = min(lr * math.sqrt(learners), max(lr, _MOST_LR))
     if mix.mixing == "all_reduce" and "target_kl" in algorithm:
         algorithm["target_kl"] = None  # else each would take steps of its own size

@@ -2,8 +2,8 @@
 
 Each learner has samplers, replay, weights and checkpoints of its own. Where a mode does not average them, it learns
 like a separate run with the seed ``run.seed`` + its number, and groups exchange nothing. Else all learners begin with
-the same parameters, and each takes the mean of its own and the others' now and then, through memory of the supervisor
-or by gloo, so that the death of a learner stops no other (``replay_trainer.PeerAverage``).
+the same parameters, and each takes the mean of its own and the others' now and then, through memory of the supervisor,
+so that the death of a learner stops no other (``replay_trainer.PeerAverage``).
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class ReplayData(Data):
 def assemble(run: Assembly) -> None:
     """Learners and samplers of all groups, and in group 0 the samplers of other hosts."""
     plan, config, wiring = run.plan, run.plan.config, run.plan.config.wiring
-    groups, place = range(plan.learners), run.meet()
+    groups, hosts = range(plan.learners), run.hosts_messages()
     rings = [run.open(functools.partial(ReplayRing.create, plan.ring_spec(group))) for group in groups]
     for group, ring in enumerate(rings):
         load_saved_replay(plan, run.folder(group), ring)
-    shares = wiring.averages and plan.learners > 1 and config.exchange.transport == "shared"
+    shares = wiring.averages and plan.learners > 1 and hosts is None
     averages = tuple(run.open(VersionedParameters.create).handle for _ in groups if shares)
     learner_wakeups = [run.wakeups(1)[0] if wiring.balanced else None for _ in groups]
     sampler_wakeups = [run.wakeups(plan.samplers_of(group) if wiring.balanced else 0) for group in groups]
@@ -72,14 +72,13 @@ def assemble(run: Assembly) -> None:
                 sampler_rows=tuple(counted),
                 env_steps_base=plan.earlier.env_steps,
                 averages=averages,
-                gloo=place,
+                hosts=hosts,
                 wakeup=learner_wakeups[group],
                 sampler_wakeups=sampler_wakeups[group],
                 loaded_rows=tuple(ring.committed.tolist()),
             ),
         )
     for group, ring in enumerate(rings):
-        number = group if place is None else place.own[group]
         for index in range(plan.samplers_of(group)):
             run.sampler(
                 group,
@@ -88,7 +87,7 @@ def assemble(run: Assembly) -> None:
                     run_dir=str(run.folder(group)),
                     spec=plan.spec,
                     index=index,
-                    seed=plan.session_seed + number,
+                    seed=plan.session_seed + run.seed_offset(group),
                     num_envs=config.sampling.envs_per_sampler,
                     n_step=config.algorithm.n_step,
                     gamma=config.algorithm.gamma,
@@ -100,7 +99,7 @@ def assemble(run: Assembly) -> None:
                     evaluation=run.turn_evaluation,
                 ),
             )
-    if place is None and plan.hosts:
+    if plan.hosts:
         _add_hosts(run, rings[0])
 
 

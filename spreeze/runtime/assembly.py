@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -21,7 +19,7 @@ from spreeze.runtime.launcher import WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import CounterSample, GroupSample, Recorder
 from spreeze.transport import status_table as words
-from spreeze.transport.gossip import GlooPlace
+from spreeze.transport.gossip import GossipHandle, GossipMemory
 from spreeze.transport.shared_memory import Wakeup, WakeupHandle, available_bytes
 from spreeze.transport.status_table import StatusTable
 from spreeze.types import EnvSpec
@@ -71,8 +69,8 @@ class Assembly(contextlib.ExitStack):
         """By name, in starting order."""
         self.data: list[Data] = []
         """Group by group."""
-        self.place: GlooPlace | None = None
-        """Where learners of several hosts meet; None: they share memory."""
+        self.messages: GossipHandle | None = None
+        """Messages of the learners of all hosts; None: this host's are all."""
         self.whole_env_steps: int | None = None
         """Env steps that a resume goes on from, where it collects a part of the earlier ones again."""
         self.spread: Callable[[Recorder], Callable[[tuple[GroupSample, ...], float], tuple[GroupSample, ...]]] | None
@@ -102,10 +100,18 @@ class Assembly(contextlib.ExitStack):
     def wakeups(self, count: int) -> tuple[WakeupHandle, ...]:
         return tuple(self.open(Wakeup.create).handle for _ in range(count))
 
-    def meet(self) -> GlooPlace | None:
-        """Opens the place where learners meet whose parameters go by gloo, if this run's do."""
-        self.place = self.enter_context(open_place(self.plan, self.run_dir))
-        return self.place
+    def hosts_messages(self) -> GossipHandle | None:
+        """Memory for the messages of learners on all hosts; None if this host's are all."""
+        plan = self.plan
+        self.messages = plan.joins
+        if plan.joins is None and plan.all_learners > plan.learners:
+            own = range(plan.learners)
+            self.messages = self.open(lambda: GossipMemory.create(plan.all_learners, own)).handle()
+        return self.messages
+
+    def seed_offset(self, group: int) -> int:
+        """Number of a group's learner among those of all hosts, which tells the seeds of its samplers from others'."""
+        return group if self.messages is None else self.messages.own[group]
 
     def learner_fields(self, group: int) -> dict[str, Any]:
         """Fields that the jobs of all learners have in common."""
@@ -170,8 +176,12 @@ class Assembly(contextlib.ExitStack):
     def complete(self) -> None:
         """Adds what all modes have: the bridge to learners of other hosts, evaluator, visualizer, status table."""
         plan, address, start_s = self.plan, self.plan.config.cluster.address, self.plan.config.sampling.start_deadline_s
-        if self.place is not None and address is not None:
-            self.bridge(LearnerBridgeJob(address=address, place=self.place, arguments=plan.host_arguments))
+        if self.messages is not None and address is not None:
+            topology = plan.config.gala.topology if plan.config.wiring.mixes else "full"
+            job = LearnerBridgeJob(
+                address=address, messages=self.messages, topology=topology, arguments=plan.host_arguments
+            )
+            self.bridge(job)
         if plan.config.evaluation.enabled and not plan.alone:
             self._add(
                 Address("evaluator"),
@@ -180,7 +190,7 @@ class Assembly(contextlib.ExitStack):
                 start_deadline_s=start_s,
             )
         if plan.config.visualizer.enabled:
-            job = VisualizerJob(
+            visualizer = VisualizerJob(
                 run_dir=str(self.run_dir),
                 spec=plan.spec,
                 config=plan.config.visualizer,
@@ -188,7 +198,10 @@ class Assembly(contextlib.ExitStack):
                 seed=plan.config.run.seed,
             )
             self._add(
-                Address("visualizer"), job, memory_limit_bytes=watcher_limit_bytes(plan, 1), start_deadline_s=start_s
+                Address("visualizer"),
+                visualizer,
+                memory_limit_bytes=watcher_limit_bytes(plan, 1),
+                start_deadline_s=start_s,
             )
         self.status = self.open(lambda: StatusTable.create(self._rows))
 
@@ -236,43 +249,6 @@ def assembled(
         assemble(run)
         run.complete()
         yield run
-
-
-def open_place(plan: RunPlan, run_dir: Path) -> AbstractContextManager[GlooPlace | None]:
-    """Where the learners of a run meet whose parameters go by gloo; None where they share memory."""
-    exchange, wiring = plan.config.exchange, plan.config.wiring
-    if exchange.transport != "gloo" or not wiring.other_learners:
-        return contextlib.nullcontext()
-    if exchange.join is not None:
-        return contextlib.nullcontext(
-            GlooPlace.joining(
-                exchange.join,
-                Path(exchange.secret_file or ""),
-                exchange.listen,
-                plan.learners,
-                f"{socket.gethostname()}:{run_dir.resolve()}",
-                plan.in_common,
-            )
-        )
-    learners = exchange.learners or plan.learners
-    if learners == 1:
-        return contextlib.nullcontext()
-    return GlooPlace.opened(run_dir, exchange.listen, plan.learners, learners, plan.in_common)
-
-
-def tell_place(place: GlooPlace | None, on_event: Callable[[str, str], None]) -> None:
-    """Says how learners of other hosts join, or which this run's are."""
-    if place is None or len(place.own) == place.learners:
-        return
-    numbers = ", ".join(map(str, place.own))
-    on_event(
-        "info",
-        f"learners {numbers} of {place.learners}, with those of the run at {place.store}"
-        if place.joined
-        else f"{place.learners - len(place.own)} more learners may join from other hosts: --set "
-        f"exchange.transport=gloo --set exchange.join={place.store} --set exchange.secret_file=FILE, a copy of "
-        f"{place.secret_file}",
-    )
 
 
 def memory_limit_bytes(plan: RunPlan) -> int:

@@ -14,6 +14,7 @@ from spreeze.config.layers import Settings, toml_value
 from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config
 from spreeze.errors import ConfigError
+from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.replay_ring import RingSpec
 from spreeze.transport.rollouts import RolloutSpec
 from spreeze.types import EnvSpec, RowLayout
@@ -31,7 +32,7 @@ class EarlierSessions:
     best_return: float | None = None
 
 
-_OF_THIS_HOST = ("run", "cluster", "exchange", "stop", "logging", "visualizer", "tuning")
+_OF_THIS_HOST = ("run", "cluster", "stop", "logging", "visualizer", "tuning")
 _OF_THIS_MACHINE = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers", "rollout.samplers",
                     "rollout.inference_workers")  # fmt: skip
 _WITH_FLAGS = ("env.id", "env.import_module", "env.plain", "env.args")
@@ -57,6 +58,8 @@ class RunPlan:
     inference_workers: int = 0  # processes that compute actions for samplers
     hosts: int = 0  # other hosts that there may be at a time; 0: the run has this machine alone
     host_shards: int = 0  # of replay, for the rows of all other hosts
+    all_learners: int = 0  # of all hosts together, where each has learners of its own; 0: there is this host alone
+    joins: GossipHandle | None = None  # memory by which this host's learner takes part in a run elsewhere
     to_tune: bool = False  # the tuner has still to choose, so what it may change is not rejected
     host_tune: tuple[str, ...] = ()  # arguments of each host's own tuner; empty: it measures nothing
     alone: bool = False  # there can be one environment only: the sampler plays the evaluations in it
@@ -149,13 +152,7 @@ class RunPlan:
                 f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = "
                 f"{self.samplers}; use --samplers {learners} or more"
             )
-        self._check_exchange()
-        by_gloo = self.config.exchange.transport == "gloo" and learners > 1
-        if by_gloo and self.config.wiring.mixes and self.config.gala.mixing == "hogwild":
-            raise ConfigError(
-                "exchange.transport = gloo: learners without locks (gala.mixing = hogwild) share memory; "
-                "leave one of them out"
-            )
+        self._check_hosts()
         if not (self.config.wiring.mixes or (self.config.wiring.averages and self.config.on_policy is not None)):
             return
         if self.samplers % learners:
@@ -164,7 +161,7 @@ class RunPlan:
                 f"--samplers {self.samplers // learners * learners}"
             )
         asked = "user" in (self.settings.sources.get(key) for key in ("gala.topology", "gala.mixing"))
-        alone = learners == 1 and not self.config.exchange.spans_hosts
+        alone = learners == 1 and not self.spans_hosts
         if alone and self.config.wiring.mixes and asked and not self.to_tune:
             raise ConfigError(
                 f"gala.topology = {self.config.gala.topology}, gala.mixing = {self.config.gala.mixing}: "
@@ -179,7 +176,7 @@ class RunPlan:
                 f"rollout.inference_workers = {part.inference_workers}: in mode {self.config.run.mode} "
                 "samplers go at their own pace and infer for themselves; leave it out"
             )
-        if self.inference_workers and (self.learners > 1 or self.config.exchange.spans_hosts):
+        if self.inference_workers and (self.learners > 1 or self.spans_hosts):
             raise ConfigError(
                 f"rollout.inference_workers = {self.inference_workers}: the samplers of "
                 "several learners infer for themselves; leave it out"
@@ -213,24 +210,22 @@ class RunPlan:
                 "float32, which its equal results rest on; leave it out"
             )
 
-    def _check_exchange(self) -> None:
+    @property
+    def spans_hosts(self) -> bool:
+        """True if learners of other hosts may take part."""
+        return self.joins is not None or self.all_learners > 0
+
+    def _check_hosts(self) -> None:
         """Rejects learners of other hosts where they cannot take part."""
-        exchange, wiring, gala = self.config.exchange, self.config.wiring, self.config.gala
-        if not exchange.spans_hosts:
-            return
-        if not wiring.other_learners:
-            raise ConfigError(
-                f"exchange.learners, exchange.join: learners share nothing in mode {self.config.run.mode}"
-                "; use --mode gala for ppo and a2c, --mode tianji"
-            )
-        if wiring.mixes and (gala.mixing != "gossip" or gala.max_staleness == 0):
+        wiring, gala = self.config.wiring, self.config.gala
+        if self.spans_hosts and wiring.mixes and (gala.mixing != "gossip" or gala.max_staleness == 0):
             raise ConfigError(
                 f"gala.mixing = {gala.mixing}, gala.max_staleness = {gala.max_staleness}: learners of "
                 "several hosts gossip, and never in lockstep; leave them out"
             )
-        if exchange.learners is not None and exchange.learners < self.learners:
+        if 0 < self.all_learners <= self.learners:
             raise ConfigError(
-                f"exchange.learners = {exchange.learners}: this host alone has run.learners = {self.learners}; raise it"
+                f"cluster.learners = {self.all_learners}: this host alone has run.learners = {self.learners}; raise it"
             )
 
     @property
@@ -257,8 +252,6 @@ class RunPlan:
             "--no-visualizer",
             "--profile",
             NO_PROFILE,
-            "--set",
-            "exchange.transport=gloo",
         ]
         if config.cluster.samplers is not None:
             flags += ["--samplers", str(config.cluster.samplers)]
@@ -269,22 +262,6 @@ class RunPlan:
             if source != "default" and not left and value is not None:
                 flags += ["--set", f"{key}={toml_value(value)}"]
         return tuple(flags)
-
-    @property
-    def in_common(self) -> dict[str, Any]:
-        """Settings that the learners of several hosts must have in common: they begin with equal parameters."""
-        config, gala = self.config, self.config.gala
-        mixing = {"gala.topology": gala.topology} if config.wiring.mixes else {}
-        own = {f"{config.run.algo}.{name}": value for name, value in self.algorithm_fields().items()}
-        return {
-            "env.id": self.spec.env_id,
-            "run.algo": config.run.algo,
-            "run.mode": config.run.mode,
-            "run.seed": config.run.seed,
-            "env.normalize_obs": config.env.normalize_obs,
-            **mixing,
-            **own,
-        }
 
     @property
     def session_seed(self) -> int:

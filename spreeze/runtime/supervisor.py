@@ -35,7 +35,7 @@ from spreeze.machine.processes import (
 from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.run_directory import RunDir, group_folder
-from spreeze.runtime.assembly import Assembly, assembled, evaluator_job, tell_place
+from spreeze.runtime.assembly import Assembly, assembled, evaluator_job
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import (
@@ -88,7 +88,6 @@ def run_workers(
                 run = stack.enter_context(assembled(assemble, plan, run_dir.path, recorder.started_s))
             if run.whole_env_steps is not None:
                 recorder.goes_on_from(run.whole_env_steps)
-            tell_place(run.place, recorder.event)
             supervisor = _Supervisor(plan, run_dir, recorder, interrupts, launcher, run, logs)
             try:
                 supervisor.start()

@@ -32,8 +32,8 @@ buffer like that of IMPACT they wait only for bounds on a rollout's uses: a read
 may wait for some before it overwrites one. One counter per environment, stored last, tells which rows are complete,
 which are overwritten next, and where a restarted sampler continues. This is model-checked like the ring.
 
-*Between learners* parameters go through slots in shared memory, or from host to host by ``gloo_gossip``, in threads
-of its own, so that no learner waits for a network. Both are the same ``Gossip``, whose contract one test holds them to.
+*Between learners* parameters go through slots in shared memory (``Gossip``). Each host has slots for the learners of
+all hosts, which a process of its own keeps equal to the other hosts', so that no learner waits for a network.
 
 *Weights* travel as immutable files and an atomically replaced pointer; thanks to a hint in shared memory, a check for
 new weights costs one load. Every score and every clip belongs to one version of the weights. Where the policy is an

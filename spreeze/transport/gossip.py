@@ -1,52 +1,44 @@
-"""Gossip between learners: the interface of every transport, and its implementation in shared memory.
+"""Gossip between learners: neighbours, staleness, and messages in shared memory.
 
-In memory of the supervisor each learner has the newest few of its messages in slots of its own
-(``VersionedParameters``). So a message is there whole or not at all, whichever process is killed, a newer one replaces
-an older one, and nobody waits for a reader. Between hosts they travel by ``gloo_gossip``.
+Each learner has the newest few of its messages in slots of its own (``VersionedParameters``), in memory of the
+supervisor. So a message is there whole or not at all, whichever process is killed, a newer one replaces an older one,
+and nobody waits for a reader.
+
+Between hosts the memory is the same: each host has slots for the learners of all hosts (``GossipMemory``), and a
+process of its own copies messages from one host's memory to the other's (``runtime.cluster.learner_bridge``). A learner
+reads and writes memory alone, so no learner waits for the network.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.errors import TransportError
-from spreeze.transport import files
-from spreeze.transport.protocols import GossipMessage
+from spreeze.errors import TransportError, WeightsError
+from spreeze.transport.chunks import seal, unseal
+from spreeze.transport.handles import Handle
+from spreeze.transport.shared_memory import ArraySpec, SharedArrays
 from spreeze.transport.topology import in_neighbours
-from spreeze.transport.weights import VersionedParameters, Weights
+from spreeze.transport.weights import ParametersHandle, VersionedParameters, Weights
 from spreeze.types import Jsonable
 
+SILENT_S = 3.0
+"""Silence after which a learner of another host counts as gone."""
+_HANDLE_VARIABLE = "SPREEZE_GOSSIP"
+"""Environment variable by which a run inherits memory for messages from the process that started it."""
 _PARAMETERS = "parameters"
 _MOST_SLOTS = 9
 """Each is a descriptor in every learner."""
-_SECRET_BYTES = 32
-
-
-def create_secret(path: Path, secret: bytes | None = None) -> bytes:
-    """Writes a secret (None: a new one) into a file that only this user can read; an OSError if that fails."""
-    secret = secrets.token_bytes(_SECRET_BYTES) if secret is None else secret
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secret)
-    return secret
-
-
-def read_secret(path: Path) -> bytes:
-    """Reads the file of ``create_secret``; a TransportError if that fails."""
-    try:
-        secret = files.read_bytes(path, _SECRET_BYTES)
-    except (OSError, ValueError) as error:
-        raise TransportError(f"the secret of the run cannot be read: {error}") from None
-    if len(secret) != _SECRET_BYTES:
-        raise TransportError(f"the secret of the run in {path} has {len(secret)} bytes, not {_SECRET_BYTES}")
-    return secret
+_MOST_HEAD_BYTES = 1 << 16
+_ALIGNMENT = 16
+_TYPES = ("<f4", "<f8")
 
 
 def messages_kept(learners: int) -> int:
@@ -54,105 +46,55 @@ def messages_kept(learners: int) -> int:
     return min(learners + 1, _MOST_SLOTS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GlooPlace(Jsonable):
-    """Where learners meet that exchange messages by gloo."""
+class GossipMessage(NamedTuple):
+    """Parameters that another learner sent."""
 
-    store: str
-    """host:port of the ``MemberStore``."""
-    secret_file: str
-    """File that holds the secret."""
-    listen: str
-    """Address of this machine at which its learners take connections."""
-    learners: int
-    """Number of learners of all hosts together."""
-    own: tuple[int, ...]
-    """Number of each learner of this host among all."""
-    joined: bool = False
-    """True if the others may have learned for a while."""
-
-    @classmethod
-    @contextlib.contextmanager
-    def opened(
-        cls, folder: Path, listen: str, count: int, learners: int, facts: Mapping[str, Any]
-    ) -> Iterator[GlooPlace]:
-        """A place for ``learners``, the first ``count`` of which are of this host; this loads torch.
-
-        The secret is in ``folder`` meanwhile. Whoever joins must have the same ``facts``.
-
-        Raises:
-            TransportError: no port of the address ``listen`` can be opened.
-            OSError: the secret cannot be written.
-        """
-        from spreeze.transport.gloo_gossip import MemberStore
-
-        secret_file = folder / "secret"
-        secret_file.unlink(missing_ok=True)  # of a session that was killed
-        secret = create_secret(secret_file)
-        try:
-            with contextlib.closing(MemberStore(listen)) as store:
-                store.describe(secret, count, learners, facts)
-                yield cls(
-                    store=store.address,
-                    secret_file=str(secret_file),
-                    listen=listen,
-                    learners=learners,
-                    own=tuple(range(count)),
-                )
-        finally:
-            secret_file.unlink(missing_ok=True)
-
-    @classmethod
-    def joining(
-        cls, store: str, secret_file: Path, listen: str, count: int, claimant: str, facts: Mapping[str, Any]
-    ) -> GlooPlace:
-        """The place of another host's run, with ``count`` learners of this host there; this loads torch.
-
-        The same ``claimant`` gets the same numbers again.
-
-        Raises:
-            TransportError: it cannot be reached, has other facts, or has no room for so many.
-        """
-        from spreeze.transport.gloo_gossip import claim
-
-        learners, own = claim(store, read_secret(secret_file), count, claimant, facts)
-        return cls(store=store, secret_file=str(secret_file), listen=listen, learners=learners, own=own, joined=True)
+    sender: int
+    number: int  # of the sender's update after which it was sent
+    parameters: np.ndarray  # [d]
+    epoch: int = 0  # of the sender's start; numbers rise within it
 
 
-class NeighbourGossip:
-    """A ``Gossip`` but for how messages travel: neighbours, staleness, and which message is received."""
+class Gossip:
+    """One learner's side of the exchange of parameters in a directed graph of learners; ``slots[i]`` are learner i's.
 
-    def __init__(self, learner: int, learners: int, *, topology: str, max_staleness: int | None) -> None:
+    A message arrives whole or not at all, whichever process is killed. The newest of a sender replaces older ones that
+    nobody has received. Each is received at most once by each out-neighbour. No method waits.
+    """
+
+    def __init__(
+        self,
+        learner: int,
+        slots: Sequence[VersionedParameters],
+        *,
+        topology: str,
+        max_staleness: int | None,
+        epoch: int = 0,
+    ) -> None:
+        """Numbers rise within an ``epoch``: one learner's start, or the whole run if they go on after a restart."""
         self._learner, self._topology, self._max_staleness = learner, topology, max_staleness
+        self._slots, self._epoch = list(slots), epoch
         self._number = -1
-        self._held = [(-1, -1)] * learners
+        self._held = [(-1, -1)] * len(slots)
         self.in_neighbours: tuple[int, ...] = ()
+        """Whose messages this learner receives."""
         self.staleness: dict[int, int] = {}
-        self.close_over(range(learners))
-
-    def _put(self, parameters: np.ndarray, number: int) -> None:
-        """Makes a message visible to the out-neighbours."""
-        raise NotImplementedError
-
-    def _numbered(self, peer: int, number: int) -> GossipMessage | None:
-        """A peer's message of that number, if it is there."""
-        raise NotImplementedError
-
-    def _newest(self, peer: int, newer_than: tuple[int, int] | None = None) -> GossipMessage | None:
-        """A peer's newest message; None if there is none, or none newer than (epoch, number)."""
-        raise NotImplementedError
+        """In-neighbour -> messages sent here since its last message was received."""
+        self.close_over(range(len(slots)))
 
     def close_over(self, living: Sequence[int]) -> None:
-        self._living = tuple(living)
-        self.in_neighbours = in_neighbours(self._topology, self._learner, self._living)
+        """Leaves the others out of the graph, until they are among the living again."""
+        self.in_neighbours = in_neighbours(self._topology, self._learner, living)
         self.staleness = {peer: self.staleness.get(peer, 0) for peer in self.in_neighbours}
 
     def send(self, parameters: np.ndarray, number: int) -> None:
-        self._put(parameters, number)
+        """Makes parameters [d] visible to the out-neighbours. Numbers rise; the array may be reused."""
+        self._slots[self._learner].publish({_PARAMETERS: parameters}, {}, self._epoch, number)
         self._number = number
         self.staleness = {peer: updates + 1 for peer, updates in self.staleness.items()}
 
     def receive(self) -> list[GossipMessage]:
+        """The newest message of each in-neighbour that was not received yet."""
         found = [message for peer in self.in_neighbours if (message := self._due(peer)) is not None]
         for message in found:
             self._held[message.sender] = message.epoch, message.number
@@ -166,9 +108,10 @@ class NeighbourGossip:
             if held[1] == self._number:
                 return None  # the peer's next one is for the next mix
             message = self._numbered(peer, self._number) if held[1] < self._number else None
-        return self._newest(peer, held) if message is None else message
+        return self.latest(peer, held) if message is None else message
 
     def overdue(self) -> tuple[int, ...]:
+        """In-neighbours whose staleness is above the limit: the learner has to receive from them before it goes on."""
         if self._max_staleness is None:
             return ()
         return tuple(
@@ -177,47 +120,180 @@ class NeighbourGossip:
             if age > self._max_staleness and not (self._max_staleness == 0 and self._held[peer][1] >= self._number)
         )  # one that is ahead is not waited for
 
-    def latest(self, peer: int) -> GossipMessage | None:
-        return self._newest(peer)
+    def latest(self, peer: int, newer_than: tuple[int, int] | None = None) -> GossipMessage | None:
+        """A learner's newest message, received or not; None if there is none, or none newer than (epoch, number)."""
+        return _message(peer, self._slots[peer].read_latest(newer_than))
 
     def at(self, peer: int, number: int) -> GossipMessage | None:
+        """A learner's message of that number, or a newer one where it is gone; None while there is neither."""
         message = self._numbered(peer, number)
         if message is None:
-            newest = self._newest(peer)
+            newest = self.latest(peer)
             message = newest if newest is not None and newest.number > number else None
         return message
 
-
-class SharedGossip(NeighbourGossip):
-    """A ``Gossip`` in memory files; ``slots[i]`` are those of learner i."""
-
-    def __init__(
-        self,
-        learner: int,
-        slots: Sequence[VersionedParameters],
-        *,
-        topology: str,
-        max_staleness: int | None,
-        epoch: int = 0,
-    ) -> None:
-        """Numbers rise within an ``epoch``: one learner's start, or the whole run if they go on after a restart."""
-        self._slots, self._epoch = list(slots), epoch
-        super().__init__(learner, len(self._slots), topology=topology, max_staleness=max_staleness)
-
-    def _put(self, parameters: np.ndarray, number: int) -> None:
-        self._slots[self._learner].publish({_PARAMETERS: parameters}, {}, self._epoch, number)
-
     def _numbered(self, peer: int, number: int) -> GossipMessage | None:
         return _message(peer, self._slots[peer].read(number))
-
-    def _newest(self, peer: int, newer_than: tuple[int, int] | None = None) -> GossipMessage | None:
-        return _message(peer, self._slots[peer].read_latest(newer_than))
-
-    def close(self) -> None:
-        """Does nothing: the slots are their owner's."""
 
 
 def _message(sender: int, weights: Weights | None) -> GossipMessage | None:
     return (
         None if weights is None else GossipMessage(sender, weights.version, weights.arrays[_PARAMETERS], weights.epoch)
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GossipHandle(Jsonable):
+    """Carries a ``GossipMemory``."""
+
+    presence: Handle
+    messages: tuple[ParametersHandle, ...]
+    own: tuple[int, ...]
+    """Number of each learner of this host among those of all hosts."""
+    joined: bool = False
+    """True if the others may have learned for a while."""
+
+    @property
+    def learners(self) -> int:
+        """Number of learners of all hosts together."""
+        return len(self.messages)
+
+    def attach(self) -> GossipMemory:
+        presence = SharedArrays.attach(self.presence.fds[0], _presence(self.learners))
+        return GossipMemory(presence, [messages.attach() for messages in self.messages], self.own)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment of a run whose learners are to have this memory; it inherits the descriptors."""
+        return {_HANDLE_VARIABLE: json.dumps(self.to_json())}
+
+    @classmethod
+    def inherited(cls) -> GossipHandle | None:
+        """The memory that this process has inherited; None if there is none."""
+        text = os.environ.get(_HANDLE_VARIABLE)
+        return None if text is None else cls.from_json(json.loads(text))
+
+
+def _presence(learners: int) -> tuple[ArraySpec, ...]:
+    """Which learners are there, one entry each."""
+    return (
+        ArraySpec("pid", (learners,), "int64"),  # process of a learner of this host; 0: there is none
+        ArraySpec("heard_s", (learners,), "float64"),  # monotonic time at which one of another host was known to learn
+    )
+
+
+class GossipMemory:
+    """The newest messages of the learners of all hosts, and which of these learners are there, in one host's memory."""
+
+    def __init__(self, presence: SharedArrays, messages: Sequence[VersionedParameters], own: Sequence[int]) -> None:
+        self._presence, self._messages, self.own = presence, list(messages), tuple(own)
+
+    @classmethod
+    def create(cls, learners: int, own: Sequence[int]) -> GossipMemory:
+        """Memory for ``learners`` of all hosts, of which those numbered ``own`` are this host's."""
+        messages = [VersionedParameters.create() for _ in range(learners)]
+        return cls(SharedArrays.create("spreeze-presence", _presence(learners)), messages, own)
+
+    def handle(self, *, joined: bool = False) -> GossipHandle:
+        return GossipHandle(
+            presence=Handle(fds=(self._presence.block.fd,)),
+            messages=tuple(messages.handle for messages in self._messages),
+            own=self.own,
+            joined=joined,
+        )
+
+    # --- for a learner of this host ---
+
+    def enter(self, number: int, *, topology: str, max_staleness: int | None) -> Gossip:
+        """This process is that learner from now on; the numbers of its messages may begin anew."""
+        newest = self._messages[number].newest
+        self._presence["pid"][number] = os.getpid()
+        return Gossip(
+            number,
+            self._messages,
+            topology=topology,
+            max_staleness=max_staleness,
+            epoch=0 if newest is None else newest[0] + 1,
+        )
+
+    def leave(self) -> None:
+        """This process is no learner any more."""
+        pids = self._presence["pid"]
+        pids[pids == os.getpid()] = 0
+
+    def living(self) -> tuple[int, ...]:
+        """Numbers of all learners that are there, as far as is known by now."""
+        return tuple(number for number in range(len(self._messages)) if self._is_there(number))
+
+    def _is_there(self, number: int) -> bool:
+        if number not in self.own:
+            return time.monotonic() - float(self._presence["heard_s"][number]) < SILENT_S
+        pid = int(self._presence["pid"][number])
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return pid > 0
+
+    # --- for who connects it with other hosts' ---
+
+    def hear(self, numbers: Iterable[int]) -> None:
+        """Notes that these learners are there now, as far as they are other hosts'."""
+        for number in set(numbers).intersection(range(len(self._messages))).difference(self.own):
+            self._presence["heard_s"][number] = time.monotonic()
+
+    def lose(self, number: int) -> None:
+        """Notes that a learner of another host is gone."""
+        self._presence["heard_s"][number] = -SILENT_S
+
+    def order(self, number: int) -> tuple[int, int]:
+        """Epoch and number of a learner's newest message; -1 each before the first."""
+        return self._messages[number].newest or (-1, -1)
+
+    def newest(self, number: int, newer_than: tuple[int, int]) -> GossipMessage | None:
+        """A learner's newest message; None if there is none newer than (epoch, number)."""
+        return _message(number, self._messages[number].read_latest(newer_than))
+
+    def put(self, message: GossipMessage) -> None:
+        """Stores a message of another host's learner, unless a newer one is there; a TransportError for any other."""
+        if message.sender in self.own or not 0 <= message.sender < len(self._messages):
+            raise TransportError(f"learner {message.sender} does not learn on another host")
+        with contextlib.suppress(WeightsError):
+            self._messages[message.sender].publish({_PARAMETERS: message.parameters}, {}, message.epoch, message.number)
+
+    def close(self) -> None:
+        for messages in self._messages:
+            messages.close()
+        self._presence.close()
+
+
+def seal_messages(secret: bytes, kind: bytes, messages: Sequence[GossipMessage]) -> bytes:
+    """Messages as bytes that only who knows the secret can make; ``kind`` tells them from others."""
+    arrays = [np.ascontiguousarray(message.parameters) for message in messages]
+    told = [
+        (message.sender, message.epoch, message.number, array.dtype.str, len(array))
+        for message, array in zip(messages, arrays, strict=True)
+    ]
+    head = json.dumps(told).encode()
+    head += b" " * (-(len(head) + 4) % _ALIGNMENT)
+    return seal(secret, kind, len(head).to_bytes(4, "little"), head, *(array.view(np.uint8).data for array in arrays))
+
+
+def unseal_messages(secret: bytes, kind: bytes, data: bytes) -> list[GossipMessage]:
+    """Inverse of ``seal_messages``; a TransportError if the bytes are of another kind or secret, or are damaged."""
+    body = unseal(secret, kind, data)
+    begin = 4 + int.from_bytes(body[:4], "little")
+    if begin > min(len(body), _MOST_HEAD_BYTES):
+        raise TransportError(f"{len(body)} bytes hold no messages of learners")
+    messages = []
+    try:
+        for sender, epoch, number, dtype, count in json.loads(bytes(body[4:begin])):
+            end = begin + int(count) * np.dtype(_TYPES[_TYPES.index(dtype)]).itemsize
+            parameters = np.frombuffer(body[begin:end], dtype)
+            if len(parameters) != count:
+                raise ValueError(f"{len(parameters)} parameters, not {count}")
+            messages.append(GossipMessage(int(sender), int(number), parameters, int(epoch)))
+            begin = end
+    except (ValueError, TypeError) as error:
+        raise TransportError(f"a message of a learner is damaged: {error}") from None
+    return messages

@@ -28,9 +28,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.transport.gossip import GlooPlace, SharedGossip, messages_kept
+from spreeze.transport.gossip import Gossip, GossipHandle, GossipMemory, messages_kept
 from spreeze.transport.handles import Handle
-from spreeze.transport.protocols import Arrays, Gossip
+from spreeze.transport.protocols import Arrays
 from spreeze.transport.shared_memory import ArraySpec, SharedArrays, nameless_file
 from spreeze.transport.weights import ParametersHandle, VersionedParameters
 from spreeze.types import Jsonable
@@ -79,8 +79,8 @@ class MixSpec(Jsonable):
     memory: MixHandle
     policies: tuple[ParametersHandle, ...] = ()
     """Each learner's policy; empty where this learner does not publish their mean."""
-    gloo: GlooPlace | None = None
-    """Where messages go by gloo; None: through ``memory``."""
+    hosts: GossipHandle | None = None
+    """Messages of the learners of all hosts; None: this host's are all, in ``memory``."""
 
 
 def board_fields(learners: int) -> tuple[ArraySpec, ...]:
@@ -159,6 +159,7 @@ class Mixer:
         """``wait`` is a short sleep; False: the run is being stopped, so nobody is waited for any more."""
         self.spec, self._living, self._wait = spec, living, wait
         self.board = spec.memory.attach_board()
+        self._hosts: GossipMemory | None = None
         self._gossip = self._open_gossip()
         self._mixed = [mixed.attach() for mixed in spec.memory.mixed]
         self._gradients = spec.memory.gradients[spec.learner].attach()
@@ -174,26 +175,16 @@ class Mixer:
     def _open_gossip(self) -> Gossip:
         spec = self.spec
         topology = "full" if spec.mixing in ("all_reduce", "average") else spec.topology
-        if spec.gloo is None:
+        if spec.hosts is None:
             messages = [one.attach() for one in spec.memory.messages]
-            return SharedGossip(spec.learner, messages, topology=topology, max_staleness=spec.max_staleness)
-        from spreeze.transport.gloo_gossip import GlooGossip  # loads torch.distributed
-
-        gossip = GlooGossip(
-            spec.learner,
-            spec.gloo,
-            topology=topology,
-            max_staleness=spec.max_staleness,
-            every=spec.mixing == "all_reduce",
-        )
-        self._living = gossip.living
-        return gossip
+            return Gossip(spec.learner, messages, topology=topology, max_staleness=spec.max_staleness)
+        self._hosts = hosts = spec.hosts.attach()
+        self._living = hosts.living
+        return hosts.enter(spec.hosts.own[spec.learner], topology=topology, max_staleness=spec.max_staleness)
 
     def _are_all_there(self) -> bool:
-        """True if every learner of this host has parameters, and can be reached unless this one comes back to a run."""
-        gloo = self.spec.gloo
-        reached = self._returned or gloo is None or {*gloo.own} <= {*self._living()}
-        return reached and all(mixed.read_latest() is not None for mixed in self._mixed)
+        """True if every learner of this host has parameters."""
+        return all(mixed.read_latest() is not None for mixed in self._mixed)
 
     def _wait_for_news(self) -> None:
         """Until a neighbour's parameters are here, if there is one; messages come after connections."""
@@ -220,8 +211,8 @@ class Mixer:
         while time.monotonic() < end_s and not self._are_all_there():
             if not self._wait():
                 return
-        if self.spec.gloo is not None and self.spec.mixing in _SENDING_PARAMETERS:
-            self._returned |= self.spec.gloo.joined
+        if self.spec.hosts is not None and self.spec.mixing in _SENDING_PARAMETERS:
+            self._returned |= self.spec.hosts.joined
             if self._returned:
                 self._wait_for_news()
 
@@ -283,7 +274,8 @@ class Mixer:
         found = self._neighbours() if self._returned and self.spec.mixing != "none" else None
         self._returned = False
         mixed = after if found is None else self._mean_of([found])  # the others get that, too: its own are old
-        is_new = found is not None and self.spec.gloo is not None and self.spec.gloo.joined  # nobody takes what it has
+        hosts = self.spec.hosts
+        is_new = found is not None and hosts is not None and hosts.joined  # nobody takes what it has
         due = self.spec.mixing == "gossip" or (self.spec.mixing == "average" and number % self.spec.interval == 0)
         if due and not is_new:
             mixed = self._gossiped(mixed, number)
@@ -322,7 +314,7 @@ class Mixer:
 
     def _neighbours(self) -> np.ndarray | None:
         """The newest message of an in-neighbour, or else of any other learner of this host."""
-        if self.spec.gloo is not None and self.spec.mixing in _SENDING_PARAMETERS:
+        if self.spec.hosts is not None and self.spec.mixing in _SENDING_PARAMETERS:
             newest = (self._gossip.latest(peer) for peer in self._gossip.in_neighbours)
             return next((message.parameters for message in newest if message is not None), None)
         peers = [*self._gossip.in_neighbours, *(peer for peer in self._living() if peer != self.spec.learner)]
@@ -356,7 +348,8 @@ class Mixer:
     def leave(self) -> None:
         """Tells the others that no more messages follow."""
         self.board["left"][self.spec.learner] = 1
-        self._gossip.close()
+        if self._hosts is not None:
+            self._hosts.leave()
 
 
 def as_float32(values: np.ndarray) -> np.ndarray:

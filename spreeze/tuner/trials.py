@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
-from spreeze.config.layers import Layer, Settings, Values
+from spreeze.config.layers import Layer, Values
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import LogKeeper
@@ -316,7 +316,7 @@ def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     least = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth))
     rows = max(min(ROWS, ROWS_BYTES // row_bytes), least)
     rows = min(rows, max(plan.config.replay.capacity, batch), cap_bytes // 4 // row_bytes)
-    settings = _with(
+    return _trial_plan(
         plan,
         setting,
         {
@@ -324,23 +324,26 @@ def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
             "visualizer": {"enabled": False},
             "stop": {"updates": None},
         },
+        samplers,
     )
-    return dataclasses.replace(plan, samplers=samplers, settings=settings)
 
 
-def _with(plan: RunPlan, setting: Setting, values: Values) -> Settings:
-    """The plan's settings with those of a trial, and what makes a trial of them."""
+def _trial_plan(plan: RunPlan, setting: Setting, values: Values, samplers: int) -> RunPlan:
+    """The plan with the settings of a trial, and with the values that make a trial of it."""
     own = setting.layer().values
-    values = values | {"exchange": {"transport": "shared", "join": None, "learners": None}}  # no other host takes part
-    return plan.settings.with_layer(
+    settings = plan.settings.with_layer(
         Layer("tuner", {part: {**values.get(part, {}), **own.get(part, {})} for part in (*own, *values)})
+    )
+    inference_workers = settings.config.inference_workers if settings.config.on_policy is not None else 0
+    return dataclasses.replace(
+        plan, settings=settings, samplers=samplers, inference_workers=inference_workers, all_learners=0
     )
 
 
 def sampler_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """A plan for samplers of that setting that write as fast as they can."""
     least = 2 * setting[SAMPLERS] * setting[ENVS] * (1 + plan.layout.depth)
-    settings = _with(
+    return _trial_plan(
         plan,
         setting,
         {
@@ -353,13 +356,13 @@ def sampler_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
             "learner": {"batch_size": 1},
             "visualizer": {"enabled": False},
         },
+        setting[SAMPLERS],
     )
-    return dataclasses.replace(plan, samplers=setting[SAMPLERS], settings=settings)
 
 
 def rollout_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """Plan of the task with that setting, until it is stopped."""
-    settings = _with(
+    return _trial_plan(
         plan,
         setting,
         {
@@ -367,9 +370,7 @@ def rollout_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
             "visualizer": {"enabled": False},
             "stop": {"updates": None, "env_steps": None, "seconds": None},
         },
-    )
-    return dataclasses.replace(
-        plan, settings=settings, samplers=setting[ROLLOUT_SAMPLERS], inference_workers=settings.config.inference_workers
+        setting[ROLLOUT_SAMPLERS],
     )
 
 

@@ -23,9 +23,8 @@ from spreeze.metrics.table import SLOTS, Phase
 from spreeze.metrics.target_pace import TargetPace
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint
-from spreeze.transport.gossip import SharedGossip
+from spreeze.transport.gossip import Gossip, GossipMemory
 from spreeze.transport.mixing import Mixer, MixSpec
-from spreeze.transport.protocols import Gossip
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.transport.rollouts import Handover, Rollouts
 from spreeze.workers.buffer_trainer import BufferTrainer, PolicyBroadcast
@@ -136,12 +135,13 @@ class ReplayFeed(_Restored):
         self._replay = ring
         self._pace = TargetPace(self.trainer.algorithm.target_share, config.gamma, config.n_step)
         self._peers: PeerAverage | None = None
+        self._hosts: GossipMemory | None = None
         self.began = False
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         if (gossip := self._open_gossip(epoch)) is not None:
             returned = self._context.named(self._context.slots)["updates"] > 0.0  # its parameters are old
-            joins = returned or (self._job.gloo is not None and self._job.gloo.joined)
+            joins = returned or (self._job.hosts is not None and self._job.hosts.joined)
             self._peers = PeerAverage(
                 self.trainer.algorithm, gossip, self._job.learner.average_interval, joins=joins, statistics=self.trainer
             )
@@ -149,18 +149,16 @@ class ReplayFeed(_Restored):
 
     def _open_gossip(self, epoch: int) -> Gossip | None:
         """The exchange with the learners to average with; None where there are none."""
-        shared, own = [handle.attach() for handle in self._job.averages], self._context.address.group
-        if self._job.gloo is not None:
-            from spreeze.transport.gloo_gossip import GlooGossip  # loads torch.distributed
-
-            return GlooGossip(own, self._job.gloo, topology="full", max_staleness=None)
-        if not shared:
-            return None
-        return SharedGossip(own, shared, topology="full", max_staleness=None, epoch=epoch)
+        own, hosts = self._context.address.group, self._job.hosts
+        if hosts is not None:
+            self._hosts = hosts.attach()
+            return self._hosts.enter(hosts.own[own], topology="full", max_staleness=None)
+        shared = [handle.attach() for handle in self._job.averages]
+        return Gossip(own, shared, topology="full", max_staleness=None, epoch=epoch) if shared else None
 
     def leave(self) -> None:
-        if self._peers is not None:
-            self._peers.close()
+        if self._hosts is not None:
+            self._hosts.leave()
 
     def advance(self) -> bool:
         ring = self._replay
@@ -377,7 +375,7 @@ def progress_of(job: OnPolicyLearnerJob, session_s: Callable[[], float]) -> Prog
     mix = job.mix
     if mix is None:
         return scheduled(job.stop, job.wall_base_s, session_s)
-    by_clock = mix.mixing != "all_reduce" and mix.gloo is None
+    by_clock = mix.mixing != "all_reduce" and mix.hosts is None
     return scheduled(job.stop, job.wall_base_s, session_s, mix.learners, by_clock=by_clock)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from spreeze.config.schema import EvaluationConfig, LearnerConfig, StopConfig, VisualizerConfig, algorithm_part
-from spreeze.transport.gossip import GlooPlace
+from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.mixing import MixSpec
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import RingHandle
@@ -65,9 +65,9 @@ class LearnerJob(AnyLearnerJob):
     env_steps_base: int
     """Env steps of earlier sessions of this run."""
     averages: tuple[ParametersHandle, ...] = ()
-    """One for each group's learner; empty: this learner averages with none, or by gloo."""
-    gloo: GlooPlace | None = None
-    """Where it meets the others, to average with them; None: they share memory, or there are none."""
+    """One for each group's learner; empty: this learner averages with none, or also with those of ``hosts``."""
+    hosts: GossipHandle | None = None
+    """Messages of the learners of all hosts, to average with them; None: this host's are all."""
     loaded_rows: tuple[int, ...] = ()
     """Rows of each shard that came from an earlier session; empty: none."""
 
@@ -237,7 +237,8 @@ class LearnerBridgeJob(Job):
 
     address: str
     """The value of ``--cluster``."""
-    place: GlooPlace
+    messages: GossipHandle
+    topology: str
     arguments: tuple[str, ...]
     """Command line of the run on each other host."""
 

@@ -25,8 +25,9 @@ from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig
 from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
 from spreeze.inference.return_scale import REWARD_CLIP, ReturnMoments, averaged_statistics, set_averaged_statistics
+from spreeze.transport.gossip import Gossip
 from spreeze.transport.mixing import as_float32, as_float64
-from spreeze.transport.protocols import BatchSource, Gossip
+from spreeze.transport.protocols import BatchSource
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
 from spreeze.workers.gpu_replay import (
@@ -687,9 +688,6 @@ class PeerAverage:
         for message in self._gossip.receive():
             self._newest[message.sender] = message.parameters, self._version
         return [found for found, since in self._newest.values() if self._version - since < _LIVING]
-
-    def close(self) -> None:
-        self._gossip.close()
 
 
 class DeviceUnits:

@@ -5,27 +5,30 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 from harness import REPO, poll
+from hosts_without_ray import HostsWithoutRay, Told, inherited
 
-from spreeze.transport.gloo_gossip import GlooGossip, MemberStore
-from spreeze.transport.gossip import GlooPlace, SharedGossip, create_secret, messages_kept
+from spreeze.runtime.cluster import gateway, host_run
+from spreeze.runtime.cluster.learner_bridge import LearnerBridge
+from spreeze.transport.gossip import Gossip, GossipMemory, messages_kept
+from spreeze.transport.handles import inherited_fds
 from spreeze.transport.weights import VersionedParameters
+from spreeze.workers.jobs import LearnerBridgeJob
 
 SENDER = """
 import json, sys
 import numpy as np
+from spreeze.transport.gossip import Gossip, GossipHandle
+from spreeze.transport.weights import VersionedParameters
 learner, number, where = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 if isinstance(where, dict):
-    from spreeze.transport.gloo_gossip import GlooGossip
-    from spreeze.transport.gossip import GlooPlace
-    gossip = GlooGossip(learner, GlooPlace.from_json(where), topology="ring", max_staleness=None)
+    gossip = GossipHandle.from_json(where).attach().enter(learner, topology="ring", max_staleness=None)
 else:
-    from spreeze.transport.gossip import SharedGossip
-    from spreeze.transport.weights import VersionedParameters
-    gossip = SharedGossip(learner, [VersionedParameters(fds) for fds in where], topology="ring", max_staleness=None)
+    gossip = Gossip(learner, [VersionedParameters(fds) for fds in where], topology="ring", max_staleness=None)
 while True:
     number += 1
     gossip.send(np.full(200_000, number, np.float32), number)
@@ -35,13 +38,13 @@ while True:
 class InSharedMemory:
     """Learners whose messages lie in memory of this process."""
 
-    def __init__(self, learners, folder):
+    def __init__(self, learners, patch):
         self.slots = [VersionedParameters.create(messages_kept(learners)) for _ in range(learners)]
         self.fds = [fd for slots in self.slots for fd in slots.fds]
 
     def side(self, learner, topology="ring", max_staleness=None):
         slots = [VersionedParameters(slots.fds) for slots in self.slots]
-        return SharedGossip(learner, slots, topology=topology, max_staleness=max_staleness)
+        return Gossip(learner, slots, topology=topology, max_staleness=max_staleness)
 
     @property
     def where(self):
@@ -52,48 +55,56 @@ class InSharedMemory:
             slots.close()
 
 
-class OverGloo:
-    """Learners whose messages go over connections of this machine."""
+class OnSeveralHosts:
+    """Learner 0 is here, each other one on a host of its own; a bridge in a thread carries messages."""
 
-    fds = ()
+    def __init__(self, learners, patch):
+        patch.setattr(gateway, "LINGER_S", 0.0)
+        patch.setattr(host_run.HostRun, "start", lambda run: None)  # its learner is in this process
+        patch.setattr(host_run.HostRun, "end", lambda run, within_s: run.memory.close())
+        self.memory = GossipMemory.create(learners, (0,))
+        self.nodes = HostsWithoutRay(*(f"127.0.0.{host}" for host in range(2, learners + 1)))
+        self.fds = inherited_fds(self.memory.handle())
+        messages = inherited(self.memory.handle())
+        job = LearnerBridgeJob(address="here", messages=messages, topology="full", arguments=())
+        self.bridge, self.stopping = LearnerBridge(Told(), job, self.nodes), threading.Event()
+        self.thread = threading.Thread(target=self._carry)
+        self.thread.start()
+        poll(lambda: len(self.nodes.actors) == learners - 1)
 
-    def __init__(self, learners, folder):
-        create_secret(folder / "secret")
-        self.store, self.sides = MemberStore(), []
-        self.place = GlooPlace(
-            store=self.store.address,
-            secret_file=str(folder / "secret"),
-            listen="127.0.0.1",
-            learners=learners,
-            own=tuple(range(learners)),
-        )
+    def _carry(self):
+        while not self.stopping.wait(0.002):
+            self.bridge.turn()
 
     def side(self, learner, topology="ring", max_staleness=None):
-        self.sides.append(GlooGossip(learner, self.place, topology=topology, max_staleness=max_staleness))
-        return self.sides[-1]
+        memory = self.memory if learner == 0 else self.nodes.actors[learner - 1]._run.memory
+        return memory.enter(learner, topology=topology, max_staleness=max_staleness)
 
     @property
     def where(self):
-        return self.place.to_json()
+        return self.memory.handle().to_json()
 
     def close(self):
-        for side in self.sides:
-            side.close()
-        self.store.close()
+        self.stopping.set()
+        self.thread.join()
+        self.bridge.close()
+        self.memory.close()
 
 
-IMPLEMENTATIONS = {"shared memory": InSharedMemory, "gloo": OverGloo}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _first_store():
-    """The library under the stores keeps one pipe for the life of the process, from the first store on."""
-    MemberStore().close()
+IMPLEMENTATIONS = {"shared memory": InSharedMemory, "several hosts": OnSeveralHosts}
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
-def ring(request, tmp_path):
-    made = IMPLEMENTATIONS[request.param](3, tmp_path)
+def ring(request, monkeypatch):
+    made = IMPLEMENTATIONS[request.param](3, monkeypatch)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Learners of several hosts are never in lockstep."""
+    made = InSharedMemory(3, monkeypatch)
     yield made
     made.close()
 
@@ -159,8 +170,8 @@ def test_without_a_limit_nobody_is_ever_overdue(ring):
     assert reader.overdue() == ()
 
 
-def test_in_lockstep_one_step_takes_one_message_of_a_peer_though_the_next_is_there_already(ring):
-    reader, sender = ring.side(1, max_staleness=0), ring.side(0, max_staleness=0)
+def test_in_lockstep_one_step_takes_one_message_of_a_peer_though_the_next_is_there_already(memory):
+    reader, sender = memory.side(1, max_staleness=0), memory.side(0, max_staleness=0)
     for number in (1, 2):
         _send(sender, number)
         _wait_for(reader, 0, number)
@@ -172,8 +183,8 @@ def test_in_lockstep_one_step_takes_one_message_of_a_peer_though_the_next_is_the
     assert _told(reader.receive()) == [(0, 2, [2.0, 2.0])]
 
 
-def test_in_lockstep_the_message_of_the_same_step_is_taken_though_a_newer_one_is_there(ring):
-    reader, sender = ring.side(1, max_staleness=0), ring.side(0, max_staleness=0)
+def test_in_lockstep_the_message_of_the_same_step_is_taken_though_a_newer_one_is_there(memory):
+    reader, sender = memory.side(1, max_staleness=0), memory.side(0, max_staleness=0)
     for number in (1, 2, 3):
         _send(sender, number)
     _wait_for(reader, 0, 3)
@@ -183,9 +194,9 @@ def test_in_lockstep_the_message_of_the_same_step_is_taken_though_a_newer_one_is
 
 
 @pytest.mark.parametrize("starts", [(61, 60), (60, 10)])
-def test_in_lockstep_nobody_waits_for_ever_though_the_numbers_differ(ring, starts):
+def test_in_lockstep_nobody_waits_for_ever_though_the_numbers_differ(memory, starts):
     """After the death of one, or a resume from checkpoints of different rollouts."""
-    sides, numbers = [ring.side(learner, "full", max_staleness=0) for learner in range(2)], list(starts)
+    sides, numbers = [memory.side(learner, "full", max_staleness=0) for learner in range(2)], list(starts)
     for side, number in zip(sides, numbers, strict=True):
         side.close_over([0, 1])
         _send(side, number)
@@ -229,28 +240,27 @@ def test_all_hear_all_in_the_full_graph(ring):
 
 
 def test_senders_killed_in_the_middle_of_a_message_leave_whole_ones_and_successors_go_on(ring):
-    reader, seen = ring.side(1), 0
+    reader, seen = ring.side(1), (-1, 0)
     for _ in range(3):
-        child = start_sender(ring, 0, seen)
+        child = start_sender(ring, 0, seen[1])
         try:
             for _ in range(5):
                 (message,) = poll(reader.receive)
-                assert message.number > seen
+                assert (message.epoch, message.number) > seen
                 assert (message.parameters == message.number).all(), "torn"
-                seen = message.number
+                seen = message.epoch, message.number
         finally:
             os.kill(child.pid, signal.SIGKILL)
             child.wait()
         last = reader.latest(0)
-        assert last.number >= seen
+        assert (last.epoch, last.number) >= seen
         assert (last.parameters == last.number).all()
-        seen = last.number
+        seen = last.epoch, last.number
         reader.receive()  # what the dead one sent last, if it was not received yet
 
 
-def test_in_shared_memory_a_message_that_was_begun_by_a_killed_sender_is_not_there(tmp_path, monkeypatch):
-    ring = InSharedMemory(3, tmp_path)
-    sender, reader, write = ring.side(0), ring.side(1), os.pwrite
+def test_in_shared_memory_a_message_that_was_begun_by_a_killed_sender_is_not_there(memory, monkeypatch):
+    sender, reader, write = memory.side(0), memory.side(1), os.pwrite
     sender.send(np.ones(1000, np.float32), 1)
 
     def killed_in_the_array(fd, data, offset):
@@ -268,4 +278,3 @@ def test_in_shared_memory_a_message_that_was_begun_by_a_killed_sender_is_not_the
     sender.send(np.zeros(1000, np.float32), 2)
     (message,) = reader.receive()
     assert (message.number, message.parameters.sum()) == (2, 0)
-    ring.close()

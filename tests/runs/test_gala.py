@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 from types import SimpleNamespace
 
@@ -47,16 +46,10 @@ def test_a_learner_alone_is_plain_a2c_bit_for_bit(tmp_path):
     assert found[0]["updates"] == found[1]["updates"] == 50
 
 
-@pytest.mark.parametrize(("mixing", "transport", "equal"), [
-    ("all_reduce", "shared", True), pytest.param("all_reduce", "gloo", True, marks=pytest.mark.slow),
-    ("none", "shared", False),
-])  # fmt: skip
-def test_gradients_of_all_keep_learners_equal_and_learners_that_share_nothing_differ(
-    tmp_path, mixing, transport, equal
-):
+@pytest.mark.parametrize(("mixing", "equal"), [("all_reduce", True), ("none", False)])
+def test_gradients_of_all_keep_learners_equal_and_learners_that_share_nothing_differ(tmp_path, mixing, equal):
     run, code, document = train(tmp_path, *_CART, *_TWO, "--set", f"gala.mixing={mixing}", "--env-steps", "1600",
-                                "--set", "rollout.fingerprint=true", "--set", f"exchange.transport={transport}",
-                                tiny=_SMALL)  # fmt: skip
+                                "--set", "rollout.fingerprint=true", tiny=_SMALL)  # fmt: skip
     assert code == 0, document
     first, second = _prints(run, 0), _prints(run, 1)
     both = min(len(first), len(second))
@@ -84,9 +77,8 @@ def test_a_learner_that_is_ten_times_slower_is_named_at_most_once_a_minute(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["shared", "gloo"])
-def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back(tmp_path, transport):
-    with Run(tmp_path, *_CART, *_TWO, "--set", f"exchange.transport={transport}", tiny=_SMALL) as run:
+def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back(tmp_path):
+    with Run(tmp_path, *_CART, *_TWO, tiny=_SMALL) as run:
         run.wait_for(lambda: all(run.numbers().get(f"updates/{group}", 0) >= 50 for group in (0, 1)), what="updates")
         for name in ("learner-g1", "learner"):
             victim, other = run.children()[name], 1 if name == "learner" else 0
@@ -120,42 +112,6 @@ def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back
         assert numbers["gossip_radius"] <= numbers["gossip_bound_2"], "the distance at the resume is in the bound"
         code, second = resumed.stop()
     assert (code, second["error"]) == (0, None)
-
-
-@pytest.mark.slow
-def test_learners_of_another_host_join_and_each_host_goes_on_when_the_other_is_gone(tmp_path):
-    two = ("--mode", "gala", "--learners", "1", "--samplers", "1", "--set", "exchange.transport=gloo")
-
-    def mixes(run):
-        run.wait_for(lambda: run.numbers().get("gossip_messages", 0) > 0.3, what=f"messages at {run.path.name}")
-
-    with Run(tmp_path, *_CART, *two, "--set", "exchange.learners=2", name="first", tiny=_SMALL) as first:
-        found = re.compile(r"exchange\.join=(\S+) ")
-        first.wait_for(lambda: any(found.search(event) for event in first.events()), what="how to join")
-        address = next(match[1] for event in first.events() if (match := found.search(event)))
-        join = ("--set", f"exchange.join={address}", "--set", f"exchange.secret_file={first.path / 'secret'}")
-        with Run(tmp_path, *_CART, *two, *join, name="second", tiny=_SMALL) as second:
-            mixes(first)
-            mixes(second)
-            second.process.kill()
-            before = first.numbers()["updates"]
-            first.wait_for(lambda: first.numbers()["updates"] > before + 100, what="updates without the second")
-        with Run(tmp_path, *_CART, *two, *join, name="third", tiny=_SMALL) as third:
-            mixes(third)
-            assert any("learners 1 of 2, with those of the run at" in event for event in third.events())
-            assert first.stop()[0] == 0
-            before = third.numbers()["updates"]
-            third.wait_for(lambda: third.numbers()["updates"] > before + 100, what="updates without the first")
-            code, document = third.stop()
-    assert (code, document["error"], document["restarts"]) == (0, None, 0)
-
-
-def test_learners_without_locks_cannot_learn_over_connections(tmp_path):
-    run, code, _ = train(
-        tmp_path, *_CART, *_TWO, "--set", "gala.mixing=hogwild", "--set", "exchange.transport=gloo", tiny=_SMALL
-    )
-    assert code == 2
-    assert "gala.mixing = hogwild) share memory; leave one of them out" in run.stdout + run.stderr
 
 
 def test_a_topology_needs_no_second_learner_before_the_tuner_has_chosen_their_number():
@@ -279,9 +235,7 @@ def asked(*argv):
     (("--mode", "gala", "--algo", "a2c", "--learners", "0"), "run.learners = 0: allowed is 1 to 16"),
     (("--mode", "gala", "--set", "gala.topology=star"), "topology = .star.: allowed is ring, exponential, full"),
     (("--mode", "gala", "--algo", "a2c", "--max-staleness", "-1"), "max_staleness = -1: allowed is 0 to"),
-    (("--set", "exchange.learners=2"), "exchange.transport = shared: learners of other hosts are reached with"),
-    (("--set", "exchange.transport=gloo", "--set", "exchange.join=a:1"), r"exchange\.join and secret_file go together"),
-    (("--set", "exchange.transport=carrier"), "transport = .carrier.: allowed is shared, gloo"),
+    (("--set", "cluster.learners=1"), "cluster.learners = 1: allowed is 2 to 64"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused(argv, words):
     with pytest.raises(ConfigError, match=words):

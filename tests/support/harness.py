@@ -14,6 +14,7 @@ import pytest
 
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.recorder import Rates
+from spreeze.transport.handles import inherited_fds
 from spreeze.workers.roles import role_of
 
 REPO = Path(__file__).resolve().parents[2]
@@ -57,7 +58,10 @@ def shared_memory():
 class Run:
     """One training process, with its output in files beside its runs directory."""
 
-    def __init__(self, tmp_path, *args, name="run", tiny=TINY, faults=None, program=("-m", "spreeze.train")):
+    def __init__(
+        self, tmp_path, *args, name="run", tiny=TINY, faults=None, program=("-m", "spreeze.train"), messages=None
+    ):
+        """``messages``: handle of the memory by which its learners gossip with those of other hosts."""
         self.runs_dir = tmp_path / "runs"
         self.path = self.runs_dir / name
         self._out, self._err = tmp_path / f"{name}.out", tmp_path / f"{name}.err"
@@ -66,10 +70,11 @@ class Run:
             command += ["--name", name]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SPREEZE_")}
         environment |= {f"SPREEZE_FAULT_{key.upper()}": str(value) for key, value in (faults or {}).items()}
+        environment |= {} if messages is None else messages.environment
         with open(self._out, "wb") as out, open(self._err, "wb") as err:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=REPO, env=environment,
-                start_new_session=True,
+                start_new_session=True, pass_fds=inherited_fds(messages),
             )  # fmt: skip
         self._seen = {}
         self._numbers, self._numbers_of = {}, None

@@ -1,7 +1,7 @@
 """The Ray actor on every other host: answers pulls with chunks, takes weights, tells its clock.
 
 Its methods take and return bytes, and raise nothing: a failure is told in the answer, so that Ray has no exception to
-pickle. Ray runs ``pull`` in one thread and the others in another one.
+pickle. Ray runs ``pull`` and ``listen``, which wait, in one thread and the others in another one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from spreeze.errors import SpreezeError
+from spreeze.errors import SpreezeError, TransportError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import core_facts
 from spreeze.run_directory import versions
 from spreeze.runtime.cluster.host import HostSamplers, host_checks
 from spreeze.runtime.cluster.host_run import HostRun, HostRunJob
 from spreeze.transport.chunks import Taken, seal_chunk, seal_json, unseal, unseal_json
+from spreeze.transport.gossip import seal_messages, unseal_messages
 from spreeze.workers.jobs import HostJob
 
 PULL, CONTROL = "pull", "control"
@@ -48,7 +49,7 @@ class GatewayActor:
             elif facts:
                 self._job = HostJob.from_json(facts)
                 self._start()
-        except (SpreezeError, TypeError, KeyError) as error:
+        except (SpreezeError, OSError, TypeError, KeyError) as error:
             self._failure = clean(f"{type(error).__name__}: {error}", 500)
 
     def _start(self) -> None:
@@ -104,13 +105,47 @@ class GatewayActor:
 
         return self._told(taken)
 
+    def listen(self, request: bytes) -> bytes:
+        """The newest message of this host's learner, once it is newer than the request's, or none after a while.
+
+        The answer bears the name of the run's start for which it was asked.
+        """
+        try:
+            asked = unseal_json(self._secret, b"listen", request)
+            start, (epoch, number) = str(asked["start"]), asked["after"]
+            run = None if self._run is None or self._run.start_name != start else self._run
+            message, end = None, time.monotonic() + LINGER_S
+            while run is None or (message := run.memory.newest(run.number, (int(epoch), int(number)))) is None:
+                if time.monotonic() >= end:
+                    break
+                time.sleep(_POLL_S)
+            return seal_messages(self._secret, b"listen " + start.encode(), [] if message is None else [message])
+        except (SpreezeError, KeyError, TypeError, ValueError):
+            return b""
+
+    def give(self, data: bytes) -> bytes:
+        """Takes messages of other hosts' learners; they are sealed for this start of the host's run."""
+
+        def taken() -> dict[str, Any]:
+            run = self._run
+            if run is None:
+                raise TransportError(str(self._failure))
+            for message in unseal_messages(self._secret, b"give " + run.start_name.encode(), data):
+                run.memory.put(message)
+            return {}
+
+        return self._told(taken)
+
     def ping(self, request: bytes) -> bytes:
-        """This host's clock, twice: when the request came and when the answer goes; and how its own run is."""
+        """This host's clock, twice: when the request came and when the answer goes; and how its own run is.
+
+        The request may say which learners are ``living``.
+        """
         came_s = time.time()
 
         def told() -> dict[str, Any]:
-            unseal_json(self._secret, b"ping", request)
-            of_run = {} if self._run is None else self._run.facts()
+            asked = unseal_json(self._secret, b"ping", request)
+            of_run = {"failure": self._failure} if self._run is None else self._run.facts(asked.get("living", ()))
             return {**of_run, "came_s": came_s, "went_s": time.time()}
 
         return self._told(told)

@@ -1,6 +1,7 @@
-"""A whole run on a host that works for a run elsewhere, whose learners its own ones join (``transport.gloo_gossip``).
+"""A whole run on a host that works for a run elsewhere, whose learners its own one joins (``transport.gossip``).
 
-It has samplers of its own, and leaves nothing behind: what it learned is in the others.
+It has samplers of its own, inherits the memory for messages, and leaves nothing behind: what it learned is in the
+others.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spreeze import __version__
+from spreeze.errors import TransportError
 from spreeze.formatting import clean
 from spreeze.machine.processes import OrphanWatch, kill_and_wait, mark
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.launcher import child_environment
-from spreeze.transport.gossip import create_secret
+from spreeze.transport.gossip import GossipMemory
+from spreeze.transport.handles import inherited_fds
 from spreeze.types import Jsonable
 
 _TURN_S, _AGAIN_S = 0.2, 3.0
@@ -37,16 +42,28 @@ class HostRunJob(Jsonable):
 
     arguments: tuple[str, ...]
     """Arguments of ``python -m spreeze.train``: the task, the algorithm, and whom to join."""
-    secret: str
-    """Secret of the run that it joins, in hexadecimal digits."""
+    number: int
+    """Number of its learner among those of all hosts, of which there are ``learners``."""
+    learners: int
+    version: str
+    """Version of Spreeze of the run that it joins."""
 
 
 class HostRun(threading.Thread):
     """Keeps a run alive on this host, with all its processes."""
 
     def __init__(self, job: HostRunJob) -> None:
+        """A TransportError if this host has another version of Spreeze than the run that it is to join."""
         super().__init__(name="host-run", daemon=True)
+        if job.version != __version__:
+            raise TransportError(
+                f"this host has Spreeze {__version__}, the run that it is to join has {job.version}; install the same"
+            )
         self._job, self._ending = job, threading.Event()
+        self.number, self.memory = job.number, GossipMemory.create(job.learners, (job.number,))
+        """Messages of all learners; they outlive the run here, which may begin anew."""
+        self.start_name = secrets.token_hex(8)
+        """Tells this memory from those of earlier processes on this host."""
         self.failure: str | None = None
         """Why it was given up."""
         self.starts = 0
@@ -67,8 +84,7 @@ class HostRun(threading.Thread):
                 watch.end()
 
     def _keep(self, folder: Path, nonce: str) -> None:
-        secret_file = folder / "secret-of-the-ring"
-        create_secret(secret_file, bytes.fromhex(self._job.secret))
+        messages = self.memory.handle(joined=True)
         failed_s: deque[float] = deque(maxlen=_MOST_FAILURES)
         while not self._ending.is_set():
             if self._forsaken:
@@ -85,8 +101,6 @@ class HostRun(threading.Thread):
                 str(folder / "runs"),
                 "--name",
                 f"host-{self.starts}",
-                "--set",
-                f"exchange.secret_file={secret_file}",
             ]
             with open(said, "wb") as output:
                 process = subprocess.Popen(
@@ -95,7 +109,8 @@ class HostRun(threading.Thread):
                     stdout=output,
                     stderr=output,
                     process_group=0,
-                    env=child_environment(1, nonce),
+                    env=child_environment(1, nonce) | messages.environment,
+                    pass_fds=inherited_fds(messages),
                 )
             mark(process.pid, nonce)
             if not self._watch(process):
@@ -129,8 +144,15 @@ class HostRun(threading.Thread):
         """Ends the run and everything that it started."""
         self._ending.set()
         self.join(within_s)
+        self.memory.close()
 
-    def facts(self) -> dict[str, Any]:
-        """Status of the host; each event is sent once."""
+    def facts(self, living: Iterable[int] = ()) -> dict[str, Any]:
+        """Status of the host, where the ``living`` are those learners that are there; each event is sent once."""
         self.asked_s = time.monotonic()
-        return {"events": [self._told.popleft() for _ in range(len(self._told))], "failure": self.failure}
+        self.memory.hear(living)
+        return {
+            "events": [self._told.popleft() for _ in range(len(self._told))],
+            "failure": self.failure,
+            "start": self.start_name,
+            "learns": self.number in self.memory.living(),
+        }

@@ -1,6 +1,11 @@
-"""The bridge of modes whose learners mix: gives each other host a run of its own, which joins this one's learners.
+"""The bridge of modes whose learners mix: gives each other host a run of its own, and carries messages to and fro.
 
-Ray starts these runs and ends them (``host_run``). Parameters go from learner to learner by gloo, not through Ray.
+Ray starts these runs and ends them (``host_run``). Each host has the messages of all learners in its own memory
+(``transport.gossip``). The bridge gives a host the newest messages of its learner's in-neighbours, and listens for its
+learner's own. One call of a kind is under way to each host: while it travels, a newer message replaces an older one.
+
+Presence travels apart from messages, which may be large: by a ping, four times a second, both sides say which learners
+are there. A learner of which nothing was heard for ``SILENT_S`` is left out of the graph, by whatever it was cut off.
 """
 
 from __future__ import annotations
@@ -8,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from pathlib import Path
 from typing import Any
 
+from spreeze import __version__
 from spreeze.errors import TransportError
 from spreeze.formatting import clean
 from spreeze.metrics.table import Phase
@@ -25,14 +30,16 @@ from spreeze.runtime.cluster.ray_nodes import (
     parse_address,
 )
 from spreeze.transport.chunks import seal_json, unseal_json
-from spreeze.transport.gossip import read_secret
+from spreeze.transport.gossip import seal_messages, unseal_messages
+from spreeze.transport.topology import in_neighbours
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import LearnerBridgeJob
 
-_TURN_S, _PING_S, _END_S = 0.2, 2.0, 4.0
+_TURN_S, _NODES_S, _PING_S, _END_S = 0.01, 1.0, 0.25, 4.0
+_AGAIN_S = 0.5
+"""Between two calls of a host that is not available."""
 _WINDOW_S = 120.0
 """Before a host that has failed gets a learner again."""
-_LOOPBACK = "127."
 
 
 def run_learner_bridge(context: WorkerContext, job: LearnerBridgeJob) -> None:
@@ -46,11 +53,21 @@ def run_learner_bridge(context: WorkerContext, job: LearnerBridgeJob) -> None:
 
 
 class _Host:
-    def __init__(self, node: Node, gateway: RemoteGateway) -> None:
-        self.node, self.gateway = node, gateway
-        self.ping: Any = None
-        self.ping_s = time.monotonic()
+    def __init__(self, node: Node, gateway: RemoteGateway, number: int) -> None:
+        self.node, self.gateway, self.number = node, gateway, number
+        self.calls: dict[str, Any] = {}
+        """Calls under way, at most one of each method."""
+        self.begin("", 0)
+        self.ping_s = self.resume_s = 0.0
         self.silent = False
+
+    def begin(self, start: str, epoch: int) -> None:
+        """Its memory for messages is new: ``epoch`` is here that of the first ones of its learner."""
+        self.start, self.epoch = start, epoch
+        self.heard = (-1, -1)
+        """(epoch, number) of its learner's newest message that has arrived, as it counts them."""
+        self.given: dict[int, tuple[int, int]] = {}
+        """Other learner -> (epoch, number) of its newest message that was given."""
 
     @property
     def name(self) -> str:
@@ -62,85 +79,141 @@ class LearnerBridge:
 
     def __init__(self, context: WorkerContext, job: LearnerBridgeJob, nodes: Nodes) -> None:
         self._context, self._event, self._job, self._nodes = context, context.event, job, nodes
-        self._secret = secrets.token_bytes(32)
-        self._ring_secret = read_secret(Path(job.place.secret_file)).hex()
+        self._secret, self._memory = secrets.token_bytes(32), job.messages.attach()
+        self._size: int | None = None
+        """Parameters in a message; None before the first of this host's."""
         self._hosts: dict[str, _Host] = {}
         self._failed_s: dict[str, float] = {}
+        self._nodes_s = 0.0
         self._event("info", f"joined the Ray cluster at {nodes.address} (Ray {nodes.version})")
 
     def turn(self) -> None:
-        """Looks at the nodes, gives new ones a learner, and asks the others how they are."""
+        """Gives new nodes a learner, calls all hosts, and waits a little for answers."""
         self._context.beat(Phase.WAIT)
         now = time.monotonic()
+        if now - self._nodes_s >= _NODES_S:
+            self._nodes_s = now
+            self._update_hosts(now)
+        for host in self._hosts.values():
+            if now >= host.resume_s:
+                self._call(host, now)
+        ready = set(self._nodes.ready([call for host in self._hosts.values() for call in host.calls.values()], _TURN_S))
+        for host in list(self._hosts.values()):
+            for method in [method for method, call in host.calls.items() if call in ready]:
+                self._answered(host, method, host.calls.pop(method))
+
+    # --- hosts come and go ---
+
+    def _update_hosts(self, now: float) -> None:
         living = {node.id: node for node in self._nodes.others()}
         for host in [host for host in self._hosts.values() if host.node.id not in living]:
             self._event("warning", f"{host.name} died; the ring closes over its learner")
             self._drop(host)
-        places = self._job.place.learners - len(self._job.place.own)
         for node in living.values():
+            taken = {*self._job.messages.own, *(host.number for host in self._hosts.values())}
+            free = set(range(self._job.messages.learners)) - taken
             waits = now < self._failed_s.get(node.id, -_WINDOW_S) + _WINDOW_S
-            if node.id not in self._hosts and len(self._hosts) < places and not waits:
-                self._begin(node)
-        ready = set(self._nodes.ready([host.ping for host in self._hosts.values() if host.ping is not None], _TURN_S))
-        self._context.beat(Phase.STEP)
-        for host in list(self._hosts.values()):
-            if host.ping is not None and host.ping in ready:
-                self._hear(host)
-            elif host.ping is None and now - host.ping_s >= _PING_S:
-                host.ping_s = now
-                host.ping = host.gateway.call("ping", seal_json(self._secret, b"ping", {}))
+            if node.id not in self._hosts and free and not waits:
+                self._begin(node, min(free))
 
-    def _begin(self, node: Node) -> None:
-        store = self._job.place.store
-        if store.startswith(_LOOPBACK) and not node.address.startswith(_LOOPBACK):
-            self._failed_s[node.id] = time.monotonic()
-            self._event(
-                "error",
-                f"host {node.address} cannot reach this one's learners, which listen at {store} alone"
-                "; set exchange.listen to this machine's address in the cluster",
-            )
-            return
+    def _begin(self, node: Node, number: int) -> None:
         job = HostRunJob(
-            arguments=(
-                *self._job.arguments,
-                "--set",
-                f"exchange.join={store}",
-                "--set",
-                f"exchange.listen={node.address}",
-            ),
-            secret=self._ring_secret,
+            arguments=self._job.arguments, number=number, learners=self._job.messages.learners, version=__version__
         )
-        host = _Host(node, self._nodes.place(node, self._secret, seal_json(self._secret, b"job", job.to_json())))
-        self._hosts[node.id] = host
+        gateway = self._nodes.place(node, self._secret, seal_json(self._secret, b"job", job.to_json()))
+        host = self._hosts[node.id] = _Host(node, gateway, number)
         self._event("info", f"{host.name} gets a learner")
 
-    def _hear(self, host: _Host) -> None:
-        reference, host.ping = host.ping, None
-        try:
-            facts = unseal_json(self._secret, b"answer", self._nodes.answer(reference))
-        except GatewayDied as error:
-            self._event("error", f"{host.name} has no learner any more: {error}")
-            self._failed_s[host.node.id] = time.monotonic()
-            self._drop(host)
+    def _fail(self, host: _Host, why: str) -> None:
+        self._event("error", f"{host.name} has no learner: {why}; tried again in {_WINDOW_S:.0f} s")
+        self._failed_s[host.node.id] = time.monotonic()
+        self._drop(host)
+
+    def _drop(self, host: _Host) -> None:
+        if self._hosts.pop(host.node.id, None) is not None:
+            self._memory.lose(host.number)
+            self._nodes.drop(host.gateway)
+
+    # --- messages ---
+
+    def _call(self, host: _Host, now: float) -> None:
+        """Keeps one call of each kind under way, as far as there is something to say."""
+        living = self._memory.living()
+        if "ping" not in host.calls and now - host.ping_s >= _PING_S:
+            host.ping_s = now
+            host.calls["ping"] = host.gateway.call("ping", seal_json(self._secret, b"ping", {"living": living}))
+        if not host.start:
             return
+        if "listen" not in host.calls:
+            asked = {"start": host.start, "after": host.heard}
+            host.calls["listen"] = host.gateway.call("listen", seal_json(self._secret, b"listen", asked))
+        if "give" in host.calls:
+            return
+        peers = in_neighbours(self._job.topology, host.number, living)
+        found = [self._memory.newest(peer, host.given.get(peer, (-1, -1))) for peer in peers]
+        if messages := [message for message in found if message is not None]:
+            host.given |= {message.sender: (message.epoch, message.number) for message in messages}
+            data = seal_messages(self._secret, b"give " + host.start.encode(), messages)
+            host.calls["give"] = host.gateway.call("give", data)
+
+    def _answered(self, host: _Host, method: str, reference: Any) -> None:
+        if host.node.id not in self._hosts:
+            return  # dropped because of another answer
+        try:
+            answer = self._nodes.answer(reference)
+            if method == "listen":
+                self._store(host, answer)
+            else:
+                self._hear(host, method, unseal_json(self._secret, b"answer", answer))
+        except GatewayDied as error:
+            self._fail(host, str(error))
         except TransportError as error:
+            host.resume_s = time.monotonic() + _AGAIN_S
+            host.given.clear()
             if not host.silent:
                 self._event("warning", f"{host.name} is not available; it is waited for: {error}")
             host.silent = True
-            return
-        host.silent = False
+
+    def _store(self, host: _Host, answer: bytes) -> None:
+        """Stores what a host's learner says; a message of another learner or size is none of this run's."""
+        for message in unseal_messages(self._secret, b"listen " + host.start.encode(), answer):
+            size = self._parameters()
+            if size is None:
+                return  # it will be asked for again
+            if message.sender != host.number or len(message.parameters) != size:
+                self._fail(
+                    host,
+                    f"its learner {message.sender} has {len(message.parameters)} parameters, where learner "
+                    f"{host.number} of this run has {size}",
+                )
+                return
+            host.heard = message.epoch, message.number
+            self._memory.put(message._replace(epoch=host.epoch + message.epoch))
+
+    def _parameters(self) -> int | None:
+        if self._size is None:
+            newest = (self._memory.newest(own, (-1, -1)) for own in self._job.messages.own)
+            self._size = next((len(message.parameters) for message in newest if message is not None), None)
+        return self._size
+
+    def _hear(self, host: _Host, method: str, facts: dict[str, Any]) -> None:
+        """Reads the answer to a message or a ping."""
         for text in list(facts.get("events") or ())[:10]:
             self._event("warning", f"{host.name}: {clean(text, 300)}")
+        if method == "give":
+            if facts.get("failure"):
+                host.given.clear()
+            return
         if facts.get("failure"):
-            self._event(
-                "error", f"{host.name} has no learner: {clean(facts['failure'], 300)}; tried again in {_WINDOW_S:.0f} s"
-            )
-            self._failed_s[host.node.id] = time.monotonic()
-            self._drop(host)
-
-    def _drop(self, host: _Host) -> None:
-        del self._hosts[host.node.id]
-        self._nodes.drop(host.gateway)
+            self._fail(host, clean(facts["failure"], 300))
+            return
+        host.silent = False
+        if facts.get("start", "") != host.start:
+            host.begin(str(facts["start"]), self._memory.order(host.number)[0] + 1)
+        if facts.get("learns"):
+            self._memory.hear((host.number,))
+        else:
+            self._memory.lose(host.number)
 
     def close(self) -> None:
         """Ends the runs of all hosts."""
@@ -152,3 +225,4 @@ class LearnerBridge:
             lambda: self._context.beat(Phase.WAIT),
         )
         self._hosts.clear()
+        self._memory.close()

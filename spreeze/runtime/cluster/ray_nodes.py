@@ -122,8 +122,9 @@ class RemoteGateway:
         return self._actor.pull.options(concurrency_group=PULL).remote(request)
 
     def call(self, method: str, request: Any) -> Any:
-        """Calls another method, of the group of control."""
-        return getattr(self._actor, method).options(concurrency_group=CONTROL).remote(request)
+        """Calls another method."""
+        group = PULL if method == "listen" else CONTROL
+        return getattr(self._actor, method).options(concurrency_group=group).remote(request)
 
 
 class Nodes:

@@ -385,10 +385,10 @@ def test_an_on_policy_step_size_follows_env_steps_where_a_run_ends_by_them_and_e
     assert scheduled(StopConfig(), 0.0, session_s)(10**9) == 0.0
 
 
-@pytest.mark.parametrize(("mixing", "gloo", "share"), [("gossip", None, 0.625), ("all_reduce", None, 0.0),
+@pytest.mark.parametrize(("mixing", "hosts", "share"), [("gossip", None, 0.625), ("all_reduce", None, 0.0),
                                                        ("gossip", "another host", 0.0)])  # fmt: skip
-def test_learners_whose_clocks_differ_keep_their_step_size(mixing, gloo, share):
-    mix = SimpleNamespace(learners=2, mixing=mixing, gloo=gloo)
+def test_learners_whose_clocks_differ_keep_their_step_size(mixing, hosts, share):
+    mix = SimpleNamespace(learners=2, mixing=mixing, hosts=hosts)
     job = SimpleNamespace(stop=StopConfig(seconds=200.0), wall_base_s=200.0, mix=mix)
     assert progress_of(job, lambda: 50.0)(0) == share
     job.stop = StopConfig(seconds=200.0, env_steps=1000)

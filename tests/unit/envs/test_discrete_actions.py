@@ -260,10 +260,10 @@ def test_the_discount_of_saved_sums_of_rewards_cannot_change(n_step, fixed):
     assert ("td3.gamma" in train_module._fixed(config)) == fixed
 
 
-@pytest.mark.parametrize(("given", "scaled"), [({}, False), ({"learners": 3, "transport": "gloo"}, True)])
+@pytest.mark.parametrize(("given", "scaled"), [({}, False), ({"learners": 3}, True)])
 def test_gala_of_unknown_many_hosts_learns_with_the_step_size_as_it_is(given, scaled):
     layers, spec = layers_with("a2c", None)
-    user = {"run": {"mode": "gala"}, "cluster": {"address": "127.0.0.1:6379"}, "exchange": given}
+    user = {"run": {"mode": "gala"}, "cluster": {"address": "127.0.0.1:6379"} | given}
     settings, _ = with_algorithm([*layers, Layer("user", user)], resolve([*layers, Layer("user", user)]), spec)
     machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=2.0))
     plan = train_module._plan(settings, probe_of(spec), machine, None)

@@ -1,20 +1,26 @@
-"""Learners on other hosts: the bridge gives each living host a run that joins, and hears how it fares; without Ray."""
+"""Learners on other hosts: each living host gets a run that joins, and messages go to and fro; without Ray."""
 
 import contextlib
+import os
+import subprocess
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 from harness import HIDDEN_SIZES, PATIENCE_S, Run, poll
+from hosts_without_ray import HostsWithoutRay, Told, inherited
 
+from spreeze import __version__
 from spreeze.config.layers import Layer, resolve
-from spreeze.runtime.cluster import host_run
+from spreeze.runtime.cluster import host_run, learner_bridge
 from spreeze.runtime.cluster.gateway import GatewayActor
 from spreeze.runtime.cluster.host_run import HostRun, HostRunJob
 from spreeze.runtime.cluster.learner_bridge import LearnerBridge
-from spreeze.runtime.cluster.ray_nodes import Node
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport.gossip import GlooPlace, create_secret
+from spreeze.transport import gossip
+from spreeze.transport.chunks import seal_json, unseal_json
+from spreeze.transport.gossip import GossipMemory, GossipMessage, seal_messages
 from spreeze.types import Choices, EnvSpec
 from spreeze.workers.jobs import LearnerBridgeJob
 
@@ -22,90 +28,56 @@ SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action=Choic
                max_episode_steps=500, reward_threshold=None)  # fmt: skip
 _SMALL = ("--env", "CartPole-v1", "--algo", "a2c", "--mode", "gala", "--envs-per-sampler", "2", "--sync-interval", "8",
           "--samplers", "1", "--set", f"a2c.hidden_sizes={HIDDEN_SIZES}", "--set", "evaluation.episodes=2",
-          "--no-visualizer", "--no-governor", "--set", "exchange.transport=gloo")  # fmt: skip
+          "--no-visualizer", "--no-governor")  # fmt: skip
+SECRET = b"s" * 32
 
 
-class HostsWithoutRay:
-    """Nodes whose gateways are objects of this process; calls are answered at once."""
-
-    def __init__(self, *addresses):
-        self.address, self.version = "here", "none"
-        self.living = [Node(address, address, f"host-at-{address}") for address in addresses]
-        self.actors = []
-
-    def others(self):
-        return self.living
-
-    def place(self, node, secret, job):
-        self.actors.append(GatewayActor(secret, job))
-        actor = self.actors[-1]
-        return SimpleNamespace(actor=actor, call=lambda method, request: getattr(actor, method)(request))
-
-    def drop(self, gateway):
-        if gateway.actor._run is not None:
-            gateway.actor._run.end(PATIENCE_S)
-
-    def ready(self, references, timeout_s):
-        return list(references)
-
-    def answer(self, reference):
-        return reference
+@pytest.fixture
+def memory():
+    """Memory of this host, whose learner is number 0 of two."""
+    made = GossipMemory.create(2, (0,))
+    yield made
+    made.close()
 
 
-class Told:
-    """What of a worker's context the bridge needs."""
-
-    stopping = False
-
-    def __init__(self):
-        self.events = []
-
-    def beat(self, phase):
-        pass
-
-    def event(self, level, text):
-        self.events.append(text)
+@pytest.fixture
+def without_runs(monkeypatch):
+    """Learners of other hosts are in this process."""
+    monkeypatch.setattr(host_run.HostRun, "start", lambda run: None)
+    monkeypatch.setattr(host_run.HostRun, "end", lambda run, within_s: run.memory.close())
+    monkeypatch.setattr(learner_bridge, "_NODES_S", 0.0)
+    monkeypatch.setattr(learner_bridge, "_PING_S", 0.0)
 
 
 @contextlib.contextmanager
-def bridge(nodes, place, arguments=_SMALL):
+def bridge(nodes, memory, arguments=_SMALL):
     context = Told()
-    made = LearnerBridge(context, LearnerBridgeJob(address="here", place=place, arguments=arguments), nodes)
+    job = LearnerBridgeJob(address="here", messages=inherited(memory.handle()), topology="ring", arguments=arguments)
+    made = LearnerBridge(context, job, nodes)
     try:
         yield made, context.events
     finally:
         made.close()
 
 
-def a_place(folder, **changed):
-    create_secret(folder / "secret")
-    facts = {"store": "127.0.0.1:1", "secret_file": str(folder / "secret"), "listen": "127.0.0.1", "learners": 3,
-             "own": (0,)}  # fmt: skip
-    return GlooPlace(**facts | changed)
+def a_job(**changed):
+    return HostRunJob(**{"arguments": (), "number": 1, "learners": 2, "version": __version__} | changed)
 
 
-def test_a_host_gets_a_learner_that_joins_and_the_run_goes_on_when_the_host_is_gone(tmp_path):
-    with Run(tmp_path, *_SMALL, "--set", "exchange.learners=2", tiny=()) as run:
-        run.wait_for((run.path / "secret").exists, what="the secret")
-        run.wait_for(lambda: any("exchange.join=" in event for event in run.events()), what="where to join")
-        told = next(event for event in run.events() if "exchange.join=" in event)
-        place = GlooPlace(
-            store=told.partition("exchange.join=")[2].split()[0],
-            secret_file=str(run.path / "secret"),
-            listen="127.0.0.1",
-            learners=2,
-            own=(0,),
-        )
+def test_a_host_gets_a_learner_that_joins_and_the_run_goes_on_when_the_host_is_gone(tmp_path, memory):
+    with Run(tmp_path, *_SMALL, messages=memory.handle(), tiny=()) as run:
         nodes = HostsWithoutRay("127.0.0.1", "127.0.0.2")
-        with bridge(nodes, place) as (made, events):
+        with bridge(nodes, memory) as (made, events):
             made.turn()
             assert len(nodes.actors) == 1, "there is one learner more"
             run.wait_for(lambda: made.turn() or run.numbers().get("gossip_messages", 0) > 0.3, what="messages")
+            there = nodes.actors[0]._run
+            assert there.memory.order(0) > (-1, -1), "it has messages too"
             family = psutil.Process().children(recursive=True)
             nodes.living = []
-            made.turn()
-            assert "host host-at-127.0.0.1 died; the ring closes over its learner" in events
-            poll(lambda: not nodes.actors[0]._run.is_alive())
+            poll(lambda: made.turn() or "host host-at-127.0.0.1 died; the ring closes over its learner" in events)
+            assert memory.living() == (0,)
+            poll(lambda: not there.is_alive())
             left = [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
                     and "host-1" in " ".join(one.cmdline())]  # fmt: skip
             assert left == [], "all of its processes are gone"
@@ -114,21 +86,116 @@ def test_a_host_gets_a_learner_that_joins_and_the_run_goes_on_when_the_host_is_g
         assert run.stop()[0] == 0
 
 
-def test_a_host_that_cannot_reach_the_learners_is_told_what_to_set(tmp_path):
-    nodes = HostsWithoutRay("10.1.2.3")
-    with bridge(nodes, a_place(tmp_path)) as (made, events):
-        for _ in range(3):
-            made.turn()
-    assert [event for event in events if "10.1.2.3" in event] == [
-        "host 10.1.2.3 cannot reach this one's learners, which listen at 127.0.0.1:1 alone; set exchange.listen to "
-        "this machine's address in the cluster"
-    ]
-    assert nodes.actors == []
+def _side(memory, number):
+    return memory.enter(number, topology="ring", max_staleness=None)
+
+
+def _turned(made, condition, what):
+    poll(lambda: made.turn() or condition(), what=what)
+
+
+def test_a_learner_that_returns_begins_a_new_epoch_though_its_numbers_begin_anew(without_runs, memory):
+    nodes = HostsWithoutRay("127.0.0.1")
+    own = _side(memory, 0)
+    own.send(np.zeros(2, np.float32), 1)
+    with bridge(nodes, memory) as (made, _):
+        made.turn()
+        for start in range(2):
+            if start == 1:  # Ray starts an actor anew whose process died
+                nodes.actors[0]._run.memory.close()
+                nodes.actors[0].__init__(made._secret, seal_json(made._secret, b"job", a_job().to_json()))
+            _side(nodes.actors[0]._run.memory, 1).send(np.full(2, start, np.float32), 5 - start)
+            _turned(made, lambda start=start: memory.order(1) == (start, 5 - start), f"message of start {start}")
+            assert [message.parameters.tolist() for message in own.receive()] == [[start, start]]
+            _turned(made, lambda: nodes.actors[0]._run.memory.order(0) == (0, 1), "this host's message")
+
+
+def test_a_learner_is_left_out_at_once_when_its_process_ends_and_after_a_while_when_its_host_is_silent(
+    without_runs, memory, monkeypatch
+):
+    nodes, now_s = HostsWithoutRay("127.0.0.1"), [100.0]
+    monkeypatch.setattr(gossip, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    with bridge(nodes, memory) as (made, _):
+        made.turn()
+        assert memory.living() == ()
+        there = nodes.actors[0]._run.memory
+        _side(memory, 0)
+        _side(there, 1)
+        _turned(made, lambda: memory.living() == there.living() == (0, 1), "both learners at both hosts")
+        there.leave()
+        _turned(made, lambda: memory.living() == (0,), "one learner alone")
+        _side(there, 1)
+        _turned(made, lambda: memory.living() == (0, 1), "both learners")
+        now_s[0] += 0.9 * gossip.SILENT_S
+        assert memory.living() == there.living() == (0, 1)
+        now_s[0] += 0.2 * gossip.SILENT_S
+        assert (memory.living(), there.living()) == ((0,), (1,))
+
+
+def test_a_learner_whose_process_was_killed_is_not_there(memory, monkeypatch):
+    child = subprocess.Popen(["sleep", "600"])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: child.pid)
+        _side(memory, 0)
+    assert memory.living() == (0,)
+    child.kill()
+    child.wait()
+    assert memory.living() == ()
+
+
+def test_a_host_whose_learner_has_other_networks_is_given_up_and_told_why(without_runs, memory):
+    nodes = HostsWithoutRay("127.0.0.1")
+    _side(memory, 0).send(np.zeros(2, np.float32), 1)
+    with bridge(nodes, memory) as (made, events):
+        made.turn()
+        _side(nodes.actors[0]._run.memory, 1).send(np.zeros(3, np.float32), 1)
+        _turned(made, lambda: any("has no learner" in event for event in events), "that it is given up")
+        assert "its learner 1 has 3 parameters, where learner 1 of this run has 2" in events[-1]
+        assert memory.order(1) == (-1, -1)
+
+
+def test_messages_that_are_not_signed_or_of_an_earlier_start_are_not_stored(without_runs):
+    there = GatewayActor(SECRET, seal_json(SECRET, b"job", a_job().to_json()))
+    message, start = GossipMessage(0, 1, np.ones(2, np.float32)), there._run.start_name.encode()
+
+    def given(secret, kind, message=message):
+        return unseal_json(SECRET, b"answer", there.give(seal_messages(secret, kind, [message])))
+
+    assert "not signed" in given(b"x" * 32, b"give " + start)["failure"]
+    assert "not signed" in given(SECRET, b"give of another start")["failure"]
+    assert "not signed" in given(SECRET, b"listen " + start)["failure"]
+    assert there._run.memory.order(0) == (-1, -1)
+    assert given(SECRET, b"give " + start) == {}
+    assert there._run.memory.order(0) == (0, 1)
+    for sender in (1, 2, -1):
+        failure = given(SECRET, b"give " + start, message._replace(sender=sender))["failure"]
+        assert f"learner {sender} does not learn on another host" in failure
+    assert there._run.memory.order(1) == (-1, -1), "only its own learner writes there"
+    assert there.listen(seal_json(b"x" * 32, b"listen", {"start": "", "after": [-1, -1]})) == b""
+    there.end(seal_json(SECRET, b"end", {}))
+
+
+def test_a_host_with_another_version_of_spreeze_gets_no_learner(memory, monkeypatch):
+    monkeypatch.setattr(learner_bridge, "__version__", "9.9.9")
+    nodes = HostsWithoutRay("127.0.0.1")
+    with bridge(nodes, memory) as (made, events):
+        _turned(made, lambda: any("has no learner" in event for event in events), "that it gets none")
+    assert f"this host has Spreeze {__version__}, the run that it is to join has 9.9.9" in events[-1]
+
+
+def test_a_place_that_has_failed_waits_before_it_is_tried_again(without_runs, memory):
+    nodes = HostsWithoutRay("127.0.0.1")
+    with bridge(nodes, memory) as (made, events):
+        made.turn()
+        nodes.actors[0]._run.failure = "no room"
+        _turned(made, lambda: any("has no learner: no room" in event for event in events), "that it has failed")
+        made.turn()
+        assert len(nodes.actors) == 1
 
 
 def test_a_run_that_cannot_begin_on_a_host_is_given_up_and_told_why(tmp_path, monkeypatch):
     monkeypatch.setattr(host_run, "_AGAIN_S", 0.0)
-    run = HostRun(HostRunJob(arguments=("--algo", "none-of-these"), secret="00" * 32))
+    run = HostRun(a_job(arguments=("--algo", "none-of-these")))
     run.start()
     told = []
 
@@ -138,7 +205,7 @@ def test_a_run_that_cannot_begin_on_a_host_is_given_up_and_told_why(tmp_path, mo
         return facts["failure"]
 
     assert "none-of-these" in poll(gave_up)
-    run.join(PATIENCE_S)
+    run.end(PATIENCE_S)
     assert not run.is_alive()
     assert run.starts == len(told) == 4, "each end is told once"
 
@@ -157,14 +224,15 @@ def test_a_host_whose_driver_is_gone_ends_its_run_and_begins_again_when_it_is_as
                 found += [one] if one.name() == "sleep" else []
         return found
 
-    run = HostRun(HostRunJob(arguments=(), secret="00" * 32))
+    run = HostRun(a_job())
     run.start()
     try:
         poll(runs, what="a run")
         poll(lambda: not runs(), what="its end")
         assert run.is_alive()
         assert run.starts == 1
-        assert run.facts() == {"events": [], "failure": None}
+        facts = run.facts()
+        assert (facts["events"], facts["failure"], facts["learns"]) == ([], None, False)
         poll(runs, what="another run")
     finally:
         run.end(PATIENCE_S)
@@ -179,9 +247,12 @@ def test_a_host_whose_driver_is_gone_ends_its_run_and_begins_again_when_it_is_as
      ["learner.publish_interval_s=1.0"], ["learner.device=\"cpu\"", "stop.seconds=9.0"]),
 ])  # fmt: skip
 def test_a_host_has_the_settings_of_the_run_but_not_those_of_this_machine(values, told, not_told):
-    settings = resolve([Layer("user", {"run": {"algo": "a2c", "mode": "gala", "seed": 7},
-                                       "env": {"id": "CartPole-v1"}, "cluster": {"samplers": 3},
-                                       "exchange": {"transport": "gloo", "learners": 2}, **values})])  # fmt: skip
+    asked = {
+        "run": {"algo": "a2c", "mode": "gala", "seed": 7},
+        "env": {"id": "CartPole-v1"},
+        "cluster": {"samplers": 3},
+    }
+    settings = resolve([Layer("user", asked | values)])
     flags = RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False).host_arguments
     assert set(told) <= set(flags)
     assert not set(not_told) & set(flags)
@@ -194,8 +265,7 @@ def test_a_host_has_the_settings_of_the_run_but_not_those_of_this_machine(values
 @pytest.mark.slow
 def test_a_cluster_of_ray_gives_the_run_learners_on_its_hosts_and_ends_them_with_it(tmp_path):
     pytest.importorskip("ray")
-    flags = [flag for flag in _SMALL if flag != "exchange.transport=gloo"][:-1]
-    with Run(tmp_path, *flags, "--cluster", "local:1", "--host-samplers", "1", tiny=()) as run:
+    with Run(tmp_path, *_SMALL, "--cluster", "local:1", "--host-samplers", "1", tiny=()) as run:
         run.wait_for(lambda: run.numbers().get("gossip_messages", 0) > 0.3, what="messages of the host's learner")
         assert any("gets a learner" in event for event in run.events())
         code, document = run.stop()

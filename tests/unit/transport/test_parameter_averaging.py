@@ -11,7 +11,7 @@ from spreeze.algorithms import create
 from spreeze.algorithms.sac import SACConfig
 from spreeze.config.modes import modes
 from spreeze.run_directory import TIMELINE, ask, group_folder
-from spreeze.transport.gossip import SharedGossip
+from spreeze.transport.gossip import Gossip
 from spreeze.transport.weights import VersionedParameters, WeightsStore
 from spreeze.workers.replay_trainer import PeerAverage
 
@@ -32,7 +32,7 @@ def sac(scale):
 
 
 def gossip(shared, index, epoch=1):
-    return SharedGossip(index, shared, topology="full", max_staleness=None, epoch=epoch)
+    return Gossip(index, shared, topology="full", max_staleness=None, epoch=epoch)
 
 
 @pytest.fixture
@@ -127,11 +127,8 @@ def test_the_mode_runs_what_learns_from_replay_and_says_what_it_does():
     assert not modes()["spreeze"].replay.averages
 
 
-@pytest.mark.parametrize("transport", ["shared", "gloo"])
-def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tmp_path, transport):
-    with Run(
-        tmp_path, *FAULT, *_TWO, "--set", "learner.average_interval=5", "--set", f"exchange.transport={transport}"
-    ) as run:
+def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tmp_path):
+    with Run(tmp_path, *FAULT, *_TWO, "--set", "learner.average_interval=5") as run:
         run.wait_for(lambda: sum("with 1 other learner" in event for event in run.events()) >= 2,
                      what="means of both learners")  # fmt: skip
         ask(run.path, "timeline")
@@ -153,8 +150,7 @@ def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tm
     assert all(WeightsStore(group_folder(run.path, group) / "weights").read_latest() for group in (0, 1))
 
 
-@pytest.mark.parametrize("transport", ["shared", "gloo"])
-def test_on_policy_learners_average_too_and_go_on_when_one_is_killed(tmp_path, transport):
+def test_on_policy_learners_average_too_and_go_on_when_one_is_killed(tmp_path):
     small = ("--envs-per-sampler", "2", "--set", f"ppo.hidden_sizes={HIDDEN_SIZES}", "--no-evaluator",
              "--set", "learner.checkpoint_interval_s=0.5", "--no-visualizer", "--no-governor")  # fmt: skip
     with Run(
@@ -167,8 +163,6 @@ def test_on_policy_learners_average_too_and_go_on_when_one_is_killed(tmp_path, t
         "16",
         "--set",
         "learner.average_interval=32",
-        "--set",
-        f"exchange.transport={transport}",
         *_TWO,
         tiny=small,
     ) as run:
