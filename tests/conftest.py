@@ -8,6 +8,9 @@ import time
 import pytest
 from hypothesis import HealthCheck, settings
 
+_SUPPORT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support")
+# Runs that tests start import environments of that folder, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_SUPPORT, os.environ.get("PYTHONPATH"))))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")

@@ -396,8 +396,7 @@ def _plan(
         samplers_are_set=settings.sources.get(name) == USER,
         shared_bytes=0
         if to_tune or config.on_policy is not None
-        else config.replay.capacity
-        * RowLayout.of(probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes,
+        else config.replay.capacity * RowLayout.of(probe.spec, config.algorithm.n_step).row_bytes,
     )
     settings, samplers, reasons = found.settings, found.samplers, reasons | found.reasons
     if config.on_policy is not None:  # a resumed run has as many environments as its stored rollouts

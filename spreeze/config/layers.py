@@ -38,8 +38,8 @@ from spreeze.config.values import literal
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
 
-_GONE = {("learner", "copy_interval"): 0}
-"""Settings of earlier versions with the value under which they changed nothing: a run that has them can be resumed."""
+_GONE = {("run", "forgiven_failures"), ("replay", "checksum"), ("rollout", "fingerprint"), ("learner", "copy_interval")}
+"""Settings of earlier versions, which a run that has them does without when it is resumed."""
 _RENAMED = {
     ("rollout", "executors"): "samplers",
     ("rollout", "envs_per_executor"): "envs_per_sampler",
@@ -356,7 +356,7 @@ def renewed(values: Values) -> Values:
                 value = fields.pop(name)
                 if value != _OF_ALGORITHM[part, name] and isinstance(algo, str):
                     values.setdefault(algo, {})[name] = value
-            elif (part, name) in _GONE and fields[name] == _GONE[part, name]:
+            elif (part, name) in _GONE:
                 del fields[name]
             elif (part, name) in _RENAMED:
                 fields[_RENAMED[part, name]] = fields.pop(name)

@@ -93,9 +93,6 @@ class RunConfig(Part):
         machine=True,
         shared=True,
     )
-    forgiven_failures: int = setting(
-        0, "crashes of a worker that do not count toward its limit of restarts: for tests", low=0, high=10**9
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,7 +177,6 @@ class ReplayConfig(Part):
     samples_per_insert_min: float = setting(8.0, "below this ratio the samplers wait", low=0.0, high=1e6)
     samples_per_insert_max: float = setting(512.0, "above this ratio the learner waits", low=0.0, high=1e9)
     save: bool = setting(False, "store replay with every checkpoint", flag="--save-replay")
-    checksum: bool = setting(False, "a checksum in every row, for tests that look for torn rows")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -309,9 +305,6 @@ class RolloutConfig(Part):
         choices=("step", "batch"),
         flag="--synchrony",
         read=lambda wiring: wiring.lag == 0,
-    )
-    fingerprint: bool = setting(
-        False, "hashes of trajectories, parameters and optimiser at each swap, in fingerprints.jsonl of the run"
     )
 
 

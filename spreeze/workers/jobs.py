@@ -81,7 +81,6 @@ class OnPolicyLearnerJob(AnyLearnerJob):
     correction: str
     lag: int
     """Rollouts between the policy that collects and the one that is learned from its data."""
-    fingerprint: bool
     rollouts: RolloutsHandle
     policies: ParametersHandle
     states: ParametersHandle

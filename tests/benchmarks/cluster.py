@@ -24,9 +24,7 @@ from typing import Any
 import numpy as np
 import psutil
 from common import compare, main, say
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-
+from fault_envs import NUMBERED_ID, count_numbered
 from lossy_link import Ends, lossy_link
 
 from spreeze.bench import Row, row
@@ -35,7 +33,6 @@ from spreeze.bench.sampling import publish_policy, task_plan
 from spreeze.envs.task import make_task
 from spreeze.runtime.cluster.bridge import Bridge
 from spreeze.runtime.cluster.ray_nodes import LocalCluster, Nodes, joined, local_environment
-from spreeze.testing import NUMBERED_ID, count_numbered
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingHandle, RingSpec
 from spreeze.transport.status_table import StatusTable
@@ -62,9 +59,9 @@ class Driver:
 
     def __init__(self, nodes: Nodes, hosts: int, folder: Path, sleep_s: float, envs: int, limited: bool) -> None:
         """``limited`` lets hosts write as many rows as ``ring.sampled`` says."""
-        task = make_task(NUMBERED_ID, "spreeze.testing", args=env_args(sleep_s))
+        task = make_task(NUMBERED_ID, "fault_envs", args=env_args(sleep_s))
         task.close()
-        spec = dataclasses.replace(task.spec, import_module="spreeze.testing")
+        spec = dataclasses.replace(task.spec, import_module="fault_envs")
         layout = RowLayout.of(spec, 1)
         self.ring = ReplayRing.create(RingSpec(layout, 1 + hosts, -(-RING_ROWS // (1 + hosts))))
         self.status = StatusTable.create(hosts + 1)
@@ -208,7 +205,7 @@ def weights(args: argparse.Namespace) -> list[Row]:
     delays: list[float] = []
     ages: list[float] = []
     with hosts_of(args, 1) as (nodes, _, _), driver(nodes, 1) as made:
-        publish_policy(task_plan(NUMBERED_ID, 1, ENVS, "spreeze.testing", env_args=env_args(STEP_S)), made.folder)
+        publish_policy(task_plan(NUMBERED_ID, 1, ENVS, "fault_envs", env_args=env_args(STEP_S)), made.folder)
         store = WeightsStore(made.folder / "weights")
         policy = store.read_latest()
         assert policy is not None

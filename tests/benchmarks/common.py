@@ -26,6 +26,10 @@ from spreeze.metrics.comparison import reached
 from spreeze.metrics.store import MetricsReader
 from spreeze.testing import SYNTHETIC_ID
 
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+"""Folder of environments that fail on purpose, for this process and for runs."""
+sys.path.insert(0, str(SUPPORT))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
 Part = Callable[[argparse.Namespace], list[Row]]
 PATIENCE_S = 7200.0
 """Longest run where env steps or updates are counted, not seconds."""

@@ -41,7 +41,7 @@ PINNED = (
 def declare(tmp_path, monkeypatch):
     """Writes the one file."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     yield lambda source: (tmp_path / f"{MODULE}.py").write_text(source)

@@ -9,13 +9,13 @@ from harness import PATIENCE_S, REPO, Run, poll
 from ray_hosts import gone, ray_hosts
 
 from spreeze.dashboard import live_api
-from spreeze.testing import count_numbered
+from fault_envs import count_numbered
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.types import RowLayout
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[cluster]'")
-NUMBERED = ("--env", "spreeze/Numbered-v0", "--import", "spreeze.testing", "--host-samplers", "1",
+NUMBERED = ("--env", "spreeze/Numbered-v0", "--import", "fault_envs", "--host-samplers", "1",
             "--set", "replay.samples_per_insert_min=0.5", "--set", "learner.checkpoint_interval_s=600",
             "--replay-capacity", "100000", "--env-arg", "sleep_s=0.001")  # fmt: skip
 

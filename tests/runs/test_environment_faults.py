@@ -90,8 +90,7 @@ def test_an_environment_that_never_works_is_refused_before_anything_starts(tmp_p
 
 
 @pytest.mark.parametrize("how", ["stop", "killed sampler"])
-def test_processes_that_an_environment_started_end_with_it(tmp_path, monkeypatch, how):
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+def test_processes_that_an_environment_started_end_with_it(tmp_path, how):
     with Run(tmp_path, "--env", "GrandchildEnv-v0", "--import", "grandchild_env") as run:
         run.until_updates(30)
         assert len(run.nonce_processes()) > 3

@@ -49,7 +49,7 @@ def test_a_learner_alone_is_plain_a2c_bit_for_bit(tmp_path):
 @pytest.mark.parametrize(("mixing", "equal"), [("all_reduce", True), ("none", False)])
 def test_gradients_of_all_keep_learners_equal_and_learners_that_share_nothing_differ(tmp_path, mixing, equal):
     run, code, document = train(tmp_path, *_CART, *_TWO, "--set", f"gala.mixing={mixing}", "--env-steps", "1600",
-                                "--set", "rollout.fingerprint=true", tiny=_SMALL)  # fmt: skip
+                                tiny=_SMALL, checks=["fingerprint"])  # fmt: skip
     assert code == 0, document
     first, second = _prints(run, 0), _prints(run, 1)
     both = min(len(first), len(second))

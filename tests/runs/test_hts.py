@@ -6,8 +6,8 @@ import signal
 import time
 
 import pytest
-from harness import Run, shared_memory, train
-from hts_runs import ROWS, SMALL, SYNTHETIC, fingerprints, played, slow
+from harness import shared_memory
+from hts_runs import ROWS, SMALL, SYNTHETIC, Run, fingerprints, played, slow, train
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
@@ -66,7 +66,7 @@ def test_every_role_is_killed_in_turn_and_no_bit_changes(tmp_path):
 @pytest.mark.slow
 def test_a_sampler_that_keeps_failing_ends_the_run_with_its_name(tmp_path):
     faults = {"p_crash": "1.0", "workers": "sampler-1"}
-    run, code, document = train(tmp_path, "--env", "spreeze/Fault-v0", "--import", "spreeze.testing",
+    run, code, document = train(tmp_path, "--env", "spreeze/Fault-v0", "--import", "fault_envs",
                                 tiny=SMALL, faults=faults)  # fmt: skip
     assert code == 1
     assert "sampler-1 failed 5 times" in document["error"]
@@ -87,7 +87,7 @@ def errors_of(run, process):
 
 @pytest.mark.slow
 def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depends_on_the_inference_workers(tmp_path):
-    task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.testing", "--env-steps", str(ROWS * 15))
+    task = ("--env", "spreeze/Fault-v0", "--import", "fault_envs", "--env-steps", str(ROWS * 15))
     faults = ERRORS | {"workers": "sampler-0,sampler-1"}
     found = []
     for inference_workers in ("0", "1"):
@@ -108,7 +108,7 @@ def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depe
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
-    task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.testing", "--env-steps", str(ROWS * 10))
+    task = ("--env", "spreeze/Fault-v0", "--import", "fault_envs", "--env-steps", str(ROWS * 10))
     sizes = ("--mode", "serial", "--algo", algo, "--samplers", "1", "--envs-per-sampler", "4",
              "--set", "evaluation.episodes=8")  # fmt: skip
     # Few enough for the trial before the run, whose every error is a reason to refuse the task.
@@ -126,7 +126,7 @@ def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
 
 @pytest.mark.slow
 def test_the_first_bad_transition_ends_the_run_where_it_shall(tmp_path):
-    task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.testing", "--set", "sampling.nan_policy=fail")
+    task = ("--env", "spreeze/Fault-v0", "--import", "fault_envs", "--set", "sampling.nan_policy=fail")
     faults = {"p_nan": 0.05, "workers": "sampler-0,sampler-1"}
     _, code, document = train(tmp_path, *task, "--env-steps", str(ROWS * 50), tiny=SMALL, faults=faults)
     assert code == 1

@@ -240,8 +240,7 @@ def test_children_of_a_block_end_with_it():
 
 
 @pytest.mark.parametrize("name", ["Thread", "NeverClosed"])
-def test_evaluate_ends_after_its_output(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{REPO}:{SUPPORT}")
+def test_evaluate_ends_after_its_output(name, tmp_path):
     told = meta(1)
     told |= {"obs_dim": 2}
     told["env"] |= {
@@ -380,8 +379,7 @@ def test_who_evaluates(tmp_path, alone, enabled, watchers, in_turn):
 
 
 @pytest.mark.parametrize("mode", ["spreeze", "hts", "impact"])
-def test_a_run_with_an_environment_that_can_be_there_once_is_evaluated_too(tmp_path, monkeypatch, mode):
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+def test_a_run_with_an_environment_that_can_be_there_once_is_evaluated_too(tmp_path, mode):
     args = [
         "--env",
         "OneAtReset-v0",

@@ -77,22 +77,22 @@ def test_what_a_run_imports_is_imported_again_only_where_the_command_says_so(fin
     folder, _ = finished
     copy = shutil.copytree(folder / "runs" / "run", tmp_path / "runs" / "run")
     settings = (copy / "config.toml").read_text()
-    assert 'import_module = "spreeze.testing"' in settings
+    assert 'import_module = "fault_envs"' in settings
     other_id = settings.replace("spreeze/Fault-v0", "someones_module:Fault-v0")
     for changed, words in (
-        (settings.replace("spreeze.testing", "someones_module"), "if you trust it, add --import someones_module"),
+        (settings.replace("fault_envs", "someones_module"), "if you trust it, add --import someones_module"),
         (
-            other_id.replace('import_module = "spreeze.testing"', "# import_module is not set"),
+            other_id.replace('import_module = "fault_envs"', "# import_module is not set"),
             "config.toml has env.id = someones_module:Fault-v0, but run.json tells spreeze/Fault-v0",
         ),
     ):
         (copy / "config.toml").write_text(changed)
-        for allowed in ((), ("--import", "spreeze.testing")):
+        for allowed in ((), ("--import", "fault_envs")):
             run, code, document = train(tmp_path, "--resume", "run", *allowed, tiny=_BARE)
             assert code == 2
             assert words in document["error"]
             assert run.stderr.count("\n") == 1
-    (copy / "config.toml").write_text(settings.replace("spreeze.testing", "someones_module"))
+    (copy / "config.toml").write_text(settings.replace("fault_envs", "someones_module"))
     _, code, document = train(tmp_path, "--resume", "run", "--import", "someones_module", tiny=_BARE)
     assert code == 2
     assert "No module named 'someones_module'" in document["error"]

@@ -243,7 +243,7 @@ class SlowDisk:
     def __init__(self, folder, monkeypatch, role):
         self.gate = folder / "slow"
         (folder / "sitecustomize.py").write_text(_SLOW_DISK.format(role=role, gate=str(self.gate)))
-        monkeypatch.setenv("PYTHONPATH", str(folder))
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
     def slow(self):
         self.gate.touch()
@@ -349,7 +349,7 @@ sys.exit(train.main())
 @pytest.mark.slow
 def test_a_process_that_does_not_die_is_named_and_the_run_ends_in_order(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(_UNDYING)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with Run(tmp_path, *PENDULUM, program=("-c", _IMPATIENT)) as run:
         run.until_updates(50)
         held = run.wait_for(lambda: run.children().get("evaluator"), what="the evaluator")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from fault_envs import FAULTY_ID
 from long_form import PATIENCE_S, asked, by_hand
 
 from spreeze.bench import Row, row
 from spreeze.bench.runs import ratio_row, time_row, train
 from spreeze.metrics.store import MetricsReader
-from spreeze.testing import FAULTY_ID
 
 pytestmark = pytest.mark.timeout(600)
 SAMPLERS = 2
@@ -80,7 +80,7 @@ def _train(goal: Goal, seed: int, limit_s: float, runs_dir: str, rates: dict[str
     faulty = ",".join(f"sampler-{index}" for index in range(SAMPLERS // 2))
     variables = {"ENV": goal.env_id, "SEED": str(seed), "WORKERS": faulty, **rates}
     return train(
-        ["--env", FAULTY_ID, "--import", "spreeze.testing", "--profile", goal.profile, "--samplers", str(SAMPLERS),
+        ["--env", FAULTY_ID, "--import", "fault_envs", "--profile", goal.profile, "--samplers", str(SAMPLERS),
          "--target-return", str(goal.target_return), "--seed", str(seed), "--seconds", str(limit_s),
          "--runs-dir", runs_dir],
         limit_s + 120.0, {f"SPREEZE_FAULT_{name}": value for name, value in variables.items()},

@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from harness import PATIENCE_S, train
-from hts_runs import ROWS, fingerprints, played, slow
+from harness import PATIENCE_S
+from hts_runs import ROWS, fingerprints, played, slow, train
 
 pytestmark = pytest.mark.skipif("SPREEZE_LONG_TESTS" not in os.environ, reason="an hour; set SPREEZE_LONG_TESTS=1")
 INTERVALS = 12

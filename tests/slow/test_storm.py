@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fault_envs import FAULT_ID
 from live_run import AttachedRun
 from long_form import LIMIT_S, asked, by_hand
 
 from spreeze.bench import Row
 from spreeze.errors import SpreezeError
-from spreeze.testing import FAULT_ID
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.replay_ring import ReplayReader
@@ -44,7 +44,7 @@ _COMMAND = [
     "--env",
     FAULT_ID,
     "--import",
-    "spreeze.testing",
+    "fault_envs",
     "--samplers",
     str(SAMPLERS),
     "--envs-per-sampler",
@@ -61,14 +61,15 @@ _COMMAND = [
     "sac.hidden_sizes=[32,32]",
     "--set",
     "evaluation.episodes=2",
-    "--set",
-    "replay.checksum=true",
     "--no-governor",
     "--set",
     f"learner.checkpoint_interval_s={CHECKPOINT_S:g}",
-    "--set",
-    "run.forgiven_failures=1000000",
 ]
+_ENVIRONMENT = {
+    "SPREEZE_FAULT_STEP_S": "0.0005",
+    "SPREEZE_TEST_CHECKSUM": "1",
+    "SPREEZE_TEST_UNCOUNTED_CRASHES": "1000000",
+}
 _RATE_S = 0.25
 _USUAL_WINDOWS = 40
 
@@ -360,7 +361,7 @@ def storm_rows(
     """
     shared = set(os.listdir("/dev/shm"))
     name = f"storm-{os.getpid()}-{int(time.time())}"
-    with AttachedRun(_COMMAND, runs_dir, name, {"SPREEZE_FAULT_STEP_S": "0.0005"}) as run:
+    with AttachedRun(_COMMAND, runs_dir, name, _ENVIRONMENT) as run:
         run.attach()
         run.wait(lambda: run.ring is not None and run.ring.sampled > 0, LIMIT_S, "the first update")
         run.wait(lambda: "visualizer" in run.workers() and "evaluator" in run.workers(), LIMIT_S, "the visualizer")

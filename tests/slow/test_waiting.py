@@ -29,7 +29,7 @@ from spreeze.transport.shared_memory import Wakeup
 
 pytestmark = pytest.mark.timeout(600)
 _TASK = (
-    "--env", "spreeze/Fault-v0", "--import", "spreeze.testing", "--mode", "hts", "--algo", "a2c",
+    "--env", "spreeze/Fault-v0", "--import", "fault_envs", "--mode", "hts", "--algo", "a2c",
     "--samplers", "2", "--inference-workers", "1", "--envs-per-sampler", "8", "--sync-interval", "64",
     "--no-visualizer",
     "--set", "sampling.step_deadline_s=100000",

@@ -3,8 +3,7 @@
 import subprocess
 
 import gymnasium
-
-from spreeze.testing import FaultEnv
+from fault_envs import FaultEnv
 
 
 class GrandchildEnv(FaultEnv):

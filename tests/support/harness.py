@@ -37,7 +37,7 @@ TINY = (
 )  # fmt: skip
 WARMUP_S = Rates.warmup_s
 """What a summary leaves out of its rates after the first update."""
-FAULT = ("--env", "spreeze/Fault-v0", "--import", "spreeze.testing")
+FAULT = ("--env", "spreeze/Fault-v0", "--import", "fault_envs")
 PENDULUM = ("--env", "Pendulum-v1")
 
 
@@ -59,17 +59,32 @@ class Run:
     """One training process, with its output in files beside its runs directory."""
 
     def __init__(
-        self, tmp_path, *args, name="run", tiny=TINY, faults=None, program=("-m", "spreeze.train"), messages=None
+        self,
+        tmp_path,
+        *args,
+        name="run",
+        tiny=TINY,
+        faults=None,
+        program=("-m", "spreeze.train"),
+        messages=None,
+        checks=(),
     ):
-        """``messages``: handle of the memory by which its learners gossip with those of other hosts."""
+        """Starts the process.
+
+        ``messages``: handle of the memory by which its learners gossip with those of other hosts. ``checks``: what the
+        package does for tests alone: ``checksum`` of each row, ``fingerprint`` of each swap.
+        """
         self.runs_dir = tmp_path / "runs"
         self.path = self.runs_dir / name
         self._out, self._err = tmp_path / f"{name}.out", tmp_path / f"{name}.err"
         command = [sys.executable, *program, *tiny, "--runs-dir", str(self.runs_dir), "--json", *args]
+        if "--resume" in args and "--import" not in args and self._imports_ours():
+            command += FAULT[2:]
         if not {"--resume", "--name"} & set(args):
             command += ["--name", name]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SPREEZE_")}
         environment |= {f"SPREEZE_FAULT_{key.upper()}": str(value) for key, value in (faults or {}).items()}
+        environment |= {f"SPREEZE_TEST_{check.upper()}": "1" for check in checks}
         environment |= {} if messages is None else messages.environment
         with open(self._out, "wb") as out, open(self._err, "wb") as err:
             self.process = subprocess.Popen(
@@ -78,6 +93,11 @@ class Run:
             )  # fmt: skip
         self._seen = {}
         self._numbers, self._numbers_of = {}, None
+
+    def _imports_ours(self):
+        """True if a run here was told to import our environments, which a resume has to be told again."""
+        configs = self.runs_dir.glob("*/config.toml")
+        return any('import_module = "fault_envs"' in config.read_text() for config in configs)
 
     def __enter__(self):
         return self

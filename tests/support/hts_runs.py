@@ -1,14 +1,18 @@
 """Small runs of the HTS-RL mode with real processes, and their fingerprints."""
 
+import functools
 import json
 
-from harness import PATIENCE_S, train
+import harness
+from harness import PATIENCE_S
 
+Run = functools.partial(harness.Run, checks=("fingerprint",))
+train = functools.partial(harness.train, checks=("fingerprint",))
 SMALL = (
     "--mode", "hts", "--algo", "ppo", "--envs-per-sampler", "2", "--sync-interval", "16", "--samplers", "2",
     "--set", "ppo.hidden_sizes=[8,8]", "--set", "ppo.epochs=2", "--set", "ppo.minibatch_size=32",
     "--set", "ppo.lr_schedule=constant",
-    "--set", "rollout.fingerprint=true", "--no-evaluator", "--no-visualizer",
+    "--no-evaluator", "--no-visualizer",
 )  # fmt: skip
 SYNTHETIC = ("--env", "spreeze/Synthetic-v0", "--import", "spreeze.testing", "--env-arg", "episode_steps=25",
              "--env-arg", "p_terminated=0.02", "--env-arg", "obs_dim=3")  # fmt: skip

@@ -3,14 +3,13 @@
 import dataclasses
 
 import numpy as np
+from fault_envs import FAULT_ID as FAULT
 from harness import poll
 
-from spreeze import testing as faults
 from spreeze.inference.policy import Policy
 from spreeze.types import Box, EnvSpec
 
-FAULT = faults.FAULT_ID
-FAULT_MODULE = "spreeze.testing"
+FAULT_MODULE = "fault_envs"
 SPEC = EnvSpec(
     env_id=FAULT, import_module=FAULT_MODULE, obs_dim=3, action=Box((-2.0,), (2.0,)),
     max_episode_steps=50, reward_threshold=None,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import psutil
-from harness import PATIENCE_S, REPO, poll
+from harness import PATIENCE_S, REPO, SUPPORT, poll
 
 
 class RayHosts:
@@ -16,7 +16,7 @@ class RayHosts:
     def __init__(self, hosts):
         self.process = subprocess.Popen([sys.executable, __file__, str(hosts)], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True, process_group=0,
-                                        env={**os.environ, "PYTHONPATH": str(REPO)})  # fmt: skip
+                                        env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{SUPPORT}"})  # fmt: skip
         told = self._line()
         self.address, self.environment = told["address"], told["environment"]
 

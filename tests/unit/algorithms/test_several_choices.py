@@ -7,7 +7,7 @@ import choices_env
 import numpy as np
 import pytest
 import torch
-from harness import SUPPORT, train, verb
+from harness import train, verb
 from rollouts import learner, rollout, task
 
 import spreeze
@@ -208,8 +208,7 @@ def wanted(space):
 
 @pytest.mark.parametrize(("kind", "mode", "masked"), [("discrete", "hts", False), ("binary", "serial", False),
                                                       ("discrete", "serial", True)])  # fmt: skip
-def test_a_run_learns_every_choice(kind, mode, masked, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+def test_a_run_learns_every_choice(kind, mode, masked, tmp_path):
     run, code, document = train(
         tmp_path,
         *COMMAND,
@@ -238,8 +237,7 @@ def test_a_run_learns_every_choice(kind, mode, masked, tmp_path, monkeypatch):
     assert document["eval_return_best"] >= 0.8 * choices_env.STEPS
 
 
-def test_a_run_goes_on_plays_and_is_exported(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+def test_a_run_goes_on_plays_and_is_exported(tmp_path):
     run, code, document = train(tmp_path, *COMMAND, "--mode", "hts", "--env-steps", "2048", tiny=())
     assert code == 0, run.stderr[-3000:]
     again, code, document = train(tmp_path, "--resume", run.path, "--import", MODULE, "--env-steps", "4096", tiny=())

@@ -124,7 +124,7 @@ def test_a_run_without_weights_is_named(tmp_path):
 @pytest.mark.parametrize("named", [{"import_module": "someones_module"}, {"env_id": "someones_module:Fault-v0"}])
 def test_a_weights_file_cannot_make_a_module_be_imported(runs_dir, named):
     weights = read_weights(find_weights("second", runs_dir, "best"))
-    assert spec_of(weights, None).env_id == FAULT, "the package's own modules need no leave"
+    assert spec_of(weights, FAULT_MODULE).env_id == FAULT
     weights.meta["env"].update(named)
     for other in (None, FAULT_MODULE):
         with pytest.raises(EnvironmentError_, match="if you trust it, add --import someones_module"):
@@ -136,6 +136,8 @@ def test_engines_of_the_package_need_no_leave(runs_dir):
     weights = read_weights(find_weights("second", runs_dir, "best"))
     weights.meta["env"].update(env_id="envpool:CartPole-v1", import_module=None)
     assert spec_of(weights, None).env_id == "envpool:CartPole-v1"
+    weights.meta["env"].update(env_id="spreeze/Synthetic-v0", import_module="spreeze.testing")
+    assert spec_of(weights, None).import_module == "spreeze.testing"
 
 
 # --- evaluate ---

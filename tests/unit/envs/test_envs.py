@@ -13,11 +13,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from fault_envs import FAULT_ID as FAULT
 from harness import PATIENCE_S
 from linear_policy import SPEC
 
 import spreeze
-from spreeze import testing as faults
 from spreeze.envs import probe
 from spreeze.envs.make import BULLET_IDS, bullet_missing, default_env_id, describe, make_env
 from spreeze.envs.probe import probe_env
@@ -28,8 +28,7 @@ from spreeze.machine.output import stdout_to_stderr
 from spreeze.types import Box, Choices
 
 needs_bullet = pytest.mark.skipif(bullet_missing() is not None, reason="pybullet has no wheel here")
-FAULT = faults.FAULT_ID
-FAULT_MODULE = "spreeze.testing"
+FAULT_MODULE = "fault_envs"
 BOX1 = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 

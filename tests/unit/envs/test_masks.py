@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from harness import SUPPORT, train, verb
+from harness import train, verb
 from rollouts import learner, rollout, task
 
 from spreeze.algorithms import create, losses
@@ -444,7 +444,6 @@ def in_process(capfd):
 def whole_run(tmp_path, monkeypatch, call, *args):
     """A run to its end in which no forbidden action was taken, evaluated and shown; ``call`` calls a verb."""
     noted = tmp_path / "forbidden"
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
     # The harness takes our own settings out of the environment of runs, so this has another name.
     monkeypatch.setenv("FORBIDDEN_ACTIONS", str(noted))
     run, code, document = train(tmp_path, *args, tiny=())

@@ -1,14 +1,13 @@
 """Nested observations become one vector whose order depends on names alone."""
 
 import json
-import os
 from collections import OrderedDict
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from harness import SUPPORT, train
+from harness import train
 
 from spreeze.cli import doctor
 from spreeze.envs.make import describe
@@ -120,8 +119,7 @@ def test_what_cannot_be_part_of_a_vector_is_refused_with_the_reason(space, words
     assert "\n" not in str(caught.value)
 
 
-def test_a_nested_task_is_probed_shown_by_the_doctor_and_trained_on(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+def test_a_nested_task_is_probed_shown_by_the_doctor_and_trained_on(tmp_path):
     checks, probe = doctor.check_env("NestedGoal-v0", "nested_env")
     found = next(check for check in checks if "layout" in check.name)
     layout = ["0:3 phase (one-hot of 3)", "3:4 state.distance (Box, (1,))", "4:5 state.speed (Box, (1,))"]

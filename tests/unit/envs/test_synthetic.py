@@ -9,7 +9,6 @@ import pytest
 from harness import train_until, verb
 
 from spreeze.envs.make import make_env, parse_args
-from spreeze.envs.task import BadTransition, make_task
 from spreeze.errors import EnvironmentError_
 from spreeze.testing import SYNTHETIC_ID as ENV_ID
 from spreeze.testing import SyntheticEnv, spin
@@ -88,14 +87,6 @@ def test_spin_takes_cpu_time_and_sleep_does_not():
     env.step(np.zeros(2, np.float32))
     assert time.perf_counter() - wall_s >= 0.2
     assert time.thread_time() - cpu_s < 0.2
-
-
-def test_faults_come_on_request():
-    task = make_task(ENV_ID, args=("p_nan=1.0", "obs_dim=4"))
-    task.reset(seed=0)
-    with pytest.raises(BadTransition, match="nan"):
-        task.step(np.zeros(2, np.float32))
-    task.close()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from fault_envs import count_numbered
 from harness import poll
 
 from spreeze.envs.task import make_task
@@ -22,7 +23,6 @@ from spreeze.runtime.cluster.bridge import Bridge
 from spreeze.runtime.cluster.gateway import GatewayActor
 from spreeze.runtime.cluster.host import HostSamplers, sum_counters
 from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, check_installed, check_reachable, parse_address
-from spreeze.testing import count_numbered
 from spreeze.transport.chunks import Taken, seal_chunk, seal_json, unseal_chunk, unseal_json
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingHandle, RingSpec
@@ -35,7 +35,7 @@ from spreeze.workers.roles import Address
 
 SECRET = bytes(32)
 FREE = RateLimiter(0.0, 512.0, 10, 64, 8)
-MODULE = "spreeze.testing"
+MODULE = "fault_envs"
 
 
 @pytest.fixture(scope="module")

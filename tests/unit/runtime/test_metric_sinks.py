@@ -84,7 +84,7 @@ def made(tmp_path, monkeypatch):
         for name, kind in packages.items():
             if kind is not None:
                 (folder / f"{name}.py").write_text(STAND_INS[kind])
-        monkeypatch.setenv("PYTHONPATH", str(folder))
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
     def start(**packages):
         put(**packages)
@@ -209,7 +209,7 @@ def test_a_run_and_its_resumption_log_what_the_store_has_though_other_sinks_hang
     made.packages(wandb="hanging", mlflow="failing")
     for args in (
         ["--name", "real", *FAULT, "--updates", "60"],
-        ["--resume", "real", "--import", "spreeze.testing", "--mode", "serial", "--updates", "90"],
+        ["--resume", "real", "--import", "fault_envs", "--mode", "serial", "--updates", "90"],
     ):
         run, code, document = harness.train(
             tmp_path, *args, "--log", "tensorboard,wandb,mlflow", program=("-c", IMPATIENT)

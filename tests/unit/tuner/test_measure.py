@@ -224,7 +224,7 @@ def test_samplers_wait_at_the_asked_ratio_once_their_lead_is_used_up(pendulum, s
 
 
 def test_samplers_that_keep_failing_are_data(short):
-    plan = _plan("spreeze/Fault-v0", "spreeze.testing")
+    plan = _plan("spreeze/Fault-v0", "fault_envs")
     os.environ["SPREEZE_FAULT_EXIT_AT"] = "3"
     try:
         with _measuring(plan) as measuring:
@@ -237,7 +237,7 @@ def test_samplers_that_keep_failing_are_data(short):
 
 def test_an_environment_without_a_step_within_the_deadline_is_data(short, monkeypatch):
     monkeypatch.setattr(measure, "_LONGEST_START_S", 6.0)
-    plan = _plan("spreeze/Fault-v0", "spreeze.testing")
+    plan = _plan("spreeze/Fault-v0", "fault_envs")
     os.environ["SPREEZE_FAULT_HANG_AT"] = "1"
     try:
         with _measuring(plan) as measuring:

@@ -9,12 +9,12 @@ import json
 import gymnasium
 import numpy as np
 import pytest
+from fault_envs import FaultWrapper
 from rollout_double import Ascent
 
 from spreeze.envs.task import Task, make_task, open_task
 from spreeze.errors import WorkerError
 from spreeze.testing import SYNTHETIC_ID as ENV_ID
-from spreeze.testing import FaultWrapper, register
 from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, RolloutSpec, put_back
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, reset_seed
@@ -27,8 +27,7 @@ INTERVALS = 6
 
 @pytest.fixture(scope="module")
 def spec():
-    register()
-    task = make_task(ENV_ID, "spreeze.testing", args=("obs_dim=3", "action_dim=2", "episode_steps=7",
+    task = make_task(ENV_ID, args=("obs_dim=3", "action_dim=2", "episode_steps=7",
                                                              "p_terminated=0.1"))  # fmt: skip
     task.close()
     return task.spec

@@ -7,12 +7,12 @@ import threading
 
 import av
 import pytest
+from fault_envs import FaultEnv
 from harness import PATIENCE_S
 from linear_policy import GOOD, IDLE, SPEC, publish, wait_until
 from PIL import Image
 
 from spreeze.config.schema import VisualizerConfig
-from spreeze.testing import FaultEnv
 from spreeze.transport.status_table import STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers import visualizer
