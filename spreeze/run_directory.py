@@ -52,7 +52,6 @@ SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
 REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free", "timeline")
 """Names of files in ``control`` by which a page or a command asks a live run for something."""
-SIMILARITY = "gradients.jsonl"
 """One line for each comparison of the gradients of several learners (mode gala)."""
 TIMELINE = "timeline.json"
 """Trace of worker phases (``runtime.timeline``)."""

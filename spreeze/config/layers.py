@@ -38,7 +38,13 @@ from spreeze.config.values import literal
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
 
-_GONE = {("run", "forgiven_failures"), ("replay", "checksum"), ("rollout", "fingerprint"), ("learner", "copy_interval")}
+_GONE = {
+    ("run", "forgiven_failures"),
+    ("gala", "similarity_interval"),
+    ("replay", "checksum"),
+    ("rollout", "fingerprint"),
+    ("learner", "copy_interval"),
+}
 """Settings of earlier versions, which a run that has them does without when it is resumed."""
 _RENAMED = {
     ("rollout", "executors"): "samplers",

@@ -340,9 +340,6 @@ class GalaConfig(Part):
         "gossip: the learning rate times the root of the number of learners, up to 4e-3, as "
         "each learns from that share of the env steps, with more noise",
     )
-    similarity_interval: int = setting(
-        500, "updates between two comparisons of the learners' gradients", unit="updates", low=1, high=10**9
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,8 +70,6 @@ class LivePage {
     make(this.learners, "div", "sz-title", "Learners");
     this.learnerLines = make(this.learners, "table", "sz-table");
     this.learners.hidden = true;
-    this.similarity = make(this.host, "div", "sz-card sz-similarity");
-    this.similarity.style.display = "none";
     this.timeline = make(this.host, "div", "sz-card sz-timeline");
     this.timeline.style.display = "none";
     const grid = {};
@@ -287,7 +285,6 @@ class LivePage {
     this.coreStrip(news.cores);
     this.gpuRows(news.gpus);
     this.tableRows(this.learners, this.learnerLines, news.learners);
-    this.similarityMap(news.similarity);
     if (news.timeline) this.timelineRows(news.timeline);
     this.processRows(news.processes);
     this.tableRows(this.hostCard, this.hosts, [["host", "env steps", "lag [updates]", "chunks", "lost", "clock"], ...news.hosts]);
@@ -474,30 +471,6 @@ class LivePage {
   gpuRows(rows) {
     const text = rows.join("\n");
     if (this.gpus.textContent !== text) this.gpus.textContent = text;
-  }
-
-  // Which learners' gradients point the same way: blue the same, red the opposite.
-  similarityMap(found) {
-    const key = JSON.stringify(found);
-    if (key === this.similarityKey) return;
-    this.similarityKey = key;
-    this.similarity.style.display = found ? "" : "none";
-    this.similarity.replaceChildren();
-    if (!found) return;
-    make(this.similarity, "div", "sz-title", "Gradients of the learners: cosine similarity").title =
-      "1: two learners' latest gradients point the same way, 0: they have nothing in common, -1: opposite";
-    const map = make(this.similarity, "div", "sz-map");
-    map.style.gridTemplateColumns = `max-content repeat(${found.cosine.length}, minmax(34px, 72px))`;
-    make(map, "span", "sz-label", "");
-    found.cosine.forEach((_, i) => make(map, "span", "sz-label", `${i}`));
-    found.cosine.forEach((row, i) => {
-      make(map, "span", "sz-label", `learner ${i}, update ${found.updates[i]}`);
-      for (const value of row) {
-        const cell = make(map, "span", "sz-cell", value.toFixed(2));
-        cell.style.background = `rgba(${value < 0 ? "214, 39, 40" : "31, 119, 180"}, ${0.12 + 0.78 * Math.abs(value)})`;
-        cell.style.color = Math.abs(value) > 0.6 ? "#fff" : "inherit";
-      }
-    });
   }
 
   // One row a worker; a bar for each stretch of one activity.

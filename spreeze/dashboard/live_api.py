@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spreeze.config.modes import Wiring
-from spreeze.dashboard.run_data import newest_log, newest_similarity, newest_timeline, wiring
+from spreeze.dashboard.run_data import newest_log, newest_timeline, wiring
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics import student_quantile
 from spreeze.metrics.bottleneck import Side, bottleneck
@@ -263,7 +263,6 @@ def answer(
         "log": newest_log(path, _LOG_LINES),
         "live": state in LIVE_STATES,
         **_note(shown, state, latest, last, best, ended=run.get("exit_reason")),
-        "similarity": newest_similarity(path),
         "timeline": _new_timeline(path, since),
         "marks": session_starts(run)[1:],
         "processes": _processes(fresh),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from spreeze.metrics.table import by_name
 from spreeze.run_directory import (
     LAUNCHES,
     LIVE_STATES,
-    SIMILARITY,
     TIMELINE,
     About,
     check_format,
@@ -195,16 +193,6 @@ def newest_log(path: Path, count: int) -> tuple[str, list[str]]:
         return "", []
     _, label, file = max(written)
     return label, tail_lines(file, count)
-
-
-def newest_similarity(path: Path) -> dict[str, Any] | None:
-    """Cosine similarity [n][n] of the learners' newest gradients, and after how many updates each; None without any."""
-    for line in tail_text(path / SIMILARITY).splitlines()[-1:]:
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            found = json.loads(line)
-            cosine = [[max(-1.0, min(1.0, float(value))) for value in row] for row in found["cosine"]]
-            return {"cosine": cosine, "updates": [int(count) for count in found["updates"]]}
-    return None
 
 
 def newest_timeline(path: Path) -> dict[str, Any] | None:

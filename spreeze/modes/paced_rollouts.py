@@ -100,7 +100,7 @@ def assemble(run: Assembly) -> None:
         for group in groups:
             mixed.board["env_steps"][group] = data[group].env_steps
         if plan.learners > 1 and hosts is None:  # parameters of other hosts are not here
-            run.spread = lambda recorder: LearnerSpread(plan, run.run_dir, mixed, recorder).measured
+            run.spread = lambda recorder: LearnerSpread(plan, mixed, recorder).measured
     for group in groups:
         job = learner_job(run, group, data[group])
         job = dataclasses.replace(job, wakeup=learners[group], sampler_wakeups=samplers[group])
@@ -166,7 +166,6 @@ def _mixing(
         topology=gala.topology,
         max_staleness=None if averages else gala.max_staleness,
         interval=-(-plan.config.learner.average_interval // plan.updates_in_rollout),
-        similarity_interval=gala.similarity_interval,
         rows=tuple(range(plan.learners)),
         memory=memory.handle,
         policies=tuple(one.handover.policies.handle for one in data) if means else (),

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 
 from spreeze.metrics import median
-from spreeze.run_directory import SIMILARITY
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import GroupSample, Recorder
 from spreeze.transport.mixing import NORMS, MixMemory
-from spreeze.transport.topology import (
-    asynchronous_bound,
-    contraction,
-    cosines,
-    mixing_matrix,
-    radius,
-    synchronous_bound,
-)
+from spreeze.transport.topology import asynchronous_bound, contraction, mixing_matrix, radius, synchronous_bound
 from spreeze.workers.roles import Address
 
 _SLOW = 0.5
@@ -36,16 +26,15 @@ def in_lockstep(plan: RunPlan) -> bool:
 
 
 class LearnerSpread:
-    """Measures how far apart the learners are, compares their gradients, and names the slow ones."""
+    """Measures how far apart the learners are, and names the slow ones."""
 
-    def __init__(self, plan: RunPlan, run_dir: Path, memory: MixMemory, recorder: Recorder) -> None:
-        self._memory, self._recorder, self._file = memory, recorder, run_dir / SIMILARITY
+    def __init__(self, plan: RunPlan, memory: MixMemory, recorder: Recorder) -> None:
+        self._memory, self._recorder = memory, recorder
         self._gala, self._learners = plan.config.gala, plan.learners
         self._beta = contraction(mixing_matrix(self._gala.topology, plan.learners))
         self._gossips = plan.config.wiring.mixes and self._gala.mixing == "gossip"
         self._lockstep = in_lockstep(plan)
         self._start = None if plan.earlier.sessions else 0.0
-        self._compared = 0
         self._past: deque[tuple[float, list[float]]] = deque()
         self._named_s = [-math.inf] * plan.learners
 
@@ -60,7 +49,6 @@ class LearnerSpread:
         ]
         if len(returns) and len(means) == len(groups):
             found |= {"learners_best": max(means), "learners_spread": max(means) - min(means)}
-        self._compare()
         self._name_slow([group.learner["updates"] for group in groups], now_s)
         first = dataclasses.replace(groups[0], learner=groups[0].learner | found)
         return (first, *groups[1:])
@@ -93,25 +81,6 @@ class LearnerSpread:
             "gossip_bound_1": self._start + synchronous_bound(np.stack(latest), self._beta),
             "gossip_bound_2": self._start + bound if math.isfinite(bound) else math.nan,
         }
-
-    def _compare(self) -> None:
-        """Appends the cosines between the learners' gradients once all have kept one of the same interval."""
-        kept = [parameters.read_latest() for parameters in self._memory.gradients]
-        weights = [one for one in kept if one is not None]
-        if len(weights) < self._learners or min(one.version for one in weights) <= self._compared:
-            return
-        self._compared = min(one.version for one in weights)
-        found = cosines(np.stack([one.arrays["gradient"].astype(np.float64) for one in weights]))
-        line = {
-            "wall_s": round(self._recorder.wall_s, 3),
-            "updates": [one.meta["updates"] for one in weights],
-            "cosine": np.round(found, 4).tolist(),
-        }
-        try:
-            with open(self._file, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            self._recorder.event("warning", f"gradients' similarity not written: {error}")
 
     def _name_slow(self, updates: list[float], now_s: float) -> None:
         """An event for a learner that takes less than half as many updates as the others, at most one a minute."""

@@ -37,7 +37,7 @@ from spreeze.types import Jsonable
 
 NORMS = 256
 """Updates of which the norms are kept for the bound of Proposition 1."""
-_THETA, _GRADIENT, _STATISTICS = "theta", "gradient", "statistics"
+_THETA, _STATISTICS = "theta", "statistics"
 _BARRIER_S = 60.0
 """Longest wait at the start for learners that are still loading."""
 _NEWS_S, _ALONE_S = 5.0, 1.0
@@ -55,7 +55,6 @@ class MixHandle(Jsonable):
     shared: Handle
     messages: tuple[ParametersHandle, ...]
     mixed: tuple[ParametersHandle, ...]
-    gradients: tuple[ParametersHandle, ...]
 
     def attach_board(self) -> SharedArrays:
         return SharedArrays.attach(self.board.fds[0], board_fields(len(self.mixed)))
@@ -72,8 +71,6 @@ class MixSpec(Jsonable):
     max_staleness: int | None
     interval: int
     """Mixes between two averagings (average)."""
-    similarity_interval: int
-    """Updates between two gradients that are kept for comparison."""
     rows: tuple[int, ...]
     """Rows of the learners in the status table."""
     memory: MixHandle
@@ -103,7 +100,6 @@ class MixMemory(NamedTuple):
     """The parameters that all share (hogwild)."""
     messages: tuple[VersionedParameters, ...]
     mixed: tuple[VersionedParameters, ...]
-    gradients: tuple[VersionedParameters, ...]
 
     @classmethod
     def create(cls, learners: int, *, lockstep: bool = False) -> MixMemory:
@@ -118,20 +114,16 @@ class MixMemory(NamedTuple):
             nameless_file("spreeze-shared"),
             each(messages),
             each(messages if lockstep else 2),
-            each(1),
         )
 
     @property
     def handle(self) -> MixHandle:
-        messages, mixed, gradients = (
-            tuple(one.handle for one in each) for each in (self.messages, self.mixed, self.gradients)
-        )
+        messages, mixed = (tuple(one.handle for one in each) for each in (self.messages, self.mixed))
         return MixHandle(
             board=Handle(fds=(self.board.block.fd,)),
             shared=Handle(fds=(self.shared_fd,)),
             messages=messages,
             mixed=mixed,
-            gradients=gradients,
         )
 
     def aligned(self) -> list[np.ndarray] | None:
@@ -146,7 +138,7 @@ class MixMemory(NamedTuple):
         return [one.arrays[_THETA] for one in found if one is not None] if None not in found else None
 
     def close(self) -> None:
-        for parameters in (*self.messages, *self.mixed, *self.gradients):
+        for parameters in (*self.messages, *self.mixed):
             parameters.close()
         os.close(self.shared_fd)
         self.board.close()
@@ -162,12 +154,11 @@ class Mixer:
         self._hosts: GossipMemory | None = None
         self._gossip = self._open_gossip()
         self._mixed = [mixed.attach() for mixed in spec.memory.mixed]
-        self._gradients = spec.memory.gradients[spec.learner].attach()
         self._policies = [policies.attach() for policies in spec.policies]
         self._shared: np.ndarray | None = None
         self._shared_before = np.zeros(0, np.float32)
         """Statistics as they were at the latest addition to what all share."""
-        self._returned, self._ahead, self._compared = False, 0, -1
+        self._returned, self._ahead = False, 0
         self.waited_s = self.messages = 0.0
         self.statistics = np.zeros(0)
         """Own running statistics [k]: to be set before ``begin``, ``reduce`` and ``mix``, which average them."""
@@ -323,13 +314,6 @@ class Mixer:
             if weights is not None:
                 return np.concatenate((weights.arrays[_THETA], weights.arrays[_STATISTICS]))
         return None
-
-    def keep_gradient(self, gradient: Callable[[], np.ndarray], updates: int) -> None:
-        """Keeps the latest gradient for comparison, once in every ``similarity_interval`` updates."""
-        number = updates // self.spec.similarity_interval
-        if number > max(self._compared, 0):
-            self._gradients.publish({_GRADIENT: gradient()}, {"updates": updates}, 0, number)
-            self._compared = number
 
     @property
     def publishes(self) -> bool:

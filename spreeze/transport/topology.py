@@ -89,10 +89,3 @@ def asynchronous_bound(largest_update: float, topology: str, count: int, stalene
     if log_beta == 0.0:
         return math.inf
     return 2.0 * math.sqrt(count) * largest_update * math.exp((1.0 - window) * log_beta) / -math.expm1(log_beta)
-
-
-def cosines(vectors: np.ndarray) -> np.ndarray:
-    """Cosine similarity [n, n] of vectors [n, d]; 0 where one of the two is 0."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit = vectors / np.where(norms > 0.0, norms, 1.0)
-    return np.asarray(np.clip(unit @ unit.T, -1.0, 1.0))

@@ -141,7 +141,6 @@ class OnPolicyTrainer:
         algorithm.set_parameters(mixer.mix(before, algorithm.parameters(), self._rollouts.current + 1))
         if not np.array_equal(mixer.statistics, own):
             algorithm.set_averaged_statistics(mixer.statistics)
-        mixer.keep_gradient(algorithm.gradient, algorithm.updates)
 
     @property
     def waited_s(self) -> float:

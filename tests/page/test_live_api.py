@@ -122,7 +122,7 @@ page.store = new Map(); page.unit = { by: 1 }; page.axis = "t"; page.data = { co
 page.charts = new Map(); page.text = new Map(); page.epoch = "e"; page.dot = {};
 page.evals = { t: [], s: [], u: [], y: [], lo: [], hi: [] }; page.legend = () => {};
 page.note = { classList: { toggle() {} } }; page.logTail = () => {};
-for (const name of ["bars", "coreStrip", "gpuRows", "tableRows", "similarityMap", "processRows", "eventList"])
+for (const name of ["bars", "coreStrip", "gpuRows", "tableRows", "processRows", "eventList"])
   page[name] = () => {};
 page.chartOf = () => ({ show: (traces) => drawn.push(traces.slice(0, 2).map((trace) => [trace.colour, trace.x])) });
 const news = { epoch: "e", evals: page.evals, text: {}, hosts: [], log: [], next: 9 };
@@ -490,18 +490,6 @@ def test_what_ppo_and_a2c_tell_of_their_learning_is_drawn():
     names = [metric.name for metric in METRICS if metric.writer == ALGORITHM]
     assert {"approx_kl", "learning_rate", "grad_norm"} < set(names)
     assert set(live_api.wanted(list(names))) == set(names)
-
-
-def test_the_newest_comparison_of_gradients_is_sent_and_a_damaged_one_is_not(run):
-    assert live_api.answer(run, 0.0, 0, "")["similarity"] is None
-    file = run / "gradients.jsonl"
-    file.write_text('{"wall_s": 1.0, "updates": [500, 501], "cosine": [[1, 0.5], [0.5, 1]]}\n'
-                    '{"wall_s": 2.0, "updates": [1000, 1003], "cosine": [[1, -0.25], [-0.25, 1]]}\n')  # fmt: skip
-    found = {"cosine": [[1.0, -0.25], [-0.25, 1.0]], "updates": [1000, 1003]}
-    assert live_api.answer(run, 0.0, 0, "")["similarity"] == found
-    with open(file, "a") as more:
-        more.write('{"wall_s": 3.0, "upda')
-    assert live_api.answer(run, 0.0, 0, "")["similarity"] is None
 
 
 def test_the_policy_s_lag_is_counted_in_what_its_algorithm_waits_for():

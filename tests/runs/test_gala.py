@@ -70,7 +70,7 @@ def test_a_learner_that_is_ten_times_slower_is_named_at_most_once_a_minute(tmp_p
     told = []
     plan = SimpleNamespace(config=asked("--mode", "gala", "--algo", "a2c", "--learners", "4"), learners=4,
                            earlier=SimpleNamespace(sessions=0))  # fmt: skip
-    ball = LearnerSpread(plan, tmp_path, None, SimpleNamespace(event=lambda level, text: told.append(text)))
+    ball = LearnerSpread(plan, None, SimpleNamespace(event=lambda level, text: told.append(text)))
     for second in range(70):
         ball._name_slow([100.0 * second, 90.0 * second, 110.0 * second, 10.0 * second], float(second))
     assert [text.partition(";")[0] for text in told] == ["learner-g3 is slow: 10 updates/s, the others 100"] * 2
@@ -170,7 +170,6 @@ def test_a_learner_that_returns_gives_the_others_nothing_of_its_old_parameters()
             topology="ring",
             max_staleness=None,
             interval=1,
-            similarity_interval=500,
             rows=(0, 1),
             memory=memory.handle,
         )
@@ -203,8 +202,7 @@ def test_statistics_are_averaged_with_the_parameters_or_the_gradients_to_more_di
                 topology="full",
                 max_staleness=None,
                 interval=1,
-                similarity_interval=500,
-                rows=(0, 1),
+                    rows=(0, 1),
                 memory=memory.handle,
             )
             mixers.append(Mixer(spec, lambda: (0, 1), lambda: False))

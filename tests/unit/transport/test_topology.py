@@ -6,7 +6,6 @@ import pytest
 from spreeze.transport.topology import (
     asynchronous_bound,
     contraction,
-    cosines,
     hops,
     in_neighbours,
     mixing_matrix,
@@ -80,8 +79,3 @@ def test_asynchronous_gossip_stays_within_the_bound_of_proposition_2(slow):
     assert asynchronous_bound(1.0, "ring", 1, 5) == 0.0
     assert asynchronous_bound(1.0, "ring", 2, 1) < asynchronous_bound(1.0, "ring", 2, 2)
     assert asynchronous_bound(1.0, "ring", 16, 1e6) == np.inf
-
-
-def test_cosines_of_gradients():
-    found = cosines(np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]))
-    assert found == pytest.approx(np.array([[1, 0.5**0.5, 0], [0.5**0.5, 1, 0], [0, 0, 0]]))
