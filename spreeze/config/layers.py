@@ -39,23 +39,13 @@ from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
 
 _GONE = {
-    ("run", "forgiven_failures"),
-    ("gala", "similarity_interval"),
-    ("replay", "checksum"),
-    ("rollout", "fingerprint"),
-    ("learner", "copy_interval"),
+    "run": ("forgiven_failures",),
+    "gala": ("similarity_interval",),
+    "replay": ("checksum",),
+    "rollout": ("fingerprint",),
+    "exchange": ("transport", "listen", "learners", "join", "secret_file"),
 }
 """Settings of earlier versions, which a run that has them does without when it is resumed."""
-_RENAMED = {
-    ("rollout", "executors"): "samplers",
-    ("rollout", "envs_per_executor"): "envs_per_sampler",
-    ("rollout", "actors"): "inference_workers",
-}
-"""Settings of earlier versions under their new names."""
-_OF_ALGORITHM = {("learner", "policy_average"): 0.0, ("learner", "explore_average"): False}
-"""Settings of earlier versions that are now of replay algorithms, with the defaults that all had."""
-_ADDED = {"normalize_returns": False, "lr_end": 0.0, "huber": 1.0, "max_alpha": 1e9, "max_grad_norm": 1e9}
-"""Settings of algorithms that earlier versions did not have, with the values that say what those did."""
 SAMPLES_PER_INSERT_BOUNDS = ("samples_per_insert_min", "samples_per_insert_max")
 """Settings of ``replay`` that bound the samples per insert."""
 USER = "user"
@@ -341,45 +331,21 @@ def toml_value(value: Any) -> str:
 def from_toml(text: str, source: str, import_module: str | None = None) -> Settings:
     """Reads back what ``to_toml`` wrote (the sources of single values are not read back).
 
-    A setting of an algorithm that an earlier version did not have is as that version was.
-
     ``import_module`` is that of the command's ``--import``; one that the text names is not imported.
     """
-    values = renewed(tomllib.loads(text))
-    for part in values.keys() & set(ALGORITHMS):
-        known = {item.name for item in dataclasses.fields(PARTS[part])}
-        values[part] = {name: value for name, value in _ADDED.items() if name in known} | values[part]
-    return resolve([Layer(source=source, values=values)], import_module)
+    return resolve([Layer(source=source, values=renewed(tomllib.loads(text)))], import_module)
 
 
 def renewed(values: Values) -> Values:
-    """Settings of earlier versions, from a file, as they are called now; changed in place."""
-    run = values.get("run")
-    algo = run.get("algo") if isinstance(run, dict) else None
-    for part, fields in list(values.items()):
-        for name in list(fields) if isinstance(fields, dict) else ():
-            if (part, name) in _OF_ALGORITHM:
-                value = fields.pop(name)
-                if value != _OF_ALGORITHM[part, name] and isinstance(algo, str):
-                    values.setdefault(algo, {})[name] = value
-            elif (part, name) in _GONE:
-                del fields[name]
-            elif (part, name) in _RENAMED:
-                fields[_RENAMED[part, name]] = fields.pop(name)
-    exchange = values.pop("exchange", {})  # of learners on several hosts, before they met through Ray
+    """Settings of an earlier version, from a file, as they are called now; changed in place."""
+    exchange = values.get("exchange")
     if isinstance(exchange, dict) and exchange.get("learners", 1) != 1:
         values.setdefault("cluster", {})["learners"] = exchange["learners"]
-    _renew_minibatches(values)
+    for part, names in _GONE.items():
+        fields = values.get(part)
+        if isinstance(fields, dict):
+            for name in names:
+                fields.pop(name, None)
+            if not fields and part not in PARTS:
+                del values[part]
     return values
-
-
-def _renew_minibatches(values: Values) -> None:
-    """Turns the number of PPO's minibatches, as earlier versions set it, into their size."""
-    ppo, rollout = values.get("ppo"), values.get("rollout")
-    if not (isinstance(ppo, dict) and "minibatches" in ppo):
-        return
-    count, sizes = ppo.pop("minibatches"), rollout if isinstance(rollout, dict) else {}
-    # Where no samplers were set there was one for each usable core; profiles meant two.
-    numbers = [count, sizes.get("sync_interval", 64), sizes.get("samplers", 2), sizes.get("envs_per_sampler", 8)]
-    if all(isinstance(number, int) and number > 0 for number in numbers):
-        ppo["minibatch_size"] = max(1, numbers[1] * numbers[2] * numbers[3] // count)

@@ -136,9 +136,8 @@ def _stored(folder: Path, name: str) -> tuple[Candidate | None, bool]:
     """Candidate that this or an earlier session kept under that name, and whether it was confirmed."""
     try:
         facts = json.loads((folder / f"{name}.json").read_bytes())
-        # Earlier versions kept the highest score and noted nothing else.
-        episodes, std = int(facts.pop("played", 1)), float(facts.pop("std", 0.0))
-        tally, confirmed = Tally(episodes, float(facts.pop("return")), std), bool(facts.pop("confirmed", True))
+        tally = Tally(int(facts.pop("played")), float(facts.pop("return")), float(facts.pop("std")))
+        confirmed = bool(facts.pop("confirmed"))
         path = folder / f"{name}.safetensors"
         data = path.read_bytes() if path.is_file() else b""
         return Candidate(tally, data, facts), confirmed or not data

@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from fault_envs import count_numbered
 from harness import PATIENCE_S, REPO, Run, poll
 from ray_hosts import gone, ray_hosts
 
 from spreeze.dashboard import live_api
-from fault_envs import count_numbered
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.types import RowLayout

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from harness import FAULT, SUPPORT, Run, poll, train
+from harness import FAULT, Run, poll, train
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_statistics_are_averaged_with_the_parameters_or_the_gradients_to_more_di
                 topology="full",
                 max_staleness=None,
                 interval=1,
-                    rows=(0, 1),
+                rows=(0, 1),
                 memory=memory.handle,
             )
             mixers.append(Mixer(spec, lambda: (0, 1), lambda: False))

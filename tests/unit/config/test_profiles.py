@@ -138,13 +138,6 @@ def test_a_path_is_taken_as_it_is(tmp_path):
     assert export_path(str(tmp_path / "x.toml")) == tmp_path / "x.toml"
 
 
-def test_a_profile_may_have_settings_under_the_names_of_earlier_versions(tmp_path):
-    file = tmp_path / "old.toml"
-    file.write_text("[rollout]\nexecutors = 3\nenvs_per_executor = 4\nactors = 1\n\n[learner]\ncopy_interval = 0\n")
-    config = resolve([read_profile(str(file))]).config
-    assert (config.rollout.samplers, config.rollout.envs_per_sampler, config.rollout.inference_workers) == (3, 4, 1)
-
-
 def test_what_is_not_beside_the_package_is_where_a_wheel_puts_it():
     data = tomllib.loads((PROFILE_DIR.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
     assert shipped("profiles") == PROFILE_DIR

@@ -322,30 +322,15 @@ def test_what_a_profile_reached_is_told_by_task_or_pattern_and_as_plain_text(tmp
     assert reached_with(read_profile(_profile(tmp_path, "[about]\nreached = 3")), "A-v0") is None
 
 
-def test_a_run_of_before_a_setting_was_dropped_is_read_where_the_setting_changed_nothing():
+def test_a_run_of_before_settings_were_dropped_is_read_without_them():
     text = to_toml(resolve([Layer("user", {"learner": {"batch_size": 512}})]))
-    old = text.replace("batch_size = 512", "batch_size = 512\ncopy_interval = 0")
-    assert from_toml(old, "resumed run").config == from_toml(text, "resumed run").config
-    with pytest.raises(ConfigError, match=r"resumed run: unknown key 'learner.copy_interval'"):
-        from_toml(old.replace("copy_interval = 0", "copy_interval = 4"), "resumed run")
-
-
-def test_a_run_of_before_a_setting_was_there_learns_on_as_it_did():
-    parts = "[dqn]\ntau = 0.005\n[ppo]\nlr = 1e-4\n[sac]\ninitial_alpha = 1.0\n"
-    dqn, ppo, sac = (
-        from_toml(f"[run]\nalgo = '{algo}'\n{parts}", "resumed run").config.own for algo in ("dqn", "ppo", "sac")
-    )
-    assert (dqn.normalize_returns, dqn.huber, dqn.max_grad_norm) == (False, 1.0, 1e9)
-    assert (sac.normalize_returns, sac.max_alpha) == (False, 1e9)
-    assert ppo.lr_end == 0.0
-    assert from_toml(to_toml(resolve([])), "resumed run").config == resolve([]).config
-
-
-@pytest.mark.parametrize(("algo", "value", "expected"), [("sac", 0.99, 0.99), ("sac", 0.0, 0.0), ("ppo", 0.0, 0.0)])
-def test_an_average_that_was_the_learner_s_is_now_the_algorithm_s(algo, value, expected):
-    text = f'[run]\nalgo = "{algo}"\n[learner]\npolicy_average = {value}\nexplore_average = false\n'
-    part = from_toml(text, "resumed run").config.parts()[algo]
-    assert part.policy_average == expected
+    old = text.replace("[run]", "[run]\nforgiven_failures = 0").replace("[replay]", "[replay]\nchecksum = true")
+    exchange = '[exchange]\ntransport = "shared"\nlisten = "127.0.0.1"\n'
+    assert from_toml(old + exchange, "resumed run").config == from_toml(text, "resumed run").config
+    spanning = from_toml(old + exchange + "learners = 3\n", "resumed run").config
+    assert spanning.cluster.learners == 3
+    with pytest.raises(ConfigError, match=r"resumed run: unknown (key|part) 'exchange"):
+        from_toml(old + exchange + "never_there = 3\n", "resumed run")
 
 
 @pytest.mark.parametrize(
