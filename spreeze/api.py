@@ -309,7 +309,7 @@ class TrainedPolicy:
         self._import_module = import_module
         if "network" in weights.meta:  # the run's module makes it
             _refuse_foreign(self.spec, import_module)
-        policy_of(weights, self.spec)  # raises where they hold none
+        self._has_memory = policy_of(weights, self.spec).state_dim > 0  # raises where they hold none
         self._weights = weights
         self._free = {greedy: [self._made(greedy=greedy)] for greedy in (True, False)}
         """Policies that no thread uses now, whose buffers may be written to."""
@@ -319,7 +319,12 @@ class TrainedPolicy:
         self._flatten = Flattener(self._leaves)
 
     def predict(self, obs: Any, deterministic: bool = True, *, action_mask: Any = None) -> Any:
-        """The action of ``act`` for the first step of an episode: all that a policy without memory needs."""
+        """The action of ``act`` by a policy without memory; a UsageError by one with."""
+        if self._has_memory:
+            raise UsageError(
+                "this policy has a memory, which predict would lose at each step; use act: action, state = "
+                "policy.act(obs, state), with state = () at an episode's first step"
+            )
         return self.act(obs, None, deterministic, action_mask=action_mask)[0]
 
     def act(

@@ -249,6 +249,7 @@ class RolloutBatch(NamedTuple):
     terminated: np.ndarray  # [T, N]: nonzero where the MDP ended
     truncated: np.ndarray  # [T, N]: nonzero where the time limit was reached
     next_obs: np.ndarray  # like obs: the true next observation, also at the end of an episode
+    state: np.ndarray | None = None  # [N, S] float32: the policy's state before the first step; None without memory
 
 
 @dataclass(frozen=True)

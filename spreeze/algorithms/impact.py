@@ -30,6 +30,7 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
 from spreeze.algorithms.on_policy import CategoricalDistribution, OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.algorithms.recurrent_networks import Sequences
 from spreeze.config.algorithm_settings import AnyAgeConfig
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.part import setting
@@ -112,18 +113,22 @@ class Evaluated(NamedTuple):
     log_std: Tensor  # [A, M], its log standard deviations
 
     def chunk(self, count: int) -> list[Evaluated]:
-        """Equal parts of consecutive rows, as views."""
-        columns = [column.chunk(count) for column in self.samples]
+        """Equal parts of consecutive rows, as views, or of sequences."""
+        columns, sequences = [column.chunk(count) for column in self.samples.columns], self.samples.sequences
+        parts = [None] * count if sequences is None else sequences.split(count)
         return [
-            Evaluated(Samples(*rows), out, log_std)
-            for *rows, out, log_std in zip(
-                *columns, self.out.chunk(count, 1), self.log_std.chunk(count, 1), strict=True
+            Evaluated(Samples.of(rows, own), out, log_std)
+            for own, *rows, out, log_std in zip(
+                parts, *columns, self.out.chunk(count, 1), self.log_std.chunk(count, 1), strict=True
             )
         ]
 
 
 class EvaluatedRollouts:
-    """Rollouts of R rows each, side by side in one block, so that one gather takes rows of all of them."""
+    """Rollouts of R rows each, side by side in one block, so that one gather takes rows of all of them.
+
+    With memory, sequences are drawn whole.
+    """
 
     def __init__(self, room: int, generator: torch.Generator) -> None:
         """Room for so many rollouts; the ``generator`` orders their rows."""
@@ -132,7 +137,7 @@ class EvaluatedRollouts:
         self._places: dict[tuple[int, int], int] = {}
         self._free = list(range(room))
         self._left: dict[int, Tensor] = {}
-        """Slot -> rows not drawn since every row was, in random order."""
+        """Slot -> rows, or sequences, not drawn since every one was, in random order."""
         self._draws = 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -146,15 +151,18 @@ class EvaluatedRollouts:
         rows = len(samples.target)
         if self._block is None:
             room = self._room * rows
+            sequences = None if samples.sequences is None else samples.sequences.room_for(self._room)
             self._block = Evaluated(
-                Samples(*(column.new_empty((room, *column.shape[1:])) for column in samples)),
+                Samples.of((column.new_empty((room, *column.shape[1:])) for column in samples.columns), sequences),
                 out.new_empty((len(out), room)),
                 log_std.new_empty((len(log_std), room)),
             )
         place = self._free.pop()
         mine = slice(place * rows, (place + 1) * rows)
-        for stored, column in zip(self._block.samples, samples, strict=True):
+        for stored, column in zip(self._block.samples.columns, samples.columns, strict=True):
             stored[mine] = column
+        if samples.sequences is not None and self._block.samples.sequences is not None:
+            self._block.samples.sequences.put(place, samples.sequences)
         self._block.out[:, mine], self._block.log_std[:, mine] = out, log_std
         self._places[key], self._left[place] = place, torch.empty(0, dtype=torch.int64)
 
@@ -164,7 +172,10 @@ class EvaluatedRollouts:
         samples, out, log_std = self._block
         rows = len(samples.target) // self._room
         mine = slice(self._places[key] * rows, (self._places[key] + 1) * rows)
-        return Evaluated(Samples(*(column[mine] for column in samples)), out[:, mine], log_std[:, mine])
+        sequences = None if samples.sequences is None else samples.sequences.split(self._room)[self._places[key]]
+        return Evaluated(
+            Samples.of((column[mine] for column in samples.columns), sequences), out[:, mine], log_std[:, mine]
+        )
 
     def __delitem__(self, key: tuple[int, int]) -> None:
         self._free.append(self._places.pop(key))
@@ -173,7 +184,8 @@ class EvaluatedRollouts:
         """Copies of R rows in random order, equally many of each rollout and none twice before all of it were drawn."""
         assert self._block is not None
         samples, out, log_std = self._block
-        rows, count = len(samples.target) // self._room, len(self._places)
+        length = 1 if samples.sequences is None else samples.sequences.begins.shape[1]
+        rows, count = len(samples.target) // self._room // length, len(self._places)
         self._draws += 1
         taken = []
         for turn, place in enumerate(self._places.values(), self._draws):  # whose share is larger by one goes round
@@ -187,9 +199,12 @@ class EvaluatedRollouts:
         index = torch.cat(taken)
         if count > 1:
             index = index[torch.randperm(rows, generator=self._generator)]
+        sequences = None if samples.sequences is None else samples.sequences.of(index.numpy())
+        if length > 1:
+            index = (index.unsqueeze(1) * length + torch.arange(length)).flatten()
         index = index.to(samples.target.device)
         return Evaluated(
-            Samples(*(column.index_select(0, index) for column in samples)),
+            Samples.of((column.index_select(0, index) for column in samples.columns), sequences),
             out.index_select(1, index),
             log_std.index_select(1, index),
         )
@@ -226,20 +241,22 @@ class AnyAge(OnPolicyAlgorithm):
         """
         config, (steps, envs) = self._config, batch.reward.shape
         with torch.no_grad():
-            obs = self._tensor(batch.obs.reshape(steps * envs, *batch.obs.shape[2:]), self._normalizer)
-            action = self._tensor(batch.action.reshape(steps * envs, -1))
-            worker = self._tensor(batch.log_prob.reshape(-1))
-            out, value = self._reference(obs)
+            obs = self._tensor(self._rows(batch.obs), self._normalizer)
+            action = self._tensor(self._rows(batch.action))
+            worker = self._tensor(self._rows(batch.log_prob))
+            unrolled = self._unrolled(batch, obs, self._normalizer)
+            sequences = None if unrolled is None else unrolled.sequences
+            out, value = self._reference(obs, sequences)
             reference = self._kind.log_prob(out, action)
-            ratio = self._lag(reference, worker).cpu().numpy().reshape(steps, envs)
-            old = value.cpu().numpy().reshape(steps, envs)
+            ratio = self._grid(self._lag(reference, worker), steps, envs)
+            old = self._grid(value, steps, envs)
             ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
             reward = self._scaled(batch.reward, *ended, sampler, is_new=is_new)
             rho = np.minimum(ratio, config.rho_bar)
             excess, ahead = losses.vtrace(
                 reward,
                 old,
-                self._next_values(batch, old, self._normalizer),
+                self._next_values(batch, old, self._normalizer) if unrolled is None else unrolled.following,
                 *ended,
                 config.gamma,
                 config.gae_lambda,
@@ -251,8 +268,9 @@ class AnyAge(OnPolicyAlgorithm):
             advantage = self._advantage(excess, rho * ahead)
             if config.normalize_advantage:
                 advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-            columns = self._tensor(np.stack((advantage.reshape(-1), target.reshape(-1)), 1))
-            samples = Samples(obs, action, self._denominator(reference, worker), columns[:, 0], columns[:, 1], value)
+            columns = self._tensor(np.stack((self._rows(advantage), self._rows(target)), 1))
+            denominator = self._denominator(reference, worker)
+            samples = Samples(obs, action, denominator, columns[:, 0], columns[:, 1], value, sequences)
         if is_new and self._normalizer is not None and np.isfinite(batch.obs).all():
             self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
         return Evaluated(samples, out, self.net.log_std.clone().unsqueeze(1).expand(-1, steps * envs))
@@ -279,9 +297,9 @@ class AnyAge(OnPolicyAlgorithm):
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
         raise NotImplementedError("an update is improve()")
 
-    def _reference(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+    def _reference(self, obs: Tensor, sequences: Sequences | None) -> tuple[Tensor, Tensor]:
         """Outputs [K, M] and values [M] of the policy that V-trace corrects towards."""
-        out, value = self._forward(obs)
+        out, value = self._forward(obs, sequences)
         return out.clone(), value.clone()
 
     def _lag(self, reference: Tensor, worker: Tensor) -> Tensor:
@@ -431,7 +449,7 @@ class Impact(Appo):
         found = super().metrics()
         if self._using is not None:
             with torch.no_grad():
-                out = self._forward(self._using.samples.obs)[0]
+                out = self._forward(self._using.samples.obs, self._using.samples.sequences)[0]
                 found["target_divergence"] = self._divergence_from(self._using, out)[0].mean().item()
             found |= {"target_updates": float(self.target_updates), "kl_coef": self._kl_coef}
         return finite(found)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,9 +36,10 @@ from spreeze.algorithms.fused_mlp import (
     policy_arrays,
 )
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
+from spreeze.algorithms.recurrent_networks import RecurrentActorCritic, Sequences, Unrolled
 from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import find_network
-from spreeze.errors import CheckpointError, ConfigError
+from spreeze.errors import CheckpointError, ConfigError, UsageError
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.inference.policy import Normalizer
 from spreeze.inference.return_scale import (
@@ -61,6 +62,33 @@ class Samples(NamedTuple):
     advantage: Tensor  # [M], weighted where the correction says so
     target: Tensor  # [M], of the value
     value: Tensor  # [M], before the first gradient step
+    sequences: Sequences | None = None  # of which these are the rows, one after the other; None without memory
+
+    @classmethod
+    def of(cls, columns: Iterable[Tensor], sequences: Sequences | None) -> Samples:
+        """From what ``columns`` gives, and the sequences."""
+        parts: list[Any] = [*columns, sequences]
+        return cls(*parts)
+
+    @property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """All that has a row for each step."""
+        return self[:-1]
+
+    def minibatches(self, count: int, generator: torch.Generator) -> Iterator[Samples]:
+        """Equal parts in random order: of all rows, or of whole sequences."""
+        rows, columns, sequences = len(self.target), self.columns, self.sequences
+        units = rows if sequences is None else len(sequences.begins)
+        order = torch.randperm(units, generator=generator)
+        if sequences is None:
+            order = order.to(self.target.device)
+            shuffled = (column.index_select(0, order).chunk(count) for column in columns)
+            yield from (Samples(*part) for part in zip(*shuffled, strict=True))
+            return
+        steps = torch.arange(rows // units)
+        for part in order.chunk(count):
+            index = (part.unsqueeze(1) * len(steps) + steps).flatten().to(self.target.device)
+            yield Samples.of((column.index_select(0, index) for column in columns), sequences.of(part.numpy()))
 
 
 Passed = tuple[Tensor, Tensor]
@@ -98,13 +126,15 @@ class OnPolicyAlgorithm(Algorithm):
         shape = (outputs, num_log_std, config.hidden_sizes, generator, self._device)
         network = find_network(config.network, spec.import_module)
         layers = HiddenLayers(config.activation, config.layer_norm, network)
+        config.check_task(spec)
+        self.net: MlpActorCritic | ConvActorCritic | RecurrentActorCritic
         if spec.frames is not None:
             refuse_layers(layers, self.name, HiddenLayers(type(config)().activation))
-        self.net: MlpActorCritic | ConvActorCritic = (
-            MlpActorCritic(spec.obs_dim, *shape, layers)
-            if spec.frames is None
-            else ConvActorCritic(spec.frames, config.cnn, *shape)
-        )
+            self.net = ConvActorCritic(spec.frames, config.cnn, *shape)
+        elif config.state_dim:
+            self.net = RecurrentActorCritic(spec.obs_dim, config.recurrent, config.recurrent_size, *shape, layers)
+        else:
+            self.net = MlpActorCritic(spec.obs_dim, *shape, layers)
         self.net.log_std.fill_(config.initial_log_std)
         self._kind: CategoricalDistribution | GaussianDistribution = (
             GaussianDistribution(self.net.log_std, self.net.grad_log_std)
@@ -123,7 +153,11 @@ class OnPolicyAlgorithm(Algorithm):
         # Rewards that are signs have one size in all tasks.
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
         self._returns = DiscountedReturns(config.gamma) if scales else None
-        image = {"cnn": config.cnn, "image": self.net.image} if isinstance(self.net, ConvActorCritic) else {}
+        special: dict[str, Any] = (
+            {"cnn": config.cnn, "image": self.net.image} if isinstance(self.net, ConvActorCritic) else {}
+        )
+        if isinstance(self.net, RecurrentActorCritic):
+            special = {"recurrent": self.net.kind, "recurrent_size": self.net.size}
         super().__init__(
             torch.Generator().manual_seed(seed + 1),
             {
@@ -132,7 +166,7 @@ class OnPolicyAlgorithm(Algorithm):
                 "hidden_sizes": list(self.net.hidden_sizes),
                 **self.net.layers.meta,
                 "activation": self.net.layers.activation,
-                **image,
+                **special,
                 **({"action_mask": True} if spec.action_mask else {}),
             },
         )
@@ -190,36 +224,72 @@ class OnPolicyAlgorithm(Algorithm):
     def _samples(self, batch: RolloutBatch) -> tuple[Samples, Passed | None]:
         """The rollout with advantages and targets by the network's current parameters."""
         steps, envs = batch.reward.shape
-        rows = steps * envs
         normalizer = self._normalizer if self._normalizer_before is None else self._normalizer_before
-        obs = self._tensor(batch.obs.reshape(rows, *batch.obs.shape[2:]), normalizer)
-        action, log_prob = self._tensor(batch.action.reshape(rows, -1)), self._tensor(batch.log_prob.reshape(rows))
+        obs = self._tensor(self._rows(batch.obs), normalizer)
+        action, log_prob = self._tensor(self._rows(batch.action)), self._tensor(self._rows(batch.log_prob))
         weighs = self.correction == "truncated-is"
-        passed = self._forward(obs) if weighs or self.single_step else None
-        value = self.net.values(obs) if passed is None else passed[1].clone()
+        unrolled = self._unrolled(batch, obs, normalizer)
+        sequences = None if unrolled is None else unrolled.sequences
+        passed = self._forward(obs, sequences) if weighs or self.single_step else None
+        known = None if unrolled is None else unrolled.value
+        value = passed[1].clone() if passed is not None else self._values(obs) if known is None else known
         weight = torch.ones_like(value)
         if weighs and passed is not None:
             now = self._kind.log_prob(passed[0], action)
             weight = (now - log_prob).clamp_(max=0.0).exp_()
             log_prob = now
-        old = value.cpu().numpy().reshape(steps, envs)
+        old = self._grid(value, steps, envs)
         ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
         reward = self._scaled(batch.reward, *ended)
         target, advantage = losses.advantages(
             reward,
             old,
-            self._next_values(batch, old, normalizer),
+            self._next_values(batch, old, normalizer) if unrolled is None else unrolled.following,
             *ended,
             self._config.gamma,
             self._config.gae_lambda,
-            weight.cpu().numpy().reshape(steps, envs),
+            self._grid(weight, steps, envs),
         )
         self._explained_variance = losses.explained_variance(old, target)
         if self._config.normalize_advantage:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        columns = self._tensor(np.stack((advantage.reshape(rows), target.reshape(rows)), 1))
-        samples = Samples(obs, action, log_prob, columns[:, 0] * weight, columns[:, 1], value)
+        columns = self._tensor(np.stack((self._rows(advantage), self._rows(target)), 1))
+        samples = Samples(obs, action, log_prob, columns[:, 0] * weight, columns[:, 1], value, sequences)
         return samples, passed if self.single_step else None
+
+    def _rows(self, array: np.ndarray) -> np.ndarray:
+        """An array [T, N, ...] as rows [M, ...]: step by step or, with memory, sequence by sequence."""
+        steps, envs, *shape = array.shape
+        length = self._config.sequence_of(steps)
+        return array.reshape(steps // length, length, envs, *shape).swapaxes(1, 2).reshape(steps * envs, *shape)
+
+    def _grid(self, rows: Tensor, steps: int, envs: int) -> np.ndarray:
+        """Rows [M] as an array [T, N]: undoes ``_rows``."""
+        length = self._config.sequence_of(steps)
+        found = rows.cpu().numpy().reshape(steps // length, envs, length).swapaxes(1, 2)
+        return found.reshape(steps, envs)
+
+    def _unrolled(self, batch: RolloutBatch, obs: Tensor, normalizer: Normalizer | None) -> Unrolled | None:
+        """Values and states along the rollout by the network's current parameters; None without memory."""
+        if not isinstance(self.net, RecurrentActorCritic):
+            return None
+        if batch.state is None:
+            raise UsageError("the rollout has no state of the policy, which a recurrent one needs: RolloutBatch.state")
+        asked = _cut_off(batch)
+        return self.net.unroll(
+            obs,
+            np.logical_or(batch.terminated, batch.truncated),
+            asked,
+            self._tensor(batch.next_obs[asked], normalizer),
+            self._tensor(batch.state),
+            length=self._config.sequence_of(len(asked)),
+            burn_in=self._config.burn_in,
+        )
+
+    def _values(self, obs: Tensor) -> Tensor:
+        """Values [M] of a network without memory."""
+        assert not isinstance(self.net, RecurrentActorCritic)
+        return self.net.values(obs)
 
     def _scaled(
         self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, source: int = 0, *, is_new: bool = True
@@ -243,21 +313,24 @@ class OnPolicyAlgorithm(Algorithm):
         """Values [T, N] of the states after each step; arbitrary where the MDP ended."""
         following = np.empty_like(value)
         following[:-1] = value[1:]
-        asked = np.array(batch.truncated, dtype=bool)
-        asked[-1] = True
-        following[asked] = self.net.values(self._tensor(batch.next_obs[asked], normalizer)).cpu().numpy()
+        asked = _cut_off(batch)
+        following[asked] = self._values(self._tensor(batch.next_obs[asked], normalizer)).cpu().numpy()
         return following
 
-    def _forward(self, obs: Tensor) -> Passed:
+    def _forward(self, obs: Tensor, sequences: Sequences | None = None) -> Passed:
         """The network's outputs and values, the logits of forbidden actions lowered so that they never count."""
-        out, value = self.net.forward(obs)
+        if isinstance(self.net, RecurrentActorCritic):
+            assert sequences is not None
+            out, value = self.net.forward(obs, sequences)
+        else:
+            out, value = self.net.forward(obs)
         return (losses.mask_logits(out, obs) if self._masked else out), value
 
     def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
         """The gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""
         self.on_gradient()
         config, rows = self._config, len(samples.target)
-        out, value = self._forward(samples.obs) if passed is None else passed
+        out, value = self._forward(samples.obs, samples.sequences) if passed is None else passed
         log_prob = self._kind.log_prob(out, samples.action)
         log_ratio = log_prob - samples.log_prob
         objective, derivative = self._policy_derivative(log_prob, log_ratio, samples.advantage)
@@ -370,6 +443,13 @@ class OnPolicyAlgorithm(Algorithm):
         if self._before is not None:
             own["theta_before"] = self._before
         return own | {f"optimiser.{name}": tensor for name, tensor in self.optimiser.tensors().items()}
+
+
+def _cut_off(batch: RolloutBatch) -> np.ndarray:
+    """The steps [T, N] whose next observation no further row of the rollout holds: truncated ones, and the last."""
+    asked = np.array(batch.truncated, dtype=bool)
+    asked[-1] = True
+    return asked
 
 
 class MlpActorCritic:

@@ -16,14 +16,13 @@ old it depends on the correction:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.algorithm_settings import OnPolicyConfig
+from spreeze.config.algorithm_settings import OnPolicyConfig, nearest_divisor
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.part import setting
 from spreeze.inference.lazy_torch import Tensor, torch
@@ -53,11 +52,9 @@ class PPOConfig(OnPolicyConfig):
         high=10.0,
     )
 
-    def minibatches_of(self, rows: int) -> int:
-        """The number of equal minibatches whose size is nearest to ``minibatch_size``, by ratio."""
-        wanted = max(1.0, rows / self.minibatch_size)
-        divisors = (count for count in range(1, min(rows, math.ceil(4 * wanted)) + 1) if rows % count == 0)
-        return min(divisors, key=lambda count: abs(math.log(count / wanted)))
+    def minibatches_of(self, rows: int, steps: int = 1) -> int:
+        """Equal minibatches, of whole sequences, whose size is nearest to ``minibatch_size``, by ratio."""
+        return nearest_divisor(rows // self.sequence_of(steps), rows / self.minibatch_size)
 
 
 class PPO(OnPolicyAlgorithm):
@@ -75,16 +72,14 @@ class PPO(OnPolicyAlgorithm):
         return super().metrics() | self._clip_share(self._config.clip)
 
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
-        config, rows = self._config, len(samples.target)
-        minibatches = config.minibatches_of(rows)
+        config, sequences = self._config, samples.sequences
+        minibatches = config.minibatches_of(len(samples.target), 1 if sequences is None else sequences.begins.shape[1])
         start = self.net.flat.clone() if theta is not None else None
         self.optimiser.lr *= self._step_share
         divergences: list[Tensor] = []
         for epoch in range(config.epochs):
-            order = torch.randperm(rows, generator=self._generator).to(self._device)
-            shuffled = (column.index_select(0, order).chunk(minibatches) for column in samples)
-            for part in zip(*shuffled, strict=True):
-                self._gradient(Samples(*part))
+            for part in samples.minibatches(minibatches, self._generator):
+                self._gradient(part)
                 if config.target_kl is not None and epoch == config.epochs - 1:
                     divergences.append(self._divergence())
                 self.optimiser.step()

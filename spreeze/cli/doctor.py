@@ -28,7 +28,7 @@ from rich.text import Text
 
 from spreeze.cli.arguments import Parser, add_common_flags, add_start_deadline, guarded
 from spreeze.cli.terminal import Screen
-from spreeze.config.algorithms import actions_text, fitting_algorithms
+from spreeze.config.algorithms import actions_text, fitting_algorithms, may_be_recurrent
 from spreeze.config.schema import ReplayConfig
 from spreeze.envs.make import FALLBACK_ID, default_env_id, has_display, is_bullet
 from spreeze.envs.pictures import seen_as
@@ -110,6 +110,15 @@ def _spaces(probe: Probe) -> list[Check]:
                 "ok",
                 "with discrete actions try dqn or ppo first; where an episode's end "
                 "is a loss, sac learns only because sac.max_alpha bounds its temperature",
+            )
+        )
+    if recurrent := [name for name in fitting_algorithms(spec) if may_be_recurrent(name, spec)]:
+        found.append(
+            Check(
+                "recurrent",
+                "ok",
+                f"where an observation does not tell all, --set {recurrent[0]}.recurrent=lstm "
+                f"gives the policy a memory ({', '.join(recurrent)})",
             )
         )
     if spec.obs_layout:

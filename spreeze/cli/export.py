@@ -98,7 +98,7 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
     if missing:
         raise ConfigError(f"--format {row.name} needs {' and '.join(missing)}: pip install 'spreeze[export]'")
     steps = export.operations(weights.arrays, weights.meta, spec)
-    code = example(spec, row, out.name)
+    code = example(spec, row, out.name, export.state_dim(steps))
     data = export.encode(row.name, steps, spec, _about(weights, spec, name))
     with _in_place([out, program]) as (temporary, temporary_program):
         files.write_bytes(temporary, data)
@@ -125,11 +125,12 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
 
 
 def _compared(act: export.Act, steps: list[export.Operation], weights: Weights, spec: EnvSpec) -> export.Agreement:
-    obs = export.draw_obs(spec, weights.arrays, OBSERVATIONS, seed=0)
-    actions = ActionScaling(spec)(Policy.from_weights(weights.arrays, weights.meta).act(obs, ())[0])
+    obs, state = export.draw_obs(spec, weights.arrays, OBSERVATIONS, seed=0), export.draw_state(steps, OBSERVATIONS, 1)
+    drawn, after = Policy.from_weights(weights.arrays, weights.meta).act(obs, state)
+    actions = ActionScaling(spec)(drawn)
     if spec.choices is not None:
         actions = spec.choices.to_env(actions)
-    return export.check(act, steps, actions, obs, spec)
+    return export.check(act, steps, actions, obs, spec, state, after)
 
 
 def _told(check: export.Agreement, spec: EnvSpec) -> str:
@@ -216,8 +217,10 @@ def _metric_rows(reader: MetricsReader) -> list[Sequence[object]]:
 # --- the example ---
 
 
-def example(spec: EnvSpec, row: PolicyFormat, file_name: str) -> str:
+def example(spec: EnvSpec, row: PolicyFormat, file_name: str, state_dim: int = 0) -> str:
     """A program that plays the exported file with Gymnasium and the file's own engine only.
+
+    ``state_dim`` is the length of the policy's state; 0 without memory.
 
     Raises:
         ConfigError: the environment comes from a module whose name is none.
@@ -242,13 +245,18 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str) -> str:
     lines += _module_lines(spec, plain_id)
     if family is not None and not family.team:
         lines.append(f"# Trained in vector environments of {prefix!r}; here one plain environment of the same id.")
-    lines += ["", *_LOAD[row.name], f"file = Path(__file__).with_name({file_name!r})", _OPEN[row.name]]
+    runner = export.runner_source(with_state=state_dim > 0).splitlines()
+    lines += [
+        "",
+        *(["", *runner, "", ""] if row.name == "numpy" else []),
+        f"file = Path(__file__).with_name({file_name!r})",
+        _OPEN[row.name],
+    ]
     functions = _obs_lines(spec)
-    lines += [_make_line(spec, plain_id), *functions, *([""] if functions else []), "", *_loop(spec, row)]
+    lines += [_make_line(spec, plain_id), *functions, *([""] if functions else []), "", *_loop(spec, row, state_dim)]
     return "\n".join(lines) + "\n"
 
 
-_LOAD = {"onnx": [], "torch": [], "numpy": ["", *export.runner_source().splitlines(), "", ""]}
 _OPEN = {
     "onnx": "session = onnxruntime.InferenceSession(file)",
     "torch": "policy = torch.export.load(file).module()",
@@ -258,6 +266,11 @@ _ACT = {
     "onnx": 'session.run(None, {"obs": x})[0][0]',
     "torch": "policy(torch.from_numpy(x)).numpy()[0]",
     "numpy": "run(policy, x)[0]",
+}
+_ACT_WITH_STATE = {
+    "onnx": 'session.run(None, {"obs": x, "state": state})',
+    "torch": "(part.numpy() for part in policy(torch.from_numpy(x), torch.from_numpy(state)))",
+    "numpy": "run_with_state(policy, x, state)",
 }
 
 
@@ -387,7 +400,7 @@ def _picture_lines(frames: FrameSpec, source: PictureSpec) -> list[str]:
     ]
 
 
-def _loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
+def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
     """Three episodes."""
     if spec.team is not None:
         return _team_loop(spec, row)
@@ -417,7 +430,11 @@ def _loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
         see = [f"x = {vector}[None]"]
     shaped = ".reshape(env.action_space.shape)" if spec.choices is None else ""
     shaped += ".astype(env.action_space.dtype)" if spec.action.shape != () else ""
-    body += ["while not done:", *(f"    {line}" for line in [*see, f"action = {_ACT[row.name]}{shaped}", *step])]
+    act = [f"action = {_ACT[row.name]}{shaped}"]
+    if state_dim:
+        body.append(f"state = np.zeros((1, {state_dim}), np.float32)  # the policy's memory of this episode")
+        act = [f"actions, state = {_ACT_WITH_STATE[row.name]}", f"action = actions[0]{shaped}"]
+    body += ["while not done:", *(f"    {line}" for line in [*see, *act, *step])]
     body.append('print(f"seed {seed}: return {total:.1f}")')
     return ["for seed in range(3):", *(f"    {line}" for line in body), "env.close()"]
 

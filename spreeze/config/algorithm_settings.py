@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ from spreeze.config.part import Part, setting
 from spreeze.errors import ConfigError
 from spreeze.inference.convolution import CNNS
 from spreeze.inference.policy import ACTIVATIONS
+from spreeze.inference.recurrence import CELLS, state_dim
 from spreeze.types import EnvSpec
 
 
@@ -209,6 +211,29 @@ class OnPolicyConfig(Part):
         choices=tuple(CNNS),
         fixed=True,
     )
+    recurrent: str = setting(
+        "none",
+        "memory of the policy: a recurrent cell between observation and hidden_sizes, which policy and value share; "
+        "not for images",
+        choices=("none", *CELLS),
+        fixed=True,
+    )
+    recurrent_size: int = setting(64, "recurrent: units of the cell", unit="units", low=1, high=4096, fixed=True)
+    sequence_length: int = setting(
+        64,
+        "recurrent: env steps that a gradient goes back; the nearest length that cuts a rollout into equal sequences",
+        unit="env steps",
+        low=1,
+        high=2**20,
+    )
+    burn_in: int = setting(
+        0,
+        "recurrent: env steps before each sequence, at most its length, over which every update computes the state "
+        "anew; 0: the state by the parameters before the first update from the rollout",
+        unit="env steps",
+        low=0,
+        high=2**20,
+    )
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
     gae_lambda: float = setting(0.95, "lambda of GAE; 1: returns alone (arXiv 1506.02438)", low=0.0, high=1.0)
     lr: float = setting(3e-4, "learning rate", low=0.0, high=1.0)
@@ -246,9 +271,34 @@ class OnPolicyConfig(Part):
         high=0.999999,
     )
 
-    def minibatches_of(self, rows: int) -> int:
-        """Equal minibatches into which the algorithm cuts ``rows`` env steps."""
+    @property
+    def state_dim(self) -> int:
+        """S: values of the policy's state in an episode; 0 without memory."""
+        return state_dim(self.recurrent, self.recurrent_size)
+
+    def sequence_of(self, steps: int) -> int:
+        """L: the divisor of ``steps`` that is nearest to ``sequence_length``, by ratio; 1 without memory."""
+        if not self.state_dim:
+            return 1
+        found = nearest_divisor(steps, self.sequence_length)
+        return min(found, steps, key=lambda length: abs(math.log(length / self.sequence_length)))
+
+    def check_task(self, spec: EnvSpec) -> None:
+        """Raises a ConfigError if there can be no recurrent network where one is asked for."""
+        if self.recurrent != "none" and (spec.frames is not None or self.network):
+            why = "over images it is not built" if spec.frames is not None else f"network = {self.network} stands alone"
+            raise ConfigError(f"recurrent = {self.recurrent}: {why}; leave it out")
+
+    def minibatches_of(self, rows: int, steps: int = 1) -> int:
+        """Equal minibatches into which the algorithm cuts ``rows`` env steps, ``steps`` of each environment."""
         return 1
+
+
+def nearest_divisor(number: int, wanted: float) -> int:
+    """The divisor of ``number`` that is nearest to ``wanted``, by ratio."""
+    wanted = max(1.0, wanted)
+    divisors = (count for count in range(1, min(number, math.ceil(4 * wanted)) + 1) if number % count == 0)
+    return min(divisors, key=lambda count: abs(math.log(count / wanted)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +345,7 @@ class AnyAgeConfig(OnPolicyConfig):
                 "ever; lower it, or leave it out for half of uses"
             )
 
-    def minibatches_of(self, rows: int) -> int:
+    def minibatches_of(self, rows: int, steps: int = 1) -> int:
         """``minibatches``, whatever the rollout."""
         return self.minibatches
 

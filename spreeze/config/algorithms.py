@@ -128,6 +128,12 @@ def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ..
     return tuple(sorted(fitting, key=lambda name: not find_row(name).preferred))
 
 
+def may_be_recurrent(name: str, spec: EnvSpec) -> bool:
+    """True if the algorithm's setting ``recurrent`` can give its policy a memory in this environment."""
+    row = find_row(name, spec.import_module)
+    return bool(row.on_policy) and spec.frames is None
+
+
 def default_algorithm(spec: EnvSpec, mode: Mode) -> Reasoned:
     """The algorithm that is taken when none is named."""
     name, *others = fitting_algorithms(spec, mode) or (None,)

@@ -21,6 +21,7 @@ from spreeze.config.algorithms import (
     find_network,
     find_row,
     implied_mode,
+    rows,
 )
 from spreeze.config.part import Part, unoffered
 from spreeze.config.schema import (
@@ -141,10 +142,7 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
             names = [item.name for item in dataclasses.fields(known[part])]
             for name, value in fields.items():
                 if name not in names:
-                    raise ConfigError(
-                        f"{layer.source}: unknown key '{part}.{name}'{did_you_mean(name, names)} "
-                        f"(known: {', '.join(names)})"
-                    )
+                    raise ConfigError(f"{layer.source}: {_unknown(part, name, names)}")
                 merged.setdefault(part, {})[name] = value
                 key = f"{part}.{name}"
                 sources[key] = layer.source
@@ -159,6 +157,14 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
     own = parts.get(algo) if isinstance(algo, str) else parts.get(RunConfig.algo)
     shared = {name: part for name, part in parts.items() if name in SHARED_PARTS}
     return Settings(config=Config(own=own, **shared), sources=sources, kept=frozenset(kept))
+
+
+def _unknown(part: str, name: str, names: list[str]) -> str:
+    """Why there is no such setting, and what there is."""
+    if name == "recurrent" and part in ALGORITHMS:
+        having = [row.name for row in rows().values() if row.on_policy]
+        return f"{part}.recurrent: recurrent replay is not built; use --algo {', '.join(having[:-1])} or {having[-1]}"
+    return f"unknown key '{part}.{name}'{did_you_mean(name, names)} (known: {', '.join(names)})"
 
 
 def _mode_of(algo: str, module: str | None) -> list[Layer]:
@@ -204,8 +210,7 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         reason = f"algorithm {run.algo} in mode {run.mode}: {source} takes them for this task; --algo sets another"
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
     find_network((settings.config.on_policy or settings.config.algorithm).network, spec.import_module)
-    if settings.config.on_policy is None:
-        settings.config.algorithm.check_task(spec)
+    (settings.config.on_policy or settings.config.algorithm).check_task(spec)
     if any(settings.config.run.algo in layer.of_algorithm for layer in layers):
         layers[:] = [part for layer in layers for part in layer.for_algorithm(settings.config.run.algo)]
         settings = resolve(layers)

@@ -3,7 +3,8 @@
 Each file takes observations as ``Policy`` does, float32 [N, O] or images uint8 [N, k, C, H, W], and gives greedy
 actions for ``env.step``: float32 [N, A] within the bounds, or the environment's own numbers, int64 [N] for Discrete and
 [N, *shape] for MultiDiscrete and MultiBinary; of a team of n agents int64 [N, n], an index for each. Normaliser,
-squashing and action scaling are inside; Spreeze is not needed.
+squashing and action scaling are inside; Spreeze is not needed. A policy with memory also takes and gives its state,
+float32 [N, S], zeros where an episode begins.
 
 To add a format, write a ``PolicyFormat`` (types.py) and a row of ``_CODECS``; to add an operation, a row for it in each
 of the three tables.
@@ -11,6 +12,7 @@ of the three tables.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import json
@@ -22,12 +24,13 @@ import numpy as np
 
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.convolution import CNNS
-from spreeze.inference.policy import ACTIVATIONS, FORBIDDEN, NORM_EPS, OBS_CLIP, Policy, head_of
+from spreeze.inference.policy import ACTIVATIONS, FORBIDDEN, NORM_EPS, OBS_CLIP, Policy, State, head_of
+from spreeze.inference.recurrence import CELLS, Cell
 from spreeze.types import Box, Choices, EnvSpec
 
 Arrays = dict[str, np.ndarray]
-Act = Callable[[np.ndarray], np.ndarray]
-"""From observations [N, ...] to greedy actions in the environment's own unit."""
+Act = Callable[[np.ndarray, State], tuple[np.ndarray, State]]
+"""From observations [N, ...] and state to greedy actions in the environment's own unit and the next state."""
 TOLERANCE = 1e-5
 """Largest difference of a continuous action from our policy's, in halves of its range."""
 _OPSET, _IR_VERSION = 17, 8  # ONNX Runtime 1.14 reads these, of February 2023
@@ -76,6 +79,9 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
         ]
     if spec.team is not None:
         found.append(Operation("team", (_i64([spec.team.size, spec.team.obs_dim]),)))
+    if "recurrent" in meta:
+        cell = Cell(arrays, meta)
+        found.append(Operation(cell.kind, (cell.weight[:-1], cell.weight[-1])))
     weights = [arrays[f"w{index}"] for index in range(hidden)] + [arrays["head_w"]]
     for index, weight in enumerate(weights):
         found += _matmul(weight, spec if index == 0 else None)
@@ -158,6 +164,11 @@ _HEADS: dict[str, Callable[[EnvSpec], list[Operation]]] = {
 """Kinds of policy, as ``policy._HEADS``."""
 
 
+def state_dim(steps: list[Operation]) -> int:
+    """S: values of the policy's state; 0 without memory."""
+    return sum(CELLS[kind] * values[0].shape[1] // 4 for kind, values in steps if kind in CELLS)
+
+
 def _f32(values: Any) -> np.ndarray:
     return np.asarray(values, np.float32)
 
@@ -169,7 +180,7 @@ def _i64(values: Any) -> np.ndarray:
 # --- NumPy ---
 
 
-def run(policy: Mapping[str, np.ndarray], obs: np.ndarray) -> np.ndarray:
+def run(policy: Mapping[str, np.ndarray], obs: np.ndarray, more: Any = ()) -> np.ndarray:
     """Greedy actions for observations ``obs`` [N, ...]; ``policy`` holds the arrays of the exported file."""
 
     def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, stride: np.ndarray) -> np.ndarray:
@@ -199,18 +210,48 @@ def run(policy: Mapping[str, np.ndarray], obs: np.ndarray) -> np.ndarray:
     }
     x = obs
     for place, kind in enumerate(policy["operations"]):
-        x = kinds[str(kind)](x, *(policy[f"{place}.{k}"] for k in range(3) if f"{place}.{k}" in policy))
+        x = {**kinds, **dict(more)}[str(kind)](
+            x, *(policy[f"{place}.{k}"] for k in range(3) if f"{place}.{k}" in policy)
+        )
     return x
 
 
-def runner_source() -> str:
-    """The text of ``run``, which needs nothing but NumPy, without its annotations."""
-    text = inspect.getsource(run)
+def run_with_state(policy: Mapping[str, np.ndarray], obs: np.ndarray, state: np.ndarray) -> Any:
+    """As ``run`` of a policy with memory, by its state [N, S], zeros where episodes begin: actions and next state."""
+    following = []
+
+    def sums_of(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
+        return np.split(np.concatenate((x, state[:, : len(weight) - x.shape[1]]), 1) @ weight + bias, 4, 1)
+
+    def lstm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
+        sums = sums_of(x, weight, bias)
+        keep, forget, give = [(np.tanh(part) + 1) / 2 for part in sums[:3]]
+        c = forget * np.split(state, 2, 1)[1] + keep * np.tanh(sums[3])
+        following.append(np.concatenate((give * np.tanh(c), c), 1))
+        return give * np.tanh(c)
+
+    def gru(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
+        sums = sums_of(x, weight, bias)
+        reset, keep = [(np.tanh(part) + 1) / 2 for part in sums[:2]]
+        new = np.tanh(sums[2] + reset * sums[3])
+        following.append(new + keep * (state - new))
+        return following[0]
+
+    return run(policy, obs, {"lstm": lstm, "gru": gru}), following[0]
+
+
+def runner_source(*, with_state: bool) -> str:
+    """The text of ``run``, or of that ``with_state`` too, which need nothing but NumPy, without annotations."""
+    text = inspect.getsource(run) + ("\n\n" + inspect.getsource(run_with_state) if with_state else "")
+    text = text.replace(": Any = ", "=")
     for annotation in (
         ": Mapping[str, Callable[..., Any]]",
         ": Mapping[str, np.ndarray]",
         " -> np.ndarray",
         ": np.ndarray",
+        ": Any",
+        " -> Any",
+        ": int",
     ):
         text = text.replace(annotation, "")
     return text
@@ -230,7 +271,14 @@ def _write_numpy(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
 def _open_numpy(path: Path) -> Act:
     with np.load(path) as file:
         policy = dict(file)
-    return lambda obs: run(policy, obs)
+
+    def act(obs: np.ndarray, state: State) -> tuple[np.ndarray, State]:
+        if not state:
+            return run(policy, obs), ()
+        action, following = run_with_state(policy, obs, *state)
+        return action, (following,)
+
+    return act
 
 
 # --- PyTorch ---
@@ -269,8 +317,8 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
                     if value.dtype == np.float32:
                         self.register_buffer(f"a{place}_{k}", torch.from_numpy(value.copy()))
 
-        def forward(self, obs: Any) -> Any:
-            x = obs
+        def forward(self, obs: Any, *state: Any) -> Any:
+            x, after = obs, list[Any]()
             for place, (kind, values) in enumerate(steps):
                 given = [
                     getattr(self, f"a{place}_{k}") if value.dtype == np.float32 else value.tolist()
@@ -278,12 +326,18 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
                 ]
                 if kind == "mask":
                     x = x.masked_fill(obs[:, -given[0] :] == 0.0, float("-inf"))
+                elif kind in CELLS:
+                    x, *after = _torch_cell(kind, x, *state, *given)
                 else:
                     x = kinds[kind](x, *given)
-            return x
+            return (x, *after) if after else x
 
-    example = torch.from_numpy(draw_obs(spec, {}, 2, seed=0))
-    program = torch.export.export(Exported().eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    examples = [torch.from_numpy(draw_obs(spec, {}, 2, seed=0))]
+    if width := state_dim(steps):
+        examples.append(torch.zeros(2, width))
+    batch = {0: torch.export.Dim("batch")}
+    shapes: Any = (batch,) if len(examples) == 1 else (batch, (batch,))
+    program = torch.export.export(Exported().eval(), tuple(examples), dynamic_shapes=shapes)
     program.example_inputs = None  # these alone would be pickled
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={"about.json": json.dumps(about)})
@@ -295,12 +349,30 @@ def _open_torch(path: Path) -> Act:
 
     module = torch.export.load(path).module()
 
-    def act(obs: np.ndarray) -> np.ndarray:
+    def act(obs: np.ndarray, state: State) -> tuple[np.ndarray, State]:
         with torch.no_grad():
-            found: np.ndarray = module(torch.from_numpy(obs)).numpy()
-        return found
+            found = module(*map(torch.from_numpy, (obs, *state)))
+        action, *after = [part.numpy() for part in (found if isinstance(found, tuple) else (found,))]
+        return action, tuple(after)
 
     return act
+
+
+def _torch_cell(kind: str, x: Any, state: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
+    """Output and next state of a cell, as ``inference.recurrence.Cell`` computes them."""
+    import torch
+
+    size = weight.shape[1] // 4
+    sums = (torch.cat((x, state[:, :size]), 1) @ weight + bias).split(size, 1)
+    if kind == "gru":
+        reset, keep = ((torch.tanh(part) + 1.0) / 2.0 for part in sums[:2])
+        new = torch.tanh(sums[2] + reset * sums[3])
+        h = new + keep * (state - new)
+        return h, h
+    keep, forget, give = ((torch.tanh(part) + 1.0) / 2.0 for part in sums[:3])
+    c = forget * state[:, size:] + keep * torch.tanh(sums[3])
+    h = give * torch.tanh(c)
+    return h, torch.cat((h, c), 1)
 
 
 # --- ONNX ---
@@ -378,6 +450,34 @@ def _onnx_argmax(graph: _Graph, first: np.ndarray) -> None:
     graph.over("Add", first)
 
 
+def _onnx_cell(graph: _Graph, weight: np.ndarray, bias: np.ndarray, *, kind: str) -> None:
+    size = weight.shape[1] // 4
+    x, one, half = graph.x, graph.constant(_f32(1.0)), graph.constant(_f32(0.5))
+
+    def part(name: str, number: int) -> str:
+        begin, end = (graph.constant(_i64([place * size])) for place in (number, number + 1))
+        return graph.node("Slice", name, begin, end, graph.constant(_i64([1])))
+
+    def share(number: int) -> str:
+        return graph.node("Mul", graph.node("Add", graph.node("Tanh", part(sums, number)), one), half)
+
+    graph.node("Concat", x, part("state", 0), axis=1)
+    graph.over("MatMul", weight)
+    sums = graph.over("Add", bias)
+    if kind == "gru":
+        recalled = graph.node("Mul", share(0), part(sums, 3))
+        new = graph.node("Tanh", graph.node("Add", part(sums, 2), recalled))
+        h = graph.node("Add", new, graph.node("Mul", share(1), graph.node("Sub", "state", new)))
+        graph.node("Identity", h)
+    else:
+        kept = graph.node("Mul", share(1), part("state", 1))
+        c = graph.node("Add", kept, graph.node("Mul", share(0), graph.node("Tanh", part(sums, 3))))
+        h = graph.node("Mul", share(2), graph.node("Tanh", c))
+        graph.node("Concat", h, c, axis=1)
+    graph.nodes[-1].output[0] = "next_state"
+    graph.x = h
+
+
 def _onnx_layer_norm(graph: _Graph, width: int) -> None:
     graph.over("LayerNormalization", np.ones(width, np.float32), axis=-1, epsilon=NORM_EPS)
 
@@ -392,6 +492,7 @@ _ONNX: dict[str, Callable[..., Any]] = {
     "columns": lambda g, count: g.over("Slice", _i64([0]), count.reshape(1), _i64([1])),
     "layer_norm": _onnx_layer_norm, "team": _onnx_team,
     "gather": lambda g, columns: g.node("Gather", g.x, g.constant(columns), axis=1),
+    **{kind: functools.partial(_onnx_cell, kind=kind) for kind in CELLS},
 }  # fmt: skip
 
 
@@ -403,6 +504,11 @@ def _write_onnx(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) ->
     for kind, values in steps:
         width = values[0].shape[-1] if kind == "matmul" else width
         _ONNX[kind](graph, *(values if kind != "layer_norm" else (width,)))
+    states = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", state_dim(steps)])]
+        for name in ("state", "next_state")
+        if state_dim(steps)
+    ] or [[], []]
     obs = draw_obs(spec, {}, 1, seed=0)
     obs_type = TensorProto.UINT8 if obs.dtype == np.uint8 else TensorProto.FLOAT
     action_type = TensorProto.FLOAT if spec.choices is None else TensorProto.INT64
@@ -413,8 +519,8 @@ def _write_onnx(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) ->
         helper.make_graph(
             graph.nodes,
             "policy",
-            [helper.make_tensor_value_info("obs", obs_type, ["batch", *obs.shape[1:]])],
-            [helper.make_tensor_value_info("action", action_type, shape)],
+            [helper.make_tensor_value_info("obs", obs_type, ["batch", *obs.shape[1:]]), *states[0]],
+            [helper.make_tensor_value_info("action", action_type, shape), *states[1]],
             graph.constants,
         ),
         opset_imports=[helper.make_opsetid("", _OPSET)],
@@ -435,9 +541,9 @@ def _open_onnx(path: Path) -> Act:
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
-    def act(obs: np.ndarray) -> np.ndarray:
-        found: np.ndarray = session.run(["action"], {"obs": obs})[0]
-        return found
+    def act(obs: np.ndarray, state: State) -> tuple[np.ndarray, State]:
+        action, *after = session.run(None, dict(zip(("obs", "state"), (obs, *state), strict=False)))
+        return action, tuple(after)
 
     return act
 
@@ -486,16 +592,37 @@ def draw_obs(spec: EnvSpec, arrays: Arrays, count: int, seed: int) -> np.ndarray
     return obs.astype(np.float32)
 
 
-def check(act: Act, steps: list[Operation], expected: np.ndarray, obs: np.ndarray, spec: EnvSpec) -> Agreement:
-    """Compares an exported file with our policy's actions ``expected``, as ``env.step`` takes them.
+def draw_state(steps: list[Operation], count: int, seed: int) -> State:
+    """States of a policy with memory in the middle of ``count`` episodes; empty of one without."""
+    width = state_dim(steps)
+    return (np.random.default_rng(seed).uniform(-1.0, 1.0, (count, width)).astype(np.float32),) if width else ()
+
+
+def check(
+    act: Act,
+    steps: list[Operation],
+    expected: np.ndarray,
+    obs: np.ndarray,
+    spec: EnvSpec,
+    state: State = (),
+    expected_state: State = (),
+) -> Agreement:
+    """Compares an exported file with our policy's actions ``expected``, as ``env.step`` takes them, and next states.
 
     Raises:
         WeightsError: they differ.
     """
-    found = act(obs)
+    found, after = act(obs, state)
     count = len(obs)
+    for ours, theirs in zip(expected_state, after, strict=True):
+        if not np.allclose(ours, theirs, rtol=0.0, atol=TOLERANCE):
+            raise WeightsError(
+                f"the exported policy's next states differ by up to {np.abs(ours - theirs).max():.2g}, more than "
+                f"{TOLERANCE:g}; no file was written"
+            )
     if isinstance(spec.action, Choices):
-        values = np.sort(run(_numpy_arrays(steps[:-1]), obs), -1)
+        given = _numpy_arrays(steps[:-1])
+        values = np.sort(run_with_state(given, obs, *state)[0] if state else run(given, obs), -1)
         best = values[..., -1]
         clear = best - values[..., -2] > TOLERANCE * np.maximum(1.0, np.abs(best))
         if found.shape != expected.shape:

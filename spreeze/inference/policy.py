@@ -20,6 +20,7 @@ import numpy as np
 from spreeze.errors import UsageError, WeightsError
 from spreeze.inference.convolution import Trunk
 from spreeze.inference.own_network import OwnNetwork
+from spreeze.inference.recurrence import Cell
 from spreeze.types import Choices
 
 OBS_CLIP = 10.0
@@ -39,7 +40,7 @@ NORM_EPS = 1e-5
 Arrays = dict[str, np.ndarray]
 State = tuple[np.ndarray, ...]
 """Arrays [N, ...] that a policy keeps between the steps of N episodes; empty before their first step, and always where
-it has no memory, as all policies here."""
+it has no memory. A recurrent policy has one, [N, S]."""
 _ODD = (
     KeyError,
     TypeError,
@@ -97,18 +98,22 @@ class Policy:
         layer_norm: bool = False,
         mask_dim: int = 0,
         own: OwnNetwork | None = None,
+        cell: Cell | None = None,
     ) -> None:
-        """With ``own`` that is the network, and ``layers`` only say how many inputs and outputs it has."""
-        self._own = own
+        """With ``own`` that is the network, and ``layers`` only say how many inputs and outputs it has.
+
+        A ``cell`` lies between the observation and the ``layers``.
+        """
+        self._own, self._cell = own, cell
         self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
         self._activate, self._layer_norm, self._mask_dim = _ACTIVATE[activation], layer_norm, mask_dim
-        self.obs_dim = layers[0][0].shape[0]
+        self.obs_dim = layers[0][0].shape[0] if cell is None else cell.inputs
         self._rows = -1
         self._buffers: list[np.ndarray] = []
         self._busy = False  # a lock would take twelve times as long
         self._drawing = head if isinstance(head, DrawingHead) else None
         if self._drawing is not None:
-            self._tile = _Tile(layers, self._drawing.noise_dim, row_by_row=own is not None)
+            self._tile = _Tile(self.obs_dim, layers, self._drawing.noise_dim, cell, row_by_row=own is not None)
 
     @classmethod
     def from_weights(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
@@ -147,14 +152,18 @@ class Policy:
         names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
         layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
         trunk = Trunk(arrays, meta) if "cnn" in meta else TeamRows(arrays, meta) if "team_actions" in meta else None
-        fan_ins = [trunk.features if trunk else int(meta["obs_dim"]), *(weight.shape[1] for weight, _ in layers)]
+        cell = Cell(arrays, meta) if "recurrent" in meta else None
+        inputs = trunk.features if trunk else int(meta["obs_dim"])
+        if cell is not None and cell.inputs != inputs:
+            raise WeightsError(f"weights do not fit each other: the cell takes {cell.inputs}, gets {inputs}")
+        fan_ins = [inputs if cell is None else cell.size, *(weight.shape[1] for weight, _ in layers)]
         for (weight, _), fan_in in zip(layers, fan_ins, strict=False):
             if weight.shape[0] != fan_in:
                 raise WeightsError(f"weights do not fit each other: a layer takes {weight.shape[0]}, gets {fan_in}")
         if layers[-1][0].shape[1] != head.outputs:
             raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {head.outputs} are needed")
-        scale = None if isinstance(trunk, TeamRows) else _obs_scale(arrays, fan_ins[0])
-        return cls(layers, head, scale, trunk, activation, bool(meta.get("layer_norm")), mask_dim)
+        scale = None if isinstance(trunk, TeamRows) else _obs_scale(arrays, inputs)
+        return cls(layers, head, scale, trunk, activation, bool(meta.get("layer_norm")), mask_dim, cell=cell)
 
     def act(self, obs: np.ndarray, state: State, rng: np.random.Generator | None = None) -> tuple[np.ndarray, State]:
         """Actions [N, A] float32, a new array, and the state for the next step.
@@ -168,10 +177,27 @@ class Policy:
             raise _shared()
         self._busy = True
         try:
-            out = self._forward(obs)
+            out, state = self._forward(obs, state)
             return self._head.greedy(out) if rng is None else self._head.explore(out, rng), state
         finally:
             self._busy = False
+
+    @property
+    def state_dim(self) -> int:
+        """S: values of the state of one episode; 0 without memory."""
+        return 0 if self._cell is None else self._cell.state_dim
+
+    def _state(self, state: State, rows: int) -> np.ndarray:
+        """The cell's state [N, S]: zeros where episodes begin."""
+        if not state:
+            return np.zeros((rows, self.state_dim), np.float32)
+        shape = (rows, self.state_dim)
+        if len(state) != 1 or state[0].shape != shape:
+            raise UsageError(
+                f"the policy's state has the shapes {[part.shape for part in state]}; expected one array {shape}, as "
+                "act returned it, or an empty one where the episodes begin"
+            )
+        return state[0]
 
     @property
     def outputs(self) -> int:
@@ -183,12 +209,12 @@ class Policy:
         """Z: noise values of ``draw`` per action; standard normal, or uniform in [0, 1) for choices."""
         return self._drawing_head().noise_dim
 
-    def draw(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, obs: np.ndarray, noise: np.ndarray, state: State = ()) -> tuple[np.ndarray, np.ndarray, State]:
         """Exploring actions by given noise [N, Z]; bit by bit, each row's result depends on that row alone.
 
         Returns:
-            Actions [N, A] float32, continuous ones not clipped to [-1, 1], and their log-probabilities [N]
-            float32 in nat; new arrays.
+            Actions [N, A] float32, continuous ones not clipped to [-1, 1], their log-probabilities [N] float32 in nat,
+            and the state for the next step, as of ``act``; new arrays.
 
         Raises:
             WeightsError: the policy draws its own noise.
@@ -198,24 +224,33 @@ class Policy:
             raise _shared()
         self._busy = True
         try:
+            if self._cell is not None:
+                state = (self._state(state, rows),)
             if rows <= TILE:
-                return self._draw_tile(obs, noise)
-            tiles = [
-                self._draw_tile(obs[begin : begin + TILE], noise[begin : begin + TILE])
-                for begin in range(0, rows, TILE)
-            ]
+                return self._draw_tile(obs, noise, state)
+            tiles = []
+            for begin in range(0, rows, TILE):
+                part = slice(begin, begin + TILE)
+                tiles.append(self._draw_tile(obs[part], noise[part], tuple(array[part] for array in state)))
         finally:
             self._busy = False
-        return np.concatenate([tile[0] for tile in tiles]), np.concatenate([tile[1] for tile in tiles])
+        action, log_prob, states = zip(*tiles, strict=True)
+        joined = tuple(np.concatenate(parts) for parts in zip(*states, strict=True))
+        return np.concatenate(action), np.concatenate(log_prob), joined
 
-    def _draw_tile(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _draw_tile(self, obs: np.ndarray, noise: np.ndarray, state: State) -> tuple[np.ndarray, np.ndarray, State]:
         head, tile, rows = self._drawing_head(), self._tile, len(obs)
         tile.fill(obs if self._trunk is None else self._trunk(obs), noise)
-        out = self._run(_scaled(tile.features, self._obs_scale), tile.buffers, tile.row_by_row)
+        x = _scaled(tile.features, self._obs_scale)
+        if self._cell is not None:
+            tile.state[:rows], tile.state[rows:] = state[0], 0.0
+            following = self._cell(x, tile.state, row_by_row=tile.row_by_row)
+            x, state = following[:, : self._cell.size], (following[:rows],)
+        out = self._run(x, tile.buffers, tile.row_by_row)
         if self._mask_dim:
             self._apply_mask(obs, out[:rows])  # unused rows allow nothing, which has no softmax
         action, log_prob = head.draw(out, tile.noise)
-        return action[:rows], log_prob[:rows]
+        return action[:rows], log_prob[:rows], state
 
     def _drawing_head(self) -> DrawingHead:
         if self._drawing is None:
@@ -225,16 +260,20 @@ class Policy:
             )
         return self._drawing
 
-    def _forward(self, obs: np.ndarray) -> np.ndarray:
-        """Raw output [N, K] of the network, in a buffer that the next call overwrites."""
+    def _forward(self, obs: np.ndarray, state: State) -> tuple[np.ndarray, State]:
+        """Raw output [N, K] of the network, in a buffer that the next call overwrites, and the next state."""
         x = obs if self._trunk is None else self._trunk(obs)
         if len(x) != self._rows:
             self._rows = len(x)
             self._buffers = [np.empty((self._rows, weight.shape[1]), np.float32) for weight, _ in self._layers]
-        out = self._run(_scaled(x, self._obs_scale), self._buffers)
+        x = _scaled(x, self._obs_scale)
+        if self._cell is not None:
+            following = self._cell(x, self._state(state, self._rows))
+            x, state = following[:, : self._cell.size], (following,)
+        out = self._run(x, self._buffers)
         if self._mask_dim:
             self._apply_mask(obs, out)
-        return out
+        return out, state
 
     def _apply_mask(self, obs: np.ndarray, out: np.ndarray) -> None:
         """Sets the outputs [N, K] of actions that the masks of obs [N, O] forbid to minus infinity."""
@@ -327,12 +366,20 @@ class _Tile:
     """Buffers of ``TILE`` rows for one pass; unused rows are zero."""
 
     def __init__(
-        self, layers: list[tuple[np.ndarray, np.ndarray]], noise_dim: int, *, row_by_row: bool = False
+        self,
+        inputs: int,
+        layers: list[tuple[np.ndarray, np.ndarray]],
+        noise_dim: int,
+        cell: Cell | None = None,
+        *,
+        row_by_row: bool = False,
     ) -> None:
-        self.features = np.zeros((TILE, layers[0][0].shape[0]), np.float32)
+        self.features = np.zeros((TILE, inputs), np.float32)
+        self.state = np.zeros((TILE, 0 if cell is None else cell.state_dim), np.float32)
         self.noise = np.zeros((TILE, noise_dim), np.float32)
         self.buffers = [np.zeros((TILE, weight.shape[1]), np.float32) for weight, _ in layers]
-        self.row_by_row = row_by_row or not all(places_agree(*weight.shape) for weight, _ in layers)
+        weights = [weight for weight, _ in layers] + ([] if cell is None else [cell.weight])
+        self.row_by_row = row_by_row or not all(places_agree(*weight.shape) for weight in weights)
         self._used = 0
 
     def fill(self, features: np.ndarray, noise: np.ndarray) -> None:

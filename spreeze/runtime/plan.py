@@ -192,10 +192,12 @@ class RunPlan:
                 f"image.episodic_life = true: {self.config.run.algo} begins each episode by a seed, and "
                 "so a new game at each lost life; leave it out, or take dqn"
             )
-        rows, minibatches = self.sync_interval * part.envs_per_sampler, self.minibatches  # of one sampler
+        length = 1 if self.config.on_policy is None else self.config.on_policy.sequence_of(self.sync_interval)
+        rows, minibatches = self.sync_interval // length * part.envs_per_sampler, self.minibatches  # of one sampler
         if self.config.wiring.free_running and rows % minibatches:
+            what = "rows" if length == 1 else f"sequences of {length}"
             raise ConfigError(
-                f"a rollout has {rows} rows (sync_interval {self.sync_interval} x {part.envs_per_sampler} "
+                f"a rollout has {rows} {what} (sync_interval {self.sync_interval} x {part.envs_per_sampler} "
                 f"environments), which {self.config.run.algo}.minibatches = {minibatches} does not divide; change one "
                 "of them"
             )
@@ -300,7 +302,11 @@ class RunPlan:
     def minibatches(self) -> int:
         """Minibatches of a rollout (on-policy)."""
         algorithm = self.config.on_policy
-        return 1 if algorithm is None else algorithm.minibatches_of(self.sync_interval * self.rollout_envs)
+        return (
+            1
+            if algorithm is None
+            else algorithm.minibatches_of(self.sync_interval * self.rollout_envs, self.sync_interval)
+        )
 
     @property
     def updates_in_rollout(self) -> int:
@@ -318,7 +324,8 @@ class RunPlan:
     def rollout_spec(self) -> RolloutSpec:
         """The storages of an on-policy learner; each sampler of a free-running one has a slot more, to fill."""
         algorithm, samplers = self.config.on_policy, self.samplers // self.learners
-        spec = RolloutSpec.of(self.spec, self.sync_interval, self.rollout_envs)
+        state_dim = 0 if algorithm is None else algorithm.state_dim
+        spec = RolloutSpec.of(self.spec, self.sync_interval, self.rollout_envs, state_dim)
         if not isinstance(algorithm, AnyAgeConfig):
             return spec
         return dataclasses.replace(

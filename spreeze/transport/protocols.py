@@ -118,6 +118,8 @@ class StepRows(NamedTuple):
     terminated: Sequence[bool]  # [n]
     truncated: Sequence[bool]  # [n]
     next_obs: np.ndarray  # as obs
+    state: np.ndarray | None = None  # [n, S] the policy's before the step; None without memory
+    next_state: np.ndarray | None = None  # [n, S] after it, whether or not the episode ended
 
 
 class RolloutSink(Protocol):

@@ -14,6 +14,10 @@ after its copy. So N - 1 rollouts of a sampler can be read.
 
 The actions of each environment's current episode are kept, so that it can be replayed. The start of an episode is
 announced (``next_*``) before the row that ends the previous one is committed, so that one store decides.
+
+The state of a policy with memory cannot be replayed: earlier steps were taken with earlier parameters. So that before
+each next step is kept (``memory``), in the place of the step's parity, and that before each rollout (``state``), from
+which a learner computes all others.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.errors import CheckpointError, ConfigError
+from spreeze.inference.policy import State
 from spreeze.transport.handles import Handle
 from spreeze.transport.protocols import StepRows, TakenRollout
 from spreeze.transport.shared_memory import ArraySpec, SharedArrays
@@ -51,6 +56,7 @@ class RolloutSpec(Jsonable):
     max_uses: int = 1  # K: times that RolloutReader gives a rollout
     least_uses: int = 0  # a free-running sampler waits until its oldest rollout was given so often
     free_running: bool = False  # True if samplers wait for ``least_uses`` at most; else the learner paces them
+    state_dim: int = 0  # S: values of the policy's state in an episode; 0 without memory
 
     def __post_init__(self) -> None:
         if self.num_slots < 2 or not 1 <= self.max_uses < _USES_BASE or not 0 <= self.least_uses <= self.max_uses:
@@ -60,8 +66,8 @@ class RolloutSpec(Jsonable):
             )
 
     @classmethod
-    def of(cls, spec: EnvSpec, sync_interval: int, num_envs: int) -> RolloutSpec:
-        """Two slots, paced, for an environment."""
+    def of(cls, spec: EnvSpec, sync_interval: int, num_envs: int, state_dim: int = 0) -> RolloutSpec:
+        """Two slots, paced, for an environment and a policy with ``state_dim`` values of memory."""
         frames = spec.frames
         return cls(
             sync_interval=sync_interval,
@@ -70,6 +76,7 @@ class RolloutSpec(Jsonable):
             action_dim=spec.action_dim,
             obs_shape=(spec.obs_dim,) if frames is None else (frames.stack, *frames.shape),
             log_steps=min(spec.max_episode_steps or MAX_LOGGED_STEPS, MAX_LOGGED_STEPS),
+            state_dim=state_dim,
         )
 
     @property
@@ -102,7 +109,13 @@ class RolloutSpec(Jsonable):
             ArraySpec("version", slots, "int64"),
             ArraySpec("uses", (self.num_slots, count), "int64"),
             ArraySpec("given", (1,), "int64"),
+            *(ArraySpec(name, (places, count, self.state_dim), "float32") for name, places in self._states),
         )
+
+    @property
+    def _states(self) -> tuple[tuple[str, int], ...]:
+        """Names of the arrays of policies' states, and the places of each."""
+        return (("state", self.num_slots), ("memory", 2), ("marked_memory", _MARKS)) if self.state_dim else ()
 
 
 SIDE = ("obs", "action", "log_prob", "version", "reward", "terminated", "truncated", "next_obs")
@@ -173,9 +186,23 @@ class Rollouts:
         rollout, at = divmod(last, self.spec.sync_interval)
         return np.asarray(self.fields["next_obs"][rollout % self._slots, at, env])
 
+    def memory_of(self, envs: np.ndarray) -> np.ndarray:
+        """The policy's state [n, S] before the next step of ``envs`` [n]: zeros where an episode begins."""
+        start, _ = self.episode_of(envs)
+        steps = self.steps[envs]
+        found: np.ndarray = np.where((start < steps)[:, None], self.fields["memory"][steps % 2, envs], np.float32(0.0))
+        return found
+
+    @property
+    def side(self) -> tuple[str, ...]:
+        """The names of all arrays of a slot."""
+        return (*SIDE, "state") if self.spec.state_dim else SIDE
+
     def batch(self, rollout: int) -> RolloutBatch:
         """Views of a paced rollout; valid for the next N - 1 swaps after its own."""
-        return RolloutBatch(**{name: self.fields[name][rollout % self._slots] for name in SIDE if name != "version"})
+        return RolloutBatch(
+            **{name: self.fields[name][rollout % self._slots] for name in self.side if name != "version"}
+        )
 
     def versions(self, rollout: int) -> np.ndarray:
         """[T, N] version of the parameters that drew each action."""
@@ -196,6 +223,8 @@ class Rollouts:
         for env, count in enumerate(np.minimum(self.steps - start, self.spec.log_steps).tolist()):
             fields["marked_log"][mark, env, :count] = fields["log"][env, :count]
         fields["marked_start"][mark], fields["marked_episode"][mark] = start, episode
+        if self.spec.state_dim:
+            fields["marked_memory"][mark] = self.memory_of(np.arange(self.spec.num_envs))
 
     def swap(self) -> None:
         """Begins the next rollout, over the oldest one."""
@@ -205,7 +234,7 @@ class Rollouts:
     def trajectories_sha256(self, rollout: int) -> str:
         """Hash of everything in a rollout."""
         digest = hashlib.sha256()
-        for name in SIDE:
+        for name in self.side:
             digest.update(name.encode() + np.ascontiguousarray(self.fields[name][rollout % self._slots]).data)
         return digest.hexdigest()
 
@@ -218,14 +247,22 @@ class Rollouts:
         if self.current > 0:
             before = (self.current - 1) % self._slots
             arrays["last_obs"] = fields["next_obs"][before, -1]
-            arrays |= {f"side_{name}": fields[name][before] for name in SIDE if with_batch}
+            arrays |= {f"side_{name}": fields[name][before] for name in self.side if with_batch}
+        if self.spec.state_dim:
+            arrays["memory"] = fields["marked_memory"][mark]
         return {name: array.copy() for name, array in arrays.items()}
 
     def restore(self, arrays: dict[str, np.ndarray], rollout: int) -> None:
         """Restores the result of ``state_arrays`` at the start of ``rollout``; a CheckpointError if sizes differ."""
         fields, count = self.fields, self.spec.num_envs
-        side = {name: arrays.get(f"side_{name}") for name in SIDE}
+        side = {name: arrays.get(f"side_{name}") for name in self.side}
         sizes = [array.shape == fields[name].shape[1:] for name, array in side.items() if array is not None]
+        memory = arrays.get("memory", np.zeros((count, 0), np.float32))
+        if memory.shape[1] != self.spec.state_dim:
+            raise CheckpointError(
+                f"the checkpoint has {memory.shape[1]} values of a policy's memory, now it is {self.spec.state_dim}; "
+                "use the same recurrent network"
+            )
         if len(arrays["start"]) != count or not all(sizes) or arrays["log"].shape[1] > self.spec.log_steps:
             raise CheckpointError(
                 f"the checkpoint has {len(arrays['start'])} environments, now it is {count} "
@@ -240,6 +277,8 @@ class Rollouts:
         if "last_obs" in arrays:
             fields["next_obs"][(rollout - 1) % self._slots, -1] = arrays["last_obs"]
         self.steps[:] = rollout * self.spec.sync_interval
+        if self.spec.state_dim:
+            fields["memory"][(rollout * self.spec.sync_interval) % 2] = memory
         self._current[0] = rollout - 1
         self.mark()
         self._current[0] = rollout
@@ -261,6 +300,7 @@ class RolloutWriter:
         self._mine = slice(first, first + count)
         self._steps, self._log = rollouts.steps, rollouts.fields["log"]
         self._sides = [rollouts.fields[name] for name in SIDE]
+        self._states = (rollouts.fields["state"], rollouts.fields["memory"]) if rollouts.spec.state_dim else None
         self._rollout_steps = rollouts.spec.sync_interval
         start, episode = rollouts.episode_of(np.arange(first, first + count))
         self.steps: list[int] = rollouts.steps[self._mine].tolist()
@@ -302,8 +342,10 @@ class RolloutWriter:
     def commit(self, indices: Sequence[int], rows: StepRows) -> None:
         steps, start, action, log_steps = self.steps, self._start, rows.action, self._spec.log_steps
         envs, place = self._place(indices)
-        for array, values in zip(self._sides, rows, strict=True):
+        for array, values in zip(self._sides, rows, strict=False):
             array[place] = values
+        if self._states is not None:
+            self._keep_states(indices, rows.state, rows.next_state)
         ended = []
         for row, index in enumerate(indices):
             played = steps[index] - start[index]
@@ -319,6 +361,19 @@ class RolloutWriter:
         for index in ended:
             start[index] = steps[index]
             self.episode[index] += 1
+
+    def _keep_states(self, indices: Sequence[int], before: np.ndarray | None, following: np.ndarray | None) -> None:
+        """Keeps the policy's state [n, S] before a rollout's first step, and that before the next step."""
+        assert self._states is not None
+        assert before is not None
+        state, memory = self._states
+        envs = np.array(indices) + self._first
+        steps = self._steps[envs]
+        memory[(steps + 1) % 2, envs] = following
+        rollouts, ats = np.divmod(steps, self._rollout_steps)
+        if not ats.all():
+            begins = ats == 0
+            state[rollouts[begins] % self._spec.num_slots, envs[begins]] = before[begins]
 
     def _place(self, indices: Sequence[int]) -> tuple[slice | np.ndarray, tuple[Any, ...]]:
         """The environments' numbers, and the place of their next rows."""
@@ -371,7 +426,7 @@ class RolloutWriter:
         return int(self._steps.min()) >= max(self.steps)
 
     def close(self) -> None:
-        del self._steps, self._log, self._sides
+        del self._steps, self._log, self._sides, self._states
 
 
 class RolloutReader:
@@ -456,8 +511,11 @@ class RolloutReader:
             slot, columns = rollout % spec.num_slots, self._columns[writer]
             fields["uses"][slot, columns.start] = rollout * _USES_BASE + uses + 1
             fields.in_order()
-            names = ("version",) if chosen.key in known else SIDE
-            copies = {name: fields[name][slot, :, columns].copy() for name in names}
+            names = ("version",) if chosen.key in known else self._rollouts.side
+            copies = {
+                name: (fields[name][slot, columns] if name == "state" else fields[name][slot, :, columns]).copy()
+                for name in names
+            }
             fields.in_order()
             if rollout >= self._first_whole()[writer]:
                 self._takes += 1
@@ -552,10 +610,11 @@ class Answers(NamedTuple):
     action: np.ndarray  # [n, A]
     log_prob: np.ndarray  # [n]
     version: np.ndarray | int  # [n] of the parameters
+    state: State = ()  # [n, S] for the next step; empty without memory
 
     def of(self, rows: list[int]) -> Answers:
         version = self.version if isinstance(self.version, int) else self.version[rows]
-        return Answers(self.action[rows], self.log_prob[rows], version)
+        return Answers(self.action[rows], self.log_prob[rows], version, tuple(part[rows] for part in self.state))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -568,12 +627,15 @@ class MailboxHandle(Handle):
         return InferenceMailbox(self.spec, SharedArrays.attach(self.fds[0], InferenceMailbox.fields(self.spec)))
 
 
+_MAIL_STATES = ("state", "next_state")
+
+
 class InferenceMailbox:
     """State and action buffers between rollout samplers and inference workers, one slot per environment.
 
-    A sampler writes observation and noise and then the question's number; an inference worker writes the answer and
-    then the same number into ``answered`` (HTS-RL, section 3). If one is killed in between, the question stays open and
-    the restarted worker gives the same answer.
+    A sampler writes observation, noise and the policy's state, if it has any, and then the question's number; an
+    inference worker writes the answer, with the next state, and then the same number into ``answered`` (HTS-RL,
+    section 3). If one is killed in between, the question stays open and the restarted worker gives the same answer.
     """
 
     def __init__(self, spec: RolloutSpec, fields: SharedArrays) -> None:
@@ -590,6 +652,7 @@ class InferenceMailbox:
             ArraySpec("noise", (count, spec.action_dim), "float32"),
             ArraySpec("action", (count, spec.action_dim), "float32"),
             ArraySpec("log_prob", (count,), "float32"),
+            *(ArraySpec(name, (count, spec.state_dim), "float32") for name in _MAIL_STATES if spec.state_dim),
         )
 
     @classmethod
@@ -600,9 +663,11 @@ class InferenceMailbox:
     def handle(self) -> MailboxHandle:
         return MailboxHandle(fds=(self._fields.block.fd,), spec=self._spec)
 
-    def ask(self, envs: np.ndarray, obs: np.ndarray, noise: np.ndarray, numbers: np.ndarray) -> None:
+    def ask(self, envs: np.ndarray, obs: np.ndarray, noise: np.ndarray, state: State, numbers: np.ndarray) -> None:
         """Asks about ``envs`` [n]; the ``numbers`` [n] come from ``RolloutWriter.question``, all different."""
         self.obs[envs], self.noise[envs] = obs, noise
+        if state:
+            self._fields["state"][envs] = state[0]
         self._fields.in_order()
         self.asked[envs] = numbers
 
@@ -612,11 +677,17 @@ class InferenceMailbox:
         self._fields.in_order()
         return np.asarray(waiting * (envs.step or 1) + envs.start)
 
+    def state_of(self, envs: np.ndarray) -> State:
+        """A copy of the state that the questions of ``envs`` [n] tell; empty without memory."""
+        return (self._fields["state"][envs],) if self._spec.state_dim else ()
+
     def answer(self, envs: np.ndarray, answers: Answers) -> None:
         """Answers the questions of ``envs`` [n]; only their inference worker may call this."""
         fields = self._fields
         fields["action"][envs], fields["log_prob"][envs] = answers.action, answers.log_prob
         fields["version"][envs] = answers.version
+        if answers.state:
+            fields["next_state"][envs] = answers.state[0]
         fields.in_order()
         self.answered[envs] = self.asked[envs]
 
@@ -624,7 +695,8 @@ class InferenceMailbox:
         """Copies of the answers to ``envs`` [n], which must be there."""
         fields = self._fields
         fields.in_order()
-        return Answers(fields["action"][envs], fields["log_prob"][envs], fields["version"][envs])
+        state = (fields["next_state"][envs],) if self._spec.state_dim else ()
+        return Answers(fields["action"][envs], fields["log_prob"][envs], fields["version"][envs], state)
 
     def close(self) -> None:
         del self.asked, self.answered, self.obs, self.noise

@@ -523,6 +523,9 @@ class RolloutCollector(Collector):
         envs = range(first, first + num_envs)
         self._noise = [ActionNoise(seed, env, noise_dim, uniform=uniform) for env in envs]
         self._noise_rows = np.zeros((num_envs, noise_dim), np.float32)
+        state_dim = rollouts.spec.state_dim
+        self._state: State = (np.zeros((num_envs, state_dim), np.float32),) if state_dim else ()
+        """The policy's, before the next step of each environment."""
         try:
             for index in range(num_envs):
                 on_progress(Phase.INIT)
@@ -556,6 +559,8 @@ class RolloutCollector(Collector):
             raise self._unlike(env, f"its episode ended after {self._lengths[index]} of {len(actions)} steps")
         if stored is not None and not np.array_equal(stored, self._rows.array[index]):
             raise self._unlike(env, f"after {len(actions)} steps it observed something else")
+        for part in self._state:
+            part[index] = self._rollouts.memory_of(np.array([env]))[0]
 
     def _replayed(self, index: int, actions: np.ndarray) -> bool | None:
         """Repeats the current episode with actions; whether it ended, or None if the environment raised."""
@@ -599,6 +604,7 @@ class RolloutCollector(Collector):
 
     def _begin(self, index: int) -> None:
         self._returns[index], self._lengths[index] = 0.0, 0
+        begin_episode(self._state, index)
         seed = reset_seed(self._seed, self._first + index, self.columns.episode[index])
         self._rows.start(index, self._tasks[index].reset(seed))
 
@@ -610,13 +616,13 @@ class RolloutCollector(Collector):
     def open(self) -> list[int]:
         return self.columns.open(step_synchronous=self._step_synchronous)
 
-    def questions(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Observations [n, O] and noise [n, Z] for the next actions; valid until the next step."""
+    def questions(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray, State]:
+        """Observations [n, O], noise [n, Z] and states [n, S] for the next actions; valid until the next step."""
         episode, lengths = self.columns.episode, self._lengths
         for index in indices:
             self._noise_rows[index] = self._noise[index].at(episode[index], lengths[index])
         rows = self.columns.rows(indices)
-        return self._rows.array[rows], self._noise_rows[rows]
+        return self._rows.array[rows], self._noise_rows[rows], tuple(part[rows] for part in self._state)
 
     def advance(self, policies: RolloutPolicy | NewestPolicy) -> bool:
         """Steps all open environments with actions drawn here; False if there are none, or no policy yet."""
@@ -624,10 +630,10 @@ class RolloutCollector(Collector):
         indices = self.open()
         policy = policies.current() if indices else None
         if policy is not None:
-            action, log_prob = policy.draw(*self.questions(indices))
+            action, log_prob, state = policy.draw(*self.questions(indices))
         self.counts.policy_s += perf_counter() - start
         if policy is not None:
-            self.step(indices, Answers(action, log_prob, policies.version))
+            self.step(indices, Answers(action, log_prob, policies.version, state))
         return policy is not None
 
     def step(self, indices: Sequence[int], answers: Answers) -> None:
@@ -659,8 +665,11 @@ class RolloutCollector(Collector):
         if self._sign:
             rewards = np.sign(rewards).tolist()
         if indices:
-            next_obs = self._rows.array[self.columns.rows(indices)]
-            self.columns.commit(indices, StepRows(obs, *answers, rewards, terminated, truncated, next_obs))
+            at = self.columns.rows(indices)
+            next_obs, states = self._rows.array[at], (*(part[at] for part in self._state), *answers.state)
+            self.columns.commit(indices, StepRows(obs, *answers[:3], rewards, terminated, truncated, next_obs, *states))
+            for part, following in zip(self._state, answers.state, strict=True):
+                part[at] = following
         written = perf_counter()
         self.counts.env_steps += len(indices)
         for row, index in enumerate(indices):

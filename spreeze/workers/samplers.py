@@ -314,8 +314,9 @@ class Inference:
         policy = self._policies.current() if envs.size else None
         if policy is None:
             return envs[:0]
-        action, log_prob = policy.draw(self._mailbox.obs[envs], self._mailbox.noise[envs])
-        self._mailbox.answer(envs, Answers(action, log_prob, self._policies.version))
+        mailbox = self._mailbox
+        action, log_prob, state = policy.draw(mailbox.obs[envs], mailbox.noise[envs], mailbox.state_of(envs))
+        mailbox.answer(envs, Answers(action, log_prob, self._policies.version, state))
         return envs
 
 

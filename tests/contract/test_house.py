@@ -13,7 +13,7 @@ from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.modes import modes
 
 MOST_TOP_ENTRIES = 22
-MOST_FILES_A_FOLDER = 16
+MOST_FILES_A_FOLDER = 20
 LONG_FILE_LINES, LONG_FUNCTION_LINES = 700, 100
 SAME_FILE_NAMES = {"export.py", "gpu.py", "runs.py", "train.py", "impact.py", "learner.py", "main.py"}
 """A verb, page or bench of the same thing, a registry for each table, what begins a program."""

@@ -46,8 +46,32 @@ def rollout(algorithm, spec, rng, steps=8, envs=4):
     next_obs[truncated] = obs[0, 0]
     flat, rows = obs[:-1].reshape(steps * envs, *obs.shape[2:]), steps * envs
     noise = rng.random((rows, spec.action_dim)) if spec.choices else rng.standard_normal((rows, spec.action_dim))
-    action, log_prob = policy.draw(flat, noise.astype(np.float32))
+    action, log_prob, _ = policy.draw(flat, noise.astype(np.float32))
     return RolloutBatch(
         obs[:-1], action.reshape(steps, envs, -1), log_prob.reshape(steps, envs),
         rng.standard_normal((steps, envs)).astype(np.float32), terminated, truncated, next_obs,
     )  # fmt: skip
+
+
+def recurrent_rollout(algorithm, spec, rng, steps=8, envs=4):
+    """An interval as the algorithm's present policy with a memory would draw it, from random states on."""
+    policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
+    obs = rng.standard_normal((steps + 1, envs, spec.obs_dim)).astype(np.float32)
+    if spec.mask_dim:
+        mask = rng.random((steps + 1, envs, spec.mask_dim)) < 0.5
+        mask[:, :, [part.start for part in spec.choices.slices]] = True  # each choice has an option
+        obs[:, :, -spec.mask_dim :] = mask
+    ended = rng.random((steps, envs))
+    terminated, truncated = ended < 0.1, ended > 0.9
+    next_obs = obs[1:].copy()
+    next_obs[truncated] = rng.standard_normal((truncated.sum(), spec.obs_dim))
+    first = state = rng.standard_normal((envs, policy.state_dim)).astype(np.float32)
+    drawn = []
+    for step in range(steps):
+        noise = (rng.random if spec.choices else rng.standard_normal)((envs, spec.action_dim)).astype(np.float32)
+        *chosen, (state,) = policy.draw(obs[step], noise, (state,))
+        state = np.where((terminated | truncated)[step, :, None], np.float32(0.0), state)
+        drawn.append(chosen)
+    action, log_prob = (np.stack(column) for column in zip(*drawn, strict=True))
+    reward = rng.standard_normal((steps, envs)).astype(np.float32)
+    return RolloutBatch(obs[:-1], action, log_prob, reward, terminated, truncated, next_obs, first)

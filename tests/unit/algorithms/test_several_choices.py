@@ -118,7 +118,7 @@ def policy_of(algorithm):
 def test_sampler_and_learner_agree_on_the_log_probability():
     algorithm, rng = made(), np.random.default_rng(3)
     obs = rng.standard_normal((30, 5)).astype(np.float32)
-    action, log_prob = policy_of(algorithm).draw(obs, rng.random((30, 3), np.float32))
+    action, log_prob, _ = policy_of(algorithm).draw(obs, rng.random((30, 3), np.float32))
     out, _ = algorithm.net.forward(torch.from_numpy(obs))
     np.testing.assert_allclose(CategoricalDistribution(NVEC).log_prob(out, torch.from_numpy(action)), log_prob,
                                atol=1e-5)  # fmt: skip
@@ -145,9 +145,9 @@ def test_each_combination_is_drawn_as_often_as_its_probability(way):
 def test_a_row_s_draw_does_not_depend_on_the_other_rows():
     policy, rng = policy_of(made()), np.random.default_rng(2)
     obs, noise = rng.standard_normal((21, 5)).astype(np.float32), rng.random((21, 3), np.float32)
-    whole = policy.draw(obs, noise)
+    whole = policy.draw(obs, noise)[:2]
     for row in range(21):
-        alone = policy.draw(obs[row : row + 1], noise[row : row + 1])
+        alone = policy.draw(obs[row : row + 1], noise[row : row + 1])[:2]
         assert [part.tobytes() for part in alone] == [part[row : row + 1].tobytes() for part in whole]
 
 
@@ -172,7 +172,7 @@ def allowed(obs, action):
 def test_no_forbidden_option_is_drawn_and_the_others_share_its_probability():
     algorithm, rng, obs = made(spec=MASKED), np.random.default_rng(4), masked_obs(500)
     policy = policy_of(algorithm)
-    action, log_prob = policy.draw(obs, rng.random((500, 3), np.float32))
+    action, log_prob, _ = policy.draw(obs, rng.random((500, 3), np.float32))
     for found in (action, policy.act(obs, (), rng)[0], policy.act(obs, ())[0], uniform_actions(MASKED, 500, rng, obs)):
         assert allowed(obs, found).all()
     out = algorithm.net.forward(torch.from_numpy(obs))[0].numpy().T

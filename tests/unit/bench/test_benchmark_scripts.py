@@ -74,6 +74,7 @@ def test_every_script_says_what_it_measures(script, started, monkeypatch, capsys
     ("tianji", ("curve", "sleeping", "balance", "serial", "modes", "groups", "collect", "game", "qmix"),
      2 * (5 + 7 + 1 + 2 + 5 + 3 + 3 * 4 + 2 + 2)),
     ("paper", ("table", "algorithms"), 2 * (3 + 2)),
+    ("memory", ("returns",), 2 * 3),
 ])  # fmt: skip
 def test_all_parts_start_runs_whose_flags_are_valid_and_print_rows(script, parts, runs, started, monkeypatch, capsys):
     run(monkeypatch, script, "--repeats", "2", "--parts", *parts)

@@ -155,7 +155,7 @@ def test_a_saturated_action_stays_within_bounds_that_no_float32_has(tmp_path):
     steps = export.operations(arrays, meta, spec)
     path = tmp_path / "policy.npz"
     path.write_bytes(export.encode("numpy", steps, spec, {"env": spec.env_id}))
-    actions = export.open_policy("numpy", path)(np.array([[1.0], [-1.0]], np.float32))
+    actions, _ = export.open_policy("numpy", path)(np.array([[1.0], [-1.0]], np.float32), ())
     assert np.abs(np.asarray(actions, np.float64)).max() <= 0.4
 
 
@@ -170,7 +170,7 @@ def test_observations_of_the_check_lead_beyond_the_clips_of_the_normaliser():
     without = steps[:first] + steps[first + 1 :]
     with pytest.raises(WeightsError, match="differ by up to"):
         export.check(
-            lambda x: export.run(export._numpy_arrays(without), x),
+            lambda x, state: (export.run(export._numpy_arrays(without), x), state),
             without,
             actions_of(arrays, meta, VECTOR, obs),
             obs,
@@ -184,11 +184,41 @@ def test_another_discrete_action_is_found_and_a_tie_is_left_out():
     expected = actions_of(arrays, meta, DISCRETE, obs)
     with pytest.raises(WeightsError, match="another action for 1 of 50"):
         export.check(
-            lambda x: np.where(np.arange(50) == 7, (expected - 2) % 4 + 3, expected), steps, expected, obs, DISCRETE
+            lambda x, state: (np.where(np.arange(50) == 7, (expected - 2) % 4 + 3, expected), state),
+            steps,
+            expected,
+            obs,
+            DISCRETE,
         )
     arrays = {name: np.zeros_like(array) for name, array in arrays.items()}
-    equal = export.check(lambda x: expected + 1, export.operations(arrays, meta, DISCRETE), expected, obs, DISCRETE)
+    equal = export.check(
+        lambda x, state: (expected + 1, state), export.operations(arrays, meta, DISCRETE), expected, obs, DISCRETE
+    )
     assert equal == export.Agreement(50, 0.0, 50)
+
+
+@pytest.mark.parametrize("spec", [VECTOR, DISCRETE], ids=["vector", "discrete"])
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_policy_with_memory_takes_its_state_and_gives_the_next_in_each_format(kind, spec, tmp_path):
+    arrays, meta = made("ppo", spec, recurrent=kind, recurrent_size=7)
+    arrays = normalised(arrays, spec.obs_dim) | {"head_w": 100.0 * arrays["head_w"]}
+    steps, obs = export.operations(arrays, meta, spec), export.draw_obs(spec, arrays, 1000, seed=1)
+    state = export.draw_state(steps, 1000, seed=2)
+    drawn, after = Policy.from_weights(arrays, meta).act(obs, state)
+    expected = ActionScaling(spec)(drawn) if spec.choices is None else spec.choices.to_env(drawn)
+    for row in POLICY_FORMATS:
+        path = tmp_path / f"policy{row.suffix}"
+        path.write_bytes(export.encode(row.name, steps, spec, {"env": spec.env_id}))
+        act = export.open_policy(row.name, path)
+        found = export.check(act, steps, expected, obs, spec, state, after)
+        assert found.difference < export.TOLERANCE
+        with pytest.raises(WeightsError, match="next states differ by up to"):
+            export.check(act, steps, expected, obs, spec, state, (after[0] + 0.01,))
+        begun, _ = act(obs, (np.zeros_like(state[0]),))
+        assert np.abs(begun - expected).max() > 1e-3
+    program = command.example(spec, POLICY_FORMATS[-1], "policy.npz", state_dim=state[0].shape[1])
+    assert "actions, state = run_with_state(policy, x, state)" in program
+    assert "run_with_state" not in command.example(spec, POLICY_FORMATS[-1], "policy.npz")
 
 
 def test_a_network_of_ones_own_is_refused_with_the_reason():
@@ -256,7 +286,7 @@ def test_the_command_writes_a_checked_file_and_a_program_that_plays_without_spre
     program = tmp_path / f"mine_{row.name}_example.py"
     assert program.read_text() in told
     assert "import spreeze" not in program.read_text()
-    assert len(program.read_text().splitlines()) <= (24 if row.name != "numpy" else 56)
+    assert len(program.read_text().splitlines()) <= (24 if row.name != "numpy" else 58)
     lines = played(program, tmp_path).splitlines()
     assert [line.split(": return ")[0] for line in lines] == ["seed 0", "seed 1", "seed 2"]
     assert all(-2000.0 < float(line.split()[-1]) < 0.0 for line in lines)
@@ -379,7 +409,9 @@ def test_what_cannot_be_exported_is_refused_and_leaves_no_file(pendulum, tmp_pat
 
 
 def test_a_file_that_acts_otherwise_is_never_put_in_place(pendulum, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(export, "open_policy", lambda name, path: lambda obs: np.zeros((len(obs), 1), np.float32))
+    monkeypatch.setattr(
+        export, "open_policy", lambda *_: lambda obs, state: (np.zeros((len(obs), 1), np.float32), state)
+    )
     assert exported(pendulum, "--format", "numpy", "--out", tmp_path / "x.npz") == 1
     assert "no file was written" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]

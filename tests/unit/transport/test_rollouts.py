@@ -187,6 +187,92 @@ def test_a_checkpoint_of_other_sizes_is_refused(rollouts, columns, changed):
         other.close()
 
 
+# --- the state of a policy with memory ---
+
+WITH_MEMORY = RolloutSpec(**(SPEC.to_json() | {"obs_shape": (2,), "state_dim": 2}))
+
+
+@pytest.fixture
+def remembering():
+    rollouts = Rollouts.create(WITH_MEMORY)
+    columns = RolloutWriter(rollouts, 0, 2)
+    yield rollouts, columns
+    columns.close()
+    rollouts.close()
+
+
+def step_of(value, ended=(False, False)):
+    """A step whose state was ``value`` and is one more after it."""
+    state = np.full((len(ended), 2), value, np.float32)
+    return rows(value, ended)._replace(state=state, next_state=state + 1)
+
+
+def test_the_state_before_each_rollout_and_before_the_next_step_is_kept(remembering):
+    rollouts, columns = remembering
+    assert rollouts.memory_of(BOTH).tolist() == [[0, 0], [0, 0]]
+    for value in (1, 2, 3):
+        columns.commit((0, 1), step_of(value, (False, value == 2)))
+    assert rollouts.batch(0).state.tolist() == [[1, 1], [1, 1]]
+    assert rollouts.memory_of(BOTH).tolist() == [[4, 4], [4, 4]]
+    rollouts.mark()
+    rollouts.swap()
+    columns.commit((1,), step_of(7, (True,)))
+    assert rollouts.memory_of(BOTH).tolist() == [[4, 4], [0, 0]], "an episode begins with zeros"
+    columns.commit((0,), step_of(4, (False,)))
+    columns.commit((0, 1), step_of(5))
+    assert rollouts.batch(1).state.tolist() == [[4, 4], [7, 7]]
+    assert rollouts.batch(0).state.tolist() == [[1, 1], [1, 1]]
+    columns.abandon(0)
+    assert rollouts.memory_of(BOTH).tolist() == [[0, 0], [6, 6]]
+
+
+def test_a_step_that_was_not_committed_leaves_the_state_before_it(remembering):
+    rollouts, columns = remembering
+    for value in (1, 2):
+        columns.commit((0, 1), step_of(value))
+    before = rollouts.steps.copy()
+    columns.commit((0, 1), step_of(9))
+    rollouts.steps[:] = before
+    assert rollouts.memory_of(BOTH).tolist() == [[3, 3], [3, 3]]
+
+
+def test_a_checkpoint_begins_the_interval_with_its_states_and_needs_the_same_memory(remembering):
+    rollouts, columns = remembering
+    for value in (1, 2, 3):
+        columns.commit((0, 1), step_of(value, (False, value == 3)))
+    rollouts.mark()
+    rollouts.swap()
+    columns.commit((0, 1), step_of(8))
+    saved = rollouts.state_arrays(with_batch=True)
+    other = Rollouts.create(WITH_MEMORY)
+    try:
+        other.restore(saved, 1)
+        assert other.memory_of(BOTH).tolist() == [[4, 4], [0, 0]]
+        assert other.batch(0).state.tolist() == [[1, 1], [1, 1]]
+        assert other.state_arrays(with_batch=True)["memory"].tolist() == saved["memory"].tolist()
+    finally:
+        other.close()
+    without = Rollouts.create(SPEC)
+    try:
+        with pytest.raises(CheckpointError, match="2 values of a policy's memory, now it is 0"):
+            without.restore(saved, 1)
+    finally:
+        without.close()
+
+
+def test_questions_and_answers_carry_the_state():
+    mailbox = InferenceMailbox.create(WITH_MEMORY)
+    try:
+        env, state = np.array([1]), np.array([[5.0, 6.0]], np.float32)
+        mailbox.ask(env, np.zeros((1, 2)), np.zeros((1, 1)), (state,), np.array([1]))
+        assert mailbox.state_of(env)[0].tolist() == [[5, 6]]
+        mailbox.answer(env, Answers(np.zeros((1, 1)), np.zeros(1), 3, (state + 1,)))
+        assert mailbox.answers(env).state[0].tolist() == [[6, 7]]
+        assert mailbox.state_of(env)[0].tolist() == [[5, 6]], "whoever answers again gives the same answer"
+    finally:
+        mailbox.close()
+
+
 def test_blocks_of_other_sizes_are_not_attached(rollouts):
     smaller = RolloutSpec(**(SPEC.to_json() | {"obs_shape": (2,), "sync_interval": 2}))
     with pytest.raises(TransportError, match="bytes of arrays"):
@@ -198,12 +284,12 @@ def test_questions_are_pending_until_answered_and_answers_come_back_to_their_env
     try:
         every, odd = slice(0, None, 1), slice(1, None, 2)
         assert mailbox.pending(every).size == 0
-        mailbox.ask(np.array([1]), np.array([[5, 6]]), np.array([[0.5]]), np.array([1]))
+        mailbox.ask(np.array([1]), np.array([[5, 6]]), np.array([[0.5]]), (), np.array([1]))
         assert mailbox.pending(every).tolist() == mailbox.pending(odd).tolist() == [1]
         mailbox.answer(np.array([1]), Answers(np.array([[7.0]]), np.array([-2.0]), np.array([4])))
         assert mailbox.pending(every).size == 0
         assert mailbox.answered.tolist() == [0, 1]
-        action, log_prob, version = mailbox.answers(np.array([1]))
-        assert (action.tolist(), log_prob.tolist(), version.tolist()) == ([[7.0]], [-2.0], [4])
+        action, log_prob, version, state = mailbox.answers(np.array([1]))
+        assert (action.tolist(), log_prob.tolist(), version.tolist(), state) == ([[7.0]], [-2.0], [4], ())
     finally:
         mailbox.close()

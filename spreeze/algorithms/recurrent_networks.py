@@ -1,0 +1,372 @@
+"""Policy and value over a recurrent cell that both share: torch's LSTM or GRU, then perceptrons.
+
+Learning goes over sequences of L steps. An episode that ends within one cuts it into parts, and the next part begins
+with a state of zeros. All parts go through the cell as one packed batch, so that short ones cost nothing.
+
+The state at a rollout's first step is stored with it; that at each sequence's comes from one pass over the rollout,
+without gradient, which gives the values, too. With a *burn-in* of b steps, each update computes it anew from the state
+b steps earlier, by its own parameters (R2D2: Kapturowski et al. 2019); only a rollout's first sequence has no such
+steps.
+
+The LSTM's gradient is autograd's. The GRU's is derived here: autograd's takes four times as long, and ten times as
+long as the LSTM's, which oneDNN computes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN
+from spreeze.algorithms.fused_mlp import (
+    HiddenLayers,
+    Tape,
+    host_copies,
+    mlp_backward,
+    mlp_forward,
+    orthogonal_,
+    parameter_count,
+    parameters_over,
+    policy_arrays,
+)
+from spreeze.inference.lazy_torch import Tensor, torch
+from spreeze.inference.recurrence import CELLS
+
+_GATES = {"lstm": 4, "gru": 3}
+_FORGET = 1
+"""Number of the LSTM's forget gate, whose bias begins at 1 (Jozefowicz et al. 2015)."""
+
+
+class Sequences(NamedTuple):
+    """B sequences of L steps: where episodes begin, and the states that they begin with."""
+
+    begins: np.ndarray  # [B, L], true where an episode begins; not at the first step of a rollout, whose state tells
+    state: Tensor  # [B, S] before the first step, or b steps earlier if there is a burn-in
+    lead: Tensor | None = None  # [B, b, O]: observations of the burn-in, without meaning where there is none
+    lead_begins: np.ndarray | None = None  # [B, b]
+    led: np.ndarray | None = None  # [B], true where there is one
+
+    def of(self, index: np.ndarray) -> Sequences:
+        """Those of the numbers ``index`` [b]."""
+        rows = torch.from_numpy(index).to(self.state.device)
+        return self._each(lambda part: part[index] if isinstance(part, np.ndarray) else part.index_select(0, rows))
+
+    def split(self, count: int) -> list[Sequences]:
+        """Equal parts, as views."""
+        size = len(self.begins) // count
+        return [self._each(itemgetter(slice(at * size, (at + 1) * size))) for at in range(count)]
+
+    def room_for(self, count: int) -> Sequences:
+        """Space for so many times as many."""
+
+        def space(part: Any) -> Any:
+            shape = (count * len(part), *part.shape[1:])
+            return np.zeros(shape, part.dtype) if isinstance(part, np.ndarray) else part.new_zeros(shape)
+
+        return self._each(space)
+
+    def put(self, number: int, sequences: Sequences) -> None:
+        """Copies others into place ``number`` of a space for several."""
+        count = len(sequences.begins)
+        for own, part in zip(self, sequences, strict=True):
+            if own is not None and part is not None:
+                own[number * count : (number + 1) * count] = part  # type: ignore[assignment]
+
+    def _each(self, change: Callable[[Any], Any]) -> Sequences:
+        changed: list[Any] = [None if part is None else change(part) for part in self]
+        return Sequences(*changed)
+
+
+class Unrolled(NamedTuple):
+    """One pass over a rollout of T steps of N environments, in K = T / L sequences each."""
+
+    value: Tensor  # [K N L], as rows of samples are ordered
+    following: np.ndarray  # [T, N]: values of the states after each step; arbitrary where the MDP ended
+    sequences: Sequences
+
+
+class _Packing:
+    """The order in which the rows of B sequences go through a cell: all first steps, then all second ones, and so on.
+
+    ``after`` are rows that one more row each follows, an observation at which an episode was cut off.
+    """
+
+    def __init__(self, begins: np.ndarray, after: np.ndarray | None = None) -> None:
+        length = begins.shape[1]
+        starts = begins.copy()
+        starts[:, 0] = True
+        part = np.cumsum(starts.reshape(-1)) - 1
+        first = np.flatnonzero(starts)
+        offset = np.arange(starts.size) - first[part]
+        self._last = part[length - 1 :: length]
+        if after is not None:
+            part, offset = np.concatenate((part, part[after])), np.concatenate((offset, offset[after] + 1))
+        by_length = np.argsort(-np.bincount(part), kind="stable")
+        rank = np.empty_like(by_length)
+        rank[by_length] = np.arange(len(by_length))
+        self.order = torch.from_numpy(np.lexsort((rank[part], offset)))
+        self.inverse = torch.argsort(self.order)
+        self.batch_sizes = torch.from_numpy(np.bincount(offset))
+        first = first[by_length]
+        self.sequence = torch.from_numpy(first // length)
+        """The sequence of each part, in the order of the batch."""
+        self.goes_on = torch.from_numpy((first % length == 0) & ~begins.reshape(-1)[first])
+        """True of a part that begins with its sequence's state."""
+        self.last = torch.from_numpy(rank[self._last])
+        """The last part of each sequence [B]."""
+
+
+class RecurrentActorCritic:
+    """A cell, and policy and value as two perceptrons over its output; members as of ``on_policy.MlpActorCritic``."""
+
+    of_value: Tensor | None = None
+    """Policy and value share the cell, so one norm bounds the gradient of both."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        kind: str,
+        size: int,
+        outputs: int,
+        num_log_std: int,
+        hidden_sizes: tuple[int, ...],
+        generator: torch.Generator,
+        device: torch.device,
+        layers: HiddenLayers,
+    ) -> None:
+        """``kind`` is one of ``CELLS``, with ``size`` units."""
+        sizes = (size, *hidden_sizes, outputs)
+        heads = parameter_count(sizes, 2, layers)
+        gates = _GATES[kind] * size
+        self._shapes = ((gates, obs_dim), (gates, size), (gates,), (gates,))
+        count = heads + sum(map(math.prod, self._shapes))
+        self.kind, self.size, self.hidden_sizes, self.layers = kind, size, hidden_sizes, layers
+        self.flat = torch.zeros(count + num_log_std, device=device)
+        self.gradient = torch.zeros_like(self.flat)
+        self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
+        self._cell, self._grad_cell = self.flat[heads:count], self.gradient[heads:count]
+        self._heads = parameters_over(self.flat[:heads], sizes, 2, layers)
+        self._grad_heads = parameters_over(self.gradient[:heads], sizes, 2, layers)
+        self._policy, self._value = self._heads.one(0), self._heads.one(1)
+        self._tape = Tape.allocate(self._heads, 1)
+        self._features: Tensor | None = None
+        """Outputs [M, H] of the cell in the latest forward pass."""
+        self._gradients_of: Callable[[Tensor], Sequence[Tensor]] | None = None
+        """From the gradient [M, H] by these to those by the cell's weights."""
+        by_input, by_state, bias, _ = self._weights(self._cell)
+        for weight in (by_input, by_state):
+            for gate in weight.chunk(_GATES[kind]):
+                orthogonal_(gate, 1.0, generator)
+        if kind == "lstm":
+            bias[_FORGET * size : (_FORGET + 1) * size].fill_(1.0)
+        for weight in self._heads.weights:
+            for network in weight:
+                orthogonal_(network.t(), HIDDEN_GAIN, generator)
+        orthogonal_(self._heads.head_weight[0], POLICY_GAIN, generator)
+        orthogonal_(self._heads.head_weight[1, :1], VALUE_GAIN, generator)
+
+    def _weights(self, flat: Tensor) -> list[Tensor]:
+        """Torch's parameters of the cell as views of ``flat``: input, state, and the biases of both."""
+        parts = torch.split(flat, [math.prod(shape) for shape in self._shapes])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def _packed(self, x: Tensor, packing: _Packing, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows x [R, O] in their packed order, and the states with which the parts of sequences begin."""
+        device = x.device
+        goes_on = packing.goes_on.to(device, x.dtype).unsqueeze(1)
+        begun = state.index_select(0, packing.sequence.to(device)) * goes_on
+        return x.index_select(0, packing.order.to(device)), begun
+
+    def _cell_outputs(
+        self, x: Tensor, begun: Tensor, sizes: Tensor, weights: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs [R, H] of packed rows, and the state after each part."""
+        states = [part.unsqueeze(0).contiguous() for part in begun.chunk(CELLS[self.kind], 1)]
+        function: Any = torch.lstm if self.kind == "lstm" else torch.gru
+        given = states if self.kind == "lstm" else states[0]
+        out, *after = function(x, sizes, given, weights, True, 1, 0.0, True, False)
+        return out, torch.cat([part[0] for part in after], 1)
+
+    def _run(self, x: Tensor, packing: _Packing, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [R, H] of rows x [R, O], and the state [B, S] after each sequence; keeps nothing for a gradient."""
+        packed, begun = self._packed(x, packing, state)
+        out, after = self._cell_outputs(packed, begun, packing.batch_sizes, self._weights(self._cell))
+        device = x.device
+        return out.index_select(0, packing.inverse.to(device)), after.index_select(0, packing.last.to(device))
+
+    def _state_of(self, sequences: Sequences) -> Tensor:
+        """The states [B, S] before the first steps, after the burn-in if there is one."""
+        lead, begins, led = sequences.lead, sequences.lead_begins, sequences.led
+        if lead is None or begins is None or led is None or not led.any():
+            return sequences.state
+        index = torch.from_numpy(np.flatnonzero(led)).to(lead.device)
+        x, packing = lead.index_select(0, index), _Packing(begins[led])
+        _, following = self._run(x.flatten(0, 1), packing, sequences.state.index_select(0, index))
+        return sequences.state.index_copy(0, index, following)
+
+    def forward(self, obs: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
+        """Outputs [K, M] and values [M] at the rows of sequences, one after the other; keeps all for ``backward``."""
+        rows = obs.shape[0]
+        if self._tape.out.shape[2] != rows:
+            self._tape = Tape.allocate(self._heads, rows)
+        packing = _Packing(sequences.begins)
+        with torch.no_grad():
+            x, begun = self._packed(obs, packing, self._state_of(sequences))
+        if self.kind == "lstm":
+            out, back = self._lstm(x, begun, packing.batch_sizes)
+        else:
+            weights = self._weights(self._cell)
+            with torch.no_grad():
+                out, _ = self._cell_outputs(x, begun, packing.batch_sizes, weights)
+            back = partial(gru_gradients, x, begun, out, packing.batch_sizes.tolist(), weights)
+        order, inverse = packing.order.to(out.device), packing.inverse.to(out.device)
+        self._features = out.detach().index_select(0, inverse)
+        self._gradients_of = lambda grad: back(grad.index_select(0, order))
+        found = mlp_forward(self._heads, self._features.expand(2, -1, -1), self._tape)
+        return found[0], found[1, 0]
+
+    def _lstm(self, x: Tensor, begun: Tensor, sizes: Tensor) -> tuple[Tensor, Callable[[Tensor], Sequence[Tensor]]]:
+        """Outputs of packed rows, and by autograd what gives the weights' gradients from theirs."""
+        with torch.inference_mode(False), torch.enable_grad():
+            leaves = [weight.detach().clone().requires_grad_() for weight in self._weights(self._cell)]
+            out, _ = self._cell_outputs(x.clone(), begun.clone(), sizes, leaves)
+
+        def back(grad: Tensor) -> Sequence[Tensor]:
+            with torch.inference_mode(False), torch.enable_grad():
+                return torch.autograd.grad(out, leaves, grad.clone())
+
+        return out, back
+
+    def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
+        features, gradients_of = self._features, self._gradients_of
+        assert features is not None
+        assert gradients_of is not None
+        self._tape.grad_out[0].copy_(grad_out)
+        self._tape.grad_out[1, 0].copy_(grad_value)
+        x_t = features.t().expand(2, -1, -1)
+        first = mlp_backward(self._heads, self._tape, x_t, self._grad_heads)
+        found = gradients_of(torch.bmm(first, self._heads.weights_t[0]).sum(0))
+        self._features = self._gradients_of = None
+        for gradient, own in zip(self._weights(self._grad_cell), found, strict=True):
+            gradient.copy_(own)
+
+    def unroll(
+        self,
+        obs: Tensor,
+        ended: np.ndarray,
+        asked: np.ndarray,
+        next_obs: Tensor,
+        state: Tensor,
+        *,
+        length: int,
+        burn_in: int,
+    ) -> Unrolled:
+        """One pass without gradient over a rollout, from its first state on.
+
+        Args:
+            obs: [K N L, O], sequence after sequence: the first of all environments, then the second.
+            ended: [T, N], where episodes ended.
+            asked: [T, N], the steps after which the value of the next observation is needed: where episodes were
+                truncated, and the last.
+            next_obs: [k, O], those observations, by step and environment.
+            state: [N, S] before the first step.
+            length: L.
+            burn_in: steps before each sequence, at most L.
+        """
+        (steps, envs), burn_in = ended.shape, min(burn_in, length)
+        by_env = obs.view(steps // length, envs, length, -1).transpose(0, 1).reshape(envs, steps, -1)
+        begins = np.zeros((envs, steps), bool)
+        begins[:, 1:] = ended[:-1].T
+        starts = sorted({place for first in range(0, steps, length) for place in (first, max(0, first - burn_in))})
+        states, values, cut_off, taken = {0: state}, [], [], 0
+        for begin, end in zip(starts, [*starts[1:], steps], strict=True):
+            at, env = np.nonzero(asked[begin:end])
+            x = by_env[:, begin:end].reshape(envs * (end - begin), -1)
+            rows, extra = len(x), next_obs[taken : taken + len(at)]
+            taken += len(at)
+            packing = _Packing(begins[:, begin:end], env * (end - begin) + at)
+            features, states[end] = self._run(torch.cat((x, extra)), packing, states[begin])
+            tape = Tape.allocate(self._value, len(features))
+            value = mlp_forward(self._value, features.unsqueeze(0), tape)[0, 0]
+            values.append(value[:rows].view(envs, end - begin))
+            cut_off.append(value[rows:])
+        value = torch.cat(values, 1)
+        following = value.t().roll(-1, 0).cpu().numpy()
+        following[asked] = torch.cat(cut_off).cpu().numpy()
+        shape = (envs, steps // length, length)
+        return Unrolled(
+            value.view(shape).transpose(0, 1).reshape(-1),
+            following,
+            self._sequences(by_env, begins, states, length, burn_in),
+        )
+
+    def _sequences(
+        self, by_env: Tensor, begins: np.ndarray, states: dict[int, Tensor], length: int, burn_in: int
+    ) -> Sequences:
+        """The sequences of a rollout, from observations [N, T, O], beginnings [N, T] and states by step."""
+        envs, steps = begins.shape
+        firsts = range(0, steps, length)
+        cut = begins.reshape(envs, -1, length).swapaxes(0, 1).reshape(-1, length)
+        state = torch.cat([states[max(0, first - burn_in)] for first in firsts])
+        if not burn_in or len(firsts) == 1:
+            return Sequences(cut, torch.cat([states[first] for first in firsts]))
+        places = [slice(first - burn_in, first) if first else slice(0, burn_in) for first in firsts]
+        return Sequences(
+            cut,
+            state,
+            torch.cat([by_env[:, place] for place in places]),
+            np.concatenate([begins[:, place] for place in places]),
+            np.repeat(np.array(firsts) > 0, envs),
+        )
+
+    def policy_arrays(self) -> dict[str, np.ndarray]:
+        """The cell, as ``inference.recurrence`` reads it, and the policy's perceptron."""
+        by_input, by_state, input_bias, state_bias = self._weights(self._cell)
+        cell = {"cell_x": by_input.t(), "cell_h": by_state.t(), "cell_x_bias": input_bias, "cell_h_bias": state_bias}
+        return host_copies({name: part.contiguous() for name, part in cell.items()}) | policy_arrays(self._policy)
+
+
+def gru_gradients(
+    x: Tensor, begun: Tensor, out: Tensor, sizes: list[int], weights: Sequence[Tensor], grad_out: Tensor
+) -> list[Tensor]:
+    """Gradients by the weights of a GRU, given those by its outputs.
+
+    With r, z, n the gates, q = W h + b its recurrent part of n, and h' = (1 - z) n + z h: each gradient by a sum of
+    weighted inputs is that by h' times a factor of the forward pass. So only the way back from h' to h goes step by
+    step, and the rest over all rows at once.
+
+    Args:
+        x: packed rows [R, O], ``sizes`` of them in each step.
+        begun: [P, H], the state of each part before its first step.
+        out: [R, H], the outputs.
+        sizes: parts that have each step; none has more than the one before.
+        weights: torch's, by input and by state, and their biases.
+        grad_out: [R, H].
+    """
+    by_input, by_state, input_bias, state_bias = weights
+    size, starts = out.shape[1], [0, *itertools.accumulate(sizes)]
+    before = torch.cat([begun, *(out[start : start + rows] for start, rows in zip(starts, sizes[1:], strict=False))])
+    from_x = torch.addmm(input_bias, x, by_input.t())
+    from_h = torch.addmm(state_bias, before, by_state.t())
+    r, z = torch.sigmoid(from_x[:, : 2 * size] + from_h[:, : 2 * size]).chunk(2, 1)
+    q = from_h[:, 2 * size :]
+    n = torch.tanh(from_x[:, 2 * size :] + r * q)
+    of_new = (1.0 - z) * (1.0 - n * n)
+    factors = torch.stack((of_new * q * r * (1.0 - r), (before - n) * z * (1.0 - z), of_new * r), 1)
+    grad, of_sums, carried = grad_out.clone(), torch.empty_like(factors), None
+    for start, end in zip(reversed(starts[:-1]), reversed(starts[1:]), strict=True):
+        own, sums = grad[start:end], of_sums[start:end]
+        if carried is not None:
+            own[: len(carried)] += carried
+        torch.mul(factors[start:end], own.unsqueeze(1), out=sums)
+        if start:
+            carried = torch.addmm(own * z[start:end], sums.flatten(1), by_state)
+    of_state = of_sums.flatten(1)
+    of_input = torch.cat((of_state[:, : 2 * size], grad * of_new), 1)
+    return [of_input.t() @ x, of_state.t() @ before, of_input.sum(0), of_state.sum(0)]

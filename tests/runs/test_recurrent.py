@@ -1,0 +1,109 @@
+"""Policies with memory in real runs: the same bits whoever dies, resumed or not; every mode; evaluated and exported."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from harness import verb
+from hts_runs import ROWS, SMALL, SYNTHETIC, Run, fingerprints, played, train
+
+import spreeze
+from spreeze.errors import UsageError
+
+SETTINGS = ("--set", "{algo}.recurrent={kind}", "--set", "{algo}.recurrent_size=6", "--set", "{algo}.sequence_length=8",
+            "--set", "{algo}.burn_in=3")  # fmt: skip
+
+
+def memory(kind="lstm", algo="ppo"):
+    return [part.format(kind=kind, algo=algo) for part in SETTINGS]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reference")
+    run, document = played(folder, "reference", *memory(), intervals=10)
+    return folder, fingerprints(run), document["parameters_sha256"]
+
+
+def test_inference_workers_and_a_resume_change_no_bit(reference, tmp_path):
+    first, _ = played(tmp_path, "run", *memory(), "--inference-workers", "2", intervals=4)
+    _, code, document = train(
+        tmp_path, "--resume", "run", "--inference-workers", "1", "--env-steps", str(ROWS * 10), tiny=()
+    )
+    assert code == 0
+    assert document["parameters_sha256"] == reference[2]
+    assert fingerprints(first) == reference[1]
+
+
+def test_every_role_is_killed_in_turn_and_the_memory_is_kept(tmp_path):
+    args = (*SYNTHETIC, *memory("gru"), "--env-arg", "law=exponential", "--env-arg", "mean_s=0.02",
+            "--inference-workers", "1")  # fmt: skip
+    with Run(tmp_path, *args, name="killed", tiny=SMALL) as run:
+        for count, name in enumerate(("sampler-1", "inference-0", "learner"), 1):
+            run.until_progress()
+            victim = run.wait_for(lambda name=name: run.children().get(name), what=f"{name} to be there")
+            os.kill(victim.pid, signal.SIGKILL)
+            run.wait_for(lambda count=count: run.numbers().get("restarts", 0) >= count, what=f"another {name}")
+        run.until_progress()
+        code, document = run.stop()
+        assert (code, document["error"], document["restarts"]) == (0, None, 3)
+        lines = fingerprints(run)
+        calm, _ = played(tmp_path, "calm", *memory("gru"), intervals=len(lines))
+        assert lines == fingerprints(calm)
+
+
+def test_one_process_and_several_learn_the_same_from_rollouts_in_turns(tmp_path):
+    serial = ("--mode", "serial", "--algo", "a2c", "--set", "a2c.hidden_sizes=[8,8]", *memory("gru", "a2c"))
+    several, document = played(tmp_path, "several", *serial, "--inference-workers", "1", intervals=4)
+    assert document["updates"] == 4
+    alone, _ = played(tmp_path, "alone", *serial, "--samplers", "1", "--envs-per-sampler", "4", intervals=4)
+    assert fingerprints(alone) == fingerprints(several)
+
+
+def test_a_run_is_evaluated_played_by_a_program_of_ones_own_and_exported(reference, tmp_path):
+    folder, _, _ = reference
+    run = str(folder / "runs" / "reference")
+    shown = verb("evaluate", run, "--episodes", "2", "--import", "spreeze.testing", "--checkpoint", "latest")
+    assert shown.returncode == 0, shown.stderr
+    out = tmp_path / "policy.npz"
+    shown = verb("export", run, "--format", "numpy", "--checkpoint", "latest", "--out", str(out))
+    assert shown.returncode == 0, shown.stderr
+    assert "checked beside our policy on 1,000 observations" in shown.stdout
+    assert "actions, state = run_with_state(policy, x, state)" in (tmp_path / "policy_numpy_example.py").read_text()
+    policy = spreeze.load_policy(run, "latest", import_module="spreeze.testing")
+    obs, state = np.zeros(policy.spec.obs_dim, np.float32), ()
+    found = []
+    for _ in range(3):
+        action, state = policy.act(obs, state)
+        found.append(action)
+    assert state[0].shape == (1, 12)
+    np.testing.assert_array_equal(policy.act(obs, ())[0], found[0])
+    with pytest.raises(UsageError, match="use act: action, state = "):
+        policy.predict(obs)
+
+
+@pytest.mark.parametrize(("mode", "algo", "more"), [
+    ("impact", "impact", ("--set", "impact.minibatches=2", "--set", "impact.uses=4")),
+    ("impact", "impala", ()),
+    ("gala", "ppo", ("--learners", "2")),
+    ("tianji", "ppo", ("--learners", "2")),
+])  # fmt: skip
+def test_each_other_mode_learns_with_memory(tmp_path, mode, algo, more):
+    tiny = ("--samplers", "2", "--envs-per-sampler", "2", "--sync-interval", "16", "--no-evaluator", "--no-visualizer",
+            "--set", f"{algo}.hidden_sizes=[8,8]")  # fmt: skip
+    args = (*SYNTHETIC, "--mode", mode, "--algo", algo, *memory("gru", algo), *more, "--env-steps", "3000")
+    run, code, document = train(tmp_path, *args, tiny=tiny)
+    assert code == 0, run.stderr[-3000:]
+    assert document["updates"] > 10
+    assert document["error"] is None
+    policy = spreeze.load_policy(str(run.path), "latest", import_module="spreeze.testing")
+    assert policy.act(np.zeros(policy.spec.obs_dim, np.float32), ())[1][0].shape == (1, 6)
+
+
+def test_a_replay_algorithm_refuses_it_in_one_line(tmp_path):
+    _, code, document = train(tmp_path, *SYNTHETIC, "--set", "sac.recurrent=lstm", tiny=())
+    assert code == 2
+    assert (
+        "sac.recurrent: recurrent replay is not built; use --algo ppo, a2c, impact, appo or impala" in document["error"]
+    )
