@@ -9,7 +9,7 @@ a knob of the tuner  tuner/knobs.py, config/modes.py             its row; the mo
 a metric             metrics/table.py                            its row; its worker posts it, an algorithm returns it
 a setting or a flag  config/schema.py                            ``setting(..., flag="--name")``, then who reads it
 a kind of worker     workers/NAME.py, workers/roles.py           its job and what does it; its row
-a family of tasks    envs/vector_engines.py, config/env_ids.py   what makes them (teams: envs/team_env.py); its row
+a family of tasks    envs/families.py                            its row, and what makes its environments
 a weight transport   transport/weights.py, workers/context.py    as ``transport/protocols.py`` says; where it is opened
 ===================  ==========================================  ==================================================
 

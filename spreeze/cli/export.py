@@ -26,7 +26,7 @@ from spreeze.cli.evaluate import (
     run_or_policy,
     spec_of,
 )
-from spreeze.config.env_ids import FAMILIES
+from spreeze.envs.families import FAMILIES
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.task import ActionScaling
 from spreeze.errors import ConfigError, RunError, did_you_mean

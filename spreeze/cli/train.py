@@ -24,6 +24,7 @@ from spreeze.cli.arguments import build_parser, guarded, user_values
 from spreeze.cli.resume import check_environment, earlier_sessions, settings_of, write_settings
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.layers import (
+    DEFAULT,
     RESUMED,
     SAMPLES_PER_INSERT_BOUNDS,
     USER,
@@ -302,7 +303,7 @@ def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) 
     if env_id is None:
         choice = default_env_id()
         env_id = choice.value
-        layers.append(Layer("default", {"env": {"id": env_id}}))
+        layers.append(Layer(DEFAULT, {"env": {"id": env_id}}))
         notes.append(f"environment {env_id}: {choice.reason}")
     profile = chosen_profile(args.profile, env_id)
     if profile is not None:

@@ -49,6 +49,8 @@ _GONE = {
 """Settings of earlier versions, which a run that has them does without when it is resumed."""
 SAMPLES_PER_INSERT_BOUNDS = ("samples_per_insert_min", "samples_per_insert_max")
 """Settings of ``replay`` that bound the samples per insert."""
+DEFAULT = "default"
+"""Source of what nobody has chosen."""
 USER = "user"
 """Source of what the command line says. No file may give a layer this name: modules are imported because of it."""
 RESUMED = "resumed run"
@@ -87,15 +89,16 @@ class Settings:
     kept: frozenset[str] = frozenset()
     """Those that a profile's ``about.keep`` names, unless a stronger layer set them: the tuner leaves them alone."""
 
+    def source_of(self, key: str) -> str:
+        return self.sources.get(key, DEFAULT)
+
     def with_layer(self, layer: Layer) -> Settings:
         base = [
-            Layer(self.sources.get(f"{p}.{f}", "default"), {p: {f: v}}, {"keep": self.kept & {f"{p}.{f}"}})
+            Layer(self.source_of(f"{p}.{f}"), {p: {f: v}}, {"keep": self.kept & {f"{p}.{f}"}})
             for p, f, v in iterate(self.config)
         ]
         found = resolve([*base, layer])
-        return dataclasses.replace(
-            found, sources={key: said for key, said in found.sources.items() if said != "default"}
-        )
+        return dataclasses.replace(found, sources={key: said for key, said in found.sources.items() if said != DEFAULT})
 
 
 def iterate(config: Config) -> list[tuple[str, str, Any]]:

@@ -154,7 +154,7 @@ DECLARED = (
     Mode(
         name="serial",
         module="spreeze.modes.serial",
-        doc="the same parts in one process, one after the other: the same seed gives the same bits",
+        doc="the same workers take turns in one process: the same seed gives the same bits",
         replay=Wiring(stages=REPLAY_STAGES, in_turns=True),  # the tuner measures processes that work at once
         on_policy=Wiring(stages=ROLLOUT_STAGES, in_turns=True, lag=0),
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.layers import Layer, Settings, Values, default_of, iterate, renewed, toml_value
+from spreeze.config.layers import DEFAULT, Layer, Settings, Values, default_of, iterate, renewed, toml_value
 from spreeze.config.schema import check_name, field_of, marked
 from spreeze.errors import ConfigError, did_you_mean, refuse_newer
 from spreeze.formatting import clean
@@ -207,8 +207,8 @@ def profile_text(settings: Settings, record: dict[str, Any], machine: str) -> st
     part_now, parts, shared = None, settings.config.parts(), marked("shared")
     for part, name, value in iterate(settings.config):
         key = f"{part}.{name}"
-        source = settings.sources.get(key, "default")
-        own = source == "default" or source == default_of(settings)  # come back by themselves with the algorithm
+        source = settings.source_of(key)
+        own = source == DEFAULT or source == default_of(settings)  # come back by themselves with the algorithm
         if own or value is None or (type(parts[part]).personal and key not in shared):
             continue
         if key == "run.mode" and settings.config.on_policy is None:

@@ -28,12 +28,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from spreeze.config.env_ids import imports_only
 from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
 from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, one_at_a_time, tail_lines
+from spreeze.envs.families import imports_only
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import read_machine

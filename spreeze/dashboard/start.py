@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import streamlit as st
 
 from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, implied_mode, rows, task_text
-from spreeze.config.env_ids import imports_only
 from spreeze.config.layers import Layer
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
 from spreeze.config.schema import RunConfig, active_settings
 from spreeze.dashboard import components, control
+from spreeze.envs.families import imports_only
 from spreeze.envs.make import default_env_id
 from spreeze.errors import SpreezeError
 from spreeze.run_directory import list_runs

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spreeze.config.env_ids import engine_of, is_team
+from spreeze.envs.families import engine_of, is_team
 from spreeze.envs.make import needs_no_import
 from spreeze.errors import UsageError
 

@@ -16,11 +16,11 @@ import types
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
-from spreeze.config.env_ids import engine_of, is_team
 from spreeze.config.modes import import_named
 from spreeze.config.schema import ImageConfig
 from spreeze.config.values import literal_or_text
 from spreeze.envs.action_spaces import action_of, space_text
+from spreeze.envs.families import engine_of, is_team
 from spreeze.envs.obs_flattening import leaves_of
 from spreeze.envs.pictures import picture_in, refuse_pictures
 from spreeze.envs.vector_engines import make_single

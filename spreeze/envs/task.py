@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spreeze.config.algorithms import actions_text
-from spreeze.config.env_ids import engine_of
+from spreeze.envs.families import engine_of
 from spreeze.envs.make import describe, import_user_module, make_env, parse_args
 from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, mask_of
 from spreeze.envs.pictures import DrawnPictures

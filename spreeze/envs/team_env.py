@@ -16,11 +16,6 @@ zeros, and what it would do is ignored.
 
 from __future__ import annotations
 
-import copy
-import importlib
-import importlib.util
-import pkgutil
-import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -28,15 +23,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from spreeze.config.env_ids import FAMILIES
+from spreeze.envs.families import FAMILIES
 from spreeze.envs.obs_flattening import MASK, Flattener, leaves_of
 from spreeze.envs.pictures import refuse_pictures
 from spreeze.envs.scalars import flag_of, number_of
-from spreeze.errors import BadTransition, EnvironmentError_, described, did_you_mean
+from spreeze.errors import BadTransition, EnvironmentError_, described
 from spreeze.types import Choices, EnvSpec, TeamSpec
-
-_RIVALS = re.compile(r"^simple_(adversary|crypto|push|tag|world_comm)_v\d+$")
-"""Tasks of mpe2 in which agents play against each other."""
 
 
 class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
@@ -150,53 +142,6 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._env.close()
 
 
-class _Foraging:
-    """Level-Based Foraging, which has tuples for its agents, as a parallel environment; it has no pictures."""
-
-    def __init__(self, env_id: str, **args: Any) -> None:
-        spec = copy.deepcopy(gymnasium.spec(env_id))
-        # Its own step ends an episode; ``gymnasium.make`` would keep the number for a wrapper whose word is not heard.
-        if "max_episode_steps" in args:
-            spec.kwargs["max_episode_steps"] = args.pop("max_episode_steps")
-        self._env = gymnasium.make(spec, disable_env_checker=True, **args)
-        self.possible_agents = [f"player {index + 1}" for index in range(len(self._env.action_space))]  # type: ignore[arg-type]
-        self.metadata: dict[str, Any] = {"render_modes": []}
-        self.agents: list[str] = []
-        self.unwrapped = self
-        self.max_cycles = int((self._env.spec.kwargs if self._env.spec else {})["max_episode_steps"])
-        self._steps = 0
-
-    def observation_space(self, agent: str) -> Any:
-        return self._env.observation_space[self.possible_agents.index(agent)]  # type: ignore[index]
-
-    def action_space(self, agent: str) -> Any:
-        return self._env.action_space[self.possible_agents.index(agent)]  # type: ignore[index]
-
-    def _each(self, values: Any) -> dict[str, Any]:
-        return dict(zip(self.possible_agents, values, strict=True))
-
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        obs, _ = self._env.reset(seed=seed, options=options)
-        self.agents, self._steps = list(self.possible_agents), 0
-        return self._each(obs), {agent: {} for agent in self.agents}
-
-    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
-        obs, rewards, done, _, _ = self._env.step(tuple(actions[agent] for agent in self.possible_agents))
-        given, self._steps = self.agents, self._steps + 1
-        self.agents = [] if done else given
-        limit = bool(done) and self._steps >= self.max_cycles  # the package calls both ends the same
-        return (
-            self._each(obs),
-            self._each(rewards),
-            dict.fromkeys(given, bool(done) and not limit),
-            dict.fromkeys(given, limit),
-            {agent: {} for agent in given},
-        )
-
-    def close(self) -> None:
-        self._env.close()
-
-
 def make_team(env_id: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> TeamEnv:
     """The environment of a team's id; the module of ``--import`` has been imported.
 
@@ -207,55 +152,11 @@ def make_team(env_id: str, import_module: str | None, render_mode: str | None, a
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors
-            return TeamEnv(env_id, pkgutil.resolve_name(FAMILIES[prefix].make)(name, import_module, render_mode, args))
+            return TeamEnv(env_id, FAMILIES[prefix].make(name, import_module, render_mode, args))
     except EnvironmentError_:
         raise
     except Exception as error:
         raise EnvironmentError_(f"{env_id} could not be made: {described(error)}") from error
-
-
-def own_module(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> Any:
-    """The environment that ``parallel_env()`` of the module of ``--import`` makes."""
-    if name != import_module:
-        raise EnvironmentError_(f"'parallel:{name}' would import module '{name}': add --import {name} to allow it")
-    return _parallel_env(importlib.import_module(name), render_mode, args)
-
-
-def _parallel_env(module: Any, render_mode: str | None, args: dict[str, Any]) -> Any:
-    if not hasattr(module, "parallel_env"):
-        raise EnvironmentError_(f"module '{module.__name__}' has no parallel_env(), which makes the environment")
-    return module.parallel_env(**args, **({} if render_mode is None else {"render_mode": render_mode}))
-
-
-def foraging(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> _Foraging:
-    """Level-Based Foraging of lbforaging."""
-    if importlib.util.find_spec("lbforaging") is None:
-        raise EnvironmentError_(f"lbf:{name} needs lbforaging: pip install 'spreeze[multiagent]'")
-    importlib.import_module("lbforaging")  # registers its ids
-    known = [known_id for known_id in gymnasium.registry if known_id.startswith("Foraging")]
-    if name not in known:
-        raise EnvironmentError_(
-            f"lbforaging has no '{name}'{did_you_mean(name, known)}; for example "
-            "Foraging-8x8-2p-3f-v3: size, players, foods"
-        )
-    return _Foraging(name, **args)
-
-
-def mpe2(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> Any:
-    """A task of mpe2 in which agents work together."""
-    if importlib.util.find_spec("mpe2") is None:
-        raise EnvironmentError_(f"mpe2:{name} needs mpe2: pip install 'spreeze[multiagent]'")
-    package = importlib.import_module("mpe2")
-    known = [module.name for module in pkgutil.iter_modules(package.__path__) if re.search(r"_v\d+$", module.name)]
-    if name not in known:
-        hint = did_you_mean(name, known) or f"; it has {', '.join(known)}"
-        raise EnvironmentError_(f"mpe2 has no '{name}'{hint}")
-    if _RIVALS.match(name):
-        teams = ", ".join(other for other in known if not _RIVALS.match(other))
-        raise EnvironmentError_(
-            f"mpe2:{name}: its agents play against each other, and a team shares one reward; use one of {teams}"
-        )
-    return _parallel_env(importlib.import_module(f"mpe2.{name}"), render_mode, args)
 
 
 def describe_team(env: TeamEnv, import_module: str | None) -> EnvSpec:

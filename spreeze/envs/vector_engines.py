@@ -7,8 +7,6 @@ the same transitions: the true last observation, no row for a step that only beg
 
 from __future__ import annotations
 
-import importlib.util
-import pkgutil
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spreeze.config.env_ids import FAMILIES
+from spreeze.envs.families import FAMILIES
 from spreeze.envs.obs_flattening import MASK, LeafError, mask_of
-from spreeze.errors import BadTransition, EnvironmentError_, described, did_you_mean
+from spreeze.errors import BadTransition, EnvironmentError_, described
 from spreeze.types import Choices, EnvSpec
 
 if TYPE_CHECKING:
@@ -196,33 +194,11 @@ def _make(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors
-            return pkgutil.resolve_name(FAMILIES[prefix].make)(name, num_envs, seed, args)
+            return FAMILIES[prefix].make(name, num_envs, seed, args)
     except EnvironmentError_:
         raise
     except Exception as error:
         raise EnvironmentError_(f"{env_id} could not be made: {described(error)}") from error
-
-
-def envpool(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
-    """``num_envs`` environments of EnvPool."""
-    if importlib.util.find_spec("envpool") is None:
-        raise EnvironmentError_(f"envpool:{name} needs envpool: pip install 'spreeze[envpool]', or use --env {name}")
-    package: Any = importlib.import_module("envpool")
-    if name not in package.list_all_envs():
-        raise EnvironmentError_(f"envpool has no '{name}'{did_you_mean(name, package.list_all_envs())}")
-    # One thread: a sampler is one core, and samplers are what the tuner counts.
-    return package.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **{"num_threads": 1, **args})
-
-
-def gymnasium_vector(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
-    """The vector environment that is registered with a Gymnasium id."""
-    import gymnasium
-
-    known = gymnasium.registry.get(name)
-    if known is None or known.vector_entry_point is None:
-        reason = "is not registered" if known is None else "has no vector environment of its own"
-        raise EnvironmentError_(f"vector:{name}: '{name}' {reason}; use --env {name}, eight of which a sampler steps")
-    return gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **args)
 
 
 def make_single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> gymnasium.Env[Any, Any]:

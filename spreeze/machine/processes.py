@@ -34,8 +34,6 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
 DEATH_S = 10.0
 """Time for a process to die after SIGKILL; freeing much memory takes a while."""
-WORKER_NAMES: set[str] = set()
-"""Prefixes of the names of worker processes; ``workers.roles`` fills it with its roles."""
 OWN_PREFIX = "spreeze-"
 PAGE, PREWARM, PROBE, WATCHER = (OWN_PREFIX + name for name in ("page", "early", "probe", "watcher"))
 """Names of processes that are not workers: the page's server, a learner without a job yet, a single measurement, the
@@ -97,11 +95,6 @@ def lower_priority(nice: int) -> None:
             return
         else:
             return
-
-
-def is_worker(process_name: str) -> bool:
-    """True if a process of this name is a worker with a job."""
-    return process_name.partition("-")[0] in WORKER_NAMES
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ import psutil
 
 from spreeze.machine.gpu import GPU_ENERGY, GpuMonitor
 from spreeze.machine.hardware import CoreFacts, core_facts
-from spreeze.machine.processes import LOW_PRIORITY, OWN_PREFIX, PAGE, is_worker
+from spreeze.machine.processes import LOW_PRIORITY, OWN_PREFIX, PAGE
 
 _MIN_INTERVAL_S = 0.02
 """Processor times come in ticks of 10 ms; a rate over a shorter interval would be noise."""
@@ -208,6 +208,10 @@ def _own_s() -> float:
     return total
 
 
+RoleOf = Callable[[str], object]
+"""Role of a worker by the name of its process (``workers.roles.role_of``); None for all other processes."""
+
+
 class Found(NamedTuple):
     roots: set[int]
     """Their descendants are siblings too."""
@@ -218,8 +222,8 @@ class Found(NamedTuple):
 class Siblings:
     """Finds siblings and programs of low priority; costs one system call for each process that is new or due again."""
 
-    def __init__(self, proc: Path = _PROC) -> None:
-        self._proc, self._user = proc, os.geteuid()
+    def __init__(self, proc: Path, role_of: RoleOf) -> None:
+        self._proc, self._role_of, self._user = proc, role_of, os.geteuid()
         self._look = 0
         self._others: dict[int, tuple[int, int]] = {}  # process id -> (look at which it is due, looks until then)
 
@@ -255,7 +259,7 @@ class Siblings:
             nice = int(fields[_NICE]) if len(fields) > _NICE else 0
         except (OSError, ValueError, IndexError):
             return False
-        if not is_ours or not (name.startswith(OWN_PREFIX) or (is_worker(name) and group == pid)):
+        if not is_ours or not (name.startswith(OWN_PREFIX) or (self._role_of(name) and group == pid)):
             if nice >= LOW_PRIORITY:
                 found.roots.add(pid)
             return nice >= LOW_PRIORITY
@@ -288,12 +292,17 @@ class ContentionReader:
     """Takes samples and compares each with the previous one."""
 
     def __init__(
-        self, *, cores: CoreFacts | None = None, root: str | Path = "/", clock: Callable[[], float] = time.monotonic
+        self,
+        role_of: RoleOf,
+        *,
+        cores: CoreFacts | None = None,
+        root: str | Path = "/",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cores = core_facts(root) if cores is None else cores
         self._proc = Path(root) / "proc"
         self._clock = clock
-        self._siblings = Siblings(self._proc)
+        self._siblings = Siblings(self._proc, role_of)
         self._before: tuple[float, float, dict[str, _Threads], _Threads] | None = None
 
     def sample(self, pids: Mapping[str, int]) -> CpuContention | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from spreeze import __version__
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.layers import sources_of
+from spreeze.config.layers import DEFAULT, sources_of
 from spreeze.errors import ConfigError
 from spreeze.formatting import DASH, clean, duration, number, percent, whole
 from spreeze.metrics import tuning_record
@@ -373,12 +373,12 @@ def _settings(path: Path) -> list[str]:
     config = read_config(path)
     others = {*ALGORITHMS} - {str(config.get("run", {}).get("algo"))}
     rows = [
-        (f"{part}.{name}", value, sources.get(f"{part}.{name}", "default"))
+        (f"{part}.{name}", value, sources.get(f"{part}.{name}", DEFAULT))
         for part, fields in config.items()
         if part not in others
         for name, value in fields.items()
     ]
-    chosen = [row for row in rows if row[2] != "default"]
+    chosen = [row for row in rows if row[2] != DEFAULT]
     head = ("setting", "value", "source")
     return [
         _table(head, chosen) if chosen else "",

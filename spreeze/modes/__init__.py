@@ -39,7 +39,7 @@ and mix what they receive without waiting.
 replace the oldest. They wait only for bounds on a rollout's uses. Every step has the version of its policy and its
 log-probability, so the algorithm corrects for any lag. A killed sampler begins new episodes. Runs are not repeatable.
 
-*serial*: the same parts in one process, one after the other.
+*serial*: the same workers take turns in one process.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def assemble(run: Assembly) -> None:
         for group in groups:
             mixed.board["env_steps"][group] = data[group].env_steps
         if plan.learners > 1 and hosts is None:  # parameters of other hosts are not here
-            run.spread = lambda recorder: LearnerSpread(plan, mixed, recorder).measured
+            run.spread = LearnerSpread(plan, mixed)
     for group in groups:
         job = learner_job(run, group, data[group])
         job = dataclasses.replace(job, wakeup=learners[group], sampler_wakeups=samplers[group])

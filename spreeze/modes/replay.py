@@ -93,6 +93,7 @@ def assemble(run: Assembly) -> None:
                     gamma=config.algorithm.gamma,
                     nan_policy=config.sampling.nan_policy,
                     replay=ring.handle,
+                    loaded_rows=int(ring.committed[index]),
                     limiter=_limiter(plan, ring),
                     wakeup=sampler_wakeups[group][index] if wiring.balanced else None,
                     learner_wakeup=learner_wakeups[group],

@@ -16,8 +16,9 @@ from typing import Any, Protocol, TypeVar
 from spreeze.errors import ResourceError
 from spreeze.run_directory import group_folder
 from spreeze.runtime.launcher import WorkerSpec
+from spreeze.runtime.learner_spread import LearnerSpread
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import CounterSample, GroupSample, Recorder
+from spreeze.runtime.recorder import CounterSample, GroupSample
 from spreeze.transport import status_table as words
 from spreeze.transport.gossip import GossipHandle, GossipMemory
 from spreeze.transport.shared_memory import Wakeup, WakeupHandle, available_bytes
@@ -73,11 +74,12 @@ class Assembly(contextlib.ExitStack):
         """Messages of the learners of all hosts; None: this host's are all."""
         self.whole_env_steps: int | None = None
         """Env steps that a resume goes on from, where it collects a part of the earlier ones again."""
-        self.spread: Callable[[Recorder], Callable[[tuple[GroupSample, ...], float], tuple[GroupSample, ...]]] | None
+        self.spread: LearnerSpread | None = None
         """Adds what is known of all learners together to a sample; None: nothing."""
-        self.spread = None
         self.host_rows = range(0)
         """Rows of the status table of other hosts, each of which looks like a sampler."""
+        self.in_one_process = False
+        """Its workers take turns in this process: it has no visualizer, no free core, and no limit of memory."""
         self._rows = 0
 
     # --- for modes ---
@@ -127,6 +129,7 @@ class Assembly(contextlib.ExitStack):
             "stop": config.stop,
             "run_started_s": self.started_s,
             "wall_base_s": self.plan.earlier.wall_s,
+            "session": self.started_s,
         }
 
     def learner(self, group: int, job: Job, limit: RestartLimit | None = None) -> None:
@@ -160,6 +163,8 @@ class Assembly(contextlib.ExitStack):
         self._add(Address("bridge"), job)
 
     def _add(self, address: Address, job: Job, **options: Any) -> None:
+        if self.in_one_process:
+            options["memory_limit_bytes"] = None
         self.specs[address.name] = WorkerSpec(address=address, row=self._rows, job=job, **options)
         self._rows += 1
 
@@ -182,19 +187,20 @@ class Assembly(contextlib.ExitStack):
                 address=address, messages=self.messages, topology=topology, arguments=plan.host_arguments
             )
             self.bridge(job)
+        free_core = plan.free_core and not self.in_one_process
         if plan.config.evaluation.enabled and not plan.alone:
             self._add(
                 Address("evaluator"),
-                evaluator_job(plan, self.run_dir, has_free_core=plan.free_core),
+                evaluator_job(plan, self.run_dir, has_free_core=free_core),
                 memory_limit_bytes=watcher_limit_bytes(plan, plan.config.evaluation.episodes),
                 start_deadline_s=start_s,
             )
-        if plan.config.visualizer.enabled:
+        if plan.config.visualizer.enabled and not self.in_one_process:
             visualizer = VisualizerJob(
                 run_dir=str(self.run_dir),
                 spec=plan.spec,
                 config=plan.config.visualizer,
-                has_free_core=plan.free_core,
+                has_free_core=free_core,
                 seed=plan.config.run.seed,
             )
             self._add(

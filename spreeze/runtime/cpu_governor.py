@@ -263,7 +263,7 @@ class GovernorLoop:
         )
         self._maximum, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
-        self._reader = ContentionReader() if reader is None else reader
+        self._reader = ContentionReader(role_of) if reader is None else reader
         self._before: tuple[float, list[int], list[float], float] | None = None
         self._foreign_cores: float | None = None
         buffer = plan.ring_spec().rows_per_shard if plan.config.on_policy is None else plan.rollout_spec().rows

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from spreeze.config.env_ids import engine_of
 from spreeze.config.layers import USER, Layer, Settings, Values
 from spreeze.config.schema import Config
+from spreeze.envs.families import engine_of
 from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError, ResourceError
 from spreeze.formatting import size
@@ -197,16 +197,12 @@ def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set:
         raise ConfigError(f"{part}.envs_per_sampler = {each}: {why}; use --envs-per-sampler 1, or leave it out")
     reasons[f"{part}.envs_per_sampler"] = f"1: {why}"
     values: Values = {part: {"envs_per_sampler": 1}}
-    if probe.alone_in_process:
+    if probe.alone_in_process and not (config.wiring.in_turns and samplers == 1):
         return Allowed(samplers=samplers, settings=_with(settings, values), reasons=reasons, room=1)
     if samplers > 1 and samplers_are_set:
         raise ConfigError(f"{part}.samplers = {samplers}: {why}; use --samplers 1, or leave it out")
     if config.run.learners > 1:
         raise ConfigError(f"run.learners = {config.run.learners}: each needs a sampler, and {why}; leave it out")
-    if not config.mode.starts_processes and config.evaluation.enabled:
-        raise ConfigError(
-            f"--mode serial: it evaluates beside its environments, and {why}; leave the mode out, or add --no-evaluator"
-        )
     reasons[f"{part}.samplers"] = "1: as for envs_per_sampler"
     if config.evaluation.enabled:
         reasons["evaluation.enabled"] = "by the sampler, in turn with sampling, in the one environment"

@@ -1,4 +1,4 @@
-"""Mode serial's watch over its environments: one that hangs is abandoned, or ends the run."""
+"""The watch over environments in this process: one that hangs is abandoned, or ends the run."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class HangWatch:
             Phase.STEP: step_deadline_s,
             Phase.INIT: start_deadline_s,
             Phase.RESET: max(start_deadline_s, DEADLINE_S[Phase.RESET]),
+            Phase.EVALUATE: max(start_deadline_s, DEADLINE_S[Phase.EVALUATE]),
         }
         self._phase: Phase | None = None
         self._calls = 0

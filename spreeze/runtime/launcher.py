@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self, TypedDict
@@ -20,6 +22,7 @@ from spreeze.machine.processes import DEATH_S, MARK, kill_and_wait, mark, signal
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce
 from spreeze.transport.handles import inherited_fds
+from spreeze.transport.shared_memory import readable
 from spreeze.workers.jobs import Job
 from spreeze.workers.main import MOST_FDS
 from spreeze.workers.roles import ROLES, Address, RestartLimit, Role
@@ -63,24 +66,27 @@ class RunContext:
     logs: LogKeeper | None = None  # None: output goes to the log files themselves
 
 
-@dataclass
-class WorkerProcess:
-    """A started worker: a child process that leads a process group, and two pipes."""
+@dataclass(kw_only=True)
+class Worker(abc.ABC):
+    """A started worker, and the pipe of its messages."""
 
     spec: WorkerSpec
-    process: subprocess.Popen[bytes]
     message_fd: int  # readable when there are messages, or when the worker has ended
-    lifeline: int
     log: Log | KeptLog | None = None  # what it writes to standard error
     _pending: bytes = b""
 
     @property
-    def pid(self) -> int:
-        return self.process.pid
+    @abc.abstractmethod
+    def pid(self) -> int: ...
 
+    @property
+    def process_name(self) -> str:
+        """Name of its process in metrics."""
+        return self.spec.name
+
+    @abc.abstractmethod
     def poll(self) -> int | None:
         """Exit code, negative signal number, or None while it runs."""
-        return self.process.poll()
 
     def read_messages(self) -> list[dict[str, Any]]:
         """Whole messages that have arrived; damaged lines are skipped. Never waits."""
@@ -96,17 +102,41 @@ class WorkerProcess:
                     messages.append(record)
         return messages
 
+    @abc.abstractmethod
     def signal_group(self, number: signal.Signals) -> None:
         """Signals the worker and its child processes."""
+
+    @abc.abstractmethod
+    def kill_and_wait(self, within_s: float = DEATH_S) -> int | None:
+        """Kills the whole group and waits, so that the worker never writes again; as ``processes.kill_and_wait``."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Closes this side's descriptors; the worker must have ended."""
+
+
+@dataclass(kw_only=True)
+class WorkerProcess(Worker):
+    """A child process that leads a process group; its end of the lifeline closes when this process ends."""
+
+    process: subprocess.Popen[bytes]
+    lifeline: int
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def signal_group(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def kill_and_wait(self, within_s: float = DEATH_S) -> int | None:
-        """Kills the whole group and waits, so that the worker never writes again; as ``processes.kill_and_wait``."""
         return kill_and_wait(self.process, within_s)
 
     def close(self) -> None:
-        """Closes this side's descriptors; the worker must have ended."""
         for fd in (self.message_fd, self.lifeline):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -115,7 +145,18 @@ class WorkerProcess:
 class Launcher:
     """Starts each worker in a fresh interpreter."""
 
-    def start(self, spec: WorkerSpec, run_context: RunContext) -> WorkerProcess:
+    silent_s: float | None = None
+    """Time after which this process counts as hung, if it may hang."""
+
+    def supervised(self, run_dir: Path, nonce: str) -> contextlib.AbstractContextManager[None]:
+        """A context for as long as workers run; ``nonce`` is the run's."""
+        return contextlib.nullcontext()
+
+    def wait(self, fds: Collection[int], seconds: float, meanwhile: Callable[[], None]) -> list[int]:
+        """The descriptors that are readable, for at most so long. ``meanwhile`` is called where a wait takes longer."""
+        return readable(fds, seconds)
+
+    def start(self, spec: WorkerSpec, run_context: RunContext) -> Worker:
         """Starts a worker process that ends whenever this one ends; an OSError if that fails."""
         with contextlib.ExitStack() as given, contextlib.ExitStack() as kept:
             message_read, message_write = os.pipe()

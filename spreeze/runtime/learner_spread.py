@@ -28,8 +28,8 @@ def in_lockstep(plan: RunPlan) -> bool:
 class LearnerSpread:
     """Measures how far apart the learners are, and names the slow ones."""
 
-    def __init__(self, plan: RunPlan, memory: MixMemory, recorder: Recorder) -> None:
-        self._memory, self._recorder = memory, recorder
+    def __init__(self, plan: RunPlan, memory: MixMemory) -> None:
+        self._memory = memory
         self._gala, self._learners = plan.config.gala, plan.learners
         self._beta = contraction(mixing_matrix(self._gala.topology, plan.learners))
         self._gossips = plan.config.wiring.mixes and self._gala.mixing == "gossip"
@@ -38,7 +38,7 @@ class LearnerSpread:
         self._past: deque[tuple[float, list[float]]] = deque()
         self._named_s = [-math.inf] * plan.learners
 
-    def measured(self, groups: tuple[GroupSample, ...], now_s: float) -> tuple[GroupSample, ...]:
+    def measured(self, groups: tuple[GroupSample, ...], now_s: float, recorder: Recorder) -> tuple[GroupSample, ...]:
         """The groups with what is known of all of them together, as numbers of the first one's learner."""
         found = self._sizes()
         returns = [sampler["episode_return"] for group in groups for sampler in group.samplers if sampler["episodes"]]
@@ -49,7 +49,7 @@ class LearnerSpread:
         ]
         if len(returns) and len(means) == len(groups):
             found |= {"learners_best": max(means), "learners_spread": max(means) - min(means)}
-        self._name_slow([group.learner["updates"] for group in groups], now_s)
+        self._name_slow([group.learner["updates"] for group in groups], now_s, recorder)
         first = dataclasses.replace(groups[0], learner=groups[0].learner | found)
         return (first, *groups[1:])
 
@@ -82,7 +82,7 @@ class LearnerSpread:
             "gossip_bound_2": self._start + bound if math.isfinite(bound) else math.nan,
         }
 
-    def _name_slow(self, updates: list[float], now_s: float) -> None:
+    def _name_slow(self, updates: list[float], now_s: float, recorder: Recorder) -> None:
         """An event for a learner that takes less than half as many updates as the others, at most one a minute."""
         self._past.append((now_s, updates))
         while len(self._past) > 2 and now_s - self._past[1][0] >= _WINDOW_S:
@@ -96,7 +96,7 @@ class LearnerSpread:
             if others > 0.0 and rate < _SLOW * others and now_s - self._named_s[learner] >= _NAMED_S:
                 self._named_s[learner] = now_s
                 limit = f" before the staleness limit of {self._gala.max_staleness} rollouts" if self._gossips else ""
-                self._recorder.event(
+                recorder.event(
                     "warning",
                     f"{Address('learner', learner).name} is slow: {rate:.3g} updates/s, "
                     f"the others {others:.3g}; nobody waits for it{limit}",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.config.algorithm_settings import AnyAgeConfig
-from spreeze.config.layers import Settings, toml_value
+from spreeze.config.layers import DEFAULT, Settings, toml_value
 from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config
 from spreeze.errors import ConfigError
@@ -262,7 +262,7 @@ class RunPlan:
             part, name = key.split(".")
             left = part in _OF_THIS_HOST or key in _OF_THIS_MACHINE or key in _WITH_FLAGS
             value = getattr(config.parts().get(part), name, None)
-            if source != "default" and not left and value is not None:
+            if source != DEFAULT and not left and value is not None:
                 flags += ["--set", f"{key}={toml_value(value)}"]
         return tuple(flags)
 

@@ -25,7 +25,7 @@ from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir, group_folder, process_age_s, versions
 from spreeze.runtime.loggers import Loggers
 from spreeze.runtime.plan import RunPlan
-from spreeze.workers.context import event_text, is_power_of_ten, write_error
+from spreeze.workers.context import is_power_of_ten
 from spreeze.workers.evaluator import CONFIRMING_EPISODES, read_rows
 
 _STATE_S = 2.0
@@ -226,11 +226,6 @@ class Recorder:
                 "info",
                 f"goes on after {slept_s:.0f} s in which it was stopped, or the machine slept: no time of the run",
             )
-
-    def env_error(self, where: str, error: Exception, count: int) -> None:
-        """Reports an error of an environment in this process, which lost at most an episode."""
-        write_error(self._run_dir.path / "errors", "supervisor", error, f"environment-{count}")
-        self.event("warning", event_text(where, error, count)[:500])
 
     def hung_up(self) -> None:
         """Reports once that the terminal was closed, which does not end the run."""

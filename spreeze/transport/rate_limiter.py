@@ -76,3 +76,15 @@ class RateLimiter:
         if inserted < max(self.learning_starts, 1):
             return False
         return baseline < 0 or sampled <= (inserted - baseline) * self.maximum
+
+
+@dataclass(frozen=True)
+class WithoutWaiting(RateLimiter):
+    """The balance where samplers and learner take turns: each batch is drawn as soon as its rows are there.
+
+    So ``sampled`` never exceeds (inserted - baseline) * ``maximum``, by not even the batch that ``RateLimiter`` allows.
+    """
+
+    def may_sample(self, inserted: int, baseline: int, sampled: int) -> bool:
+        enough = inserted >= max(self.learning_starts, 1)
+        return enough and (baseline < 0 or sampled + self.batch_size <= (inserted - baseline) * self.maximum)

@@ -196,6 +196,8 @@ _ONE = (1).to_bytes(8, sys.byteorder)
 class WakeupHandle(Handle):
     """Carries a ``Wakeup``: the descriptor to read, then the one to write."""
 
+    attached_owns = False
+
     def attach(self) -> Wakeup:
         return Wakeup(*self.fds)
 

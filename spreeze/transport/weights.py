@@ -224,6 +224,8 @@ _HEADER = struct.Struct("<3q")
 class ParametersHandle(Handle):
     """Carries a ``VersionedParameters``: the descriptor of each slot."""
 
+    attached_owns = False
+
     def attach(self) -> VersionedParameters:
         return VersionedParameters(self.fds)
 
@@ -334,3 +336,28 @@ def _pread(fd: int, size_bytes: int, offset: int) -> bytearray:
     while view and (count := os.preadv(fd, [view], offset)):
         view, offset = view[count:], offset + count
     return data
+
+
+class LocalParameters(VersionedParameters):
+    """The newest parameters, from a learner to a sampler of the same process: the arrays themselves."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self._newest: Weights | None = None
+
+    def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
+        self._newest = Weights(arrays, meta, epoch, version)
+
+    def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
+        found = self._newest
+        return None if found is None or found.order == newer_than else found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalHandle(ParametersHandle):
+    """Carries ``LocalParameters`` to a worker of the same process."""
+
+    channel: LocalParameters
+
+    def attach(self) -> LocalParameters:
+        return self.channel

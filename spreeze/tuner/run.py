@@ -19,10 +19,10 @@ from typing import Any
 
 import psutil
 
-from spreeze.config.env_ids import engine_of
 from spreeze.config.layers import RESUMED, USER, Layer, Settings
 from spreeze.config.modes import DECLARED
 from spreeze.config.schema import Config, LearnerConfig
+from spreeze.envs.families import engine_of
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean

@@ -24,7 +24,7 @@ from spreeze.runtime.assembly import assembled
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.supervisor import ProcessSupervisor
+from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
 from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS, SAMPLERS, Setting, TrialResult
 

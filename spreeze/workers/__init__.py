@@ -3,5 +3,5 @@
 ``roles`` lists them with their priority and what failures mean; ``jobs`` has what each is told, the handles of its
 channels, and the function that does it. ``main`` is where each process begins, with a ``context`` of its own.
 ``samplers``, ``learner`` with its ``feeds``, ``evaluator`` and ``visualizer`` have the loops.
-Collectors and trainers know no processes: mode serial takes the same ones in turns.
+Mode serial has the same workers, in turns in one process (``runtime.turns``).
 """

@@ -1,4 +1,4 @@
-"""Step environments and store what they give: as replay rows, or as rollouts. Used by samplers and serial mode.
+"""Step environments and store what they give: as replay rows, or as rollouts.
 
 An environment that raises or gives a bad transition loses only its own episode. For replay, the row is dropped and the
 environment replaced. In a rollout, the episode ends, truncated, at the last good observation, whose value is still

@@ -10,7 +10,7 @@ import sys
 import termios
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,9 @@ def open_weights(folder: Path) -> WeightsStore:
 
 class WorkerContext:
     """A worker body's view of the run. None of its calls waits for another process."""
+
+    in_turns = False
+    """True where several workers take turns in one process: none of them may wait."""
 
     def __init__(
         self,
@@ -216,13 +219,20 @@ class WorkerContext:
 
     def sleep(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Sleeps in short pieces, so that the heartbeat goes on and a stop, or ``until``, is noticed at once."""
+        for _ in self.pauses(seconds, until):
+            pass
+
+    def pauses(self, seconds: float, until: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """The pieces of ``sleep``; where workers take turns, the turns that it lasts."""
         end = time.monotonic() + seconds
         while not self.stopping and not until():
             self.beat(Phase.WAIT)
             left = end - time.monotonic()
             if left <= 0:
                 return
-            time.sleep(min(left, 0.1))
+            if not self.in_turns:
+                time.sleep(min(left, 0.1))
+            yield
 
     def close(self) -> None:
         self.slots = self._control = self._events = self._group = None  # type: ignore[assignment]

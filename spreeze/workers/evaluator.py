@@ -21,7 +21,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -81,7 +81,7 @@ OnError = Callable[[int, int, Exception], None]
 """Called when an error ends an episode: its position in the seeds, its env steps so far, and the error."""
 
 
-def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
+def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
     """Evaluates whenever there are new weights, until the supervisor asks to stop."""
     context.beat(Phase.INIT)
     watches = []
@@ -100,12 +100,15 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
     with contextlib.closing(Evaluation(job, context.env_error)) as evaluation:
         with contextlib.suppress(Exception):
             evaluation.prepare()  # ahead of the first weights, whose evaluation would report the error
+        yield
         while not context.stopping:
             turn += 1
             group = turn % job.groups
-            found = watches[group].newer(int(context.status.group(group)[words.WEIGHTS_HINT]))
+            hints = context.status.group(group)
+            hint = int(hints[words.WEIGHTS_HINT])
+            found = watches[group].newer(hint)
             if found is None:
-                context.sleep(_POLL_S / job.groups)
+                yield from context.pauses(_POLL_S / job.groups, until=partial(_has_changed, hints, hint))
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
             was_asked, asked = context.evaluation_asked(asked), context.evaluations_asked
@@ -127,10 +130,14 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
                     )
                 evaluation.test_best(should_stop, on_failure)
             if evaluation.failures:
-                context.sleep(pause_s(evaluation.failures))
-            elif not job.has_free_core:
+                yield from context.pauses(pause_s(evaluation.failures))
+            elif not job.has_free_core and job.config.interval_updates is None:
                 rest_s = (time.process_time() - cpu_s) / job.config.cpu_share - (time.monotonic() - begin_s)
-                context.sleep(max(0.0, rest_s), until=partial(context.evaluation_asked, asked))
+                yield from context.pauses(max(0.0, rest_s), until=partial(context.evaluation_asked, asked))
+
+
+def _has_changed(hints: np.ndarray, hint: int) -> bool:
+    return int(hints[words.WEIGHTS_HINT]) != hint
 
 
 class WeightsWatch:
@@ -155,17 +162,9 @@ class WeightsWatch:
 class Evaluation:
     """The evaluator's environments and files."""
 
-    def __init__(
-        self,
-        job: EvaluatorJob,
-        on_error: Callable[[str, Exception, int], None],
-        on_progress: Callable[[Phase], None] = lambda phase: None,
-    ) -> None:
-        """``on_error`` gets where an environment raised, the error, and the number of errors so far.
-
-        ``on_progress`` is called before each environment is made or reset, and after each of its steps.
-        """
-        self._job, self._on_error, self._on_progress, self._errors = job, on_error, on_progress, 0
+    def __init__(self, job: EvaluatorJob, on_error: Callable[[str, Exception, int], None]) -> None:
+        """``on_error`` gets where an environment raised, the error, and the number of errors so far."""
+        self._job, self._on_error, self._errors = job, on_error, 0
         self._run_dir = Path(job.run_dir)
         self._tasks: list[Task] = []
         remove_unfinished(self._run_dir / "checkpoints")  # from an evaluator killed while writing
@@ -176,7 +175,6 @@ class Evaluation:
         """Attempts that failed as a whole, in a row."""
 
     def _make_task(self) -> Task:
-        self._on_progress(Phase.INIT)
         return open_task(self._job.spec, whole_games=True)
 
     def lend(self, task: Task) -> None:
@@ -274,16 +272,12 @@ class Evaluation:
             self._errors += 1
             if is_power_of_ten(self._errors):
                 self._on_error(f"evaluation, seed {seeds[place]}, step {length + 1}", error, self._errors)
-            heartbeat()  # a new environment may take a while
-
-        def heartbeat() -> None:
-            should_stop()
-            self._on_progress(Phase.INIT)
+            should_stop()  # the heartbeat: a new environment may take a while
 
         policy = Policy.from_weights(weights.arrays, weights.meta)
         episodes = run_episodes(
-            self._make_task, policy.act, seeds, lambda *_: self._on_progress(Phase.STEP), should_stop,
-            heartbeat=heartbeat, tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec),
+            self._make_task, policy.act, seeds, should_stop=should_stop,
+            heartbeat=should_stop, tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec),
             whole_rounds=whole_rounds, room=self._job.room,
         )  # fmt: skip
         return episodes, lost

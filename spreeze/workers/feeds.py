@@ -1,4 +1,4 @@
-"""The feeds of learners: replay, rollouts in step with the learner, or rollouts of any age."""
+"""The feeds of learners: replay, or rollouts in step with the learner."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
+from typing import Any, Protocol
 
 import numpy as np
 
 from spreeze.algorithms import create_on_policy
+from spreeze.algorithms.algorithm import Algorithm
 from spreeze.algorithms.fused_mlp import ThreadPair
-from spreeze.algorithms.impact import AnyAge
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import StopConfig
@@ -25,12 +26,12 @@ from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.gossip import Gossip, GossipMemory
 from spreeze.transport.mixing import Mixer, MixSpec
+from spreeze.transport.protocols import Arrays
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.transport.rollouts import Handover, Rollouts
-from spreeze.workers.buffer_trainer import BufferTrainer, PolicyBroadcast
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.jobs import BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
-from spreeze.workers.learner import Feed, Learner
+from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, OnPolicyLearnerJob
+from spreeze.workers.learner import Feed, Learner, Trainer
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
 from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
 from spreeze.workers.torch_devices import malloc_trim, open_device, resolve_device
@@ -42,37 +43,37 @@ _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index
 _RETURNS = [SLOTS["sampler"].index(name) for name in ("returns", "returns_sum", "returns_square_sum")]
 
 
-def learn_from_replay(context: WorkerContext, job: LearnerJob) -> None:
+def learn_from_replay(context: WorkerContext, job: LearnerJob) -> Iterator[None]:
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
     with (
         contextlib.closing(job.replay.attach()) as ring,
         open_device(job.learner, job.spec, job.settings.hidden_sizes, job.learner.batch_size) as (_, pair),
     ):
-        Learner(context, job, ReplayFeed(context, job, ring, pair)).run()
+        yield from Learner(context, job, ReplayFeed(context, job, ring, pair)).turns()
 
 
-def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
+def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> Iterator[None]:
     """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
     with (
         contextlib.closing(job.rollouts.attach()) as rollouts,
         open_device(job.learner, job.spec, job.settings.hidden_sizes, job.batch_size),
     ):
-        Learner(context, job, RolloutFeed(context, job, rollouts)).run()
+        yield from Learner(context, job, RolloutFeed(context, job, rollouts)).turns()
 
 
-def learn_from_buffer(context: WorkerContext, job: BufferLearnerJob) -> None:
-    """Learns from the circular buffer until asked to stop; writes a final checkpoint and final weights."""
-    with (
-        contextlib.closing(job.rollouts.attach()) as rollouts,
-        open_device(job.learner, job.spec, job.settings.hidden_sizes, job.batch_size),
-    ):
-        Learner(context, job, BufferFeed(context, job, rollouts)).run()
+class RestorableTrainer(Trainer, Protocol):
+    """One whose state is in its checkpoint."""
+
+    @property
+    def algorithm(self) -> Algorithm: ...
+
+    def load_state(self, tensors: Arrays, state: dict[str, Any]) -> None: ...
 
 
 class SkippedUpdates:
     """Notices that no update is applied any more, because loss or gradient is not finite."""
 
-    def __init__(self, trainer: ReplayTrainer | BufferTrainer) -> None:
+    def __init__(self, trainer: RestorableTrainer) -> None:
         self._trainer, self._in_a_row = trainer, 0
         self._updates, self._skipped = trainer.updates, trainer.algorithm.updates_skipped()
 
@@ -90,10 +91,10 @@ class SkippedUpdates:
         self._skipped, self._updates = skipped, updates
 
 
-class _Restored(Feed):
+class RestoredFeed(Feed):
     """One whose trainer's state is in its checkpoint."""
 
-    trainer: ReplayTrainer | BufferTrainer
+    trainer: RestorableTrainer
     _skipped: SkippedUpdates
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
@@ -107,10 +108,9 @@ class _Restored(Feed):
         self._skipped.check()
 
 
-class ReplayFeed(_Restored):
+class ReplayFeed(RestoredFeed):
     """Batches drawn from replay, within the band of samples per insert."""
 
-    ends_by_env_steps = False
     _job: LearnerJob
     trainer: ReplayTrainer
 
@@ -127,9 +127,12 @@ class ReplayFeed(_Restored):
             seed=job.seed,
             normalize_obs=job.normalize_obs,
             pair=pair,
-            session=job.run_started_s,
+            session=job.session,
             loaded_rows=job.loaded_rows,
         )
+        self.ends_by_env_steps = self._exact = context.in_turns
+        self._policies = None if job.policies is None else job.policies.attach()
+        self._epoch = 0
         self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
         self.saved_ring = ring if job.save_replay else None
         self._replay = ring
@@ -146,6 +149,17 @@ class ReplayFeed(_Restored):
                 self.trainer.algorithm, gossip, self._job.learner.average_interval, joins=joins, statistics=self.trainer
             )
         super().restore(checkpoint, epoch)
+        self._epoch = epoch
+        if self.trainer.updates:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        """Hands its samplers the newest weights, where they do not read the published ones."""
+        if self._policies is not None:
+            start = perf_counter()
+            arrays, meta = self.trainer.exploring_policy()
+            self._policies.publish(arrays, meta | {"env_steps": self.env_steps()}, self._epoch, self.trainer.updates)
+            self.broadcast_s += perf_counter() - start
 
     def _open_gossip(self, epoch: int) -> Gossip | None:
         """The exchange with the learners to average with; None where there are none."""
@@ -166,27 +180,42 @@ class ReplayFeed(_Restored):
         if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
-            self._count_returns()
-            self.trainer.refresh()
+            if not self._exact:
+                self._take_in()
             self.began = True
             self._report(f"learning began after {inserted} transitions in replay")
-        if not self.began or not self._limiter.may_sample(inserted, ring.baseline_inserted, ring.sampled):
+        if not self._may_update(inserted):
             return False
         self._context.beat(Phase.UPDATE)
-        if self._anneals:
-            done = run_progress(
-                self._job.stop, self._job.wall_base_s, self.session_s(), self.env_steps(), self.trainer.updates
-            )
-            self.trainer.anneal(done)
         self._update()
+        while self._exact and self._may_update(inserted):
+            self._update()
         self._context.slots[_UPDATES] = self.trainer.updates
+        self._broadcast()
         self._notify()
         if self._peers is not None and (note := self._peers.advance(self.trainer.updates)):
             self._report(note)
         return True
 
+    def _may_update(self, inserted: int) -> bool:
+        ring, most = self._replay, self._job.stop.updates
+        done = most is not None and self.trainer.updates >= most
+        return self.began and not done and self._limiter.may_sample(inserted, ring.baseline_inserted, ring.sampled)
+
+    def _take_in(self) -> None:
+        """Counts the returns and rows that are new."""
+        self._count_returns()
+        self.trainer.refresh()
+
     def _update(self) -> None:
         trainer = self.trainer
+        if self._exact:  # else by the clock
+            self._take_in()
+        if self._anneals:
+            done = run_progress(
+                self._job.stop, self._job.wall_base_s, self.session_s(), self.env_steps(), trainer.updates
+            )
+            trainer.anneal(done)
         most = None if self._job.stop.updates is None else self._job.stop.updates - trainer.updates
         rows = trainer.update_within_memory(most, self._shrunk) * trainer.batch_size
         self._replay.sampled += rows  # in one go: the tuner sets it to 0 at any moment
@@ -210,7 +239,8 @@ class ReplayFeed(_Restored):
     def check(self) -> None:
         """Also takes in the samplers' returns, and reports the trainer's notes and targets that are too slow."""
         super().check()
-        self._count_returns()
+        if not self._exact:
+            self._count_returns()
         if self.began and (note := self._pace.note(self.session_s(), self.trainer.updates)):
             self._report(note, "warning")
         while self.trainer.notes:
@@ -227,7 +257,17 @@ class RolloutFeed(Feed):
         super().__init__(context, job)
         self._mixer = None if job.mix is None else Mixer(job.mix, _Peers(context, job.mix), self._wait_for_peers)
         self.publishes = self._mixer is None or self._mixer.publishes  # where learners mix, one publishes their mean
-        self.trainer = open_on_policy_trainer(job, rollouts, self.session_s, self._mixer)
+        self.trainer = OnPolicyTrainer(
+            on_policy_algorithm(job, job.correction),
+            rollouts,
+            Handover(policies=job.policies.attach(), states=job.states.attach()),
+            lag=job.lag,
+            batch_size=job.batch_size,
+            progress=progress_of(job, self.session_s),
+            meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
+            mixer=self._mixer,
+            fingerprints=Path(job.run_dir) / FINGERPRINTS if "SPREEZE_TEST_FINGERPRINT" in os.environ else None,
+        )
         self.trainer.algorithm.on_gradient, self._beat_s = self._on_gradient, perf_counter()
         self._rollouts = rollouts
 
@@ -289,45 +329,6 @@ class _Peers:
         return True
 
 
-class BufferFeed(_Restored):
-    """Rollouts of any age, from a buffer that samplers write without waiting."""
-
-    _job: BufferLearnerJob
-    trainer: BufferTrainer
-
-    def __init__(self, context: WorkerContext, job: BufferLearnerJob, rollouts: Rollouts) -> None:
-        algorithm = _on_policy_algorithm(job, "none")
-        assert isinstance(algorithm, AnyAge)
-        super().__init__(context, job)
-        self.trainer = BufferTrainer(
-            algorithm,
-            rollouts,
-            job.envs_per_sampler,
-            env_steps_base=job.env_steps_base,
-            session=job.run_started_s,
-            progress=scheduled(job.stop, job.wall_base_s, self.session_s),
-            meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
-        )
-        self._epoch = 0
-        self._broadcast = PolicyBroadcast(self.trainer, job.policies.attach(), job.settings.broadcast_updates)
-
-    def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
-        self._epoch = epoch
-        super().restore(checkpoint, epoch)
-
-    def advance(self) -> bool:
-        """One update; the samplers, all of them, find new weights after every few, and before the learner waits."""
-        self._context.beat(Phase.UPDATE)
-        learned = self.trainer.learn()
-        if learned:
-            self._context.slots[_UPDATES] = self.trainer.updates
-        self.broadcast_s += self._broadcast.after(learned, self._epoch)
-        return learned
-
-    def env_steps(self) -> int:
-        return self.trainer.env_steps
-
-
 def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps: float, updates: int) -> float:
     """Share of a run that is over, by the stop condition that comes first; 0 where it has none that can be foreseen.
 
@@ -358,7 +359,7 @@ def scheduled(
     return lambda env_steps: min(1.0, run_progress(stop, earlier_s, session_s(), 0, 0))
 
 
-def _on_policy_algorithm(job: OnPolicyLearnerJob | BufferLearnerJob, correction: str) -> OnPolicyAlgorithm:
+def on_policy_algorithm(job: AnyLearnerJob, correction: str) -> OnPolicyAlgorithm:
     return create_on_policy(
         job.algo,
         job.spec,
@@ -377,22 +378,3 @@ def progress_of(job: OnPolicyLearnerJob, session_s: Callable[[], float]) -> Prog
         return scheduled(job.stop, job.wall_base_s, session_s)
     by_clock = mix.mixing != "all_reduce" and mix.hosts is None
     return scheduled(job.stop, job.wall_base_s, session_s, mix.learners, by_clock=by_clock)
-
-
-def open_on_policy_trainer(
-    job: OnPolicyLearnerJob, rollouts: Rollouts, session_s: Callable[[], float], mixer: Mixer | None = None
-) -> OnPolicyTrainer:
-    """``session_s``: wall time of this session without pauses [s]."""
-    algorithm = _on_policy_algorithm(job, job.correction)
-    handover = Handover(policies=job.policies.attach(), states=job.states.attach())
-    return OnPolicyTrainer(
-        algorithm,
-        rollouts,
-        handover,
-        lag=job.lag,
-        batch_size=job.batch_size,
-        progress=progress_of(job, session_s),
-        meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
-        mixer=mixer,
-        fingerprints=Path(job.run_dir) / FINGERPRINTS if "SPREEZE_TEST_FINGERPRINT" in os.environ else None,
-    )

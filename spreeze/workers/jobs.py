@@ -24,7 +24,10 @@ class Job(Jsonable):
     """The job of a worker process."""
 
     code: ClassVar[str]
-    """``module:function`` that does it, called with the worker's context and the job."""
+    """``module:function`` that does it, called with the worker's context and the job.
+
+    One that yields, when it is ready and after each of its turns, can take turns with others in one process.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,10 @@ class AnyLearnerJob(Job):
     run_started_s: float
     """Monotonic time at which this session began; ``wall_base_s`` is the wall time of earlier sessions."""
     wall_base_s: float
+    session: float
+    """Tells this session from all others of the run."""
+    publish_updates: int | None = None
+    """Updates between two publications; None: they come by the clock."""
     wakeup: WakeupHandle | None = None
     """By which samplers tell it of rows or complete rollouts; None: it polls."""
     sampler_wakeups: tuple[WakeupHandle, ...] = ()
@@ -64,6 +71,8 @@ class LearnerJob(AnyLearnerJob):
     """Rows of the status table of all samplers of the run, other hosts' too: their env steps go into checkpoints."""
     env_steps_base: int
     """Env steps of earlier sessions of this run."""
+    policies: ParametersHandle | None = None
+    """By which its samplers get the weights of every update; None: by files."""
     averages: tuple[ParametersHandle, ...] = ()
     """One for each group's learner; empty: this learner averages with none, or also with those of ``hosts``."""
     hosts: GossipHandle | None = None
@@ -90,7 +99,7 @@ class OnPolicyLearnerJob(AnyLearnerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class BufferLearnerJob(AnyLearnerJob):
-    code = "spreeze.workers.feeds:learn_from_buffer"
+    code = "spreeze.workers.buffer_learner:learn_from_buffer"
 
     batch_size: int
     """Rows of one update."""
@@ -139,6 +148,12 @@ class SamplerJob(AnySamplerJob):
     gamma: float
     limiter: RateLimiter
     replay: RingHandle
+    loaded_rows: int = 0
+    """Rows of its shard that came from an earlier session."""
+    stream: int | None = None
+    """Beside the seed, what its random numbers depend on; None: its index."""
+    policies: ParametersHandle | None = None
+    """By which it gets weights; None: by files."""
     wakeup: WakeupHandle | None = None
     """By which the learner tells it of batches drawn; None: it polls."""
     learner_wakeup: WakeupHandle | None = None

@@ -1,13 +1,13 @@
-"""The learner process: one loop over a feed, whatever it learns from, and its files, which serial mode writes too."""
+"""The learner: one loop over a feed, whatever it learns from, and its files."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from spreeze.errors import ResourceError, WeightsError
 from spreeze.metrics.table import TABLE, Phase
@@ -15,12 +15,8 @@ from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
 from spreeze.transport.protocols import Arrays, ParameterPublisher
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.shared_memory import WAIT_S
-from spreeze.transport.weights import Weights
-from spreeze.workers.buffer_trainer import BufferTrainer
 from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, open_weights
 from spreeze.workers.jobs import AnyLearnerJob
-from spreeze.workers.on_policy_trainer import OnPolicyTrainer
-from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import malloc_trim, resolve_device
 
 _POLL_S = 0.0005
@@ -31,10 +27,27 @@ _LAST_PUBLICATION_S = 5.0
 """Longest wait for the disk to take the last weights of a run."""
 
 
+class Trainer(Protocol):
+    """Takes gradient steps; independent of processes."""
+
+    @property
+    def updates(self) -> int: ...
+
+    def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
+        """The policy's arrays, which another thread may fetch later, and what is published with them."""
+
+    def state(self) -> tuple[Arrays, dict[str, Any]]:
+        """All that a resume needs: tensors and JSON."""
+
+    def parameters_sha256(self) -> str: ...
+
+    def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]: ...
+
+
 class Feed:
     """A learner's source of data, and the trainer that learns from it."""
 
-    trainer: ReplayTrainer | OnPolicyTrainer | BufferTrainer
+    trainer: Trainer
     saved_ring: ReplayRing | None = None
     """Replay that checkpoints include."""
     began = True
@@ -94,16 +107,16 @@ class Learner:
 
     def __init__(self, context: WorkerContext, job: AnyLearnerJob, feed: Feed) -> None:
         self._context, self._job, self._feed, self._trainer = context, job, feed, feed.trainer
-        self._files = LearnerFiles(
-            Path(job.run_dir),
-            job.algo,
-            job.spec.env_id,
-            feed.trainer,
-            env_steps=feed.env_steps,
-            wall_s=self._wall_s,
-            on_progress=context.saving,
-        )
-        self._publisher = Publisher(self._files.weights, context.weights_published)
+        self._weights = open_weights(Path(job.run_dir))
+        self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", context.saving)
+        self._publisher = Publisher(self._weights, context.weights_published)
+        self._epoch = 0
+        """Rises with each start of the learner."""
+        # Where workers take turns, all others would wait for the evaluation of a policy that has learned nothing.
+        self._offered_updates = 0 if context.in_turns else -1
+        """Updates of the last offered policy."""
+        self._saved_updates = 0
+        """Updates in the newest checkpoint of this process."""
         found = context.named(context.slots)
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
@@ -111,9 +124,14 @@ class Learner:
         self._unwritten = 0  # checkpoints in a row
         self._checkpoints_asked = context.checkpoints_asked
 
-    def _wall_s(self) -> float:
-        """Wall time of the run, without pauses."""
-        return self._job.wall_base_s + self._feed.session_s()
+    def _now(self) -> dict[str, Any]:
+        """Env steps and wall time of the run, without pauses."""
+        return {"env_steps": self._feed.env_steps(), "wall_s": self._job.wall_base_s + self._feed.session_s()}
+
+    @property
+    def _is_new(self) -> bool:
+        """True if the policy has changed since it was offered."""
+        return self._trainer.updates != self._offered_updates
 
     def _stop_reason(self) -> str | None:
         stop, feed = self._job.stop, self._feed
@@ -121,28 +139,35 @@ class Learner:
             return "env_steps"
         return "updates" if stop.updates is not None and self._trainer.updates >= stop.updates else None
 
-    def run(self) -> None:
+    def turns(self) -> Iterator[None]:
+        """Learns until asked to stop, or to the end of the run; yields when it is ready and after each turn."""
         try:
-            self._learn()
+            yield from self._turns()
         finally:
             self._publisher.close(_LAST_PUBLICATION_S)
 
-    def _learn(self) -> None:
+    def _turns(self) -> Iterator[None]:
         context, feed = self._context, self._feed
         context.send("started", device=resolve_device(self._job.learner.device))
-        checkpoint = self._files.begin()
+        latest, checkpoint = self._weights.read_latest(None), self._checkpoints.load_latest()
+        self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
         for damage in checkpoint.skipped if checkpoint else ():
             self._report(f"checkpoint left out: {damage}", "warning")
-        feed.restore(checkpoint, self._files.epoch)
-        del checkpoint
-        self._publish()
+        feed.restore(checkpoint, self._epoch)
+        del latest, checkpoint
+        if self._is_new:
+            self._publish()
         self._saved_s = perf_counter()
         reason, began = self._stop_reason(), False
-        while not context.stopping and reason is None:
+        while reason is None:
+            yield
+            if context.stopping:
+                break
             if not feed.advance():
                 start = perf_counter()
                 context.beat(Phase.WAIT)
-                feed.wait()
+                if not context.in_turns:
+                    feed.wait()
                 self._wait_s += perf_counter() - start
             if feed.began and not began:
                 began = True
@@ -151,14 +176,16 @@ class Learner:
             self._chores()
             reason = self._stop_reason()
         self._finish(reason)
+        while not context.stopping:
+            yield from context.pauses(0.02)
 
     def _chores(self) -> None:
         now = perf_counter()
         if now - self._posted_s >= _POST_S:
             self._post()
             self._posted_s = now
-        if now - self._published_s >= self._job.learner.publish_interval_s:
-            if self._files.is_new:
+        if self._is_publication_due(now):
+            if self._is_new:
                 self._publish()
             self._published_s = now
         asked = self._context.checkpoints_asked > self._checkpoints_asked
@@ -167,12 +194,22 @@ class Learner:
             if self._checkpoint() and asked:
                 self._report(f"checkpoint on request, at update {self._trainer.updates}")
 
+    def _is_publication_due(self, now: float) -> bool:
+        every, before = self._job.publish_updates, self._offered_updates
+        if every is None:
+            return now - self._published_s >= self._job.learner.publish_interval_s
+        return before <= 0 or self._trainer.updates // every > before // every
+
     def _publish(self) -> None:
         if not self._feed.publishes:
             return
         start = perf_counter()
         self._context.beat(Phase.PUBLISH)
-        self._publisher.offer(*self._files.offer())
+        arrays, meta = self._trainer.policy_snapshot()
+        self._offered_updates = self._trainer.updates
+        self._publisher.offer(arrays, meta | self._now(), self._epoch, self._offered_updates)
+        if self._job.publish_updates is not None:  # each is to be evaluated
+            self._publisher.flush(_LAST_PUBLICATION_S)
         self._published_s = perf_counter()
         self._publish_s += self._published_s - start
 
@@ -185,7 +222,7 @@ class Learner:
         start, written = perf_counter(), False
         self._context.beat(Phase.CHECKPOINT)
         try:
-            self._files.save(self._feed.saved_ring)
+            self._save()
             written, self._unwritten = True, 0
         except (OSError, ResourceError) as error:
             self._unwritten += 1
@@ -198,6 +235,13 @@ class Learner:
         self._publish_s += self._saved_s - start
         return written
 
+    def _save(self) -> None:
+        tensors, state = self._trainer.state()
+        state |= {"algo": self._job.algo, "env_id": self._job.spec.env_id} | self._now()
+        updates = int(state["updates"])
+        self._checkpoints.save(tensors, state, epoch=self._epoch, updates=updates, ring=self._feed.saved_ring)
+        self._saved_updates = updates
+
     def _post(self) -> None:
         self._feed.check()
         publish_s = self._publish_s + self._feed.broadcast_s
@@ -205,7 +249,7 @@ class Learner:
         for name, before in self._base.items():
             metrics[name] = metrics.get(name, 0.0) + before
         metrics["policy_version"] = max(self._publisher.version, 0)
-        metrics["checkpoint_updates"] = self._files.saved_updates
+        metrics["checkpoint_updates"] = self._saved_updates
         self._context.report(metrics)
         self._report_unpublished()
 
@@ -214,16 +258,13 @@ class Learner:
         context, trainer = self._context, self._trainer
         self._feed.leave()
         self._post()
-        if self._files.is_new:
+        if self._is_new:
             self._publish()
         self._checkpoint()
         self._publisher.flush(_LAST_PUBLICATION_S)
         self._report_unpublished()
         context.post(updates=trainer.updates)
         context.send("finished", updates=trainer.updates, reason=reason, parameters_sha256=trainer.parameters_sha256())
-        while not context.stopping:
-            context.beat(Phase.WAIT)
-            time.sleep(0.02)
 
     def _report(self, text: str, level: str = "info") -> None:
         self._context.event(level, text)
@@ -234,75 +275,6 @@ class Offer(NamedTuple):
     meta: dict[str, Any]
     epoch: int
     version: int
-
-
-class LearnerFiles:
-    """Published weights and checkpoints of one trainer, which evaluation, play and resume read."""
-
-    def __init__(
-        self,
-        run_dir: Path,
-        algo: str,
-        env_id: str,
-        trainer: ReplayTrainer | OnPolicyTrainer | BufferTrainer,
-        *,
-        env_steps: Callable[[], int],
-        wall_s: Callable[[], float],
-        on_progress: Callable[[int], None],
-    ) -> None:
-        """``on_progress`` gets the bytes of a checkpoint that are still to be written and checked."""
-        self._trainer, self._names = trainer, {"algo": algo, "env_id": env_id}
-        self._env_steps, self._wall_s = env_steps, wall_s
-        self.weights = open_weights(run_dir)
-        self._checkpoints = CheckpointStore(run_dir / "checkpoints", on_progress)
-        self.epoch = 0
-        """Rises with each start of the learner."""
-        self.offered_updates = -1
-        """Updates of the last offered policy."""
-        self.saved_updates = 0
-        """Updates in the newest checkpoint of this process."""
-
-    def begin(self) -> Checkpoint | None:
-        """Begins an epoch after all existing ones; returns the newest checkpoint, if any."""
-        latest, checkpoint = self.weights.read_latest(None), self._checkpoints.load_latest()
-        self.epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
-        return checkpoint
-
-    def _now(self) -> dict[str, Any]:
-        return {"env_steps": self._env_steps(), "wall_s": self._wall_s()}
-
-    @property
-    def is_new(self) -> bool:
-        """True if the policy has changed since it was offered."""
-        return self._trainer.updates != self.offered_updates
-
-    def offer(self) -> Offer:
-        arrays, meta = self._trainer.policy_snapshot()
-        self.offered_updates = self._trainer.updates
-        return Offer(arrays, meta | self._now(), self.epoch, self.offered_updates)
-
-    def publish(self) -> Weights:
-        """Publishes in this thread.
-
-        Raises:
-            WeightsError: a value is not finite; nothing was published.
-            OSError: no room.
-        """
-        made, meta, epoch, version = self.offer()
-        arrays = made()
-        return Weights(arrays, meta, epoch, version, Path(self.weights.publish(arrays, meta, epoch, version)))
-
-    def save(self, ring: ReplayRing | None = None) -> None:
-        """Writes a checkpoint, with replay where a ring is given.
-
-        Raises:
-            ResourceError: no room on the disk.
-            OSError: writing failed; older checkpoints are untouched.
-        """
-        tensors, state = self._trainer.state()
-        state, updates = state | self._names | self._now(), int(state["updates"])
-        self._checkpoints.save(tensors, state, epoch=self.epoch, updates=updates, ring=ring)
-        self.saved_updates = updates
 
 
 class Publisher:

@@ -59,9 +59,12 @@ def main(argv: list[str]) -> int:
     context.beat(Phase.INIT)
     try:
         job: Job = load_named(spec["job_class"]).from_json(spec["job"])
-        load_named(job.code)(context, job)
+        for _ in load_named(job.code)(context, job) or ():
+            pass
     except BaseException as error:
-        _report(context, errors_dir, error)
+        with contextlib.suppress(OSError):  # a full disk must not hide the reason
+            traceback.print_exception(error)
+        report(context, errors_dir, error)
         return 1
     context.beat(Phase.DONE)
     context.close()
@@ -131,13 +134,10 @@ def place(fds: Sequence[int], places: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _report(context: WorkerContext, errors_dir: Path, error: BaseException) -> None:
-    """Reports to the supervisor why this process ends, by a file (authoritative) and a message."""
-    text = "".join(traceback.format_exception(error))
-    with contextlib.suppress(OSError):  # a full disk must not hide the reason
-        sys.stderr.write(text)
+def report(context: WorkerContext, errors_dir: Path, error: BaseException) -> None:
+    """Reports to the supervisor why a worker ends, by a file (authoritative) and a message."""
     record = write_error(errors_dir, context.name, error)
-    context.send("error", error=record["error"], traceback=text[-2500:])
+    context.send("error", error=record["error"])
 
 
 def _die_with_supervisor(lifeline_fd: int, supervisor_pid: int) -> None:

@@ -1,4 +1,4 @@
-"""Learns from rollouts, one by one; used by the learner process and serial mode.
+"""Learns from rollouts, one by one.
 
 With a lag of 1 (HTS-RL): while rollout j is collected with theta(j), theta(j+1) is learned from D(j-1), which
 theta(j-1) collected; in rollout 0 there is nothing to learn, so theta(1) = theta(0). With a lag of 0 (the synchronous

@@ -1,4 +1,4 @@
-"""Takes gradient steps with batches from replay; used by the learner process and serial mode.
+"""Takes gradient steps with batches from replay.
 
 Two learner threads are a pair: each critic has its thread, and the actor's passes are split by rows or by outputs. No
 sum is split, so results equal those of one core. ``--device split`` puts the actor on one GPU, critics and targets on

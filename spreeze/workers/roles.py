@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from spreeze.machine.processes import LOW_PRIORITY, WORKER_NAMES
+from spreeze.machine.processes import LOW_PRIORITY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,11 @@ class Role:
     """
     rests: bool = False
     """The governor may pause it while other programs need its core."""
+
+    @property
+    def has_envs(self) -> bool:
+        """Its workers make environments: samplers, evaluator, visualizer."""
+        return self.steps or self.may_end
 
     @property
     def slots(self) -> str:
@@ -145,4 +150,3 @@ _ALL = (
 )
 ROLES: dict[str, Role] = {role.name: role for role in _ALL}
 """Roles by name. Supervision is one-for-one as in Erlang: a failed worker is restarted alone."""
-WORKER_NAMES.update(role.slots for role in _ALL)

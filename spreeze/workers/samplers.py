@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
@@ -29,12 +30,12 @@ _POLL_S = 0.0005
 _POLICY_VERSION = SLOTS["sampler"].index("policy_version")
 
 
-def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
+def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
     """Samples until asked to stop, then closes its environments."""
     sink = ShardWriter(job.replay.attach(), job.index)
     # The row count of the sink changes the stream after a restart, so no episode is repeated.
-    stream = np.random.SeedSequence([job.seed, job.index, sink.next_logical])
-    rng = np.random.default_rng(stream)
+    stream = job.index if job.stream is None else job.stream
+    rng = np.random.default_rng([job.seed, stream, sink.next_logical - job.loaded_rows])
     sampling = TransitionCollector(
         lambda: open_task(job.spec),
         job.num_envs,
@@ -51,8 +52,10 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
     try:
         with turn_evaluation(context, job.evaluation) as sampling.interlude:
             loop = SamplerLoop(context, job, sink, sampling, rng)
+            yield
             while not context.stopping:
                 loop.turn()
+                yield
             context.beat(Phase.DONE)  # closing is no work
     finally:
         sampling.close()
@@ -72,7 +75,9 @@ class SamplerLoop:
     ) -> None:
         self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng
         self._random = HeldActions(job.spec, rng)
-        self._policy = NewestPolicy(open_weights(Path(job.run_dir)))
+        self._is_told = job.policies is None
+        """True where a hint says that there are new weights."""
+        self._policy = NewestPolicy(open_weights(Path(job.run_dir)) if job.policies is None else job.policies.attach())
         self._hint = -1
         self._counts = sink.counts()
         self._wakeup, self._learner = (
@@ -113,7 +118,7 @@ class SamplerLoop:
 
     def _refresh_policy(self) -> None:
         hint = self._context.weights_hint
-        if hint != self._hint:
+        if hint != self._hint or not self._is_told:
             self._policy.refresh()
             if self._policy.current() is not None:
                 self._hint = hint
@@ -127,7 +132,7 @@ class SamplerLoop:
         return actions
 
 
-def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
+def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> Iterator[None]:
     """Steps until asked to stop; the successor of a dead sampler continues at the same step."""
     with contextlib.ExitStack() as stack:
         rollouts = stack.enter_context(contextlib.closing(job.rollouts.attach()))
@@ -150,12 +155,14 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
         )
         envs.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
         loop = _RolloutSampler(context, job, rollouts, mailbox, envs)
+        yield
         while not context.stopping:
             loop.turn()
+            yield
         context.beat(Phase.DONE)  # closing is no work
 
 
-def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> None:
+def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> Iterator[None]:
     """Fills the circular buffer, with the newest policy from rollout to rollout, until asked to stop.
 
     The successor of a dead sampler begins new episodes, in the rollout that was begun.
@@ -180,8 +187,10 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> None:
         )
         envs.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
         loop = _BufferSampler(context, envs, job.policies.attach(), job.learner_wakeup.attach())
+        yield
         while not context.stopping:
             loop.turn()
+            yield
         context.beat(Phase.DONE)  # closing is no work
 
 

@@ -29,10 +29,10 @@ PAGE_IMPORTS = {"config", "dashboard", "envs", "errors", "formatting", "machine"
 TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/own_network.py", "workers/learner.py",
          "workers/feeds.py", "workers/replay_trainer.py", "workers/gpu_replay.py", "workers/torch_devices.py",
          "tuner/update_probe.py",
-         "runtime/metric_sinks.py", "modes/serial.py", "bench/")  # fmt: skip
+         "runtime/metric_sinks.py", "bench/")  # fmt: skip
 TORCH_FREE = ("algorithms.sac", "algorithms.td3", "algorithms.dqn", "algorithms.qmix", "algorithms.ppo",
               "algorithms.a2c", "algorithms.impact", "workers.main", "workers.samplers",
-              "workers.evaluator", "workers.visualizer", "runtime.supervisor", "modes.replay",
+              "workers.evaluator", "workers.visualizer", "runtime.supervisor", "modes.replay", "modes.serial",
               "modes.paced_rollouts", "modes.buffer", "api", "train", "cli.train", "cli.tune", "cli.evaluate",
               "cli.play", "cli.runs",
               "cli.export",

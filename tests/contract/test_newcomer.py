@@ -89,20 +89,15 @@ def run_made_up(context, job):
 """,
     },
     "a family of tasks": {
-        "config/env_ids.py": (
-            "for family in (",
+        "envs/families.py": (
+            "FAMILIES = {",
             """
-    Family("madeup", "spreeze.envs.vector_engines:made_up"),""",
-        ),
-        "envs/vector_engines.py": ("def make_single(", None),
+    "madeup": Family("madeup", lambda name, num_envs, seed, args: {}[f"asked for {num_envs} of {name} with {args}"]),
+} | {""",
+        )
     },
 }
 """Row of the table -> file -> (text, what to put behind it), or the text of a new file."""
-MAKER = """def made_up(name, num_envs, seed, args):
-    raise EnvironmentError_(f"asked for {num_envs} of {name} with {args}")
-
-
-def make_single("""
 CHECKS = """
 import spreeze
 from spreeze.cli.arguments import build_parser, user_values
@@ -157,14 +152,13 @@ request = control.Request(env_id="madeup:Thing-v0", algo="made_up", mode="made-u
 assert {"--made-up=7", "--set=made_up.bonus=2.5"} <= {*control.arguments(request)}
 
 # a kind of worker
-from spreeze.machine.processes import is_worker
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.madeup import MadeUpJob
 from spreeze.workers.main import load_named
 from spreeze.workers.roles import Address, role_of
 address = Address("madeup", index=3)
-assert address.name == "madeup-3" and role_of(address.name).name == "madeup" and is_worker(address.name)
+assert address.name == "madeup-3" and role_of(address.name).name == "madeup"
 WorkerContext(address, StatusTable.create(1), 0, None).close()
 assert load_named(MadeUpJob.code)(None, None) is None
 
@@ -195,13 +189,13 @@ def copied(tmp_path):
     return tmp_path / "spreeze"
 
 
-def add(package: Path, name: str, change: str | tuple[str, str | None]) -> None:
+def add(package: Path, name: str, change: str | tuple[str, str]) -> None:
     if isinstance(change, str):
         (package / name).write_text(change)
         return
     text, (anchor, more) = (package / name).read_text(), change
     assert text.count(anchor) == 1, f"{anchor!r} in {name}"
-    (package / name).write_text(text.replace(anchor, MAKER if more is None else anchor + more))
+    (package / name).write_text(text.replace(anchor, anchor + more))
 
 
 @pytest.mark.parametrize("what", ADDITIONS)

@@ -15,8 +15,8 @@ from harness import PATIENCE_S, poll
 
 pytest.importorskip("streamlit")
 
-from spreeze.config.env_ids import FAMILIES
 from spreeze.dashboard import control, run_data, server
+from spreeze.envs.families import FAMILIES
 from spreeze.errors import ConfigError, RunError
 from spreeze.run_directory import process_identity, same_process
 

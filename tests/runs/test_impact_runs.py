@@ -22,7 +22,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.transport.rollouts import Rollouts, RolloutsHandle
 from spreeze.transport.shared_memory import Wakeup
 from spreeze.types import Choices, EnvSpec, TeamSpec
-from spreeze.workers import feeds, torch_devices
+from spreeze.workers import buffer_learner, torch_devices
 from spreeze.workers.collectors import SamplerStats
 from spreeze.workers.samplers import _BufferSampler
 
@@ -151,22 +151,19 @@ def test_the_learner_computes_with_the_kernels_that_its_batches_ask_for(tmp_path
         def __init__(self, *arguments):
             seen.append(torch.backends.mkldnn.matmul.fp32_precision)
 
-        def run(self):
+        def turns(self):
+            yield
             assert torch.full((1,), 2e-38).mul(0.25).count_nonzero() == 0, "denormal numbers are zero"
 
     monkeypatch.setattr(torch_devices, "mkl_lacks_avx512", lambda: True)
     monkeypatch.setattr(torch_devices, "_matmuls_round", lambda: False)
-    monkeypatch.setattr(feeds, "BufferFeed", lambda context, job, rollouts: None)
-    monkeypatch.setattr(feeds, "Learner", Noting)
+    monkeypatch.setattr(buffer_learner, "BufferFeed", lambda context, job, rollouts: None)
+    monkeypatch.setattr(buffer_learner, "Learner", Noting)
     with contextlib.closing(Rollouts.create(one.rollout_spec())) as rollouts:
         for batch_size in (one.batch_size, one.batch_size - 1):
-            feeds.learn_from_buffer(
-                None,
-                dataclasses.replace(
-                    job,
-                    rollouts=RolloutsHandle(fds=(os.dup(rollouts.handle.fds[0]),), spec=rollouts.spec),
-                    batch_size=batch_size,
-                ),
+            handle = RolloutsHandle(fds=(os.dup(rollouts.handle.fds[0]),), spec=rollouts.spec)
+            list(
+                buffer_learner.learn_from_buffer(None, dataclasses.replace(job, rollouts=handle, batch_size=batch_size))
             )
     assert seen == ["bf16", "ieee"]
 

@@ -323,6 +323,10 @@ def test_an_environment_that_can_be_there_once_has_one_sampler_which_evaluates()
     assert (ppo.samplers, ppo.settings.config.rollout.envs_per_sampler) == (1, 1)
     each = limits(probe_with(alone="engine runs", alone_in_process=True), samplers=2)
     assert (each.samplers, each.alone, each.room, each.settings.config.sampling.envs_per_sampler) == (2, False, 1, 1)
+    serial = limits(
+        probe_with(alone="engine runs", alone_in_process=True), samplers=1, user={"run": {"mode": "serial"}}
+    )
+    assert (serial.alone, serial.settings.config.visualizer.enabled) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +335,6 @@ def test_an_environment_that_can_be_there_once_has_one_sampler_which_evaluates()
         ({"sampling": {"envs_per_sampler": 2}}, False, "use --envs-per-sampler 1"),
         ({}, True, "use --samplers 1"),
         ({"run": {"learners": 2}}, False, "run.learners = 2"),
-        ({"run": {"mode": "serial"}}, False, "add --no-evaluator"),
     ],
 )
 def test_what_would_need_a_second_one_is_refused(user, set_samplers, words):

@@ -11,10 +11,11 @@ from spreeze.envs.probe import probe_env
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.modes import serial
 from spreeze.run_directory import RunDir
-from spreeze.runtime import hang_watch
+from spreeze.runtime import hang_watch, supervisor
 from spreeze.runtime.hang_watch import EnvironmentHung, HangWatch
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
+from spreeze.workers import learner
 from spreeze.workers.evaluator import Evaluation, read_rows
 
 
@@ -104,7 +105,8 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_leaves_the_last_weights_a_s
         return attempt(*args, **options)
 
     monkeypatch.setattr(Evaluation, "attempt", interrupted_at_first)
-    monkeypatch.setattr(serial, "_FINAL_EVALUATION_S", PATIENCE_S)
+    monkeypatch.setattr(supervisor, "_FINAL_EVALUATION_S", PATIENCE_S)
+    monkeypatch.setattr(supervisor, "_EXIT_S", PATIENCE_S)
     outcome, run_dir = _in_process(tmp_path)
     assert outcome.stopped_by == "interrupt (Ctrl-C)"
     assert [row["updates"] for row in read_rows(run_dir.path / "eval.csv")] == [outcome.updates]
@@ -118,7 +120,7 @@ def test_an_evaluator_that_works_beside_the_learner_cannot_count_updates(tmp_pat
 
 
 def test_an_environment_that_hangs_costs_an_episode_and_its_run_ends_as_asked(tmp_path):
-    faults = {"hang_at": 300, "once": tmp_path / "it-happened"}
+    faults = {"hang_at": 100, "once": tmp_path / "it-happened"}
     run, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "400", "--set",
                                 "sampling.step_deadline_s=1", faults=faults)  # fmt: skip
     assert (tmp_path / "it-happened").exists()
@@ -241,7 +243,7 @@ def test_a_second_ctrl_c_leaves_an_environment_at_once(tmp_path):
 
 
 def test_the_first_checkpoint_comes_early(tmp_path, monkeypatch):
-    monkeypatch.setattr(serial, "FIRST_CHECKPOINT_S", 0.0)
+    monkeypatch.setattr(learner, "FIRST_CHECKPOINT_S", 0.0)
     outcome, run_dir = _in_process(tmp_path, {"stop": {"updates": 20}})
     assert outcome.stopped_by == "updates"
     saved = sorted(path.name for path in (run_dir.path / "checkpoints").glob("ckpt-*"))

@@ -15,6 +15,7 @@ from spreeze.machine.utilisation import Siblings
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.cpu_governor import BACKGROUND_CORES
 from spreeze.runtime.launcher import Prewarm
+from spreeze.workers.roles import role_of
 
 GOVERNED = (*(flag for flag in TINY if flag != "--no-governor"), "--give-way")
 QUIET_RUN = (str(SUPPORT / "quiet_run.py"),)
@@ -52,23 +53,23 @@ def test_workers_and_named_processes_are_siblings_and_so_are_those_who_started_a
     proc.put(31, "samplers")
     proc.put(32, "a ) (learner) S 1 32", group=32)
     proc.put(33, "spreezer")
-    assert Siblings(proc.root).find(ours=()) == ({11, 12, 13, 21}, {10})
-    assert Siblings(proc.root).find(ours={10, 11, 12, 13}) == ({21}, set())
+    assert Siblings(proc.root, role_of).find(ours=()) == ({11, 12, 13, 21}, {10})
+    assert Siblings(proc.root, role_of).find(ours={10, 11, 12, 13}) == ({21}, set())
 
 
 def test_what_runs_at_low_priority_gives_way_by_itself_and_is_no_stranger(proc, monkeypatch):
     proc.put(11, "backup", nice=19)
     proc.put(12, "make", nice=10)
     proc.put(13, "compiler", nice=9)
-    assert Siblings(proc.root).find(ours=()) == ({11, 12}, set())
+    assert Siblings(proc.root, role_of).find(ours=()) == ({11, 12}, set())
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert Siblings(proc.root).find(ours={12}) == ({11}, set())
+    assert Siblings(proc.root, role_of).find(ours={12}) == ({11}, set())
 
 
 def test_processes_of_another_user_are_strangers(proc, monkeypatch):
     proc.put(11, "sampler-0")
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert Siblings(proc.root).find(ours=()) == (set(), set())
+    assert Siblings(proc.root, role_of).find(ours=()) == (set(), set())
 
 
 def test_a_process_that_ends_while_it_is_looked_at_is_left_out(proc):
@@ -76,11 +77,11 @@ def test_a_process_that_ends_while_it_is_looked_at_is_left_out(proc):
     (proc.root / "12").mkdir()
     (proc.root / "13").mkdir()
     (proc.root / "13" / "stat").write_text("")
-    assert Siblings(proc.root).find(ours=()).roots == {11}
+    assert Siblings(proc.root, role_of).find(ours=()).roots == {11}
 
 
 def test_a_name_that_is_taken_late_is_seen_within_eight_looks_and_a_number_with_a_new_owner_at_once(proc):
-    siblings = Siblings(proc.root)
+    siblings = Siblings(proc.root, role_of)
     proc.put(11, "python")
     seen = []
     for look in range(1, 40):
@@ -131,7 +132,7 @@ def test_what_measures_once_has_its_name_before_it_loads_anything(tmp_path):
     ) as child:
         poll(lambda: said.exists() and said.read_text() == f"{said} b", what="the module's first line")
         assert name_of(child.pid) == PROBE
-        found = Siblings().find(ours=())
+        found = Siblings(Path("/proc"), role_of).find(ours=())
         assert child.pid in found.roots
         assert os.getpid() in found.parents
 

@@ -338,9 +338,9 @@ if "SPREEZE_WORKER" not in os.environ:
 """
 _IMPATIENT = """
 import sys
-import spreeze.runtime.supervisor
+import spreeze.runtime.process_supervisor
 from spreeze.cli import train
-spreeze.runtime.supervisor.DEATH_S = 1.0
+spreeze.runtime.process_supervisor.DEATH_S = 1.0
 sys.exit(train.main())
 """
 """``spreeze train`` that does not wait long for what was killed."""

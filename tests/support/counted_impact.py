@@ -24,7 +24,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
-from spreeze.workers.buffer_trainer import BufferTrainer
+from spreeze.workers.buffer_learner import BufferTrainer
 from spreeze.workers.collectors import NewestPolicy, RolloutCollector
 from spreeze.workers.evaluator import envs_at_once, run_episodes, score, seed_list
 from spreeze.workers.torch_devices import learner_threads

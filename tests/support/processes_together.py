@@ -27,7 +27,7 @@ from spreeze.modes.replay import ReplayData
 from spreeze.runtime.assembly import Assembly, assembled
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.supervisor import ProcessSupervisor
+from spreeze.runtime.process_supervisor import ProcessSupervisor
 
 _START_S, _SETTLE_S = 60.0, 0.5
 _LEARNING_SETTLES_S = 8.0

@@ -64,14 +64,15 @@ class Learner:
             "stop": StopConfig(updates=60),
             "replay": RingHandle(fds=(os.dup(self.ring.fd),), spec=self.ring.spec),
             "limiter": RateLimiter(0.0, 1e9, 1, learner["batch_size"], 1), "sampler_rows": (0,),
-            "run_started_s": time.monotonic(), "wall_base_s": 0.0, "env_steps_base": 0,
+            "run_started_s": time.monotonic(), "wall_base_s": 0.0, "env_steps_base": 0, "session": 1.0,
         }  # fmt: skip
         self.job = LearnerJob(**{**fields, **changes})
 
     def run(self):
         self.context.send = self._send
         self.messages = []
-        learn_from_replay(self.context, self.job)
+        for _ in learn_from_replay(self.context, self.job):
+            pass
 
     def _send(self, kind, **fields):
         self.messages.append({"kind": kind, **fields})

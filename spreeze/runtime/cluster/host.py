@@ -26,7 +26,7 @@ from spreeze.metrics.table import SLOTS, TABLE
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.assembly import limit_of_each
 from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment
-from spreeze.runtime.supervisor import ProcessSupervisor
+from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
 from spreeze.transport.chunks import RowOutlet, outlet_limiter, outlet_spec
 from spreeze.transport.replay_ring import ReplayRing

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from harness import PATIENCE_S, train, verb
 from test_collectors import Rows
 
-from spreeze.config.env_ids import engine_of
+from spreeze.envs.families import engine_of
 from spreeze.envs.make import make_env
 from spreeze.envs.single_env import SingleEnv
 from spreeze.envs.task import make_task, vector_maker

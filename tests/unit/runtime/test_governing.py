@@ -30,15 +30,15 @@ from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.runtime.recorder import CounterSample, GroupSample
-from spreeze.runtime.supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.shared_memory import Wakeup, readable
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.collectors import TransitionCollector
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.roles import Address
+from spreeze.workers.roles import Address, role_of
 from spreeze.workers.samplers import SamplerLoop
 
 TWO_CORES = CoreFacts(ids=(0, 1), quota=None, usable=2.0, physical=2, reason="as told")
@@ -99,7 +99,7 @@ def proc(tmp_path):
 
 def test_foreign_cores_are_the_busy_ones_less_our_own_processes_with_threads_and_children(proc, tmp_path):
     seconds = iter((10.0, 12.0))
-    reader = ContentionReader(cores=TWO_CORES, root=tmp_path, clock=lambda: next(seconds))
+    reader = ContentionReader(role_of, cores=TWO_CORES, root=tmp_path, clock=lambda: next(seconds))
     proc.stat()
     proc.thread(100, 5.0, 1.0, children=(300, 200))
     proc.thread(100, 1.0, 0.0, tid=101)
@@ -123,7 +123,7 @@ def test_foreign_cores_are_the_busy_ones_less_our_own_processes_with_threads_and
 def test_under_a_quota_cores_beyond_it_hide_foreign_load_until_our_own_threads_wait(proc, tmp_path):
     seconds = iter((0.0, 1.0, 2.0))
     quota = CoreFacts(ids=(0, 1, 7), quota=1.5, usable=1.5, physical=3, reason="as told")
-    reader = ContentionReader(cores=quota, root=tmp_path, clock=lambda: next(seconds))
+    reader = ContentionReader(role_of, cores=quota, root=tmp_path, clock=lambda: next(seconds))
     proc.stat()
     proc.thread(100, 0.0, 0.0)
     reader.sample({"learner": 100})
@@ -139,7 +139,7 @@ def test_under_a_quota_cores_beyond_it_hide_foreign_load_until_our_own_threads_w
 
 def test_another_run_with_its_supervisor_and_what_it_started_is_no_stranger(proc, tmp_path):
     seconds = iter((10.0, 11.0))
-    reader = ContentionReader(cores=TWO_CORES, root=tmp_path, clock=lambda: next(seconds))
+    reader = ContentionReader(role_of, cores=TWO_CORES, root=tmp_path, clock=lambda: next(seconds))
 
     def second(busy_s, ran_s):
         proc.ticks = {0: [int(100 * busy_s)] + [0] * 9, 1: [0] * 10}
@@ -181,7 +181,7 @@ def test_another_run_with_its_supervisor_and_what_it_started_is_no_stranger(proc
 def test_under_a_quota_another_run_that_uses_it_up_is_no_stranger_either(proc, tmp_path):
     seconds = iter((0.0, 1.0))
     quota = CoreFacts(ids=(0, 1, 7), quota=1.5, usable=1.5, physical=3, reason="as told")
-    reader = ContentionReader(cores=quota, root=tmp_path, clock=lambda: next(seconds))
+    reader = ContentionReader(role_of, cores=quota, root=tmp_path, clock=lambda: next(seconds))
     for passed_s in (0, 1):
         proc.ticks = {0: [150 * passed_s] + [0] * 9, 1: [0] * 10, 7: [0] * 10}
         proc.stat()
@@ -194,7 +194,7 @@ def test_under_a_quota_another_run_that_uses_it_up_is_no_stranger_either(proc, t
 
 
 def test_where_the_kernel_does_not_tell_there_is_no_load(tmp_path):
-    reader = ContentionReader(cores=TWO_CORES, root=tmp_path)
+    reader = ContentionReader(role_of, cores=TWO_CORES, root=tmp_path)
     assert reader.sample({"learner": 1}) is None
     assert reader.sample({"learner": 1}) is None
 
@@ -202,7 +202,7 @@ def test_where_the_kernel_does_not_tell_there_is_no_load(tmp_path):
 def test_a_busy_process_of_ours_is_ours_and_one_of_others_is_foreign():
     ours, other = busy(), busy()
     try:
-        reader = ContentionReader()
+        reader = ContentionReader(role_of)
         reader.sample({"ours": ours.pid, "gone": 2**22 + 1})
         loads = deque(maxlen=1)
 
@@ -492,7 +492,7 @@ def test_where_the_load_cannot_be_read_every_sampler_works(status, tmp_path):
         status,
         lambda level, text: events.append(text),
         clock=lambda: float(next(now)),
-        reader=ContentionReader(cores=TWO_CORES, root=tmp_path),
+        reader=ContentionReader(role_of, cores=TWO_CORES, root=tmp_path),
     )
     for _ in range(30):
         numbers = governing.look(reading(), {"learner": 7})
@@ -505,7 +505,7 @@ class OnlyThese:
     """The real reader, but blind for all foreign programs except the given ones: neighbours of a test."""
 
     def __init__(self, processes):
-        self.processes, self.reader = processes, ContentionReader()
+        self.processes, self.reader = processes, ContentionReader(role_of)
 
     def sample(self, pids):
         named = {f"foreign-{process.pid}": process.pid for process in self.processes}

@@ -1,7 +1,5 @@
 """What a run's outcome says of its last evaluation and of its environments' errors."""
 
-import json
-import re
 import sqlite3
 from types import SimpleNamespace
 
@@ -157,24 +155,6 @@ def test_without_a_whole_round_the_score_of_before_stays_and_it_is_said(made):
     made.no_final_evaluation(6.0)
     assert (made.outcome.eval_return, counts(made.outcome)) == (7.0, (10, 0, 0))
     assert made.notes[-1].startswith("no full set of episodes ended within 6 s; the last score")
-
-
-def test_an_environments_error_is_kept_with_its_traceback_and_said(made, tmp_path):
-    try:
-        raise ValueError("reward is a fish")
-    except ValueError as error:
-        made.env_error("environment 3, episode 2, step 5", error, 10)
-    (note,) = made.notes
-    assert re.fullmatch(
-        r"warning: environment 3, episode 2, step 5: ValueError: reward is a fish "
-        r"\(test_recorder.py:\d+\); its episode is lost; 10 such errors so far",
-        note,
-    )
-    (path,) = (tmp_path / "errors").iterdir()
-    record = json.loads(path.read_text())
-    assert record["process"] == "supervisor"
-    assert record["error"].startswith("ValueError: reward is a fish")
-    assert 'raise ValueError("reward is a fish")' in record["traceback"]
 
 
 def test_the_closing_words_tell_the_final_metric_of_more_than_one_evaluation():

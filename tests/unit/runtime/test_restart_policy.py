@@ -3,7 +3,7 @@ import importlib
 import pytest
 
 from spreeze.metrics.table import SLOTS
-from spreeze.runtime.supervisor import Restarts
+from spreeze.runtime.process_supervisor import Restarts
 from spreeze.workers import jobs
 from spreeze.workers.roles import ROLES, RestartLimit
 

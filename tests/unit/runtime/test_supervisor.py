@@ -16,8 +16,8 @@ from spreeze.machine.awake import AwakeClock
 from spreeze.machine.last_words import Log
 from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase
-from spreeze.runtime.launcher import RunContext, WorkerSpec
-from spreeze.runtime.supervisor import ProcessSupervisor
+from spreeze.runtime.launcher import Launcher, RunContext, WorkerSpec
+from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import ROLES, Address
@@ -30,6 +30,7 @@ class FakeChild:
 
     def __init__(self, spec, pid):
         self.spec, self.pid, self.code, self.signals, self.waited, self.log = spec, pid, None, [], 0, None
+        self.process_name = spec.name
         self.undying, self.clock = False, None
         """Whether the kernel holds it whatever comes; the stage, whose time then passes in waiting for it."""
         self.message_fd, self._write_fd = os.pipe()
@@ -66,7 +67,7 @@ class FakeChild:
         self.message_fd = -1
 
 
-class Stage:
+class Stage(Launcher):
     def __init__(self, tmp_path, roles, clock=lambda scene: lambda: scene.now):
         self.now, self.events, self.order, self.started = 0.0, [], [], []
         self.refuse, self.clock = False, clock(self)

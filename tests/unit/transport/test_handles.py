@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from dataclasses import dataclass
 
 import numpy as np
 from harness import PATIENCE_S
 
-from spreeze.transport.handles import handles, inherited_fds
+from spreeze.transport.handles import handles, inherited_fds, with_own_descriptors
 from spreeze.transport.mixing import MixHandle, MixMemory
 from spreeze.transport.replay_ring import ReplayRing, RingHandle, RingSpec
 from spreeze.transport.shared_memory import Wakeup, WakeupHandle
@@ -51,6 +52,17 @@ def test_a_job_comes_back_from_json_with_handles_that_attach():
         assert back == job
         back.samplers[0].attach().notify()
         assert own.wait(PATIENCE_S)
+
+
+def test_a_worker_of_the_same_process_gets_descriptors_that_it_may_close():
+    with channels() as (ring, memory, own, _):
+        job = Job(seed=1, replay=ring.handle, mix=memory.handle, samplers=(own.handle,))
+        copy = with_own_descriptors(job)
+        assert (copy.seed, copy.replay.spec) == (job.seed, job.replay.spec)
+        copy.replay.attach().close()
+        assert ring.total_committed() == 0
+        os.fstat(ring.fd)
+        assert copy.samplers == job.samplers, "which nobody but their owner closes"
 
 
 def test_attached_parameters_are_those_of_their_owner():

@@ -53,13 +53,13 @@ def job_of(tmp_path, **changes):
 class Running:
     """The evaluator in a thread, its status and the messages that it sent."""
 
-    def __init__(self, job, sleep=None):
+    def __init__(self, job, pauses=None):
         self.status = StatusTable.create(7)
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
         self.context = WorkerContext(Address("evaluator"), self.status, 0, self._write_fd, Path(job.run_dir) / "errors")
-        if sleep is not None:
-            self.context.sleep = sleep
+        if pauses is not None:
+            self.context.pauses = lambda seconds, **until: (pauses.append(seconds), time.sleep(0.005))
         self.error = None
         self._text = b""
         self._thread = threading.Thread(target=self._body, args=(job,))
@@ -67,7 +67,8 @@ class Running:
 
     def _body(self, job):
         try:
-            run_evaluator(self.context, job)
+            for _ in run_evaluator(self.context, job):
+                pass
         except Exception as error:
             self.error = error
 
@@ -166,7 +167,7 @@ def test_without_a_free_core_it_rests_after_an_evaluation(tmp_path, store, monke
     monkeypatch.setattr(evaluator.time, "process_time", itertools.count(step=60).__next__)
     publish(store, GOOD, 1)
     job = job_of(tmp_path, has_free_core=False, cpu_share=0.1)
-    body = Running(job, sleep=lambda seconds, **until: (rests.append(seconds), time.sleep(0.005)))
+    body = Running(job, pauses=rests)
     wait_until(lambda: any(rest > 1.0 for rest in rests))
     body.stop()
     os.close(body.read_fd)
@@ -224,7 +225,7 @@ def test_environments_that_cannot_be_made_are_tried_again_for_ever(tmp_path, sto
     monkeypatch.setattr(evaluator, "open_task", refused)
     pauses = []
     publish(store, GOOD, 1)
-    body = Running(job_of(tmp_path), sleep=lambda seconds, *rest: (pauses.append(seconds), time.sleep(0.005)))
+    body = Running(job_of(tmp_path), pauses=pauses)
     version = 1
     while not body.messages("evaluation"):
         version += 1

@@ -1,4 +1,6 @@
-"""Learns from the circular buffer, from rollouts as old as they may be; independent of processes.
+"""The learner of the circular buffer: its feed, and its trainer, which knows no processes.
+
+It learns from rollouts as old as they may be.
 
 The buffer (``transport.rollouts``) gives new rollouts first, of these the oldest, then goes round those that
 are there: between two uses of one all others are used. So K uses of N rollouts are like K epochs of N
@@ -8,22 +10,80 @@ above 1, so many from rows of all that have begun their uses. What is computed a
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
 from typing import Any
 
 from spreeze.algorithms.impact import AnyAge, Evaluated
 from spreeze.errors import WeightsError
+from spreeze.metrics.table import SLOTS, Phase
+from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import RolloutReader, Rollouts
 from spreeze.transport.weights import VersionedParameters, check_finite
+from spreeze.workers.context import WorkerContext
+from spreeze.workers.feeds import RestoredFeed, on_policy_algorithm, scheduled
+from spreeze.workers.jobs import BufferLearnerJob
+from spreeze.workers.learner import Learner
 from spreeze.workers.on_policy_trainer import Progress, RolloutAverage, sha256_of
+from spreeze.workers.torch_devices import open_device
 
+_UPDATES = SLOTS["learner"].index("updates")
 _BROADCAST_S = 0.002
 """Least time between two policies for the samplers while there is something to learn from."""
 _RECENT = 64
 """Values that means of uses and lag are of."""
+
+
+def learn_from_buffer(context: WorkerContext, job: BufferLearnerJob) -> Iterator[None]:
+    """Learns from the circular buffer until asked to stop; writes a final checkpoint and final weights."""
+    with (
+        contextlib.closing(job.rollouts.attach()) as rollouts,
+        open_device(job.learner, job.spec, job.settings.hidden_sizes, job.batch_size),
+    ):
+        yield from Learner(context, job, BufferFeed(context, job, rollouts)).turns()
+
+
+class BufferFeed(RestoredFeed):
+    """Rollouts of any age, from a buffer that samplers write without waiting."""
+
+    _job: BufferLearnerJob
+    trainer: BufferTrainer
+
+    def __init__(self, context: WorkerContext, job: BufferLearnerJob, rollouts: Rollouts) -> None:
+        algorithm = on_policy_algorithm(job, "none")
+        assert isinstance(algorithm, AnyAge)
+        super().__init__(context, job)
+        self.trainer = BufferTrainer(
+            algorithm,
+            rollouts,
+            job.envs_per_sampler,
+            env_steps_base=job.env_steps_base,
+            session=job.session,
+            progress=scheduled(job.stop, job.wall_base_s, self.session_s),
+            meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
+        )
+        self._epoch = 0
+        self._broadcast = PolicyBroadcast(self.trainer, job.policies.attach(), job.settings.broadcast_updates)
+
+    def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
+        self._epoch = epoch
+        super().restore(checkpoint, epoch)
+
+    def advance(self) -> bool:
+        """One update; the samplers, all of them, find new weights after every few, and before the learner waits."""
+        self._context.beat(Phase.UPDATE)
+        learned = self.trainer.learn()
+        if learned:
+            self._context.slots[_UPDATES] = self.trainer.updates
+        self.broadcast_s += self._broadcast.after(learned, self._epoch)
+        return learned
+
+    def env_steps(self) -> int:
+        return self.trainer.env_steps
 
 
 class BufferTrainer:

@@ -1,0 +1,190 @@
+"""The forms of an environment's id: Gymnasium's own, ``ENGINE:ID``, ``TEAM:NAME``, ``MODULE:ID``, ``MODULE:CLASS``.
+
+A family is one row here, and what makes its environments. Its package is imported when one is made.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import pkgutil
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from spreeze.errors import EnvironmentError_, did_you_mean
+
+_RIVALS = re.compile(r"^simple_(adversary|crypto|push|tag|world_comm)_v\d+$")
+"""Tasks of mpe2 in which agents play against each other."""
+
+
+class Family(NamedTuple):
+    """Environments whose ids begin with one prefix and a colon."""
+
+    prefix: str
+    make: Callable[..., Any]
+    """Makes one, for ``vector_engines.open_vector`` or ``team_env.make_team``."""
+    team: bool = False
+    """Its tasks have several agents; else each environment is a vector of N that its own engine steps."""
+    package: str = ""
+    """Package that a program without Spreeze has to install for its tasks."""
+
+
+def envpool(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
+    """``num_envs`` environments of EnvPool."""
+    if importlib.util.find_spec("envpool") is None:
+        raise EnvironmentError_(f"envpool:{name} needs envpool: pip install 'spreeze[envpool]', or use --env {name}")
+    package: Any = importlib.import_module("envpool")
+    if name not in package.list_all_envs():
+        raise EnvironmentError_(f"envpool has no '{name}'{did_you_mean(name, package.list_all_envs())}")
+    # One thread: a sampler is one core, and samplers are what the tuner counts.
+    return package.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **{"num_threads": 1, **args})
+
+
+def gymnasium_vector(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
+    """The vector environment that is registered with a Gymnasium id."""
+    import gymnasium
+
+    known = gymnasium.registry.get(name)
+    if known is None or known.vector_entry_point is None:
+        reason = "is not registered" if known is None else "has no vector environment of its own"
+        raise EnvironmentError_(f"vector:{name}: '{name}' {reason}; use --env {name}, eight of which a sampler steps")
+    return gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **args)
+
+
+def own_module(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> Any:
+    """The environment that ``parallel_env()`` of the module of ``--import`` makes."""
+    if name != import_module:
+        raise EnvironmentError_(f"'parallel:{name}' would import module '{name}': add --import {name} to allow it")
+    return _parallel_env(importlib.import_module(name), render_mode, args)
+
+
+def _parallel_env(module: Any, render_mode: str | None, args: dict[str, Any]) -> Any:
+    if not hasattr(module, "parallel_env"):
+        raise EnvironmentError_(f"module '{module.__name__}' has no parallel_env(), which makes the environment")
+    return module.parallel_env(**args, **({} if render_mode is None else {"render_mode": render_mode}))
+
+
+def foraging(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> _Foraging:
+    """Level-Based Foraging of lbforaging."""
+    if importlib.util.find_spec("lbforaging") is None:
+        raise EnvironmentError_(f"lbf:{name} needs lbforaging: pip install 'spreeze[multiagent]'")
+    import gymnasium
+
+    importlib.import_module("lbforaging")  # registers its ids
+    known = [known_id for known_id in gymnasium.registry if known_id.startswith("Foraging")]
+    if name not in known:
+        raise EnvironmentError_(
+            f"lbforaging has no '{name}'{did_you_mean(name, known)}; for example "
+            "Foraging-8x8-2p-3f-v3: size, players, foods"
+        )
+    return _Foraging(name, **args)
+
+
+def mpe2(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> Any:
+    """A task of mpe2 in which agents work together."""
+    if importlib.util.find_spec("mpe2") is None:
+        raise EnvironmentError_(f"mpe2:{name} needs mpe2: pip install 'spreeze[multiagent]'")
+    package = importlib.import_module("mpe2")
+    known = [module.name for module in pkgutil.iter_modules(package.__path__) if re.search(r"_v\d+$", module.name)]
+    if name not in known:
+        hint = did_you_mean(name, known) or f"; it has {', '.join(known)}"
+        raise EnvironmentError_(f"mpe2 has no '{name}'{hint}")
+    if _RIVALS.match(name):
+        teams = ", ".join(other for other in known if not _RIVALS.match(other))
+        raise EnvironmentError_(
+            f"mpe2:{name}: its agents play against each other, and a team shares one reward; use one of {teams}"
+        )
+    return _parallel_env(importlib.import_module(f"mpe2.{name}"), render_mode, args)
+
+
+class _Foraging:
+    """Level-Based Foraging, which has tuples for its agents, as a parallel environment; it has no pictures."""
+
+    def __init__(self, env_id: str, **args: Any) -> None:
+        import gymnasium
+
+        spec = copy.deepcopy(gymnasium.spec(env_id))
+        # Its own step ends an episode; ``gymnasium.make`` would keep the number for a wrapper whose word is not heard.
+        if "max_episode_steps" in args:
+            spec.kwargs["max_episode_steps"] = args.pop("max_episode_steps")
+        self._env: Any = gymnasium.make(spec, disable_env_checker=True, **args)
+        self.possible_agents = [f"player {index + 1}" for index in range(len(self._env.action_space))]  # type: ignore[arg-type]
+        self.metadata: dict[str, Any] = {"render_modes": []}
+        self.agents: list[str] = []
+        self.unwrapped = self
+        self.max_cycles = int((self._env.spec.kwargs if self._env.spec else {})["max_episode_steps"])
+        self._steps = 0
+
+    def observation_space(self, agent: str) -> Any:
+        return self._env.observation_space[self.possible_agents.index(agent)]
+
+    def action_space(self, agent: str) -> Any:
+        return self._env.action_space[self.possible_agents.index(agent)]
+
+    def _each(self, values: Any) -> dict[str, Any]:
+        return dict(zip(self.possible_agents, values, strict=True))
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        obs, _ = self._env.reset(seed=seed, options=options)
+        self.agents, self._steps = list(self.possible_agents), 0
+        return self._each(obs), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        obs, rewards, done, _, _ = self._env.step(tuple(actions[agent] for agent in self.possible_agents))
+        given, self._steps = self.agents, self._steps + 1
+        self.agents = [] if done else given
+        limit = bool(done) and self._steps >= self.max_cycles  # the package calls both ends the same
+        return (
+            self._each(obs),
+            self._each(rewards),
+            dict.fromkeys(given, bool(done) and not limit),
+            dict.fromkeys(given, limit),
+            {agent: {} for agent in given},
+        )
+
+    def close(self) -> None:
+        self._env.close()
+
+
+FAMILIES = {
+    family.prefix: family
+    for family in (
+        Family("envpool", envpool),
+        Family("vector", gymnasium_vector),
+        Family("mpe2", mpe2, team=True, package="mpe2"),
+        Family("lbf", foraging, team=True, package="lbforaging"),
+        Family("parallel", own_module, team=True),
+    )
+}
+_PLAIN = re.compile(rf"^(({'|'.join(FAMILIES)}):)?[A-Za-z0-9][A-Za-z0-9_./-]{{0,99}}$")
+
+
+def family_of(env_id: str) -> Family | None:
+    """The family whose prefix an id has; None for a plain one."""
+    prefix, colon, _ = env_id.partition(":")
+    return FAMILIES.get(prefix) if colon else None
+
+
+def engine_of(env_id: str) -> str | None:
+    """``envpool`` or ``vector`` for an id with that prefix; None for others."""
+    family = family_of(env_id)
+    return None if family is None or family.team else family.prefix
+
+
+def is_team(env_id: str) -> bool:
+    """True if an id is that of a task of several agents."""
+    family = family_of(env_id)
+    return family is not None and family.team
+
+
+def imports_only(env_id: object, module: object) -> bool:
+    """True if it is an id whose environment is made without the import of a module other than ``module``.
+
+    ``parallel:MODULE`` always is: ``envs.team_env`` refuses it where ``--import`` does not name that module, too.
+    """
+    if not isinstance(env_id, str) or ".." in env_id:
+        return False
+    named, colon, name = env_id.rpartition(":")
+    return _PLAIN.match(name if colon and named == module else env_id) is not None

@@ -1,0 +1,370 @@
+"""Starts workers, watches them, starts them again where they fail, and stops them."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from spreeze.errors import WorkerError
+from spreeze.formatting import size
+from spreeze.machine.awake import AWAKE
+from spreeze.machine.last_words import ending, oom_kills
+from spreeze.machine.processes import CLOSING_S, DEATH_S, end_orphans, left_behind
+from spreeze.machine.utilisation import tree_memory_bytes
+from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
+from spreeze.runtime.launcher import FRESH, Launcher, RunContext, Worker, WorkerSpec
+from spreeze.transport import status_table as words
+from spreeze.transport.status_table import StatusTable
+from spreeze.workers.roles import ROLES, Address, Loss, RestartLimit, Role
+
+_STOP_S = 6.0  # for a worker to end after it was asked to stop
+_LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
+"""Phases before the learner's last checkpoint: no time limit while its heartbeat is in time."""
+_MEMORY_S = 1.0  # between two checks of the workers' memory
+_STARTING = (Phase.INIT, Phase.RESET)
+_FIRST_WORD_S = 10.0  # of silence while an environment starts, after which it is said
+_STACK_S = 0.2  # for a hung worker to write its stack into its log before it is killed
+
+
+@dataclass
+class WorkerHandle:
+    """A supervised worker: its current process and its failures."""
+
+    spec: WorkerSpec
+    restarts: Restarts
+    process: Worker | None = None
+    last_heartbeat: int = -1
+    heartbeat_seen_s: float = 0.0
+    failures: list[str] = field(default_factory=list)
+    reported: str | None = None  # the error that it reported before its end was noticed
+    ended_s: float | None = None  # when its last process ended, until the next one works
+    waited_for: bool = False  # whether it was said that its environments take long to start
+    oom_kills: int | None = None  # of the machine when its process began
+
+
+def _read(handle: WorkerHandle) -> list[dict[str, Any]]:
+    """The messages of a worker that have arrived; notes the error that it reports."""
+    messages = handle.process.read_messages() if handle.process else []
+    for message in messages:
+        if message.get("kind") == "error":
+            handle.reported = str(message.get("error"))
+    return messages
+
+
+class ProcessSupervisor:
+    """Starts, watches, restarts and stops workers.
+
+    ``uncounted_crashes`` of each worker are restarted at once and do not count toward its limit.
+    """
+
+    def __init__(
+        self,
+        run_context: RunContext,
+        status: StatusTable,
+        *,
+        on_event: Callable[[str, str], None],
+        launcher: Launcher = FRESH,
+        clock: Callable[[], float] = AWAKE,
+        uncounted_crashes: int = 0,
+    ) -> None:
+        self._run_context, self._status = run_context, status
+        self.on_event, self._launcher, self._clock = on_event, launcher, clock
+        self._uncounted = uncounted_crashes
+        self.handles: dict[str, WorkerHandle] = {}
+        self.first_error: tuple[str, str] | None = None
+        self._next_memory_s = 0.0
+
+    def add(self, spec: WorkerSpec) -> None:
+        """Starts a worker and keeps it running from now on; an OSError if it could not be started."""
+        restarts = Restarts(spec.limit or spec.role.limit, self._uncounted)
+        self.handles[spec.name] = handle = WorkerHandle(spec=spec, restarts=restarts)
+        self._launch(handle)
+
+    def _launch(self, handle: WorkerHandle) -> None:
+        self._status.control(handle.spec.row)[words.PHASE] = int(Phase.START)
+        handle.process = self._launcher.start(handle.spec, self._run_context)
+        handle.last_heartbeat, handle.heartbeat_seen_s, handle.reported = -1, self._clock(), None
+        handle.waited_for, handle.oom_kills = False, oom_kills()
+
+    @property
+    def restarts(self) -> int:
+        """Workers started again so far."""
+        return sum(handle.restarts.total for handle in self.handles.values())
+
+    def alive(self, role: Role) -> int:
+        return sum(handle.process is not None for handle in self.handles.values() if handle.spec.role is role)
+
+    def keeps_failing(self, name: str) -> bool:
+        """True while a worker does not run, for it has failed so often that its next start has to wait long."""
+        handle = self.handles.get(name)
+        return handle is not None and handle.process is None and handle.restarts.quarantined
+
+    def learners(self) -> list[Address]:
+        """Addresses of the learners, one in each group."""
+        return [handle.spec.address for handle in self.handles.values() if handle.spec.role.learns]
+
+    def pids(self) -> dict[str, int]:
+        """Name -> process id of the running workers."""
+        running = [handle.process for handle in self.handles.values() if handle.process is not None]
+        return {process.process_name: process.pid for process in running}
+
+    def wait(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+        """Waits for messages for at most ``seconds``; returns them. ``meanwhile``: see ``Launcher.wait``."""
+        by_fd = {handle.process.message_fd: handle for handle in self.handles.values() if handle.process}
+        ready = self._launcher.wait(by_fd, seconds, meanwhile)
+        messages = [message for fd in ready for message in _read(by_fd[fd])]
+        if ready and not messages:
+            # Only closed pipes of ending workers: do not spin until they are reaped.
+            time.sleep(min(seconds, 0.01))
+        return messages
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Signals all workers and what they started; deadlines begin again."""
+        now = self._clock()
+        for handle in self.handles.values():
+            if handle.process is not None:
+                handle.heartbeat_seen_s = now
+                handle.process.signal_group(number)
+
+    def note_error(self, name: str, text: str) -> None:
+        """Keeps the first error of any worker, which usually explains the others."""
+        if self.first_error is None:
+            self.first_error = (name, text)
+
+    def watch(self) -> list[dict[str, Any]]:
+        """Reaps, checks deadlines, restarts; returns the last messages of ended workers.
+
+        Raises a WorkerError if a worker that the run needs was given up (see ``Role.lost``).
+        """
+        now = self._clock()
+        messages: list[dict[str, Any]] = []
+        look_at_memory = now >= self._next_memory_s
+        if look_at_memory:
+            self._next_memory_s = now + _MEMORY_S
+        for handle in self.handles.values():
+            if handle.process is not None:
+                messages += self._check(handle, handle.process, now, look_at_memory)
+            elif handle.restarts.due(now):
+                self._restart(handle)
+        self._check_lost()
+        return messages
+
+    def _check(self, handle: WorkerHandle, process: Worker, now: float, look_at_memory: bool) -> list[dict[str, Any]]:
+        """Reaps a worker, or ends one that is hung or too large; returns its last messages."""
+        code = process.poll()
+        if code is not None:
+            return self._ended(handle, code, now)
+        spec, phase = handle.spec, self._note_heartbeat(handle, now)
+        silent_s, limit = now - handle.heartbeat_seen_s, spec.memory_limit_bytes
+        starts, deadline_s = phase in _STARTING and spec.role.has_envs, _deadline_s(spec, phase)
+        if starts and spec.role.steps and silent_s > _FIRST_WORD_S and not handle.waited_for:
+            handle.waited_for = True
+            self.on_event(
+                "info",
+                f"waiting for an environment of {spec.name} to start: {silent_s:.0f} s so far, at "
+                f"most {deadline_s:g} s (--start-deadline-s)",
+            )
+        if silent_s > deadline_s:
+            why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log" + (
+                f"; for an environment that takes longer to start: --start-deadline-s {2 * deadline_s:g}"
+                if starts
+                else ""
+                if phase in _STARTING
+                else deadline_text(phase, deadline_s)
+            )
+            process.signal_group(signal.SIGUSR1)
+            time.sleep(_STACK_S)
+        elif look_at_memory and limit is not None and (used := tree_memory_bytes(process.pid)) > limit:
+            # Before the system kills a process of its choice.
+            why = f"ended: it used {size(used)} of memory, its limit is {size(limit)} (does the environment leak?)"
+        else:
+            return []
+        self._kill([handle])
+        return self._ended(handle, -int(signal.SIGKILL), now, why)
+
+    def _note_heartbeat(self, handle: WorkerHandle, now: float) -> Phase:
+        """Notes when the heartbeat last changed; returns the phase."""
+        control = self._status.control(handle.spec.row)
+        heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
+        if handle.ended_s is not None and phase not in (Phase.START, Phase.INIT):
+            self.on_event("info", f"{handle.spec.name} is back after {now - handle.ended_s:.1f} s")
+            handle.ended_s = None
+        if heartbeat != handle.last_heartbeat:
+            handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
+        return phase
+
+    def _close(self, handle: WorkerHandle) -> tuple[list[dict[str, Any]], Phase]:
+        """Releases the process of a worker that has ended; returns its last messages and its last phase."""
+        process = handle.process
+        assert process is not None
+        process.signal_group(signal.SIGKILL)
+        messages = _read(handle)
+        process.close()
+        handle.process = None
+        return messages, Phase(int(self._status.control(handle.spec.row)[words.PHASE]))
+
+    def _ended(self, handle: WorkerHandle, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
+        log = handle.process.log if handle.process is not None else None
+        messages, phase = self._close(handle)
+        if code == 0 and phase is Phase.DONE and handle.spec.role.may_end:
+            return messages
+        words = "" if why or handle.reported or log is None else log.last_words
+        reason = why or _exit_text(code, phase, handle.oom_kills) + (f": {words}" if words else "")
+        handle.failures.append(f"{reason}: {handle.reported}" if handle.reported else reason)
+        self.note_error(handle.spec.name, handle.failures[-1])
+        handle.restarts.failed(now)
+        handle.ended_s = now
+        given_up, wait_s = handle.restarts.given_up, (handle.restarts.due_s or now) - now
+        outlook = "given up" if given_up else "restarting now" if wait_s <= 0 else f"restarting in {wait_s:.1f} s"
+        self.on_event("error" if given_up else "warning", f"{handle.spec.name} {handle.failures[-1]}; {outlook}")
+        return messages
+
+    def _restart(self, handle: WorkerHandle) -> None:
+        try:
+            self._launch(handle)
+        except OSError as error:
+            handle.restarts.failed(self._clock())
+            self.on_event("error", f"{handle.spec.name} could not be started: {error}")
+            return
+        handle.restarts.restarted()
+
+    def _check_lost(self) -> None:
+        """Raises a WorkerError if the run cannot go on without the workers that are lost."""
+        for role in ROLES.values():
+            handles = [handle for handle in self.handles.values() if handle.spec.role is role]
+            for handle in handles if role.lost is Loss.ANY else ():
+                if handle.restarts.given_up:
+                    who = f"the {handle.spec.name}" if handle.spec.name == role.name else handle.spec.name
+                    raise WorkerError(f"{who} failed {len(handle.failures)} times; the last: {handle.failures[-1]}")
+            for group in {handle.spec.address.group for handle in handles} if role.lost is Loss.MOST else ():
+                own = [handle for handle in handles if handle.spec.address.group == group]
+                lost = [handle for handle in own if handle.restarts.quarantined and handle.process is None]
+                if 2 * len(lost) > len(own):
+                    raise WorkerError(
+                        f"{len(lost)} of {len(own)} {role.name}s keep failing; {lost[0].spec.name}: "
+                        f"{lost[0].failures[-1]}"
+                    )
+
+    def stop(
+        self,
+        hurry: Callable[[], bool],
+        on_messages: Callable[[list[dict[str, Any]]], None],
+        on_wait: Callable[[list[WorkerSpec]], None] = lambda specs: None,
+    ) -> None:
+        """Ends all workers: stop flag, then SIGKILL for late ones. All have ended when this returns.
+
+        Meanwhile all are killed at once if ``hurry()``, and ``on_wait`` gets the workers still alive.
+        """
+        self._status.header[words.STOP] = 1
+        start = self._clock()
+        while living := [handle for handle in self.handles.values() if handle.process is not None]:
+            specs = [handle.spec for handle in living]
+            on_messages(self.wait(0.02, functools.partial(on_wait, specs)))
+            on_wait(specs)
+            in_hurry, late = hurry(), []
+            for handle in living:
+                if handle.process is not None and handle.process.poll() is not None:
+                    on_messages(self._reap(handle))
+                elif in_hurry or self._is_late(handle, start):
+                    late.append(handle)
+            self._kill(late)
+            for handle in late:
+                on_messages(self._reap(handle))
+        end_orphans(self._run_context.nonce)
+
+    def _is_late(self, handle: WorkerHandle, start: float) -> bool:
+        """True if a worker has used up its time to end since ``start``."""
+        now = self._clock()
+        phase = self._note_heartbeat(handle, now)
+        if not handle.spec.role.learns:
+            done = phase is Phase.DONE and now - max(start, handle.heartbeat_seen_s) > CLOSING_S
+            return done or now - start > _STOP_S
+        silent_s = now - max(start, handle.heartbeat_seen_s)
+        return silent_s > (DEADLINE_S[phase] if phase in _LAST_WORK else _STOP_S)
+
+    def _kill(self, handles: list[WorkerHandle]) -> None:
+        """Kills workers; those that do not die in time are reported and left behind."""
+        processes = [handle.process for handle in handles if handle.process is not None]
+        for process in processes:
+            process.signal_group(signal.SIGKILL)
+        end = self._clock() + DEATH_S
+        for process in processes:
+            if process.kill_and_wait(max(0.0, end - self._clock())) is None:
+                self.on_event("error", left_behind(process.spec.name, process.pid))
+
+    def _reap(self, handle: WorkerHandle) -> list[dict[str, Any]]:
+        """Releases a worker that was asked to stop, or that was killed because it did not."""
+        assert handle.process is not None
+        code = handle.process.poll()
+        messages, phase = self._close(handle)
+        if code != 0 and handle.spec.role.learns and phase is not Phase.DONE:
+            how = "was left behind" if code is None else _exit_text(code, phase)
+            self.on_event("warning", f"{handle.spec.name} {how} while stopping; its last checkpoint counts")
+        return messages
+
+
+def _deadline_s(spec: WorkerSpec, phase: Phase) -> float:
+    """Silence after which a worker in that phase counts as hung."""
+    if phase is Phase.STEP:
+        return spec.step_deadline_s
+    if phase is Phase.INIT and spec.role.has_envs:
+        return spec.start_deadline_s
+    again = spec.role.has_envs and phase in (Phase.RESET, Phase.EVALUATE, Phase.RENDER)  # one may have to be made there
+    return max(DEADLINE_S[phase], spec.start_deadline_s if again else 0.0)
+
+
+def _exit_text(code: int, phase: Phase, oom_kills_before: int | None = None) -> str:
+    if code < 0:
+        text = ending(code, oom_kills_before)
+        return f"ended by {text.removeprefix('signal ') if 'SIG' in text else text} in phase {phase.name}"
+    if code == 0:
+        return f"ended by itself (exit code 0) in phase {phase.name} without being asked to"
+    return f"ended with exit code {code} in phase {phase.name}"
+
+
+@dataclass
+class Restarts:
+    """The failures of one worker."""
+
+    limit: RestartLimit
+    forgiven: int = 0  # failures that are restarted at once and do not count toward the limit
+    total: int = 0
+    due_s: float | None = None  # monotonic time of the next start; None while it runs or after it was given up
+    quarantined: bool = False
+    given_up: bool = False
+    _times: deque[float] = field(default_factory=deque)
+
+    def failed(self, now_s: float) -> None:
+        """Notes a failure and decides when to start again.
+
+        The first in a window waits ``first_delay_s``; the next ones wait ``backoff_s``, doubled up to ``max_delay_s``.
+        """
+        if self.forgiven > 0:
+            self.forgiven -= 1
+            self.due_s = now_s
+            return
+        self._times.append(now_s)
+        while self._times and self._times[0] < now_s - self.limit.window_s:
+            self._times.popleft()
+        recent = len(self._times)
+        self.quarantined = recent >= self.limit.failures
+        if self.quarantined and self.limit.quarantine_s is None:
+            self.given_up, self.due_s = True, None
+            return
+        if self.quarantined:
+            self.due_s = now_s + (self.limit.quarantine_s or 0.0)
+        elif recent == 1:
+            self.due_s = now_s + self.limit.first_delay_s
+        else:
+            self.due_s = now_s + min(self.limit.backoff_s * 2.0 ** (recent - 2), self.limit.max_delay_s)
+
+    def due(self, now_s: float) -> bool:
+        return self.due_s is not None and now_s >= self.due_s
+
+    def restarted(self) -> None:
+        self.total, self.due_s, self.quarantined = self.total + 1, None, False

@@ -1,0 +1,184 @@
+"""Workers that take turns in this process, in place of a process for each."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from time import monotonic
+
+from spreeze.config.schema import SamplingConfig
+from spreeze.errors import ResourceError
+from spreeze.machine.output import stdout_to_stderr
+from spreeze.machine.processes import DEATH_S, own_mark
+from spreeze.metrics.table import Phase
+from spreeze.run_directory import RunDir
+from spreeze.runtime.hang_watch import RUN, HangWatch
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.launcher import Launcher, RunContext, Worker, WorkerSpec, log_file
+from spreeze.transport.handles import with_own_descriptors
+from spreeze.transport.shared_memory import readable
+from spreeze.transport.status_table import StatusTable
+from spreeze.workers.context import WorkerContext
+from spreeze.workers.main import load_named, report
+
+_LEAST_SILENT_S = 30.0
+"""Shortest time after which a process counts as hung in code that lets no other thread run: imports take seconds."""
+_MARGIN_S = 5.0
+"""For the deadline to be met in the usual way before."""
+_IN_ENVIRONMENT = (Phase.INIT, Phase.RESET, Phase.STEP, Phase.EVALUATE, Phase.DONE)
+
+
+class TurnLauncher(Launcher):
+    """Turns all workers of a run by turns, each as far as it gets without waiting for another one."""
+
+    def __init__(self, run_dir: RunDir, interrupts: Interrupts, sampling: SamplingConfig) -> None:
+        self.interrupts = interrupts
+        self.silent_s = max(_LEAST_SILENT_S, sampling.step_deadline_s) + _MARGIN_S
+        self.watch = HangWatch(
+            interrupts, run_dir.path, sampling.step_deadline_s, lambda: run_dir.asked("stop"), sampling.start_deadline_s
+        )
+        self.has_news = False
+        """True since a worker has sent a message or ended."""
+        self.meanwhile: Callable[[], None] = lambda: None
+        self._workers: list[TurnedWorker] = []
+
+    @contextlib.contextmanager
+    def supervised(self, run_dir: Path, nonce: str) -> Iterator[None]:
+        """Also marks what the environments of this process start, and keeps their output from standard output."""
+        with log_file(run_dir, RUN) as log, own_mark(nonce), stdout_to_stderr():
+            faulthandler.register(signal.SIGUSR1, log, all_threads=True)
+            try:
+                yield
+            finally:
+                faulthandler.unregister(signal.SIGUSR1)
+                self.watch.close()
+
+    def start(self, spec: WorkerSpec, run_context: RunContext) -> TurnedWorker:
+        """Starts a worker, up to its first turn."""
+        worker = TurnedWorker(spec, run_context, self)
+        self._workers = [other for other in self._workers if other.poll() is None]
+        self._workers.append(worker)
+        # The learner comes last: what it says of the end holds for all.
+        self._workers.sort(key=lambda worker: worker.spec.role.learns)
+        worker.turn()
+        return worker
+
+    def wait(self, fds: Collection[int], seconds: float, meanwhile: Callable[[], None]) -> list[int]:
+        """Gives each worker its turns for so long, or until there is news."""
+        end, self.meanwhile = monotonic() + seconds, meanwhile
+        while True:
+            for worker in self._workers:
+                worker.turn()
+            if self.has_news or self.interrupts.count or monotonic() >= end:
+                break
+        self.has_news = False
+        return readable(fds, 0.0)
+
+
+class TurnedWorker(Worker):
+    """A worker that works in this process whenever it has its turn."""
+
+    def __init__(self, spec: WorkerSpec, run_context: RunContext, launcher: TurnLauncher) -> None:
+        read_fd, self._write_fd = os.pipe()
+        super().__init__(spec=spec, message_fd=read_fd)
+        os.set_blocking(read_fd, False)
+        os.set_blocking(self._write_fd, False)
+        self._launcher, self._errors_dir = launcher, run_context.run_dir / "errors"
+        self._context = TurnContext(self, run_context, launcher, self._write_fd)
+        self._code: int | None = None
+        job = with_own_descriptors(spec.job)
+        self._turns: Iterator[None] = load_named(job.code)(self._context, job)
+        self._context.beat(Phase.INIT)
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    @property
+    def process_name(self) -> str:
+        return RUN
+
+    def turn(self) -> None:
+        if self._code is not None:
+            return
+        try:
+            next(self._turns)
+        except StopIteration:
+            self._context.beat(Phase.DONE)
+            self._end(0)
+        except KeyboardInterrupt:  # a second Ctrl-C, in an environment's code
+            self._end(-signal.SIGINT)
+        except BaseException as error:
+            report(self._context, self._errors_dir, error)
+            self._end(1)
+        finally:
+            self._launcher.watch.done()
+
+    def _end(self, code: int) -> None:
+        self._code, self._launcher.has_news = code, True
+
+    def poll(self) -> int | None:
+        """Its exit code, as a process has it. The one that noticed an interrupt before the supervisor has not ended."""
+        return None if self._code == 0 and self._context.is_ahead else self._code
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Ends it where that kills a process; a pause of this process is one of all its workers."""
+        if number == signal.SIGKILL and self._code is None:
+            with contextlib.suppress(BaseException):
+                self._turns.close()  # type: ignore[attr-defined]
+            self._end(-signal.SIGKILL)
+
+    def kill_and_wait(self, within_s: float = DEATH_S) -> int | None:
+        self.signal_group(signal.SIGKILL)
+        return self._code
+
+    def close(self) -> None:
+        self._context.close()
+        os.close(self.message_fd)
+
+
+class TurnContext(WorkerContext):
+    """The view that a worker has of its run where it takes turns."""
+
+    in_turns = True
+
+    def __init__(self, worker: TurnedWorker, run_context: RunContext, launcher: TurnLauncher, message_fd: int) -> None:
+        spec, self._launcher = worker.spec, launcher
+        status = StatusTable.attach(os.dup(run_context.status_fd), run_context.status_rows)
+        super().__init__(spec.address, status, spec.row, message_fd, run_context.run_dir / "errors")
+        self._has_envs = spec.role.has_envs
+
+    def beat(self, phase: Phase) -> None:
+        super().beat(phase)
+        if self._has_envs and phase in _IN_ENVIRONMENT:
+            self._launcher.watch.note(phase)
+        else:
+            self._launcher.watch.done()
+
+    @property
+    def stopping(self) -> bool:
+        return self._launcher.interrupts.count > 0 or super().stopping
+
+    @property
+    def is_ahead(self) -> bool:
+        """True if it is to stop and its supervisor does not know."""
+        return self.stopping and not super().stopping
+
+    def send(self, kind: str, **fields: object) -> None:
+        super().send(kind, **fields)
+        self._launcher.has_news = True
+
+    def saving(self, left_bytes: int) -> None:
+        """Also gives the checkpoint up for a second Ctrl-C, and lets the supervisor tell of it meanwhile.
+
+        Raises:
+            ResourceError: it is given up.
+        """
+        if left_bytes and self._launcher.interrupts.urgent:
+            raise ResourceError("given up by a second Ctrl-C")
+        super().saving(left_bytes)
+        self._launcher.meanwhile()
