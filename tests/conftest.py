@@ -3,9 +3,11 @@
 import contextlib
 import glob
 import os
+import sys
 import time
 
 import pytest
+import warm
 from hypothesis import HealthCheck, settings
 
 _SUPPORT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support")
@@ -20,6 +22,9 @@ settings.load_profile("any machine")
 _PATIENCE_S = 60.0
 """For what is just about to end, on any machine."""
 _HAS_SHM = os.path.isdir("/dev/shm")
+_NURSERY = warm.FirstNursery()
+if sys.platform == "linux" and "SPREEZE_COLD_TESTS" not in os.environ and not os.path.exists("/dev/nvidiactl"):
+    warm.install(_NURSERY)
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -53,11 +58,12 @@ def _shared_memory() -> set[str]:
 def _children() -> set[int]:
     """Processes that this one has started, and all that those have: psutil reads the whole machine's for that."""
     found: set[int] = set()
+    nursery = set() if _NURSERY.process is None else {_NURSERY.process.pid}
     left = [os.getpid()]
     while left:
         for path in glob.iglob(f"/proc/{left.pop()}/task/*/children"):
             with contextlib.suppress(OSError), open(path) as file:
-                left += {int(pid) for pid in file.read().split()} - found
+                left += {int(pid) for pid in file.read().split()} - found - nursery
         found.update(left)
     return found
 
@@ -73,6 +79,16 @@ def _descriptors() -> set[str]:
         if target.startswith(("/memfd:spreeze", "pipe:", "anon_inode:[pidfd]")) or "/runs/" in target:
             found.add(f"{fd} -> {target}")
     return found
+
+
+@pytest.fixture(autouse=True)
+def warm_starts(request):
+    """Processes of Spreeze start warm in ``tests/runs``, but in tests that are marked ``cold``."""
+    marks = {mark.name for mark in request.node.iter_markers()}
+    _NURSERY.wanted = "cold" not in marks and ("warm" in marks or request.path.parent.name == "runs")
+    if request.path.parent.name != "runs":
+        _NURSERY.close()  # to tests of processes it is one too many
+    return _NURSERY
 
 
 @pytest.fixture(autouse=True)

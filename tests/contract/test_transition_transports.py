@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 from harness import REPO, poll
+from numbered_rows import put
 
-from spreeze.transport.protocols import FrameColumns
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
 
@@ -21,8 +21,8 @@ SHARDS, ROWS = 2, 256
 
 WRITER = """
 import json, os, sys
-sys.path[:0] = [os.path.join(os.environ["PYTHONPATH"], "tests", name) for name in ("contract", "support")]
-from test_transition_transports import put
+sys.path.insert(0, os.path.join(os.environ["PYTHONPATH"], "tests", "support"))
+from numbered_rows import put
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 sink = ShardWriter(ReplayRing.attach(int(sys.argv[1]), RingSpec.from_json(json.loads(sys.argv[2]))), 0)
 while True:
@@ -59,20 +59,6 @@ def opened(name, layout=LAYOUT):
 def place(request):
     with opened(request.param) as made:
         yield made
-
-
-def put(sink, count, version=0):
-    """The sink's next rows; every value tells the row's number."""
-    layout, first = sink.layout, sink.next_logical
-    number = np.arange(first, first + count, dtype=np.float32)
-    obs = np.repeat(number[:, None], layout.obs_dim, axis=1)
-    frames = None
-    if layout.frame_bytes:
-        frame = np.repeat(number.astype(np.uint8)[:, None], layout.frame_bytes, axis=1)
-        frames = FrameColumns(frame, number > 0, np.minimum(number, layout.depth))
-    sink.write(obs, np.full((count, layout.action_dim), 0.5), number, number % 2, obs + 1,
-               np.full(count, 1.0), version, frames)  # fmt: skip
-    return number
 
 
 def arrived(place, shard, count):

@@ -44,7 +44,7 @@ def test_a_sampler_whose_environment_takes_it_down_is_started_again(tmp_path, fa
     assert document["restarts"] >= 1, "once; again only where a step of a healthy one takes longer than the deadline"
     assert document["error"] is None
     if fault != "exit_at":
-        assert "testing.py" in (run.path / "logs" / "sampler-0.log").read_text(), "the stack names the culprit"
+        assert "fault_envs.py" in (run.path / "logs" / "sampler-0.log").read_text(), "the stack names the culprit"
 
 
 def test_an_environment_that_always_dies_ends_the_run_with_the_reason_at_the_top(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from harness import HIDDEN_SIZES, PENDULUM, Run, train, train_until
-from test_replay_ring import put, ring_of, wait_for, writer_process
+from rings import put, ring_of, wait_for, writer_process
 
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter, row_checksum

@@ -12,7 +12,7 @@ import pytest
 from harness import FAULT, PATIENCE_S, PENDULUM, REPO, TINY, Run, poll, train, verb
 from pseudo_terminal import PseudoTerminal
 
-from spreeze.machine.processes import ENDING, WATCHER
+from spreeze.machine.processes import ENDING, PROBE, WATCHER
 from spreeze.metrics.store import MetricsReader, Point
 from spreeze.run_directory import read_run
 from spreeze.runtime.interrupts import Interrupts
@@ -64,7 +64,8 @@ def test_ctrl_c_while_starting_leaves_nothing_behind(tmp_path):
 
 def test_ctrl_c_while_a_slow_environment_is_tried_ends_it_before_a_run_exists(tmp_path):
     with Run(tmp_path, *FAULT, faults={"init_s": 600}) as run:
-        run.wait_for(lambda: psutil.Process(run.process.pid).children(), what="the probe")
+        probe = psutil.Process(run.process.pid).children
+        run.wait_for(lambda: any(child.name() == PROBE for child in probe()), what="the probe")
         code, _ = run.stop()
     assert code == 130
     assert run.stderr.splitlines()[-1] == "interrupted"
@@ -72,6 +73,7 @@ def test_ctrl_c_while_a_slow_environment_is_tried_ends_it_before_a_run_exists(tm
     assert not run.path.exists()
 
 
+@pytest.mark.cold
 def test_ctrl_c_while_python_imports_is_no_traceback(tmp_path):
     # A package of the same name in front of ours, that never comes back from its import.
     package = tmp_path / "numpy"

@@ -30,6 +30,7 @@ REQUIRED_SERIES = (
 )  # fmt: skip
 
 
+@pytest.mark.cold
 def test_a_run_leaves_everything_that_is_known_of_it(tmp_path):
     def missing(run):
         numbers = run.numbers()
@@ -116,6 +117,7 @@ def test_the_other_algorithms_run_too_with_n_step_returns_and_normalised_observa
     assert weights.arrays["obs_std"].shape == (3,)
 
 
+@pytest.mark.cold
 def test_pendulum_is_learned(tmp_path):
     # Some 4,000 updates on any machine; what it takes in seconds is the bench's to say.
     run, code, document = train(

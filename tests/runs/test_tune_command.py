@@ -14,6 +14,7 @@ from harness import PATIENCE_S, REPO, poll
 from spreeze.cli import tune
 from spreeze.tuner.problem import SCHEMA
 
+pytestmark = pytest.mark.cold
 PINNED = (
     "--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "32",
     "--learner-threads", "1", "--samples-per-insert", "0:1000", "--replay-capacity", "20000",

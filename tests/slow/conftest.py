@@ -1,4 +1,4 @@
-"""All of these are slow but one short storm; what long forms tell reaches the terminal at once, captured or not."""
+"""All of these start cold, and all but one short storm are slow; long forms print at once, captured or not."""
 
 from pathlib import Path
 
@@ -11,8 +11,10 @@ from spreeze.bench import line
 def pytest_collection_modifyitems(items):
     """Marks the tests of this folder."""
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and item.name not in UNMARKED:
-            item.add_marker(pytest.mark.slow)
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.cold)
+            if item.name not in UNMARKED:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from spreeze.machine.processes import marked
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.recorder import Rates
 from spreeze.transport.handles import inherited_fds
@@ -226,14 +227,8 @@ class Run:
         return json.loads((self.path / "run.json").read_text())
 
     def nonce_processes(self):
-        """Living processes marked with this run's nonce in their environment, grandchildren included."""
-        nonce = self.state()["nonce"]
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("SPREEZE_RUN") == nonce and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        """Living processes that carry this run's mark, grandchildren included."""
+        return list(marked(self.state()["nonce"]))
 
 
 def train(tmp_path, *args, timeout_s=PATIENCE_S, **kwargs):

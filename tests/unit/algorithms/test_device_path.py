@@ -50,7 +50,7 @@ def no_values(monkeypatch):
             assert not isinstance(lr, torch.Tensor) or lr.device.type == META
             parameters[0].add_(found_inf)  # one kernel
 
-        monkeypatch.setattr(optimizers.torch, name, fused)
+        monkeypatch.setattr(torch, name, fused)
 
 
 @pytest.mark.parametrize(("name", "changes", "options", "most"), CASES)
@@ -132,7 +132,7 @@ def test_the_guard_of_a_gpu_counts_and_rejects_as_that_of_a_processor(monkeypatc
         adam = FlatAdam(parameters, gradient, 0.1)
         if not on_cpu:
             adam._on_cpu = False
-            monkeypatch.setattr(optimizers.torch, "_fused_adam_", takes_the_flag)
+            monkeypatch.setattr(torch, "_fused_adam_", takes_the_flag)
         for bad in (None, np.nan, None, np.inf, -np.inf):
             gradient[2] = 0.5 if bad is None else bad
             adam.step()

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from batches import ACT, OBS, batches, same
 from exact import exact
 from harness import verb
-from test_off_policy import ACT, OBS, batches, same
 
 from spreeze.algorithms import create
 from spreeze.algorithms.off_policy import Placement

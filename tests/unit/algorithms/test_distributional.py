@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from test_off_policy import ACT, OBS, batches, made, same
+from batches import ACT, OBS, batches, made, same
 
 from spreeze.algorithms import create
 from spreeze.algorithms.distributional import (

@@ -7,9 +7,9 @@ import threading
 import numpy as np
 import pytest
 import torch
+from batches import batches
 from exact import exact
 from harness import PATIENCE_S
-from test_off_policy import batches
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import StreamPair, ThreadPair, thread_pair_for

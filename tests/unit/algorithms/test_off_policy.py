@@ -10,36 +10,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from batches import ACT, NAMES, OBS, batches, made, same
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.sac import DiscreteSAC
-from spreeze.config.algorithms import rows
 from spreeze.config.schema import PARTS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.metrics.target_pace import TargetPace, slow_targets
-from spreeze.types import Choices, EnvSpec, RowLayout
+from spreeze.types import Choices, EnvSpec
 from spreeze.workers.feeds import progress_of, run_progress, scheduled
-
-OBS, ACT = 5, 2
-NAMES = sorted(row.name for row in rows().values() if row.continuous)
-
-
-def made(name, seed=1, hidden=(16, 16), **changes):
-    return create(name, OBS, ACT, dataclasses.replace(PARTS[name](), hidden_sizes=hidden, **changes), seed)
-
-
-def batches(count, size=32, seed=0, n_step=1):
-    rng, layout = np.random.default_rng(seed), RowLayout(OBS, ACT, n_step)
-    for _ in range(count):
-        rows = rng.normal(size=(size, layout.width)).astype(np.float32)
-        rows[:, layout.action] = np.tanh(rows[:, layout.action])
-        rows[:, layout.terminated] = rng.random(size) < 0.1
-        if layout.num_steps is not None:
-            rows[:, layout.num_steps] = rng.integers(1, n_step + 1, size)
-        yield layout.split(torch.from_numpy(rows), 0.99)
 
 
 def trained(name, count, seed=1, **changes):
@@ -47,10 +29,6 @@ def trained(name, count, seed=1, **changes):
     for batch in batches(count):
         algorithm.update(batch)
     return algorithm
-
-
-def same(first, second):
-    return first.keys() == second.keys() and all(np.array_equal(first[key], second[key]) for key in first)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,8 +6,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from batches import ACT, NAMES, OBS, batches
 from exact import exact
-from test_off_policy import ACT, NAMES, OBS, batches
 
 from spreeze.algorithms import create, fused_mlp
 from spreeze.algorithms.fused_mlp import Tape, ThreadPair, mlp_backward, mlp_forward, mlp_gradients, new_parameters

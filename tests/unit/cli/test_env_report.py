@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import train, verb
-from test_collectors import Rows
+from kept_rows import Rows
 
 from spreeze.cli.doctor import check_env
 from spreeze.envs.make import make_env

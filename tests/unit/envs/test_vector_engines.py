@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from harness import PATIENCE_S, train, verb
-from test_collectors import Rows
+from kept_rows import Rows
 
 from spreeze.envs.families import engine_of
 from spreeze.envs.make import make_env

@@ -8,7 +8,7 @@ import os
 
 import numpy as np
 import pytest
-from test_cuda_graphs import SPEC, filled
+from played_graphs import SPEC, filled
 
 from spreeze.algorithms.td3 import DDPG
 from spreeze.cli.terminal import plain_line

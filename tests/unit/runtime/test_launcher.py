@@ -26,6 +26,7 @@ from spreeze.runtime.launcher import Launcher, Prewarm, RunContext, leads
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import status_table as words
 
+pytestmark = pytest.mark.cold
 _HOLDER = """
 import sys, time
 from pathlib import Path

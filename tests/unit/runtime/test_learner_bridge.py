@@ -64,6 +64,7 @@ def a_job(**changed):
     return HostRunJob(**{"arguments": (), "number": 1, "learners": 2, "version": __version__} | changed)
 
 
+@pytest.mark.cold
 def test_a_host_gets_a_learner_that_joins_and_the_run_goes_on_when_the_host_is_gone(tmp_path, memory):
     with Run(tmp_path, *_SMALL, messages=memory.handle(), tiny=()) as run:
         nodes = HostsWithoutRay("127.0.0.1", "127.0.0.2")

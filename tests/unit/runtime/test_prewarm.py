@@ -19,6 +19,7 @@ from spreeze.types import Jsonable
 from spreeze.workers.main import place, receive
 from spreeze.workers.roles import Address
 
+pytestmark = pytest.mark.cold
 _TWO_CORES = pytest.mark.skipif(read_machine().cores.usable < 2, reason="a head start takes a core of its own")
 _HOLDER = """
 import sys, time

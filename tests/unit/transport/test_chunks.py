@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_transition_transports import put
+from numbered_rows import put
 
 from spreeze.errors import TransportError
 from spreeze.transport.chunks import (

@@ -1,18 +1,15 @@
 """The replay ring against plain lists, across processes, and with writers that die."""
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import tracemalloc
 
 import numpy as np
 import pytest
-from harness import poll
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rings import LAYOUT, put, ring_of, wait_for, writer_process
 from safetensors import safe_open
 
 from spreeze.errors import CheckpointError, ConfigError, TransportError
@@ -21,68 +18,12 @@ from spreeze.transport.replay_ring import _RESERVED as RESERVED
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
 
-LAYOUT = RowLayout(obs_dim=3, action_dim=2, checksum=True)
-REPOSITORY = os.path.abspath(f"{__file__}/../../../..")
-
-WRITER = """
-import json, os, sys
-import numpy as np
-from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
-fd, shard, rows, spec = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
-ring = ReplayRing.attach(fd, RingSpec.from_json(spec))
-writer = ShardWriter(ring, shard)
-rng = np.random.default_rng(os.getpid())
-layout = ring.spec.layout
-obs = rng.standard_normal((4, layout.obs_dim)).astype("f4")
-action, reward = np.ones((4, layout.action_dim), "f4"), np.zeros(4, "f4")
-count = 0
-while count < rows:
-    obs[:] = count
-    writer.write(obs, action, reward, reward, obs)
-    count += 4
-"""
-
-
-@contextlib.contextmanager
-def ring_of(layout=LAYOUT, shards=1, rows=64, **options):
-    ring = ReplayRing.create(RingSpec(layout, shards, rows), **options)
-    try:
-        yield ring
-    finally:
-        ring.close()
-
-
-def put(writer, start, count, version=0):
-    """Rows whose every value tells their number."""
-    layout = writer.ring.spec.layout
-    number = np.arange(start, start + count, dtype=np.float32)
-    obs = np.repeat(number[:, None], layout.obs_dim, axis=1)
-    action = np.full((count, layout.action_dim), 0.5, dtype=np.float32)
-    steps = np.full(count, 2.0) if layout.num_steps is not None else None
-    writer.write(obs, action, number, number % 2, obs + 1, steps, version)
-
 
 def drawn_numbers(reader, draws=3000, seed=0):
     out = np.empty((draws, reader.ring.spec.layout.width), dtype=np.float32)
     reader.sample(np.random.default_rng(seed), out)
     assert reader.count_torn(out) == 0
     return out[:, 0].astype(int)
-
-
-@contextlib.contextmanager
-def writer_process(ring, shard, rows):
-    command = [sys.executable, "-c", WRITER, str(ring.fd), str(shard), str(rows), json.dumps(ring.spec.to_json())]
-    environment = {**os.environ, "PYTHONPATH": REPOSITORY, "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen(command, pass_fds=[ring.fd], env=environment)
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
-
-
-def wait_for(condition):
-    poll(condition, what="what the test waits for")
 
 
 def test_fields_come_back_where_the_layout_says():

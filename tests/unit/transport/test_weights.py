@@ -8,15 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import PATIENCE_S
+from harness import PATIENCE_S, REPO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spreeze.errors import WeightsError
 from spreeze.transport import files
 from spreeze.transport.weights import LATEST, WeightsStore, encode, read_weights
-
-REPOSITORY = os.path.abspath(f"{__file__}/../../../..")
 
 
 def arrays(value=1.0):
@@ -219,7 +217,7 @@ print(reads)
 def test_readers_live_through_a_publisher_that_deletes_at_once(tmp_path):
     """Two reader processes against publish with keep=1 and no minimum age."""
     last = 400
-    environment = {**os.environ, "PYTHONPATH": REPOSITORY, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", READER, str(tmp_path), str(last)]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(2)]
     store = WeightsStore(tmp_path, keep=1, min_age_s=-1.0)

@@ -136,6 +136,7 @@ def _aside(act):
         future.result(timeout=PATIENCE_S)
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize(
     ("number", "failure"), [(signal.SIGSEGV, "ended by SIGSEGV"), (signal.SIGSTOP, "not done within 2 s")]
 )
@@ -174,6 +175,7 @@ def test_a_helper_that_cannot_start_is_told_once_for_all(pendulum, monkeypatch):
     assert [rate.failure for rate in rates] == ["its process ended with 1"] * 2
 
 
+@pytest.mark.cold
 def test_settings_that_differ_in_samplers_share_one_group(pendulum, short):
     told, learners = [], set()
 

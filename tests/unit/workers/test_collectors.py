@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from kept_rows import Rows
 
 from spreeze.envs.task import BadTransition
 from spreeze.errors import WorkerError
@@ -50,17 +51,6 @@ class Plan:
     def fail(self, where, task):
         for error in self.faults.get(where, lambda task: ())(task) or ():
             raise error
-
-
-class Rows:
-    def __init__(self):
-        self.rows, self.versions, self.spans = [], [], []
-
-    def write(self, obs, action, reward, terminated, next_obs, num_steps=None, version=0):
-        rows = np.concatenate([obs, action, np.c_[reward], np.c_[terminated], next_obs], axis=1)
-        self.rows += rows.tolist()
-        self.versions += [version] * len(rows)
-        self.spans += [] if num_steps is None else num_steps.tolist()
 
 
 def _sampling(plan, num_envs=2, *, n_step=1, nan_policy="drop", on_progress=lambda phase: None):

@@ -10,15 +10,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from test_off_policy import same
-from test_replay_ring import ring_of
+from batches import same
+from played_graphs import LAYOUT, SPEC, PlayedGraph, filled
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import StreamPair
 from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.inference.policy import exploring_arrays
-from spreeze.transport.replay_ring import ReplayReader, ShardWriter
-from spreeze.types import Box, Choices, EnvSpec, RowLayout
+from spreeze.transport.replay_ring import ReplayReader
+from spreeze.types import Choices
 from spreeze.workers import gpu_replay as mirror_module
 from spreeze.workers import gpu_replay as module
 from spreeze.workers import replay_trainer as learning_module
@@ -36,44 +36,9 @@ from spreeze.workers.gpu_replay import (
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import HostWaits
 
-CPU, LAYOUT, BATCH = torch.device("cpu"), RowLayout(3, 1), 16
-SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action=Box((-1.0,), (1.0,)),
-               max_episode_steps=None, reward_threshold=None)  # fmt: skip
+CPU, BATCH = torch.device("cpu"), 16
 CASES = [("sac", {}), ("sac", {"critics": "quantile"}), ("td3", {"critics": "categorical"}), ("ddpg", {}),
          ("td3", {"policy_delay": 3}), ("dqn", {"target_interval": 2})]  # fmt: skip
-
-
-class PlayedGraph:
-    """Does again what was recorded; recording leaves everything on the device as it was."""
-
-    def __init__(self, algorithm):
-        self.algorithm, self.replays = algorithm, 0
-
-    def record(self, work, generators):
-        assert all(isinstance(generator, torch.Generator) for generator in generators)
-        assert len(generators) == 2
-        before, states = self.algorithm.state_arrays(), [generator.get_state() for generator in generators]
-        work()
-        self.algorithm.load_state_arrays(before)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
-        self.work = work
-
-    def replay(self):
-        before = self.algorithm.updates
-        self.work()
-        self.algorithm.updates = before
-        self.replays += 1
-
-
-@contextlib.contextmanager
-def filled(rows=400, discrete=False):
-    with ring_of(LAYOUT, rows=512) as ring:
-        rng = np.random.default_rng(0)
-        obs = rng.standard_normal((rows, 3), np.float32)
-        action = rng.integers(0, 2, (rows, 1)) if discrete else np.tanh(rng.standard_normal((rows, 1)))
-        ShardWriter(ring, 0).write(obs, action, obs[:, 0], obs[:, 1] > 1.5, obs + 0.1)
-        yield ring
 
 
 def launches_of(ring, name, changes=None, **options):

@@ -4,7 +4,7 @@ import gpu_checks
 import pytest
 import torch
 from gpu_checks import CHECKS, Place, in_child
-from test_cuda_graphs import PlayedGraph
+from played_graphs import PlayedGraph
 
 from spreeze.workers.gpu_replay import NotRecorded
 

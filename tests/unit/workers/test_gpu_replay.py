@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from harness import PATIENCE_S
-from test_replay_ring import put, ring_of, wait_for, writer_process
+from rings import put, ring_of, wait_for, writer_process
 
 from spreeze.errors import TransportError
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter, row_checksum

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_off_policy import ACT, OBS, batches
+from batches import ACT, OBS, batches
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import Tape, mlp_backward, mlp_forward, new_parameters

@@ -1,0 +1,19 @@
+"""Rows of transitions whose every value tells their number."""
+
+import numpy as np
+
+from spreeze.transport.protocols import FrameColumns
+
+
+def put(sink, count, version=0):
+    """The sink's next rows; every value tells the row's number."""
+    layout, first = sink.layout, sink.next_logical
+    number = np.arange(first, first + count, dtype=np.float32)
+    obs = np.repeat(number[:, None], layout.obs_dim, axis=1)
+    frames = None
+    if layout.frame_bytes:
+        frame = np.repeat(number.astype(np.uint8)[:, None], layout.frame_bytes, axis=1)
+        frames = FrameColumns(frame, number > 0, np.minimum(number, layout.depth))
+    sink.write(obs, np.full((count, layout.action_dim), 0.5), number, number % 2, obs + 1,
+               np.full(count, 1.0), version, frames)  # fmt: skip
+    return number
