@@ -92,7 +92,7 @@ def test_the_gradient_is_that_of_the_loss_written_in_numpy(name, settings, discr
     algorithm.net.flat.add_(torch.from_numpy(0.3 * rng.standard_normal(len(algorithm.net.flat))))
     samples = random_samples(spec, rng)
     with torch.no_grad():
-        algorithm._gradient(Samples(*(torch.from_numpy(column) for column in samples)))
+        algorithm._gradient(Samples(*(torch.from_numpy(column) for column in samples.columns)))
     flat, gradient, step = algorithm.net.flat.numpy(), algorithm.net.gradient.numpy(), 1e-6
     used = np.zeros(len(flat), bool)
     for index in range(len(flat)):

@@ -282,7 +282,8 @@ def collected(spec, make_task=open_task):
     parts = HandMovedRun(spec, None, inference_workers=0, make_task=make_task)
     try:
         parts.run(1, schedule=1)
-        return {name: array.copy() for name, array in parts.rollouts.batch(0)._asdict().items()}, parts.told
+        rollout = parts.rollouts.batch(0)._asdict()
+        return {name: array.copy() for name, array in rollout.items() if array is not None}, parts.told
     finally:
         parts.close()
 
