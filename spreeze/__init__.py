@@ -17,16 +17,17 @@ a weight transport   transport/weights.py, workers/context.py    as ``transport/
 
 A module that ``--import`` names may declare algorithms, modes, knobs, metrics and networks of its own in one file.
 
-From Python: ``from spreeze import train, load_policy, Run`` (``api.py``).
+From Python: ``from spreeze import train, load_policy, Run, BaseCallback`` (``api.py``).
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spreeze.api import Run, load_policy, train
+    from spreeze.runtime.callbacks.callback import BaseCallback
 
 __version__ = "0.2.0"
-__all__ = ["Run", "load_policy", "train"]
+__all__ = ["BaseCallback", "Run", "load_policy", "train"]
 
 
 def __getattr__(name: str) -> Any:

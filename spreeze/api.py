@@ -20,27 +20,29 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import numpy as np
 
 from spreeze import errors
 from spreeze.cli.evaluate import CHECKPOINTS, environment_errors, find_weights, policy_of, recorded_spec
 from spreeze.config.values import value_text
-from spreeze.envs.callers import name_of
+from spreeze.envs.callers import called_by, name_of
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.obs_flattening import MASK, Flattener, Leaf, LeafError, leaves_of
 from spreeze.envs.task import ActionScaling, open_env
 from spreeze.errors import ConfigError, EnvironmentError_, SpreezeError, UsageError, WorkerError, did_you_mean
 from spreeze.inference.policy import Policy, State, exploring_arrays
+from spreeze.inference.user_modules import end_import
 from spreeze.machine.output import BackgroundWriter, followed, write
 from spreeze.machine.processes import ENDS_WITH
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import TABLE
 from spreeze.run_directory import find_run, read_config, read_json, state_of
+from spreeze.runtime.callbacks.callback import BaseCallback
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import Box, EnvSpec
 
@@ -55,7 +57,7 @@ _ERROR = "error: "
 
 
 def train(
-    env_id: Task,
+    env: Task,
     *,
     algo: str | None = None,
     mode: str | None = None,
@@ -70,6 +72,7 @@ def train(
     name: str | None = None,
     import_module: str | None = None,
     env_args: Mapping[str, Any] | Sequence[str] = (),
+    callbacks: Iterable[type[BaseCallback] | Callable[[], BaseCallback] | str] = (),
     quiet: bool = False,
 ) -> Run:
     """Trains until the first stop condition is met, and returns the run. Without one it goes on until Ctrl-C.
@@ -78,7 +81,9 @@ def train(
     second one ends it at once and is raised. When this process is killed, the run ends as by Ctrl-C.
 
     Args:
-        env_id: Gymnasium id of the task, its ``EnvSpec``, or a class or function at the top of a module that makes it.
+        env: Gymnasium id of the task, its ``EnvSpec``, or a class or function at the top of this script or of a module
+            that makes it; ``lambda: MyEnv(size=5)`` is the class with that argument. Each process of the run imports
+            the script, up to this call if it stands under no main guard.
         algo: algorithm; None: the profile's, else by the action space.
         mode: such as ``spreeze``, ``hts`` or ``serial``; None: the profile's, else the algorithm's or ``spreeze``.
         seed: of networks, exploration and environments.
@@ -90,10 +95,12 @@ def train(
         settings: any setting, as ``{"sac.gamma": 0.98, "learner.batch_size": 512}``.
         runs_dir: directory that holds the run directories.
         name: of the run; None: made from date, task, algorithm and seed.
-        import_module: module that registers the task; None: that of its class, if this program has registered it.
-            What is defined in a notebook or ``__main__`` cannot be imported.
+        import_module: module that registers the task, or path of a script; None: that of its class, if this program
+            has registered it. What is defined in a notebook cannot be imported.
         env_args: arguments of the environment's constructor: a mapping to None, numbers, texts, and lists, tuples and
             dictionaries of those, or ``key=value`` texts as ``--env-arg`` takes them.
+        callbacks: classes of callbacks (``spreeze.BaseCallback``) at the top of this script or of a module, or such as
+            ``lambda: Curriculum(goal=5)``, or ``MODULE:CLASS`` texts; each gets a process of its own.
         quiet: does not print what the run reports.
 
     Raises:
@@ -101,17 +108,20 @@ def train(
         WorkerError: the run failed; it can be resumed.
         KeyboardInterrupt: interrupted before training began, or twice.
     """
-    env_id, import_module = name_of(env_id, import_module)
+    end_import()
+    env, given = called_by(env)
+    env_id, import_module = name_of(env, import_module)
+    texts = [f"{key}={value_text(value)}" for key, value in given.items()]
     if isinstance(env_args, Mapping):
-        texts = [f"{key}={value_text(value)}" for key, value in env_args.items()]
+        texts += [f"{key}={value_text(value)}" for key, value in env_args.items()]
     elif isinstance(env_args, str):
         raise UsageError(f"env_args = {env_args!r}: expected a mapping such as {{'g': 5.0}}, or ['g=5.0']")
     else:
-        texts = list(env_args)
+        texts += env_args
     return _train([
         f"--env={env_id}", f"--seed={seed}", f"--runs-dir={os.fspath(runs_dir)}",
         *_given(algo=algo, mode=mode, name=name), *(f"--env-arg={text}" for text in texts),
-        *_shared(import_module, auto, settings),
+        *_shared(import_module, auto, settings), *(f"--callback={_callback(callback)}" for callback in callbacks),
         *_given(seconds=seconds, env_steps=env_steps, updates=updates, target_return=target_return),
     ], import_module, quiet)  # fmt: skip
 
@@ -278,14 +288,17 @@ class Run:
         updates: int | None = None,
         target_return: float | None = None,
         settings: Mapping[str, Any] | None = None,
+        callbacks: Iterable[type[BaseCallback] | Callable[[], BaseCallback] | str] = (),
         quiet: bool = False,
     ) -> Run:
         """Continues this run from its checkpoint with its settings; arguments and errors as ``train``.
 
         ``seconds`` counts from now; ``env_steps`` and ``updates`` count from the beginning of the run.
         """
+        end_import()
         return _train([
             f"--resume={self.path}", *_shared(self.import_module, auto, settings),
+            *(f"--callback={_callback(callback)}" for callback in callbacks),
             *_given(seconds=seconds, env_steps=env_steps, updates=updates, target_return=target_return),
         ], self.import_module, quiet)  # fmt: skip
 
@@ -499,7 +512,7 @@ def _refuse_foreign(spec: EnvSpec, allowed: str | None) -> None:
 
 def _of_python(text: str) -> str:
     """A message of the command line with what is given in Python instead of its flag."""
-    return re.sub(r"(?:add )?--import ([\w.]*\w)", r"give import_module='\1'", text)
+    return re.sub(r"(?:add )?--import ([\w./-]*\w)", r"give import_module='\1'", text)
 
 
 def _part(obs: Any, index: int) -> Any:
@@ -525,6 +538,27 @@ def _place(run: Run | str | os.PathLike[str]) -> str:
 
 
 # --- the process ---
+
+
+def _callback(callback: Any) -> str:
+    """``MODULE:CLASS(name=value, ...)`` of a callback."""
+    if isinstance(callback, str):
+        return callback
+    if isinstance(callback, BaseCallback):
+        kind = type(callback).__name__
+        raise UsageError(f"callbacks: an instance of {kind} cannot be sent to another process; give {kind} itself")
+    made: Any
+    try:
+        made, arguments = called_by(callback)
+        if not (isinstance(made, type) and issubclass(made, BaseCallback)):
+            kind = " ".join(repr(made).split())[:80]
+            raise UsageError(f"callbacks: {kind} is no class of spreeze.BaseCallback")
+        name, module = name_of(cast("Any", made))
+    except UsageError as error:
+        text = str(error).replace("env = ", "callbacks: ", 1)
+        raise UsageError(text.replace("make_env", "make_callback").replace("the environment", "the callback")) from None
+    given = ", ".join(f"{key}={value_text(value)}" for key, value in arguments.items())
+    return f"{module}:{name.rpartition(':')[2]}" + (f"({given})" if given else "")
 
 
 def _given(**values: Any) -> list[str]:

@@ -50,7 +50,7 @@ LAUNCHES = ".launches"
 """Folder beside the runs: records and logs of starts from a page, and the server's tokens."""
 SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
-REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free", "timeline")
+REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free", "timeline", "env-args")
 """Names of files in ``control`` by which a page or a command asks a live run for something."""
 """One line for each comparison of the gradients of several learners (mode gala)."""
 TIMELINE = "timeline.json"

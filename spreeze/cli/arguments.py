@@ -138,6 +138,14 @@ def build_parser() -> argparse.ArgumentParser:
         "JSON writes it (True, None, [1, 2], '{\"a\": 1}'), a bare word is a text (default: none)",
     )
     parser.add_argument(
+        "--callback",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="a spreeze.BaseCallback that hears of the run and steers it, as often as needed; "
+        "'my_callbacks:Curriculum(goal=5)' gives it arguments (default: none)",
+    )
+    parser.add_argument(
         "--samples-per-insert",
         metavar="MIN:MAX",
         default=None,
@@ -222,6 +230,8 @@ def user_values(args: argparse.Namespace) -> Values:
         values.setdefault("replay", {}).update(samples_per_insert_min=low, samples_per_insert_max=high)
     if args.env_arg:
         values.setdefault("env", {})["args"] = tuple(args.env_arg)
+    if args.callback:
+        values.setdefault("callback", {})["classes"] = tuple(args.callback)
     for text in args.set:
         for part, fields in parse_assignment(text).items():
             values.setdefault(part, {}).update(fields)

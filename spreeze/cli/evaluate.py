@@ -15,7 +15,7 @@ from spreeze.config.profiles import shipped
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.task import Task, check_fits, frame_options, make_task
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError, WeightsError, described
-from spreeze.formatting import clean
+from spreeze.formatting import clean, percent
 from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.machine.output import emit, say, stdout_to_stderr
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
@@ -25,7 +25,7 @@ from spreeze.run_directory import find_run, read_json
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.weights import LATEST, Weights, read_weights
 from spreeze.types import EnvSpec, spec_from
-from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list
+from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list, success_rate
 
 CHECKPOINTS = ("best", "latest")
 _FIRST_SEED = 1_000_000
@@ -269,6 +269,7 @@ def _document(
         "return_high": high,
         "level": 0.95,
         "length_mean": found.length_mean,
+        "success_rate": success_rate(episodes),
         "csv": args.csv,
         "video": args.video,
         "per_episode": [episode._asdict() for episode in episodes],
@@ -289,6 +290,9 @@ def _summary(document: dict[str, Any]) -> str:
         f"return  {document['return_mean']:.1f}  ({interval}standard deviation {document['return_std']:.1f}, {count})",
         f"length  {document['length_mean']:.1f} env steps",
     ]
+    lines += (
+        [] if document.get("success_rate") is None else [f"success {percent(document['success_rate'])} of episodes"]
+    )
     lines += [f"lost    {document['last_error']}"] if document["last_error"] else []
     lines += [f"{kind:<6}  {document[kind]}" for kind in ("csv", "video") if document[kind]]
     return "\n".join(lines)

@@ -32,6 +32,7 @@ from spreeze.envs.task import ActionScaling
 from spreeze.errors import ConfigError, RunError, did_you_mean
 from spreeze.inference import export
 from spreeze.inference.policy import Policy
+from spreeze.inference.user_modules import is_script, is_within
 from spreeze.machine.output import emit, say
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import find_run
@@ -278,6 +279,15 @@ def _module_lines(spec: EnvSpec, plain_id: str) -> list[str]:
     """Imports that make the environment's id known."""
     if spec.team is not None and plain_id != spec.import_module:
         return ["import lbforaging"] if spec.env_id.startswith("lbf:") else [f"from mpe2 import {plain_id}"]
+    if spec.import_module is not None and is_script(spec.import_module):
+        folder, name = os.path.split(spec.import_module)
+        return [
+            "import importlib",
+            "import sys",
+            "",
+            f"sys.path.insert(0, {folder!r})",
+            f"script = importlib.import_module({name.removesuffix('.py')!r})  # trains unless that has a main guard",
+        ]
     if spec.import_module is not None:
         if not all(part.isidentifier() and not keyword.iskeyword(part) for part in spec.import_module.split(".")):
             raise ConfigError(f"the environment comes from {spec.import_module!r}, which is no module name")
@@ -306,11 +316,9 @@ def _make_line(spec: EnvSpec, plain_id: str) -> str:
     if spec.team is not None:
         return f"env = gymnasium.make({plain_id!r}, disable_env_checker=True{arguments})"
     infinite = "from math import inf, nan\n\n" if {"inf", "nan"} & {*re.findall(r"\w+", arguments)} else ""
-    if spec.env_id == f"{spec.import_module}:{plain_id}":
-        return (
-            f"{infinite}# With render_mode='human' it may be shown.\n"
-            f"env = {spec.import_module}.{plain_id}({arguments[2:]})"
-        )
+    if spec.env_id != plain_id and is_within(spec.env_id.rpartition(":")[0], spec.import_module):
+        module = "script" if is_script(spec.import_module or "") else spec.import_module
+        return f"{infinite}# With render_mode='human' it may be shown.\nenv = {module}.{plain_id}({arguments[2:]})"
     return f"{infinite}# With render_mode='human' it is shown.\nenv = gymnasium.make({plain_id!r}{arguments})"
 
 

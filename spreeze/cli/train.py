@@ -30,6 +30,7 @@ from spreeze.config.layers import (
     USER,
     Layer,
     Settings,
+    Values,
     default_of,
     effect_notes,
     iterate,
@@ -43,7 +44,7 @@ from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, par
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
-from spreeze.formatting import clean
+from spreeze.formatting import clean, percent
 from spreeze.machine.hardware import Machine, check_precision, memory_limits, named_devices, read_machine
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import ENDS_WITH, is_stopped
@@ -64,6 +65,7 @@ from spreeze.run_directory import (
     versions,
     write_json,
 )
+from spreeze.runtime.callbacks.links import check_callbacks
 from spreeze.runtime.cluster.ray_nodes import check_installed, check_reachable, parse_address
 from spreeze.runtime.environment_limits import allowed, untunable_env
 from spreeze.runtime.interrupts import Interrupts
@@ -99,6 +101,7 @@ def _train(args: argparse.Namespace) -> int:
         base, notes = layers_of(args, resumed, machine)
         settings = resolve(base)  # before anything is said: what is rejected is one line
         check_sinks(settings.config.logging.sinks)
+        check_callbacks(settings.config.callback.classes)
         for note in notes:
             say(note, as_json=args.json)
         head_start = stack.enter_context(
@@ -293,10 +296,7 @@ def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) 
                 raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {values[part][name]}")
         env = values["env"]
         refuse_foreign(str(env["id"]), env["import_module"], module)
-        # A file must not say whose code runs here: Ray runs what members of its cluster send.
-        address, notes = values.get("cluster", {}).pop("address", None), [f"continuing {resumed.name}"]
-        if address is not None and "address" not in user.values.get("cluster", {}):
-            notes.append(f"it had other hosts, --cluster {clean(address, 80)}: give that again to have them again")
+        notes = [f"continuing {resumed.name}", *_without_code(values, user.values)]
         return [Layer(RESUMED, values), user], notes
     notes, layers = [], []
     env_id = user.values.get("env", {}).get("id")
@@ -314,6 +314,22 @@ def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) 
         layers.append(profile)
         notes += unfit
     return [*layers, user], notes
+
+
+def _without_code(values: dict[str, dict[str, Any]], asked: Values) -> list[str]:
+    """Takes other hosts and callbacks out of a file's settings; notes on what was not asked for again.
+
+    A file must not say whose code runs here: Ray runs what members of its cluster send.
+    """
+    notes = []
+    address = values.get("cluster", {}).pop("address", None)
+    if address is not None and "address" not in asked.get("cluster", {}):
+        notes.append(f"it had other hosts, --cluster {clean(address, 80)}: give that again to have them again")
+    callbacks = values.get("callback", {}).pop("classes", ())
+    if callbacks and "classes" not in asked.get("callback", {}):
+        flags = " ".join(f"--callback {clean(text, 80)!r}" for text in callbacks)
+        notes.append(f"it had callbacks, {flags}: give that again to have them again")
+    return notes
 
 
 def _look_at(address: str) -> str:
@@ -627,7 +643,8 @@ def _closing(document: dict[str, Any], import_module: str | None) -> str:
         f"stopped by {document['stopped_by']} after {text('wall_s')} s: {document['env_steps']} env steps "
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
-        f"(best {text('eval_return_best')}{_missing(document)}){_final(document)}{_target(document)}\n"
+        f"(best {text('eval_return_best')}{_missing(document)})"
+        f"{_success(document)}{_final(document)}{_target(document)}\n"
         f"watch it: python -m spreeze play {document['run_dir']}{more}\n"
         f"continue: python -m spreeze.train --resume {document['run_dir']}{more}"
     )
@@ -639,6 +656,11 @@ def _final(document: dict[str, Any]) -> str:
     if final is None or count is None or count < 2:
         return ""
     return f", {final:.1f} over the last {count} evaluations"
+
+
+def _success(document: dict[str, Any]) -> str:
+    rate = document.get("eval_success_rate")
+    return "" if rate is None else f", success rate {percent(rate)}"
 
 
 def _target(document: dict[str, Any]) -> str:

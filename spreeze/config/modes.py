@@ -6,16 +6,13 @@ One with a data path of its own also names a module, which has ``assemble`` (see
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from spreeze.errors import ConfigError, described, did_you_mean
 from spreeze.formatting import clean
+from spreeze.inference.user_modules import import_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,13 +236,6 @@ def declared_by(module: str, name: str) -> Iterable[Any]:
         return tuple(found)
     except Exception as error:
         raise ConfigError(f"--import {module}: {described(error)}") from error
-
-
-def import_named(module: str) -> ModuleType:
-    """Imports what the command's ``--import`` names; whatever goes wrong there is raised."""
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a console script lacks the working directory that python -m has
-    return importlib.import_module(module)
 
 
 def recorded(wiring: Wiring) -> dict[str, Any]:

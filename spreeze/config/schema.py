@@ -106,7 +106,7 @@ class EnvConfig(Part):
 
     id: str = setting(
         "Walker2DBulletEnv-v0",
-        "Gymnasium id, or MODULE:CLASS of the module of --import; mpe2:NAME or "
+        "Gymnasium id, or MODULE:CLASS of the module or script of --import; mpe2:NAME or "
         "lbf:ID for several agents; observations "
         "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; actions Box, Discrete, MultiDiscrete "
         "or MultiBinary",
@@ -116,7 +116,8 @@ class EnvConfig(Part):
     )
     import_module: str | None = setting(
         None,
-        "module to import first: it registers tasks, algorithms or modes (command line only)",
+        "module, or script such as my_envs.py, to import first: it registers tasks, algorithms or modes (command "
+        "line only)",
         flag="--import",
         command_line_only=True,
     )
@@ -544,6 +545,20 @@ class LoggingConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallbackConfig(Part):
+    """Code of the user that hears of the run and steers it (``spreeze.BaseCallback``)."""
+
+    read, personal = unoffered, True
+
+    classes: tuple[str, ...] = setting(
+        (), "MODULE:CLASS of each callback (command line only: --callback)", command_line_only=True
+    )
+    deadline_s: float = setting(
+        10.0, "longest time that a callback's method may take; then that callback is off", unit="s", low=0.1, high=1e6
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopConfig(Part):
     """When training ends by itself; without any condition it goes on until Ctrl-C."""
 
@@ -593,6 +608,7 @@ class Config:
     visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    callback: CallbackConfig = field(default_factory=CallbackConfig)
     stop: StopConfig = field(default_factory=StopConfig)
 
     def __post_init__(self) -> None:

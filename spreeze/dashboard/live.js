@@ -318,9 +318,16 @@ class LivePage {
       for (const [side, values] of [[kept.low, points.lo], [kept.high, points.hi]]) side.push(...points.y.map((_, i) => (values ? values[i] * scale : null)));
     };
     if (["episode_return", "eval_return"].includes(name.split("/")[0])) { push(1); changed.add(this.returnCard); return; }
-    for (const card of this.charts.values()) {
+    for (const card of [...this.charts.values()]) {
       const hit = (card.spec.series ?? []).some((entry) => entry === name || (entry.endsWith("*") && name.startsWith(entry.slice(0, -1))));
       if (!hit) continue;
+      if (card.spec.split) {  // a card of its own for each series, made when its first number arrives
+        if (!this.charts.has(name)) this.card(card.box.parentElement, { ...card.spec, key: name, title: name.slice(name.indexOf("/") + 1), series: [name], split: false });
+        const own = this.charts.get(name);
+        push(1); changed.add(own);
+        if (!own.names.includes(name)) own.names.push(name);
+        break;
+      }
       push(card.spec.scale);
       if (!card.names.includes(name)) card.names.push(name);
       changed.add(card);

@@ -15,6 +15,7 @@ from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics import student_quantile
 from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.comparison import read_summary
+from spreeze.metrics.info_means import INFO, MOST_NUMBERS
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
@@ -36,6 +37,8 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito (2008): distinguishable with any colour vision."""
 
 _MOST_PARTS = 8
+_SPLIT = (INFO, "callback")
+"""Metrics whose parts have a chart each."""
 
 
 def drawn(table: MetricTable = TABLE) -> list[Metric]:
@@ -68,6 +71,7 @@ def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
                 "group": chart.group,
                 "scale": chart.scale,
                 "part": metric.parts or "group",
+                "split": metric.name in _SPLIT,
                 "help": "",
             },
         )
@@ -77,11 +81,12 @@ def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
 
 
 def wanted(names: list[str], table: MetricTable = TABLE) -> list[str]:
-    """Those of ``names`` that a chart shows; at most eight parts or groups of each metric."""
+    """Those of ``names`` that a chart shows; at most eight parts or groups of each metric, and all numbers of info."""
     found: list[str] = []
     for metric in drawn(table):
         found += [name for name in names if name == metric.name and not metric.parts and name != "eval_return"]
-        found += [name for name in names if name.startswith(f"{metric.name}/")][:_MOST_PARTS]
+        most = MOST_NUMBERS if metric.name in _SPLIT else _MOST_PARTS
+        found += [name for name in names if name.startswith(f"{metric.name}/")][:most]
     return found
 
 

@@ -1,21 +1,27 @@
 """Names for the environments of a program that calls ``spreeze.train``, by which the processes of a run find them.
 
-These processes are fresh ones: they import a module by its name and see nothing of what lives in the program. The
-program's own script is never imported for it: a script without a main guard would do all its work again.
+These processes are fresh ones: they import a module by its name, or the program's own script by its path, and see
+nothing of what lives in the program. A function without a name, such as ``lambda: MyEnv(size=5)``, stands for the class
+that it calls, with those arguments.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from types import CellType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from spreeze.config.values import value_text
 from spreeze.envs.families import engine_of, is_team
 from spreeze.envs.make import needs_no_import
-from spreeze.errors import UsageError
+from spreeze.errors import ConfigError, UsageError
+from spreeze.inference.user_modules import is_script
 
 if TYPE_CHECKING:
     import gymnasium
@@ -24,40 +30,134 @@ if TYPE_CHECKING:
     Task = str | EnvSpec | type[gymnasium.Env[Any, Any]] | Callable[..., gymnasium.Env[Any, Any]]
 
 _MAIN = "__main__"
+_LAMBDA = "<lambda>"
+_FIT = re.compile(r"^[\w.-]+$")
+"""Names of scripts that can be part of an environment's id."""
+
+
+def called_by(task: Task) -> tuple[Task, dict[str, Any]]:
+    """The class, function or id that a partial or a function without a name makes the environment of, and arguments.
+
+    Any other task is returned as it is, without arguments. So is a function that does more but stands at the top of its
+    module: ``make = lambda: ...``.
+
+    Raises:
+        UsageError: it does more than call one class or function with plain values.
+    """
+    if isinstance(task, functools.partial):
+        call = _Call(task.func, task.args, task.keywords)
+    elif isinstance(task, FunctionType) and task.__name__ == _LAMBDA:
+        try:
+            call = _call_in(task)
+        except UsageError:
+            if _name_at_top(task) is None:
+                raise
+            return task, {}
+    else:
+        return task, {}
+    try:
+        arguments = call.arguments()
+        for value in arguments.values():
+            value_text(value)
+    except (TypeError, ValueError, ConfigError) as error:
+        raise UsageError(f"env = {_short(task)}: {error}; {_AT_TOP}") from None
+    gymnasium = sys.modules.get("gymnasium")
+    if gymnasium is not None and call.made is gymnasium.make:
+        return arguments.pop("id"), arguments
+    return call.made, arguments
+
+
+_AT_TOP = "write def make_env(): return ... at the top of the script or of a module, and give env=make_env"
+
+
+class _Call:
+    """A call that a function without a name makes: the callable, and its arguments."""
+
+    def __init__(self, made: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.made, self.args, self.keywords = made, args, keywords
+
+    def arguments(self) -> dict[str, Any]:
+        """All arguments by name; a TypeError or ValueError if they do not fit, or one has no name."""
+        bound = inspect.signature(self.made).bind(*self.args, **self.keywords)
+        found: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            kind = bound.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                found |= value
+            elif kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+                raise TypeError(f"argument {name} has no name")
+            else:
+                found[name] = value
+        return found
+
+
+class _Noted:
+    """A callable or module as such a function sees it: notes a call instead of doing it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __getattr__(self, name: str) -> Any:
+        return _noted(getattr(self._value, name))
+
+    def __call__(self, *args: Any, **keywords: Any) -> _Call:
+        return _Call(self._value, args, keywords)
+
+
+def _noted(value: Any) -> Any:
+    return _Noted(value) if callable(value) or isinstance(value, ModuleType) else value
+
+
+def _call_in(make: FunctionType) -> _Call:
+    """The call whose result a function without a name returns; nothing of the caller's is called for it."""
+    code = make.__code__
+    names = {name: _noted(make.__globals__[name]) for name in code.co_names if name in make.__globals__}
+    cells = tuple(CellType(_noted(cell.cell_contents)) for cell in make.__closure__ or ())
+    try:
+        call = FunctionType(code, names, make.__name__, make.__defaults__, cells)()
+    except Exception:
+        call = None
+    if not isinstance(call, _Call):
+        raise UsageError(
+            f"env = {_short(make)}: it has to do no more than call one class or function with plain values; {_AT_TOP}"
+        )
+    return call
+
+
+def _name_at_top(make: Any) -> str | None:
+    """The name that a class or function has at the top of its module."""
+    module = sys.modules.get(getattr(make, "__module__", None) or "")
+    return next((name for name, value in vars(module).items() if value is make), None) if module is not None else None
 
 
 def name_of(task: Task, import_module: str | None = None) -> tuple[str, str | None]:
     """The environment's id, and the module to import for it; None if there is nothing to import.
 
     Args:
-        task: an id, an ``EnvSpec`` as it was registered, or a class or function that makes the environment.
+        task: an id, an ``EnvSpec`` as it was registered, or a class or function that makes the environment, as
+            ``called_by`` returns them.
         import_module: the module that the caller names; None: it is looked for.
 
     Raises:
         UsageError: no other process can make it; the message says what to give instead.
     """
     if import_module == _MAIN:
-        raise UsageError(f"import_module={_MAIN!r}: {_own_program('the environment')}")
+        import_module = None if callable(task) else _own_program("the environment")
     if isinstance(task, str):
         return task, import_module or _named_module(task) or _registered_by(task)
     registration = sys.modules.get("gymnasium.envs.registration")
     if registration is not None and isinstance(task, registration.EnvSpec):
         return task.id, import_module or _registered_by(_unchanged(task, registration.registry).id)
-    if isinstance(task, functools.partial):
-        raise UsageError(
-            f"env_id = {_short(task)}: a partial has no name; give the class or function itself, and its "
-            "arguments as env_args={...}"
-        )
     if hasattr(task, "step") and not isinstance(task, type):
         spec = getattr(task, "spec", None)
         instead = f"its id, {spec.id!r}, or" if spec is not None else "its id or"
         raise UsageError(
-            f"env_id = {_short(task)}: an environment that was made cannot be handed to the processes of "
+            f"env = {_short(task)}: an environment that was made cannot be handed to the processes of "
             f"a run, which make their own; give {instead} its class"
         )
     if not callable(task):
         raise UsageError(
-            f"env_id = {_short(task)}: expected the Gymnasium id of a task, such as 'Pendulum-v1', or the "
+            f"env = {_short(task)}: expected the Gymnasium id of a task, such as 'Pendulum-v1', or the "
             "class or function that makes it"
         )
     return _importable(task, import_module)
@@ -72,28 +172,30 @@ def _named_module(env_id: str) -> str | None:
 
 
 def _importable(make: Callable[..., Any], import_module: str | None) -> tuple[str, str]:
-    """``MODULE:NAME`` of a class or function, and the module."""
+    """``MODULE:NAME`` of a class or function, and the module; a script's name is its file's."""
     module, name = import_module or getattr(make, "__module__", None), getattr(make, "__qualname__", None)
+    if name == _LAMBDA:
+        name = _name_at_top(make) or name
     if not isinstance(module, str) or not isinstance(name, str):
         raise UsageError(
-            f"env_id = {_short(make)}: it has no name by which it can be imported; give a class or a function"
+            f"env = {_short(make)}: it has no name by which it can be imported; give a class or a function"
         )
-    if module == _MAIN:
-        raise UsageError(f"env_id = {name}: {_own_program(name)}")
     if "<" in name:
         raise UsageError(
-            f"env_id = {name}: it is made inside of a function, where no other process can find it; put "
-            "it at the top of a module"
+            f"env = {name}: it is made inside of a function, where no other process can find it; put "
+            "it at the top of the script or of a module"
         )
-    found: Any = sys.modules.get(module)
+    found: Any = sys.modules.get(_MAIN if is_script(module) else module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not make:
         raise UsageError(
-            f"env_id = {name}: module {module!r} has no such class or function at its top; give "
+            f"env = {name}: module {module!r} has no such class or function at its top; give "
             "import_module= of the module that has it"
         )
-    return f"{module}:{name}", module
+    if module == _MAIN:
+        module = _own_program(name)
+    return f"{Path(module).name if is_script(module) else module}:{name}", module
 
 
 def _registered_by(env_id: str) -> str | None:
@@ -108,7 +210,7 @@ def _registered_by(env_id: str) -> str | None:
     else:
         module = str(getattr(entry.func if isinstance(entry, functools.partial) else entry, "__module__", _MAIN))
     if module == _MAIN:
-        raise UsageError(f"env_id = {env_id!r}: {_own_program(f'what {env_id} is made of')}")
+        return _own_program(env_id)
     return None if module.partition(".")[0] in _known_packages() else module
 
 
@@ -123,32 +225,39 @@ def _unchanged(spec: EnvSpec, registry: dict[str, Any]) -> EnvSpec:
     names = ("entry_point", "max_episode_steps", "kwargs", "additional_wrappers")
     if known is None:
         raise UsageError(
-            f"env_id = EnvSpec({spec.id!r}): it is not registered; register it in a module of its own and "
+            f"env = EnvSpec({spec.id!r}): it is not registered; register it in a module of its own and "
             "give import_module=, or give the class that makes it"
         )
     if any(getattr(spec, name) != getattr(known, name) for name in names):
         raise UsageError(
-            f"env_id = EnvSpec({spec.id!r}): it differs from what is registered under that id; give the "
+            f"env = EnvSpec({spec.id!r}): it differs from what is registered under that id; give the "
             "id, and what the constructor takes as env_args={...}"
         )
     return spec
 
 
 def _own_program(what: str) -> str:
-    """Why what stands in the program's own script is found by nobody else, and what to do."""
-    file = getattr(sys.modules.get(_MAIN), "__file__", None)
-    script = None if file is None else Path(file)
-    where = "this notebook or console" if script is None else script.name
-    text = (
-        f"{what} is defined in the calling program itself ({where}), which the processes of a run cannot import: "
-        "put it, with its gymnasium.register, into a module of its own, such as my_envs.py, and give "
-        "import_module='my_envs'"
-    )
-    if script is None or not script.stem.isidentifier():
-        return text
-    return (
-        f"{text}; import_module={script.stem!r} works if all that {where} does stands under if __name__ == '__main__'"
-    )
+    """The module or path by which other processes import the calling program's own script.
+
+    Raises:
+        UsageError: it is a notebook or console, which has no file.
+    """
+    main = sys.modules[_MAIN]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:  # python -m
+        return str(spec.name)
+    if file is None or not is_script(file) or not Path(file).is_file():
+        raise UsageError(
+            f"{what} is defined in this notebook or console, which the processes of a run cannot import: write it, "
+            "with its gymnasium.register, into a file such as my_envs.py (in a notebook: %%writefile my_envs.py as "
+            "first line of its cell), import it from there, and give that"
+        )
+    path = Path(file).resolve()
+    if not _FIT.match(path.name):
+        raise UsageError(
+            f"{path.name}: rename this script: Gymnasium takes letters, digits, '_', '-' and '.' in the name of a task"
+        )
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _short(value: object) -> str:

@@ -1,5 +1,7 @@
 """The forms of an environment's id: Gymnasium's own, ``ENGINE:ID``, ``TEAM:NAME``, ``MODULE:ID``, ``MODULE:CLASS``.
 
+The module may be a script, named by its file: ``my_envs.py:MyEnv``.
+
 A family is one row here, and what makes its environments. Its package is imported when one is made.
 """
 
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from spreeze.errors import EnvironmentError_, did_you_mean
+from spreeze.inference.user_modules import is_within
 
 _RIVALS = re.compile(r"^simple_(adversary|crypto|push|tag|world_comm)_v\d+$")
 """Tasks of mpe2 in which agents play against each other."""
@@ -187,4 +190,4 @@ def imports_only(env_id: object, module: object) -> bool:
     if not isinstance(env_id, str) or ".." in env_id:
         return False
     named, colon, name = env_id.rpartition(":")
-    return _PLAIN.match(name if colon and named == module else env_id) is not None
+    return _PLAIN.match(name if colon and isinstance(module, str) and is_within(named, module) else env_id) is not None

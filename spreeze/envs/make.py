@@ -16,7 +16,6 @@ import types
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
-from spreeze.config.modes import import_named
 from spreeze.config.schema import ImageConfig
 from spreeze.config.values import literal_or_text
 from spreeze.envs.action_spaces import action_of, space_text
@@ -25,6 +24,7 @@ from spreeze.envs.obs_flattening import leaves_of
 from spreeze.envs.pictures import picture_in, refuse_pictures
 from spreeze.envs.vector_engines import make_single
 from spreeze.errors import ConfigError, EnvironmentError_, described, did_you_mean
+from spreeze.inference.user_modules import import_named, is_script, is_within
 from spreeze.types import Box, EnvSpec, FrameSpec, Reasoned
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def make_env(
 
     Args:
         env_id: Gymnasium id; ``module:Id``, or ``module:Class`` (or function) without an id, only where
-            ``import_module`` names the same module; or the id of an engine or of a team.
-        import_module: module to import first.
+            ``import_module`` names the same module or script; or the id of an engine or of a team.
+        import_module: module, or path of a script, to import first.
         render_mode: ``rgb_array`` for pictures, ``human`` for a window, None for neither.
         plain: takes pybullet-envs-gymnasium's own environment for its ids.
         args: ``key=value`` texts for the environment's constructor (``parse_args``).
@@ -164,14 +164,14 @@ def _known(env_id: str, import_module: str | None, *, fast: bool) -> Any:
     import gymnasium
 
     module, colon, name = env_id.rpartition(":")
-    if colon and module != import_module:
+    if colon and not is_within(module, import_module):
         raise EnvironmentError_(f"'{env_id}' would import module '{module}': add --import {module} to allow it")
     _register(name, gymnasium.registry)
     if name not in gymnasium.registry:
-        own = _entry_point(module, name) if colon else None
+        own = _entry_point(import_module, name) if colon and import_module else None
         if own is None:
             raise _unknown(name, gymnasium.registry, import_module, of_module=bool(colon))
-        return gymnasium.envs.registration.EnvSpec(id=env_id, entry_point=own)
+        return gymnasium.envs.registration.EnvSpec(id=f"{os.path.basename(module)}:{name}", entry_point=own)
     made = _fast_spec(name, gymnasium.registry[name]) if fast else name
     if made is name:
         _force_direct(gymnasium.registry[name].entry_point)
@@ -332,8 +332,10 @@ def foreign_module(env_id: str, import_module: str | None) -> str | None:
 
 def import_user_module(module: str) -> None:
     """Imports what ``--import`` names; an EnvironmentError_ if that fails."""
-    if not _MODULE.match(module):
-        raise EnvironmentError_(f"--import {module!r}: expected a module name such as my_package.my_envs")
+    if not is_script(module) and not _MODULE.match(module):
+        raise EnvironmentError_(
+            f"--import {module!r}: expected a module name such as my_package.my_envs, or a script such as my_envs.py"
+        )
     try:
         import_named(module)
     except Exception as error:
@@ -372,6 +374,8 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
             else ("; gymnasium.register has to be called where that module is imported")
         )
     kind = "id, class or function" if of_module else "id"
+    if is_script(import_module):
+        hint += "; what stands under if __name__ == '__main__', or behind its first training, is not there"
     return EnvironmentError_(
         f"unknown environment '{name}': module '{import_module}' was imported, and there is no such {kind} in it{hint}"
     )

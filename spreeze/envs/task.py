@@ -11,6 +11,7 @@ import numpy as np
 
 from spreeze.config.algorithms import actions_text
 from spreeze.envs.families import engine_of
+from spreeze.envs.info_numbers import InfoNumbers, success_of
 from spreeze.envs.make import describe, import_user_module, make_env, parse_args
 from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, mask_of
 from spreeze.envs.pictures import DrawnPictures
@@ -101,6 +102,10 @@ class Task:
         """The environment's number of each option, where an action is a single number."""
         if spec.choices is not None and not spec.choices.shape:
             self._numbers = [kind(spec.choices.start[0] + index) for index in range(spec.choices.options)]
+        self.info_numbers: InfoNumbers | None = None
+        """Takes each step's ``info``, where its numbers become metrics."""
+        self.success: bool | None = None
+        """True if the latest episode that has ended was a success; None if the environment does not say."""
         self.unscale_action = ActionScaling(spec)
         """From a policy's actions [N, A] to those that ``step`` takes."""
 
@@ -110,6 +115,7 @@ class Task:
         Raises:
             BadTransition: wrong shape, non-finite value, or a mask that is missing or wrong.
         """
+        self.success = None
         result = self.env.reset(seed=seed)
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._bad("reset", f"{type(result).__name__}; expected (observation, info)")
@@ -151,10 +157,19 @@ class Task:
             terminated = self._flag("terminated", terminated)
         if truncated is not False and truncated is not True:
             truncated = self._flag("truncated", truncated)
+        if isinstance(info, dict) and info:
+            self._note(info, ended=terminated or truncated)
         if self._masked is not None:
             self._steps += 1
             checked = self._with_mask(checked, self._masked, info, terminated=terminated)
         return checked, reward, terminated, truncated
+
+    def _note(self, info: dict[Any, Any], *, ended: bool) -> None:
+        numbers = self.info_numbers
+        if numbers is not None and (ended or numbers.left > 0):
+            numbers.add(info, ended=ended)
+        if ended:
+            self.success = success_of(info)
 
     def _flag(self, field: str, value: Any) -> bool:
         try:

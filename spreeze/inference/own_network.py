@@ -6,12 +6,12 @@ rows. In ``draw`` each row is a call of its own, so that its result cannot depen
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 
 from spreeze.errors import WeightsError
+from spreeze.inference.user_modules import import_named
 
 Arrays = dict[str, np.ndarray]
 
@@ -29,7 +29,7 @@ class OwnNetwork:
 
         self._torch = torch
         name, source = meta["network"], (meta.get("env") or {}).get("import_module")
-        rows = getattr(importlib.import_module(source), "NETWORKS", ()) if source else ()
+        rows = getattr(import_named(source), "NETWORKS", ()) if source else ()
         row = next((row for row in rows if row.name == name), None)
         if row is None:
             raise WeightsError(f"weights need the network {name!r}, which --import {source} does not declare")

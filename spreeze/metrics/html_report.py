@@ -39,6 +39,7 @@ from spreeze.metrics.comparison import (
     report,
     returns,
 )
+from spreeze.metrics.info_means import INFO
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import by_name
 from spreeze.run_directory import read_config, read_run, state_of
@@ -123,6 +124,7 @@ def make(
         _overview(runs),
         _picture(runs[0]) if len(runs) == 1 else "",
         _curves(runs, targets or {}, robust, also),
+        _task(runs),
         _rates(runs),
     ]
     parts += [_differences(runs, also)] if len(runs) > 1 else []
@@ -270,18 +272,33 @@ def _scores(curves: Sequence[Curve], target: float | None, robust: bool) -> str:
     return _table(titles, (list(row.values()) for row in rows))
 
 
-def _rates(runs: Sequence[_Run]) -> str:
-    """Rates over wall time, then those without warm-up from the summaries."""
+def _over_time(runs: Sequence[_Run], names: Iterable[str], *, from_zero: bool = True) -> list[str]:
+    """A chart over wall time of each metric that one of the runs has."""
     charts = []
-    for name in _RATES:
+    for name in names:
         found = ((run.name, MetricsReader(run.path / "metrics.db").series(name, max_points=_POINTS)) for run in runs)
         traces = [_Trace(label, series.t, series.mean, None, None) for label, series in found if len(series.t)]
         chart = by_name(name).chart
         if traces and chart is not None:
             scaled = [trace._replace(y=chart.scale * trace.y) for trace in traces]
+            title = name.partition("/")[2] or chart.title
             charts.append(
-                _chart(scaled, "wall time [s]", f"{chart.title} [{chart.unit or by_name(name).unit}]", from_zero=True)
+                _chart(scaled, "wall time [s]", f"{title} [{chart.unit or by_name(name).unit}]", from_zero=from_zero)
             )
+    return charts
+
+
+def _task(runs: Sequence[_Run]) -> str:
+    """Success rates and what the environments give in ``info``."""
+    names = dict.fromkeys(name for run in runs for name in MetricsReader(run.path / "metrics.db").names())
+    rates = _over_time(runs, (name for name in ("eval_success_rate", "success_rate") if name in names))
+    numbers = _over_time(runs, (name for name in names if name.startswith(f"{INFO}/")), from_zero=False)
+    return _section("Task", _charts("", rates + numbers)) if rates or numbers else ""
+
+
+def _rates(runs: Sequence[_Run]) -> str:
+    """Rates over wall time, then those without warm-up from the summaries."""
+    charts = _over_time(runs, _RATES)
     known = [row for row in _SUMMARY if any(run.summary.get(row[0]) is not None for run in runs)]
     rows = [[run.name, *(_written(run.summary.get(name), form) for name, _, form in known)] for run in runs]
     if len(runs) == 1:

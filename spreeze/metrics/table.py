@@ -19,7 +19,7 @@ from typing import NamedTuple
 SUPERVISOR = "supervisor"
 ALGORITHM = "algorithm"
 """Writer of an algorithm's own metrics; they come through slots of the learner."""
-GROUPS = ("Speed", "Machine", "Balance", "Learning")
+GROUPS = ("Task", "Speed", "Machine", "Balance", "Learning")
 """Groups of charts on the Live page, from top to bottom."""
 RETURN = "Return"
 """The chart of returns, which the page draws separately."""
@@ -195,6 +195,15 @@ METRICS: tuple[Metric, ...] = (
            "supervisor", shown=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert"),
     Metric("staleness", "ratio", "rows of a batch / rows in replay (tianji; Eq. 2 of the paper)", "supervisor",
            shown=True),
+    Metric("success_rate", "share", "successes (info['is_success']) among the samplers' latest 100 episodes",
+           "supervisor", shown=True, chart=Chart("success", "Success rate", "Task", "%", 100.0)),
+    Metric("eval_success_rate", "share", "successes (info['is_success']) among the episodes of the newest evaluation",
+           "supervisor", shown=True, chart=Chart("success", "Success rate", "Task", "%", 100.0)),
+    Metric("info", "value", "mean of a number in the environment's info: over env steps of the latest second, or, "
+           "of one that comes only at an episode's end, over the latest 100 episodes (one series for each)",
+           "supervisor", parts="number", chart=Chart("info", "Numbers in info", "Task")),
+    Metric("callback", "value", "number that a callback logs (one series for each)", "supervisor", parts="number",
+           chart=Chart("callback", "Numbers of callbacks", "Task")),
     Metric("policy_lag", "updates",
            "mean updates (PPO and A2C: rollouts) between the policy that collected and the learner's", "learner",
            needs=Needs.UPDATES, shown=True, chart=Chart("lag", "Policy lag", "Balance")),

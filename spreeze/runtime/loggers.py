@@ -68,11 +68,24 @@ def check_sinks(names: Sequence[str]) -> None:
 class Sink:
     """The supervisor's side of one sink. No method waits but ``reap``."""
 
-    def __init__(self, opening: Mapping[str, Any], run_dir: RunDir, on_event: Callable[[str, str], None]) -> None:
-        """Starts the process; an OSError if that fails. ``opening`` has the fields of ``metric_sinks.Opening``."""
+    module = "spreeze.runtime.metric_sinks"
+    """Body of its process."""
+
+    def __init__(
+        self, opening: Mapping[str, Any], run_dir: RunDir, on_event: Callable[[str, str], None], log: str | None = None
+    ) -> None:
+        """Starts the process; an OSError if that fails.
+
+        Args:
+            opening: its first row; a sink's has the fields of ``metric_sinks.Opening``.
+            run_dir: where its log goes.
+            on_event: takes level and text of what happens to it.
+            log: name of its log; None: by the name of the sink.
+        """
         self.name = str(opening["sink"])
+        self._log = log or f"log-{self.name}"
         self._run_dir, self._on_event = run_dir, on_event
-        self.mark = f"{run_dir.nonce}.{self.name}"  # not the run's own: it outlives the workers, until all is written
+        self.mark = f"{run_dir.nonce}.{self._log}"  # not the run's own: it outlives the workers, until all is written
         self._rows: deque[bytes] = deque()
         self._unsent = b""
         self._received = b""
@@ -83,7 +96,7 @@ class Sink:
         """False once it has ended, in whatever way."""
         self._line, theirs = socket.socketpair()
         self._line.setblocking(False)
-        with theirs, log_file(run_dir.path, f"log-{self.name}") as log, signals_blocked():
+        with theirs, log_file(run_dir.path, self._log) as output, signals_blocked():
             try:
                 self._process = subprocess.Popen(
                     [
@@ -91,15 +104,15 @@ class Sink:
                         "-m",
                         "spreeze.machine.processes",
                         f"{OWN_PREFIX}log",
-                        "spreeze.runtime.metric_sinks",
+                        self.module,
                         str(theirs.fileno()),
                     ],
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
+                    stdout=output,
                     stderr=subprocess.STDOUT,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # without a terminal, nothing can ask for a password there
-                    env=child_environment(1, self.mark, f"log-{self.name}"),
+                    env=child_environment(1, self.mark, self._log),
                 )
             except OSError:
                 self._line.close()
@@ -199,7 +212,7 @@ class Sink:
         self._on_event(
             "warning",
             f"{self.name} is off, the run goes on: {clean(why, 200)}; {lost} rows are lost to it "
-            f"(see logs/log-{self.name}.log)",
+            f"(see logs/{self._log}.log)",
         )
 
     def reap(self) -> None:
@@ -261,23 +274,7 @@ class Loggers:
 
     def close(self, *, failed: bool, hurry: Callable[[], bool] = lambda: False) -> None:
         """Ends all sinks; waits while they answer, for at most a minute, and no longer than ``hurry()`` is false."""
-        for sink in self._sinks:
-            sink.end(failed=failed)
-        begun_s, said = AWAKE(), False
-        while (left := [sink for sink in self._sinks if sink.open]) and not hurry():
-            readable([sink.fileno() for sink in left], 0.05)
-            waited_s = AWAKE() - begun_s
-            if waited_s > _LONGEST_CLOSE_S:
-                break
-            if waited_s > _SAY_AFTER_S and not said:
-                said = True
-                names = " and ".join(sink.name for sink in left)
-                self._on_event("info", f"waiting for {names} to write the last rows; Ctrl-C skips this")
-            self.look()
-        for sink in self._sinks:
-            sink.late()
-            sink.reap()
-        self._sinks.clear()
+        end_all(self._sinks, self._on_event, failed=failed, hurry=hurry)
 
     def _put(self, t: float, step: int, **row: Any) -> None:
         for sink in self._sinks:
@@ -292,6 +289,36 @@ class Loggers:
         return self._tags[series]
 
 
+def end_all(sinks: list[Any], on_event: Callable[[str, str], None], *, failed: bool, hurry: Callable[[], bool]) -> None:
+    """Ends sinks as ``Loggers.close`` says, and takes them out of the list."""
+    for sink in sinks:
+        sink.end(failed=failed)
+    begun_s, said = AWAKE(), False
+    while (left := [sink for sink in sinks if sink.open]) and not hurry():
+        readable([sink.fileno() for sink in left], 0.05)
+        waited_s = AWAKE() - begun_s
+        if waited_s > _LONGEST_CLOSE_S:
+            break
+        if waited_s > _SAY_AFTER_S and not said:
+            said = True
+            names = " and ".join(sink.name for sink in left)
+            on_event("info", f"waiting for {names} to end; Ctrl-C skips this")
+        for sink in left:
+            sink.look()
+    for sink in sinks:
+        sink.late()
+        sink.reap()
+    sinks.clear()
+
+
+def setting_values(plan: RunPlan) -> dict[str, Any]:
+    """Every setting of a run, as ``part.field`` -> value."""
+    return {
+        f"{part}.{field}": list(value) if isinstance(value, tuple) else value
+        for part, field, value in iterate(plan.config)
+    }
+
+
 def _opening(name: str, plan: RunPlan, run_dir: Path, known: Any) -> dict[str, Any]:
     own = known.get(name) if isinstance(known, dict) else None
     facts = {key: str(value) for key, value in versions().items() if value}
@@ -301,10 +328,7 @@ def _opening(name: str, plan: RunPlan, run_dir: Path, known: Any) -> dict[str, A
         "sink": name,
         "run_dir": os.path.abspath(run_dir),
         "project": plan.config.logging.project,
-        "settings": {
-            f"{part}.{field}": list(value) if isinstance(value, tuple) else value
-            for part, field, value in iterate(plan.config)
-        },
+        "settings": setting_values(plan),
         "facts": facts,
         "known": {str(key): str(value) for key, value in own.items()} if isinstance(own, dict) else {},
     }

@@ -19,14 +19,16 @@ from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.comparison import HELD, POLICIES, final_metric, worst_of_last
+from spreeze.metrics.info_means import InfoMeans
 from spreeze.metrics.snapshot import Snapshot, snapshot_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, MetricsWriter
 from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir, group_folder, process_age_s, versions
+from spreeze.runtime.callbacks.links import CallbackLinks
 from spreeze.runtime.loggers import Loggers
 from spreeze.runtime.plan import RunPlan
 from spreeze.workers.context import is_power_of_ten
-from spreeze.workers.evaluator import CONFIRMING_EPISODES, read_rows
+from spreeze.workers.evaluator import COLUMNS, CONFIRMING_EPISODES, read_rows
 
 _STATE_S = 2.0
 _SLOW_START_S = 5.0
@@ -59,6 +61,7 @@ class Outcome:
     eval_episodes: int | None = None  # in eval_return; others may have been cut by the time limit or lost to errors
     eval_episodes_cut: int | None = None
     eval_episodes_lost: int | None = None
+    eval_success_rate: float | None = None  # where the environment says is_success
     time_to_target_s: float | None = None  # of the first evaluation that reached it
     time_to_target_held_s: float | None = None  # of the first time that the mean of HELD in a row did
     restarts: int = 0
@@ -121,6 +124,8 @@ class Recorder:
         self._target_reached = False
         self._scores: dict[int, float] = {}
         self._reported: dict[int, dict[str, float]] = {}
+        self._info = InfoMeans()
+        self._callback_values: dict[str, float] = {}
         self._samplers_alive = 0
         self._hung_up = self._saving_said = False
         self._next_saving_s = math.inf
@@ -141,6 +146,8 @@ class Recorder:
         self._gpu_troubles = 0
         self._loggers = Loggers(self.event, table)
         self._loggers.start(plan, run_dir)
+        self.callbacks = CallbackLinks(self.event, self._callback_value)
+        self.callbacks.start(plan, run_dir)
         self._tell_trouble()
         if self._curve and not self._store_has_curve():
             self._store.evaluation(*self._curve)
@@ -263,6 +270,20 @@ class Recorder:
             if isinstance(value, int | float) and (metric := self._table.get(name)) is not None and metric.is_sent:
                 known[name] = float(value)
 
+    def info(self, message: Mapping[str, Any]) -> None:
+        """Takes sums of what environments gave in ``info``."""
+        told = self._info.add(message)
+        if told is not None:
+            self.event("info", told)
+
+    def episode(self, sampler: str, episode_return: float, length: int, success: bool | None) -> None:
+        """Tells callbacks of an episode that a sampler has ended."""
+        told = {"return": episode_return, "length": length, "success": success, "sampler": sampler}
+        self.callbacks.call("on_episode_end", told)
+
+    def _callback_value(self, name: str, value: float) -> None:
+        self._callback_values[f"callback/{name}"] = value
+
     def _gauges(self, groups: tuple[GroupSample, ...]) -> dict[str, float]:
         """The reported gauges: means over the learners that have learned, and of several learners each one's own."""
         each: dict[str, dict[int, float]] = {}
@@ -320,8 +341,13 @@ class Recorder:
             self._curve.append(row)
             self._store.evaluation(row)
             self._loggers.evaluation(row)
-            self._write(row.t, int(row.env_steps), {"eval_return": value, "eval_length": float(row.length_mean)})
+            scores = {"eval_return": value, "eval_length": float(row.length_mean)}
+            if isinstance(success := record.get("success_rate"), int | float):
+                outcome.eval_success_rate = scores["eval_success_rate"] = float(success)
+                self._metrics["eval_success_rate"] = float(success)
+            self._write(row.t, int(row.env_steps), scores)
         self._update_target(final=final)
+        self.callbacks.call("on_evaluation", {name: record.get(name) for name in (*COLUMNS, "success_rate")})
 
     def _check_target(self, found: Any) -> None:
         """Reports an evaluation that reached the target return, or whose second evaluation did not."""
@@ -391,6 +417,7 @@ class Recorder:
         if self._inserted_before is None:
             self._inserted_before = reading.inserted if self._plan.earlier.sessions else 0
         metrics = self.rates.read(reading) | self._gauges(reading.groups) | (governed or {})
+        metrics |= self._info.means(reading.t_s)
         earlier = self._plan.earlier
         metrics |= {
             "env_steps": earlier.env_steps + reading.env_steps,
@@ -406,14 +433,21 @@ class Recorder:
             self.outcome.energy_per_million_steps_kj = metrics.get("energy_per_million_steps_kj")
         if (lag := metrics.get("policy_lag")) is not None:
             self._lag_sum, self._lag_count = self._lag_sum + lag, self._lag_count + 1
-        scores = {name: value for name, value in self._metrics.items() if name.startswith("eval_return/")}
+        scores = {
+            name: value
+            for name, value in self._metrics.items()
+            if name.startswith("eval_return/") or name == "eval_success_rate"
+        }
         self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return"), **scores}
         snapshot = self.snapshot(state)
         self.outcome.bottleneck = snapshot.bottleneck
-        known = {name: value for name, value in metrics.items() if value is not None}
+        known = {name: value for name, value in metrics.items() if value is not None} | self._callback_values
+        self._callback_values.clear()
         wall_s, step = self.wall_s, int(metrics["env_steps"] or 0)
         self._store.write(wall_s, step, known)
         self._loggers.sample(wall_s, step, known)
+        saved = sum(group.learner.get("checkpoint_updates", 0.0) for group in reading.groups)
+        self.callbacks.sample(wall_s, step, known, saved)
         self._tell_trouble()
         self._view.update(snapshot)
         if state == "training" and time.monotonic() >= self._next_state_s:
@@ -514,6 +548,9 @@ class Recorder:
     def close(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """Closes the sinks, which may take seconds unless ``hurry()``, the store and the GPU monitor."""
         failed = self.outcome.error is not None or self.outcome.stopped_by == "unknown"  # by an exception
+        self.callbacks.close(self.outcome.stopped_by, hurry)
+        if self._callback_values:
+            self._write(self.wall_s, self.outcome.env_steps, self._callback_values)
         self._loggers.close(failed=failed, hurry=hurry)
         if self._saving_said:
             self._run_dir.write_state(checkpoint_left_bytes=None)

@@ -31,6 +31,7 @@ from spreeze.machine.processes import (
 )
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import Assembly, assembled, evaluator_job
+from spreeze.runtime.callbacks.environment_arguments import EnvironmentArguments
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import (
@@ -141,6 +142,8 @@ class _Supervisor:
         )
         self._finished: dict[Address, str] = {}
         self._leave_free = plan.config.tuning.leave_free
+        self._env_args = EnvironmentArguments(plan, run_dir, recorder.event)
+        run.status.header[words.ENV_ARGS] = self._env_args.version
         self._timeline = Timeline(
             run.status, {name: spec.row for name, spec in run.specs.items()}, run_dir.path, lambda: recorder.wall_s
         )
@@ -204,6 +207,9 @@ class _Supervisor:
         first = not self._timeline.recorded and began_s is not None and time.monotonic() - began_s >= FIRST_S
         if self._run_dir.take("timeline") is not None or first:
             self._timeline.begin()
+        self._env_args.look()
+        header[words.ENV_ARGS] = self._env_args.version
+        header[words.EPISODES_TOLD] = int(self._recorder.callbacks.wants_episodes)
         text = self._run_dir.take("leave-free")
         if text is not None and governing is None:
             self._recorder.event("warning", "leave-free: no governor watches this run, so nothing changes")
@@ -288,6 +294,10 @@ class _Supervisor:
                 self._recorder.evaluation(message)
             elif kind == "metrics" and (handle := self._workers.handles.get(source)) is not None:
                 self._recorder.report(handle.spec.address.group, message.get("values"))
+            elif kind == "episode":
+                self._recorder.episode(source, *message["numbers"])
+            elif kind == "info":
+                self._recorder.info(message)
             elif kind == "started":
                 outcome.device = message.get("device")
             elif kind == "finished" and (handle := self._workers.handles.get(source)) is not None:

@@ -18,7 +18,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from spreeze.envs.info_numbers import InfoNumbers
 from spreeze.envs.task import ActionScaling, ObsBuffer, Task, uniform_actions
+from spreeze.envs.task_source import TaskSource
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, WorkerError, described
 from spreeze.inference.policy import Policy, State, begin_episode, exploring_arrays
@@ -129,26 +131,62 @@ class Collector:
         """With ``nan_policy`` "fail" the first bad transition ends the process."""
         self.num_envs = num_envs
         self.counts = SamplerStats()
-        self._make_task, self._nan_policy = make_task, nan_policy
+        self._new_task, self._nan_policy = make_task, nan_policy
+        self.info = InfoNumbers()
+        """Sums of the numbers in ``info``; engines that step several environments at once give none."""
         self._on_error, self._on_progress = on_error, on_progress
         self._error_steps: deque[int] = deque(maxlen=_MOST_ERRORS)
         self._errors = 0
         self._tasks: list[Task] = []
+        self._versions: list[int] = []
+        """Versions of the arguments that each environment was made with."""
+        self.on_episode: Callable[[float, int, bool | None], None] = _ignore
+        """Called with return, length and success of each episode."""
         self.interlude: Interlude | None = None
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self._is_slow = True
         """True if the latest step of all environments took long: then each of them has a heartbeat of its own."""
 
+    @property
+    def _version(self) -> int:
+        return self._new_task.version if isinstance(self._new_task, TaskSource) else 0
+
+    def _make_task(self) -> Task:
+        task = self._new_task()
+        task.info_numbers = self.info
+        return task
+
     def _count_episode(self, index: int) -> None:
         self._recent.append((self._returns[index], self._lengths[index]))
         self.counts.episodes += 1
         self.counts.episode_return = sum(entry[0] for entry in self._recent) / len(self._recent)
         self.counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
+        success = self._tasks[index].success if self._tasks else None  # an engine's environments have none
+        self.on_episode(self._returns[index], self._lengths[index], success)
 
     def _between_episodes(self, index: int) -> None:
         if self.interlude is not None:
+            self._tasks[index].info_numbers = None
             self._tasks[index] = self.interlude.play(self._tasks[index]) or self._make_task()
+            self._tasks[index].info_numbers = self.info
+        if self._versions and self._version != self._versions[index]:
+            self._renew(index)
+
+    def _renew(self, index: int) -> None:
+        """Replaces an environment by one of other arguments; keeps it where that cannot be made."""
+        self._on_progress(Phase.INIT)
+        self._versions[index], task = self._version, None
+        try:
+            task = self._make_task()
+            task.reset()
+        except Exception as error:
+            close_in_time(*() if task is None else (task.close,))
+            if self._versions.count(self._version) == 1:  # the first one of this process
+                self._on_error(f"environment {index}, made with other arguments", error, 1)
+            return
+        close_in_time(self._tasks[index].close)
+        self._tasks[index] = task
 
     def _count_error(self, where: str, error: Exception) -> None:
         """Counts an error; reports the 1st, 10th, 100th and so on, so that errors over weeks do not fill the disk.
@@ -225,7 +263,8 @@ class TransitionCollector(Collector):
             self._renew_vector()
         for index in range(num_envs if make_vector is None else 0):
             on_progress(Phase.INIT)
-            self._tasks.append(make_task())
+            self._versions.append(self._version)
+            self._tasks.append(self._make_task())
             self._reset(index, seeds[index])
 
     @property
@@ -515,7 +554,8 @@ class RolloutCollector(Collector):
         """
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
         self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first
-        self._step_synchronous, self._replays = step_synchronous, replays
+        # Where the arguments have changed, an episode may have begun with others than it would have again.
+        self._step_synchronous, self._replays = step_synchronous, replays and not self._version
         self.columns = RolloutWriter(rollouts, first, num_envs)
         self._rows = ObsBuffer(num_envs, spec)
         self._sign = spec.frames is not None and spec.frames.sign_rewards
@@ -529,7 +569,8 @@ class RolloutCollector(Collector):
         try:
             for index in range(num_envs):
                 on_progress(Phase.INIT)
-                self._tasks.append(make_task())
+                self._versions.append(self._version)
+                self._tasks.append(self._make_task())
                 self._go_back(index)
         except BaseException:
             self.close()

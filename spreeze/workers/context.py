@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.envs.info_numbers import InfoNumbers
 from spreeze.errors import WorkerError, described
 from spreeze.metrics.table import TABLE, MetricTable, Phase
 from spreeze.transport import status_table as words
@@ -29,6 +30,7 @@ _MAX_MESSAGE_BYTES = 4096
 """A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
 _MOST_UNREAD_BYTES = 16_384
 """Unread bytes in the pipe, of at least 64 KiB, above which no metrics are sent: events and results have to fit."""
+_INFO_S = 1.0
 _NUMBER_BYTES, _ENVELOPE_BYTES = 32, 200
 """Longest text of a number with its punctuation, and of the rest of a message."""
 
@@ -65,7 +67,7 @@ class WorkerContext:
         self._slot_index = {name: i for i, name in enumerate(table.slots.get(ROLES[address.role].slots, ()))}
         self._message_fd, self._errors_dir = message_fd, errors_dir
         self._unsent: dict[str, float] = {}
-        self._share, self._rest_until_s = 1.0, 0.0
+        self._share, self._rest_until_s, self._next_info_s = 1.0, 0.0, 0.0
         self._control[words.PID] = os.getpid()
 
     @property
@@ -179,6 +181,30 @@ class WorkerContext:
         while self._unsent and self._has_room():
             self.send("metrics", values=_one_message(self._unsent))
 
+    @property
+    def run_dir(self) -> Path:
+        """The run's directory, which has the folder of errors."""
+        return Path() if self._errors_dir is None else self._errors_dir.parent
+
+    @property
+    def env_args_version(self) -> int:
+        """Number of changes of the environments' arguments (see ``envs.task_source``)."""
+        return int(self.status.header[words.ENV_ARGS])
+
+    def episode(self, episode_return: float, length: int, success: bool | None) -> None:
+        """Tells the run's callbacks of an episode, if one of them wants to hear and there is room."""
+        if self.status.header[words.EPISODES_TOLD] and self._has_room():
+            self.send("episode", numbers=(episode_return, length, success))
+
+    def report_info(self, numbers: InfoNumbers, now_s: float) -> None:
+        """Sends once a second what environments gave in ``info``, as long as there is room; ``now_s``: perf_counter."""
+        if now_s < self._next_info_s or not self._has_room():
+            return
+        self._next_info_s = now_s + _INFO_S
+        found = numbers.take()
+        for part in () if found is None else _in_messages(found):
+            self.send("info", **part)
+
     def _has_room(self) -> bool:
         """False while so much is unread that numbers could take the room of other messages."""
         unread = bytearray(4)
@@ -253,6 +279,21 @@ def _one_message(values: dict[str, float]) -> dict[str, float]:
             break
         found[name] = values.pop(name)
     return found
+
+
+def _in_messages(found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
+    """The entries of all dictionaries in ``found``, as many in each part as one message holds."""
+    parts: list[dict[str, dict[str, Any]]] = [{}]
+    left_bytes = _MAX_MESSAGE_BYTES - _ENVELOPE_BYTES
+    for kind, entries in found.items():
+        for name, value in entries.items():
+            size = len(json.dumps({name: value}))
+            if size > left_bytes:
+                parts.append({})
+                left_bytes = _MAX_MESSAGE_BYTES - _ENVELOPE_BYTES
+            parts[-1].setdefault(kind, {})[name] = value
+            left_bytes -= size
+    return parts
 
 
 def is_power_of_ten(count: int) -> bool:

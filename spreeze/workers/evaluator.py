@@ -199,6 +199,7 @@ class Evaluation:
 
         Returns:
             The record, or None if stopped or if no episode finished. It adds to the columns of ``eval.csv``:
+            ``success_rate``, None where the environment does not say,
             ``episodes_cut`` by the stop, ``episodes_lost`` to errors, ``whole`` (none cut, and no more lost than
             finished, so that scores are comparable), and ``target`` (see ``_check_target``).
         """
@@ -213,6 +214,7 @@ class Evaluation:
             "updates": int(weights.meta.get("updates", 0)), "epoch": weights.epoch, "version": weights.version,
             "group": group, **score(episodes)._asdict(),
             "episodes_cut": cut, "episodes_lost": lost, "whole": not cut and lost <= len(episodes),
+            "success_rate": success_rate(episodes),
         }  # fmt: skip
         self.evaluations += 1
         append_row(group_folder(self._run_dir, group) / "eval.csv", record)
@@ -432,6 +434,8 @@ class Episode(NamedTuple):
     length: int
     terminated: bool
     """True if the MDP ended, False if time ran out."""
+    success: bool | None = None
+    """``info["is_success"]`` at its end; None if the environment does not say."""
 
 
 class Score(NamedTuple):
@@ -447,6 +451,12 @@ def score(episodes: Sequence[Episode]) -> Score:
     returns = np.array([episode.episode_return for episode in episodes], dtype=np.float64)
     lengths = [episode.length for episode in episodes]
     return Score(len(episodes), float(returns.mean()), float(returns.std()), float(np.mean(lengths)))
+
+
+def success_rate(episodes: Sequence[Episode]) -> float | None:
+    """Share of the episodes that were a success, of those that say so."""
+    told = [episode.success for episode in episodes if episode.success is not None]
+    return sum(told) / len(told) if told else None
 
 
 def _tally(episodes: Sequence[Episode]) -> Tally:
@@ -631,7 +641,9 @@ class _Lockstep:
             self._on_step(env.place, env.task)
         if not (terminated or truncated or env.length >= self._limit):
             return True
-        self._done[env.place] = Episode(int(self._seeds[env.place]), env.total, env.length, terminated)
+        self._done[env.place] = Episode(
+            int(self._seeds[env.place]), env.total, env.length, terminated, env.task.success
+        )
         return False
 
     def _lose(self, env: _Env, error: Exception) -> None:

@@ -14,7 +14,8 @@ from time import perf_counter
 
 import numpy as np
 
-from spreeze.envs.task import HeldActions, open_task, vector_maker
+from spreeze.envs.task import HeldActions, vector_maker
+from spreeze.envs.task_source import TaskSource
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource
 from spreeze.transport.replay_ring import ShardWriter
@@ -37,7 +38,7 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
     stream = job.index if job.stream is None else job.stream
     rng = np.random.default_rng([job.seed, stream, sink.next_logical - job.loaded_rows])
     sampling = TransitionCollector(
-        lambda: open_task(job.spec),
+        TaskSource(job.spec, context.run_dir, lambda: context.env_args_version),
         job.num_envs,
         job.spec,
         sink,
@@ -49,6 +50,7 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
         on_progress=context.beat,
         on_error=context.env_error,
     )
+    sampling.on_episode = context.episode
     try:
         with turn_evaluation(context, job.evaluation) as sampling.interlude:
             loop = SamplerLoop(context, job, sink, sampling, rng)
@@ -110,6 +112,7 @@ class SamplerLoop:
             self._sampling.counts.wait_s += perf_counter() - start
         self._sampling.counts.post(self._context.slots, self._base)
         self._context.slots[_POLICY_VERSION] = self._policy.version
+        self._context.report_info(self._sampling.info, start)
         return actions
 
     def _may_insert(self) -> bool:
@@ -140,7 +143,7 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> Itera
         envs = stack.enter_context(
             contextlib.closing(
                 RolloutCollector(
-                    lambda: open_task(job.spec),
+                    TaskSource(job.spec, context.run_dir, lambda: context.env_args_version),
                     job.spec,
                     rollouts,
                     first=job.index * job.num_envs,
@@ -153,6 +156,7 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> Itera
                 )
             )
         )
+        envs.on_episode = context.episode
         envs.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
         loop = _RolloutSampler(context, job, rollouts, mailbox, envs)
         yield
@@ -172,7 +176,7 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> Iterato
         envs = stack.enter_context(
             contextlib.closing(
                 RolloutCollector(
-                    lambda: open_task(job.spec),
+                    TaskSource(job.spec, context.run_dir, lambda: context.env_args_version),
                     job.spec,
                     rollouts,
                     first=job.index * job.num_envs,
@@ -185,6 +189,7 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> Iterato
                 )
             )
         )
+        envs.on_episode = context.episode
         envs.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
         loop = _BufferSampler(context, envs, job.policies.attach(), job.learner_wakeup.attach())
         yield
@@ -217,6 +222,7 @@ class _BufferSampler:
             counts.wait_s += perf_counter() - start
         counts.post(context.slots, self._base)
         context.slots[_POLICY_VERSION] = self._policy.version
+        context.report_info(self._envs.info, start)
 
     def _step(self) -> bool:
         """False without a policy, or while the oldest rollout has to be used first."""
@@ -301,6 +307,7 @@ class _RolloutSampler:
             self._wakeup.wait(WAIT_S)
             self._envs.counts.wait_s += perf_counter() - start
         self._envs.counts.post(self._context.slots, self._base)
+        self._context.report_info(self._envs.info, perf_counter())
 
     def _ask(self) -> None:
         start = perf_counter()

@@ -553,3 +553,37 @@ def test_the_bounds_are_those_of_the_session_where_it_says_them(told, band):
     config = {"replay": {"samples_per_insert_min": 8.0, "samples_per_insert_max": 512.0}}
     found = snapshot({"samples_per_insert_band": told}, config, {})
     assert (found.samples_per_insert_min, found.samples_per_insert_max) == band
+
+
+_DRAW_NUMBERS = """
+const page = Object.create(LivePage.prototype), made = [];
+page.store = new Map(); page.unit = { by: 1 };
+const spec = { key: "info", series: ["info/*"], scale: 1, split: true };
+const template = { spec, names: [], box: { parentElement: "grid" } };
+page.charts = new Map([["info", template]]);
+page.card = (parent, spec) => {
+  made.push([parent, spec.key, spec.title]); page.charts.set(spec.key, { spec, names: [], box: {} });
+};
+const changed = new Set();
+for (const name of ["info/a", "info/reward/b", "info/a"]) page.add(name, { t: [1], s: [1], y: [2] }, changed);
+console.log(JSON.stringify([made, [...changed].map((card) => card.names), page.store.get("info/a").y]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_each_number_of_the_environment_has_a_chart_of_its_own():
+    script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
+    script = f"globalThis.window = {{}};\n{script.replace('export default function', 'function mount')}{_DRAW_NUMBERS}"
+    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    made, names, values = json.loads(found.stdout)
+    assert made == [["grid", "info/a", "a"], ["grid", "info/reward/b", "reward/b"]]
+    assert names == [["info/a"], ["info/reward/b"]]
+    assert values == [2, 2]
+
+
+def test_all_numbers_of_the_environment_are_drawn():
+    names = [f"info/{index}" for index in range(32)]
+    assert live_api.wanted(["success_rate", *names]) == ["success_rate", *names]
+    charts = {chart["key"]: chart for chart in live_api.as_json("updates")}
+    assert [key for key, chart in charts.items() if chart["split"]] == ["info", "callback"]
+    assert charts["success"]["series"] == ("success_rate", "success_rate/*", "eval_success_rate", "eval_success_rate/*")

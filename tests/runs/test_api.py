@@ -162,12 +162,12 @@ def test_a_rejected_start_raises_its_own_class_with_one_line(tmp_path, capsys):
         spreeze.train("Pendulun-v1", runs_dir=tmp_path)
     with pytest.raises(UsageError, match="argument --seed"):
         spreeze.train("Pendulum-v1", seed="x", runs_dir=tmp_path)
-    for wrong, words in [({"env_id": 3}, "env_id = 3"), ({"settings": ["a"]}, r"settings = \['a'\]"),
+    for wrong, words in [({"env": 3}, "env = 3"), ({"settings": ["a"]}, r"settings = \['a'\]"),
                          ({"env_args": "g=5"}, "env_args = 'g=5'"),
                          ({"env_args": {"g": {1, 2}}}, "'{1, 2}'"),
                          ({"settings": {"run.name": print}}, "'<built-in function print>'")]:  # fmt: skip
         with pytest.raises(UsageError, match=f"^{words}: expected "):
-            spreeze.train(**{"env_id": "Pendulum-v1", "runs_dir": tmp_path, **wrong})
+            spreeze.train(**{"env": "Pendulum-v1", "runs_dir": tmp_path, **wrong})
     with pytest.raises(UsageError, match=r"^run = 3: expected "):
         load_policy(3)
     assert "error:" not in capsys.readouterr().out, "it is raised, not printed too"

@@ -361,6 +361,7 @@ def test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline(tmp_path, m
         config=SimpleNamespace(
             evaluation=SimpleNamespace(episodes=1), stop=SimpleNamespace(target_return=0.0, target_evaluations=1),
             logging=SimpleNamespace(sinks=()), wiring=SimpleNamespace(balanced=False),
+            callback=SimpleNamespace(classes=()), env=SimpleNamespace(import_module=None),
         ),
         batch_size=1, learners=1, policies=1,
         earlier=SimpleNamespace(sessions=0, best_return=None, wall_s=0.0),

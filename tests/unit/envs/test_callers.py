@@ -1,16 +1,15 @@
 """How an environment of a calling program gets its name, by which the processes of a run find it."""
 
 import functools
-import subprocess
-import sys
 
 import gymnasium
 import nested_env
+import numpy as np
 import pytest
-from harness import PATIENCE_S, REPO
+from harness import REPO
 
 import spreeze
-from spreeze.envs.callers import name_of
+from spreeze.envs.callers import called_by, name_of
 from spreeze.errors import EnvironmentError_, UsageError
 from spreeze.run_directory import read_config
 
@@ -63,11 +62,9 @@ def test_what_this_program_has_registered_is_found_by_the_module_that_makes_it(r
 
 @pytest.mark.parametrize(("task", "module", "words"), [
     (3, None, "expected the Gymnasium id of a task, such as 'Pendulum-v1', or the class or function that makes it"),
-    (outside(), None, "made inside of a function, where no other process can find it; put it at the top of a module"),
-    (lambda: None, None, "made inside of a function"),
-    (functools.partial(nested_env.made, wide=True), None, "give the class or function itself, and its arguments"),
+    (outside(), None, "made inside of a function, where no other process can find it; put it at the top of the script"+
+     " or of a module"),
     (nested_env.NestedGoal, "image_env", "module 'image_env' has no such class or function"),
-    ("Pendulum-v1", "__main__", "import_module='__main__': the environment is defined in the calling program itself"),
     (gymnasium.envs.registration.EnvSpec("Nowhere-v0", "a:B"), None, "it is not registered"),
     (gymnasium.envs.registration.EnvSpec("Pendulum-v1", "a:B"), None, "it differs from what is registered"),
 ])  # fmt: skip
@@ -85,38 +82,49 @@ def test_an_environment_that_was_made_is_refused_with_its_id():
         spreeze.train(nested_env.NestedGoal())
 
 
-SCRIPT = """
-import gymnasium
-import spreeze
-
-class Here(gymnasium.Env):
-    pass
-
-gymnasium.register("Here-v0", Here)
-gymnasium.register("Named-v0", "__main__:Here")
-for task, module in (("Here-v0", None), ("Named-v0", None), (Here, None), ("Here-v0", "__main__")):
-    try:
-        spreeze.train(task, import_module=module, runs_dir="runs")
-    except spreeze.errors.UsageError as error:
-        print(error)
-"""
+def nothing():
+    raise AssertionError("called")
 
 
-@pytest.mark.parametrize("name", ["walks.py", "my-walks.py", None])
-def test_what_a_script_itself_defines_is_refused_with_what_to_do(tmp_path, name):
-    if name is not None:
-        (tmp_path / name).write_text(SCRIPT)
-    command = [sys.executable, *(["-c", SCRIPT] if name is None else [name])]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE_S, check=True)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 4, done.stderr
-    for line in lines:
-        assert f"in the calling program itself ({name or 'this notebook or console'})" in line
-        assert "into a module of its own, such as my_envs.py, and give import_module='my_envs'" in line
-        assert ("import_module='walks' works if all that walks.py does stands under if __name__" in line) == (
-            name == "walks.py"
-        )
-    assert not (tmp_path / "runs").exists()
+def sized(size):
+    raise AssertionError("called")
+
+
+SIZE = 3
+
+
+def inside(width):
+    return lambda: nested_env.made(wide=width)
+
+
+@pytest.mark.parametrize(("task", "made", "arguments"), [
+    (lambda: nested_env.made(wide=True), nested_env.made, {"wide": True}),
+    (lambda: sized(SIZE), sized, {"size": 3}),
+    (lambda size=4: nested_env.made(wide=size), nested_env.made, {"wide": 4}),
+    (inside(5), nested_env.made, {"wide": 5}),
+    (functools.partial(nested_env.made, wide=True), nested_env.made, {"wide": True}),
+    (lambda: gymnasium.make("Pendulum-v1", g=5.0), "Pendulum-v1", {"g": 5.0}),
+    (lambda: nothing(), nothing, {}),
+    (nested_env.made, nested_env.made, {}),
+])  # fmt: skip
+def test_a_function_without_a_name_stands_for_what_it_calls(task, made, arguments):
+    assert called_by(task) == (made, arguments)
+
+
+@pytest.mark.parametrize("task", [
+    lambda: gymnasium.Wrapper(nested_env.made()),
+    lambda: nested_env.made(wide=object()),
+    lambda: nested_env.made(wide=np.zeros),
+    lambda: nested_env.made(wrong=1),
+    lambda: 3,
+    lambda size: nested_env.made(wide=size),
+    lambda: nested_env.made(SIZE + undefined),  # noqa: F821
+    functools.partial(max, 1),
+])  # fmt: skip
+def test_a_function_without_a_name_that_does_more_is_refused_with_what_to_write(task):
+    with pytest.raises(UsageError, match=r"write def make_env\(\): return \.\.\. at the top") as caught:
+        called_by(task)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_class_is_trained_and_its_run_finds_it_again(tmp_path, monkeypatch):

@@ -32,6 +32,8 @@ def made(tmp_path, monkeypatch):
         evaluation=SimpleNamespace(episodes=10),
         stop=stop,
         logging=SimpleNamespace(sinks=()),
+        callback=SimpleNamespace(classes=()),
+        env=SimpleNamespace(import_module=None),
         wiring=SimpleNamespace(balanced=False),
     )
     earlier = EarlierSessions()
@@ -189,6 +191,8 @@ def session(path, notes, *, sessions, policies=1):
     config = SimpleNamespace(
         evaluation=SimpleNamespace(episodes=10),
         logging=SimpleNamespace(sinks=()),
+        callback=SimpleNamespace(classes=()),
+        env=SimpleNamespace(import_module=None),
         stop=SimpleNamespace(target_return=None, target_evaluations=1, seconds=None),
         wiring=SimpleNamespace(balanced=False),
     )

@@ -18,7 +18,7 @@ SPEC = EnvSpec(
 class Script:
     """A task that does what the test says: obs = (number of the task, step of the episode), reward = step."""
 
-    made = 0
+    made, success = 0, None
 
     def __init__(self, plan):
         self.number, self.plan, self.steps, self.closed = len(plan.made), plan, 0, False

@@ -1,0 +1,179 @@
+"""Numbers that an environment gives in ``info``, summed up for metrics at little cost to each step.
+
+A number that comes with every step counts step by step, in the first ``STEPS`` steps of each report: a sampler makes
+thousands a second. One that comes only at an episode's end, as in ``info["episode"]``, counts episode by episode.
+Entries of a dictionary within ``info`` count by the names of both, such as ``reward/forward``. Of ``is_success`` the
+value at the episode's end counts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from spreeze.envs.obs_flattening import MASK
+from spreeze.metrics.info_means import MOST_NUMBERS, SUCCESS
+
+_SUCCESS_NAMES = (SUCCESS, "success")
+_KINDS = (bool, int, float, np.bool_, np.integer, np.floating)
+_EXPECTED = frozenset({MASK, f"_{MASK}", "final_observation", "final_obs", "final_info", "terminal_observation"})
+"""Entries that are no number, which is no surprise."""
+_UNFIT = re.compile(r"[^\w./\-]+")
+STEPS = 512
+"""Steps whose numbers are summed until the next report."""
+_LONGEST_NAME, _MOST_REFUSED = 60, 8
+
+Sums = dict[str, list[float]]
+"""name -> [sum, count]"""
+
+
+class InfoNumbers:
+    """Sums over the steps and episodes of one process since the last ``take``."""
+
+    def __init__(self) -> None:
+        self._steps: Sums = {}
+        self._episodes: Sums = {}
+        self._names: set[str] = set()
+        self._ignored: dict[str, str] = {}
+        self._refused: set[str] = set()
+        """Names that were ignored so far, at most ``_MOST_REFUSED``."""
+        self._size = -1
+        """Entries of an ``info`` that ``_read`` reads."""
+        self._read: Callable[[Mapping[str, Any]], Sequence[Any]] = tuple
+        self._columns: tuple[str, ...] = ()
+        self._rows: list[Sequence[Any]] = []
+        self.left = STEPS
+        """Steps that still count until the next report."""
+
+    def add(self, info: dict[Any, Any], *, ended: bool) -> None:
+        """Takes the ``info`` of one step; ``ended`` if it was an episode's last."""
+        self.left -= 1
+        if ended:
+            self._end(info)
+        elif len(info) != self._size:
+            self._learn(info)
+        else:
+            try:
+                self._rows.append(self._read(info))
+            except (KeyError, TypeError):
+                self._learn(info)
+
+    def take(self) -> dict[str, Any] | None:
+        """The sums since the last call, as ``steps``, ``episodes`` and (name -> reason) ``ignored``; None if empty."""
+        self._sum_rows()
+        self.left = STEPS
+        found: dict[str, Any] = {"steps": self._steps, "episodes": self._episodes, "ignored": self._ignored}
+        if not any(found.values()):
+            return None
+        self._steps, self._episodes, self._ignored = {}, {}, {}
+        return found
+
+    def _learn(self, info: Mapping[str, Any]) -> None:
+        """Counts the numbers of a step of a new form, and gets ready for more of this form."""
+        self._sum_rows()
+        paths: dict[str, tuple[Any, ...]] = {}
+        for path, name, value in self._numbers(info):
+            if name != SUCCESS:
+                _count(self._steps, name, value)
+                paths[name] = path
+        self._columns = tuple(sorted(paths, key=lambda name: len(paths[name])))
+        self._read, self._size = _reader([paths[name] for name in self._columns]), len(info)
+
+    def _end(self, info: Mapping[str, Any]) -> None:
+        """Counts the numbers of an episode's last step."""
+        for _, name, value in self._numbers(info):
+            _count(self._steps if name in self._columns or name in self._steps else self._episodes, name, value)
+
+    def _sum_rows(self) -> None:
+        rows, self._rows = self._rows, []
+        for name, column in zip(self._columns, zip(*rows, strict=True), strict=False):
+            try:
+                total = math.fsum(column)
+            except Exception:  # what was a number is none any more
+                total = math.nan
+            if math.isfinite(total):
+                _count(self._steps, name, total, len(column))
+                continue
+            for value in column:
+                if isinstance(value, _KINDS) and _is_finite(value):
+                    _count(self._steps, name, float(value))
+
+    def _numbers(self, info: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, float]]:
+        """(keys that lead to it, name, value) of each number, NaN if not finite; ``is_success`` without keys."""
+        for key, value in info.items():
+            if key in _SUCCESS_NAMES and isinstance(value, _KINDS):
+                if key == SUCCESS or SUCCESS not in info:
+                    yield (), SUCCESS, float(bool(value))
+            elif isinstance(value, Mapping) and key not in _EXPECTED:
+                for inner, part in value.items():
+                    yield from self._number((key, inner), part)
+            elif key not in _EXPECTED:
+                yield from self._number((key,), value)
+
+    def _number(self, path: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, ...], str, float]]:
+        name = "/".join(_UNFIT.sub("_", str(key)) for key in path)[:_LONGEST_NAME]
+        if not isinstance(value, _KINDS):
+            if value is not None:
+                self._refuse(name, type(value).__name__)
+        elif name not in self._names and len(self._names) >= MOST_NUMBERS:
+            self._refuse(name, f"beyond the first {MOST_NUMBERS} numbers")
+        else:
+            self._names.add(name)
+            yield path, name, float(value) if _is_finite(value) else math.nan
+
+    def _refuse(self, name: str, reason: str) -> None:
+        if name not in self._refused and len(self._refused) < _MOST_REFUSED:
+            self._refused.add(name)
+            self._ignored[name] = reason
+
+
+def success_of(info: Any) -> bool | None:
+    """True if the ``info`` of an episode's last step says that it was a success; None if it says nothing."""
+    values = [info.get(name) for name in _SUCCESS_NAMES] if isinstance(info, Mapping) else []
+    return next((bool(value) for value in values if isinstance(value, _KINDS)), None)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
+def _count(sums: Sums, name: str, total: float, count: int = 1) -> None:
+    if not math.isfinite(total):
+        return
+    entry = sums.setdefault(name, [0.0, 0])
+    entry[0] += total
+    entry[1] += count
+
+
+def _reader(paths: list[tuple[Any, ...]]) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
+    """Reads the values at these paths, those of one key before those of two."""
+    plain = _values([path[0] for path in paths if len(path) == 1])
+    nested: dict[Any, list[Any]] = {}
+    for path in paths:
+        if len(path) == 2:
+            nested.setdefault(path[0], []).append(path[1])
+    if not nested:
+        return plain
+    parts = [(key, _values(inner)) for key, inner in nested.items()]
+
+    def read(info: Mapping[str, Any]) -> list[Any]:
+        found = list(plain(info))
+        for key, values in parts:
+            found += values(info[key])
+        return found
+
+    return read
+
+
+def _values(keys: list[Any]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    if len(keys) > 1:
+        return itemgetter(*keys)
+    return (lambda found: (found[keys[0]],)) if keys else (lambda found: ())

@@ -1,0 +1,88 @@
+"""Means of the numbers that environments give in ``info``, over all samplers of a run."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+MOST_NUMBERS = 32
+"""Names of a run that become metrics: those that came first."""
+SUCCESS = "is_success"
+INFO = "info"
+"""Name of the metric whose parts these numbers are."""
+EPISODES = 100
+"""Number of the latest episodes whose mean is taken."""
+WINDOW_S = 1.0
+"""Time over which steps are averaged."""
+
+
+class InfoMeans:
+    """Takes sums as samplers send them; numbers of steps are averaged by time, those of episodes by number."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, list[float]] = {}
+        self._episodes: dict[str, deque[tuple[float, float]]] = {}
+        self._values: dict[str, float] = {}
+        self._window_s = 0.0
+        self._names: set[str] = set()
+        self._told: set[str] = set()
+
+    def add(self, message: Mapping[str, Any]) -> str | None:
+        """Takes one message; the sentence about what it ignores, once a run for each kind."""
+        for name, (total, count) in _sums(message.get("steps")):
+            if self._admits(name):
+                entry = self._steps.setdefault(name, [0.0, 0.0])
+                entry[0] += total
+                entry[1] += count
+        for name, (total, count) in _sums(message.get("episodes")):
+            if self._admits(name):
+                latest = self._episodes.setdefault(name, deque())
+                latest.append((total, count))
+                while sum(entry[1] for entry in latest) - latest[0][1] >= EPISODES:
+                    latest.popleft()
+                of_all = [sum(column) for column in zip(*latest, strict=True)]
+                self._values[metric_of(name)] = of_all[0] / of_all[1]
+        return self._sentence(message.get("ignored"))
+
+    def means(self, now_s: float) -> dict[str, float]:
+        """The newest mean of each number, by its metric's name."""
+        if now_s - self._window_s >= WINDOW_S:
+            self._window_s = now_s
+            self._values |= {metric_of(name): total / count for name, (total, count) in self._steps.items()}
+            self._steps.clear()
+        return self._values
+
+    def _admits(self, name: str) -> bool:
+        if name not in self._names and name != SUCCESS and len(self._names) < MOST_NUMBERS:
+            self._names.add(name)
+        return name in self._names or name == SUCCESS
+
+    def _sentence(self, ignored: Any) -> str | None:
+        new = {}
+        for name, reason in ignored.items() if isinstance(ignored, dict) else ():
+            kind = "number" if "number" in str(reason) else "type"
+            if kind not in self._told:
+                new[str(name)] = str(reason)
+        self._told |= {"number" if "number" in reason else "type" for reason in new.values()}
+        if not new:
+            return None
+        told = ", ".join(f"'{name}' ({reason})" for name, reason in new.items())
+        return f"info: no metrics of {told}; numbers become metrics, the first {MOST_NUMBERS} of them"
+
+
+def metric_of(name: str) -> str:
+    """The metric of a number's name."""
+    return "success_rate" if name == SUCCESS else f"{INFO}/{name}"
+
+
+def _sums(found: Any) -> list[tuple[str, tuple[float, float]]]:
+    """(name, (sum, count)) of what a message holds."""
+    if not isinstance(found, dict):
+        return []
+    return [
+        (str(name), (float(total), float(count)))
+        for name, (total, count) in found.items()
+        if math.isfinite(total) and count > 0
+    ]

@@ -1,0 +1,11 @@
+"""Code of the user that hears of a run and steers it.
+
+``callback``
+    the base class, as users import it from ``spreeze``.
+``links``
+    the supervisor's side: one process for each callback, told over a socket.
+``process``
+    the body of that process.
+``environment_arguments``
+    arguments of the samplers' environments that a callback has changed.
+"""

@@ -1,0 +1,152 @@
+"""The callbacks of a run, as its supervisor sees them: one process each, told of what happens and never waited for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from spreeze.errors import ConfigError
+from spreeze.formatting import clean
+from spreeze.inference.user_modules import is_script
+from spreeze.metrics.info_means import MOST_NUMBERS
+from spreeze.run_directory import RunDir
+from spreeze.runtime.callbacks.callback import DECLARED
+from spreeze.runtime.loggers import OPEN_S, Sink, end_all, setting_values
+from spreeze.runtime.plan import RunPlan
+
+_METRICS_S = 1.0
+
+
+class _Link(Sink):
+    """The supervisor's side of one callback."""
+
+    module = "spreeze.runtime.callbacks.process"
+
+    def __init__(
+        self,
+        opening: Mapping[str, Any],
+        run_dir: RunDir,
+        on_event: Callable[[str, str], None],
+        log: str,
+        deadline_s: float,
+        on_value: Callable[[str, float], None],
+    ) -> None:
+        super().__init__(opening, run_dir, on_event, log)
+        self._limits_s, self._on_value = (OPEN_S, deadline_s), on_value
+        self._calls = ""
+        self.wants_episodes = False
+
+    def _take(self, message: dict[str, Any]) -> None:
+        super()._take(message)
+        self._calls = str(message.get("calls", self._calls))
+        self.wants_episodes = bool(message.get("episodes", self.wants_episodes))
+        if "value" in message:
+            self._on_value(*message["value"])
+
+    def _switch_off(self, why: str) -> None:
+        self.wants_episodes = False
+        where = f" to {self._calls}" if self._calls and why.startswith("no answer") else ""
+        hint = "; callback.deadline_s allows more" if where else ""
+        super()._switch_off(f"{why}{where}{hint}")
+
+
+class CallbackLinks:
+    """All callbacks of a run."""
+
+    def __init__(self, on_event: Callable[[str, str], None], on_value: Callable[[str, float], None]) -> None:
+        self._on_event, self._on_value = on_event, on_value
+        self._links: list[_Link] = []
+        self._names: set[str] = set()
+        self._step, self._next_s, self._updates = 0, 0.0, 0.0
+
+    def start(self, plan: RunPlan, run_dir: RunDir) -> None:
+        """Starts the processes of the callbacks that the run was given."""
+        for index, text in enumerate(callbacks_of(plan)):
+            opening = {
+                "sink": f"callback {clean(text, 80)}",
+                "callback": text,
+                "run_dir": os.path.abspath(run_dir.path),
+                "env_id": plan.spec.env_id,
+                "algo": plan.config.run.algo,
+                "settings": setting_values(plan),
+            }
+            try:
+                self._links.append(
+                    _Link(
+                        opening,
+                        run_dir,
+                        self._on_event,
+                        f"callback-{index}",
+                        plan.config.callback.deadline_s,
+                        self._value,
+                    )
+                )
+            except OSError as error:
+                self._on_event("warning", f"{opening['sink']} is off, the run goes on: it was not started: {error}")
+        self.call("on_training_start")
+
+    @property
+    def wants_episodes(self) -> bool:
+        """True if a callback hears of each episode."""
+        return any(link.wants_episodes for link in self._links)
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Has every callback call a method, in its own time."""
+        for link in self._links:
+            link.put({"hook": hook, "arguments": arguments, "step": self._step})
+
+    def sample(self, wall_s: float, step: int, values: Mapping[str, float], updates: float) -> None:
+        """Takes one sample of all metrics, and the updates in the newest checkpoint."""
+        self._step = step
+        if not self._links:
+            return
+        if updates > self._updates:
+            self._updates = updates
+            self.call("on_checkpoint", int(updates))
+        if wall_s >= self._next_s:
+            self._next_s = wall_s + _METRICS_S
+            self.call("on_metrics", dict(values))
+        for link in self._links:
+            link.look()
+
+    def close(self, reason: str, hurry: Callable[[], bool]) -> None:
+        """Tells all callbacks that the run ends, and waits for them, for ten seconds each without an answer."""
+        self.call("on_training_end", reason)
+        end_all(self._links, self._on_event, failed=False, hurry=hurry)
+
+    def _value(self, name: str, value: float) -> None:
+        if name in self._names or len(self._names) < MOST_NUMBERS:
+            self._names.add(name)
+            self._on_value(name, float(value))
+
+
+def callbacks_of(plan: RunPlan) -> tuple[str, ...]:
+    """``MODULE:CLASS`` of each callback that the command line names, or the module of ``--import`` declares."""
+    module = plan.config.env.import_module
+    declared = () if module is None or not _declares(module) else (f"{module}:{DECLARED}",)
+    return (*plan.config.callback.classes, *declared)
+
+
+def _declares(module: str) -> bool:
+    """True if the source of a module has the word ``CALLBACKS``: it is not imported for that."""
+    try:
+        found = None if is_script(module) else importlib.util.find_spec(module)
+        path = Path(module) if is_script(module) else Path((found and found.origin) or "")
+        return DECLARED in path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ImportError, ValueError):
+        return False
+
+
+def check_callbacks(texts: tuple[str, ...]) -> None:
+    """Refuses what is no name of a callback; nothing is imported.
+
+    Raises:
+        ConfigError: no ``MODULE:CLASS``.
+    """
+    for text in texts:
+        module, colon, name = text.partition("(")[0].partition(":")
+        if not (colon and module and all(part.isidentifier() for part in name.split("."))):
+            raise ConfigError(f"--callback {text[:80]!r}: expected MODULE:CLASS, such as my_callbacks:Curriculum")

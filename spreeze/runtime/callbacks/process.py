@@ -1,0 +1,125 @@
+"""The process of one callback: calls its methods as the supervisor says, and sends back what it logs."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import socket
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from spreeze.errors import ConfigError, described
+from spreeze.inference.user_modules import import_named
+from spreeze.machine.processes import end_with_parent, leave_to_supervisor
+from spreeze.runtime.callbacks.callback import DECLARED, BaseCallback, Logger
+from spreeze.workers.context import is_power_of_ten
+
+_NICE = 5
+_MOST_TEXT = 500
+
+
+def open_callbacks(text: str) -> list[BaseCallback]:
+    """The callback of ``MODULE:CLASS`` or ``MODULE:CLASS(name=value, ...)``; those of ``MODULE:CALLBACKS``.
+
+    Raises:
+        ConfigError: there is no such class, it is no callback, or its arguments are no plain values.
+    """
+    module, _, rest = text.partition(":")
+    if rest == DECLARED:
+        rows = getattr(import_named(module), DECLARED, ())
+        found = [row() if isinstance(row, type) else row for row in rows]
+        if not all(isinstance(row, BaseCallback) for row in found):
+            raise ConfigError(f"{module}: {DECLARED} holds what is no spreeze.BaseCallback")
+        return found
+    name, bracket, arguments = rest.partition("(")
+    try:
+        call: Any = ast.parse(f"f({arguments}" if bracket else "f()", mode="eval").body
+        if call.args:
+            raise ValueError("an argument without a name")
+        keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError, AttributeError) as error:
+        raise ConfigError(f"expected MODULE:CLASS(name=value, ...): {error}") from None
+    made: Any = import_named(module)
+    for part in name.split("."):
+        made = getattr(made, part, None)
+    if not (isinstance(made, type) and issubclass(made, BaseCallback)):
+        raise ConfigError(f"{module} has no class {name} that is a spreeze.BaseCallback")
+    return [made(**keywords)]
+
+
+def serve(line: socket.socket) -> None:
+    """Opens the callback that the first row names and calls its methods, until the row that ends it."""
+    rows = line.makefile("rb")
+
+    def tell(**fields: Any) -> None:
+        line.sendall(json.dumps(fields).encode() + b"\n")
+
+    opening = json.loads(rows.readline())
+    callbacks = [_Hooked(callback, opening, tell) for callback in open_callbacks(opening["callback"])]
+    done = 1
+    tell(done=done, episodes=any(callback.hears_of_episodes for callback in callbacks))
+    for text in rows:
+        row = json.loads(text)
+        if "end" in row:
+            break
+        for callback in callbacks:
+            callback.call(row["hook"], row["arguments"], row["step"])
+        done += 1
+        tell(done=done)
+    tell(closed=True)
+
+
+class _Hooked:
+    """A callback, and how often each of its methods has raised."""
+
+    def __init__(self, callback: BaseCallback, opening: dict[str, Any], tell: Callable[..., None]) -> None:
+        self._callback, self._tell, self._failures = callback, tell, Counter[str]()
+        callback.run_dir, callback.settings = Path(opening["run_dir"]), opening["settings"]
+        callback.env_id, callback.algo = opening["env_id"], opening["algo"]
+        callback.logger = Logger(lambda name, value: tell(value=(name, value)))
+        self.hears_of_episodes = type(callback).on_episode_end is not BaseCallback.on_episode_end
+
+    def call(self, hook: str, arguments: list[Any], step: int) -> None:
+        """Calls a method; what it raises becomes an event."""
+        name = f"{type(self._callback).__name__}.{hook}"
+        self._callback.num_timesteps = step
+        self._tell(calls=name)
+        try:
+            if getattr(self._callback, hook)(*arguments) is False:
+                self._tell(event=("info", f"{name} stops the run"))
+                self._callback.stop()
+        except Exception as error:
+            self._failures[name] += 1
+            if is_power_of_ten(self._failures[name]):
+                traceback.print_exc()
+                times = "" if self._failures[name] == 1 else f" ({self._failures[name]} times so far)"
+                self._tell(event=("warning", f"{name} raised {described(error, _MOST_TEXT)}{times}"))
+
+
+def main(argv: list[str]) -> None:
+    """The process of one callback; ``argv`` has the descriptor of its socket."""
+    end_with_parent()
+    leave_to_supervisor()
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    line, code = socket.socket(fileno=int(argv[0])), 1
+    try:
+        serve(line)
+        code = 0
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            line.sendall(json.dumps({"failed": described(error, _MOST_TEXT)}).encode() + b"\n")
+        with contextlib.suppress(OSError):  # the disk of the log may be full
+            traceback.print_exc()
+    finally:
+        os._exit(code)  # threads of a user's library may hang
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
