@@ -176,7 +176,7 @@ def spin(seconds: float, clock: Callable[[], float] = time.thread_time) -> None:
 def register() -> None:
     """Makes the id known to Gymnasium; harmless when it already is."""
     if SYNTHETIC_ID not in gymnasium.registry:
-        gymnasium.register(id=SYNTHETIC_ID, entry_point=SyntheticEnv)
+        gymnasium.register(id=SYNTHETIC_ID, entry_point=f"{__name__}:SyntheticEnv")
 
 
 register()
