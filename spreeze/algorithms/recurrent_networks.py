@@ -8,8 +8,8 @@ without gradient, which gives the values, too. With a *burn-in* of b steps, each
 b steps earlier, by its own parameters (R2D2: Kapturowski et al. 2019); only a rollout's first sequence has no such
 steps.
 
-The LSTM's gradient is autograd's. The GRU's is derived here: autograd's takes four times as long, and ten times as
-long as the LSTM's, which oneDNN computes.
+The LSTM's gradient is autograd's. The GRU's is derived here: by autograd it would take nine times as long as the
+LSTM's.
 """
 
 from __future__ import annotations
