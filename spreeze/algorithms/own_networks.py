@@ -106,7 +106,7 @@ def modules_of(layers: HiddenLayers, sizes: tuple[int, ...], stack: int, seed: i
     if not isinstance(out, torch.Tensor):
         raise ConfigError(
             f"network {row.name!r}: it gave {type(out).__name__} in place of a tensor, as recurrent "
-            "layers do, whose state no rollout and no replay keeps; use a network from rows to rows"
+            "layers do, whose state would not be kept; use a network from rows to rows, or ppo.recurrent=lstm"
         )
     shape = tuple(out.shape)
     if shape != (3, sizes[-1]):
