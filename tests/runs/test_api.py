@@ -71,7 +71,7 @@ for function in (train, spreeze.train):
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=tmp_path, env=environment,
                           timeout=PATIENCE_S, check=False)  # fmt: skip
-    line = "train() missing 1 required positional argument: 'env_id'"
+    line = "train() missing 1 required positional argument: 'env'"
     assert (done.stdout.splitlines(), done.stderr) == ([line, line], "")
 
 
