@@ -289,6 +289,10 @@ class DiscreteSAC(_SoftActorCritic):
     Where an episode's end is a loss the target entropy may be out of reach: the temperature pays for living, that
     widens the gaps between actions, and it grows. So it has a bound, ``max_alpha``, in the unit of rewards.
 
+    Transitions span three env steps by default; their sum of rewards leaves out the entropy of the two between. Over
+    one step hardly any value passes back from a goal that random play seldom reaches, as in Acrobot: the policy stays
+    uniform, and single random actions cancel.
+
     With action masks all expectations are over the allowed actions, and the target entropy is a share of the greatest
     that a state's mask leaves, the logarithm of how many are allowed.
     """
@@ -384,4 +388,6 @@ class DiscreteSAC(_SoftActorCritic):
         return obs[:, -self._num_actions :].sum(1).log_().mean().mul_(ratio)
 
 
-ALGORITHMS = (AlgorithmRow(name="sac", config=SACConfig, continuous=SAC, discrete=DiscreteSAC),)
+ALGORITHMS = (
+    AlgorithmRow(name="sac", config=SACConfig, continuous=SAC, discrete=DiscreteSAC, for_discrete={"sac.n_step": 3}),
+)

@@ -16,7 +16,7 @@ from spreeze.envs.probe import Probe
 from spreeze.envs.task import HeldActions, Task, uniform_actions
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.policy import head_of
-from spreeze.types import Choices, FrameSpec, RowLayout
+from spreeze.types import Box, Choices, FrameSpec, RowLayout
 from spreeze.workers.collectors import TransitionCollector
 
 MODES = modes()
@@ -197,6 +197,15 @@ def test_each_on_policy_algorithm_has_its_own_correction_unless_one_is_set(algo,
     settings, _ = with_algorithm(layers, resolve(layers), task().spec)
     assert settings.config.rollout.correction == correction
     assert resolve(layers).config == settings.config, "the layers that later ones are put on hold it too"
+
+
+@pytest.mark.parametrize(("discrete", "asked", "steps"), [(True, None, 3), (True, 1, 1), (False, None, 1)])
+def test_sac_looks_three_steps_ahead_where_actions_are_discrete_unless_a_number_is_set(discrete, asked, steps):
+    own = {"sac": {"n_step": asked}} if asked else {}
+    layers = [Layer("user", {"run": {"algo": "sac"}, **own})]
+    spec = task().spec if discrete else dataclasses.replace(task().spec, action=Box((-1.0,), (1.0,)))
+    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    assert settings.config.algorithm.n_step == steps
 
 
 def layers_with(algo, device, image=False):
