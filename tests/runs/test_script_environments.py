@@ -99,7 +99,7 @@ def test_a_run_of_a_script_s_environment_is_used_from_the_command_line(tmp_path)
     path.write_text(ENVIRONMENT)
     assert "return" in output("policy_numpy_example.py", cwd=tmp_path)
     examined = output("-m", "spreeze", "doctor", "--env=my-walks.py:Slope", *own, "--json", cwd=tmp_path)
-    assert {check["status"] for check in json.loads(examined)["checks"] if check["name"] == "env"} == {"ok"}
+    assert {check["status"] for check in json.loads(examined)["checks"] if check["name"] == "environment"} == {"ok"}
     refused = last_error("-m", "spreeze", "evaluate", "latest", cwd=tmp_path)
     assert "if you trust it, add --import my-walks.py" in refused
 
