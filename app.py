@@ -20,7 +20,7 @@ parser.add_argument(
     dest="module",
     metavar="MODULE",
     default=control.imported(),
-    help="module whose modes and algorithms the Start form offers; its runs are started with the same --import",
+    help="module whose modes and algorithms the Start form offers; it is imported by the runs, too",
 )
 if module := parser.parse_args().module:
     os.environ[control.IMPORT] = module

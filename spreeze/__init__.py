@@ -31,7 +31,7 @@ __all__ = ["BaseCallback", "Run", "load_policy", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what ``__all__`` names when it is first asked for: processes of a run never do."""
+    """Imports what ``__all__`` names when it is first requested: processes of a run never do."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from spreeze import api

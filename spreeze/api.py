@@ -5,8 +5,8 @@
     policy = load_policy(run)
     action = policy.predict(observation)
 
-A run is a process of its own, ``python -m spreeze.train``, exactly as from the command line: threads, signal handlers
-and CUDA context of the caller stay as they are, and what was trained here can be watched, stopped and resumed there.
+A run is a separate process, ``python -m spreeze.train``: it does not affect threads, signal handlers and CUDA context
+of the caller, and can be watched, stopped and resumed from the command line.
 """
 
 from __future__ import annotations
@@ -75,38 +75,38 @@ def train(
     callbacks: Iterable[type[BaseCallback] | Callable[[], BaseCallback] | str] = (),
     quiet: bool = False,
 ) -> Run:
-    """Trains until the first stop condition is met, and returns the run. Without one it goes on until Ctrl-C.
+    """Trains until the first stop condition, by default until Ctrl-C, and returns the run.
 
-    Ctrl-C (``KeyboardInterrupt``, also a notebook's stop button) writes a checkpoint, evaluates, and returns the run; a
-    second one ends it at once and is raised. When this process is killed, the run ends as by Ctrl-C.
+    Ctrl-C (``KeyboardInterrupt``, also the stop button of a notebook) writes a checkpoint, evaluates, and returns the
+    run; a second one stops it at once and is raised. If this process is killed, the run stops like with Ctrl-C.
 
     Args:
         env: Gymnasium id of the task, its ``EnvSpec``, or a class or function at the top of this script or of a module
             that makes it; ``lambda: MyEnv(size=5)`` is the class with that argument. Each process of the run imports
             the script, up to this call if it stands under no main guard.
-        algo: algorithm; None: the profile's, else by the action space.
-        mode: such as ``spreeze``, ``hts`` or ``serial``; None: the profile's, else the algorithm's or ``spreeze``.
-        seed: of networks, exploration and environments.
-        auto: measures this machine first (at most 60 s, then cached) and chooses what was not set.
-        seconds: stop condition, wall time of training.
-        env_steps: stop condition, env steps collected.
-        updates: stop condition, gradient steps.
-        target_return: stop condition, mean greedy return of one evaluation.
-        settings: any setting, as ``{"sac.gamma": 0.98, "learner.batch_size": 512}``.
-        runs_dir: directory that holds the run directories.
-        name: of the run; None: made from date, task, algorithm and seed.
+        algo: algorithm; None: from profile or action space.
+        mode: such as ``spreeze``, ``hts`` or ``serial``; None: from profile or algorithm, otherwise ``spreeze``.
+        seed: random seed of networks, exploration and environments.
+        auto: benchmark this machine first (up to 60 s, cached) to choose settings that are not set.
+        seconds: stop after this training time.
+        env_steps: stop after this many env steps.
+        updates: stop after this many gradient steps.
+        target_return: stop at this mean evaluation return.
+        settings: other settings, such as ``{"sac.gamma": 0.98, "learner.batch_size": 512}``.
+        runs_dir: parent directory of run directories.
+        name: name of the run; None: from date, environment, algorithm and seed.
         import_module: module that registers the task, or path of a script; None: that of its class, if this program
             has registered it. What is defined in a notebook cannot be imported.
-        env_args: arguments of the environment's constructor: a mapping to None, numbers, texts, and lists, tuples and
-            dictionaries of those, or ``key=value`` texts as ``--env-arg`` takes them.
+        env_args: keyword arguments of the environment's constructor: a mapping to None, numbers, strings, and nested
+            lists, tuples and dictionaries, or ``key=value`` strings as for ``--env-arg``.
         callbacks: classes of callbacks (``spreeze.BaseCallback``) at the top of this script or of a module, or such as
             ``lambda: Curriculum(goal=5)``, or ``MODULE:CLASS`` texts; each gets a process of its own.
-        quiet: does not print what the run reports.
+        quiet: do not print the output of the run.
 
     Raises:
-        UsageError: rejected before anything was started; its subclass says what was wrong.
+        UsageError: invalid arguments, before anything was started; see its subclasses.
         WorkerError: the run failed; it can be resumed.
-        KeyboardInterrupt: interrupted before training began, or twice.
+        KeyboardInterrupt: interrupted before training started, or twice.
     """
     end_import()
     env, given = called_by(env)
@@ -134,20 +134,20 @@ def load_policy(
     import_module: str | None = None,
     seed: int | None = None,
 ) -> TrainedPolicy:
-    """Loads the policy of a run; the environment is made only if its observation has several parts.
+    """Loads the policy of a run; constructs the environment only for nested observations.
 
     Args:
         run: a ``Run``, the name or path of one, "latest", a ``.safetensors`` file of weights, or the name of a
             pretrained policy, such as "walker2d".
-        which: "best" (by evaluation; the newest before the first one) or "latest".
-        runs_dir: where names are looked up.
-        import_module: module that registers the task, where the environment is made.
-        seed: of ``predict(deterministic=False)``; None: another one each time.
+        which: "best" (by evaluation; before the first one the latest) or "latest".
+        runs_dir: directory in which names are looked up.
+        import_module: module that registers the environment, if it is constructed.
+        seed: random seed of ``predict(deterministic=False)``; None: random.
 
     Raises:
         RunError: no such run, or it has no weights yet.
         WeightsError: the weights are damaged.
-        EnvironmentError_: the environment has to be made and cannot.
+        EnvironmentError_: the environment cannot be constructed.
     """
     if which not in CHECKPOINTS:
         raise ConfigError(f"which = {which!r}: expected {' or '.join(CHECKPOINTS)}")
@@ -159,13 +159,13 @@ def load_policy(
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """One metric over a run, K points. Points older than an hour are means over 10 s, later over a minute."""
+    """One metric over a run, K points: raw for an hour, then means over 10 s, later over a minute."""
 
     name: str
     unit: str
     meaning: str
     t: np.ndarray
-    """Wall seconds since the run began, float64 [K]."""
+    """Wall seconds since the run started, float64 [K]."""
     env_steps: np.ndarray
     """Env steps at that time, int64 [K]."""
     value: np.ndarray
@@ -177,10 +177,10 @@ class History:
 
 @dataclass(frozen=True, eq=False)
 class Evaluations:
-    """The evaluations of a run, oldest first, K each of some greedy episodes."""
+    """The K evaluations of a run, oldest first."""
 
     t: np.ndarray
-    """Wall seconds since the run began, float64 [K]."""
+    """Wall seconds since the run started, float64 [K]."""
     env_steps: np.ndarray
     """Env steps of the policy, int64 [K]."""
     updates: np.ndarray
@@ -199,7 +199,7 @@ class Evaluations:
 
 
 class Run:
-    """A run, by name, path or "latest"; live, ended or crashed. Everything is read anew from its directory."""
+    """A run by name, path or "latest"; running, ended or crashed. Properties read its directory each time."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Run:
         *,
         import_module: str | None = None,
     ) -> None:
-        """``import_module``: the module that ``policy`` and ``resume`` may import, where the task needs one.
+        """``import_module`` is the module that ``policy`` and ``resume`` may import for the environment.
 
         Raises:
             RunError: no such run.
@@ -230,12 +230,12 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Summary of the last session that ended in order; empty before the first."""
+        """Summary of the last session that ended normally; empty before."""
         return read_json(self.path / "summary.json")
 
     @property
     def config(self) -> dict[str, dict[str, Any]]:
-        """Every setting, as part -> field -> value; what is not set is left out."""
+        """All settings that are set, as section -> field -> value."""
         return read_config(self.path)
 
     @property
@@ -244,7 +244,7 @@ class Run:
         return tuple(self._reader.names())
 
     def metric(self, name: str) -> History:
-        """One metric over the whole run; empty if nothing was measured yet.
+        """One metric over the whole run; empty before its first value.
 
         Raises:
             ConfigError: no metric of this name.
@@ -293,7 +293,7 @@ class Run:
     ) -> Run:
         """Continues this run from its checkpoint with its settings; arguments and errors as ``train``.
 
-        ``seconds`` counts from now; ``env_steps`` and ``updates`` count from the beginning of the run.
+        ``seconds`` counts from now; ``env_steps`` and ``updates`` count from the start of the run.
         """
         end_import()
         return _train([
@@ -308,10 +308,10 @@ class Run:
 
 
 class TrainedPolicy:
-    """A policy in NumPy with all that lies between an environment's observation and its action.
+    """A NumPy policy from observations to actions of the environment, without torch.
 
-    That is the order of nested observations, the normalizer, the network, squashing, and the scaling to the bounds of
-    the action space. Torch is not loaded. Threads may share an instance.
+    It flattens nested observations, normalises them, runs the network, and scales actions to the bounds of the action
+    space. Threads may share an instance.
     """
 
     def __init__(self, weights: Weights, import_module: str | None = None, seed: int | None = None) -> None:
@@ -343,17 +343,17 @@ class TrainedPolicy:
     def act(
         self, obs: Any, state: State | None = None, deterministic: bool = True, *, action_mask: Any = None
     ) -> tuple[Any, State]:
-        """The action for one observation, or the actions for N, and the state for the next step.
+        """Returns the action for one observation, or actions for N, and the state for the next step.
 
         Args:
-            obs: as the environment gives it: an array of its shape, or [N, *shape]; for ``Dict`` and ``Tuple`` such a
-                structure, a structure of stacked arrays (as vector environments give), or a list of structures; for
-                images the last k frames uint8 [k, C, H, W], as ``make_env`` gives.
-            state: as the previous step returned it; None or empty at an episode's first. It stays empty for a policy
-                without memory.
-            deterministic: the best action; otherwise one as samplers draw it to explore.
-            action_mask: of a task that gives one, as ``info["action_mask"]``: [K], or [N, K]; None: as the
-                observation's own entry of that name says.
+            obs: observation of the environment, with its shape or [N, *shape]; for ``Dict`` and ``Tuple`` such a
+            structure,
+                a structure of stacked arrays (as from vector environments), or a list of structures; for images the
+                last k frames uint8 [k, C, H, W], as from ``make_env``.
+            state: returned by the previous step; None or empty at the start of an episode, and for policies without
+                memory.
+            deterministic: return the best action; otherwise sample one as for exploration.
+            action_mask: mask [K] or [N, K], such as ``info["action_mask"]``; None: from the observation, if it has one.
 
         Returns:
             Continuous: float32 [*action_shape], or [N, *action_shape], within the bounds of the action space.
@@ -362,7 +362,7 @@ class TrainedPolicy:
             A team: one number for each agent, int64 [agents], or [N, agents].
 
         Raises:
-            UsageError: the observation or the mask does not fit, or is not finite.
+            UsageError: observation or mask have the wrong shape, or are not finite.
         """
         rows, single = self._rows(obs)
         if action_mask is None and isinstance(obs, Mapping):
@@ -378,10 +378,10 @@ class TrainedPolicy:
         return actions[0] if single else actions, state
 
     def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        """An environment whose observations ``predict`` takes and whose ``step`` takes what it returns.
+        """Constructs an environment that is compatible with ``predict``.
 
         Raises:
-            EnvironmentError_: it cannot be made, needs a module that was not named, or is not that of the weights.
+            EnvironmentError_: it cannot be constructed, needs an import, or does not match the weights.
         """
         spec = self.spec
         _refuse_foreign(spec, self._import_module)
@@ -390,7 +390,7 @@ class TrainedPolicy:
         return env
 
     def _act(self, rows: np.ndarray, state: State, *, greedy: bool) -> tuple[np.ndarray, State]:
-        """Actions and next state by a policy that this thread has for itself meanwhile."""
+        """Actions and next state by a policy that this thread has for itself in the meantime."""
         free = self._free[greedy]
         try:
             policy = free.pop()  # of a list, one step that no other thread can divide

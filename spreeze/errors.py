@@ -1,4 +1,4 @@
-"""Every error that Spreeze raises on purpose. The message is one line: what is wrong, the value, the remedy."""
+"""Exceptions of Spreeze. Messages are one line: what is wrong, the value, the remedy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 
 class SpreezeError(Exception):
-    """Base class of all errors raised on purpose."""
+    """Base class of all exceptions of Spreeze."""
 
     exit_code = 1
 
 
 class UsageError(SpreezeError):
-    """The request cannot work; rejected before anything was started."""
+    """An invalid request, rejected before anything was started."""
 
     exit_code = 2
 
@@ -28,11 +28,11 @@ class ConfigError(UsageError):
 
 
 class EnvironmentError_(UsageError):
-    """An environment that cannot be made, or whose spaces no algorithm supports."""
+    """An environment that cannot be constructed, or with unsupported spaces."""
 
 
 class ResourceError(UsageError):
-    """Too little memory, shared memory or disk; the message gives needed and available bytes."""
+    """Not enough memory, shared memory or disk; the message has needed and available bytes."""
 
 
 class RunError(UsageError):
@@ -70,7 +70,7 @@ def refuse_newer(found: object, newest: int, file: object, error: type[SpreezeEr
 
 
 class BadTransition(SpreezeError):
-    """An environment returned a value that cannot be stored."""
+    """An invalid value returned by an environment."""
 
     def __init__(self, field: str, value: str, env_id: str = "environment") -> None:
         super().__init__(f"{env_id} returned {field} = {value}")
@@ -93,14 +93,14 @@ def described(error: BaseException, limit: int = 300) -> str:
     try:
         text = " ".join(str(error).split())
     except Exception as failure:
-        text = f"its text cannot be made: {type(failure).__name__}"
+        text = f"its message cannot be formatted: {type(failure).__name__}"
     found = f"{type(error).__name__}: {text}" if text else type(error).__name__
     place = error_place(error, with_line=len(text.split()) < 2)
     return found[:limit] + (f" ({place})" if place else "")
 
 
 def error_place(error: BaseException, *, with_line: bool = False) -> str | None:
-    """Where in the user's code an exception was raised, as ``file:line``; None where none of that was involved.
+    """Returns the ``file:line`` in user code that raised an exception; None without user code.
 
     That is the innermost frame in a file of neither this package, Python's own library, nor an installed one; without
     such a frame the innermost one of an installed package other than Gymnasium.

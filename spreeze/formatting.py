@@ -48,7 +48,7 @@ def number(value: float | None) -> str:
 
 
 def whole(value: float | None) -> str:
-    """All digits, for what only the exact number repeats, such as a seed."""
+    """Formats all digits, for numbers such as a seed."""
     return DASH if value is None or not math.isfinite(value) else f"{value:.0f}"
 
 

@@ -119,7 +119,7 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
 
 
 def remove_leftovers(prefix: str) -> None:
-    """Removes the scratch folders of processes that were killed: their names begin with a prefix and a process id."""
+    """Removes the scratch folders of processes that were killed: their names start with a prefix and a process id."""
     import psutil  # not for all who import this module
 
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
@@ -154,7 +154,7 @@ class RunDir:
             if free < MIN_FREE_DISK_BYTES:
                 raise ResourceError(
                     f"{runs_dir}: a run needs {MIN_FREE_DISK_BYTES / 1e6:.0f} MB of disk, "
-                    f"{free / 1e6:.0f} MB are free; make room or choose another --runs-dir"
+                    f"{free / 1e6:.0f} MB are free; free some disk space or choose another --runs-dir"
                 )
             path = _made(runs_dir, free_names(runs_dir, name) if numbered else (name,))
             for sub in SUBDIRECTORIES:
@@ -166,8 +166,7 @@ class RunDir:
                 + (
                     f"; choose another --name, or --resume {name}"
                     if is_run
-                    else ", though it is no run that could be resumed (it has no run.json); choose another --name, "
-                    "or delete it"
+                    else ", but it is not a run (no run.json); choose another --name, or delete it"
                 )
             ) from None
         except OSError as error:
@@ -184,7 +183,7 @@ class RunDir:
             ResourceError: not writable.
         """
         if not (path / "run.json").is_file():
-            raise RunError(f"{path} is no run directory: it has no run.json")
+            raise RunError(f"{path} is not a run directory (no run.json)")
         check_format(path)
         refuse_links(path)
         try:
@@ -199,8 +198,7 @@ class RunDir:
         except OSError as error:
             run.close()
             raise ResourceError(
-                f"{path} cannot be written: {error}; it has files that another folder has too (hard "
-                "links), of which a run needs its own copies"
+                f"{path} cannot be written: {error}; it has hard-linked files, but a run needs its own copies"
             ) from None
         for name in REQUESTS:
             run.withdraw(name)  # meant for the earlier session
@@ -237,15 +235,15 @@ class RunDir:
         os.dup2(fd, self._lock_fd, inheritable=False)
         os.close(fd)
 
-    def asked(self, name: str) -> bool:
+    def requested(self, name: str) -> bool:
         """True if a request lies in ``control``."""
         return (self.path / "control" / name).exists()
 
-    def take(self, name: str) -> str | None:
+    def take_request(self, name: str) -> str | None:
         """Removes a request and returns its text; None if there is none."""
         taken = self.path / "control" / f".{name}.taken"
         try:
-            os.rename(self.path / "control" / name, taken)  # a request that comes meanwhile is the next one
+            os.rename(self.path / "control" / name, taken)  # a request that comes in the meantime is the next one
             with open(os.open(taken, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 return file.read(1000).decode(errors="replace")
         except OSError:
@@ -277,14 +275,14 @@ def refuse_links(path: Path) -> None:
     """Rejects a directory in which writing could change something outside of it.
 
     A run directory may come from anywhere, such as an archive. All of it is checked, not only the names that a run
-    usually writes: opening a pipe would block for ever, and some names, such as those of clips, are chosen at run time.
+    usually writes: opening a pipe would block forever, and some names, such as those of clips, are chosen at run time.
 
     Raises:
         RunError: the directory or anything in it is a symbolic link or not a regular file.
     """
     if path.is_symlink():
         target = _shown(path.resolve())
-        raise RunError(f"{_shown(path)} is a symbolic link: name the directory that it points to, {target}")
+        raise RunError(f"{_shown(path)} is a symbolic link; use its target: {target}")
     left = [path]
     while left:
         folder = left.pop()
@@ -294,13 +292,13 @@ def refuse_links(path: Path) -> None:
         except FileNotFoundError:
             continue  # a live run replaces its files
         except OSError as error:
-            raise RunError(f"{_shown(path)}: {_shown(folder)} cannot be looked into: {error.strerror}") from None
+            raise RunError(f"{_shown(path)}: {_shown(folder)} cannot be read: {error.strerror}") from None
         for place, reason, is_folder in found:
             if reason is not None:
                 inside = _shown(Path(place).relative_to(path))
                 raise RunError(
-                    f"{_shown(path)}: {inside} is {reason}, and a run writes only into plain files of its "
-                    "own; put a copy in its place, or delete it"
+                    f"{_shown(path)}: {inside} is {reason}, but runs only write to regular files of their own; "
+                    f"replace it with a copy, or delete it"
                 )
             left += [Path(place)] if is_folder else []
 
@@ -321,10 +319,10 @@ def _shown(path: Path) -> str:
     return clean(path, 300)
 
 
-def asked_s(path: Path, name: str) -> float | None:
-    """Seconds since ``ask`` sent a request without a text, whatever the clock was set to; None if there is none.
+def requested_s(path: Path, name: str) -> float | None:
+    """Seconds since a pending request without a text was sent, immune to clock changes; None if there is none.
 
-    Of a file that was made in another way, the seconds by the clock.
+    The age by the clock for a file that ``send_request`` did not write.
     """
     file = path / "control" / name
     try:
@@ -339,7 +337,7 @@ def asked_s(path: Path, name: str) -> float | None:
     return age_s
 
 
-def ask(path: Path, name: str, text: str = "") -> None:
+def send_request(path: Path, name: str, text: str = "") -> None:
     """Sends a request to a run: a file in its ``control`` directory. No link is followed or written through.
 
     Without a text, the file holds the monotonic time [s].
@@ -387,12 +385,12 @@ def _lock(path: Path) -> tuple[int, bool]:
         held = take_lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if held or (held is None and not _seems_alive(path)):
             with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(fd), os.stat(path / "run.lock")):  # else it was replaced meanwhile
+                if os.path.samestat(os.fstat(fd), os.stat(path / "run.lock")):  # else it was replaced in the meantime
                     return fd, held is not None
         elif held is None or time.monotonic() >= deadline:
             linked = os.fstat(fd).st_nlink > 1
             os.close(fd)
-            or_copy = ", or another run that shares its files by hard links" if linked else ""
+            or_copy = ", or another run with the same hard-linked files" if linked else ""
             raise RunError(
                 f"{path.name} is running (process {read_run(path).get('pid')}){or_copy}; stop it first: "
                 f"spreeze runs stop {path.name}"
@@ -490,12 +488,12 @@ _FIELDS: dict[str, Callable[[object], Any]] = {
 
 
 def session_starts(run: Mapping[str, Any]) -> list[float]:
-    """Wall time at which each session of a run began, from its ``run.json``."""
+    """Wall time at which each session of a run started, from its ``run.json``."""
     return [float(t) for t in run.get("session_starts") or ()]
 
 
 def started_s(run: Mapping[str, Any]) -> float | None:
-    """When a run began [s since 1970], from its ``run.json``; None if that does not tell."""
+    """When a run started [s since 1970], from its ``run.json``; None if that does not tell."""
     known: float | None = run.get("started_s")
     if known is None:
         with contextlib.suppress(ValueError, OverflowError, OSError):
@@ -597,13 +595,13 @@ def state_of(path: Path) -> str:
 
 
 def list_runs(runs_dir: Path) -> list[Path]:
-    """All run directories with a name that a run may have, oldest first."""
+    """Returns all run directories with valid names, oldest first."""
     found = [path for path in _run_directories(runs_dir) if may_name(path.name)]
     return sorted(found, key=lambda path: (_age_key(path)[1], path.name))
 
 
 def _age_key(path: Path) -> tuple[bool, float]:
-    """Sort key: True and when the run began [s since 1970]; else False and when ``run.json`` was last written."""
+    """Sort key: True and when the run started [s since 1970]; else False and when ``run.json`` was last written."""
     known = started_s(read_run(path))
     if known is not None:
         return True, known
@@ -649,15 +647,15 @@ def _latest(runs: list[Path]) -> Path:
     newest = next((path for path in reversed(runs) if _age_key(path)[0]), None)
     if newest == runs[-1] or len(runs) == 1:
         return runs[-1]
-    others = "" if newest is None else f", or {newest.name}, which is the newest of the others"
+    others = "" if newest is None else f", or {newest.name}, the newest of the others"
     raise RunError(
-        f"latest: {runs[-1].name} may be the newest run, but its run.json is damaged and does not tell when "
-        f"it began; name the run that you mean: {runs[-1].name}{others}"
+        f"latest: {runs[-1].name} may be the newest run, but its run.json is damaged; name the run "
+        f"explicitly: {runs[-1].name}{others}"
     )
 
 
 def find_live_run(name_or_path: str, runs_dir: Path) -> Path:
-    """As ``find_run``; a RunError, too, if the run is not alive."""
+    """Like ``find_run``, with a RunError if the run is not alive."""
     path = find_run(name_or_path, runs_dir)
     if not is_alive(path):
         raise RunError(f"{path.name} is not running (state: {state_of(path)})")
@@ -674,7 +672,7 @@ def steer(name_or_path: str, runs_dir: Path, what: str, text: str = "") -> Path:
     if what == "continue":
         (path / "control" / "pause").unlink(missing_ok=True)
     else:
-        ask(path, what, text)
+        send_request(path, what, text)
     return path
 
 
@@ -738,7 +736,7 @@ def kill_supervisor(path: Path) -> None:
     """
     run = read_run(path)
     if not same_process(run):
-        raise RunError(f"{path.name}: process {run.get('pid')} is not its supervisor any more; nothing was killed")
+        raise RunError(f"{path.name}: process {run.get('pid')} is no longer its supervisor; nothing was killed")
     with contextlib.suppress(ProcessLookupError):
         os.kill(run["pid"], signal.SIGKILL)
 

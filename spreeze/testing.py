@@ -102,7 +102,7 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins an episode; a seed also fixes all step times that follow."""
+        """Starts an episode; a seed also fixes all step times that follow."""
         super().reset(seed=seed)
         if seed is not None or not self._times.seeded:
             self._times.seed(int(self.np_random.integers(2**31)))

@@ -20,7 +20,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class PictureSpec:
-    """How an environment's own picture lies in its observations."""
+    """Layout of an environment's image in its observations."""
 
     path: tuple[str | int, ...]
     """Keys of the nested observation that lead to it; empty where it is the observation."""
@@ -138,7 +138,7 @@ class Choices:
 
     @functools.cached_property
     def slices(self) -> tuple[slice, ...]:
-        """Where the options of each choice lie among all K."""
+        """Slices of the options of each choice among all K."""
         ends = np.cumsum(self.nvec).tolist()
         return tuple(slice(end - count, end) for end, count in zip(ends, self.nvec, strict=True))
 
@@ -254,7 +254,7 @@ class RolloutBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where each field of a transition lies in a float32 replay row.
+    """Layout of a transition in a float32 replay row.
 
     Order: obs | action | reward | terminated | next_obs [| num_steps] [| back | age] [| checksum].
     ``num_steps`` exists only with n-step returns and images; ``checksum``, the CRC-32 of the columns before it, only in
@@ -447,7 +447,7 @@ def spec_from(data: Any) -> EnvSpec:
         ValueError: it is none, a value is not of its field's type, or two values contradict each other.
     """
     if not isinstance(data, dict):
-        raise ValueError("it tells no environment")
+        raise ValueError("it names no environment")
     try:
         spec = rebuild(EnvSpec, _with_action(data))
     except TypeError as error:

@@ -1,11 +1,10 @@
-"""Algorithms: losses, networks and updates, independent of processes and transport.
+"""Algorithms: networks, losses and updates, independent of processes and transport.
 
-An algorithm is one file here: its settings, its class and its row in ``ALGORITHMS``; ``config/algorithms.py`` names the
-file, so that it is imported when it is asked for. Settings that several share are in ``config/algorithm_settings.py``.
-Torch comes from ``inference.lazy_torch``: the command line, samplers and the page read settings without it.
+An algorithm is one file: its settings, its class and its row in ``ALGORITHMS``. ``config/algorithms.py`` maps names to
+files, which are imported on first use; shared settings are in ``config/algorithm_settings.py``. Torch is imported
+through ``inference.lazy_torch``, so that the command line, samplers and the dashboard can read settings without it.
 
-To read an update, open the algorithm's file, the base of its kind, and the losses, as
-``tests/contract/test_reading.py`` does:
+To understand an update, read these files, as ``tests/contract/test_reading.py`` does:
 
 =============  ===========================
 sac            sac, off_policy, losses
@@ -21,19 +20,16 @@ appo           impact, on_policy, losses
 impala         impact, on_policy, losses
 =============  ===========================
 
-SAC and TD3 may have other critics than these (``distributional``), with the same calls.
+SAC and TD3 support distributional critics (``distributional``) with the same interface.
 
-*Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``:
-forward and backward passes over flat parameter vectors. No unused gradient is computed, both critics are one stacked
-network, Adam and the target update are one call each. Tests compare the gradients with autograd and with NumPy.
-``tests/support/lean_sac.py`` measures the gain over lean autograd (``assets/figures.md``).
+*Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``.
+Parameters are flat vectors, both critics are one stacked network, unused gradients are not computed, and Adam and the
+target update are one call each. Tests compare the gradients with autograd and NumPy; ``tests/support/lean_sac.py``
+measures the speed-up over autograd (``assets/figures.md``). QMIX, image networks (``conv_networks``) and custom
+networks (``custom_networks``) use autograd.
 
-There are three exceptions, by autograd. QMIX: its mixer's weights are themselves outputs of networks, which takes a
-fifth of the lines so. Images: ``conv_networks``. Networks of a user's own, which stand in for the perceptrons:
-``own_networks`` says how.
-
-*Corrections.* ``on_policy`` and ``ppo`` describe how PPO and A2C handle data that is one rollout old in mode hts,
-``impact`` how IMPACT, APPO and IMPALA handle data of any age.
+*Off-policy corrections.* PPO and A2C learn from rollouts with a lag of one in mode hts: see ``on_policy`` and ``ppo``.
+IMPACT, APPO and IMPALA learn from rollouts with any lag: see ``impact``.
 """
 
 from __future__ import annotations

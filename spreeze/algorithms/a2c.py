@@ -15,7 +15,7 @@ from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatRMSProp
 from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import AlgorithmRow
-from spreeze.config.part import setting
+from spreeze.config.section import setting
 from spreeze.inference.lazy_torch import Tensor
 
 
@@ -28,8 +28,8 @@ class A2CConfig(OnPolicyConfig):
     gae_lambda: float = setting(1.0, "lambda of GAE; 1: returns alone (arXiv 1506.02438)", low=0.0, high=1.0)
     lr: float = setting(7e-4, "learning rate", low=0.0, high=1.0)
     entropy_coef: float = setting(0.01, "weight of the policy's entropy", low=0.0, high=1e3)
-    normalize_advantage: bool = setting(False, "scale the advantages of a rollout to mean 0 and standard deviation 1")
-    rmsprop_alpha: float = setting(0.99, "decay of the mean squared gradient", low=0.0, high=1.0)
+    normalize_advantage: bool = setting(False, "normalise advantages per rollout")
+    rmsprop_alpha: float = setting(0.99, "decay of the mean squared gradient (RMSProp) (RMSProp)", low=0.0, high=1.0)
     rmsprop_eps: float = setting(1e-5, "epsilon of RMSProp", low=1e-12, high=1.0)
 
 

@@ -41,7 +41,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
-        """All state of a checkpoint except the random state."""
+        """State of a checkpoint, except the random state."""
 
     def policy_meta(self) -> dict[str, Any]:
         """JSON values that ``Policy.from_weights`` needs besides the weights."""
@@ -71,7 +71,7 @@ class Algorithm(ABC):
             if tuple(arrays[name].shape) != tuple(tensor.shape):
                 raise CheckpointError(
                     f"checkpoint '{name}' has shape {tuple(arrays[name].shape)}, this network needs "
-                    f"{tuple(tensor.shape)}; use the networks' settings and the environment of the checkpoint"
+                    f"{tuple(tensor.shape)}; use the network settings and the environment of the checkpoint"
                 )
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))

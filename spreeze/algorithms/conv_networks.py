@@ -20,7 +20,7 @@ from spreeze.algorithms.fused_mlp import (
     uniform_,
 )
 from spreeze.errors import ConfigError
-from spreeze.inference.convolution import Placed, features, place
+from spreeze.inference.convolution import ConvLayer, conv_layers, features
 from spreeze.inference.lazy_torch import Tensor, functional, torch
 from spreeze.types import FrameSpec
 
@@ -36,21 +36,21 @@ def refuse_layers(layers: HiddenLayers, name: str, default: HiddenLayers = RELU)
     """Raises a ConfigError if settings of algorithm ``name`` ask for other hidden layers than images have."""
     if layers != default:
         if layers.own is not None:
-            raise ConfigError(f"{name}.network = {layers.own.name!r}: images have the network {name}.cnn; leave it out")
+            raise ConfigError(f"{name}.network = {layers.own.name!r}: for images set {name}.cnn; remove it")
         raise ConfigError(
             f"{name}.activation = {layers.activation!r} and {name}.layer_norm = {layers.layer_norm}: "
-            "networks for images have relu and no layer norm; leave both out"
+            "networks for images use relu without layer norm; remove both"
         )
 
 
 class ConvParameters:
     """Views of a flat vector: ``convolutions`` [(weight [C', C, k, k], bias [C'])] and the perceptron ``mlp``."""
 
-    def __init__(self, flat: Tensor, placed: list[Placed], sizes: tuple[int, ...]) -> None:
-        self.flat, self._strides = flat, [part.layer.stride for part in placed]
+    def __init__(self, flat: Tensor, conv: list[ConvLayer], sizes: tuple[int, ...]) -> None:
+        self.flat, self._strides = flat, [part.layer.stride for part in conv]
         self.convolutions: list[tuple[Tensor, Tensor]] = []
         offset = 0
-        for part in placed:
+        for part in conv:
             shape = (part.layer.channels, part.inputs, part.layer.kernel, part.layer.kernel)
             weight = flat[offset : offset + math.prod(shape)].view(shape)
             offset += weight.numel()
@@ -59,8 +59,8 @@ class ConvParameters:
         self.mlp = Parameters(flat[offset:], sizes, 1)
 
     @staticmethod
-    def count(placed: list[Placed], sizes: tuple[int, ...]) -> int:
-        own = sum(part.layer.channels * (part.inputs * part.layer.kernel**2 + 1) for part in placed)
+    def count(conv: list[ConvLayer], sizes: tuple[int, ...]) -> int:
+        own = sum(part.layer.channels * (part.inputs * part.layer.kernel**2 + 1) for part in conv)
         return own + parameter_count(sizes, 1)
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -121,15 +121,15 @@ class ConvActorCritic:
         device: torch.device,
     ) -> None:
         self.image = [frames.stack * frames.channels, frames.height, frames.width]
-        placed = place(cnn, *self.image)
-        sizes = (features(placed), *hidden_sizes, outputs + 1)
-        count = ConvParameters.count(placed, sizes)
+        conv = conv_layers(cnn, *self.image)
+        sizes = (features(conv), *hidden_sizes, outputs + 1)
+        count = ConvParameters.count(conv, sizes)
         self.hidden_sizes, self._outputs = hidden_sizes, outputs
         self.flat = torch.zeros(count + num_log_std, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
-        self._parameters = ConvParameters(self.flat[:count], placed, sizes)
-        self._gradients = ConvParameters(self.gradient[:count], placed, sizes)
+        self._parameters = ConvParameters(self.flat[:count], conv, sizes)
+        self._gradients = ConvParameters(self.gradient[:count], conv, sizes)
         self._leaves = self._parameters.leaves()
         self._outs: tuple[Tensor, ...] = ()
         self._chunk_rows = _CHUNK_ROWS if device.type == "cpu" else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, Tape, mlp_backward, mlp_forward
+from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, MlpBuffers, mlp_backward, mlp_forward
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 from spreeze.inference.lazy_torch import Tensor, torch
@@ -109,29 +109,29 @@ class _Distributional(Critics):
         """Returns [M, B] after actions [A, B], by the target networks, in new memory."""
 
     @abstractmethod
-    def _fill_loss_gradient(self, tape: Tape, goal: Tensor, td_error: Tensor) -> None:
-        """Fills ``tape.grad_out`` with the gradient of the summed loss and ``td_error`` [S, rows] with mean errors."""
+    def _fill_loss_gradient(self, buffers: MlpBuffers, goal: Tensor, td_error: Tensor) -> None:
+        """Fills ``buffers.grad_out``, the gradient of the summed loss, and ``td_error`` [S, rows], mean errors."""
 
     @abstractmethod
-    def _fill_mean_gradient(self, tape: Tape, values: Tensor) -> None:
-        """Fills ``tape.grad_out`` with the derivative of each critic's mean, which goes into ``values`` [S, rows]."""
+    def _fill_mean_gradient(self, buffers: MlpBuffers, values: Tensor) -> None:
+        """Fills ``values`` [S, rows] with each mean, and ``buffers.grad_out`` with its derivative."""
 
     def _differentiate(self, obs_action: Tensor, target: Tensor, goal: Tensor, mean_goal: Tensor) -> None:
         """One gradient step toward ``target`` [M, B].
 
         ``goal`` goes to ``_fill_loss_gradient``, ``mean_goal`` [B] to the metrics. Clamps hide what is not finite, so
-        the gradient of such a row is made NaN, and the optimiser rejects it.
+        the gradient of such a row is made NaN, and the optimizer rejects it.
         """
         total = target.sum(0)
         per_row = torch.sub(total, total).add_(self._sized(obs_action.shape[0]).per_row)
 
         def fill(chunk: Chunk) -> None:
-            self._fill_loss_gradient(chunk.tape, goal[:, chunk.rows], chunk.td_error)
-            chunk.tape.grad_out.mul_(per_row[chunk.rows])
+            self._fill_loss_gradient(chunk.buffers, goal[:, chunk.rows], chunk.td_error)
+            chunk.buffers.grad_out.mul_(per_row[chunk.rows])
 
         self._take_step(obs_action, mean_goal, fill)
 
-    def _descend(self, obs: Tensor, action: Tensor, *, first: bool = False) -> tuple[Tensor, Tensor]:
+    def _action_gradients(self, obs: Tensor, action: Tensor, *, first: bool = False) -> tuple[Tensor, Tensor]:
         """Means [S, B] and their derivatives by the action [S, A, B], in buffers; ``first``: only that critic's."""
         buffers = self._sized(obs.shape[0])
         if self._values is None or self._values.shape[1] != len(obs):
@@ -141,10 +141,10 @@ class _Distributional(Critics):
 
         def descend(chunks: list[Chunk]) -> None:
             for chunk in chunks:
-                mlp_forward(chunk.online, chunk.x, chunk.tape)
-                self._fill_mean_gradient(chunk.tape, values[chunk.own, chunk.rows])
-                mlp_backward(chunk.online, chunk.tape, None, None)
-                torch.bmm(chunk.action_weights, chunk.tape.grads_t[0], out=chunk.action_gradients)
+                mlp_forward(chunk.online, chunk.x, chunk.buffers)
+                self._fill_mean_gradient(chunk.buffers, values[chunk.own, chunk.rows])
+                mlp_backward(chunk.online, chunk.buffers, None, None)
+                torch.bmm(chunk.action_weights, chunk.buffers.grads_t[0], out=chunk.action_gradients)
 
         self._each(descend, buffers.first if first else buffers.groups)
         return values, buffers.action_gradients
@@ -173,21 +173,21 @@ class QuantileCritics(_Distributional):
         """One gradient step toward targets [M, B]; the loss of a critic is the mean over its quantiles."""
         self._differentiate(obs_action, target, target, target.mean(0))
 
-    def _fill_loss_gradient(self, tape: Tape, goal: Tensor, td_error: Tensor) -> None:
-        quantiles = tape.out.flatten(0, 1)
-        if tape.loss_scratch is None:
-            tape.loss_scratch = pairs_for(quantiles, len(goal))
-        found = quantile_huber_gradient(quantiles, goal, self._levels.repeat(tape.stack), tape.loss_scratch)
-        torch.mul(found.view_as(tape.out), self._mean_gradient, out=tape.grad_out)
-        torch.sub(tape.out.mean(1), goal.mean(0), out=td_error)
+    def _fill_loss_gradient(self, buffers: MlpBuffers, goal: Tensor, td_error: Tensor) -> None:
+        quantiles = buffers.out.flatten(0, 1)
+        if buffers.loss_scratch is None:
+            buffers.loss_scratch = pairs_for(quantiles, len(goal))
+        found = quantile_huber_gradient(quantiles, goal, self._levels.repeat(buffers.stack), buffers.loss_scratch)
+        torch.mul(found.view_as(buffers.out), self._mean_gradient, out=buffers.grad_out)
+        torch.sub(buffers.out.mean(1), goal.mean(0), out=td_error)
 
-    def _fill_mean_gradient(self, tape: Tape, values: Tensor) -> None:
-        tape.grad_out.fill_(self._mean_gradient)
-        torch.mean(tape.out, 1, out=values)
+    def _fill_mean_gradient(self, buffers: MlpBuffers, values: Tensor) -> None:
+        buffers.grad_out.fill_(self._mean_gradient)
+        torch.mean(buffers.out, 1, out=values)
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
         """dQ/da [A, B] of the mean of all quantiles (arXiv 2005.04269, eq. 13), whatever ``least`` says."""
-        values, gradients = self._descend(obs, action)
+        values, gradients = self._action_gradients(obs, action)
         buffers = self._buffers
         torch.mean(values, 0, out=buffers.q_action)
         return torch.mean(gradients, 0, out=buffers.least)
@@ -216,19 +216,19 @@ class CategoricalCritics(_Distributional):
         goal = projected(self._next_prob, target, *self._range)
         self._differentiate(obs_action, target, goal, (goal * self._grid).sum(0))
 
-    def _fill_loss_gradient(self, tape: Tape, goal: Tensor, td_error: Tensor) -> None:
-        torch.sub(tape.out.softmax(1), goal, out=tape.grad_out)
-        torch.sum(tape.grad_out * self._grid, 1, out=td_error)
+    def _fill_loss_gradient(self, buffers: MlpBuffers, goal: Tensor, td_error: Tensor) -> None:
+        torch.sub(buffers.out.softmax(1), goal, out=buffers.grad_out)
+        torch.sum(buffers.grad_out * self._grid, 1, out=td_error)
 
-    def _fill_mean_gradient(self, tape: Tape, values: Tensor) -> None:
-        prob = tape.out.softmax(1)
+    def _fill_mean_gradient(self, buffers: MlpBuffers, values: Tensor) -> None:
+        prob = buffers.out.softmax(1)
         torch.sum(prob * self._grid, 1, out=values)
-        torch.mul(prob, self._grid - values.unsqueeze(1), out=tape.grad_out)
+        torch.mul(prob, self._grid - values.unsqueeze(1), out=buffers.grad_out)
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
         """dQ/da [A, B] of the critics' least mean, or of the first critic."""
         buffers = self._sized(obs.shape[0])
-        values, gradients = self._descend(obs, action, first=not least)
+        values, gradients = self._action_gradients(obs, action, first=not least)
         if not least:
             buffers.q_action.copy_(values[0])
             return gradients[0]

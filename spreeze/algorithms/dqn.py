@@ -1,9 +1,9 @@
-"""Deep Q-learning (Mnih et al. 2015), optionally with double estimation and duelling streams.
+"""Deep Q-learning (Mnih et al. 2015), optionally with double estimation and dueling streams.
 
 Departures from the paper: Adam instead of RMSProp, squared error under a bound of the gradient's norm, and optionally a
 soft target update. The clipped error of the paper, made for rewards that are signs, is Huber's loss with ``huber`` = 1:
 an error of 1 then pulls as much as one of 100, which in other tasks ends of episodes can have. There is no actor: the
-policy is the best action of the Q network, so ``propose`` only picks next actions and nothing crosses back.
+policy is the best action of the Q network, so ``actor_forward`` only picks next actions and nothing crosses back.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ import numpy as np
 from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
 from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, policy_arrays
-from spreeze.algorithms.off_policy import ActionValues, DiscreteCritics, OffPolicyAlgorithm, Proposal
+from spreeze.algorithms.off_policy import ActionValues, ActorOutputs, DiscreteCritics, OffPolicyAlgorithm
 from spreeze.config.algorithm_settings import ActionValueConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
-from spreeze.config.part import setting
+from spreeze.config.section import setting
 from spreeze.errors import ConfigError
-from spreeze.inference.convolution import CNNS, features, place
+from spreeze.inference.convolution import CNNS, conv_layers, features
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import FrameSpec, TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(ActionValueConfig):
-    """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
+    """Deep Q-learning (Mnih et al. 2015) with double estimation and dueling streams as options."""
 
     layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images", fixed=True)
     cnn: str = setting(
-        "nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS), fixed=True
+        "nature", "convolutional layers for images; hidden_sizes follow", choices=tuple(CNNS), fixed=True
     )
-    duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)", fixed=True)
+    duelling: bool = setting(
+        False, "dueling network: separate streams for value and advantages (arXiv 1511.06581)", fixed=True
+    )
     huber: float = setting(
         0.0,
-        "threshold of Huber's loss, in deviations of returns with normalize_returns; 0: squared error",
+        "threshold of the Huber loss, with normalize_returns in standard deviations of the return; 0: squared error",
         low=0.0,
         high=1e9,
     )
@@ -69,7 +71,7 @@ class DQN(OffPolicyAlgorithm):
         image: dict[str, Any] = {}
         layers = HiddenLayers(config.activation, config.layer_norm, network)
         if network is not None and duelling:
-            raise ConfigError("dqn.duelling = true: a network of your own has no such streams; leave one of them out")
+            raise ConfigError("dqn.duelling = true: custom networks have no such streams; remove one of them")
         if frames is None:
             self.critics = DiscreteCritics(
                 obs_dim, num_actions, hidden, 1, lr, init, there, duelling=duelling, layers=layers, max_norm=bound
@@ -97,12 +99,12 @@ class DQN(OffPolicyAlgorithm):
         self._masked = masked
         super().__init__(None, self.critics, noise, meta)
 
-    def propose(self, batch: TransitionBatch) -> Proposal:
+    def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
         """Next actions [1, B] as indices: the best allowed of the online network (double) or of the target network."""
         # Without double estimation, critic_step reuses these values.
         self._next_q = self.critics.values(batch.next_obs, target=not self._config.double)
         next_q = losses.mask_logits(self._next_q[0], batch.next_obs) if self._masked else self._next_q[0]
-        return Proposal(next_q.argmax(0, keepdim=True), None, None)
+        return ActorOutputs(next_q.argmax(0, keepdim=True), None, None)
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount Q'(s', a')``, squared error or Huber's loss."""
@@ -117,7 +119,7 @@ class DQN(OffPolicyAlgorithm):
         self._next_q = None
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the Q network's weights, with a duelling head as the equivalent single layer."""
+        """Copies of the Q network's weights, with a dueling head as the equivalent single layer."""
         if self.critics.mlp.layers.own is not None:
             return policy_arrays(self.critics.mlp)
         weight, bias = self.critics.policy_head()
@@ -144,14 +146,14 @@ class ImageCritics(ActionValues[ConvParameters]):
         max_norm: float | None = None,
     ) -> None:
         self.image = [frames.stack * frames.channels, frames.height, frames.width]
-        placed = place(cnn, *self.image)
+        conv = conv_layers(cnn, *self.image)
 
         def parameters(sizes: tuple[int, ...]) -> ConvParameters:
-            flat = torch.zeros(ConvParameters.count(placed, sizes), device=device)
-            return ConvParameters(flat, placed, sizes)
+            flat = torch.zeros(ConvParameters.count(conv, sizes), device=device)
+            return ConvParameters(flat, conv, sizes)
 
         super().__init__(
-            features(placed), num_actions, hidden_sizes, lr, generator, parameters, duelling=duelling, max_norm=max_norm
+            features(conv), num_actions, hidden_sizes, lr, generator, parameters, duelling=duelling, max_norm=max_norm
         )
         self._leaves = self.online.leaves()
 

@@ -1,13 +1,13 @@
-"""Perceptrons with hand-derived gradients over preallocated buffers; two threads or streams share their work.
+"""Perceptrons with hand-derived gradients and preallocated buffers, optionally split over two threads or streams.
 
-This replaces ``torch.nn`` and autograd: algorithms can be read without it. All parameters of a network lie in one flat
-vector, its gradient in another. ``stack`` networks of one shape (twin critics) are evaluated by one batched matmul.
+This replaces ``torch.nn`` and autograd. All parameters of a network are one flat vector, its gradient another.
+``stack`` networks of equal shape (twin critics) are evaluated by one batched matmul.
 
 Shapes, besides those of ``types``: S stacked networks, M rows, K outputs, H hidden units.
 
 *Layer normalisation* (Ba et al. 2016, arXiv 1607.06450): a hidden layer is ``act(norm(x W) + b)``. The bias is the
-norm's shift. The norm has no gain: ReLU lets a positive gain pass, and the next layer's weights can hold it. So a
-network has the same parameters with and without.
+shift of the norm. There is no gain, since the next layer's weights can absorb it, so networks have the same parameters
+with and without layer normalisation.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from spreeze.inference.lazy_torch import Tensor, functional, torch
 from spreeze.inference.policy import ACTIVATIONS, NORM_EPS
 
 _ALIGN = 16
-"""Float32 values in a cache line; each block of the flat vector begins on one."""
+"""Float32 values in a cache line; each block of the flat vector starts on one."""
 _ROWS_OF_ONE_MATMUL = 2048
 """Rows from which a GPU takes the weight gradients of stacked networks one by one: 2 x 51 in place of 640 us at 65,536
 rows of 2 x 256 units (H200)."""
 CHUNK_ROWS = 512
-"""Rows that go through a network at once on a CPU: a layer's output is still in the core's cache for the next one."""
+"""Rows per pass on a CPU, so that the output of a layer stays in the cache of the core."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class HiddenLayers:
     activation: str = ACTIVATIONS[0]
     layer_norm: bool = False
     own: NetworkRow | None = None
-    """A network of the user's own in place of the perceptron (see ``own_networks``)."""
+    """Custom network in place of the perceptron (see ``custom_networks``)."""
 
     @property
     def keeps_preactivations(self) -> bool:
@@ -62,11 +62,11 @@ class HiddenLayers:
 
 
 RELU = HiddenLayers()
-_OWN = "spreeze.algorithms.own_networks"  # loaded only where a user brings a network
+_OWN = "spreeze.algorithms.custom_networks"  # loaded only where a user brings a network
 
 
 def row_chunks(device: torch.device, rows: int, parts: int = 1) -> list[list[slice]]:
-    """The rows in equal parts, each cut into what goes through a network at once."""
+    """Splits rows into equal parts, and each part into chunks of at most ``CHUNK_ROWS``."""
     step = CHUNK_ROWS if device.type == "cpu" else rows
     return [
         [slice(start, min(start + step, end)) for start in range(begin, end, step)]
@@ -113,14 +113,14 @@ class Parameters:
         self.head_matmul = torch.linalg.vecdot if matmuls_by_onednn() else torch.mv
 
     def over(self, flat: Tensor) -> Parameters:
-        """These views of another vector."""
+        """Returns the same views of another vector."""
         return Parameters(flat, self.sizes, self.stack, layers=self.layers)
 
-    def forward(self, x: Tensor, tape: Tape) -> Tensor:
+    def forward(self, x: Tensor, buffers: MlpBuffers) -> Tensor:
         """Forward pass in place of ``mlp_forward``, where ``layers.own``."""
         raise NotImplementedError
 
-    def backward(self, tape: Tape, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
+    def backward(self, buffers: MlpBuffers, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
         """Backward pass in place of ``mlp_backward``, where ``layers.own``."""
         raise NotImplementedError
 
@@ -129,7 +129,7 @@ class Parameters:
         raise NotImplementedError
 
     def one(self, index: int) -> Parameters:
-        """One network of the stack alone, sharing memory."""
+        """Returns one network of the stack, as views."""
         views = [view[index : index + 1] for view in self._views]
         return Parameters(self.flat, self.sizes, 1, views, layers=self.layers)
 
@@ -180,11 +180,11 @@ def parameters_over(flat: Tensor, sizes: tuple[int, ...], stack: int, layers: Hi
     if layers.own is None:
         return Parameters(flat, sizes, stack, layers=layers)
     own: Any = importlib.import_module(_OWN)
-    found: Parameters = own.OwnParameters(flat, sizes, layers, own.modules_of(layers, sizes, stack))
+    found: Parameters = own.ModuleParameters(flat, sizes, layers, own.modules_of(layers, sizes, stack))
     return found
 
 
-class Tape:
+class MlpBuffers:
     """Buffers of one forward and backward pass over M rows: activations and gradients.
 
     ``out`` [S, K, M] is the output, ``grad_out`` [S, K, M] its gradient, which the caller fills before
@@ -226,7 +226,7 @@ class Tape:
         self.out_rows = [out[index, 0] for index in range(self.stack)]
 
     @classmethod
-    def allocate(cls, parameters: Parameters, rows: int) -> Tape:
+    def allocate(cls, parameters: Parameters, rows: int) -> MlpBuffers:
         """Buffers for M = ``rows`` rows of these networks."""
         like, stack, outputs = parameters.flat, parameters.stack, parameters.sizes[-1]
         hidden = [like.new_zeros(stack, rows, size) for size in parameters.sizes[1:-1]]
@@ -247,20 +247,20 @@ class Tape:
             scratch=[shared[part.shape] for part in preactivations],
         )
 
-    def part(self, begin: int, end: int) -> Tape:
-        """These buffers, rows ``begin`` to ``end``."""
+    def part(self, begin: int, end: int) -> MlpBuffers:
+        """Returns views of rows ``begin`` to ``end``."""
         return self._view(slice(begin, end), self.out[:, :, begin:end], self.grad_out[:, :, begin:end])
 
-    def under(self, out: Tensor, grad_out: Tensor) -> Tape:
-        """This memory for activations and gradients with other outputs [S, K, M], whose S and M are not larger."""
+    def under(self, out: Tensor, grad_out: Tensor) -> MlpBuffers:
+        """Returns buffers that share this memory, with other outputs [S, K, M] of at most this S and M."""
         return self._view(slice(0, out.shape[2]), out, grad_out)
 
-    def _view(self, rows: slice, out: Tensor, grad_out: Tensor) -> Tape:
+    def _view(self, rows: slice, out: Tensor, grad_out: Tensor) -> MlpBuffers:
         hidden, grads, preactivations, scales, scratch = (
             [_closed(part[: len(out), rows]) for part in some]
             for some in (self.hidden, self.grads, self.preactivations, self.scales, self.scratch)
         )
-        return Tape(
+        return MlpBuffers(
             hidden,
             grads,
             _closed(out),
@@ -277,19 +277,19 @@ def _closed(tensor: Tensor) -> Tensor:
     return tensor[0].unsqueeze(0) if tensor.shape[0] == 1 else tensor
 
 
-def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
-    """S perceptrons, ``tape.layers`` between their layers, a linear head, on the same rows: ``tape.out`` [S, K, M].
+def mlp_forward(parameters: Parameters, x: Tensor, buffers: MlpBuffers) -> Tensor:
+    """S stacked perceptrons (``buffers.layers``, linear head) on the same rows: ``buffers.out`` [S, K, M].
 
     ``x`` is [S, M, I] (one input for all: ``expand``); columns contiguous, rows may be strided.
     """
     if parameters.layers.own is not None:
-        return parameters.forward(x, tape)
-    keeps_preactivations, tanh = tape.layers.keeps_preactivations, tape.layers.activation == "tanh"
+        return parameters.forward(x, buffers)
+    keeps_preactivations, tanh = buffers.layers.keeps_preactivations, buffers.layers.activation == "tanh"
     for index, (weight, bias, hidden) in enumerate(
-        zip(parameters.weights, parameters.biases, tape.hidden, strict=True)
+        zip(parameters.weights, parameters.biases, buffers.hidden, strict=True)
     ):
         if keeps_preactivations:
-            x = _hidden_layer(x, weight, bias, tape, index)
+            x = _hidden_layer(x, weight, bias, buffers, index)
         elif tanh:
             x = torch.bmm(x, weight, out=hidden).add_(bias).tanh_()
         elif hidden.device.type == "cpu":
@@ -298,20 +298,20 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
         else:
             x = relu_layer(x, weight, bias, hidden)
     if parameters.sizes[-1] > 1:
-        return torch.baddbmm(parameters.head_bias, parameters.head_weight, tape.hidden_t[-1], out=tape.out)
-    for rows, weight, out in zip(tape.last_rows, parameters.head_rows, tape.out_rows, strict=True):
+        return torch.baddbmm(parameters.head_bias, parameters.head_weight, buffers.hidden_t[-1], out=buffers.out)
+    for rows, weight, out in zip(buffers.last_rows, parameters.head_rows, buffers.out_rows, strict=True):
         parameters.head_matmul(rows, weight, out=out)
-    return tape.out.add_(parameters.head_bias)
+    return buffers.out.add_(parameters.head_bias)
 
 
-def _hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, tape: Tape, index: int) -> Tensor:
-    """Hidden layer ``index`` by its preactivations, which the tape keeps."""
-    preactivations, hidden = torch.bmm(x, weight, out=tape.preactivations[index]), tape.hidden[index]
-    if tape.layers.layer_norm:
+def _hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, buffers: MlpBuffers, index: int) -> Tensor:
+    """Hidden layer ``index`` by its preactivations, which the buffers keep."""
+    preactivations, hidden = torch.bmm(x, weight, out=buffers.preactivations[index]), buffers.hidden[index]
+    if buffers.layers.layer_norm:
         preactivations.sub_(preactivations.mean(2, keepdim=True))
-        scale = torch.linalg.vector_norm(preactivations, dim=2, keepdim=True, out=tape.scales[index])
+        scale = torch.linalg.vector_norm(preactivations, dim=2, keepdim=True, out=buffers.scales[index])
         preactivations.mul_(scale.square_().div_(preactivations.shape[2]).add_(NORM_EPS).rsqrt_())
-    activation = tape.layers.activation
+    activation = buffers.layers.activation
     if activation == "relu" and preactivations.device.type == "cpu":
         return torch._add_relu(preactivations, bias, out=hidden)  # one pass over memory
     torch.add(preactivations, bias, out=hidden)
@@ -326,7 +326,7 @@ def _hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, tape: Tape, index: in
 def relu_layer(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
     """``relu(x W + b)`` of S networks into ``out`` [S, M, H], each as one kernel of cuBLASLt where that can.
 
-    With two networks these are two kernels in place of three (matmul of both, bias, ReLU), with one it is one.
+    For two networks these are two kernels instead of three (matmul, bias, ReLU), for one network a single one.
     """
     for one in range(len(out)):
         torch._addmm_activation(bias[one, 0], x[one], weight[one], out=out[one])
@@ -335,67 +335,69 @@ def relu_layer(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
 
 def mlp_backward(
     parameters: Parameters,
-    tape: Tape,
+    buffers: MlpBuffers,
     x_t: Tensor | None,
     gradient: Parameters | None,
     *,
     add: bool = False,
-    streams: StreamPair | None = None,
+    streams: TwoStreams | None = None,
 ) -> Tensor:
-    """Back-propagates ``tape.grad_out`` to the first layer's pre-activation [S, M, H_0], which is returned.
+    """Back-propagates ``buffers.grad_out`` to the first layer's pre-activation [S, M, H_0], which is returned.
 
     ``gradient``, if any, receives the weight gradients, which need the transposed input ``x_t`` [S, I, M]; with ``add``
     they are added to its values. With ``streams`` both gradients of a layer are computed at once.
     """
     if parameters.layers.own is not None:
-        return parameters.backward(tape, tape.grad_out, gradient, add=add)
-    for index in range(len(tape.hidden), -1, -1):
+        return parameters.backward(buffers, buffers.grad_out, gradient, add=add)
+    for index in range(len(buffers.hidden), -1, -1):
         if streams is not None and gradient is not None and index:
             streams.both(
-                partial(input_gradients, parameters, tape, index),
-                partial(weight_gradients, tape, x_t, gradient, index, add=add),
+                partial(input_gradients, parameters, buffers, index),
+                partial(weight_gradients, buffers, x_t, gradient, index, add=add),
             )
             continue
         if gradient is not None:
-            weight_gradients(tape, x_t, gradient, index, add=add)
+            weight_gradients(buffers, x_t, gradient, index, add=add)
         if index:
-            input_gradients(parameters, tape, index)
-    return tape.grads[0]
+            input_gradients(parameters, buffers, index)
+    return buffers.grads[0]
 
 
-def mlp_gradients(parameters: Parameters, tape: Tape) -> Tensor:
+def mlp_gradients(parameters: Parameters, buffers: MlpBuffers) -> Tensor:
     """Derivative of each row's only output by the first layer's pre-activation [S, M, H_0], after ``mlp_forward``.
 
     The same as ``mlp_backward`` for a ``grad_out`` of ones, without the multiplication.
     """
     if parameters.layers.own is not None:
-        return parameters.backward(tape, torch.ones_like(tape.grad_out), None, add=False)
-    if tape.layers == RELU:
+        return parameters.backward(buffers, torch.ones_like(buffers.grad_out), None, add=False)
+    if buffers.layers == RELU:
         torch.ops.aten.threshold_backward.grad_input(
-            parameters.head_weight, tape.hidden[-1], 0.0, grad_input=tape.grads[-1]
+            parameters.head_weight, buffers.hidden[-1], 0.0, grad_input=buffers.grads[-1]
         )
     else:
-        _through_activation(parameters, tape, len(tape.hidden) - 1, tape.grads[-1].copy_(parameters.head_weight))
-    for index in range(len(tape.hidden) - 1, 0, -1):
-        input_gradients(parameters, tape, index)
-    return tape.grads[0]
+        _through_activation(
+            parameters, buffers, len(buffers.hidden) - 1, buffers.grads[-1].copy_(parameters.head_weight)
+        )
+    for index in range(len(buffers.hidden) - 1, 0, -1):
+        input_gradients(parameters, buffers, index)
+    return buffers.grads[0]
 
 
-def input_gradients(parameters: Parameters, tape: Tape, index: int) -> None:
+def input_gradients(parameters: Parameters, buffers: MlpBuffers, index: int) -> None:
     """Propagates the gradient through layer ``index`` (the head is the last) and the activation before it."""
-    below = tape.grads[index - 1]
-    if index < len(tape.hidden):
-        torch.bmm(tape.grads[index], parameters.weights_t[index], out=below)
+    below = buffers.grads[index - 1]
+    if index < len(buffers.hidden):
+        torch.bmm(buffers.grads[index], parameters.weights_t[index], out=below)
     elif parameters.sizes[-1] > 1:
-        torch.bmm(tape.grad_out_t, parameters.head_weight, out=below)
+        torch.bmm(buffers.grad_out_t, parameters.head_weight, out=below)
     else:
-        torch.mul(tape.grad_out_t, parameters.head_weight, out=below)
-    _through_activation(parameters, tape, index - 1, below)
+        torch.mul(buffers.grad_out_t, parameters.head_weight, out=below)
+    _through_activation(parameters, buffers, index - 1, below)
 
 
-def _through_activation(parameters: Parameters, tape: Tape, index: int, grad: Tensor) -> None:
+def _through_activation(parameters: Parameters, buffers: MlpBuffers, index: int, grad: Tensor) -> None:
     """Turns the gradient by the activations of hidden layer ``index`` into that by its preactivations, in place."""
-    activation, hidden = tape.layers.activation, tape.hidden[index]
+    activation, hidden = buffers.layers.activation, buffers.hidden[index]
     if activation == "relu":
         torch.ops.aten.threshold_backward.grad_input(grad, hidden, 0.0, grad_input=grad)
     elif activation == "tanh":
@@ -403,43 +405,45 @@ def _through_activation(parameters: Parameters, tape: Tape, index: int, grad: Te
     elif activation == "elu":
         grad.copy_(torch.ops.aten.elu_backward(grad, 1.0, 1.0, 1.0, True, hidden))
     else:
-        inputs = torch.add(tape.preactivations[index], parameters.biases[index], out=tape.scratch[index])
+        inputs = torch.add(buffers.preactivations[index], parameters.biases[index], out=buffers.scratch[index])
         grad.copy_(
             torch.ops.aten.silu_backward(grad, inputs)
             if activation == "silu"
             else torch.ops.aten.gelu_backward(grad, inputs, approximate="tanh")
         )
-    if tape.layers.layer_norm:
+    if buffers.layers.layer_norm:
         # With n = scale (s - mean s): ds = scale (dn - mean dn - n mean(n dn)); the bias comes after the norm.
-        tape.bias_gradients[index] = grad.sum(1, keepdim=True)
-        normal = tape.preactivations[index]
-        along = torch.mul(grad, normal, out=tape.scratch[index]).mean(2, keepdim=True)
-        grad.sub_(grad.mean(2, keepdim=True)).addcmul_(normal, along, value=-1.0).mul_(tape.scales[index])
+        buffers.bias_gradients[index] = grad.sum(1, keepdim=True)
+        normal = buffers.preactivations[index]
+        along = torch.mul(grad, normal, out=buffers.scratch[index]).mean(2, keepdim=True)
+        grad.sub_(grad.mean(2, keepdim=True)).addcmul_(normal, along, value=-1.0).mul_(buffers.scales[index])
 
 
-def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index: int, *, add: bool = False) -> None:
+def weight_gradients(
+    buffers: MlpBuffers, x_t: Tensor | None, gradient: Parameters, index: int, *, add: bool = False
+) -> None:
     """Weight and bias gradients of a layer (the head is the last); ``x_t`` [S, I, M] is the input of the first."""
-    if index == len(tape.hidden):
-        left, right, dim = tape.grad_out, tape.hidden[-1], 2
-        weight, bias, values = gradient.head_weight, gradient.head_bias, tape.grad_out
+    if index == len(buffers.hidden):
+        left, right, dim = buffers.grad_out, buffers.hidden[-1], 2
+        weight, bias, values = gradient.head_weight, gradient.head_bias, buffers.grad_out
     else:
-        inputs_t = tape.hidden_t[index - 1] if index else x_t
+        inputs_t = buffers.hidden_t[index - 1] if index else x_t
         assert inputs_t is not None
-        left, right, dim = inputs_t, tape.grads[index], 1
+        left, right, dim = inputs_t, buffers.grads[index], 1
         weight, bias = gradient.weights[index], gradient.biases[index]
-        values = tape.bias_gradients[index] if tape.layers.layer_norm else right
+        values = buffers.bias_gradients[index] if buffers.layers.layer_norm else right
     if add:
         torch.baddbmm(weight, left, right, out=weight)
         bias.add_(values.sum(dim, keepdim=True))
         return
-    if tape.ones is not None and tape.ones.shape[2] >= _ROWS_OF_ONE_MATMUL:
+    if buffers.ones is not None and buffers.ones.shape[2] >= _ROWS_OF_ONE_MATMUL:
         # cuBLAS shares the rows of one product among all multiprocessors, and not those of a batch of products.
-        for one in range(tape.stack):
+        for one in range(buffers.stack):
             torch.mm(left[one], right[one], out=weight[one])
     else:
         torch.bmm(left, right, out=weight)
-    if dim == 1 and tape.ones is not None and values is right:  # those are sums already
-        torch.bmm(tape.ones, values, out=bias)
+    if dim == 1 and buffers.ones is not None and values is right:  # those are sums already
+        torch.bmm(buffers.ones, values, out=bias)
     else:
         torch.sum(values, dim, keepdim=True, out=bias)
 
@@ -472,7 +476,7 @@ def host_copies(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def policy_snapshot(parameters: Parameters) -> Callable[[], dict[str, np.ndarray]]:
-    """Begins a copy of a network's weights to the host.
+    """Starts a copy of a network's weights to the host.
 
     The returned function waits for it, also in another thread, and gives its ``policy_arrays``.
     """
@@ -494,13 +498,12 @@ def policy_snapshot(parameters: Parameters) -> Callable[[], dict[str, np.ndarray
 Work = Callable[[], object]
 
 
-class ThreadPair(AbstractContextManager["ThreadPair"]):
-    """Two threads that share the work of an update, for the learner's second core. Use as a context or ``close`` it.
+class TwoThreads(AbstractContextManager["TwoThreads"]):
+    """Two threads that split an update over two cores. Use as a context manager, or ``close`` it.
 
-    The threads of one matmul wait for each other by spinning: if anything else runs on one of their cores, each matmul
-    stalls. Here the second thread sleeps until it gets a whole pass of a
-    network, some milliseconds of work, so a busy core costs no more than its share. Torch releases the interpreter's
-    lock in every matmul. ``threads`` is the number of threads of one matmul in each of the two.
+    Threads of one matmul spin while they wait for each other, so each matmul stalls if something else runs on one of
+    their cores. Here the second thread sleeps until it gets a whole pass of a network, some milliseconds of work.
+    Torch releases the GIL in every matmul. ``threads`` is the number of threads per matmul in each of the two.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -549,11 +552,11 @@ class ThreadPair(AbstractContextManager["ThreadPair"]):
                 self._done.release()
 
 
-class StreamPair:
-    """Two branches of a CUDA graph that share the work of an update; what is not recorded runs one after the other.
+class TwoStreams:
+    """Two branches of a CUDA graph that split an update; without a recording they run in sequence.
 
-    An update of some hundred rows is a hundred kernels of a few microseconds, each on a few of a GPU's multiprocessors,
-    so kernels that do not need each other may run at once. ``both`` may be called within a branch of another.
+    With small batches an update consists of a hundred kernels of a few microseconds, each on a few multiprocessors, so
+    independent kernels run in parallel. Calls of ``both`` may be nested.
     """
 
     def __init__(self) -> None:
@@ -561,7 +564,7 @@ class StreamPair:
         self._taken = 0
 
     def both(self, here: Work, there: Work) -> None:
-        """Records ``there`` as a branch beside ``here``; what is recorded next waits for both."""
+        """Records ``there`` as a branch parallel to ``here``; later kernels wait for both."""
         cuda: Any = torch.cuda
         if torch.compiler.is_compiling() or not (cuda.is_initialized() and cuda.is_current_stream_capturing()):
             there()
@@ -590,64 +593,66 @@ class StreamPair:
                 self._taken = 0
 
 
-Pair = ThreadPair | StreamPair
+Parallel = TwoThreads | TwoStreams
 
 
-def thread_pair_for(threads: int) -> tuple[ThreadPair | None, int]:
-    """Use of a number of learner threads: (a pair or None, threads of one matmul); the pair shares them equally."""
+def thread_pair_for(threads: int) -> tuple[TwoThreads | None, int]:
+    """Splits learner threads into (two threads or None, threads per matmul)."""
     if threads < 2:
         return None, 1
-    return ThreadPair(threads // 2), threads // 2
+    return TwoThreads(threads // 2), threads // 2
 
 
 class MlpPasses:
-    """Passes of one network over the rows of one tape, by one thread or by a pair of threads or streams."""
+    """Passes of one network over the rows of one set of buffers, by one thread, two threads, or two streams."""
 
-    def __init__(self, parameters: Parameters, tape: Tape, pair: Pair | None = None) -> None:
-        self._parameters, self._tape = parameters, tape
-        self._pair = pair if isinstance(pair, ThreadPair) else None
-        self._streams = pair if isinstance(pair, StreamPair) else None
-        device, rows = tape.out.device, tape.out.shape[2]
+    def __init__(self, parameters: Parameters, buffers: MlpBuffers, parallel: Parallel | None = None) -> None:
+        self._parameters, self._buffers = parameters, buffers
+        self._parallel = parallel if isinstance(parallel, TwoThreads) else None
+        self._streams = parallel if isinstance(parallel, TwoStreams) else None
+        device, rows = buffers.out.device, buffers.out.shape[2]
 
-        def cut(chunks: list[slice]) -> list[tuple[slice, Tape]]:
-            return [(chunk, tape.part(chunk.start, chunk.stop)) for chunk in chunks]
+        def cut(chunks: list[slice]) -> list[tuple[slice, MlpBuffers]]:
+            return [(chunk, buffers.part(chunk.start, chunk.stop)) for chunk in chunks]
 
-        self._shares = [cut(chunks) for chunks in row_chunks(device, rows, 1 if self._pair is None else 2)]
+        self._shares = [cut(chunks) for chunks in row_chunks(device, rows, 1 if self._parallel is None else 2)]
         self._down = cut(row_chunks(device, rows)[0])
 
     def forward(self, x: Tensor) -> Tensor:
         """``mlp_forward`` of x [1, M, I]."""
-        if self._pair is None:
+        if self._parallel is None:
             self._up(self._shares[0], x)
         else:
-            self._pair.both(lambda: self._up(self._shares[0], x), lambda: self._up(self._shares[1], x))
-        return self._tape.out
+            self._parallel.both(lambda: self._up(self._shares[0], x), lambda: self._up(self._shares[1], x))
+        return self._buffers.out
 
-    def _up(self, chunks: list[tuple[slice, Tape]], x: Tensor) -> None:
-        for rows, tape in chunks:
-            mlp_forward(self._parameters, x[:, rows], tape)
+    def _up(self, chunks: list[tuple[slice, MlpBuffers]], x: Tensor) -> None:
+        for rows, buffers in chunks:
+            mlp_forward(self._parameters, x[:, rows], buffers)
 
     def backward(self, x_t: Tensor, gradient: Parameters) -> None:
-        """``mlp_backward`` of the tape's ``grad_out`` with weight gradients; x_t is [1, I, M]."""
-        for rows, tape in self._down:
-            if self._pair is None or len(tape.hidden) < 2:
+        """``mlp_backward`` of the buffers' ``grad_out`` with weight gradients; x_t is [1, I, M]."""
+        for rows, buffers in self._down:
+            if self._parallel is None or len(buffers.hidden) < 2:
                 mlp_backward(
-                    self._parameters, tape, x_t[:, :, rows], gradient, add=rows.start > 0, streams=self._streams
+                    self._parameters, buffers, x_t[:, :, rows], gradient, add=rows.start > 0, streams=self._streams
                 )
             else:
-                self._by_both(self._pair, tape, x_t[:, :, rows], gradient, add=rows.start > 0)
+                self._by_both(self._parallel, buffers, x_t[:, :, rows], gradient, add=rows.start > 0)
 
-    def _by_both(self, pair: ThreadPair, tape: Tape, x_t: Tensor, gradient: Parameters, *, add: bool) -> None:
-        weight_gradients(tape, x_t, gradient, len(tape.hidden), add=add)
-        input_gradients(self._parameters, tape, len(tape.hidden))
-        for index in range(len(tape.hidden) - 1, 0, -1):
+    def _by_both(
+        self, parallel: TwoThreads, buffers: MlpBuffers, x_t: Tensor, gradient: Parameters, *, add: bool
+    ) -> None:
+        weight_gradients(buffers, x_t, gradient, len(buffers.hidden), add=add)
+        input_gradients(self._parameters, buffers, len(buffers.hidden))
+        for index in range(len(buffers.hidden) - 1, 0, -1):
 
             def way_down(index: int = index) -> None:
-                input_gradients(self._parameters, tape, index)
+                input_gradients(self._parameters, buffers, index)
                 if index == 1:
-                    weight_gradients(tape, x_t, gradient, 0, add=add)
+                    weight_gradients(buffers, x_t, gradient, 0, add=add)
 
-            pair.both(
-                lambda index=index: weight_gradients(tape, x_t, gradient, index, add=add),  # type: ignore[misc]
+            parallel.both(
+                lambda index=index: weight_gradients(buffers, x_t, gradient, index, add=add),  # type: ignore[misc]
                 way_down,
             )

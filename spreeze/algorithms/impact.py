@@ -1,7 +1,7 @@
-"""IMPACT, and beside it APPO and IMPALA: they learn from rollouts of any age, each with the policies of its steps.
+"""IMPACT, APPO and IMPALA: on-policy algorithms with corrections for any policy lag.
 
-An update takes one rollout of T env steps of M environments, or a minibatch out of several. pi_worker drew its actions,
-and its probabilities are stored with it. At the first use of a rollout everything but pi_theta is computed, and kept:
+An update uses one rollout of T env steps of M environments, or a minibatch of several. pi_worker is the policy that
+collected it; its log-probabilities are stored. At the first use of a rollout everything but pi_theta is computed:
 
 ======  ==========================================  =================================================
         ratios of V-trace                           objective, with advantages A
@@ -12,7 +12,7 @@ impala  pi_theta / pi_worker, values of theta       rho A log pi_theta
 ======  ==========================================  =================================================
 
 IMPACT (Luo et al. 2020, arXiv 1912.00167): R = min(pi_worker / pi_target, rho) pi_theta / pi_worker; the target is a
-copy of theta that is made anew every ``target_interval`` updates, so ratios to it have one trust region for all
+copy of theta that is made again every ``target_interval`` updates, so ratios to it have one trust region for all
 samplers. With N = K = 1, that interval 1 and no lag it is PPO. IMPALA: Espeholt et al. 2018, arXiv 1802.01561. With
 ``vtrace`` false, the ratios of V-trace count as 1 for impact and appo, which makes their advantages those of GAE.
 """
@@ -31,42 +31,37 @@ from spreeze.algorithms.algorithm import finite
 from spreeze.algorithms.on_policy import CategoricalDistribution, OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.recurrent_networks import Sequences
-from spreeze.config.algorithm_settings import AnyAgeConfig
+from spreeze.config.algorithm_settings import AsyncOnPolicyConfig
 from spreeze.config.algorithms import AlgorithmRow
-from spreeze.config.part import setting
+from spreeze.config.section import setting
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec, RolloutBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImpalaConfig(AnyAgeConfig):
+class ImpalaConfig(AsyncOnPolicyConfig):
     """Importance-weighted actor-learner (Espeholt et al. 2018, arXiv 1802.01561), with Adam."""
 
     gae_lambda: float = setting(
-        1.0, "lambda of V-trace; 1: returns alone (arXiv 1802.01561, remark 2)", low=0.0, high=1.0
+        1.0, "lambda of V-trace; 1: Monte Carlo returns (arXiv 1802.01561, remark 2)", low=0.0, high=1.0
     )
     lr: float = setting(1e-3, "learning rate", low=0.0, high=1.0)
-    normalize_advantage: bool = setting(
-        False, "scale the weighted advantages of a rollout to mean 0 and standard deviation 1"
-    )
+    normalize_advantage: bool = setting(False, "normalise the weighted advantages per rollout")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppoConfig(AnyAgeConfig):
-    """Asynchronous PPO: its clipped ratio to the policy that collected, without a target network."""
+class AppoConfig(AsyncOnPolicyConfig):
+    """Asynchronous PPO: clipped ratio to the collecting policy, without a target network."""
 
-    uses: int = setting(20, "how often a rollout is used at most (K)", low=1, high=65_535)
-    clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
+    uses: int = setting(20, "maximum uses of a rollout (K)", low=1, high=65_535)
+    clip: float = setting(0.2, "clip range of the probability ratio", low=1e-3, high=10.0)
     vtrace: bool = setting(
-        True,
-        "advantages and targets of values by V-trace; false: by generalised advantage "
-        "estimation, as if the policy that collected were the newest",
+        True, "advantages and value targets by V-trace; false: by GAE, without off-policy correction"
     )
     target_kl: float | None = setting(
         None,
-        "divergence from the policy in the ratio's denominator, mean of the "
-        "updates of a whole buffer, that an adaptive learning rate aims at, "
-        "below lr",
+        "target KL divergence of an adaptive learning rate of at most lr: from the policy in the denominator "
+        "of the ratio, averaged over one pass through the buffer",
         unit="nat",
         low=1e-6,
         high=10.0,
@@ -79,26 +74,25 @@ class ImpactConfig(AppoConfig):
 
     ratio: str = setting(
         "R3",
-        "what is clipped: R3, pi over max(pi_target, pi_worker / rho); or the paper's ablations "
-        "R1, pi over pi_target, and R2, pi over pi_worker",
+        "clipped ratio: R3: pi / max(pi_target, pi_worker / rho); the paper's ablations: R1: pi / pi_target, "
+        "R2: pi / pi_worker",
         choices=("R1", "R2", "R3"),
     )
     rho: float = setting(2.0, "bound of pi_worker over pi_target in R3", low=1.0, high=1e6)
     target_interval: int = setting(
         0,
-        "updates between two copies into the target network (t_target); 0: those "
-        "of a whole buffer, slots x uses x minibatches",
+        "updates between target network updates (t_target); 0: one pass through the buffer, slots x uses x minibatches",
         unit="updates",
         low=0,
         high=10**9,
     )
     kl_coef: float = setting(
-        0.0, "weight of the divergence from the target policy at the start; 0: without", low=0.0, high=1e6
+        0.0, "initial weight of the KL divergence from the target policy; 0: no such term", low=0.0, high=1e6
     )
     kl_target: float = setting(
         0.01,
-        "divergence, mean of the updates of a whole buffer, at which that weight stays; "
-        "above twice of it grows by half, below half of it is halved",
+        "KL divergence that keeps this weight, averaged over one pass through the buffer: the weight grows by "
+        "half above twice this value and halves below half of it",
         unit="nat",
         low=1e-6,
         high=10.0,
@@ -106,7 +100,7 @@ class ImpactConfig(AppoConfig):
 
 
 class Evaluated(NamedTuple):
-    """A rollout with all that its later uses need."""
+    """A rollout with the quantities computed at its first use."""
 
     samples: Samples  # log_prob is the logarithm of the ratio's denominator
     out: Tensor  # [K, M], logits or means of the policy that the ratios of V-trace refer to
@@ -131,7 +125,7 @@ class EvaluatedRollouts:
     """
 
     def __init__(self, room: int, generator: torch.Generator) -> None:
-        """Room for so many rollouts; the ``generator`` orders their rows."""
+        """Creates a cache of ``room`` rollouts; the ``generator`` shuffles rows."""
         self._room, self._generator = room, generator
         self._block: Evaluated | None = None
         self._places: dict[tuple[int, int], int] = {}
@@ -151,7 +145,7 @@ class EvaluatedRollouts:
         rows = len(samples.target)
         if self._block is None:
             room = self._room * rows
-            sequences = None if samples.sequences is None else samples.sequences.room_for(self._room)
+            sequences = None if samples.sequences is None else samples.sequences.new_rollout_cache(self._room)
             self._block = Evaluated(
                 Samples.of((column.new_empty((room, *column.shape[1:])) for column in samples.columns), sequences),
                 out.new_empty((len(out), room)),
@@ -181,7 +175,7 @@ class EvaluatedRollouts:
         self._free.append(self._places.pop(key))
 
     def draw(self) -> Evaluated:
-        """Copies of R rows in random order, equally many of each rollout and none twice before all of it were drawn."""
+        """Draws R rows in random order, equally many of each rollout, and each row once per pass."""
         assert self._block is not None
         samples, out, log_std = self._block
         length = 1 if samples.sequences is None else samples.sequences.begins.shape[1]
@@ -210,15 +204,15 @@ class EvaluatedRollouts:
         )
 
 
-class AnyAge(OnPolicyAlgorithm):
-    """Updates from rollouts of any age."""
+class AsyncOnPolicy(OnPolicyAlgorithm):
+    """Base class of algorithms that correct for any policy lag (IMPACT, APPO, IMPALA)."""
 
     single_step = False
-    _config: AnyAgeConfig
+    _config: AsyncOnPolicyConfig
 
     @property
     def minibatches(self) -> int:
-        """Updates of one use of a rollout."""
+        """Updates per use of a rollout."""
         return self._config.minibatches
 
     def _new_optimiser(self) -> FlatAdam:
@@ -226,12 +220,12 @@ class AnyAge(OnPolicyAlgorithm):
         return FlatAdam(self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm)
 
     def learn(self, batch: RolloutBatch, progress: float | None) -> None:
-        """All K uses of a rollout at once."""
-        kept = self.room_for(1)
+        """Runs all K uses of a rollout."""
+        kept = self.new_rollout_cache(1)
         kept[0, 0] = self.evaluate(batch)
         for _ in range(self._config.uses):
             for part in self.parts(kept, (0, 0)):
-                self.improve(part, progress)
+                self.update_minibatch(part, progress)
 
     def evaluate(self, batch: RolloutBatch, sampler: int = 0, is_new: bool = True) -> Evaluated:
         """Values computed once, at a rollout's first use; its observations enter the normaliser afterwards.
@@ -275,27 +269,27 @@ class AnyAge(OnPolicyAlgorithm):
             self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
         return Evaluated(samples, out, self.net.log_std.clone().unsqueeze(1).expand(-1, steps * envs))
 
-    def room_for(self, rollouts: int) -> EvaluatedRollouts:
-        """Empty places for what ``evaluate`` gives."""
+    def new_rollout_cache(self, rollouts: int) -> EvaluatedRollouts:
+        """Creates an empty cache for results of ``evaluate``."""
         return EvaluatedRollouts(rollouts, self._generator)
 
     def parts(self, kept: EvaluatedRollouts, key: tuple[int, int]) -> list[Evaluated]:
-        """Data for the updates of one use of a rollout: it alone, or minibatches of all that are kept."""
+        """Returns the data of all updates of one use: the rollout itself, or minibatches of the whole cache."""
         return [kept[key]] if self.minibatches == 1 else kept.draw().chunk(self.minibatches)
 
-    def improve(self, evaluated: Evaluated, progress: float | None) -> None:
-        """One update. A non-finite gradient is not applied but counted; ``progress`` as for ``learn``."""
+    def update_minibatch(self, evaluated: Evaluated, progress: float | None) -> None:
+        """Runs one update, skipped and counted if its gradient is not finite; ``progress`` as for ``learn``."""
         self._set_lr(progress)
         with torch.no_grad():
-            self._improve(evaluated)
+            self._minibatch_step(evaluated)
         self.updates += 1
 
-    def _improve(self, evaluated: Evaluated) -> None:
+    def _minibatch_step(self, evaluated: Evaluated) -> None:
         self._gradient(evaluated.samples)
         self.optimiser.step()
 
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
-        raise NotImplementedError("an update is improve()")
+        raise NotImplementedError("an update is update_minibatch()")
 
     def _reference(self, obs: Tensor, sequences: Sequences | None) -> tuple[Tensor, Tensor]:
         """Outputs [K, M] and values [M] of the policy that V-trace corrects towards."""
@@ -314,7 +308,7 @@ class AnyAge(OnPolicyAlgorithm):
         return worker
 
 
-class Impala(AnyAge):
+class Impala(AsyncOnPolicy):
     name = "impala"
     _config: ImpalaConfig
 
@@ -322,11 +316,11 @@ class Impala(AnyAge):
         return weighted
 
 
-class Appo(AnyAge):
+class Appo(AsyncOnPolicy):
     name = "appo"
     _config: AppoConfig
     _step_share = 1.0
-    """Share of the scheduled learning rate that the divergence so far allows."""
+    """Factor of the scheduled learning rate, adapted to the KL divergence."""
     _divergences = 0
     """Updates since what follows the divergence was last adapted."""
 
@@ -335,10 +329,10 @@ class Appo(AnyAge):
         self._divergence_sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         """Since it was last adapted: from the ratio's denominator, by k3; from the target, where that is penalised."""
 
-    def _improve(self, evaluated: Evaluated) -> None:
+    def _minibatch_step(self, evaluated: Evaluated) -> None:
         config = self._config
         self.optimiser.lr *= self._step_share
-        super()._improve(evaluated)
+        super()._minibatch_step(evaluated)
         if not self._adapts:
             return
         self._divergence_sums[0] += self._divergence()
@@ -401,7 +395,7 @@ class Impact(Appo):
         """The rollout of the latest update."""
 
     def evaluate(self, batch: RolloutBatch, sampler: int = 0, is_new: bool = True) -> Evaluated:
-        """All of it by the target network, whose place is the network's own meanwhile."""
+        """All of it by the target network, whose place is the network's own in the meantime."""
         theta = self.net.flat.clone()
         self.net.flat.copy_(self.target)
         try:
@@ -412,9 +406,9 @@ class Impact(Appo):
     def _denominator(self, reference: Tensor, worker: Tensor) -> Tensor:
         return losses.ratio_denominator(reference, worker, self._config.rho, self._config.ratio)
 
-    def _improve(self, evaluated: Evaluated) -> None:
+    def _minibatch_step(self, evaluated: Evaluated) -> None:
         self._using = evaluated
-        super()._improve(evaluated)
+        super()._minibatch_step(evaluated)
         if (self.updates + 1) % self.target_interval == 0:
             self.target.copy_(self.net.flat)
             self.target_updates += 1
@@ -460,7 +454,7 @@ class Impact(Appo):
     def load_state_json(self, state: dict[str, Any]) -> None:
         super().load_state_json(state)
         self.target_updates = int(state["target_updates"])
-        # Without the penalty, then or now, it begins as the settings say.
+        # Without the penalty, then or now, it starts as the settings say.
         self._kl_coef = float(state["kl_coef"]) if state["kl_coef"] and self._config.kl_coef else self._config.kl_coef
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -468,7 +462,10 @@ class Impact(Appo):
 
 
 # One update takes the rollout of one sampler by default, so rollouts are as short as PPO's minibatches.
-_ANY_AGE: dict[str, Any] = {"any_age": True, "defaults": {"rollout.correction": "none", "rollout.sync_interval": 16}}
+_ANY_AGE: dict[str, Any] = {
+    "off_policy_corrected": True,
+    "defaults": {"rollout.correction": "none", "rollout.sync_interval": 16},
+}
 ALGORITHMS = (
     AlgorithmRow(name="impact", config=ImpactConfig, on_policy=Impact, **_ANY_AGE),
     AlgorithmRow(name="appo", config=AppoConfig, on_policy=Appo, **_ANY_AGE),

@@ -1,13 +1,13 @@
-"""The maths as small pure functions, each with its source.
+"""Losses and returns as small pure functions, each with its source.
 
-Constants are passed as ``alpha`` and ``value`` arguments: ``x * 2.0`` first wraps the number into a tensor, which at
-these sizes costs more than the multiplication.
+Constants are passed as ``alpha`` and ``value`` arguments: ``x * 2.0`` would create a tensor first, which costs more
+than the multiplication.
 
-Action-side tensors are component-first, [A, B]: the two halves of a policy head are then contiguous, which on a CPU
-makes elementwise functions five times as fast as on columns.
+Tensors of actions are component-first, [A, B], so that both halves of a policy head are contiguous, which speeds up
+elementwise functions on a CPU.
 
 Advantages are computed in NumPy over T env steps of N environments; all arrays are [T, N]. ``terminated`` alone cuts
-the bootstrap, both flags cut the sum over later steps: after a truncated step another episode begins, but the value of
+the bootstrap, both flags cut the sum over later steps: after a truncated step another episode starts, but the value of
 its next state still counts.
 """
 
@@ -22,14 +22,14 @@ from spreeze.inference.lazy_torch import Tensor, functional, torch
 _LOG_2 = math.log(2.0)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _FORBIDDEN = -1e9
-"""Value or logit of a forbidden action: far below any other, so its probability is exactly 0, and yet finite, so that
-probability times log-probability is 0 and not NaN."""
+"""Value or logit of an invalid action: so low that its probability is exactly 0, but finite, so that probability times
+log-probability is 0 and not NaN."""
 
 
 def td_target(reward: Tensor, terminated: Tensor, discount: Tensor | float, next_value: Tensor) -> Tensor:
     """One-step or n-step target ``R + discount (1 - terminated) V(s')`` (Sutton and Barto 2018, eq. 7.1).
 
-    ``terminated`` alone cuts the bootstrap: a truncated episode would have gone on.
+    Only ``terminated`` cuts the bootstrap, ``truncated`` does not.
 
     All are [B]. For n steps ``reward`` is the discounted sum of rewards. ``discount`` is gamma^k, tensor or number; k
     is the number of env steps that the transition spans.
@@ -83,7 +83,7 @@ def tanh_backward(action: Tensor, grad_action: Tensor) -> Tensor:
 
 
 def mask_logits(values: Tensor, obs: Tensor) -> Tensor:
-    """Values or logits [K, B] where actions that the masks of obs [B, O] forbid never count; other rows are unchanged.
+    """Returns values or logits [K, B] with invalid actions masked out, by the masks in obs [B, O].
 
     The masks are the last K columns (``types.EnvSpec``). The softmax of such logits is that over the allowed actions
     alone (Huang and Ontanon 2022, arXiv 2006.14171, section 3); no gradient reaches the others.

@@ -1,16 +1,17 @@
-"""Off-policy algorithms: the contract, the order of an update, and their critics.
+"""Off-policy algorithms: base class, steps of an update, critics.
 
-One update is four functions, two on each side; only their arguments and results cross between the sides::
+An update consists of two functions of the actor and two of the critics; only their arguments and results are
+exchanged::
 
-    actor side                                   critic side
-    propose(batch)         -- next actions, log-densities -->  critic_step(batch, ...)
-                           -- fresh actions              -->  action_gradient(batch, action)
-    actor_step(dq_da)      <-- dQ/da                     --
+    actor side                                         critic side
+    actor_forward(batch)   -- next actions, log_probs -->  critic_step(batch, ...)
+                           -- fresh actions           -->  action_gradient(batch, action)
+    actor_step(dq_da)      <-- dQ/da                  --
 
-``update`` runs them in this order on one device or two (``Placement``, the two-GPU split of the Spreeze paper). Each
-needs the result of the previous one. With ``overlap``, dQ/da is taken before the critics' step: then two devices can
-work at once, and the actor follows the critics of the previous update. Action-side tensors are component-first, [A, B].
-An algorithm without an actor (DQN) has no ``action_gradient`` and no ``actor_step``, and nothing crosses back.
+``update`` runs them in this order, on one device or two (``DeviceSplit``, the two-GPU split of the Spreeze paper). With
+``overlap``, dQ/da is computed before the critics' step, so that both devices work in parallel and the actor follows the
+critics of the previous update. Tensors of actions are component-first, [A, B]. Algorithms without an actor (DQN) have
+no ``action_gradient`` and no ``actor_step``.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from spreeze.algorithms.conv_networks import ConvParameters
 from spreeze.algorithms.fused_mlp import (
     RELU,
     HiddenLayers,
-    Pair,
+    MlpBuffers,
+    Parallel,
     Parameters,
-    StreamPair,
-    Tape,
-    ThreadPair,
+    TwoStreams,
+    TwoThreads,
     mlp_backward,
     mlp_forward,
     mlp_gradients,
@@ -49,11 +50,11 @@ from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import TransitionBatch
 
 
-class Proposal(NamedTuple):
-    """Message from the actor side to the critic side in one update.
+class ActorOutputs(NamedTuple):
+    """Outputs of the actor that the critics need in one update.
 
-    A discrete policy sends the probabilities [K, B] of all actions instead of one action, and their logarithms [K, B];
-    dQ/da is then the value of each action [K, B]. DQN sends the index of one action [1, B].
+    A discrete policy returns probabilities [K, B] of all actions and their logarithms [K, B]; dQ/da is then the value
+    of each action [K, B]. DQN returns the index of one action [1, B].
     """
 
     next_action: Tensor  # [A, B], at next_obs
@@ -61,16 +62,16 @@ class Proposal(NamedTuple):
     action: Tensor | None  # [A, B], fresh actions at obs; None if this update moves no actor
 
 
-class Placement:
-    """Devices of both sides; counts the bytes that cross."""
+class DeviceSplit:
+    """Devices of actor and critics; counts the transferred bytes."""
 
     def __init__(self, actor: torch.device, critics: torch.device, *, split: bool) -> None:
         self.actor, self.critics, self.split = actor, critics, split
-        self.crossed_bytes = 0
-        """So far; a split over one and the same device counts what would cross."""
+        self.transferred_bytes = 0
+        """Bytes so far; a split over one device counts what would be transferred."""
 
     @classmethod
-    def parse(cls, text: str) -> Placement:
+    def parse(cls, text: str) -> DeviceSplit:
         """``cpu``, ``cuda:0``, or ``ACTOR+CRITICS`` such as ``cuda:0+cuda:1``; a ConfigError for anything else."""
         try:
             actor, *critics = (torch.device(name) for name in text.split("+", 1))
@@ -87,7 +88,7 @@ class Placement:
     def _moved(self, tensor: Tensor, device: torch.device) -> Tensor:
         if not self.split:
             return tensor
-        self.crossed_bytes += tensor.element_size() * tensor.nelement()
+        self.transferred_bytes += tensor.element_size() * tensor.nelement()
         # A copy to the CPU must block: otherwise its numbers may be read before they have arrived.
         return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")
 
@@ -95,8 +96,8 @@ class Placement:
 class OffPolicyAlgorithm(Algorithm):
     """Networks, losses and update of one algorithm.
 
-    Without an actor the policy is read from the critics: such an algorithm has its own ``policy_arrays``. A subclass
-    sets ``_config``, whose ``tau`` moves the targets.
+    Algorithms without an actor derive the policy from the critics and override ``policy_arrays``. Subclasses set
+    ``_config``, whose ``tau`` is used for the targets.
     """
 
     critics: CriticNetworks[Any]
@@ -104,7 +105,7 @@ class OffPolicyAlgorithm(Algorithm):
     _config: AlgorithmConfig
     _schedule, _lr_end = "constant", 0.1
     period = 1
-    """Updates after which the same sequence of steps repeats: the steps depend on the update's number only."""
+    """Period of the sequence of steps in updates, such as a delayed actor."""
 
     def __init__(
         self,
@@ -112,24 +113,24 @@ class OffPolicyAlgorithm(Algorithm):
         critics: CriticNetworks[Any],
         noise: torch.Generator,
         meta: dict[str, Any],
-        placement: Placement | None = None,
+        devices: DeviceSplit | None = None,
         *,
         overlap: bool = False,
     ) -> None:
         super().__init__(noise, meta)
         self.actor, self.critics = actor, critics
         self.noise = noise
-        """Source of all noise that updates draw."""
+        """Random generator of all noise in updates."""
         self._adams = [critics.adam] if actor is None else [critics.adam, actor.adam]
-        self._placement = placement or Placement(noise.device, noise.device, split=False)
+        self._devices = devices or DeviceSplit(noise.device, noise.device, split=False)
         self._overlap = overlap
-        self._pair: Pair | None = None
+        self._parallel: Parallel | None = None
         self._buffers: Any = None
-        """Everything of the actor whose size depends on the batch."""
+        """Buffers of the actor, which depend on the batch size."""
 
-    def share(self, pair: Pair | None) -> None:
-        """From now on two threads or streams share the work of an update; None: one does all of it."""
-        self._pair = self.critics.pair = pair
+    def set_parallel(self, parallel: Parallel | None) -> None:
+        """Splits updates over two threads or streams; None: over one."""
+        self._parallel = self.critics.parallel = parallel
         self.drop_buffers()
 
     def draw_noise(self, out: Tensor) -> None:
@@ -137,27 +138,27 @@ class OffPolicyAlgorithm(Algorithm):
         out.normal_(generator=self.noise)
 
     def _moves_actor(self) -> bool:
-        """True if the update that is under way is the last one of its period."""
+        """True in the last update of a period."""
         return (self.updates + 1) % self.period == 0
 
     @abstractmethod
-    def propose(self, batch: TransitionBatch) -> Proposal:
-        """Actor side: actions at ``next_obs``, and fresh ones at ``obs`` where there is an actor; draws all noise."""
+    def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
+        """Actor: actions at ``next_obs`` and, if there is an actor, at ``obs``; draws all noise."""
 
     @abstractmethod
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
-        """Critic side: one gradient step of the critics toward the target."""
+        """Critics: one gradient step toward the target."""
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        """Critic side: dQ/da."""
+        """Critics: dQ/da."""
         raise NotImplementedError
 
     def actor_step(self, dq_da: Tensor) -> None:
-        """Actor side: one gradient step."""
+        """Actor: one gradient step."""
         raise NotImplementedError
 
     def update_targets(self) -> None:
-        """Moves the target networks at the end of a period, and counts the update."""
+        """Updates the target networks at the end of a period, and counts the update."""
         if self._moves_actor():
             self.critics.update_target(self._config.tau)
             if self.actor is not None:
@@ -165,32 +166,32 @@ class OffPolicyAlgorithm(Algorithm):
         self.updates += 1
 
     def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
-        """One whole update. A step with a non-finite gradient is not applied but counted.
+        """Runs one update. Steps with a non-finite gradient are skipped and counted.
 
-        ``batch`` is on the critics' device, ``actor_batch`` on the actor's if that is another one (only obs, next_obs).
-        Returns the seconds of the critic step (with proposals) and of the actor step, on a GPU those to enqueue them.
+        ``batch`` is on the critics' device, ``actor_batch`` (only obs, next_obs) on the actor's if that is another one.
+        Returns the seconds of the critic step, with ``actor_forward``, and of the actor step; on a GPU to enqueue them.
         """
-        placement = self._placement
+        devices = self._devices
         with torch.inference_mode():
             start_s = perf_counter()
-            proposal = self.propose(batch if actor_batch is None else actor_batch)
-            if placement.split:
-                proposal = Proposal._make(part if part is None else placement.to_critics(part) for part in proposal)
-            next_action, next_log_prob, action = proposal
+            outputs = self.actor_forward(batch if actor_batch is None else actor_batch)
+            if devices.split:
+                outputs = ActorOutputs._make(part if part is None else devices.to_critics(part) for part in outputs)
+            next_action, next_log_prob, action = outputs
             dq_da: Tensor | None = None
             if self._overlap and action is not None:
-                dq_da = placement.to_actor(self.action_gradient(batch, action).clone())
+                dq_da = devices.to_actor(self.action_gradient(batch, action).clone())
             self.critic_step(batch, next_action, next_log_prob)
             critic_done_s = perf_counter()
             if action is not None:
                 if dq_da is None:
-                    dq_da = placement.to_actor(self.action_gradient(batch, action))
+                    dq_da = devices.to_actor(self.action_gradient(batch, action))
                 self.actor_step(dq_da)
             self.update_targets()
             return critic_done_s - start_s, perf_counter() - critic_done_s
 
     def set_optimizers(self, config: AlgorithmConfig) -> None:
-        """Takes the settings of the optimisers that all algorithms share; before the first update."""
+        """Sets up the optimizers from shared settings, before the first update."""
         for networks in (self.critics, self.actor):
             if networks is not None:
                 networks.adam.weight_decay = config.weight_decay
@@ -198,7 +199,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.anneal(0.0)
 
     def anneal(self, progress: float) -> None:
-        """Sets the learning rates by a schedule, if there is one, for a run of which this share, 0 to 1, is over."""
+        """Sets the learning rates by the schedule, if any, for a progress of 0 to 1."""
         if self._schedule == "constant":
             return
         left = 1.0 - progress if self._schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
@@ -207,13 +208,13 @@ class OffPolicyAlgorithm(Algorithm):
 
     @property
     def target_share(self) -> float:
-        """Share of the online weights that an update mixes into the targets, on average: target backups an update."""
+        """Mean share of the online weights mixed into the targets per update."""
         return self._config.tau / self.period
 
     @property
-    def crossed_bytes(self) -> int:
-        """Bytes that have crossed between the sides; 0 on one device. Recorded updates count once."""
-        return self._placement.crossed_bytes
+    def transferred_bytes(self) -> int:
+        """Bytes transferred between the devices; updates in a CUDA graph count once."""
+        return self._devices.transferred_bytes
 
     def drop_buffers(self) -> None:
         """Frees all memory that depends on the batch size; the next update allocates it again."""
@@ -228,12 +229,12 @@ class OffPolicyAlgorithm(Algorithm):
         return finite(found)
 
     def updates_skipped(self) -> int:
-        """Rejected steps of the critics or of the actor, whichever are more."""
+        """Skipped steps of critics or actor, whichever are more."""
         return max(adam.rejected for adam in self._adams)
 
     @property
     def policy_parameters(self) -> Tensor:
-        """The flat vector that the policy is read from."""
+        """The flat parameter vector of the policy."""
         return self.critics.online.flat if self.actor is None else self.actor.online.flat
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
@@ -243,7 +244,8 @@ class OffPolicyAlgorithm(Algorithm):
     def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
         """Copies the policy's weights; without waiting for the device if there is an actor.
 
-        The returned function gives them as ``policy_arrays``; it may be called in another thread, and waits there.
+        The returned function waits for the copy and returns it like ``policy_arrays``; it may be called in another
+        thread.
         """
         if self.actor is not None:
             return policy_snapshot(self.actor.online)
@@ -261,7 +263,7 @@ class FlatNetworks(Protocol):
     flat: Tensor
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Draws the first parameters."""
+        """Initialises the parameters."""
 
 
 F = TypeVar("F", bound=FlatNetworks)
@@ -296,16 +298,16 @@ class TrainedNetworks(Generic[F]):
 
 
 class CriticNetworks(TrainedNetworks[F]):
-    """The action values of one algorithm."""
+    """The critic networks of an algorithm."""
 
-    pair: Pair | None = None
-    """Threads or streams that share their work, if any; a change needs new buffers."""
+    parallel: Parallel | None = None
+    """Threads or streams that split the work, if any; a change needs new buffers."""
     _buffers: Any = None
-    """Everything else whose size depends on the batch."""
+    """Buffers that depend on the batch size."""
     _td_error: Tensor | None = None  # [S, B], of the latest step
     _goal: Tensor | None = None  # [B], of the latest step
     action_value: Tensor | None = None
-    """[B], value of the latest fresh actions."""
+    """[B], Q-values of the latest fresh actions."""
 
     def metrics(self) -> dict[str, float]:
         """critic_loss, q_mean and critic_grad_norm of the latest step (reads the device)."""
@@ -330,21 +332,21 @@ class Chunk:
     """Views for some rows of the whole stack or of one critic, made once: each costs as much as a small addition."""
 
     def __init__(
-        self, networks: tuple[Parameters, ...], own: slice, buffers: _Buffers, scratch: Tape, rows: slice
+        self, networks: tuple[Parameters, ...], own: slice, buffers: _Buffers, scratch: MlpBuffers, rows: slice
     ) -> None:
         self.online, self.target, self.gradient = networks
         self.own, self.rows, self.is_first, self.stack = own, rows, rows.start == 0, self.online.stack
-        self.tape = scratch.under(buffers.out[own, :, rows], buffers.grad_out[own, :, rows])
-        self.all_q, self.all_grad = self.tape.out[:, 0], self.tape.grad_out[:, 0]
+        self.buffers = scratch.under(buffers.out[own, :, rows], buffers.grad_out[own, :, rows])
+        self.all_q, self.all_grad = self.buffers.out[:, 0], self.buffers.grad_out[:, 0]
         self.x = buffers.x[rows].expand(self.stack, -1, -1)
         self.td_error, self.action_gradients = buffers.td_error[own, rows], buffers.action_gradients[own, :, rows]
         self.action_weights = self.online.weights[0][:, buffers.obs_dim :]
 
 
 class _Buffers:
-    """Everything whose size depends on the batch."""
+    """Buffers that depend on the batch size."""
 
-    def __init__(self, critics: Critics, rows: int, obs_dim: int, pair: Pair | None) -> None:
+    def __init__(self, critics: Critics, rows: int, obs_dim: int, parallel: Parallel | None) -> None:
         networks = (critics.online, critics.target, critics.gradient)
         like, stack, inputs = critics.online.flat, critics.online.stack, critics.online.sizes[0]
         self.rows, self.obs_dim = rows, obs_dim
@@ -362,19 +364,19 @@ class _Buffers:
         self.q = [self.out[index, 0] for index in range(stack)]
         each = [(tuple(network.one(index) for network in networks), slice(index, index + 1)) for index in range(stack)]
         (chunks,) = row_chunks(like.device, rows)
-        groups = [(networks, slice(0, stack))] if pair is None and len(chunks) == 1 else each
-        scratch = [Tape.allocate(groups[0][0][0], chunks[0].stop) for _ in range(1 if pair is None else 2)]
+        groups = [(networks, slice(0, stack))] if parallel is None and len(chunks) == 1 else each
+        scratch = [MlpBuffers.allocate(groups[0][0][0], chunks[0].stop) for _ in range(1 if parallel is None else 2)]
         self.groups = [
             [Chunk(*group, self, scratch[index % len(scratch)], chunk) for chunk in chunks]
             for index, group in enumerate(groups)
         ]
         """Chunks of the whole stack, or of each critic."""
-        threads = 2 if isinstance(pair, ThreadPair) else 1
+        threads = 2 if isinstance(parallel, TwoThreads) else 1
         self.first = [
             [Chunk(*each[0], self, scratch[thread], chunk) for chunk in share]
             for thread, share in enumerate(row_chunks(like.device, rows, threads))
         ]
-        """Chunks of the first critic alone; with a pair of threads half of the rows for each."""
+        """Chunks of the first critic; with two threads half of the rows each."""
 
     def fill(self, obs: Tensor, action: Tensor) -> None:
         """Copies obs [B, O] and actions [A, B] into the networks' input."""
@@ -386,7 +388,7 @@ class _Buffers:
 
 
 class Critics(CriticNetworks[Parameters]):
-    """S networks Q(s, a) as one stacked network, or one in each thread or stream of a pair.
+    """S networks Q(s, a) as one stacked network, or one in each of two threads or streams.
 
     On a CPU, batches of more than ``CHUNK_ROWS`` rows go through one critic after the other, in chunks of rows whose
     gradients are summed.
@@ -410,19 +412,19 @@ class Critics(CriticNetworks[Parameters]):
 
     def _sized(self, rows: int) -> _Buffers:
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self, rows, self._obs_dim, self.pair)
+            self._buffers = _Buffers(self, rows, self._obs_dim, self.parallel)
             self.action_value = self._buffers.q_action
         buffers: _Buffers = self._buffers
         return buffers
 
     def _each(self, work: Callable[[list[Chunk]], object], shares: list[list[Chunk]]) -> None:
-        """Runs ``work`` for every share, with a pair for two at once."""
-        if self.pair is None or len(shares) == 1:
+        """Runs ``work`` for each share, two at a time if parallel."""
+        if self.parallel is None or len(shares) == 1:
             for chunks in shares:
                 work(chunks)
         else:
             here, there = shares
-            self.pair.both(lambda: work(here), lambda: work(there))
+            self.parallel.both(lambda: work(here), lambda: work(there))
 
     def _evaluate(self, next_obs: Tensor, next_action: Tensor) -> _Buffers:
         """Fills the buffers' outputs with those of the target networks."""
@@ -431,7 +433,7 @@ class Critics(CriticNetworks[Parameters]):
 
         def evaluate(chunks: list[Chunk]) -> None:
             for chunk in chunks:
-                mlp_forward(chunk.target, chunk.x, chunk.tape)
+                mlp_forward(chunk.target, chunk.x, chunk.buffers)
 
         self._each(evaluate, buffers.groups)
         return buffers
@@ -439,19 +441,24 @@ class Critics(CriticNetworks[Parameters]):
     def _take_step(self, obs_action: Tensor, mean_goal: Tensor, fill: Callable[[Chunk], None]) -> None:
         """One gradient step; ``mean_goal`` [B] goes to the metrics.
 
-        ``fill`` sets a chunk's ``tape.grad_out`` and ``td_error`` by the outputs on its tape.
+        ``fill`` sets a chunk's ``buffers.grad_out`` and ``td_error`` from the outputs in its buffers.
         """
         buffers = self._sized(obs_action.shape[0])
         self._td_error, self._goal = buffers.td_error, mean_goal
-        streams = self.pair if isinstance(self.pair, StreamPair) else None
+        streams = self.parallel if isinstance(self.parallel, TwoStreams) else None
 
         def differentiate(chunks: list[Chunk]) -> None:
             for chunk in chunks:
                 x = obs_action[chunk.rows].expand(chunk.stack, -1, -1)
-                mlp_forward(chunk.online, x, chunk.tape)
+                mlp_forward(chunk.online, x, chunk.buffers)
                 fill(chunk)
                 mlp_backward(
-                    chunk.online, chunk.tape, x.transpose(1, 2), chunk.gradient, add=not chunk.is_first, streams=streams
+                    chunk.online,
+                    chunk.buffers,
+                    x.transpose(1, 2),
+                    chunk.gradient,
+                    add=not chunk.is_first,
+                    streams=streams,
                 )
 
         self._each(differentiate, buffers.groups)
@@ -477,10 +484,10 @@ class Critics(CriticNetworks[Parameters]):
         buffers = self._sized(obs.shape[0])
         buffers.fill(obs, action)
         if not least or self.online.stack == 1:
-            self._each(_descend, buffers.first)
+            self._each(_action_gradients, buffers.first)
             buffers.q_action.copy_(buffers.q[0])
             return buffers.gradients[0]
-        self._each(_descend, buffers.groups)
+        self._each(_action_gradients, buffers.groups)
         first, second = buffers.q
         torch.minimum(first, second, out=buffers.q_action)
         # Only the lesser critic counts in each row, in a tie the first.
@@ -488,16 +495,16 @@ class Critics(CriticNetworks[Parameters]):
         return torch.where(buffers.is_first, buffers.gradients[0], buffers.gradients[1], out=buffers.least)
 
 
-def _descend(chunks: list[Chunk]) -> None:
+def _action_gradients(chunks: list[Chunk]) -> None:
     """Q and dQ/da of each network, without a sum over rows."""
     for chunk in chunks:
-        mlp_forward(chunk.online, chunk.x, chunk.tape)
-        mlp_gradients(chunk.online, chunk.tape)
-        torch.bmm(chunk.action_weights, chunk.tape.grads_t[0], out=chunk.action_gradients)
+        mlp_forward(chunk.online, chunk.x, chunk.buffers)
+        mlp_gradients(chunk.online, chunk.buffers)
+        torch.bmm(chunk.action_weights, chunk.buffers.grads_t[0], out=chunk.action_gradients)
 
 
 class ActionValues(CriticNetworks[N]):
-    """Networks Q(s, .) [K], optionally with duelling streams; subclasses evaluate and differentiate them."""
+    """Networks Q(s, .) [K], optionally with dueling streams; subclasses evaluate and differentiate them."""
 
     def __init__(
         self,
@@ -533,7 +540,7 @@ class ActionValues(CriticNetworks[N]):
         return (weight, bias) if self._dueling is None else (self._dueling.joint @ weight, self._dueling.joint @ bias)
 
     def values(self, obs: Tensor, *, target: bool = False) -> Tensor:
-        """All actions' values [S, K, B] at obs [B, ...], perhaps in a buffer that the next call overwrites."""
+        """Returns Q-values [S, K, B] of all actions at obs [B, ...], in a buffer that the next call may overwrite."""
         return self._q(obs, self.target if target else self.online)
 
     def step(
@@ -587,21 +594,21 @@ class DiscreteCritics(ActionValues[Parameters]):
 
     def _q(self, obs: Tensor, networks: Parameters, *, record: bool = False) -> Tensor:
         if self._buffers is None or self._buffers.out.shape[2] != len(obs):
-            self._buffers = Tape.allocate(networks, len(obs))
+            self._buffers = MlpBuffers.allocate(networks, len(obs))
         out = mlp_forward(networks, obs.expand(networks.stack, -1, -1), self._buffers)
         return out if self._dueling is None else torch.matmul(self._dueling.joint, out)
 
     def _differentiate(self, obs: Tensor, grad_q: Tensor) -> None:
-        tape: Tape = self._buffers
+        buffers: MlpBuffers = self._buffers
         if self._dueling is None:
-            torch.mul(grad_q, 1.0 / len(obs), out=tape.grad_out)
+            torch.mul(grad_q, 1.0 / len(obs), out=buffers.grad_out)
         else:
-            torch.matmul(self._dueling.joint.t(), grad_q.mul_(1.0 / len(obs)), out=tape.grad_out)
-        mlp_backward(self.online, tape, obs.t().expand(self.online.stack, -1, -1), self.gradient)
+            torch.matmul(self._dueling.joint.t(), grad_q.mul_(1.0 / len(obs)), out=buffers.grad_out)
+        mlp_backward(self.online, buffers, obs.t().expand(self.online.stack, -1, -1), self.gradient)
 
 
 class DuelingHead:
-    """A duelling head ``Q = V + A - mean A`` as the linear map ``joint`` [K, 1 + K] from its outputs V, A_1 .. A_K."""
+    """A dueling head ``Q = V + A - mean A`` as the linear map ``joint`` [K, 1 + K] from its outputs V, A_1 .. A_K."""
 
     def __init__(self, parameters: Parameters, num_actions: int) -> None:
         like, half = parameters.flat, parameters.sizes[-2] // 2

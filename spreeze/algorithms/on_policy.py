@@ -1,11 +1,11 @@
-"""On-policy algorithms: the contract, the gradient of an update, and the networks and policies of PPO and A2C.
+"""On-policy algorithms: base class, gradients, networks and distributions of PPO and A2C.
 
 They learn from rollouts of T env steps of N environments. theta(j) are the parameters that collect rollout j, D(j) its
 data. A mode may collect rollout j while the algorithm learns from D(j - 1), so the parameters can be one rollout ahead
 of the data. The *correction* is how an algorithm handles that:
 
 =============  =========================================================================================
-on-policy      theta(j + 1) from D(j), nothing to correct: rollout and learning take turns
+on-policy      theta(j + 1) from D(j), nothing to correct: collecting and learning alternate
 delayed        the update that D(j - 1) asks for at theta(j - 1), which collected it, applied to theta(j):
                HTS-RL (arXiv 2012.09849, eq. 6)
 none           the update at theta(j), as if theta(j) had collected D(j - 1)
@@ -27,7 +27,7 @@ from spreeze.algorithms.algorithm import Algorithm, finite
 from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, ConvActorCritic, refuse_layers
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
-    Tape,
+    MlpBuffers,
     mlp_backward,
     mlp_forward,
     orthogonal_,
@@ -96,10 +96,10 @@ Passed = tuple[Tensor, Tensor]
 
 
 class OnPolicyAlgorithm(Algorithm):
-    """Networks, losses and update of one algorithm, but for ``_update`` itself."""
+    """Base class of on-policy algorithms; subclasses implement ``_update``."""
 
     single_step: bool
-    """True if a rollout gives one gradient step on all of it: then values and gradient share one pass."""
+    """True if a rollout is one gradient step: then values and gradient share one forward pass."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class OnPolicyAlgorithm(Algorithm):
         if correction not in CORRECTIONS:
             raise ConfigError(f"correction = {correction!r}: allowed is {', '.join(CORRECTIONS)}")
         if normalize_obs and spec.frames is not None:
-            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
+            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; remove it")
         self.on_gradient: Callable[[], None] = lambda: None
-        """Called at every gradient: learning from one rollout may take minutes."""
+        """Callback after each gradient, since learning from one rollout may take minutes."""
         self.correction = correction
         self.policy_average = config.policy_average
         """Decay in one update of the average that a trainer publishes; 0: the newest policy."""
@@ -177,7 +177,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     @abstractmethod
     def _new_optimiser(self) -> FlatAdam | FlatRMSProp:
-        """The optimiser of ``net``, by ``_config``."""
+        """The optimizer of ``net``, by ``_config``."""
 
     @abstractmethod
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
@@ -196,10 +196,10 @@ class OnPolicyAlgorithm(Algorithm):
         return value - samples.target
 
     def learn(self, batch: RolloutBatch, progress: float | None) -> None:
-        """Learns from one rollout. A non-finite gradient is not applied but counted.
+        """Learns from one rollout. Steps with a non-finite gradient are skipped and counted.
 
         ``batch`` was collected by theta(j) with correction "on-policy", by theta(j - 1) with the others. ``progress``
-        is the finished share of the run, for the learning rate's schedule; None if unknown.
+        is that of the run, 0 to 1, for the learning rate schedule; None if unknown.
         """
         self._set_lr(progress)
         with torch.no_grad():
@@ -296,7 +296,7 @@ class OnPolicyAlgorithm(Algorithm):
     ) -> np.ndarray:
         """A rollout's rewards [T, N] in units of the returns' deviation, to which those that are new are added first.
 
-        ``source`` collected it, whose environments' returns go on in its next rollout.
+        ``source`` collected it, whose environments' returns continue in its next rollout.
         """
         if self._returns is None:
             return reward
@@ -318,7 +318,7 @@ class OnPolicyAlgorithm(Algorithm):
         return following
 
     def _forward(self, obs: Tensor, sequences: Sequences | None = None) -> Passed:
-        """The network's outputs and values, the logits of forbidden actions lowered so that they never count."""
+        """Returns outputs and values; logits of invalid actions are masked."""
         if isinstance(self.net, RecurrentActorCritic):
             assert sequences is not None
             out, value = self.net.forward(obs, sequences)
@@ -402,7 +402,7 @@ class OnPolicyAlgorithm(Algorithm):
         return self.net.gradient.to("cpu", copy=True).numpy()
 
     def share_gradients(self, reduce: Callable[[np.ndarray, int], np.ndarray]) -> None:
-        """From now on each step takes ``reduce(gradient [d], number of the step)`` as its gradient."""
+        """Replaces the gradient of each step by ``reduce(gradient [d], number of the step)``."""
 
         def exchange(gradient: Tensor) -> None:
             gradient.copy_(torch.from_numpy(reduce(self.gradient(), self.updates)))
@@ -435,7 +435,7 @@ class OnPolicyAlgorithm(Algorithm):
         return averaged_statistics((self._normalizer, self._returns))
 
     def set_averaged_statistics(self, values: np.ndarray) -> None:
-        """Goes on with the mean of several learners' statistics."""
+        """Replaces the statistics by the mean over several learners."""
         set_averaged_statistics((self._normalizer, self._returns), values)
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -482,7 +482,7 @@ class MlpActorCritic:
         """[d], 1 for the parameters of the value network, 0 for those of the policy."""
         for view in self._parameters.over(self.of_value[:count]).one(1).views():
             view.fill_(1.0)
-        self._tape = Tape.allocate(self._parameters, 1)
+        self._buffers = MlpBuffers.allocate(self._parameters, 1)
         self._x_t = self.flat[:0]
         if layers.own is not None:
             self._parameters.initialise(generator)
@@ -496,10 +496,10 @@ class MlpActorCritic:
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [K, M] (logits or means) and values [M] at M rows, in buffers that the next call overwrites."""
         rows = obs.shape[0]
-        if self._tape.out.shape[2] != rows:
-            self._tape = Tape.allocate(self._parameters, rows)
+        if self._buffers.out.shape[2] != rows:
+            self._buffers = MlpBuffers.allocate(self._parameters, rows)
         self._x_t = obs.t().expand(2, -1, -1)
-        out = mlp_forward(self._parameters, obs.expand(2, -1, -1), self._tape)
+        out = mlp_forward(self._parameters, obs.expand(2, -1, -1), self._buffers)
         return out[0], out[1, 0]
 
     def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
@@ -507,13 +507,13 @@ class MlpActorCritic:
 
         The value network's other outputs have no gradient and are never trained.
         """
-        self._tape.grad_out[0].copy_(grad_out)
-        self._tape.grad_out[1, 0].copy_(grad_value)
-        mlp_backward(self._parameters, self._tape, self._x_t, self._gradients)
+        self._buffers.grad_out[0].copy_(grad_out)
+        self._buffers.grad_out[1, 0].copy_(grad_value)
+        mlp_backward(self._parameters, self._buffers, self._x_t, self._gradients)
 
     def values(self, obs: Tensor) -> Tensor:
-        tape = Tape.allocate(self._value, obs.shape[0])
-        return mlp_forward(self._value, obs.unsqueeze(0), tape)[0, 0]
+        buffers = MlpBuffers.allocate(self._value, obs.shape[0])
+        return mlp_forward(self._value, obs.unsqueeze(0), buffers)[0, 0]
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         return policy_arrays(self._policy)

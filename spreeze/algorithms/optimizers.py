@@ -14,16 +14,12 @@ from spreeze.inference.lazy_torch import Tensor, torch
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 _BLOCKS, _LEAST_OF_A_BLOCK = 36, 2048
-"""Parts in which a GPU's fused optimiser takes a vector. Up to 65,536 numbers of a part are one block of threads, and
+"""Parts in which a GPU's fused optimizer takes a vector. Up to 65,536 numbers of a part are one block of threads, and
 one launch holds 36 parts. Whole, the 148,000 numbers of two critics are three blocks, which take 42 us of an H200."""
 
 
 class _Guarded:
-    """Rejects a gradient with a non-finite norm, and scales one whose norm is above ``max_norm`` down to it.
-
-    The norm, needed for the metrics anyway, is non-finite if any component is. The scaling is that of Pascanu et al.
-    2013 (arXiv 1211.5063).
-    """
+    """Skips gradients with a non-finite norm, clips others to ``max_norm`` (Pascanu et al. 2013, 1211.5063)."""
 
     def __init__(self, parameters: Tensor, gradient: Tensor, lr: float, eps: float, max_norm: float | None) -> None:
         self._parameters, self._gradient, self.lr, self._eps = parameters, gradient, lr, eps
@@ -120,9 +116,9 @@ class FlatAdam(_Guarded):
         return super().gradient_norm if self._on_cpu else math.sqrt(self._square.item())
 
     def scale_lr(self, share: float) -> None:
-        """Takes steps of ``share`` times the configured size from now on, in a recorded graph too.
+        """Multiplies the learning rate by ``share``, also in a recorded CUDA graph.
 
-        The first call is to come before the recording: a number would be recorded as it is, a tensor is read.
+        The first call must precede the recording, so that the graph reads a tensor instead of a constant.
         """
         if self._scaled_lr is None:
             self._scaled_lr = self._parameters.new_zeros(())
@@ -171,11 +167,11 @@ class FlatAdam(_Guarded):
 
 
 def _part_size(vector: Tensor) -> int:
-    """Length of the parts in which the fused optimiser takes a vector: the whole on a CPU."""
+    """Length of the parts in which the fused optimizer takes a vector: the whole on a CPU."""
     if vector.device.type == "cpu":
         return len(vector)
     size = max(_LEAST_OF_A_BLOCK, -(-len(vector) // _BLOCKS))
-    return -(-size // 16) * 16  # each begins on a cache line
+    return -(-size // 16) * 16  # each starts on a cache line
 
 
 class FlatRMSProp(_Guarded):

@@ -1,12 +1,12 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), also on data one rollout old.
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), also with a lag of one rollout.
 
-An update is an inner loop of K = epochs x minibatches steps phi_0, phi_1 ... phi_K on one rollout. On data one rollout
-old it depends on the correction:
+An update is an inner loop of K = epochs x minibatches steps phi_0, phi_1 ... phi_K on one rollout. With a lag of one
+rollout it depends on the correction:
 
 - delayed: the loop starts at phi_0 = theta(j - 1), which collected the data, with ratios to pi_theta(j - 1), values,
-  advantages and normaliser of theta(j - 1): it is exactly the update that serial PPO would have made there.
+  advantages and normaliser of theta(j - 1): this is exactly the update of serial PPO.
   Its displacement is applied to theta(j): ``theta(j + 1) = theta(j) + phi_K - theta(j - 1)``. With one epoch
-  and one minibatch that is eq. 6 of HTS-RL (arXiv 2012.09849): one optimiser step with the gradient at theta(j - 1).
+  and one minibatch that is eq. 6 of HTS-RL (arXiv 2012.09849): one optimizer step with the gradient at theta(j - 1).
   Adam's moments continue from update to update.
 - none: phi_0 = theta(j), values of theta(j), ratios to the log-probabilities stored with the data; this is what the
   authors' release does, and by the ratio it is PPO on data of one policy earlier.
@@ -24,7 +24,7 @@ from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import OnPolicyConfig, nearest_divisor
 from spreeze.config.algorithms import AlgorithmRow
-from spreeze.config.part import setting
+from spreeze.config.section import setting
 from spreeze.inference.lazy_torch import Tensor, torch
 
 
@@ -32,12 +32,12 @@ from spreeze.inference.lazy_torch import Tensor, torch
 class PPOConfig(OnPolicyConfig):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347)."""
 
-    clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
-    clip_value: bool = setting(False, "keep new values within clip of the old ones")
-    epochs: int = setting(10, "passes over the data of a rollout", low=1, high=1000)
+    clip: float = setting(0.2, "clip range of the probability ratio", low=1e-3, high=10.0)
+    clip_value: bool = setting(False, "clip the value function, with the same range")
+    epochs: int = setting(10, "epochs per rollout", low=1, high=1000)
     minibatch_size: int = setting(
         64,
-        "env steps in one minibatch (SB3: batch_size); the nearest size that cuts a rollout into equal parts",
+        "env steps per minibatch (SB3: batch_size), rounded so that it divides a rollout",
         unit="env steps",
         low=1,
         high=2**24,
@@ -45,8 +45,8 @@ class PPOConfig(OnPolicyConfig):
     adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
     target_kl: float | None = setting(
         None,
-        "KL divergence of the update from one rollout that an adaptive learning "
-        "rate, at most lr, aims at; SB3 leaves epochs out instead",
+        "target KL divergence per rollout of an adaptive learning rate of at most lr (SB3 stops the epochs "
+        "early instead)",
         unit="nat",
         low=1e-6,
         high=10.0,
@@ -62,7 +62,7 @@ class PPO(OnPolicyAlgorithm):
     single_step = False
     _config: PPOConfig
     _step_share = 1.0
-    """Share of the scheduled learning rate that the divergence so far allows."""
+    """Factor of the scheduled learning rate, adapted to the KL divergence."""
 
     def _new_optimiser(self) -> FlatAdam:
         config = self._config

@@ -36,11 +36,11 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.fused_mlp import host_copies, uniform_
-from spreeze.algorithms.off_policy import CriticNetworks, OffPolicyAlgorithm, Proposal
+from spreeze.algorithms.off_policy import ActorOutputs, CriticNetworks, OffPolicyAlgorithm
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import ActionValueConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
-from spreeze.config.part import setting
+from spreeze.config.section import setting
 from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, functional, torch
 from spreeze.types import TeamSpec, TransitionBatch
@@ -54,16 +54,17 @@ class QMIXConfig(ActionValueConfig):
     """QMIX for teams of agents (Rashid et al. 2018, arXiv 1803.11485), and VDN (arXiv 1706.05296) as its ablation."""
 
     hidden_sizes: tuple[int, ...] = setting(
-        (64, 64), "width of each hidden layer of the agents' network", unit="units", low=1, high=4096, fixed=True
+        (64, 64), "units per hidden layer of the agents' network", unit="units", low=1, high=4096, fixed=True
     )
     mixer: str = setting(
         "qmix",
-        "how agents' values make the team's: qmix, a network that rises in each and reads the state; vdn, their sum",
+        "how the team's value follows from the agents': qmix: a monotonic network conditioned on the state; "
+        "vdn: their sum",
         choices=("qmix", "vdn"),
         fixed=True,
     )
     mixing_units: int = setting(
-        32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024, fixed=True
+        32, "mixer = qmix: units of the mixing network", unit="units", low=1, high=1024, fixed=True
     )
 
 
@@ -85,8 +86,7 @@ class QMIX(OffPolicyAlgorithm):
     ) -> None:
         if network is not None:
             raise ConfigError(
-                f"qmix.network = {network.name!r}: agents share a perceptron; leave the setting out, and "
-                "choose qmix.hidden_sizes"
+                f"qmix.network = {network.name!r}: agents share a perceptron; remove it and set qmix.hidden_sizes"
             )
         there = torch.device(device)
         noise = torch.Generator(there).manual_seed(seed + 1)
@@ -110,11 +110,11 @@ class QMIX(OffPolicyAlgorithm):
             },
         )
 
-    def propose(self, batch: TransitionBatch) -> Proposal:
+    def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
         """Each agent's next action [n, B] as an index: the best of the online network (double) or of the target's."""
         critics = self.critics
         networks = critics.online if self._config.double else critics.target
-        return Proposal(networks.agent_values(batch.next_obs).argmax(2).t(), None, None)
+        return ActorOutputs(networks.agent_values(batch.next_obs).argmax(2).t(), None, None)
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount Q_tot'(s', a')``, squared error (eq. 6)."""

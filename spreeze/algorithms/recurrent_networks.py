@@ -26,7 +26,7 @@ import numpy as np
 from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
-    Tape,
+    MlpBuffers,
     host_copies,
     mlp_backward,
     mlp_forward,
@@ -62,7 +62,7 @@ class Sequences(NamedTuple):
         size = len(self.begins) // count
         return [self._each(itemgetter(slice(at * size, (at + 1) * size))) for at in range(count)]
 
-    def room_for(self, count: int) -> Sequences:
+    def new_rollout_cache(self, count: int) -> Sequences:
         """Space for so many times as many."""
 
         def space(part: Any) -> Any:
@@ -154,7 +154,7 @@ class RecurrentActorCritic:
         self._heads = parameters_over(self.flat[:heads], sizes, 2, layers)
         self._grad_heads = parameters_over(self.gradient[:heads], sizes, 2, layers)
         self._policy, self._value = self._heads.one(0), self._heads.one(1)
-        self._tape = Tape.allocate(self._heads, 1)
+        self._mlp = MlpBuffers.allocate(self._heads, 1)
         self._features: Tensor | None = None
         """Outputs [M, H] of the cell in the latest forward pass."""
         self._gradients_of: Callable[[Tensor], Sequence[Tensor]] | None = None
@@ -213,8 +213,8 @@ class RecurrentActorCritic:
     def forward(self, obs: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """Outputs [K, M] and values [M] at the rows of sequences, one after the other; keeps all for ``backward``."""
         rows = obs.shape[0]
-        if self._tape.out.shape[2] != rows:
-            self._tape = Tape.allocate(self._heads, rows)
+        if self._mlp.out.shape[2] != rows:
+            self._mlp = MlpBuffers.allocate(self._heads, rows)
         packing = _Packing(sequences.begins)
         with torch.no_grad():
             x, begun = self._packed(obs, packing, self._state_of(sequences))
@@ -228,7 +228,7 @@ class RecurrentActorCritic:
         order, inverse = packing.order.to(out.device), packing.inverse.to(out.device)
         self._features = out.detach().index_select(0, inverse)
         self._gradients_of = lambda grad: back(grad.index_select(0, order))
-        found = mlp_forward(self._heads, self._features.expand(2, -1, -1), self._tape)
+        found = mlp_forward(self._heads, self._features.expand(2, -1, -1), self._mlp)
         return found[0], found[1, 0]
 
     def _lstm(self, x: Tensor, begun: Tensor, sizes: Tensor) -> tuple[Tensor, Callable[[Tensor], Sequence[Tensor]]]:
@@ -247,10 +247,10 @@ class RecurrentActorCritic:
         features, gradients_of = self._features, self._gradients_of
         assert features is not None
         assert gradients_of is not None
-        self._tape.grad_out[0].copy_(grad_out)
-        self._tape.grad_out[1, 0].copy_(grad_value)
+        self._mlp.grad_out[0].copy_(grad_out)
+        self._mlp.grad_out[1, 0].copy_(grad_value)
         x_t = features.t().expand(2, -1, -1)
-        first = mlp_backward(self._heads, self._tape, x_t, self._grad_heads)
+        first = mlp_backward(self._heads, self._mlp, x_t, self._grad_heads)
         found = gradients_of(torch.bmm(first, self._heads.weights_t[0]).sum(0))
         self._features = self._gradients_of = None
         for gradient, own in zip(self._weights(self._grad_cell), found, strict=True):
@@ -292,8 +292,8 @@ class RecurrentActorCritic:
             taken += len(at)
             packing = _Packing(begins[:, begin:end], env * (end - begin) + at)
             features, states[end] = self._run(torch.cat((x, extra)), packing, states[begin])
-            tape = Tape.allocate(self._value, len(features))
-            value = mlp_forward(self._value, features.unsqueeze(0), tape)[0, 0]
+            buffers = MlpBuffers.allocate(self._value, len(features))
+            value = mlp_forward(self._value, features.unsqueeze(0), buffers)[0, 0]
             values.append(value[:rows].view(envs, end - begin))
             cut_off.append(value[rows:])
         value = torch.cat(values, 1)

@@ -20,28 +20,28 @@ from spreeze.algorithms.algorithm import finite
 from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
+    MlpBuffers,
     MlpPasses,
-    Pair,
+    Parallel,
     Parameters,
-    StreamPair,
-    Tape,
+    TwoStreams,
     mlp_backward,
     mlp_forward,
     new_parameters,
 )
 from spreeze.algorithms.off_policy import (
+    ActorOutputs,
     CriticNetworks,
     Critics,
+    DeviceSplit,
     DiscreteCritics,
     OffPolicyAlgorithm,
-    Placement,
-    Proposal,
     TrainedNetworks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import DistributionalConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
-from spreeze.config.part import setting
+from spreeze.config.section import setting
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.inference.policy import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.types import TransitionBatch
@@ -51,26 +51,29 @@ from spreeze.types import TransitionBatch
 class SACConfig(DistributionalConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
 
-    alpha_lr: float = setting(1e-3, "learning rate of the temperature (Adam)", low=0.0, high=1.0)
-    policy_delay: int = setting(1, "critic steps for one step of actor and temperature", low=1, high=100)
+    alpha_lr: float = setting(1e-3, "learning rate of the entropy coefficient (Adam)", low=0.0, high=1.0)
+    policy_delay: int = setting(1, "critic steps per step of actor and entropy coefficient", low=1, high=100)
     initial_alpha: float = setting(
-        0.01, "temperature at the start, in deviations of returns with normalize_returns", low=1e-8, high=1e3
+        0.01,
+        "initial entropy coefficient; with normalize_returns in standard deviations of the return",
+        low=1e-8,
+        high=1e3,
     )
     max_alpha: float = setting(
         0.05,
-        "bound of the temperature with discrete actions, in the same unit: else it grows "
-        "for ever where an episode's end is a loss",
+        "upper bound of the entropy coefficient with discrete actions, in the same unit: without it, alpha "
+        "grows without bound where ending an episode is a loss",
         low=1e-8,
         high=1e9,
     )
-    tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
+    tune_alpha: bool = setting(True, "learn the entropy coefficient")
     target_entropy_per_action: float = setting(
-        -1.0, "target entropy of one action component", unit="nat", low=-100, high=100
+        -1.0, "target entropy per action dimension", unit="nat", low=-100, high=100
     )
     target_entropy_ratio: float = setting(
         0.5,
-        "target entropy of discrete actions over that of uniform ones; with 0.5 "
-        "the best of two to six actions has a probability of 0.9 to 0.8",
+        "target entropy of discrete actions, as a share of the maximum; 0.5 gives the best of 2 to 6 actions "
+        "a probability of 0.9 to 0.8",
         low=0.0,
         high=1.0,
     )
@@ -82,9 +85,9 @@ class _Buffers:
     def __init__(self, parameters: Parameters, rows: int) -> None:
         like, obs_dim = parameters.flat, parameters.sizes[0]
         self.rows = rows
-        self.tape = Tape.allocate(parameters, 2 * rows)
-        self.tapes = {count: self.tape.part(0, count) for count in (rows, 2 * rows)}
-        self.fresh = self.tape.part(rows, 2 * rows)
+        self.mlp = MlpBuffers.allocate(parameters, 2 * rows)
+        self.mlp_by_rows = {count: self.mlp.part(0, count) for count in (rows, 2 * rows)}
+        self.fresh = self.mlp.part(rows, 2 * rows)
         self.x = like.new_zeros(1, 2 * rows, obs_dim)
         self.x_next, self.x_obs = self.x[0, :rows], self.x[0, rows:]
         self.x_obs_t = self.x_obs.t().unsqueeze(0)
@@ -102,13 +105,13 @@ class _Buffers:
 class _GaussianBuffers(_Buffers):
     """Buffers for actions that are drawn."""
 
-    def __init__(self, parameters: Parameters, rows: int, pair: Pair | None) -> None:
+    def __init__(self, parameters: Parameters, rows: int, parallel: Parallel | None) -> None:
         super().__init__(parameters, rows)
         like, action_dim = parameters.flat, parameters.sizes[-1] // 2
-        self.passes = {count: MlpPasses(parameters, tape, pair) for count, tape in self.tapes.items()}
-        self.fresh_passes = MlpPasses(parameters, self.fresh, pair)
+        self.passes = {count: MlpPasses(parameters, buffers, parallel) for count, buffers in self.mlp_by_rows.items()}
+        self.fresh_passes = MlpPasses(parameters, self.fresh, parallel)
         self.noise = like.new_zeros(action_dim, 2 * rows)
-        self.mean, self.raw_log_std = self.tape.out[0, :action_dim], self.tape.out[0, action_dim:]
+        self.mean, self.raw_log_std = self.mlp.out[0, :action_dim], self.mlp.out[0, action_dim:]
         self.grad_mean, self.grad_log_std = self.fresh.grad_out[0, :action_dim], self.fresh.grad_out[0, action_dim:]
         self.action = self.scaled_noise = like.new_zeros(action_dim, rows)
         self.log_std = like.new_zeros(action_dim, 2 * rows)
@@ -119,7 +122,7 @@ class _GaussianBuffers(_Buffers):
 
 
 class _SoftActorCritic(OffPolicyAlgorithm):
-    """Base for both kinds of actions: the temperature ``alpha`` [1], moved by steps on its logarithm (eq. 18)."""
+    """Base class with the entropy coefficient ``alpha`` [1], learned by its logarithm (eq. 18)."""
 
     name = "sac"
     actor: TrainedNetworks[Parameters]
@@ -133,7 +136,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
         config: SACConfig,
         seed: int,
         meta: dict[str, Any],
-        place: Placement,
+        place: DeviceSplit,
         *,
         overlap: bool = False,
     ) -> None:
@@ -197,7 +200,7 @@ class SAC(_SoftActorCritic):
         overlap: bool = False,
         network: NetworkRow | None = None,
     ) -> None:
-        place, hidden = Placement.parse(device), config.actor_sizes
+        place, hidden = DeviceSplit.parse(device), config.actor_sizes
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, 2 * action_dim)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
@@ -218,11 +221,11 @@ class SAC(_SoftActorCritic):
         super().__init__(actor, critics, config, seed, meta, place, overlap=overlap)
         self._target_entropy = torch.full_like(self.alpha, config.target_entropy_per_action * action_dim)
 
-    def propose(self, batch: TransitionBatch) -> Proposal:
-        """Actions and log-densities at next_obs and, where the actor moves, actions at obs, by one pass over both."""
+    def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
+        """Returns actions and log-densities at next_obs and, if the actor is updated, actions at obs, in one pass."""
         rows = batch.obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _GaussianBuffers(self.actor.online, rows, self._pair)
+            self._buffers = _GaussianBuffers(self.actor.online, rows, self._parallel)
         buffers = self._buffers
         filled = buffers.fill(batch, moves_actor=self._moves_actor())
         buffers.passes[filled].forward(buffers.x[:, :filled])
@@ -231,26 +234,26 @@ class SAC(_SoftActorCritic):
         self.draw_noise(noise)
         action, log_prob, scaled_noise = losses.squashed_gaussian(buffers.mean[:, :filled], log_std, noise)
         if filled == rows:
-            return Proposal(action, log_prob, None)
+            return ActorOutputs(action, log_prob, None)
         buffers.action, buffers.negative_entropy = action[:, rows:], log_prob[rows:]
         buffers.scaled_noise = scaled_noise[:, rows:]
-        return Proposal(action[:, :rows], log_prob[:rows], buffers.action)
+        return ActorOutputs(action[:, :rows], log_prob[:rows], buffers.action)
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount (min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 5 to 7)."""
         assert next_log_prob is not None
         value = self.critics.next_value(batch.next_obs, next_action)
-        value.addcmul_(next_log_prob, self._placement.to_critics(self.alpha), value=-1.0)
+        value.addcmul_(next_log_prob, self._devices.to_critics(self.alpha), value=-1.0)
         self.critics.step(batch.obs_action, losses.td_target(batch.reward, batch.terminated, batch.discount, value))
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        """Gradient of the lesser critic."""
+        """Gradient of the minimum of the critics."""
         return self.critics.action_gradient(batch.obs, action, least=True)
 
     def actor_step(self, dq_da: Tensor) -> None:
         """Gradient step on ``mean(alpha log pi(a|s) - Q(s, a))`` (eq. 9), then on the temperature (eq. 18).
 
-        With ``action_penalty`` its loss has that times the mean square of the policy's means too.
+        ``action_penalty`` adds the mean square of the means to the loss.
         """
         buffers = self._buffers
         assert buffers is not None
@@ -264,8 +267,8 @@ class SAC(_SoftActorCritic):
         # Outside of its range log_std is constant, so it gets no gradient there.
         torch.eq(buffers.fresh_log_std, buffers.fresh_raw_log_std, out=buffers.in_range)
         torch.mul(grad_log_std, buffers.in_range, out=buffers.grad_log_std)
-        if isinstance(self._pair, StreamPair) and self._config.tune_alpha:
-            self._pair.both(self._actor_descent, self._alpha_descent)
+        if isinstance(self._parallel, TwoStreams) and self._config.tune_alpha:
+            self._parallel.both(self._actor_descent, self._alpha_descent)
             return
         self._actor_descent()
         if self._config.tune_alpha:
@@ -286,15 +289,14 @@ class SAC(_SoftActorCritic):
 class DiscreteSAC(_SoftActorCritic):
     """SAC over n actions with a softmax policy.
 
-    Where an episode's end is a loss the target entropy may be out of reach: the temperature pays for living, that
-    widens the gaps between actions, and it grows. So it has a bound, ``max_alpha``, in the unit of rewards.
+    Where ending an episode is a loss, the target entropy may be unreachable: the entropy bonus rewards long episodes,
+    which widens the gaps between action values, so alpha grows without bound. ``max_alpha`` limits it.
 
-    Transitions span three env steps by default; their sum of rewards leaves out the entropy of the two between. Over
-    one step hardly any value passes back from a goal that random play seldom reaches, as in Acrobot: the policy stays
-    uniform, and single random actions cancel.
+    Transitions span three env steps by default, without the entropy of the two between: over one step hardly any value
+    passes back from a goal that random play seldom reaches, as in Acrobot.
 
-    With action masks all expectations are over the allowed actions, and the target entropy is a share of the greatest
-    that a state's mask leaves, the logarithm of how many are allowed.
+    With action masks, expectations are over valid actions, and the target entropy is a share of the logarithm of their
+    number.
     """
 
     critics: DiscreteCritics
@@ -311,7 +313,7 @@ class DiscreteSAC(_SoftActorCritic):
         masked: bool = False,
         network: NetworkRow | None = None,
     ) -> None:
-        place, hidden = Placement.parse(device), config.actor_sizes
+        place, hidden = DeviceSplit.parse(device), config.actor_sizes
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, num_actions)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
@@ -334,33 +336,33 @@ class DiscreteSAC(_SoftActorCritic):
         self._masked, self._num_actions = masked, num_actions
         self._log_alpha_max = math.log(config.max_alpha)
 
-    def propose(self, batch: TransitionBatch) -> Proposal:
-        """Probabilities and their logarithms at next_obs and, where the actor moves, at obs, by one pass over both."""
+    def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
+        """Returns probabilities and log-probabilities at next_obs and, if the actor is updated, at obs, in one pass."""
         rows = batch.obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
             self._buffers = _Buffers(self.actor.online, rows)
         buffers = self._buffers
         filled = buffers.fill(batch, moves_actor=self._moves_actor())
         x = buffers.x[:, :filled]
-        logits = mlp_forward(self.actor.online, x, buffers.tapes[filled])[0]
+        logits = mlp_forward(self.actor.online, x, buffers.mlp_by_rows[filled])[0]
         log_prob = (losses.mask_logits(logits, x[0]) if self._masked else logits).log_softmax(0)
         prob = log_prob.exp()
         if filled == rows:
-            return Proposal(prob, log_prob, None)
+            return ActorOutputs(prob, log_prob, None)
         buffers.log_prob, buffers.prob = log_prob[:, rows:], prob[:, rows:]
-        return Proposal(prob[:, :rows], log_prob[:, :rows], buffers.prob)
+        return ActorOutputs(prob[:, :rows], log_prob[:, :rows], buffers.prob)
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount E_pi(min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 10)."""
         assert next_log_prob is not None
         soft = self.critics.values(batch.next_obs, target=True).amin(0)
-        soft.addcmul_(next_log_prob, self._placement.to_critics(self.alpha), value=-1.0)
+        soft.addcmul_(next_log_prob, self._devices.to_critics(self.alpha), value=-1.0)
         value = soft.mul_(next_action).sum(0)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
         self.critics.step(batch.obs, batch.action[:, 0].long(), target)
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        """The lesser value of each action, which is the gradient of E_pi Q to its probability."""
+        """Minimum Q-value of each action, the gradient of E_pi Q by its probability."""
         values = self.critics.values(batch.obs).amin(0)
         self.critics.action_value = (values * action).sum(0)
         return values

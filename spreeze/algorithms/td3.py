@@ -12,11 +12,11 @@ from typing import Any
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.distributional import create_critics
-from spreeze.algorithms.fused_mlp import HiddenLayers, MlpPasses, Pair, Parameters, Tape, new_parameters
-from spreeze.algorithms.off_policy import Critics, OffPolicyAlgorithm, Placement, Proposal, TrainedNetworks
+from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, Parallel, Parameters, new_parameters
+from spreeze.algorithms.off_policy import ActorOutputs, Critics, DeviceSplit, OffPolicyAlgorithm, TrainedNetworks
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
-from spreeze.config.part import setting
+from spreeze.config.section import setting
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import TransitionBatch
 
@@ -25,16 +25,16 @@ from spreeze.types import TransitionBatch
 class TD3Config(DistributionalConfig):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
 
-    policy_delay: int = setting(2, "critic steps for one actor step", low=1, high=100)
+    policy_delay: int = setting(2, "critic steps per actor step", low=1, high=100)
     target_noise: float = setting(
-        0.2, "standard deviation of the noise on the target action; actions lie in [-1, 1]", low=0.0
+        0.2, "standard deviation of the target policy smoothing noise; actions lie in [-1, 1]", low=0.0
     )
-    target_noise_clip: float = setting(0.5, "bound of that noise", low=0.0)
-    exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
+    target_noise_clip: float = setting(0.5, "clip of that noise", low=0.0)
+    exploration_noise: float = setting(0.1, "standard deviation of the exploration noise", low=0.0)
     exploration_noise_max: float = setting(
         0.0,
-        "that of a sampler's last environment, between first and last evenly "
-        "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
+        "standard deviation in a sampler's last environment, spaced evenly from the first (arXiv 2307.12983); "
+        "below exploration_noise: equal in all",
         low=0.0,
     )
 
@@ -43,23 +43,26 @@ class TD3Config(DistributionalConfig):
 class DDPGConfig(ActorCriticConfig):
     """Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv 1509.02971)."""
 
-    exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
+    exploration_noise: float = setting(0.1, "standard deviation of the exploration noise", low=0.0)
     exploration_noise_max: float = setting(
         0.0,
-        "that of a sampler's last environment, between first and last evenly "
-        "spaced (arXiv 2307.12983); below exploration_noise: the same in all",
+        "standard deviation in a sampler's last environment, spaced evenly from the first (arXiv 2307.12983); "
+        "below exploration_noise: equal in all",
         low=0.0,
     )
 
 
 class _Buffers:
-    """Everything of the actor whose size depends on the batch."""
+    """Buffers of the actor, which depend on the batch size."""
 
-    def __init__(self, actor: TrainedNetworks[Parameters], rows: int, pair: Pair | None) -> None:
+    def __init__(self, actor: TrainedNetworks[Parameters], rows: int, parallel: Parallel | None) -> None:
         like, action_dim = actor.online.flat, actor.online.sizes[-1]
         self.rows = rows
-        self.tape = Tape.allocate(actor.online, rows)
-        self.online, self.target = MlpPasses(actor.online, self.tape, pair), MlpPasses(actor.target, self.tape, pair)
+        self.mlp = MlpBuffers.allocate(actor.online, rows)
+        self.online, self.target = (
+            MlpPasses(actor.online, self.mlp, parallel),
+            MlpPasses(actor.target, self.mlp, parallel),
+        )
         self.noise = like.new_zeros(action_dim, rows)
         self.action = like.new_zeros(action_dim, rows)
         self.x_obs_t = like.new_zeros(1, actor.online.sizes[0], rows)
@@ -87,8 +90,8 @@ class DDPG(OffPolicyAlgorithm):
         overlap: bool = False,
         network: NetworkRow | None = None,
     ) -> None:
-        place, hidden = Placement.parse(device), config.actor_sizes
-        # Networks are drawn in this order from one generator, so that a seed means the same weights for ever.
+        place, hidden = DeviceSplit.parse(device), config.actor_sizes
+        # Networks are drawn in this order from one generator, so that a seed means the same weights forever.
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, action_dim)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
@@ -110,23 +113,23 @@ class DDPG(OffPolicyAlgorithm):
         super().__init__(actor, critics, noise, meta, place, overlap=overlap)
         self._config = config
 
-    def propose(self, batch: TransitionBatch) -> Proposal:
-        """Target actions; fresh ones where the actor moves, with activations that are kept for ``actor_step``."""
+    def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
+        """Returns target actions and, if the actor is updated, fresh ones, with activations kept for ``actor_step``."""
         rows = batch.obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self.actor, rows, self._pair)
+            self._buffers = _Buffers(self.actor, rows, self._parallel)
         buffers, fresh = self._buffers, None
         next_action = self._smoothed(buffers.target.forward(batch.next_obs.unsqueeze(0))[0].tanh(), buffers.noise)
         if self._moves_actor():
             buffers.x_obs_t = batch.obs.t().unsqueeze(0)
             fresh = buffers.action = buffers.online.forward(batch.obs.unsqueeze(0))[0].tanh()
-        return Proposal(next_action, None, fresh)
+        return ActorOutputs(next_action, None, fresh)
 
     def _smoothed(self, action: Tensor, noise: Tensor) -> Tensor:
         return action
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
-        """Target ``r + discount min Q'(s', a')`` (algorithm 1 of both papers); DDPG's minimum is of one."""
+        """Target ``r + discount min Q'(s', a')`` (algorithm 1 of both papers); DDPG has one critic."""
         value = self.critics.next_value(batch.next_obs, next_action)
         self.critics.step(batch.obs_action, losses.td_target(batch.reward, batch.terminated, batch.discount, value))
 
@@ -136,20 +139,20 @@ class DDPG(OffPolicyAlgorithm):
     def actor_step(self, dq_da: Tensor) -> None:
         """Gradient step on ``-mean Q(s, pi(s))`` (deterministic policy gradient, arXiv 1509.02971, eq. 6).
 
-        With ``action_penalty`` its loss has that times the mean square of the network's outputs too.
+        ``action_penalty`` adds the mean square of the outputs before tanh to the loss.
         """
         buffers = self._buffers
         assert buffers is not None
-        buffers.tape.grad_out[0].copy_(losses.tanh_backward(buffers.action, dq_da * buffers.minus_per_row))
+        buffers.mlp.grad_out[0].copy_(losses.tanh_backward(buffers.action, dq_da * buffers.minus_per_row))
         if self._config.action_penalty > 0.0:
             weight = 2.0 * self._config.action_penalty / buffers.action.numel()
-            buffers.tape.grad_out[0].add_(buffers.tape.out[0], alpha=weight)
+            buffers.mlp.grad_out[0].add_(buffers.mlp.out[0], alpha=weight)
         buffers.online.backward(buffers.x_obs_t, self.actor.gradient)
         self.actor.adam.step()
 
 
 class TD3(DDPG):
-    """DDPG with two critics, smoothed target actions, and an actor that moves at every ``policy_delay``-th update."""
+    """DDPG with two critics, smoothed target actions, and an actor update every ``policy_delay`` updates."""
 
     name = "td3"
     num_critics = 2

@@ -1,7 +1,7 @@
-"""``python -m spreeze.bench``: measure Spreeze on this machine.
+"""Benchmarks of Spreeze on this machine: ``python -m spreeze.bench``.
 
-A bench returns rows: a metric, its unit, its value, every repeat, and what tells it from other rows. What is compared
-is measured in turns within one run, so that drift of the machine meets all alike.
+A benchmark returns rows of metric, unit, value, repeats and labels. Alternatives are measured in turns within one run,
+so that drift of the machine affects all of them equally.
 """
 
 from __future__ import annotations

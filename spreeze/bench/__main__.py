@@ -69,7 +69,11 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
     )
     add("--envs-per-sampler", type=int, default=None, help="environments in a sampler (default: 8)")
     add(
-        "--import", dest="import_module", metavar="MODULE", default=None, help="module to import for it (default: none)"
+        "--import",
+        dest="import_module",
+        metavar="MODULE",
+        default=None,
+        help="Python Python module to import first (default: none)",
     )
     add(
         "--env-arg",

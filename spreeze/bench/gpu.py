@@ -54,9 +54,11 @@ KINDS = {
     "graph": LaunchKind({"updates_per_launch": 1}, _NO_GRAPHS),
     "graph of 8": LaunchKind({"updates_per_launch": 8}, _NO_GRAPHS),
     "eager": LaunchKind({"updates_per_launch": 0}),
-    "fused": LaunchKind({"updates_per_launch": 0, "fuse": True}),
-    "fused graph": LaunchKind({"updates_per_launch": 1, "fuse": True}, _NO_GRAPHS),
-    "replay on the host": LaunchKind({"updates_per_launch": 0, "mirror": False}, "a processor has no copy of replay"),
+    "fused": LaunchKind({"updates_per_launch": 0, "compile": True}),
+    "fused graph": LaunchKind({"updates_per_launch": 1, "compile": True}, _NO_GRAPHS),
+    "replay on the host": LaunchKind(
+        {"updates_per_launch": 0, "gpu_replay": False}, "a processor has no copy of replay"
+    ),
 }
 
 
@@ -73,7 +75,7 @@ class Rate(NamedTuple):
 
 
 def wanted(device: str, *, small: bool = False) -> list[Rate]:
-    """All batches as graphs first, then other kinds where they make a difference."""
+    """Measures all batch sizes with graphs, then the other kinds where they matter."""
     batches = SMALL_BATCHES if small else BATCHES
     first, large, last = batches[0], batches[len(batches) // 2], batches[-1]
     found = [Rate(precision, batch, "graph") for precision in ("tf32", "float32") for batch in batches]
@@ -115,19 +117,19 @@ def _timed(helper: UpdateHelper, plan: RunPlan, device: str, rate: Rate, repeats
     except ConfigError as error:
         return failed(str(error))
     learner = LearnerConfig(batch_size=rate.batch_size, precision=rate.precision, device=device, **kind.settings)
-    found = helper.answer(
+    found = helper.run_turn(
         UpdateTurn(
             learner=learner,
             algorithm=dataclasses.asdict(plan.config.algorithm),
             repeats=repeats,
             repeat_s=repeat_s,
             kept=on_gpu,
-            deadline_s=_FUSING_DEADLINE_S if kind.settings.get("fuse") else _DEADLINE_S,
+            deadline_s=_FUSING_DEADLINE_S if kind.settings.get("compile") else _DEADLINE_S,
         )
     )
     if found.get("failure"):
         return failed(found["failure"])
-    notes = [note for note in found["notes"] if "one by one" in note or "not fused" in note]
+    notes = [note for note in found["notes"] if "no CUDA graphs" in note or "not compiled" in note]
     if notes:
         return failed("; ".join(notes))
     return row(

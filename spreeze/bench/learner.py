@@ -1,4 +1,4 @@
-"""Updates a second of the whole learner, with its draws from replay, on a device or split over two."""
+"""Updates/s of the whole learner, with its draws from replay, on a device or split over two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from spreeze.bench import Row, row
 from spreeze.config.algorithm_settings import AlgorithmConfig
-from spreeze.config.schema import PARTS, LearnerConfig
+from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.tuner.update_probe import updates_per_s
 from spreeze.types import Box, EnvSpec, RowLayout
@@ -48,14 +48,14 @@ def learner_rows(
         ConfigError: the device or the precision is not there.
     """
     spec = synthetic_spec()
-    layout, config, device = RowLayout.of(spec), PARTS[algo](), resolve_device(device)
+    layout, config, device = RowLayout.of(spec), SECTIONS[algo](), resolve_device(device)
     assert isinstance(config, AlgorithmConfig)
     rows: list[Row] = []
     with contextlib.closing(ReplayRing.create(RingSpec(layout, 1, _REPLAY_ROWS))) as ring:
         fill_with_synthetic_rows(ring, spec)
         for batch_size in batch_sizes:
             largest = largest_matmul(config.hidden_sizes, batch_size)
-            with matmuls_in(precision, device, largest), learner_threads(spec, threads, device) as pair:
+            with matmuls_in(precision, device, largest), learner_threads(spec, threads, device) as parallel:
                 trainer = ReplayTrainer(
                     spec,
                     algo,
@@ -67,7 +67,7 @@ def learner_rows(
                     ),
                     seed=0,
                     normalize_obs=False,
-                    pair=pair,
+                    parallel=parallel,
                 )
                 rows += _measured(
                     trainer,
@@ -90,7 +90,7 @@ def learner_rows(
 def _measured(trainer: ReplayTrainer, repeats: int, repeat_s: float, device: str, case: dict[str, object]) -> list[Row]:
     while trainer.updates < _WARMUP_UPDATES:
         trainer.update()
-    began, crossed = trainer.updates, trainer.algorithm.crossed_bytes
+    began, crossed = trainer.updates, trainer.algorithm.transferred_bytes
     before_s = trainer.gather_s, trainer.critic_s, trainer.actor_s
     rates = [updates_per_s(trainer, repeat_s, device) for _ in range(repeats)]
     updates = trainer.updates - began
@@ -98,7 +98,7 @@ def _measured(trainer: ReplayTrainer, repeats: int, repeat_s: float, device: str
         now - before
         for now, before in zip((trainer.gather_s, trainer.critic_s, trainer.actor_s), before_s, strict=True)
     ]
-    crossed = trainer.algorithm.crossed_bytes - crossed
+    crossed = trainer.algorithm.transferred_bytes - crossed
     with HostWaits(device) as waits:
         checked = trainer.update()
     return [

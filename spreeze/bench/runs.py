@@ -28,9 +28,9 @@ from spreeze.metrics.comparison import (
     Curve,
     RunGroup,
     final_metric,
-    parted,
     reached,
     read_curve,
+    split_by_settings,
     whole,
     worst_of_last,
 )
@@ -302,7 +302,7 @@ def curve_rows(runs: list[Path], targets: Sequence[float] = (), most_updates: fl
             )
         curves.append(dataclasses.replace(curve, evaluations=kept))
     groups: dict[RunGroup, list[Curve]] = {}
-    for curve in parted(curves):
+    for curve in split_by_settings(curves):
         groups.setdefault(curve.group, []).append(curve)
     return [row for group, of_group in groups.items() for row in _group_rows(group, of_group, targets)]
 
@@ -344,7 +344,9 @@ def draw_curve(runs: list[Path], out: Path, axes: Sequence[str] = CURVE_AXES) ->
         RunError: a run without evaluations.
     """
     known = {path: curve for path in runs if (curve := read_curve(path)) is not None}
-    variants = {path: curve.group.variant for path, curve in zip(known, parted([*known.values()]), strict=True)}
+    variants = {
+        path: curve.group.variant for path, curve in zip(known, split_by_settings([*known.values()]), strict=True)
+    }
     tasks: dict[str, dict[str, list[Path]]] = {}
     for path in runs:
         run = read_run(path)

@@ -84,7 +84,7 @@ def run_folder() -> Iterator[Path]:
 
 
 def sampling_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
-    """Env steps a second of the sampler and of the bare loop, and their ratio, repeat by repeat."""
+    """Env steps/s of the sampler and of the bare loop, and their ratio, repeat by repeat."""
     with run_folder() as folder, stdout_to_stderr():
         publish_policy(plan, folder)
         found = [_measure(plan, folder, 1000 + repeat, seconds) for repeat in range(repeats)]

@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        line = " ".join(f"{message} ({self.prog} --help lists all flags)".split())
+        line = " ".join(f"{message} (see {self.prog} --help)".split())
         print_error(line)
         if self._as_json:
             emit({"error": line, "kind": UsageError.__name__})
@@ -51,16 +51,15 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
         return 0
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _told(ResourceError(f"{error}; make room"), as_json=as_json)
+            return _told(ResourceError(f"{error}; free some disk space"), as_json=as_json)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
-            return _told(ResourceError(f"{error}; choose another place, or change its permissions"), as_json=as_json)
+            return _told(ResourceError(f"{error}; choose another path or change its permissions"), as_json=as_json)
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR):
             return _told(RunError(f"{error.strerror}: {str(error.filename)[:100]}; check the path"), as_json=as_json)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return _told(
                 ResourceError(
-                    f"{error.strerror}: no more files can be opened; raise the limit with "
-                    "ulimit -n, or close other programs"
+                    f"{error.strerror}: raise the limit of open files with ulimit -n, or close other programs"
                 ),
                 as_json=as_json,
             )
@@ -84,17 +83,19 @@ def check_output(path: str | None) -> None:
     if path is None:
         return
     if not Path(path).resolve().parent.is_dir():
-        raise RunError(f"cannot write {path}: there is no folder {Path(path).resolve().parent}")
+        raise RunError(f"cannot write {path}: no such directory: {Path(path).resolve().parent}")
     if Path(path).is_dir():
-        raise RunError(f"cannot write {path}: it is a folder; name a file in it")
+        raise RunError(f"cannot write {path}: it is a directory; name a file in it")
 
 
 def add_common_flags(parser: argparse.ArgumentParser, *, inherited: bool = False) -> None:
     """``--runs-dir`` and ``--json``; ``inherited`` where another parser sets their defaults."""
     runs_dir, as_json = (argparse.SUPPRESS, argparse.SUPPRESS) if inherited else ("runs", False)
-    parser.add_argument("--runs-dir", default=runs_dir, metavar="DIR", help="directory of the runs (default: runs)")
     parser.add_argument(
-        "--json", action="store_true", default=as_json, help="one JSON document on standard output (default: off)"
+        "--runs-dir", default=runs_dir, metavar="DIR", help="parent directory of run directories (default: runs)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", default=as_json, help="print one JSON document to standard output (default: off)"
     )
 
 
@@ -105,7 +106,7 @@ def add_start_deadline(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=SamplingConfig().start_deadline_s,
         metavar="S",
-        help="longest time that an environment may take to start [s] (default: 120)",
+        help="longest time to construct and reset an environment [s] (default: 120)",
     )
 
 
@@ -120,9 +121,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of ``spreeze.train``; the help of each setting gives its unit and default."""
     parser = Parser(
         prog="python -m spreeze train",
-        description="Train an agent: samplers, shared-memory replay, learner, evaluation and visualization at once. "
-        "A task's profile changes some of the defaults below.",
-        epilog="Stop with Ctrl-C: once writes a checkpoint and evaluates, twice ends at once.",
+        description="Train an agent with samplers, learner, evaluation and visualization in parallel. "
+        "The environment's profile may change the defaults below.",
+        epilog="Ctrl-C stops the run with a checkpoint and a final evaluation; press it twice to stop at once.",
     )
     added = set()
     for key, flag in FLAG_OF.items():
@@ -134,8 +135,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="argument of the environment's constructor, as often as needed: the value as Python or "
-        "JSON writes it (True, None, [1, 2], '{\"a\": 1}'), a bare word is a text (default: none)",
+        help="keyword argument of the environment's constructor, may be repeated; VALUE is a Python or JSON "
+        "literal (True, None, [1, 2], '{\"a\": 1}') or a string without quotes (default: none)",
     )
     parser.add_argument(
         "--callback",
@@ -149,37 +150,37 @@ def build_parser() -> argparse.ArgumentParser:
         "--samples-per-insert",
         metavar="MIN:MAX",
         default=None,
-        help="band of transitions drawn / transitions inserted: below MIN samplers wait, above MAX the "
-        "learner waits [ratio] (default: 8:512; td3 16:512)",
+        help="transitions drawn / transitions inserted: samplers wait below MIN, the learner waits above MAX "
+        "[ratio] (default: 8:512; td3: 16:512)",
     )
     parser.add_argument(
         "--auto",
         action="store_true",
-        help="measure this machine (at most 60 s, then cached) and choose batch size, learner threads "
-        "and samplers; what you set yourself stays (default: off)",
+        help="benchmark this machine (up to 60 s, cached) to choose batch size, learner threads and samplers; "
+        "settings given here are kept (default: off)",
     )
-    parser.add_argument("--fresh", action="store_true", help="with --auto: measure again (default: use the cache)")
+    parser.add_argument("--fresh", action="store_true", help="with --auto: ignore the cached result (default: off)")
     parser.add_argument(
         "--profile",
         metavar="NAME|PATH",
         default=None,
-        help="settings from profiles/NAME.toml or a file; none: no profile (default: the task's own, if any)",
+        help="settings from profiles/NAME.toml or a .toml file; none: no profile (default: that of the environment)",
     )
     parser.add_argument(
         "--resume",
         metavar="RUN|latest",
         default=None,
-        help="continue a run: its name, its path, or latest (default: a new run)",
+        help="resume a run by name or path, or the latest one (default: a new run)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="exactly one JSON document on standard output at the end (default: off)"
+        "--json", action="store_true", help="print one JSON document to standard output at the end (default: off)"
     )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
-        metavar="PART.FIELD=VALUE",
-        help="any setting, for example --set sac.gamma=0.98 (default: none); see config.toml of a run",
+        metavar="SECTION.FIELD=VALUE",
+        help="any setting, such as --set sac.gamma=0.98; config.toml of a run lists them all (default: none)",
     )
     return parser
 
@@ -191,8 +192,11 @@ def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
         text = f"do not {doc} (default: on)" if item.default else f"{doc} (default: off)"
         parser.add_argument(flag, dest=flag, default=None, action="store_const", const=not item.default, help=text)
         return
-    default = item.metadata["default_text"] or (
-        "not set" if item.default is None else item.default or "none" if kind is tuple else item.default
+    doc, _, told = doc.partition("; default: ")
+    default = (
+        told
+        or item.metadata["default_text"]
+        or ("none" if item.default is None else item.default or "none" if kind is tuple else item.default)
     )
     text = f"{doc}{f' [{unit}]' if unit else ''} (default: {default})".replace("%", "%%")
     if kind is tuple:  # of names; the setting itself checks each

@@ -79,7 +79,7 @@ def check_env(
     try:
         probe = probe_env(env_id, import_module, deadline_s=timeout_s, steps=300, args=args, on_wait=on_wait)
     except SpreezeError as error:
-        return [Check("environment", "fail", clean(error), "name another --env, or fix what the line says")], None
+        return [Check("environment", "fail", clean(error), "fix the error above, or choose another --env")], None
     args = probe.spec.args  # with what the probe found to be needed
     checks, found = _closer(probe, env_id, import_module, args, timeout_s)
     # Rendering may crash its process, so it gets a separate one, after the timing.
@@ -108,7 +108,7 @@ def _spaces(probe: Probe) -> list[Check]:
             Check(
                 "discrete sac",
                 "ok",
-                "with discrete actions try dqn or ppo first; where an episode's end "
+                "with discrete actions try dqn or ppo first: where an episode's end "
                 "is a loss, sac learns only because sac.max_alpha bounds its temperature",
             )
         )
@@ -125,7 +125,7 @@ def _spaces(probe: Probe) -> list[Check]:
         found.append(Check("env layout", "ok", "; ".join(spec.obs_layout)))
     if (taken := seen_as(spec)) is not None:
         found.append(Check("env observation", "ok", taken))
-    found += [Check("env notes", "warn" if " is no" in note else "ok", note) for note in probe.notes]
+    found += [Check("env notes", "warn" if " is not used" in note else "ok", note) for note in probe.notes]
     return found
 
 
@@ -136,20 +136,22 @@ def _closer(
         # It makes three environments one after the other.
         found = in_child("check", env_id, import_module, deadline_s=timeout_s + 3.0 * probe.start_s, args=args)
     except SpreezeError as error:
-        remedy = "it fails after some steps: run it in a loop of your own to see where"
+        remedy = "the environment fails after some steps: reproduce it in a plain loop"
         return [Check("env speed", "fail", clean(error), remedy)], None
-    memory = f"{size(probe.memory_bytes)} for the first environment of a process"
+    memory = f"{size(probe.memory_bytes)} for the first environment in a process"
     checks = _speeds(found)
     if found["alone"] is None:
-        checks.append(Check("env memory", "ok", f"{memory}, {size(found['further_env_bytes'])} for each further one"))
+        checks.append(
+            Check("env memory", "ok", f"{memory}, {size(found['further_env_bytes'])} for each additional one")
+        )
     else:
         checks += [
             Check("env memory", "ok", memory),
             Check(
                 "environments",
                 "warn",
-                f"a second one cannot be made beside the first: {found['alone']}",
-                "training takes one sampler with one environment, which also plays the evaluations",
+                f"a second instance in the same process fails: {found['alone']}",
+                "training uses one sampler with one environment, which also runs the evaluations",
             ),
         ]
     return [*checks, *_values(found["largest_observation"], probe.spec.obs_dim), _notes(found["notes"])], found
@@ -163,8 +165,9 @@ def _values(largest: float, obs_dim: int) -> list[Check]:
         Check(
             "env observation",
             "warn",
-            f"the largest of its {obs_dim} values was {largest:.3g}; networks learn from values of about 1",
-            "--set env.normalize_obs=true scales them, or leave out what only grows, such as a clock",
+            f"the largest of its {obs_dim} values was {largest:.3g}; networks learn best from values of about 1",
+            "scale observations with --set env.normalize_obs=true, or remove entries that grow without bound, "
+            "such as a clock",
         )
     ]
 
@@ -183,7 +186,7 @@ def _speeds(found: dict[str, Any]) -> list[Check]:
                 "env speed",
                 "warn",
                 text,
-                "steps are uneven: environments of one sampler wait for the slowest; "
+                "step times vary, and the environments of a sampler wait for the slowest: "
                 "try --envs-per-sampler 1 and more --samplers",
             )
         ]
@@ -193,8 +196,7 @@ def _speeds(found: dict[str, Any]) -> list[Check]:
                 "env speed",
                 "warn",
                 text,
-                "resets are slow: each costs as much as many steps; longer episodes, "
-                "or a reset that reuses what was built, would help",
+                "resets are slow: longer episodes, or a reset that reuses the simulation, would help",
             )
         ]
     return [Check("env speed", "ok", text)]
@@ -210,7 +212,12 @@ def _pictures(env_id: str, import_module: str | None, args: tuple[str, ...], tim
     try:
         found = in_child("draw", env_id, import_module, deadline_s=timeout_s, args=args)
     except SpreezeError as error:
-        return Check("env pictures", "warn", clean(error), "training works without; --no-visualizer silences this")
+        return Check(
+            "env pictures",
+            "warn",
+            clean(error),
+            "training works without rendering; --no-visualizer silences this warning",
+        )
     return Check("env pictures", "ok", f"draws {found['width']} x {found['height']} without a window")
 
 
@@ -226,7 +233,7 @@ def check_cluster(
     try:
         found = survey(parse_address(address), task)
     except SpreezeError as error:
-        return [Check("cluster", "fail", clean(error, 600), "without --cluster a run needs this machine alone")], None
+        return [Check("cluster", "fail", clean(error, 600), "not used; --cluster runs samplers on other hosts")], None
     hosts, authenticated = found["hosts"], found["authenticated"]
     text = f"Ray {found['ray']}, {len(hosts)} other host{'' if len(hosts) == 1 else 's'}"
     checks = [
@@ -234,7 +241,7 @@ def check_cluster(
             "cluster",
             "ok" if hosts else "warn",
             text,
-            None if hosts else "on another machine run ray start --address HOST:PORT",
+            None if hosts else "run ray start --address HOST:PORT on another machine",
         )
     ]
     if not authenticated:
@@ -242,7 +249,7 @@ def check_cluster(
             Check(
                 "cluster token",
                 "warn",
-                "Ray asks for none: who reaches its ports can run code there",
+                "no authentication: whoever reaches its ports can run code on these hosts",
                 "ray get-auth-token --generate, copy ~/.ray/auth_token to all hosts, and set "
                 "RAY_AUTH_MODE=token there before ray start",
             )
@@ -261,7 +268,7 @@ def _host_checks(name: str, host: dict[str, Any], own: dict[str, Any]) -> list[C
                 name,
                 "fail",
                 f"{where}: {clean(host['failure'], 300)}",
-                "install the same Spreeze there, in the Python that runs ray start",
+                "install the same version of Spreeze there, in the Python environment that runs ray start",
             )
         ]
     theirs = host["versions"]
@@ -289,7 +296,10 @@ def _host_checks(name: str, host: dict[str, Any], own: dict[str, Any]) -> list[C
     if host.get("env_error"):
         checks.append(
             Check(
-                f"{name} environment", "fail", host["env_error"], "install what the environment needs on that host too"
+                f"{name} environment",
+                "fail",
+                host["env_error"],
+                "install the packages of the environment on that host, too",
             )
         )
     elif host.get("env"):
@@ -312,7 +322,7 @@ def _host_checks(name: str, host: dict[str, Any], own: dict[str, Any]) -> list[C
                 f"{name} network",
                 "warn",
                 "; ".join(slow),
-                "set the clocks by NTP; policies lag by a round trip, and rows come no faster than the network",
+                "synchronise the clocks by NTP; a slow network delays policies and limits the rate of transitions",
             )
         )
     return checks
@@ -333,7 +343,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     """Python 3.11 runs everything; newer versions have MuJoCo in place of Bullet, which has no wheels for them."""
     text = ".".join(str(part) for part in version)
     if version[:2] > (3, 11):
-        return Check("Python", "warn", text, "the Bullet tasks need Python 3.11; MuJoCo's are the default instead")
+        return Check("Python", "warn", text, "the Bullet tasks need Python 3.11; MuJoCo is used by default instead")
     return Check("Python", "ok", text)
 
 
@@ -454,7 +464,7 @@ def check_sqlite(runs_dir: Path) -> Check:
 
 def check_gpus(machine: Machine) -> Check:
     if not machine.gpus:
-        return Check("GPU", "warn", machine.gpu_reason, "none needed: the learner then runs on the processor")
+        return Check("GPU", "warn", machine.gpu_reason, "none; the learner runs on the CPU")
     text = f"{'; '.join(map(_gpu_text, machine.gpus))}; driver {machine.gpus[0].driver}"
     busy = [gpu for gpu in machine.gpus if (gpu.use or 0.0) >= _GPU_BUSY or _held_share(gpu) >= _GPU_HELD]
     if busy:
@@ -463,7 +473,7 @@ def check_gpus(machine: Machine) -> Check:
             "GPU",
             "warn",
             text,
-            f"other programs use {names}: nvidia-smi names them; rates measured beside them do not last",
+            f"other programs use {names} (see nvidia-smi); rates measured now will not be representative",
         )
     return Check("GPU", "ok", text)
 
@@ -501,7 +511,7 @@ def check_display() -> Check:
 def check_power(machine: Machine) -> Check:
     """A laptop on battery is slower, so measurements on it do not hold later."""
     if machine.power_source == "battery":
-        remedy = "plug it in: on battery the processor is slower and choices do not last"
+        remedy = "plug it in: on battery the processor is slower, and measurements are not representative"
         return Check("power", "warn", "on battery", remedy)
     return Check("power", "ok", machine.power_source or "no battery reported")
 
@@ -510,7 +520,7 @@ def check_other_runs(runs_dir: Path) -> Check:
     alive = [run.name for run in list_runs(runs_dir) if is_alive(run)]
     if alive:
         text = f"{len(alive)} running: {clean(', '.join(alive), 200)}"
-        remedy = "they share the cores; stop one with: python -m spreeze runs stop NAME"
+        remedy = "they share the cores; stop one with python -m spreeze runs stop NAME"
         return Check("other runs", "warn", text, remedy)
     return Check("other runs", "ok", "none")
 
@@ -584,30 +594,28 @@ def _print(document: dict[str, Any]) -> None:
         table.add_row(Text(check["status"], style=styles[check["status"]]), Text(check["name"]), text)
     console = Screen(file=sys.stdout)
     console.print(table)
-    verdict = "Ready: python -m spreeze.train --auto" if document["ok"] else "Not ready: see the lines marked fail."
+    verdict = "Ready: python -m spreeze.train --auto" if document["ok"] else "Not ready: see the failed checks above."
     console.print(Text(verdict, style="bold"))
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m spreeze doctor", description="What this machine has for training, and what is missing."
-    )
-    parser.add_argument("--env", metavar="ID", help="also try this Gymnasium environment (default: none)")
+    parser = Parser(prog="python -m spreeze doctor", description="Check that this machine is ready for training.")
+    parser.add_argument("--env", metavar="ID", help="also test this environment (default: none)")
     parser.add_argument(
-        "--import", dest="import_module", metavar="MODULE", help="module to import for it (default: none)"
+        "--import", dest="import_module", metavar="MODULE", help="Python Python module to import first (default: none)"
     )
     parser.add_argument(
         "--env-arg",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for its constructor, as often as needed (default: none)",
+        help="keyword argument of its constructor, may be repeated (default: none)",
     )
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
         default=None,
-        help="also look at the other hosts of a Ray cluster: HOST:PORT, auto, local:N (default: none)",
+        help="also check the other hosts of a Ray cluster: HOST:PORT, auto or local:N (default: none)",
     )
     add_start_deadline(parser)
     add_common_flags(parser)

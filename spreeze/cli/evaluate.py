@@ -35,7 +35,8 @@ _PRETRAINED = shipped("assets/policies")
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m spreeze evaluate",
-        description="Run greedy episodes of trained weights and report mean and uncertainty.",
+        description="Evaluate trained weights over greedy episodes; report the mean return and its confidence "
+        "interval.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help=f"{run_or_policy()}; several runs with --protocol")
     parser.add_argument("--episodes", type=int, default=10, help="episodes to run (default: 10)")
@@ -44,17 +45,19 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=_FIRST_SEED,
         help="seed of the first episode (default: "
-        f"{_FIRST_SEED}, far from the episodes by which a run chose its best policy)",
+        f"{_FIRST_SEED}, disjoint from the seeds with which a run selects its best policy)",
     )
-    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")
-    parser.add_argument("--csv", metavar="FILE", help="write one line for each episode (default: none)")
-    parser.add_argument("--video", metavar="FILE", help="write the first episode as an MP4 clip (default: none)")
     parser.add_argument(
-        "--import", dest="import_module", metavar="MODULE", help="module to import first (default: none)"
+        "--checkpoint", choices=CHECKPOINTS, default="best", help="best or latest weights (default: best)"
+    )
+    parser.add_argument("--csv", metavar="FILE", help="write a CSV file with one row per episode (default: none)")
+    parser.add_argument("--video", metavar="FILE", help="record the first episode as an MP4 clip (default: none)")
+    parser.add_argument(
+        "--import", dest="import_module", metavar="MODULE", help="Python module to import first (default: none)"
     )
     add_start_deadline(parser)
     add_common_flags(parser)
-    protocol = parser.add_argument_group("recorded evaluations of runs, compared; nothing is run")
+    protocol = parser.add_argument_group("compare recorded evaluations of runs, without new episodes")
     protocol.add_argument(
         "--protocol",
         choices=("hts",),
@@ -67,30 +70,29 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="SCORE",
-        help="score of the required-time metric, as often as needed (default: none)",
+        help="score of the required-time metric, may be repeated (default: none)",
     )
     protocol.add_argument(
         "--limit-s",
         type=float,
         default=None,
-        help="wall time of the final-time metric [s] (default: for each task, the end of its fastest run)",
+        help="wall time of the final-time metric [s] (default: the duration of the fastest run per environment)",
     )
-    protocol.add_argument("--policies", type=int, default=POLICIES, help="policies in a metric (default: 10)")
+    protocol.add_argument("--policies", type=int, default=POLICIES, help="number of policies per metric (default: 10)")
     protocol.add_argument(
         "--centre",
         choices=("mean", "iqm"),
         default="mean",
-        help="centre over seeds; iqm, the interquartile mean, leaves out the best and worst quarter "
-        "of four or more (default: mean)",
+        help="average over seeds: mean, or iqm (interquartile mean, from four seeds on) (default: mean)",
     )
     protocol.add_argument("--resamples", type=int, default=RESAMPLES, help="bootstrap resamples (default: 10000)")
     protocol.add_argument(
         "--by",
         action="append",
         default=None,
-        metavar="PART.FIELD",
-        help="group runs by this setting only, as often as needed (default: by all settings in "
-        "which runs of one task, algorithm and mode differ)",
+        metavar="SECTION.FIELD",
+        help="group runs by this setting only, may be repeated (default: by all settings that differ between "
+        "runs of the same environment, algorithm and mode)",
     )
     return parser
 
@@ -143,7 +145,7 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
         WeightsError: the weights are damaged.
     """
     if len(args.runs) > 1:
-        raise ConfigError(f"{len(args.runs)} runs: episodes are run of one only; --protocol hts compares runs")
+        raise ConfigError(f"{len(args.runs)} runs: only one run can be evaluated; compare several with --protocol hts")
     if args.episodes < 1:
         raise ConfigError(f"--episodes {args.episodes}: at least 1")
     if args.seed < 0:
@@ -177,9 +179,7 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
     with environment_errors(spec.env_id), _recorder(args.video) as record:
         episodes = run_episodes(make, policy.act, seeds, on_step=record, tasks=tasks, on_error=on_error)
         if not episodes:
-            raise EnvironmentError_(
-                f"{spec.env_id}: no episode of {args.episodes} came to its end; the last error: {lost[-1]}"
-            )
+            raise EnvironmentError_(f"{spec.env_id}: none of {args.episodes} episodes finished; last error: {lost[-1]}")
     if args.csv:
         _write_csv(Path(args.csv), episodes)
     return _document(weights, spec.env_id, episodes, lost, args)
@@ -207,8 +207,8 @@ def start_limit(env_id: str, limit_s: float) -> Iterator[None]:
             yield
     except OutOfTime:
         raise EnvironmentError_(
-            f"{env_id} was not made within {limit_s:g} s; for one that takes longer to start: "
-            f"--start-deadline-s {2 * limit_s:g}"
+            f"{env_id} was not made within {limit_s:g} s; if it needs longer to start, set --start-deadline-s "
+            f"{2 * limit_s:g}"
         ) from None
 
 
@@ -395,7 +395,7 @@ def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
         if spec.choices is not None:
             needed = spec.choices.options if spec.team is None else max(spec.choices.nvec)
             if policy.outputs != needed:
-                raise WeightsError(f"it chooses among {policy.outputs} actions; {needed} are needed")
+                raise WeightsError(f"it has {policy.outputs} actions; {needed} are needed")
         exploring = made(exploring_arrays(weights.arrays))
         for actions, _ in (policy.act(obs, ()), exploring.act(obs, (), np.random.default_rng(0))):
             if actions.shape != (1, spec.action_dim):

@@ -50,17 +50,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m spreeze export",
         description="Write the greedy policy of a run as a file that runs "
-        "without Spreeze, with normaliser and action scaling inside, and a short program that uses it. The "
+        "without Spreeze, including normalisation and action scaling, and a short program that uses it. The "
         f"file is checked against our own policy on {OBSERVATIONS:,} observations. csv writes metrics and "
         "evaluations instead.",
     )
     parser.add_argument("run", metavar="RUN", help=run_or_policy())
     parser.add_argument(
-        "--format", default=names[0], metavar="|".join(names), help=f"what to write (default: {names[0]})"
+        "--format", default=names[0], metavar="|".join(names), help=f"output format (default: {names[0]})"
     )
-    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")
-    parser.add_argument("--out", metavar="FILE", help="file to write (default: the run's name, here)")
-    parser.add_argument("--force", action="store_true", help="replace files that exist (default: refuse)")
+    parser.add_argument(
+        "--checkpoint", choices=CHECKPOINTS, default="best", help="best or latest weights (default: best)"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="output file (default: the name of the run, in the working directory)"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite existing files (default: off)")
     add_common_flags(parser)
     args = parser.parse_args(argv)
     return guarded(lambda: _export(args, names), as_json=args.json)
@@ -159,7 +163,7 @@ def _check_places(paths: list[Path], *, force: bool) -> None:
     for path in paths:
         check_output(str(path))
         if path.exists() and not force:
-            raise RunError(f"{path} exists: give another --out, or --force to replace it")
+            raise RunError(f"{path} exists: choose another --out, or overwrite it with --force")
 
 
 @contextlib.contextmanager

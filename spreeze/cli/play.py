@@ -37,8 +37,7 @@ from spreeze.workers.visualizer import ClipWriter, clip_stride
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m spreeze play",
-        description="Show a policy in a window, or write a clip where there is no display.",
+        prog="python -m spreeze play", description="Show a policy in a window, or record a clip if there is no display."
     )
     parser.add_argument("run", metavar="RUN", help=run_or_policy())
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
@@ -46,20 +45,19 @@ def build_parser() -> argparse.ArgumentParser:
         "--checkpoint",
         choices=CHECKPOINTS,
         default="best",
-        help="which weights; both follow a run that is training (default: best)",
+        help="best or latest weights; both are reloaded while a run trains (default: best)",
     )
     parser.add_argument(
         "--clip",
         metavar="FILE",
-        help="write an MP4 clip even with a display (default: with the run's videos, beside a file of "
-        "weights, or here)",
+        help="record an MP4 clip even with a display (default: in the run's video folder, or next to the weights file)",
     )
     parser.add_argument(
-        "--episodes", type=int, help="episodes to show (default: until Ctrl-C in a window, 1 in a clip)"
+        "--episodes", type=int, help="number of episodes (default: in a window until Ctrl-C, in a clip 1)"
     )
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
     parser.add_argument(
-        "--import", dest="import_module", metavar="MODULE", help="module to import first (default: none)"
+        "--import", dest="import_module", metavar="MODULE", help="Python module to import first (default: none)"
     )
     add_start_deadline(parser)
     return parser
@@ -232,7 +230,7 @@ class _Episode:
 
 
 _MOST_LOST = 3
-"""So many episodes in a row lost to errors of the environment end a window: it would show nothing else."""
+"""Number of consecutive episodes lost to environment errors that ends the window."""
 
 
 def _window(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:

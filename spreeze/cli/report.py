@@ -17,21 +17,24 @@ from spreeze.run_directory import find_run, read_run
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m spreeze report",
-        description="Write one HTML file, which opens without a network: "
-        "learning curves, rates, settings with their sources, the tuner's table, machine, versions, "
+        description="Write a self-contained HTML file: learning curves, rates, settings with their sources, the "
+        "tuner's table, machine, versions, "
         "events.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="name, path, or latest; several are compared")
     parser.add_argument(
-        "--target", type=float, metavar="R", help="report when runs reached this return, first and held (default: off)"
+        "--target",
+        type=float,
+        metavar="R",
+        help="also report the time to this return, first reached and held (default: off)",
     )
     parser.add_argument(
         "--centre",
         choices=("mean", "iqm"),
         default="mean",
-        help="centre over seeds; iqm: their interquartile mean (default: mean)",
+        help="average over seeds: mean or iqm (interquartile mean) (default: mean)",
     )
-    parser.add_argument("--out", metavar="FILE", default="report.html", help="file to write (default: report.html)")
+    parser.add_argument("--out", metavar="FILE", default="report.html", help="output file (default: report.html)")
     add_common_flags(parser)
     args = parser.parse_args(argv)
     return guarded(lambda: _report(args), as_json=args.json)

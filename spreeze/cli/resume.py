@@ -55,11 +55,11 @@ def settings_of(run: Path, import_module: str | None = None) -> Settings:
         _check_complete(text)
         settings = from_toml(text, RESUMED, import_module)
     except FileNotFoundError:
-        raise RunError(f"{run.name} ended before training began: nothing to resume; start a new run") from None
+        raise RunError(f"{run.name} ended before training began: there is nothing to resume; start a new run") from None
     except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise _refused(run, f"config.toml: {error}") from None
     except RecursionError:
-        raise _refused(run, "config.toml: it is nested too deeply to be settings") from None
+        raise _refused(run, "config.toml: nested too deeply") from None
     _check_agrees(run, settings.config)
     return settings
 
@@ -147,7 +147,7 @@ def check_environment(run: Path, made: EnvSpec) -> None:
             check_fits(recorded, made, run.name)
         except EnvironmentError_ as error:
             raise EnvironmentError_(
-                f"{error}; nothing was changed: resume it with the environment that it had, or start a new run"
+                f"{error}; nothing was changed; resume it with its original environment, or start a new run"
             ) from None
 
 

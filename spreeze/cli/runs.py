@@ -14,7 +14,6 @@ from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, percent, size
 from spreeze.machine.output import emit, say
 from spreeze.run_directory import (
-    ask,
     describe,
     find_live_run,
     find_run,
@@ -24,16 +23,17 @@ from spreeze.run_directory import (
     misnamed_runs,
     read_about,
     read_run,
+    send_request,
     state_of,
     steer,
 )
 
 _REQUESTS: dict[str, tuple[str, str]] = {
-    "pause": ("paused", "stop all processes of a run where they are; replay and networks stay"),
-    "continue": ("running", "let a paused run go on"),
-    "evaluate": ("", "evaluate the newest policy at once"),
-    "checkpoint": ("", "write a checkpoint at once"),
-    "timeline": ("", "record what each worker does for a quarter of a second; the Live page draws it"),
+    "pause": ("paused", "suspend all processes of a run; replay and networks stay in memory"),
+    "continue": ("running", "resume a paused run"),
+    "evaluate": ("", "evaluate the newest policy now"),
+    "checkpoint": ("", "write a checkpoint now"),
+    "timeline": ("", "record the phases of all workers for 0.25 s, shown on the Live page"),
 }
 """Verb -> the state to wait for, and its help text."""
 _OBEYED_S = 10.0
@@ -42,7 +42,7 @@ _MOST = 1e18
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m spreeze runs", description="List runs; steer, stop or describe one.")
+    parser = Parser(prog="python -m spreeze runs", description="List, steer, stop and describe runs.")
     add_common_flags(parser)
     common = Parser(add_help=False)  # a verb's flags may stand on either side of it
     add_common_flags(common, inherited=True)
@@ -54,18 +54,18 @@ def main(argv: list[str] | None = None) -> int:
             made.add_argument("run", help="name, path, or latest")
         return made
 
-    verb("list", "all runs, oldest first (the default)", run=False)
-    stop = verb("stop", "end a run as Ctrl-C would, and wait for it")
+    verb("list", "list all runs, oldest first (default)", run=False)
+    stop = verb("stop", "stop a run like Ctrl-C, and wait for its end")
     stop.add_argument("--timeout", type=float, default=30.0, help="how long to wait [s] (default: 30)")
-    stop.add_argument("--force", action="store_true", help="kill its supervisor; its workers follow (default: off)")
+    stop.add_argument("--force", action="store_true", help="kill the supervisor and its workers (default: off)")
     for name, (_, text) in _REQUESTS.items():
         verb(name, text)
-    share = verb("leave-free", "change the share of the cores that stays with your other programs")
+    share = verb("leave-free", "change the share of the cores to leave free for other programs")
     share.add_argument("share", type=float, help="share of the usable cores, 0 to 0.9")
-    about = verb("describe", "give a run a title, a note, tags; without any, show them")
-    about.add_argument("--title", help="what lists show instead of its name; empty: its name again (default: as it is)")
-    about.add_argument("--note", help="free text (default: as it is)")
-    about.add_argument("--tags", help="words with commas between them, in place of those it has (default: as they are)")
+    about = verb("describe", "set title, note and tags of a run; without flags, show them")
+    about.add_argument("--title", help="title shown instead of the name; empty: the name (default: unchanged)")
+    about.add_argument("--note", help="free text (default: unchanged)")
+    about.add_argument("--tags", help="comma-separated tags, which replace the present ones (default: unchanged)")
     rest = verb("visualizer", "pause or resume a run's visualizer")
     rest.add_argument("what", choices=("pause", "resume"))
     args = parser.parse_args(argv)
@@ -78,7 +78,7 @@ def _list(args: argparse.Namespace) -> int:
     rows = [_row(path) for path in list_runs(Path(args.runs_dir))]
     for path in misnamed_runs(Path(args.runs_dir)):
         say(
-            f"not listed: {clean(path.name, 80)}; commands take letters, digits, '.', '_' and '-': rename it",
+            f"not listed: {clean(path.name, 80)}; allowed are letters, digits, '.', '_' and '-'; rename it",
             as_json=args.json,
         )
     if args.json:
@@ -142,7 +142,7 @@ def _stop(args: argparse.Namespace) -> int:
     if args.force:
         kill_supervisor(path)
     else:
-        ask(path, "stop")
+        send_request(path, "stop")
     deadline = time.monotonic() + args.timeout
     while is_alive(path):
         if time.monotonic() > deadline:
@@ -168,7 +168,7 @@ def _request(args: argparse.Namespace) -> int:
         if time.monotonic() > deadline:
             raise RunError(f"{path.name} is {state_of(path)} after {_OBEYED_S:g} s, not {wanted}")
         time.sleep(0.02)
-    return _done(args, path, state_of(path) if wanted else "asked; the result is in its log of events")
+    return _done(args, path, state_of(path) if wanted else "requested; the result will be in the event log")
 
 
 def _leave_free(args: argparse.Namespace) -> int:
@@ -176,10 +176,10 @@ def _leave_free(args: argparse.Namespace) -> int:
     share = TuningConfig(leave_free=args.share).leave_free  # rejects what is no share
     if read_run(path).get("leave_free") is None:
         raise RunError(
-            f"{path.name}: no governor watches this run (other mode, or --no-governor), so there is nothing to change"
+            f"{path.name}: this run has no CPU governor (because of its mode or --no-governor), so nothing changes"
         )
-    ask(path, "leave-free", repr(share))
-    return _done(args, path, f"{percent(share)} of the usable cores stay with your other programs")
+    send_request(path, "leave-free", repr(share))
+    return _done(args, path, f"{percent(share)} of the usable cores are left free for other programs")
 
 
 def _describe(args: argparse.Namespace) -> int:
@@ -207,7 +207,7 @@ def _done(args: argparse.Namespace, path: Path, text: str) -> int:
 def _visualizer(args: argparse.Namespace) -> int:
     path = find_run(args.run, Path(args.runs_dir))
     if args.what == "pause":
-        ask(path, "pause-visualizer")
+        send_request(path, "pause-visualizer")
     else:
         (path / "control" / "pause-visualizer").unlink(missing_ok=True)
     if args.json:

@@ -46,9 +46,9 @@ from spreeze.run_directory import existing_parent, make_runs_dir, names_from, re
 from spreeze.runtime.interrupts import Interrupts
 
 _OF_EACH_RUN = {
-    "run.seed": "--seeds N gives each setting the seeds 1 to N",
-    "run.name": "--name names the sweep",
-    "run.runs_dir": "--runs-dir names the directory",
+    "run.seed": "use --seeds N for seeds 1 to N",
+    "run.name": "use --name to name the sweep",
+    "run.runs_dir": "use --runs-dir for the directory",
 }
 """Settings that a sweep gives to each of its runs -> what to do instead."""
 _RUN_BYTES = 20_000_000
@@ -61,7 +61,7 @@ _CLOSING_S = 60.0
 @dataclass
 class SweepRun:
     setting: str
-    """``part.field=value ...``; empty if nothing is varied."""
+    """``section.field=value ...``; empty if nothing is varied."""
     seed: int
     arguments: list[str]
     """Flags of ``spreeze.train`` without the run's name and directory."""
@@ -118,7 +118,7 @@ def read_sweep(runs_dir: Path, name: str) -> Sweep:
     try:
         return Sweep(**{**data, "runs": [SweepRun(**run) for run in data["runs"]]})
     except (KeyError, TypeError) as error:
-        raise RunError(f"{path} is damaged ({error}); begin the sweep again under another name") from None
+        raise RunError(f"{path} is damaged ({error}); start the sweep again under another name") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -131,23 +131,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m spreeze sweep", description="Train every combination of settings with several seeds."
     )
-    parser.add_argument("--env", metavar="ID", help="environment (default: that of train)")
-    parser.add_argument("--import", dest="module", metavar="MODULE", help="module that registers it (default: none)")
-    parser.add_argument("--algo", metavar="NAME", help="algorithm (default: follows from the task)")
-    parser.add_argument("--mode", metavar="NAME", help="mode (default: that of train)")
-    parser.add_argument("--profile", metavar="NAME|PATH", help="profile of all settings (default: the task's own)")
+    parser.add_argument("--env", metavar="ID", help="environment (default: as in train)")
+    parser.add_argument(
+        "--import", dest="module", metavar="MODULE", help="Python module to import first (default: none)"
+    )
+    parser.add_argument("--algo", metavar="NAME", help="algorithm (default: from environment and mode)")
+    parser.add_argument("--mode", metavar="NAME", help="mode (default: as in train)")
+    parser.add_argument("--profile", metavar="NAME|PATH", help="profile (default: that of the environment)")
     parser.add_argument(
         "--auto",
         action="store_true",
-        help="let the tuner choose for each setting; one run at a time, for others would disturb it (default: off)",
+        help="run the tuner for each setting; only one run at a time, since the tuner measures the whole machine "
+        "(default: off)",
     )
-    parser.add_argument("--seeds", type=int, metavar="N", help="seeds 1 to N of each setting (default: 3)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="use seeds 1 to N (default: 3)")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
-        metavar="PART.FIELD=VALUE,VALUE",
-        help="a setting and its values, as often as needed; lists in brackets (default: none)",
+        metavar="SECTION.FIELD=VALUE,VALUE",
+        help="values of a setting, may be repeated; write lists in brackets (default: none)",
     )
     parser.add_argument(
         "--seconds",
@@ -155,25 +158,25 @@ def _parser() -> argparse.ArgumentParser:
         dest="stop_seconds",
         type=float,
         metavar="S",
-        help="training time of each run [s] (default: none; or set stop.env_steps or stop.updates)",
+        help="training time per run [s] (default: none; stop.env_steps or stop.updates must be set)",
     )
     parser.add_argument(
         "--target",
         type=float,
         metavar="R",
-        help="report when runs reached this return; unlike --target-return of train it ends no run (default: off)",
+        help="report the time to this return; unlike --target-return of train, runs do not stop (default: off)",
     )
     parser.add_argument(
         "--side-by-side",
         type=int,
         metavar="N",
-        help="runs at once, each with cores of its own (default: 1, or as the sweep began)",
+        help="number of parallel runs, each on its own cores (default: 1, or as the sweep was started)",
     )
-    parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: sweep and the time)")
+    parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: from the time)")
     parser.add_argument(
-        "--resume", metavar="NAME", help="go on with a sweep; what is not finished begins anew (default: a new sweep)"
+        "--resume", metavar="NAME", help="continue a sweep; unfinished runs start again (default: a new sweep)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing (default: off)")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan without running it (default: off)")
     add_common_flags(parser)
     return parser
 
@@ -203,7 +206,7 @@ def _sweep(args: argparse.Namespace) -> int:
             left = sweep.runs
         else:
             stack.enter_context(_held(runs_dir, sweep.name))
-        if args.resume:  # another process may have gone on with it meanwhile
+        if args.resume:  # another process may have gone on with it in the meantime
             sweep = _continued(args, runs_dir)
             left = [run for run in sweep.runs if run.state != "finished"]
         say(plan_text(sweep, len(left)), as_json=args.json)
@@ -215,7 +218,7 @@ def _held(runs_dir: Path, name: str) -> Iterator[None]:
     """Holds the sweep's lock; a RunError if another process has it."""
     with open(runs_dir / f".{name}.sweep.lock", "w") as file:
         if take_lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB) is False:
-            raise RunError(f"sweep {name} is going on in another process; wait for it, or stop it by Ctrl-C")
+            raise RunError(f"sweep {name} is running in another process; wait for it, or stop it with Ctrl-C")
         yield
 
 
@@ -244,14 +247,14 @@ def _carried_out(
 
     with Interrupts() as interrupts:
         _run_all(sweep, left, shares, runs_dir, interrupts, tell)
-        if interrupts.asked:
+        if interrupts.stop_requested:
             tell(f"interrupted; continue: python -m spreeze sweep --resume {sweep.name} --runs-dir {runs_dir}")
     rows = table(sweep, runs_dir)
     if not left:
         tell(table_text(rows, sweep.target))
     if args.json:
         emit({"sweep": asdict(sweep), "table": rows})
-    if interrupts.asked:
+    if interrupts.stop_requested:
         return 130
     stopped = [run.name for run in sweep.runs if run.state == "interrupted"]
     if stopped:
@@ -263,7 +266,7 @@ def _carried_out(
     if failed:
         print_error(
             f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; "
-            f"--resume {sweep.name} tries them again"
+            f"--resume {sweep.name} runs them again"
         )
     return 1 if failed else 0
 
@@ -272,7 +275,7 @@ def _carried_out(
 
 
 def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
-    """The sweep to go on with; only how many of its runs go side by side may be another number than before.
+    """The sweep to continue with; only how many of its runs go side by side may be another number than before.
 
     A finished run whose directory was deleted is done again.
     """
@@ -292,7 +295,7 @@ def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     values = {flag: getattr(args, name) for name, flag in planned.items()}
     given = [flag for flag, value in values.items() if value is not None and value is not False and value != []]
     if given:
-        raise ConfigError(f"--resume {args.resume}: its runs stay as they were planned; leave out {', '.join(given)}")
+        raise ConfigError(f"--resume {args.resume}: a sweep keeps its settings; remove {', '.join(given)}")
     sweep = read_sweep(runs_dir, args.resume)
     if args.side_by_side is not None:
         sweep.side_by_side = args.side_by_side
@@ -338,12 +341,12 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
 
 
 def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Each combination: what varies in it, and all of its assignments ``part.field=value``."""
+    """Each combination: what varies in it, and all of its assignments ``section.field=value``."""
     axes: dict[str, list[tuple[str, bool]]] = {}
     for text in texts:
         key, sep, raw = (word.strip() for word in text.partition("="))
         if not sep or not all(key.partition(".")):
-            raise ConfigError(f"--set {text!r}: expected part.field=value,value, for example sac.gamma=0.98,0.99")
+            raise ConfigError(f"--set {text!r}: expected section.field=value,value, for example sac.gamma=0.98,0.99")
         values = split_values(raw)
         if not all(values) or len(set(values)) < len(values):
             raise ConfigError(f"--set {text!r}: a value is empty or occurs twice")
@@ -392,7 +395,7 @@ def _check_settings(runs: Sequence[SweepRun]) -> list[str]:
         config, check = train.checked(run.arguments)
         stop = config.stop
         if stop.seconds is None and stop.env_steps is None and stop.updates is None:
-            raise ConfigError("no run of the sweep would end; give --seconds, or --set stop.env_steps=N")
+            raise ConfigError("the runs have no stop condition; set --seconds or --set stop.env_steps=N")
         key = repr((config.env, config.image))
         probes[key], found = check(probes.get(key))
         notes |= dict.fromkeys(found)
@@ -405,7 +408,7 @@ def _check_disk(runs_dir: Path, count: int) -> None:
     if count * _RUN_BYTES > free:
         raise ResourceError(
             f"{count} runs need at least {count * _RUN_BYTES / 1e6:.0f} MB of disk, "
-            f"{free / 1e6:.0f} MB are free in {place}; make room, or choose fewer seeds or values"
+            f"{free / 1e6:.0f} MB are free in {place}; free some disk space, or choose fewer seeds or values"
         )
 
 
@@ -458,7 +461,7 @@ def _run_all(
             unwritten = None
 
     try:
-        while (waiting or children) and not interrupts.asked:
+        while (waiting or children) and not interrupts.stop_requested:
             for slot in [slot for slot in range(len(shares)) if slot not in children and waiting]:
                 children[slot] = _start(waiting.pop(0), shares[slot], runs_dir)
                 write()
@@ -472,7 +475,7 @@ def _run_all(
         write()
     if unwritten is not None:
         raise ResourceError(
-            f"{sweep_path(runs_dir, sweep.name)} cannot be written: {unwritten}; make room, and "
+            f"{sweep_path(runs_dir, sweep.name)} cannot be written: {unwritten}; free some disk space, and "
             f"--resume {sweep.name} runs again what it does not name as finished"
         )
 

@@ -116,9 +116,9 @@ class TerminalView:
         return Live(console=self._console, auto_refresh=False, vertical_overflow="crop", transient=False)
 
     def leave(self) -> None:
-        """Leaves the last panel and the cursor on the screen, which a shell may use meanwhile.
+        """Leaves the last panel and the cursor on the screen, which a shell may use in the meantime.
 
-        The next ``update`` begins a new panel below. May be called by a signal handler.
+        The next ``update`` starts a new panel below. May be called by a signal handler.
         """
         if self._busy:  # in the middle of a panel
             return
@@ -244,10 +244,10 @@ def _health(snapshot: Snapshot) -> Text:
 
 
 def _active(snapshot: Snapshot) -> str:
-    """How many samplers are active while others rest for other programs."""
+    """Number of active samplers while the governor pauses others."""
     return (
         f"{number(snapshot.samplers_active)} of {_count(snapshot.samplers_wanted)} samplers active, other programs "
-        f"keep {number(snapshot.foreign_cores)} cores"
+        f"keep {number(snapshot.external_cpu_cores)} cores"
     )
 
 

@@ -52,7 +52,6 @@ from spreeze.metrics.tuning_record import PROGRESS
 from spreeze.modes import run_mode
 from spreeze.run_directory import (
     RunDir,
-    ask,
     find_run,
     new_name,
     process_age_s,
@@ -60,6 +59,7 @@ from spreeze.run_directory import (
     read_config,
     read_run,
     refuse_links,
+    send_request,
     session_starts,
     started_s,
     versions,
@@ -78,7 +78,7 @@ from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.shared_memory import check_room
 from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.problem import TrialResult
-from spreeze.tuner.run import Listener, check_tunable, tuned_layer
+from spreeze.tuner.run import TunerCallbacks, check_tunable, tuned_layer
 from spreeze.types import RowLayout
 
 _MOST_HOSTS, _LIKELY_HOSTS, _MOST_HOST_SHARDS = 32, 3, 64
@@ -115,7 +115,7 @@ def _train(args: argparse.Namespace) -> int:
             settings.config,
             steps=TIMED_STEPS if args.auto else 0,
             second=True,
-            interrupted=lambda: interrupts.asked,
+            interrupted=lambda: interrupts.stop_requested,
             on_wait=lambda text: say(text, as_json=args.json),
         )
         if resumed is not None:
@@ -149,8 +149,8 @@ def _train(args: argparse.Namespace) -> int:
             _describe(plan, run_dir, machine)
             if not run_dir.guarded:
                 say(
-                    f"{run.runs_dir}: a file system without locks: nothing guards the name {run_dir.path.name}, so "
-                    "continue it in one place at a time",
+                    f"{run.runs_dir}: this file system has no locks, so nothing protects {run_dir.path.name}, so "
+                    "resume it only once at a time",
                     as_json=args.json,
                 )
             record = None
@@ -207,15 +207,15 @@ def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tupl
 
 
 def _can_tune(args: argparse.Namespace, probe: Probe) -> bool:
-    """True if the tuner is asked for and can measure with this environment; prints the reason if it cannot."""
+    """True if the tuner is requested and can measure with this environment; prints the reason if it cannot."""
     why = untunable_env(probe) if args.auto else None
     if why is not None:
-        say(f"not tuned: {why}; settings are those of the profile and the defaults", as_json=args.json)
+        say(f"not tuned: {why}; using profile and defaults", as_json=args.json)
     return args.auto and why is None
 
 
 def _can_prewarm(args: argparse.Namespace, settings: Settings, machine: Machine) -> bool:
-    """True if a learner process will be needed and has a core to load on meanwhile."""
+    """True if a learner process will be needed and has a core to load on in the meantime."""
     return settings.config.mode.starts_processes and machine.cores.usable >= 2 and not args.fresh
 
 
@@ -248,7 +248,7 @@ def _tuned(
         probe,
         machine,
         interrupts,
-        Listener(say=lambda text: say(text, as_json=args.json), on_row=note, before=before),
+        TunerCallbacks(say=lambda text: say(text, as_json=args.json), on_row=note, before=before),
         fresh=args.fresh,
         spent_s=process_age_s(),
     )
@@ -262,12 +262,12 @@ def _runs_dir(args: argparse.Namespace) -> Path:
 
 
 def _fixed(config: Config) -> list[str]:
-    """The settings of a run that a resume cannot change, each as ``part.field``."""
+    """The settings of a run that a resume cannot change, each as ``section.field``."""
     algo = config.run.algo
-    fixed = [*marked("fixed"), *(f"{algo}.{name}" for name in config.parts()[algo].marked("fixed"))]
+    fixed = [*marked("fixed"), *(f"{algo}.{name}" for name in config.sections()[algo].marked("fixed"))]
     if config.on_policy is not None:
         fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
-        if not config.wiring.free_running:  # episodes are repeated from their seeds
+        if not config.data_flow.asynchronous:  # episodes are repeated from their seeds
             fixed += ["run.seed", *(f"image.{item.name}" for item in dataclasses.fields(config.image))]
     elif config.replay.save:  # saved rows are discounted sums of n rewards
         fixed += [f"{algo}.n_step", *([f"{algo}.gamma"] if config.algorithm.n_step > 1 else [])]
@@ -279,7 +279,7 @@ def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) 
     user = Layer("user", user_values(args))
     if resumed is not None:
         if args.profile:
-            raise ConfigError(f"--profile {args.profile}: a resumed run keeps its settings; --set changes single ones")
+            raise ConfigError(f"--profile {args.profile}: a resumed run keeps its settings; change them with --set")
         module = user.values.get("env", {}).get("import_module")
         old = settings_of(resumed, module)
         values: dict[str, dict[str, Any]] = {}
@@ -324,11 +324,11 @@ def _without_code(values: dict[str, dict[str, Any]], asked: Values) -> list[str]
     notes = []
     address = values.get("cluster", {}).pop("address", None)
     if address is not None and "address" not in asked.get("cluster", {}):
-        notes.append(f"it had other hosts, --cluster {clean(address, 80)}: give that again to have them again")
+        notes.append(f"it had other hosts, --cluster {clean(address, 80)}: give again to use them")
     callbacks = values.get("callback", {}).pop("classes", ())
     if callbacks and "classes" not in asked.get("callback", {}):
         flags = " ".join(f"--callback {clean(text, 80)!r}" for text in callbacks)
-        notes.append(f"it had callbacks, {flags}: give that again to have them again")
+        notes.append(f"it had callbacks, {flags}: give again to use them")
     return notes
 
 
@@ -370,30 +370,32 @@ def _plan(
     to_tune: bool = False,
 ) -> RunPlan:
     """Decides what is left open; ``tuned`` has the tuner's reasons, ``to_tune`` is a plan that it has still to see."""
-    config, asked = settings.config, settings
+    config, requested = settings.config, settings
     usable = machine.cores.usable
     samplers, reasons = config.sampling.samplers, dict(tuned or {})
-    part, wiring, inference_workers = config.rollout, config.wiring, 0
+    part, data_flow, inference_workers = config.rollout, config.data_flow, 0
     if config.on_policy is not None:
         learners = config.run.learners
         cores = config.rollout_cores(usable)
         most = max(1, config.rollout_samplers(usable) // learners) * learners
-        samplers = part.samplers or (1 if wiring.in_turns else most)
+        samplers = part.samplers or (1 if data_flow.serial else most)
         inference_workers = config.inference_workers
-        if part.samplers is None and not wiring.in_turns:
+        if part.samplers is None and not data_flow.serial:
             reasons["rollout.samplers"] = (
                 f"{cores:g} usable cores"
                 + _at_most(cores)
                 + ("" if learners == 1 else f", at least one for each of {learners} learners")
             )
-        if "rollout.inference_workers" not in settings.sources and wiring.inference_workers:
-            reasons["rollout.inference_workers"] = "none: samplers infer for themselves, which saves a hand-over"
+        if "rollout.inference_workers" not in settings.sources and data_flow.inference_workers:
+            reasons["rollout.inference_workers"] = (
+                "none: each sampler runs the policy itself, which avoids the communication"
+            )
         if machine.gpus and settings.sources.get("learner.device") == default_of(settings):
             reasons["learner.device"] = (
                 f"{config.learner.device}: networks over vectors are too small to keep a GPU "
                 "busy; use --device cuda:0 to force it"
             )
-    elif wiring.in_turns:
+    elif data_flow.serial:
         samplers = 1
     elif samplers is None:
         learners = config.run.learners
@@ -417,7 +419,7 @@ def _plan(
     )
     settings, samplers, reasons = found.settings, found.samplers, reasons | found.reasons
     if config.on_policy is not None:  # a resumed run has as many environments as its stored rollouts
-        asked = settings
+        requested = settings
     config = settings.config
     part = config.rollout
     if config.on_policy is not None and part.sync_interval is None:
@@ -429,7 +431,7 @@ def _plan(
             f"{envs * config.rollout_interval(envs)} env steps of {envs} environments "
             f"together (rollout.size = {part.size})"
         )
-    if wiring.balanced and config.on_policy is None:
+    if data_flow.balanced and config.on_policy is None:
         ratio = config.replay.serial_ratio(config.learner.batch_size)
         settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(SAMPLES_PER_INSERT_BOUNDS, ratio)}))
         reasons |= dict.fromkeys(
@@ -438,10 +440,10 @@ def _plan(
             f"as in mode serial: the controller of mode {config.run.mode} keeps this balance",
         )
     cluster, all_learners = None if config.cluster.address is None else parse_address(config.cluster.address), 0
-    if cluster is not None and wiring.other_learners:
+    if cluster is not None and data_flow.other_learners:
         all_learners = config.cluster.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
         unknown = config.cluster.learners is None and not cluster.local
-        if unknown and wiring.mixes and settings.sources.get("gala.scale_lr") in (None, RESUMED):
+        if unknown and data_flow.mixes_parameters and settings.sources.get("gala.scale_lr") in (None, RESUMED):
             settings = settings.with_layer(Layer("cluster", {"gala": {"scale_lr": False}}))
             reasons["gala.scale_lr"] = (
                 "false: how many learners will come is not known; for the root of their number --set cluster.learners=N"
@@ -455,7 +457,7 @@ def _plan(
         all_learners=all_learners,
         joins=GossipHandle.inherited(),
         settings=settings,
-        asked=asked,
+        requested_settings=requested,
         spec=probe.spec,
         samplers=samplers,
         inference_workers=inference_workers,
@@ -495,7 +497,9 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
     try:
         write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec), durable=True)
     except OSError as error:
-        raise ResourceError(f"{run_dir.path} cannot be written: {error}; make room or choose --runs-dir") from None
+        raise ResourceError(
+            f"{run_dir.path} cannot be written: {error}; free some disk space or choose --runs-dir"
+        ) from None
     sessions, before, now_s = plan.earlier.sessions + 1, read_run(run_dir.path), time.time()
     counters = {name: getattr(plan.earlier, name) for name in ("env_steps", "updates", "episodes", "wall_s")}
     run_dir.write_state(
@@ -509,7 +513,7 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
         env_id=plan.spec.env_id,
         algo=plan.config.run.algo,
         mode=plan.config.run.mode,
-        wiring=recorded(plan.config.wiring),
+        data_flow=recorded(plan.config.data_flow),
         seed=plan.config.run.seed,
         nonce=run_dir.nonce,
         command=sys.argv,
@@ -539,11 +543,15 @@ def _run(
     settings_before = _settings_bytes(run_dir.path) if plan.earlier.sessions else None
     checkpoints_before = _checkpoint_times(run_dir.path)
     try:
-        write_settings(run_dir.path, plan.asked or plan.settings)  # a resumed run may have another batch, other hosts
+        write_settings(
+            run_dir.path, plan.requested_settings or plan.settings
+        )  # a resumed run may have another batch, other hosts
         if tune_record is not None:
             write_json(run_dir.path / "tune.json", tune_record)
     except OSError as error:
-        raise ResourceError(f"{run_dir.path} cannot be written: {error}; make room or choose --runs-dir") from None
+        raise ResourceError(
+            f"{run_dir.path} cannot be written: {error}; free some disk space or choose --runs-dir"
+        ) from None
     run_dir.write_state(samples_per_insert_band=plan.config.replay.samples_per_insert_band)
     view = open_view(json_mode=args.json)
     interrupts.on_stop = view.leave
@@ -577,7 +585,7 @@ def _run(
         )
     finally:
         if state == "failed" and settings_before is not None and _checkpoint_times(run_dir.path) == checkpoints_before:
-            # The settings may be why: with those of the earlier session the run can go on.
+            # The settings may be why: with those of the earlier session the run can continue.
             with contextlib.suppress(OSError):
                 replace_bytes(run_dir.path / "config.toml", settings_before, durable=True)
         run_dir.write_state(durable=True, state=state)
@@ -598,8 +606,8 @@ def _pause_with(caller: int, run_dir: RunDir) -> Callable[[], None]:
         nonlocal paused
         stopped = is_stopped(caller)
         with contextlib.suppress(RunError):
-            if stopped and not paused and not run_dir.asked("pause"):
-                ask(run_dir.path, "pause")
+            if stopped and not paused and not run_dir.requested("pause"):
+                send_request(run_dir.path, "pause")
                 paused = True
             elif paused and not stopped:
                 run_dir.withdraw("pause")
@@ -628,7 +636,7 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
     if needed > free:
         raise ResourceError(
             f"--save-replay needs {needed / 1e6:.0f} MB of disk, {free / 1e6:.0f} MB are free; "
-            "make room, or lower --replay-capacity"
+            "free some disk space, or lower --replay-capacity"
         )
 
 
@@ -672,8 +680,8 @@ def _target(document: dict[str, Any]) -> str:
 
 
 def _missing(document: dict[str, Any]) -> str:
-    """Which episodes the last evaluation lacks."""
-    kinds = (("cut", "cut short"), ("lost", "lost to errors of the environment"))
+    """Describes the episodes that the last evaluation lacks."""
+    kinds = (("cut", "cut short"), ("lost", "lost to environment errors"))
     counts = [(document.get(f"eval_episodes_{kind}"), words) for kind, words in kinds]
     missing = "".join(f", {count} {words}" for count, words in counts if count)
     return f"; of {document['eval_episodes']} episodes{missing}" if missing else ""

@@ -19,28 +19,30 @@ from spreeze.run_directory import process_age_s, write_json
 from spreeze.runtime.environment_limits import untunable_env
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.transport.files import replace_bytes
-from spreeze.tuner.run import Listener, tuned_layer
+from spreeze.tuner.run import TunerCallbacks, tuned_layer
 
 
 def tune_parser() -> argparse.ArgumentParser:
     """The flags of ``spreeze.train`` and two more."""
     parser = build_parser()
     parser.prog = "python -m spreeze tune"
-    parser.description = "Measure this machine for a task and choose how to use it: batch size, learner, samplers."
-    parser.epilog = "Takes the flags of spreeze.train; what you set yourself stays, the rest is tuned around it."
-    parser.add_argument("--out", metavar="FILE", default=None, help="also write the record here (default: cache only)")
+    parser.description = (
+        "Benchmark this machine with an environment to choose batch size, learner threads, device and samplers."
+    )
+    parser.epilog = "Takes the flags of train; settings given here are kept, the others are tuned."
+    parser.add_argument(
+        "--out", metavar="FILE", default=None, help="also write the result to this file (default: cache only)"
+    )
     parser.add_argument(
         "--no-learner",
         action="store_true",
-        help="choose samplers and environments alone, for a host whose learner is elsewhere, as "
-        "--cluster does on each (default: off)",
+        help="tune only samplers and environments, as --cluster does on hosts without a learner (default: off)",
     )
     parser.add_argument(
         "--export",
         metavar="NAME|PATH",
         default=None,
-        help="write the choice as profiles/NAME.toml, or as a .toml file, to be shared and loaded with "
-        "--profile (default: not written)",
+        help="save the result as profiles/NAME.toml or as a .toml file, for --profile (default: none)",
     )
     return parser
 
@@ -54,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
 def _tune(args: argparse.Namespace) -> int:
     check_output(args.out)
     if args.resume is not None:
-        raise ConfigError(f"--resume {args.resume}: tune measures for a task, not a run; name it with --env")
+        raise ConfigError(f"--resume {args.resume}: tune needs an environment, not a run; name it with --env")
     export = export_path(args.export) if args.export else None
     machine = read_machine()
     with Interrupts() as interrupts:
@@ -65,7 +67,7 @@ def _tune(args: argparse.Namespace) -> int:
         probe = probe_of(
             settings.config,
             steps=TIMED_STEPS,
-            interrupted=lambda: interrupts.asked,
+            interrupted=lambda: interrupts.stop_requested,
             second=True,
             on_wait=lambda text: say(text, as_json=args.json),
         )
@@ -81,7 +83,7 @@ def _tune(args: argparse.Namespace) -> int:
             probe,
             machine,
             interrupts,
-            Listener(say=lambda text: say(text, as_json=args.json)),
+            TunerCallbacks(say=lambda text: say(text, as_json=args.json)),
             fresh=args.fresh,
             spent_s=process_age_s(),
             samplers_only=args.no_learner,
@@ -90,7 +92,7 @@ def _tune(args: argparse.Namespace) -> int:
     if export is not None:
         text = profile_text(resolve([*layers[:-1], tuned, layers[-1]]), record, machine.one_line())
         try:
-            replace_bytes(export, text.encode())  # runs that start meanwhile look through the folder
+            replace_bytes(export, text.encode())  # runs that start in the meantime look through the folder
         except OSError as error:
             raise ResourceError(f"cannot write {export}: {error}") from None
         say(f"written: {export}; load it with --profile {args.export}", as_json=args.json)

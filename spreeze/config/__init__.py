@@ -1,9 +1,9 @@
-"""Settings: their schema, the layers they come from, and what fits what.
+"""Settings: schema, layers, and compatibility of algorithms, modes and environments.
 
-Layers: defaults, then the task's profile, then the tuner, then the user; each value remembers its source. A profile can
-name no code and no path. ``tune --export NAME`` writes a choice as a profile with its machine in ``[about]``; on
-another machine the fields that belong to the first one (device, threads, samplers, environments, replay size) are named
-and left out. ``[only."ENV".part]`` holds for one of a profile's tasks, ``[only.ALGO.part]`` for one algorithm. What it
-names in ``about.keep`` is not the tuner's to choose: a method may be a balance of batch, environments and samples per
-insert (``profiles/flashsac.toml``, ``fasttd3.toml``).
+Layers are, in increasing priority: defaults, the environment's profile, the tuner, the user. Each value remembers its
+layer. Profiles cannot name code or paths. ``tune --export NAME`` writes a profile with its machine in ``[about]``; on
+other machines, its machine-specific settings (device, threads, samplers, environments, replay size) are ignored and
+reported. ``[only."ENV".section]`` and ``[only.ALGO.section]`` apply to one environment or one algorithm. The tuner does
+not change settings in ``about.keep``, for methods that depend on a certain ratio of batch size, environments and
+samples per insert (``profiles/flashsac.toml``, ``fasttd3.toml``).
 """

@@ -1,4 +1,4 @@
-"""Settings that several algorithms share: each has a part of its own, made from one of these, in its own file."""
+"""Settings that several algorithms share: each has a section of its own, made from one of these, in its own file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from spreeze.config.part import Part, setting
+from spreeze.config.section import Section, setting
 from spreeze.errors import ConfigError
 from spreeze.inference.convolution import CNNS
 from spreeze.inference.policy import ACTIVATIONS
@@ -15,51 +15,52 @@ from spreeze.types import EnvSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig(Part):
+class AlgorithmConfig(Section):
     """Settings of all off-policy algorithms."""
 
     hidden_sizes: tuple[int, ...] = setting(
-        (256, 256), "width of each hidden layer", unit="units", low=1, high=4096, fixed=True
+        (256, 256), "units per hidden layer", unit="units", low=1, high=4096, fixed=True
     )
     network: str = setting(
         "",
-        "own network that the module of --import declares, in place of hidden_sizes, activation "
-        "and layer norm; empty: none",
+        "custom network declared by the --import module, instead of hidden_sizes, activation and layer norm; "
+        "empty: none",
         fixed=True,
     )
     activation: str = setting(
-        "relu", "function between the layers of all networks; images always have relu", choices=ACTIVATIONS, fixed=True
+        "relu",
+        "activation function of all networks; convolutional layers always use relu",
+        choices=ACTIVATIONS,
+        fixed=True,
     )
-    gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
+    gamma: float = setting(0.99, "discount factor per env step", low=0.0, high=1.0)
     tau: float = setting(
-        0.02, "share of the online weights mixed into the target at each move of the target", low=0.0, high=1.0
+        0.02, "Polyak coefficient: share of the online weights in each target update", low=0.0, high=1.0
     )
-    n_step: int = setting(1, "env steps a stored transition spans", unit="env steps", low=1, high=64)
-    weight_decay: float = setting(
-        0.0, "share of the weights that a step takes off, times its size (AdamW, arXiv 1711.05101)", low=0.0, high=10.0
-    )
+    n_step: int = setting(1, "n of n-step returns", unit="env steps", low=1, high=64)
+    weight_decay: float = setting(0.0, "decoupled weight decay (AdamW, arXiv 1711.05101)", low=0.0, high=10.0)
     lr_schedule: str = setting(
         "constant",
-        "linear, cosine: all learning rates fall to lr_end of themselves at the "
-        "stop condition that comes first; time of earlier sessions is over",
+        "linear or cosine: decay all learning rates to lr_end times their value at the first stop condition; "
+        "earlier sessions count",
         choices=("constant", "linear", "cosine"),
     )
     lr_end: float = setting(
-        0.1, "share of the learning rate at which a falling one ends; 0 freezes what is learned", low=0.0, high=1.0
+        0.1, "final learning rate of a schedule, as a share of the initial one; at 0 learning stops", low=0.0, high=1.0
     )
     normalize_returns: bool = setting(
         True,
-        "divide rewards by the running standard deviation of discounted returns; not where rewards are signs",
+        "divide rewards by the running standard deviation of discounted returns (not with clip_rewards)",
         fixed=True,
     )
     policy_average: float = setting(
         0.0,
-        "decay in one update of an average of the policy's weights, which is what is "
-        "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
+        "decay per update of an exponential moving average of the policy, which is evaluated, shown and "
+        "saved; 0: off; 0.998 averages about 500 updates",
         low=0.0,
         high=0.999999,
     )
-    explore_average: bool = setting(False, "samplers explore with the averaged policy too, not with the newest one")
+    explore_average: bool = setting(False, "samplers explore with the averaged policy, too")
 
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a setting does not fit the task."""
@@ -73,30 +74,25 @@ class ActorCriticConfig(AlgorithmConfig):
     critic_lr: float = setting(1e-3, "learning rate of the critics (Adam)", low=0.0, high=1.0)
     actor_hidden_sizes: tuple[int, ...] = setting(
         (),
-        "width of each hidden layer of the actor, which is what samplers compute; empty: as hidden_sizes",
+        "units per hidden layer of the actor, which samplers run; empty: hidden_sizes",
         unit="units",
         low=1,
         high=4096,
         fixed=True,
     )
-    actor_layer_norm: bool = setting(False, "normalise the hidden layers of the actor (arXiv 1607.06450)", fixed=True)
-    critic_layer_norm: bool = setting(
-        False, "normalise the hidden layers of the critics (arXiv 1607.06450)", fixed=True
-    )
+    actor_layer_norm: bool = setting(False, "layer normalisation in the actor (arXiv 1607.06450)", fixed=True)
+    critic_layer_norm: bool = setting(False, "layer normalisation in the critics (arXiv 1607.06450)", fixed=True)
     action_penalty: float = setting(
         0.0,
-        "weight of the mean square of actions before they are squashed, of their mean "
-        "where they are drawn: penalises saturated actions (1e-3 in the authors' code "
-        "of arXiv 1801.01290)",
+        "weight of the squared pre-tanh actions (of their mean, where actions are sampled): penalises "
+        "saturated actions. 1e-3 in the authors' code of arXiv 1801.01290",
         low=0.0,
         high=1e3,
     )
 
     def check_task(self, spec: EnvSpec) -> None:
         if spec.choices is not None and self.action_penalty > 0.0:
-            raise ConfigError(
-                f"action_penalty = {self.action_penalty:g}: discrete actions are not squashed; leave it out"
-            )
+            raise ConfigError(f"action_penalty = {self.action_penalty:g}: discrete actions have no tanh; remove it")
 
     @property
     def actor_sizes(self) -> tuple[int, ...]:
@@ -110,29 +106,25 @@ class DistributionalConfig(ActorCriticConfig):
 
     critics: str = setting(
         "twin",
-        "what the critics learn of the return: its mean, of which the lesser of two counts; "
-        "quantiles (TQC, arXiv 2005.04269); probabilities on a grid (C51, arXiv 1707.06887)",
+        "what the critics learn: twin: the mean return, with the minimum of two critics; quantile: quantiles "
+        "(TQC, arXiv 2005.04269); categorical: probabilities on a grid (C51, arXiv 1707.06887)",
         choices=("twin", "quantile", "categorical"),
         fixed=True,
     )
-    quantiles: int = setting(25, "critics = quantile: quantiles of each critic", low=1, high=1000, fixed=True)
+    quantiles: int = setting(25, "critics = quantile: quantiles per critic", low=1, high=1000, fixed=True)
     drop_quantiles: int = setting(
-        2, "critics = quantile: of these, how many of the highest no target counts", low=0, high=999
+        2, "critics = quantile: highest quantiles per critic to drop from targets", low=0, high=999
     )
-    atoms: int = setting(101, "critics = categorical: returns on the grid", low=2, high=1001, fixed=True)
+    atoms: int = setting(101, "critics = categorical: number of atoms", low=2, high=1001, fixed=True)
     v_min: float = setting(
         -10.0,
-        "critics = categorical: lowest discounted return on the grid, in deviations of returns with normalize_returns",
+        "critics = categorical: lowest atom; with normalize_returns in standard deviations of the return",
         low=-1e9,
         high=1e9,
         fixed=True,
     )
     v_max: float = setting(
-        10.0,
-        "critics = categorical: highest discounted return on the grid, in the same unit",
-        low=-1e9,
-        high=1e9,
-        fixed=True,
+        10.0, "critics = categorical: highest atom, in the same unit", low=-1e9, high=1e9, fixed=True
     )
 
     def __post_init__(self) -> None:
@@ -162,24 +154,24 @@ class ActionValueConfig(AlgorithmConfig):
     """Settings of the algorithms that take the action of the highest value."""
 
     hidden_sizes: tuple[int, ...] = setting(
-        (128, 128), "width of each hidden layer", unit="units", low=1, high=4096, fixed=True
+        (128, 128), "units per hidden layer", unit="units", low=1, high=4096, fixed=True
     )
     lr: float = setting(1e-3, "learning rate (Adam)", low=0.0, high=1.0)
-    n_step: int = setting(3, "env steps a stored transition spans", unit="env steps", low=1, high=64)
-    max_grad_norm: float = setting(10.0, "norm to which a larger gradient is scaled down", low=1e-6, high=1e9)
+    n_step: int = setting(3, "n of n-step returns", unit="env steps", low=1, high=64)
+    max_grad_norm: float = setting(10.0, "gradients are clipped to this norm", low=1e-6, high=1e9)
     target_interval: int = setting(
-        1, "updates between two moves of the target network by tau; tau = 1 copies", unit="updates", low=1, high=10**9
+        1, "updates between target updates (with tau = 1: copies)", unit="updates", low=1, high=10**9
     )
-    double: bool = setting(True, "the online network chooses the next action (arXiv 1509.06461)")
-    epsilon_start: float = setting(1.0, "share of random actions at the start", low=0.0, high=1.0)
-    epsilon_end: float = setting(0.05, "share of random actions at the end of the schedule", low=0.0, high=1.0)
+    double: bool = setting(True, "double Q-learning (arXiv 1509.06461)")
+    epsilon_start: float = setting(1.0, "initial probability of a random action", low=0.0, high=1.0)
+    epsilon_end: float = setting(0.05, "final probability of a random action", low=0.0, high=1.0)
     epsilon_env_steps: int = setting(
-        20_000, "env steps over which that share falls, in a straight line", unit="env steps", low=0, high=10**12
+        20_000, "env steps over which epsilon decays linearly", unit="env steps", low=0, high=10**12
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyConfig(Part):
+class OnPolicyConfig(Section):
     """Settings of the on-policy algorithms."""
 
     shortest_rollout: ClassVar[int] = 16
@@ -187,7 +179,7 @@ class OnPolicyConfig(Part):
 
     hidden_sizes: tuple[int, ...] = setting(
         (64, 64),
-        "width of each hidden layer, of policy and value network each",
+        "units per hidden layer, for policy and value network each",
         unit="units",
         low=1,
         high=4096,
@@ -195,19 +187,22 @@ class OnPolicyConfig(Part):
     )
     network: str = setting(
         "",
-        "own network that the module of --import declares, in place of hidden_sizes, activation "
-        "and layer norm; empty: none",
+        "custom network declared by the --import module, instead of hidden_sizes, activation and layer norm; "
+        "empty: none",
         fixed=True,
     )
     activation: str = setting(
-        "tanh", "function between the layers of both networks; images always have relu", choices=ACTIVATIONS, fixed=True
+        "tanh",
+        "activation function of both networks; convolutional layers always use relu",
+        choices=ACTIVATIONS,
+        fixed=True,
     )
     layer_norm: bool = setting(
-        False, "normalise the hidden layers of both networks (arXiv 1607.06450); not for images", fixed=True
+        False, "layer normalisation in both networks (arXiv 1607.06450); not with images", fixed=True
     )
     cnn: str = setting(
         "nature",
-        "convolutional layers for images, which policy and value share; hidden_sizes follow",
+        "convolutional trunk for images, shared by policy and value function; hidden_sizes follow",
         choices=tuple(CNNS),
         fixed=True,
     )
@@ -234,39 +229,38 @@ class OnPolicyConfig(Part):
         low=0,
         high=2**20,
     )
-    gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
-    gae_lambda: float = setting(0.95, "lambda of GAE; 1: returns alone (arXiv 1506.02438)", low=0.0, high=1.0)
+    gamma: float = setting(0.99, "discount factor per env step", low=0.0, high=1.0)
+    gae_lambda: float = setting(0.95, "lambda of GAE; 1: Monte Carlo returns (arXiv 1506.02438)", low=0.0, high=1.0)
     lr: float = setting(3e-4, "learning rate", low=0.0, high=1.0)
     lr_schedule: str = setting(
         "constant",
-        "linear: the learning rate falls to lr_end of itself at stop.env_steps, or "
-        "at stop.seconds where nothing else ends the run; time of earlier sessions is over. "
-        "Learners on several hosts, or with gala.mixing=all_reduce, do not follow the clock",
+        "linear: decay the learning rate to lr_end times its value at stop.env_steps, or at stop.seconds if "
+        "that alone ends the run; earlier sessions count. stop.seconds has no effect with learners on several "
+        "hosts or gala.mixing = all_reduce",
         choices=("linear", "constant"),
     )
     lr_end: float = setting(
-        0.1, "share of the learning rate at which a falling one ends; 0 freezes what is learned", low=0.0, high=1.0
+        0.1, "final learning rate of a schedule, as a share of the initial one; at 0 learning stops", low=0.0, high=1.0
     )
     value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
-    entropy_coef: float = setting(0.0, "weight of the policy's entropy", low=0.0, high=1e3)
+    entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0.0, high=1e3)
     max_grad_norm: float = setting(
         0.5,
-        "norm to which a larger gradient is scaled down, of policy and value network "
-        "each; of both together where they share layers, over images",
+        "gradients are clipped to this norm, separately for policy and value network (together with images)",
         low=1e-6,
         high=1e9,
     )
-    normalize_advantage: bool = setting(True, "scale the advantages of a rollout to mean 0 and standard deviation 1")
+    normalize_advantage: bool = setting(True, "normalise advantages per rollout")
     normalize_returns: bool = setting(
         True,
-        "divide rewards by the running standard deviation of discounted returns; not where rewards are signs",
+        "divide rewards by the running standard deviation of discounted returns (not with clip_rewards)",
         fixed=True,
     )
-    initial_log_std: float = setting(0.0, "log standard deviation of actions at the start", low=-20.0, high=2.0)
+    initial_log_std: float = setting(0.0, "initial log standard deviation of actions", low=-20.0, high=2.0)
     policy_average: float = setting(
         0.0,
-        "decay in one update of an average of the policy's weights, which is what is "
-        "evaluated, shown and kept, while the newest ones collect; 0: the newest weights",
+        "decay per update of an exponential moving average of the policy, which is evaluated, shown and "
+        "saved, but does not collect data; 0: off",
         low=0.0,
         high=0.999999,
     )
@@ -302,38 +296,38 @@ def nearest_divisor(number: int, wanted: float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyAgeConfig(OnPolicyConfig):
+class AsyncOnPolicyConfig(OnPolicyConfig):
     """Settings of the algorithms of mode impact: the circular buffer C(N, K) and the correction for lag."""
 
     slots: int = setting(
         4,
-        "rollouts that the buffer holds, of all samplers together (N); each sampler has at least one",
+        "rollouts in the circular buffer, over all samplers (N); at least one per sampler",
         unit="rollouts",
         low=1,
         high=65_536,
     )
-    uses: int = setting(1, "how often a rollout is used at most (K)", low=1, high=65_535)
+    uses: int = setting(1, "maximum uses of a rollout (K)", low=1, high=65_535)
     minibatches: int = setting(
         1,
-        "updates of one use; 1: each takes the one rollout whose turn it is (the paper's); more: each takes its "
-        "share of as many rows, shuffled out of all rollouts that have begun their uses",
+        "updates per use. 1: each update takes one rollout, in turn (as in the paper). More: each takes a "
+        "minibatch of rows shuffled over all rollouts in use",
         unit="updates",
         low=1,
         high=65_536,
     )
     least_uses: int | None = setting(
         None,
-        "a sampler waits while its oldest rollout was used less often; not set: half of uses; 0: it never waits, "
-        "and rollouts that are written over are counted",
+        "a sampler waits until its oldest rollout has been used this often; default: uses / 2; 0: never wait, "
+        "and count overwritten rollouts",
         low=0,
         high=65_535,
     )
     rho_bar: float = setting(
-        1.0, "bound of the importance weight of a temporal difference (V-trace)", low=0.0, high=1e6
+        1.0, "V-trace: bound of the importance weight of the temporal difference", low=0.0, high=1e6
     )
-    c_bar: float = setting(1.0, "bound of the importance weights of the trace (V-trace)", low=0.0, high=1e6)
+    c_bar: float = setting(1.0, "V-trace: bound of the importance weights of the trace", low=0.0, high=1e6)
     broadcast_updates: int = setting(
-        4, "updates between two weights for the samplers (t_frequency)", unit="updates", low=1, high=10**9
+        4, "updates between publications of the weights to samplers (t_frequency)", unit="updates", low=1, high=10**9
     )
     adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
 
@@ -341,8 +335,8 @@ class AnyAgeConfig(OnPolicyConfig):
         super().__post_init__()
         if self.uses_before_overwrite > self.uses:
             raise ConfigError(
-                f"least_uses = {self.least_uses} is above uses = {self.uses}: samplers would wait for "
-                "ever; lower it, or leave it out for half of uses"
+                f"least_uses = {self.least_uses} is above uses = {self.uses}: samplers would wait for ever; lower "
+                f"it, or remove it (default: uses / 2)"
             )
 
     def minibatches_of(self, rows: int, steps: int = 1) -> int:

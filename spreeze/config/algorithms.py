@@ -1,7 +1,7 @@
 """The algorithms by name, and which of them fit which actions and mode.
 
 An algorithm is one file: its settings, its class, and its row in ``ALGORITHMS``, in ``spreeze.algorithms`` or in a
-module that ``--import`` names. It is imported when it is asked for by name, and without torch.
+module that ``--import`` names. It is imported when it is requested by name, and without torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Maker = str | Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmRow:
-    """All that is known of an algorithm without running it."""
+    """Declaration of an algorithm."""
 
     name: str
     config: type
@@ -36,13 +36,13 @@ class AlgorithmRow:
     on_policy: Maker = ""
     """An ``OnPolicyAlgorithm``: it learns from what its own policy has just collected; fits every task of one agent."""
     preferred: bool = False
-    """It is the default of the tasks that it fits, whatever comes before it in ``ALGORITHMS``."""
+    """True: the default for environments that it fits, before all others in ``ALGORITHMS``."""
     images: bool = False
     """``discrete`` has a network for images."""
-    any_age: bool = False
+    off_policy_corrected: bool = False
     """``on_policy`` corrects for the age of its rollouts: it runs where samplers set their own pace, and only there."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """``part.field`` -> its default with this algorithm."""
+    """``section.field`` -> its default with this algorithm."""
     for_discrete: Mapping[str, Any] = field(default_factory=dict)
     """Further defaults where actions are discrete."""
     over_vectors: Mapping[str, Any] = field(default_factory=dict)
@@ -64,8 +64,8 @@ class AlgorithmRow:
 
     def runs_in(self, mode: Mode) -> bool:
         """True if the mode runs it."""
-        wiring = mode.wiring(on_policy=bool(self.on_policy))
-        return wiring is not None and wiring.free_running == self.any_age
+        data_flow = mode.data_flow(on_policy=bool(self.on_policy))
+        return data_flow is not None and data_flow.asynchronous == self.off_policy_corrected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class NetworkRow:
 
     name: str
     make: Callable[[int, int], Any]
-    """From the numbers of inputs I and outputs K to a ``torch.nn.Module`` from [M, I] to [M, K], without buffers."""
+    """Maps numbers of inputs I and outputs K to a ``torch.nn.Module`` from [M, I] to [M, K], without buffers."""
 
 
 OFF_POLICY = {"sac": "sac", "td3": "td3", "ddpg": "td3", "dqn": "dqn", "qmix": "qmix"}
@@ -104,10 +104,10 @@ def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
 
 
 def implied_mode(row: AlgorithmRow) -> str:
-    """The mode in which an algorithm runs where none was asked for: the first that collects and learns at once."""
-    wirings = {mode.name: mode.wiring(on_policy=bool(row.on_policy)) for mode in DECLARED if row.runs_in(mode)}
-    at_once = [name for name, wiring in wirings.items() if wiring is not None and not wiring.in_turns]
-    return (*at_once, *wirings, DECLARED[0].name)[0]
+    """The mode in which an algorithm runs where none was requested: the first that collects and learns at once."""
+    data_flows = {mode.name: mode.data_flow(on_policy=bool(row.on_policy)) for mode in DECLARED if row.runs_in(mode)}
+    at_once = [name for name, data_flow in data_flows.items() if data_flow is not None and not data_flow.serial]
+    return (*at_once, *data_flows, DECLARED[0].name)[0]
 
 
 def _networks(import_module: str | None) -> dict[str, NetworkRow]:
@@ -156,11 +156,11 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
         )
         raise ConfigError(f"--algo {name}: {why}{spec.env_id} has {task_text(spec)}; {use}")
     if not row.runs_in(mode):
-        needs = "rollouts of any age" if row.any_age else "what its own policy has just collected"
+        needs = "rollouts of any age" if row.off_policy_corrected else "what its own policy has just collected"
         needs = needs if row.on_policy else "replay"
         others = [f"or --algo {' or '.join(own)}"] if (own := fitting_algorithms(spec, mode)) else []
         raise ConfigError(
-            f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use "
+            f"--algo {name}: it learns from {needs}, which mode {mode.name} does not provide; use "
             f"{', '.join([_modes_of(row), *others])}"
         )
 
@@ -176,7 +176,7 @@ def task_text(spec: EnvSpec) -> str:
 
 
 def actions_text(spec: EnvSpec) -> str:
-    """How many actions, and of which kind."""
+    """Number and kind of actions, in words."""
     if spec.team is not None:
         fewest, most = min(spec.team.actions), max(spec.team.actions)
         return f"{spec.team.size} agents with {most if fewest == most else f'{fewest} to {most}'} discrete actions each"

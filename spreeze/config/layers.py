@@ -1,4 +1,4 @@
-"""From layers of text to one checked configuration: profiles (TOML), flags and ``--set``.
+"""Merges profiles (TOML), flags and ``--set`` into one checked configuration.
 
 Every value remembers where it came from (default, profile, tuner, user), and the resolved whole is
 written into the run directory.
@@ -23,18 +23,18 @@ from spreeze.config.algorithms import (
     implied_mode,
     rows,
 )
-from spreeze.config.part import Part, unoffered
 from spreeze.config.schema import (
     FLAG_OF,
-    PARTS,
-    SHARED_PARTS,
+    SECTIONS,
+    SHARED_SECTIONS,
     Config,
     RunConfig,
     active_settings,
-    algorithm_part,
+    algorithm_section,
     condition_of,
     marked,
 )
+from spreeze.config.section import Section, unoffered
 from spreeze.config.values import literal
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
@@ -47,6 +47,8 @@ _GONE = {
     "exchange": ("transport", "listen", "learners", "join", "secret_file"),
 }
 """Settings of earlier versions, which a run that has them does without when it is resumed."""
+_RENAMED = {("learner", "mirror"): "gpu_replay", ("learner", "fuse"): "compile"}
+"""Settings of earlier versions under their present names."""
 SAMPLES_PER_INSERT_BOUNDS = ("samples_per_insert_min", "samples_per_insert_max")
 """Settings of ``replay`` that bound the samples per insert."""
 DEFAULT = "default"
@@ -57,7 +59,7 @@ RESUMED = "resumed run"
 """Source of what the earlier sessions of a run had."""
 
 Values = dict[str, dict[str, Any]]
-"""part -> field -> value."""
+"""section -> field -> value."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Settings:
-    """A checked configuration and the source of each value, keyed ``part.field``."""
+    """A checked configuration and the source of each value, keyed ``section.field``."""
 
     config: Config
     sources: dict[str, str]
     kept: frozenset[str] = frozenset()
-    """Those that a profile's ``about.keep`` names, unless a stronger layer set them: the tuner leaves them alone."""
+    """Settings that ``about.keep`` of a profile protects from the tuner, unless a stronger layer set them."""
 
     def source_of(self, key: str) -> str:
         return self.sources.get(key, DEFAULT)
@@ -102,11 +104,11 @@ class Settings:
 
 
 def iterate(config: Config) -> list[tuple[str, str, Any]]:
-    """All (part, field, value) of a configuration, in order."""
+    """All (section, field, value) of a configuration, in order."""
     return [
-        (name, item.name, getattr(part, item.name))
-        for name, part in config.parts().items()
-        for item in dataclasses.fields(part)
+        (name, item.name, getattr(section, item.name))
+        for name, section in config.sections().items()
+        for item in dataclasses.fields(section)
     ]
 
 
@@ -117,15 +119,15 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
     None: as the ``USER`` layer says. Never a name out of a file.
 
     Raises:
-        ConfigError: unknown part or field (with the nearest known one), wrong type or range.
+        ConfigError: unknown section or field (with the nearest known one), wrong type or range.
     """
     layers = [each for layer in layers for each in (layer, *_chosen(layer, layers))]
-    known: Mapping[str, type[Part]] = PARTS
+    known: Mapping[str, type[Section]] = SECTIONS
     algo, source = _said(layers, "run", "algo")
     module = import_module or _said([layer for layer in layers if layer.source == USER], "env", "import_module")[0]
     if isinstance(algo, str) and algo not in ALGORITHMS:
         try:
-            known = ChainMap({algo: algorithm_part(algo, module)}, PARTS)  # type: ignore[arg-type]
+            known = ChainMap({algo: algorithm_section(algo, module)}, SECTIONS)  # type: ignore[arg-type]
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from None
     if isinstance(algo, str) and _said(layers, "run", "mode")[0] is None:
@@ -135,30 +137,31 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
     kept: set[str] = set()
     for layer in layers:
         keep = layer.about.get("keep", ())
-        for part, fields in layer.values.items():
-            if part not in known:
+        for section, fields in layer.values.items():
+            if section not in known:
                 raise ConfigError(
-                    f"{layer.source}: unknown part '{part}'{did_you_mean(part, known)} (parts: {', '.join(known)})"
+                    f"{layer.source}: unknown section '{section}'{did_you_mean(section, known)} "
+                    f"(sections: {', '.join(known)})"
                 )
             if not isinstance(fields, dict):
-                raise ConfigError(f"{layer.source}: {part} = {fields!r}: expected a table of fields")
-            names = [item.name for item in dataclasses.fields(known[part])]
+                raise ConfigError(f"{layer.source}: {section} = {fields!r}: expected a table of fields")
+            names = [item.name for item in dataclasses.fields(known[section])]
             for name, value in fields.items():
                 if name not in names:
-                    raise ConfigError(f"{layer.source}: {_unknown(part, name, names)}")
-                merged.setdefault(part, {})[name] = value
-                key = f"{part}.{name}"
+                    raise ConfigError(f"{layer.source}: {_unknown(section, name, names)}")
+                merged.setdefault(section, {})[name] = value
+                key = f"{section}.{name}"
                 sources[key] = layer.source
                 (kept.add if key in keep else kept.discard)(key)
-    parts: dict[str, Any] = {}
-    for part, fields in merged.items():  # an algorithm's that is not chosen is checked too
+    sections: dict[str, Any] = {}
+    for section, fields in merged.items():  # an algorithm's that is not chosen is checked too
         try:
-            parts[part] = known[part](**fields)
+            sections[section] = known[section](**fields)
         except ConfigError as error:
             name = str(error).split(" ", 1)[0].rstrip(":")
-            raise ConfigError(f"{sources.get(f'{part}.{name}', 'settings')}: {part}.{error}") from None
-    own = parts.get(algo) if isinstance(algo, str) else parts.get(RunConfig.algo)
-    shared = {name: part for name, part in parts.items() if name in SHARED_PARTS}
+            raise ConfigError(f"{sources.get(f'{section}.{name}', 'settings')}: {section}.{error}") from None
+    own = sections.get(algo) if isinstance(algo, str) else sections.get(RunConfig.algo)
+    shared = {name: section for name, section in sections.items() if name in SHARED_SECTIONS}
     return Settings(config=Config(own=own, **shared), sources=sources, kept=frozenset(kept))
 
 
@@ -184,10 +187,10 @@ def _chosen(layer: Layer, layers: list[Layer]) -> list[Layer]:
     return [Layer(layer.source, {"run": layer.choice})] if fits else []
 
 
-def _said(layers: list[Layer], part: str, name: str) -> tuple[Any, str]:
+def _said(layers: list[Layer], section: str, name: str) -> tuple[Any, str]:
     """The value of the strongest layer that says one, and that layer's source; None where none does."""
     for layer in reversed(layers):
-        fields = layer.values.get(part)
+        fields = layer.values.get(section)
         if isinstance(fields, dict) and name in fields:
             return fields[name], layer.source
     return None, ""
@@ -210,12 +213,14 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         settings = resolve(layers)
     elif source := next((layer.source for layer in layers if _chosen(layer, layers)), None):
         run = settings.config.run
-        reason = f"algorithm {run.algo} in mode {run.mode}: {source} takes them for this task; --algo sets another"
+        reason = (
+            f"algorithm {run.algo} in mode {run.mode}: {source} sets them for this environment; override with --algo"
+        )
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
     find_network((settings.config.on_policy or settings.config.algorithm).network, spec.import_module)
     (settings.config.on_policy or settings.config.algorithm).check_task(spec)
     if any(settings.config.run.algo in layer.of_algorithm for layer in layers):
-        layers[:] = [part for layer in layers for part in layer.for_algorithm(settings.config.run.algo)]
+        layers[:] = [section for layer in layers for section in layer.for_algorithm(settings.config.run.algo)]
         settings = resolve(layers)
     row = find_row(settings.config.run.algo, spec.import_module)
     special = {
@@ -229,8 +234,8 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     own: Values = {}
     for key, value in special.items():
         if key not in left:
-            part, name = key.split(".")
-            own.setdefault(part, {})[name] = value
+            section, name = key.split(".")
+            own.setdefault(section, {})[name] = value
     if own:
         layers.insert(0, Layer(default_of(settings), own))
         settings = resolve(layers)
@@ -261,14 +266,14 @@ def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
 
 
 def without_effect(settings: Settings) -> list[str]:
-    """Settings of the command line that the chosen mode and algorithm do not read: the flag, or else ``part.field``.
+    """Settings of the command line that the chosen mode and algorithm do not read: the flag, or else ``section.field``.
 
     Settings of the run, its task, its end and its hosts are not looked at.
     """
     config = settings.config
     knobs, others = active_settings(config)
     read = {*knobs, *others}
-    # One flag may set fields of several parts; --set sets one of them.
+    # One flag may set fields of several sections; --set sets one of them.
     flags = {FLAG_OF.get(key) for key in read if settings.sources.get(key) == USER}
     return [
         *dict.fromkeys(
@@ -288,40 +293,40 @@ def default_of(settings: Settings) -> str:
 
 
 def parse_assignment(text: str) -> Values:
-    """``part.field=value`` (a value of JSON or Python, or bare text) as values."""
+    """``section.field=value`` (a value of JSON or Python, or bare text) as values."""
     key, sep, raw = text.partition("=")
-    part, _, name = key.strip().partition(".")
-    if not (sep and part and name):
-        raise ConfigError(f"--set {text!r}: expected part.field=value, for example sac.gamma=0.98")
+    section, _, name = key.strip().partition(".")
+    if not (sep and section and name):
+        raise ConfigError(f"--set {text!r}: expected section.field=value, for example sac.gamma=0.98")
     try:
         value = literal(raw)
     except ValueError:
         value = raw.strip()  # the setting refuses it where it is no text
-    return {part: {name: value}}
+    return {section: {name: value}}
 
 
 def to_toml(settings: Settings) -> str:
     """The resolved configuration as TOML, each line with the source of its value."""
     lines: list[str] = []
-    for part, fields in groupby(iterate(settings.config), key=lambda item: item[0]):
-        lines.append(f"[{part}]")
+    for section, fields in groupby(iterate(settings.config), key=lambda item: item[0]):
+        lines.append(f"[{section}]")
         for _, name, value in fields:
             text = f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}"
-            lines.append(f"{text}  # {settings.sources.get(f'{part}.{name}', 'default')}")
+            lines.append(f"{text}  # {settings.sources.get(f'{section}.{name}', 'default')}")
         lines.append("")
     return "\n".join(lines)
 
 
 def sources_of(text: str) -> dict[str, str]:
-    """``part.field`` -> source, from the comments of a text that ``to_toml`` wrote."""
-    sources, part = {}, ""
+    """``section.field`` -> source, from the comments of a text that ``to_toml`` wrote."""
+    sources, section = {}, ""
     for line in text.splitlines():
         if line.startswith("["):
-            part = line.strip("[] ")
+            section = line.strip("[] ")
             continue
         said, mark, source = line.removeprefix("# ").rpartition("  # ")
         if mark:
-            sources[f"{part}.{said.split(maxsplit=1)[0] if said.strip() else ''}"] = source.strip()
+            sources[f"{section}.{said.split(maxsplit=1)[0] if said.strip() else ''}"] = source.strip()
     return sources
 
 
@@ -341,19 +346,23 @@ def from_toml(text: str, source: str, import_module: str | None = None) -> Setti
 
     ``import_module`` is that of the command's ``--import``; one that the text names is not imported.
     """
-    return resolve([Layer(source=source, values=renewed(tomllib.loads(text)))], import_module)
+    return resolve([Layer(source=source, values=migrate(tomllib.loads(text)))], import_module)
 
 
-def renewed(values: Values) -> Values:
+def migrate(values: Values) -> Values:
     """Settings of an earlier version, from a file, as they are called now; changed in place."""
     exchange = values.get("exchange")
     if isinstance(exchange, dict) and exchange.get("learners", 1) != 1:
         values.setdefault("cluster", {})["learners"] = exchange["learners"]
-    for part, names in _GONE.items():
-        fields = values.get(part)
+    for (section, name), present in _RENAMED.items():
+        fields = values.get(section)
+        if isinstance(fields, dict) and name in fields:
+            fields[present] = fields.pop(name)
+    for section, names in _GONE.items():
+        fields = values.get(section)
         if isinstance(fields, dict):
             for name in names:
                 fields.pop(name, None)
-            if not fields and part not in PARTS:
-                del values[part]
+            if not fields and section not in SECTIONS:
+                del values[section]
     return values

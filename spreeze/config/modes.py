@@ -27,23 +27,23 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wiring:
-    """How a mode runs one kind of algorithm."""
+class DataFlow:
+    """Data flow of a mode for one kind of algorithm."""
 
     stages: tuple[Stage, ...]
-    in_turns: bool = False
-    """Collecting and learning take turns in the run's own process; else they are processes that work at once."""
+    serial: bool = False
+    """Sampling and learning alternate in one process; otherwise they run in parallel processes."""
     lag: int | None = None
-    """Rollouts between the policy that collects and the one that learns from its data; None: there is replay."""
-    free_running: bool = False
+    """Lag of the collecting policy behind the learner in rollouts; None: off-policy, from replay."""
+    asynchronous: bool = False
     """The learner does not pace the samplers, which wait at most for uses of their oldest rollout: for algorithms that
     take rollouts of any age, whose lag is then at least ``lag``."""
     inference_workers: bool = False
-    """``rollout.inference_workers`` processes may infer for the samplers of one learner."""
-    mixes: bool = False
-    """These learners share what they learn, as ``gala.mixing`` says, and begin with the same parameters."""
-    averages: bool = False
-    """These learners average their parameters every ``learner.average_interval`` updates, and begin with the same."""
+    """``rollout.inference_workers`` processes may run the policy for the samplers of one learner."""
+    mixes_parameters: bool = False
+    """Learners mix their parameters (``gala.mixing``) and start with equal ones."""
+    averages_parameters: bool = False
+    """Learners average their parameters every ``learner.average_interval`` updates and start with equal ones."""
     knobs: tuple[str, ...] = ()
     """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field."""
 
@@ -55,45 +55,45 @@ class Wiring:
     @property
     def other_hosts(self) -> bool:
         """Samplers of other hosts may take part (``--cluster``)."""
-        return self.lag is None and not self.in_turns and not self.other_learners
+        return self.lag is None and not self.serial and not self.other_learners
 
     @property
     def other_learners(self) -> bool:
         """Each other host has learners of its own, which join this one's (``--cluster``)."""
-        return self.mixes or self.averages
+        return self.mixes_parameters or self.averages_parameters
 
     @property
     def balanced(self) -> bool:
-        """The limiter holds the samples per insert of mode serial.
+        """True if the limiter keeps the samples per insert of mode serial.
 
-        The governor lets as many samplers work as that takes.
+        The governor runs as many samplers as that needs.
         """
-        return self.averages and self.lag is None
+        return self.averages_parameters and self.lag is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """All that is known of a mode without running it."""
+    """Declaration of a mode."""
 
     name: str
     doc: str
     """Description in one line."""
     module: str = ""
     """Module with ``assemble(run)``, which puts workers and channels together, or ``run_mode``, which does all by
-    itself; imported when the run begins. Empty: its wiring says all."""
-    replay: Wiring | None = None
-    """For algorithms that learn from replay; None: it does not run them."""
-    on_policy: Wiring | None = None
-    """For algorithms that learn from what their own policy has just collected; None: it does not run them."""
+    itself; imported when the run starts. Empty: its data flows say all."""
+    replay: DataFlow | None = None
+    """Data flow for off-policy algorithms; None: not supported."""
+    on_policy: DataFlow | None = None
+    """Data flow for on-policy algorithms; None: not supported."""
 
-    def wiring(self, *, on_policy: bool) -> Wiring | None:
-        """How it runs that kind of algorithm; None: not at all."""
+    def data_flow(self, *, on_policy: bool) -> DataFlow | None:
+        """Returns the data flow for that kind of algorithm; None: not supported."""
         return self.on_policy if on_policy else self.replay
 
     @property
     def starts_processes(self) -> bool:
         """True if a worker process will be needed, whatever the algorithm."""
-        return any(not wiring.in_turns for wiring in (self.replay, self.on_policy) if wiring is not None)
+        return any(not data_flow.serial for data_flow in (self.replay, self.on_policy) if data_flow is not None)
 
 
 REPLAY_STAGES = (
@@ -145,36 +145,39 @@ BUFFER_KNOBS = (
 DECLARED = (
     Mode(
         name="spreeze",
-        doc="samplers fill replay in shared memory while the learner takes large batches from it",
-        replay=Wiring(stages=REPLAY_STAGES, knobs=REPLAY_KNOBS),
+        doc="samplers fill the replay buffer while the learner trains on large batches",
+        replay=DataFlow(stages=REPLAY_STAGES, knobs=REPLAY_KNOBS),
     ),
     Mode(
         name="serial",
         module="spreeze.modes.serial",
         doc="the same workers take turns in one process: the same seed gives the same bits",
-        replay=Wiring(stages=REPLAY_STAGES, in_turns=True),  # the tuner measures processes that work at once
-        on_policy=Wiring(stages=ROLLOUT_STAGES, in_turns=True, lag=0),
+        replay=DataFlow(stages=REPLAY_STAGES, serial=True),  # the tuner measures processes that work at once
+        on_policy=DataFlow(stages=ROLLOUT_STAGES, serial=True, lag=0),
     ),
     Mode(
         name="hts",
-        doc="samplers fill one storage while the learner learns from the other (HTS-RL)",
-        on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, inference_workers=True, knobs=ROLLOUT_KNOBS),
+        doc="samplers collect the next rollout while the learner trains on the last one (HTS-RL)",
+        on_policy=DataFlow(stages=ROLLOUT_STAGES, lag=1, inference_workers=True, knobs=ROLLOUT_KNOBS),
     ),
     Mode(
         name="impact",
-        doc="the learner uses each rollout of a circular buffer several times; waits only bound these uses (IMPACT)",
-        on_policy=Wiring(stages=BUFFER_STAGES, lag=1, free_running=True, knobs=BUFFER_KNOBS),
+        doc="the learner reuses rollouts from a circular buffer while samplers keep collecting (IMPACT)",
+        on_policy=DataFlow(stages=BUFFER_STAGES, lag=1, asynchronous=True, knobs=BUFFER_KNOBS),
     ),
     Mode(
         name="gala",
-        doc="learners with samplers of their own mix their parameters round a ring, without waiting (GALA)",
-        on_policy=Wiring(stages=GOSSIP_STAGES, lag=0, mixes=True, knobs=GOSSIP_KNOBS),
+        doc="learners with their own samplers gossip their parameters around a ring, asynchronously (GALA)",
+        on_policy=DataFlow(stages=GOSSIP_STAGES, lag=0, mixes_parameters=True, knobs=GOSSIP_KNOBS),
     ),
     Mode(
         name="tianji",
-        doc="groups of samplers, data and learner, in balance; the learners average their parameters (TianJi)",
-        replay=Wiring(stages=BALANCED_STAGES, averages=True, knobs=REPLAY_KNOBS),
-        on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, averages=True, inference_workers=True, knobs=ROLLOUT_KNOBS),
+        doc="groups of samplers, buffer and learner at a fixed ratio of samples per insert; learners average "
+        "their parameters (TianJi)",
+        replay=DataFlow(stages=BALANCED_STAGES, averages_parameters=True, knobs=REPLAY_KNOBS),
+        on_policy=DataFlow(
+            stages=ROLLOUT_STAGES, lag=1, averages_parameters=True, inference_workers=True, knobs=ROLLOUT_KNOBS
+        ),
     ),
 )
 """The modes that come with Spreeze, the default first."""
@@ -204,7 +207,7 @@ def find(name: str, import_module: str | None, table: Callable[[str | None], dic
     if name not in known and import_module is not None:
         known = table(import_module)
     if name not in known:
-        more = "" if import_module else " (and what a module of --import declares)"
+        more = "" if import_module else " (and those of the --import module)"
         raise ConfigError(f"{key} = {name!r}: allowed is {', '.join(known)}{more}{did_you_mean(name, known)}")
     return known[name]
 
@@ -219,7 +222,7 @@ def extended(known: dict[str, Any], module: str | None, name: str, kind: type) -
         if not isinstance(row, kind) or row.name in known:  # type: ignore[attr-defined]
             raise ConfigError(
                 f"--import {module}: {name} holds {clean(repr(row), 200)}; expected a "
-                f"{kind.__module__}.{kind.__name__} whose name is none of {', '.join(known)}"
+                f"{kind.__module__}.{kind.__name__} with a new name, other than {', '.join(known)}"
             )
         known[row.name] = row  # type: ignore[attr-defined]
     return known
@@ -238,31 +241,31 @@ def declared_by(module: str, name: str) -> Iterable[Any]:
         raise ConfigError(f"--import {module}: {described(error)}") from error
 
 
-def recorded(wiring: Wiring) -> dict[str, Any]:
+def recorded(data_flow: DataFlow) -> dict[str, Any]:
     """Form of a mode in ``run.json``, so that the page can show one that it may not import."""
     return {
-        "lag": wiring.lag,
-        "free_running": wiring.free_running,
-        "stages": [[stage.title, stage.split, list(stage.items)] for stage in wiring.stages],
+        "lag": data_flow.lag,
+        "free_running": data_flow.asynchronous,
+        "stages": [[stage.title, stage.split, list(stage.items)] for stage in data_flow.stages],
     }
 
 
-def wiring_of(run: Mapping[str, Any], *, on_policy: bool) -> Wiring | None:
-    """The wiring of a run, from its ``run.json``; None where neither the table nor the file has it."""
+def data_flow_of(run: Mapping[str, Any], *, on_policy: bool) -> DataFlow | None:
+    """The data flow of a run, from its ``run.json``; None where neither the table nor the file has it."""
     mode = modes().get(str(run.get("mode", DECLARED[0].name)))
     if mode is not None:
-        return mode.wiring(on_policy=on_policy)
+        return mode.data_flow(on_policy=on_policy)
     told = run.get("wiring")
     if not isinstance(told, dict):
         return None
     try:
-        return Wiring(
+        return DataFlow(
             lag=None if told["lag"] is None else int(told["lag"]),
             stages=tuple(
                 Stage(title=clean(title, 40), split=clean(split, 20), items=tuple(str(item) for item in items))
                 for title, split, items in told["stages"][:_MOST_STAGES]
             ),
-            free_running=told.get("free_running") is True,
+            asynchronous=told.get("free_running") is True,
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None  # a file may say anything

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.layers import DEFAULT, Layer, Settings, Values, default_of, iterate, renewed, toml_value
+from spreeze.config.layers import DEFAULT, Layer, Settings, Values, default_of, iterate, migrate, toml_value
 from spreeze.config.schema import check_name, field_of, marked
 from spreeze.errors import ConfigError, did_you_mean, refuse_newer
 from spreeze.formatting import clean
@@ -27,14 +27,14 @@ FORMAT = 1
 PROFILE_DIR = shipped("profiles")
 MAX_PROFILE_BYTES = 1_000_000
 NO_PROFILE = "none"
-"""In place of a name: not even the profile of the task."""
+"""Name that stands for no profile, not even that of the environment."""
 
 
 def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     """Reads a profile by name (from ``profiles/``) or path. A profile can name no code and no path.
 
-    Its ``[only."ENV".part]`` hold for that task alone, where ``env_id`` names it, in place of the others, and its
-    ``[only.ALGO.part]`` where that algorithm learns, which ``with_algorithm`` knows.
+    Its ``[only."ENV".section]`` hold for that task alone, where ``env_id`` names it, in place of the others, and its
+    ``[only.ALGO.section]`` where that algorithm learns, which ``with_algorithm`` knows.
 
     Raises:
         ConfigError: not found, too large, not TOML, a newer format, or a key that only the command line may set.
@@ -54,39 +54,39 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
         raise ConfigError(f"profile {path}: about = {about!r}: expected a table")
     refuse_newer(about.get("format"), FORMAT, f"profile {path}", ConfigError)
     only = _popped_only(path, values)
-    for part, fields in only.get(env_id or "", {}).items():
-        values[part] = {**values.get(part, {}), **fields}
-    of_algorithm = {name: parts for name, parts in only.items() if name in ALGORITHMS}
+    for section, fields in only.get(env_id or "", {}).items():
+        values[section] = {**values.get(section, {}), **fields}
+    of_algorithm = {name: sections for name, sections in only.items() if name in ALGORITHMS}
     for said in (values, *of_algorithm.values()):
         for key in marked("command_line_only"):
-            part, name = key.split(".")
-            if name in said.get(part, ()):
+            section, name = key.split(".")
+            if name in said.get(section, ()):
                 raise ConfigError(f"profile {path}: {key} may only be set on the command line")
     keep = about.get("keep", [])
-    own = [f"{part}.{name}" for part, fields in values.items() for name in fields]
+    own = [f"{section}.{name}" for section, fields in values.items() for name in fields]
     if not isinstance(keep, list) or any(key not in own for key in keep):
         raise ConfigError(
-            f"profile {path}: about.keep = {clean(repr(keep), 200)}: expected a list of settings that this profile has"
+            f"profile {path}: about.keep = {clean(repr(keep), 200)}: expected a list of settings in this profile"
         )
     choice = None
     if {"algo", "mode"} <= (run := values.get("run", {})).keys():
         choice = {name: run.pop(name) for name in ("algo", "mode", "learners") if name in run}
     return Layer(
-        source=f"profile {path.stem}", values=renewed(values), about=about, of_algorithm=of_algorithm, choice=choice
+        source=f"profile {path.stem}", values=migrate(values), about=about, of_algorithm=of_algorithm, choice=choice
     )
 
 
 def _popped_only(path: Path, values: Values) -> dict[str, Values]:
-    """Takes ``[only.NAME.part]`` out of a profile's values; a ConfigError unless each part is a table of fields."""
+    """Removes and returns ``[only.NAME.section]``; a ConfigError unless each section is a table of fields."""
     only = values.pop("only", {})
-    if not isinstance(only, dict) or not all(isinstance(parts, dict) for parts in only.values()):
+    if not isinstance(only, dict) or not all(isinstance(sections, dict) for sections in only.values()):
         raise ConfigError(
             f'profile {path}: only = {clean(only, 100)}: expected tables such as [only."ENV".sac] or [only.a2c.rollout]'
         )
     for said in (values, *only.values()):
-        for part, fields in said.items():
+        for section, fields in said.items():
             if not isinstance(fields, dict):
-                raise ConfigError(f"profile {path}: {part} = {clean(repr(fields), 100)}: expected a table of fields")
+                raise ConfigError(f"profile {path}: {section} = {clean(repr(fields), 100)}: expected a table of fields")
     return only
 
 
@@ -102,7 +102,7 @@ def chosen_profile(name_or_path: str | None, env_id: str) -> Layer | None:
 
 
 def task_profile(env_id: str) -> Layer | None:
-    """The profile that names this environment in its ``about.envs`` (``ALE/*``: all that begin so), if any."""
+    """The profile that names this environment in its ``about.envs`` (``ALE/*``: all that start so), if any."""
     for name in profile_names():
         if any(fnmatchcase(env_id, pattern) for pattern in _tasks(PROFILE_DIR / f"{name}.toml")):
             return read_profile(name, env_id)
@@ -110,7 +110,7 @@ def task_profile(env_id: str) -> Layer | None:
 
 
 def _tasks(path: Path) -> list[str]:
-    """``about.envs`` of a profile; none of one that is damaged, which is an error where it is asked for."""
+    """``about.envs`` of a profile; none of one that is damaged, which is an error where it is requested."""
     try:
         if path.stat().st_size > MAX_PROFILE_BYTES:
             return []
@@ -137,7 +137,7 @@ def reached_with(layer: Layer, env_id: str) -> str | None:
 
 
 def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
-    """Part of a profile that holds on this machine, and lines that say what does not.
+    """Section of a profile that holds on this machine, and lines that say what does not.
 
     A profile without a machine in its ``[about]`` holds everywhere.
     """
@@ -150,9 +150,9 @@ def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
     choice = None if layer.choice is None else _elsewhere({"run": layer.choice}, dropped)["run"]
     notes = [f"{layer.source} was made on another machine ({layer.about.get('machine', 'not described')})"]
     if dropped:
-        notes.append(f"  these do not apply here and are left out: {', '.join(dropped)}")
+        notes.append(f"  ignored on this machine: {', '.join(dropped)}")
     if batch := values.get("learner", {}).get("batch_size"):
-        notes.append(f"  its batch of {batch} is kept; --auto measures what this machine does best")
+        notes.append(f"  its batch of {batch} is kept; --auto finds the best one for this machine")
     return dataclasses.replace(layer, values=values, of_algorithm=of_algorithm, choice=choice), notes
 
 
@@ -160,24 +160,26 @@ def _elsewhere(said: Values, dropped: list[str]) -> Values:
     """Values that hold on other machines too; adds the rest to ``dropped``."""
     values: Values = {}
     of_machine = marked("machine")
-    for part, fields in said.items():
+    for section, fields in said.items():
         for name, value in fields.items():
-            if f"{part}.{name}" in of_machine:
-                dropped.append(f"{part}.{name} = {value}")
+            if f"{section}.{name}" in of_machine:
+                dropped.append(f"{section}.{name} = {value}")
             else:
-                values.setdefault(part, {})[name] = value
+                values.setdefault(section, {})[name] = value
     return values
 
 
 def export_path(name_or_path: str) -> Path:
-    """Where a profile is written; a ConfigError if that is impossible or there already."""
+    """Returns the path to write a profile to; a ConfigError if it exists or cannot be written."""
     path = _path(name_or_path)
     if name_or_path == NO_PROFILE:
-        raise ConfigError(f"--export {NO_PROFILE}: --profile {NO_PROFILE} means no profile; choose another name")
+        raise ConfigError(
+            f"--export {NO_PROFILE}: --profile {NO_PROFILE} is reserved for no profile; choose another name"
+        )
     if not path.parent.is_dir():
-        raise ConfigError(f"--export {name_or_path}: there is no folder {path.parent}")
+        raise ConfigError(f"--export {name_or_path}: no such directory {path.parent}")
     if path.exists():
-        raise ConfigError(f"--export {name_or_path}: {path} exists; choose another name, or remove it first")
+        raise ConfigError(f"--export {name_or_path}: {path} exists; choose another name, or delete it first")
     return path
 
 
@@ -204,18 +206,18 @@ def profile_text(settings: Settings, record: dict[str, Any], machine: str) -> st
     lines += [f"# Provisional: {' '.join(text.split())}" for text in (record.get("provisional") or {}).values()]
     lines.append("[about]")
     lines += [f"{name} = {toml_value(value)}  # {' '.join(text.split())}" for name, (value, text) in about.items()]
-    part_now, parts, shared = None, settings.config.parts(), marked("shared")
-    for part, name, value in iterate(settings.config):
-        key = f"{part}.{name}"
+    section_now, sections, shared = None, settings.config.sections(), marked("shared")
+    for section, name, value in iterate(settings.config):
+        key = f"{section}.{name}"
         source = settings.source_of(key)
         own = source == DEFAULT or source == default_of(settings)  # come back by themselves with the algorithm
-        if own or value is None or (type(parts[part]).personal and key not in shared):
+        if own or value is None or (type(sections[section]).personal and key not in shared):
             continue
         if key == "run.mode" and settings.config.on_policy is None:
             continue  # with an algorithm of replay the user may choose any mode that has one
-        if part != part_now:
-            lines += ["", f"[{part}]"]
-            part_now = part
+        if section != section_now:
+            lines += ["", f"[{section}]"]
+            section_now = section
         unit = field_of(key, settings.config).metadata["unit"]
         why = record["reasons"].get(key, source) if source == "tuner" else source
         lines.append(f"{name} = {toml_value(value)}  # [{unit or '1'}]; {' '.join(why.split())}")

@@ -1,4 +1,4 @@
-"""Settings: one frozen dataclass a part, every field with meaning, unit and range.
+"""Settings: one frozen dataclass a section, every field with meaning, unit and range.
 
 A configuration is built from layers, later ones winning: defaults < profile < tuner < user.
 ``Settings`` remembers which layer each value came from. Nothing changes a setting in place.
@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.config.algorithm_settings import AlgorithmConfig, AnyAgeConfig, OnPolicyConfig
+from spreeze.config.algorithm_settings import AlgorithmConfig, AsyncOnPolicyConfig, OnPolicyConfig
 from spreeze.config.algorithms import ALGORITHMS, find_row
-from spreeze.config.modes import DECLARED, Mode, Wiring, find_mode
-from spreeze.config.part import Condition, Part, always, set_type, setting, unoffered
+from spreeze.config.modes import DECLARED, DataFlow, Mode, find_mode
+from spreeze.config.section import Condition, Section, always, set_type, setting, unoffered
 from spreeze.errors import ConfigError
 
 SINKS = ("tensorboard", "wandb", "mlflow")
@@ -26,24 +26,24 @@ _RESERVED = ("con", "prn", "aux", "nul", "latest")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
-def _replay(wiring: Wiring) -> bool:
-    return wiring.lag is None
+def _replay(data_flow: DataFlow) -> bool:
+    return data_flow.lag is None
 
 
-def _rollouts(wiring: Wiring) -> bool:
-    return wiring.lag is not None
+def _rollouts(data_flow: DataFlow) -> bool:
+    return data_flow.lag is not None
 
 
-def _processes(wiring: Wiring) -> bool:
-    return not wiring.in_turns
+def _processes(data_flow: DataFlow) -> bool:
+    return not data_flow.serial
 
 
-def _mixes(wiring: Wiring) -> bool:
-    return wiring.mixes
+def _mixes(data_flow: DataFlow) -> bool:
+    return data_flow.mixes_parameters
 
 
-def _governed(wiring: Wiring) -> bool:
-    return not wiring.in_turns and (wiring.lag is None or wiring.free_running)
+def _governed(data_flow: DataFlow) -> bool:
+    return not data_flow.serial and (data_flow.lag is None or data_flow.asynchronous)
 
 
 MOST_DEFAULT_SAMPLERS = 16
@@ -51,40 +51,40 @@ MOST_DEFAULT_SAMPLERS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(Part):
+class RunConfig(Section):
     """Algorithm, mode and seed of a run, and where its files go."""
 
     read, personal = unoffered, True
 
     algo: str = setting(
         "sac",
-        f"algorithm: {', '.join(ALGORITHMS)}, or one that the module of --import declares",
+        f"algorithm: {', '.join(ALGORITHMS)}, or one of the --import module",
         flag="--algo",
         fixed=True,
         shared=True,
-        default_text="the profile's, else by mode and task: sac, dqn, qmix, ppo or impact",
+        default_text="from profile, mode and action space: sac, dqn, qmix, ppo or impact",
     )
     mode: str = setting(
         DECLARED[0].name,
-        "how the parts are wired together: "
-        f"{', '.join(mode.name for mode in DECLARED)}, or one that the module of --import declares",
+        "how samplers and learners work together: "
+        f"{', '.join(mode.name for mode in DECLARED)}, or one of the --import module",
         flag="--mode",
         shared=True,
-        default_text="the profile's, else the algorithm's own, else spreeze",
+        default_text="from profile and algorithm; otherwise spreeze",
     )
-    seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1, flag="--seed")
-    runs_dir: str = setting(
-        "runs", "directory that holds the run directories", flag="--runs-dir", command_line_only=True
+    seed: int = setting(
+        1, "random seed of networks, exploration and environments", low=0, high=2**31 - 1, flag="--seed"
     )
+    runs_dir: str = setting("runs", "parent directory of run directories", flag="--runs-dir", command_line_only=True)
     name: str | None = setting(
         None,
-        "name of the run directory; built from time, env, algo and seed if not given",
+        "name of the run directory; default: built from time, environment, algorithm and seed",
         flag="--name",
         command_line_only=True,
     )
     learners: int = setting(
         1,
-        "learners side by side, each with samplers, data and seed of its own (modes spreeze, tianji, gala)",
+        "number of learners, each with its own samplers, data and seed (modes spreeze, tianji and gala)",
         unit="learners",
         low=1,
         high=16,
@@ -101,71 +101,80 @@ class RunConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvConfig(Part):
+class EnvConfig(Section):
     read, personal = unoffered, True
 
     id: str = setting(
         "Walker2DBulletEnv-v0",
-        "Gymnasium id, or MODULE:CLASS of the module or script of --import; mpe2:NAME or "
-        "lbf:ID for several agents; observations "
-        "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; actions Box, Discrete, MultiDiscrete "
-        "or MultiBinary",
+        "Gymnasium id; MODULE:CLASS of the --import module; mpe2:NAME or lbf:ID for several agents. "
+        "Observations: Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple. Actions: Box, Discrete, "
+        "MultiDiscrete or MultiBinary",
         flag="--env",
         fixed=True,
-        default_text="a walking robot: Walker2DBulletEnv-v0, or Walker2d-v5 without Bullet; Pendulum-v1 without either",
+        default_text="Walker2DBulletEnv-v0; Walker2d-v5 without Bullet; Pendulum-v1 without MuJoCo",
     )
     import_module: str | None = setting(
         None,
-        "module, or script such as my_envs.py, to import first: it registers tasks, algorithms or modes (command "
-        "line only)",
+        "Python module to import first; it may register environments, algorithms and modes (command line only)",
         flag="--import",
         command_line_only=True,
     )
-    plain: bool = setting(False, "use the package's own Bullet tasks, not our faster equivalents", flag="--plain-env")
+    plain: bool = setting(
+        False, "use the pybullet package's own tasks, not the faster equivalents of Spreeze", flag="--plain-env"
+    )
     args: tuple[str, ...] = setting(
-        (), "key=value texts for the environment's constructor (command line only)", fixed=True, command_line_only=True
+        (),
+        "key=value arguments of the environment's constructor (command line only)",
+        fixed=True,
+        command_line_only=True,
     )
     normalize_obs: bool = setting(
-        False, "scale observations by their running mean and standard deviation", read=always, fixed=True, shared=True
+        False,
+        "normalise observations by their running mean and standard deviation",
+        read=always,
+        fixed=True,
+        shared=True,
     )
     image: bool | None = setting(
         None,
-        "take observations as pictures for a CNN, or as numbers; not set: bytes to 255 "
-        "of at least 36 x 36 pixels are pictures",
+        "treat observations as images for a CNN (true) or as vectors (false); default: images if they are "
+        "bytes (0 to 255) of at least 36 x 36 pixels",
         read=always,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageConfig(Part):
+class ImageConfig(Section):
     """Frames of environments that observe images; the lines marked ALE hold for Atari games alone."""
 
-    stack: int = setting(4, "frames in one observation", unit="frames", low=1, high=16, fixed=True)
+    stack: int = setting(4, "number of stacked frames in an observation", unit="frames", low=1, high=16, fixed=True)
     size: int = setting(84, "height and width of a frame", unit="pixels", low=36, high=512, fixed=True)
-    grey: bool = setting(True, "one grey channel instead of red, green and blue (ALE: always)", fixed=True)
-    frame_skip: int = setting(4, "ALE: emulator frames with one action", unit="frames", low=1, high=60)
-    sticky_actions: float = setting(0.25, "ALE: probability that a frame repeats the action before", low=0.0, high=1.0)
-    full_actions: bool = setting(False, "ALE: all 18 actions, not only those that the game reads")
-    episodic_life: bool = setting(False, "ALE: a lost life ends the episode, except in evaluation")
-    clip_rewards: bool = setting(True, "ALE: replay holds the sign of a reward; returns are counted in full")
-    noop_max: int = setting(
-        30, "ALE: idle frames at the start, a random number up to this", unit="frames", low=0, high=1000
+    grey: bool = setting(True, "convert frames to greyscale (Atari: always)", fixed=True)
+    frame_skip: int = setting(4, "Atari: emulator frames per action", unit="frames", low=1, high=60)
+    sticky_actions: float = setting(
+        0.25, "Atari: probability of repeating the previous action in a frame", low=0.0, high=1.0
     )
-    fire_reset: bool = setting(False, "ALE: press FIRE after a reset where the game has that action")
+    full_actions: bool = setting(False, "Atari: use all 18 actions, not only those of the game")
+    episodic_life: bool = setting(False, "Atari: end the episode when a life is lost, except in evaluation")
+    clip_rewards: bool = setting(True, "Atari: train on the sign of rewards; reported returns are not clipped")
+    noop_max: int = setting(
+        30, "Atari: maximum number of random no-op frames after a reset", unit="frames", low=0, high=1000
+    )
+    fire_reset: bool = setting(False, "Atari: press FIRE after a reset, in games that have this action")
     max_episode_frames: int = setting(
-        108_000, "ALE: emulator frames after which a game is truncated", unit="frames", low=100, high=10**9
+        108_000, "Atari: emulator frames after which an episode is truncated", unit="frames", low=100, high=10**9
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayConfig(Part):
+class ReplayConfig(Section):
     """Shared-memory replay and the balance between its two sides."""
 
     read = _replay
 
     capacity: int = setting(
         1_000_000,
-        "transitions that replay can hold",
+        "capacity of the replay buffer",
         unit="transitions",
         low=2,
         high=10**10,
@@ -173,11 +182,18 @@ class ReplayConfig(Part):
         machine=True,
     )
     learning_starts: int = setting(
-        5_000, "env steps collected, with uniform actions, before the first update", unit="env steps", low=0, high=10**9
+        5_000, "env steps with uniformly random actions before the first update", unit="env steps", low=0, high=10**9
     )
-    samples_per_insert_min: float = setting(8.0, "below this ratio the samplers wait", low=0.0, high=1e6)
-    samples_per_insert_max: float = setting(512.0, "above this ratio the learner waits", low=0.0, high=1e9)
-    save: bool = setting(False, "store replay with every checkpoint", flag="--save-replay")
+    samples_per_insert_min: float = setting(
+        8.0, "samplers wait while fewer transitions than this were drawn per transition inserted", low=0.0, high=1e6
+    )
+    samples_per_insert_max: float = setting(
+        512.0,
+        "the learner waits while more transitions than this were drawn per transition inserted",
+        low=0.0,
+        high=1e9,
+    )
+    save: bool = setting(False, "save the replay buffer with every checkpoint", flag="--save-replay")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,7 +201,7 @@ class ReplayConfig(Part):
             raise ConfigError(
                 f"samples_per_insert_min = {self.samples_per_insert_min:g} is above "
                 f"samples_per_insert_max = {self.samples_per_insert_max:g}: "
-                "samplers and learner would wait for each other for ever"
+                "samplers and learner would deadlock"
             )
 
     @property
@@ -194,7 +210,7 @@ class ReplayConfig(Part):
         return [self.samples_per_insert_min, self.samples_per_insert_max]
 
     def serial_ratio(self, batch_size: int) -> float:
-        """As the function, within this band."""
+        """See ``serial_ratio``; with the bounds of this section."""
         return serial_ratio(batch_size, self.samples_per_insert_min, self.samples_per_insert_max)
 
 
@@ -204,33 +220,30 @@ def serial_ratio(batch_size: int, low: float, high: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingConfig(Part):
+class SamplingConfig(Section):
     samplers: int | None = setting(
         None,
-        "sampler processes; from the usable cores if not given",
+        "number of sampler processes; default: from the usable cores",
         low=1,
         high=512,
         flag="--samplers",
         machine=True,
-        read=lambda wiring: _replay(wiring) and _processes(wiring),
+        read=lambda data_flow: _replay(data_flow) and _processes(data_flow),
     )
     envs_per_sampler: int = setting(
-        8,
-        "environments stepped in one sampler",
-        low=1,
-        high=1024,
-        flag="--envs-per-sampler",
-        machine=True,
-        read=_replay,
+        8, "environments per sampler process", low=1, high=1024, flag="--envs-per-sampler", machine=True, read=_replay
     )
-    nan_policy: str = setting("drop", "what to do with a non-finite observation or reward", choices=("drop", "fail"))
+    nan_policy: str = setting(
+        "drop",
+        "what to do with a non-finite observation or reward: drop the transition, or fail",
+        choices=("drop", "fail"),
+    )
     step_deadline_s: float = setting(
-        30.0, "a sampler whose env step takes longer counts as hung and is started again", unit="s", low=0.5, high=1e6
+        30.0, "an env step that takes longer counts as hung, and its sampler is restarted", unit="s", low=0.5, high=1e6
     )
     start_deadline_s: float = setting(
         120.0,
-        "longest time that an environment may take to be made and reset, wherever "
-        "one is: a simulator that needs minutes to come up needs more",
+        "longest time to construct and reset an environment; raise it for simulators that start slowly",
         unit="s",
         low=1.0,
         high=1e6,
@@ -238,8 +251,8 @@ class SamplingConfig(Part):
     )
     memory_limit_bytes: int | None = setting(
         None,
-        "private memory above which a sampler is started anew, and a watcher by its number of environments; from "
-        "the free memory if not given",
+        "private memory at which a sampler is restarted (evaluator and visualizer: in proportion to their "
+        "environments); default: from the free memory",
         unit="bytes",
         low=10_000_000,
         high=2**50,
@@ -248,35 +261,35 @@ class SamplingConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig(Part):
+class RolloutConfig(Section):
     """Collection of rollouts in modes hts, serial and impact."""
 
     read = _rollouts
 
     samplers: int | None = setting(
         None,
-        "sampler processes; not set: hts one a usable core, at most 16, serial 1, which steps in the run's own process",
+        "number of sampler processes; default: one per usable core, at most 16 (mode serial: 1, in the main process)",
         low=1,
         high=512,
         flag="--samplers",
         machine=True,
     )
     envs_per_sampler: int = setting(
-        8, "environments stepped in one sampler", low=1, high=1024, flag="--envs-per-sampler", machine=True
+        8, "environments per sampler process", low=1, high=1024, flag="--envs-per-sampler", machine=True
     )
     inference_workers: int = setting(
         0,
-        "hts, tianji with one learner: processes that infer actions in batches; 0: "
-        "samplers infer for themselves, the same bits",
+        "modes hts and tianji, one learner: processes that run the policy for all samplers in batches; 0: "
+        "each sampler runs it. The results are identical",
         low=0,
         high=512,
         flag="--inference-workers",
         machine=True,
-        read=lambda wiring: wiring.inference_workers,
+        read=lambda data_flow: data_flow.inference_workers,
     )
     size: int = setting(
         2048,
-        "env steps of a learner's rollout, of all its environments together; sets sync_interval where that is not set",
+        "env steps per rollout, summed over all environments of a learner; used if sync_interval is not set",
         unit="env steps",
         low=1,
         high=2**30,
@@ -284,9 +297,8 @@ class RolloutConfig(Part):
     )
     sync_interval: int | None = setting(
         None,
-        "env steps of each environment in one rollout (SB3: n_steps); not set: "
-        "as many as size asks for, at least 16, or 5 with a2c; with impact, appo, "
-        "impala 16",
+        "env steps per environment and rollout (SB3: n_steps); default: rollout.size / environments, at least "
+        "16 (a2c: 5); 16 with impact, appo and impala",
         unit="env steps",
         low=1,
         high=65_536,
@@ -295,36 +307,37 @@ class RolloutConfig(Part):
     )
     correction: str = setting(
         "delayed",
-        "hts, tianji: off-policy correction for rollouts that the previous policy collected (default with ppo: none)",
+        "modes hts and tianji: off-policy correction of rollouts that were collected by the previous policy "
+        "(ppo: none by default)",
         choices=("delayed", "none", "truncated-is"),
         flag="--correction",
-        read=lambda wiring: bool(wiring.lag) and not wiring.free_running,
+        read=lambda data_flow: bool(data_flow.lag) and not data_flow.asynchronous,
     )
     synchrony: str = setting(
         "batch",
-        "serial: environments wait for each other at every step, or once a rollout",
+        "mode serial: environments wait for each other after every step, or after every rollout (batch)",
         choices=("step", "batch"),
         flag="--synchrony",
-        read=lambda wiring: wiring.lag == 0,
+        read=lambda data_flow: data_flow.lag == 0,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class GalaConfig(Part):
-    """How the learners of mode gala share what they learn."""
+class GalaConfig(Section):
+    """Parameter mixing of the learners in mode gala."""
 
     read = _mixes
 
     topology: str = setting(
         "ring",
-        "whose parameters a learner takes: ring, those of the one before it; exponential, "
-        "of those 1, 2, 4, ... before it; full, of all",
+        "which learners send their parameters to a learner: ring: its predecessor; exponential: those 1, 2, "
+        "4, ... before it; full: all",
         choices=("ring", "exponential", "full"),
         flag="--topology",
     )
     max_staleness: int = setting(
         100,
-        "most rollouts of a learner without a message from a neighbour before it waits for one; 0: lockstep",
+        "maximum rollouts without a message from a neighbour before a learner blocks; 0: lockstep",
         unit="rollouts",
         low=0,
         high=10**9,
@@ -332,22 +345,22 @@ class GalaConfig(Part):
     )
     mixing: str = setting(
         "gossip",
-        "gossip; or, to compare it with, all_reduce: gradients are averaged before each "
-        "step, whose size no target_kl changes; hogwild: all update the same parameters; none",
+        "gossip; baselines: all_reduce (gradients are averaged before each step, target_kl has no effect), "
+        "hogwild (one set of shared parameters), none (independent learners)",
         choices=MIXINGS,
     )
     scale_lr: bool = setting(
         True,
-        "gossip: the learning rate times the root of the number of learners, up to 4e-3, as "
-        "each learns from that share of the env steps, with more noise",
+        "multiply the learning rate by the square root of the number of learners, to at most 4e-3 (mixing = "
+        "gossip): each one learns from a fraction of the env steps",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerConfig(Part):
+class LearnerConfig(Section):
     batch_size: int = setting(
         256,
-        "transitions in one update from replay; for rollouts see ppo.minibatch_size",
+        "batch size of updates from replay; on-policy algorithms: see ppo.minibatch_size",
         unit="transitions",
         low=1,
         high=2**24,
@@ -356,7 +369,7 @@ class LearnerConfig(Part):
     )
     threads: int = setting(
         1,
-        "threads of the learner: two share an update as a pair, more share each matmul",
+        "CPU threads of the learner: 2 split an update by networks and rows, more split each matmul",
         low=1,
         high=256,
         flag="--learner-threads",
@@ -364,70 +377,66 @@ class LearnerConfig(Part):
     )
     device: str = setting(
         "auto",
-        "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS "
-        "(one GPU twice: two streams of it); "
-        "auto is a GPU where there is one, but the CPU for algorithms of rollouts without images",
+        "auto, cpu, cuda, cuda:N, ACTOR+CRITICS such as cuda:0+cuda:1 (the same GPU twice: two streams), or "
+        "split for cuda:0+cuda:1. auto: a GPU if there is one, but the CPU for on-policy algorithms without "
+        "images",
         flag="--device",
         machine=True,
     )
     precision: str = setting(
         "float32",
-        "what matmuls round their inputs to: tf32 on GPUs, bfloat16 on processors "
-        "that have it; weights and optimisers are always float32, and so are sums of "
-        "products",
+        "precision of matmul inputs: tf32 needs a GPU, bfloat16 a CPU that supports it; weights, optimizer "
+        "and accumulation stay in float32",
         choices=("float32", "tf32", "bfloat16"),
         machine=True,
         read=_replay,
     )
     overlap: bool = setting(
-        False, "the actor follows the critics of one update before: two devices work at once", read=_replay
-    )
-    mirror: bool = setting(
-        True, "keep a copy of replay on the learner's GPU, as far as its memory allows", read=_replay
-    )
-    updates_per_launch: int = setting(
-        1,
-        "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every kernel by itself",
-        unit="updates",
-        low=0,
-        high=64,
+        False,
+        "update the actor with the critics of the previous update, so that two devices work in parallel",
         read=_replay,
     )
-    fuse: bool = setting(
+    gpu_replay: bool = setting(
+        True, "keep a copy of the replay buffer in the learner's GPU memory, as far as it fits", read=_replay
+    )
+    updates_per_launch: int = setting(
+        1, "updates per CUDA graph, with gpu_replay; 0: no CUDA graphs", unit="updates", low=0, high=64, read=_replay
+    )
+    compile: bool = setting(
         False,
-        "fuse the small kernels of an update by torch.compile, which takes up to a minute "
-        "before learning begins and, on a GPU, Triton",
+        "fuse the kernels of an update with torch.compile: takes up to a minute at the start; on a GPU needs Triton",
         read=_replay,
     )
     average_interval: int = setting(
         100,
-        "mode tianji: updates of a learner between two averagings of its parameters with those of the others",
+        "mode tianji: updates between averagings of the learners' parameters",
         unit="updates",
         low=1,
         high=10**9,
-        read=lambda wiring: wiring.averages,
+        read=lambda data_flow: data_flow.averages_parameters,
     )
     publish_interval_s: float = setting(
-        0.25, "time between two published weights", unit="s", low=0.01, high=3600, read=_processes
+        0.25, "time between publications of the weights", unit="s", low=0.01, high=3600, read=_processes
     )
-    checkpoint_interval_s: float = setting(30.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
+    checkpoint_interval_s: float = setting(30.0, "time between checkpoints", unit="s", low=0.5, high=1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterConfig(Part):
+class ClusterConfig(Section):
     """Samplers and learners on other hosts, through Ray."""
 
     read, personal = unoffered, True
 
     address: str | None = setting(
         None,
-        "HOST:PORT of a Ray cluster's head, auto, or local:N for N hosts simulated on this machine (command line only)",
+        "HOST:PORT of a Ray cluster's head node, auto, or local:N to simulate N hosts on this machine "
+        "(command line only)",
         flag="--cluster",
         command_line_only=True,
     )
     samplers: int | None = setting(
         None,
-        "sampler processes on each other host; not set: chosen there by its own tuner or its usable cores",
+        "sampler processes on each other host; default: chosen on each host",
         low=1,
         high=64,
         flag="--host-samplers",
@@ -443,19 +452,21 @@ class ClusterConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationConfig(Part):
+class EvaluationConfig(Section):
     """Greedy episodes that give the return curve."""
 
     personal = True
 
-    enabled: bool = setting(True, "evaluate the policy, beside training and at the end", flag="--no-evaluator")
-    episodes: int = setting(10, "episodes in one evaluation, each from a fresh start", low=1, high=10_000)
-    seed: int = setting(10_000, "seed from which those of all evaluations are drawn", low=0, high=2**31 - 1)
-    cpu_share: float = setting(0.15, "share of one core the evaluator may use when no core is free", low=0.01, high=1.0)
+    enabled: bool = setting(True, "evaluate the policy during training and at the end", flag="--no-evaluator")
+    episodes: int = setting(10, "episodes per evaluation, each from a fresh reset", low=1, high=10_000)
+    seed: int = setting(10_000, "base seed of all evaluation episodes", low=0, high=2**31 - 1)
+    cpu_share: float = setting(
+        0.15, "share of one core that the evaluator may use while no core is free", low=0.01, high=1.0
+    )
     interval_updates: int | None = setting(
         None,
-        "serial: updates from one evaluation to the next, so that a curve is the same on a busy machine; not "
-        "set: by time, as cpu_share says",
+        "mode serial: updates between evaluations, which makes curves independent of the load; default: by "
+        "time, see cpu_share",
         unit="updates",
         low=1,
         high=10**9,
@@ -463,29 +474,30 @@ class EvaluationConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisualizerConfig(Part):
+class VisualizerConfig(Section):
     """The picture and the clips of the current policy."""
 
     personal = True
 
     enabled: bool = setting(True, "run the visualizer process", flag="--no-visualizer")
-    frames_per_s: float = setting(8.0, "pictures a second at most", unit="1/s", low=0.1, high=60)
-    clip_interval_s: float = setting(120.0, "time between two clips", unit="s", low=1, high=1e6)
-    clip_length_s: float = setting(10.0, "length of a clip as played", unit="s", low=0.5, high=600)
+    frames_per_s: float = setting(8.0, "maximum frame rate of the live picture", unit="1/s", low=0.1, high=60)
+    clip_interval_s: float = setting(120.0, "time between video clips", unit="s", low=1, high=1e6)
+    clip_length_s: float = setting(10.0, "playing time of a clip", unit="s", low=0.5, high=600)
     cpu_share: float = setting(
-        0.10, "share of one core the visualizer may use when no core is free", low=0.01, high=1.0
+        0.10, "share of one core that the visualizer may use while no core is free", low=0.01, high=1.0
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuningConfig(Part):
+class TuningConfig(Section):
     """Objective of the tuner, and the share of the machine that stays with the user."""
 
     personal = True
 
     objective: str = setting(
         "return",
-        "what the tuner makes best: progress of the return, the paper's knee, env steps/s, or updates/s",
+        "what the tuner maximises: return (progress of the return), paper (the paper's rule), sampling (env "
+        "steps/s) or updates (updates/s)",
         choices=("return", "paper", "sampling", "updates"),
         flag="--objective",
         read=_replay,
@@ -502,7 +514,7 @@ class TuningConfig(Part):
     )
     gpu_target: float = setting(
         0.85,
-        "objective paper: share of the highest update frame rate that the batch has to reach",
+        "objective paper: share of the highest update frame rate that the batch size must reach",
         low=0.05,
         high=0.99,
         flag="--gpu-target",
@@ -510,11 +522,11 @@ class TuningConfig(Part):
         tuner=True,
     )
     govern: bool = setting(
-        True, "let samplers rest as leave_free and give_way ask", flag="--no-governor", read=_governed
+        True, "pause samplers as leave_free and give_way require", flag="--no-governor", read=_governed
     )
     leave_free: float = setting(
         0.0,
-        "share of the usable cores that is left to other programs",
+        "share of the usable cores to leave free for other programs",
         low=0.0,
         high=0.9,
         flag="--leave-free",
@@ -522,30 +534,30 @@ class TuningConfig(Part):
     )
     give_way: bool = setting(
         False,
-        "let other programs go first: every worker runs at low priority, and up to half of "
-        "the samplers rest while others fill cores",
+        "give other programs priority: run all workers at low priority, and pause up to half of the samplers "
+        "while other programs fill the cores",
         flag="--give-way",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggingConfig(Part):
-    """Where a run is logged beside its own directory."""
+class LoggingConfig(Section):
+    """Loggers in addition to the run directory."""
 
     personal = True
 
     sinks: tuple[str, ...] = setting(
         (),
-        "what also gets metrics, evaluations, settings and events: any of "
-        f"{', '.join(SINKS)}, with commas between; each needs its extra",
+        "also log to these services: any of "
+        f"{', '.join(SINKS)}, separated by commas; each needs the extra of that name",
         choices=SINKS,
         flag="--log",
     )
-    project: str = setting("spreeze", "project of Weights & Biases, experiment of MLflow")
+    project: str = setting("spreeze", "project (Weights & Biases) or experiment (MLflow)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallbackConfig(Part):
+class CallbackConfig(Section):
     """Code of the user that hears of the run and steers it (``spreeze.BaseCallback``)."""
 
     read, personal = unoffered, True
@@ -559,25 +571,25 @@ class CallbackConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StopConfig(Part):
-    """When training ends by itself; without any condition it goes on until Ctrl-C."""
+class StopConfig(Section):
+    """When training ends by itself; without any condition it continues until Ctrl-C."""
 
     read, personal = unoffered, True
 
-    seconds: float | None = setting(None, "wall time of training", unit="s", low=0.0, flag="--seconds")
-    env_steps: int | None = setting(None, "env steps collected", unit="env steps", low=1, flag="--env-steps")
+    seconds: float | None = setting(None, "stop after this training time", unit="s", low=0.0, flag="--seconds")
+    env_steps: int | None = setting(None, "stop after this many env steps", unit="env steps", low=1, flag="--env-steps")
     updates: int | None = setting(
-        None, "updates (gradient steps of the critics)", unit="updates", low=1, flag="--updates"
+        None, "stop after this many updates (gradient steps of the critics)", unit="updates", low=1, flag="--updates"
     )
     target_return: float | None = setting(
         None,
-        "mean return of greedy episodes; reached when the lower "
-        "bound of an evaluation is, or a second one of 20 to 100 fresh starts",
+        "stop at this mean evaluation return, once the lower confidence bound of an evaluation reaches it, or "
+        "of a second one with 20 to 100 episodes",
         flag="--target-return",
     )
     target_evaluations: int = setting(
         1,
-        "consecutive evaluations whose mean must reach target_return; 0: report when it was reached, without a stop",
+        "number of consecutive evaluations whose mean must reach target_return; 0: report only, do not stop",
         unit="evaluations",
         low=0,
         high=10**9,
@@ -591,7 +603,7 @@ class StopConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All parts of one run. Workers are given the parts they need, never the whole."""
+    """Configuration of a run. Workers receive only the sections that they need."""
 
     run: RunConfig = field(default_factory=RunConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -620,10 +632,10 @@ class Config:
         if self.env.import_module is None:
             find_mode(self.run.mode)  # one of a module is looked for when it is used: files are read without imports
         if self.own is None:
-            object.__setattr__(self, "own", algorithm_part(self.run.algo, self.env.import_module)())
+            object.__setattr__(self, "own", algorithm_section(self.run.algo, self.env.import_module)())
 
-    def parts(self) -> dict[str, Part]:
-        """Name -> part, in order: the chosen algorithm's stands for those of all."""
+    def sections(self) -> dict[str, Section]:
+        """Name -> section, in order: the chosen algorithm's stands for those of all."""
         return {
             self.run.algo if item.name == "own" else item.name: getattr(self, item.name)
             for item in dataclasses.fields(self)
@@ -636,10 +648,10 @@ class Config:
 
     def rollout_cores(self, usable: float) -> float:
         """Cores for samplers of rollouts: without those to stay free, where no governor keeps them free."""
-        return usable if self.wiring.free_running else usable * (1.0 - self.tuning.leave_free)
+        return usable if self.data_flow.asynchronous else usable * (1.0 - self.tuning.leave_free)
 
     def rollout_samplers(self, usable: float) -> int:
-        """Samplers of rollouts where none are asked for."""
+        """Samplers of rollouts where none are requested."""
         return max(1, min(int(self.rollout_cores(usable)), MOST_DEFAULT_SAMPLERS))
 
     def rollout_interval(self, envs: int) -> int:
@@ -650,101 +662,101 @@ class Config:
         return max(shortest, round(self.rollout.size / envs))
 
     def samplers_beside(self, usable: float) -> int:
-        """Samplers beside learners with replay where none are asked for: a core each, one for each learner at least."""
+        """Samplers beside learners with replay where none are requested: a core each, one for each learner at least."""
         learners = self.run.learners
         return max(learners, min(int(usable) - self.learner.threads * learners, MOST_DEFAULT_SAMPLERS))
 
     @property
     def inference_workers(self) -> int:
         """Processes that infer for samplers of rollouts; none where the mode has no such processes."""
-        return self.rollout.inference_workers if self.wiring.inference_workers else 0
+        return self.rollout.inference_workers if self.data_flow.inference_workers else 0
 
     @property
-    def wiring(self) -> Wiring:
-        """How the chosen mode runs the chosen algorithm; a ConfigError if it does not."""
-        wiring = self.mode.wiring(on_policy=self.on_policy is not None)
-        if wiring is None or wiring.free_running != isinstance(self.on_policy, AnyAgeConfig):
+    def data_flow(self) -> DataFlow:
+        """Data flow of the chosen mode and algorithm; a ConfigError if the mode does not support it."""
+        data_flow = self.mode.data_flow(on_policy=self.on_policy is not None)
+        if data_flow is None or data_flow.asynchronous != isinstance(self.on_policy, AsyncOnPolicyConfig):
             raise ConfigError(f"--mode {self.run.mode} does not run --algo {self.run.algo}")
-        return wiring
+        return data_flow
 
     @property
     def algorithm(self) -> AlgorithmConfig:
-        """The part of the chosen off-policy algorithm; a ConfigError if it learns on policy."""
+        """The section of the chosen off-policy algorithm; a ConfigError if it learns on policy."""
         if not isinstance(self.own, AlgorithmConfig):
             raise ConfigError(f"--algo {self.run.algo}: it learns on policy, without replay; use --mode hts or serial")
         return self.own
 
     @property
     def on_policy(self) -> OnPolicyConfig | None:
-        """The part of the chosen on-policy algorithm; None where it learns off policy."""
+        """The section of the chosen on-policy algorithm; None where it learns off policy."""
         return self.own if isinstance(self.own, OnPolicyConfig) else None
 
 
-SHARED_PARTS: dict[str, type[Part]] = {
+SHARED_SECTIONS: dict[str, type[Section]] = {
     name: hint for name, hint in typing.get_type_hints(Config).items() if isinstance(hint, type)
 }
-"""The parts of every run."""
+"""The sections of every run."""
 
 
-class _Parts(Mapping[str, type[Part]]):
-    """The parts of every run and those of all algorithms, of which each is imported when it is asked for."""
+class _Sections(Mapping[str, type[Section]]):
+    """The sections of every run and those of all algorithms, of which each is imported when it is requested."""
 
-    def __getitem__(self, name: str) -> type[Part]:
+    def __getitem__(self, name: str) -> type[Section]:
         if name in ALGORITHMS:
-            part: type[Part] = find_row(name).config
-            return part
-        return SHARED_PARTS[name]
+            section: type[Section] = find_row(name).config
+            return section
+        return SHARED_SECTIONS[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*SHARED_PARTS, *ALGORITHMS))
+        return iter((*SHARED_SECTIONS, *ALGORITHMS))
 
     def __len__(self) -> int:
-        return len(SHARED_PARTS) + len(ALGORITHMS)
+        return len(SHARED_SECTIONS) + len(ALGORITHMS)
 
     def __contains__(self, name: object) -> bool:
-        return name in SHARED_PARTS or name in ALGORITHMS
+        return name in SHARED_SECTIONS or name in ALGORITHMS
 
 
-PARTS = _Parts()
+SECTIONS = _Sections()
 FLAG_OF: dict[str, str] = {
-    f"{part}.{item.name}": item.metadata["flag"]
-    for part, kind in SHARED_PARTS.items()
+    f"{section}.{item.name}": item.metadata["flag"]
+    for section, kind in SHARED_SECTIONS.items()
     for item in dataclasses.fields(kind)
     if item.metadata["flag"]
 }
-"""part.field -> flag; any other field is reached by --set part.field=value. One flag may set a field of several parts:
-``--samplers`` means samplers for replay and for rollouts, of which a run has one kind."""
+"""section.field -> flag; any other field is reached by --set section.field=value. One flag may set a field of several
+sections: ``--samplers`` means samplers for replay and for rollouts, of which a run has one kind."""
 
 
 def marked(mark: str) -> tuple[str, ...]:
-    """The settings, as ``part.field``, that ``setting(MARK=True)`` marks, without those of algorithms."""
-    return tuple(f"{name}.{item}" for name, part in SHARED_PARTS.items() for item in part.marked(mark))
+    """The settings, as ``section.field``, that ``setting(MARK=True)`` marks, without those of algorithms."""
+    return tuple(f"{name}.{item}" for name, section in SHARED_SECTIONS.items() for item in section.marked(mark))
 
 
 def field_of(key: str, config: Config | None = None) -> dataclasses.Field[Any]:
-    """The field of a setting that is called ``part.field``; ``config`` knows an imported algorithm's part."""
-    part, name = key.split(".")
-    found: dict[str, dataclasses.Field[Any]] = _class_of(part, config).__dataclass_fields__
+    """The field of a setting that is called ``section.field``; ``config`` knows an imported algorithm's section."""
+    section, name = key.split(".")
+    found: dict[str, dataclasses.Field[Any]] = _class_of(section, config).__dataclass_fields__
     return found[name]
 
 
 def condition_of(key: str, config: Config) -> Condition:
-    """The runs in which a setting that is called ``part.field`` makes a difference, where its algorithm learns."""
-    part, name = key.split(".")
-    return _class_of(part, config).condition_of(name)
+    """The runs in which a setting that is called ``section.field`` makes a difference, where its algorithm learns."""
+    section, name = key.split(".")
+    return _class_of(section, config).condition_of(name)
 
 
 def kind_of(key: str, config: Config | None = None) -> type:
     """int, float, bool, str or tuple: what a setting holds where it is set."""
-    part, name = key.split(".")
-    hint = typing.get_type_hints(_class_of(part, config))[name]
+    section, name = key.split(".")
+    hint = typing.get_type_hints(_class_of(section, config))[name]
     kind: type = typing.get_origin(set_type(hint)) or set_type(hint)
     return kind
 
 
-def _class_of(part: str, config: Config | None) -> type[Part]:
+def _class_of(section: str, config: Config | None) -> type[Section]:
     own = {} if config is None else {config.run.algo: type(config.own)}
-    return own.get(part) or PARTS[part]  # type: ignore[return-value]
+    return own.get(section) or SECTIONS[section]  # type: ignore[return-value]
 
 
 def active_settings(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -752,32 +764,32 @@ def active_settings(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     What names the run, its task and its end is not among them.
     """
-    algo, wiring, parts = config.run.algo, config.wiring, config.parts()
-    parts = {algo: parts[algo]} | parts
+    algo, data_flow, sections = config.run.algo, config.data_flow, config.sections()
+    sections = {algo: sections[algo]} | sections
     read = [
         f"{name}.{item.name}"
-        for name, part in parts.items()
-        for item in dataclasses.fields(part)
-        if part.condition_of(item.name)(wiring)
+        for name, section in sections.items()
+        for item in dataclasses.fields(section)
+        if section.condition_of(item.name)(data_flow)
     ]
-    named = (knob.replace("algorithm.", f"{algo}.") for knob in wiring.knobs)
-    keys = {f"{name}.{item.name}" for name, part in parts.items() for item in dataclasses.fields(part)}
+    named = (knob.replace("algorithm.", f"{algo}.") for knob in data_flow.knobs)
+    keys = {f"{name}.{item.name}" for name, section in sections.items() for item in dataclasses.fields(section)}
     knobs = tuple(knob for knob in named if knob in keys)
     return knobs, tuple(key for key in read if key not in knobs)
 
 
-def algorithm_part(name: str, import_module: str | None = None) -> type[Any]:
-    """The class of an algorithm's part; ``import_module`` as for ``algorithms.rows``.
+def algorithm_section(name: str, import_module: str | None = None) -> type[Any]:
+    """The class of an algorithm's section; ``import_module`` as for ``algorithms.rows``.
 
     Raises:
-        ConfigError: there is no such algorithm, or the module declares what cannot be its part.
+        ConfigError: there is no such algorithm, or the module declares what cannot be its section.
     """
     row = find_row(name, import_module)
     base = OnPolicyConfig if row.on_policy else AlgorithmConfig
-    if name in SHARED_PARTS or not name.isidentifier() or not issubclass(row.config, base):
+    if name in SHARED_SECTIONS or not name.isidentifier() or not issubclass(row.config, base):
         raise ConfigError(
-            f"--import {import_module}: algorithm {name!r} with settings {row.config.__name__}: expected "
-            f"a name of its own like my_sac, and a dataclass made from {base.__name__}"
+            f"--import {import_module}: algorithm {name!r} with settings {row.config.__name__}: expected a new "
+            f"name such as my_sac, and a dataclass derived from {base.__name__}"
         )
     return row.config
 
@@ -791,7 +803,7 @@ def check_name(name: str) -> str:
     """Rejects a run or profile name that could leave its directory or trouble a file system."""
     if not may_name(name):
         raise ConfigError(
-            f"name {name[:80]!r}: allowed are up to 128 letters, digits, '.', '_' and '-', beginning "
+            f"name {name[:80]!r}: expected up to 128 letters, digits, '.', '_' and '-', beginning "
             "with a letter or digit, and no reserved name (con, prn, aux, nul, latest)"
         )
     return name

@@ -52,9 +52,9 @@ def literal(text: str) -> Any:
             warnings.simplefilter("ignore")  # of escapes that Python does not know
             value = ast.literal_eval(_Named().visit(ast.parse(raw, mode="eval")))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise ValueError(f"{text[:80]!r} is no value of JSON or Python") from None
+        raise ValueError(f"{text[:80]!r} is not a JSON or Python literal") from None
     if value is Ellipsis:
-        raise ValueError("... is no value of JSON or Python")
+        raise ValueError("... is not a JSON or Python literal")
     return value
 
 
@@ -64,7 +64,7 @@ class _Named(ast.NodeTransformer):
 
 
 def literal_or_text(text: str) -> Any:
-    """As ``literal``, or the text itself where it is a bare word.
+    """Like ``literal``, but returns a bare word as it is.
 
     Raises:
         ConfigError: a broken list, dictionary, tuple or quoted text, or a word such as ``off`` that as a text would
@@ -77,7 +77,7 @@ def literal_or_text(text: str) -> Any:
         pass
     if raw.lower() in _WORDS:
         raise ConfigError(
-            f"{raw} is a text, and so counts as true: write {_WORDS[raw.lower()]}, or '\"{raw}\"' for the text"
+            f"{raw} is a string, and thus true: write {_WORDS[raw.lower()]}, or '\"{raw}\"' for the string"
         )
     if raw[:1] in _BRACKETS and raw:
         raise ConfigError(

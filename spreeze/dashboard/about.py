@@ -17,9 +17,12 @@ _SIGNS = {"ok": "\u2713", "warn": "!", "fail": "\u2717"}
 
 def page() -> None:
     st.subheader("About this machine", anchor=False)
-    st.caption("The doctor tries PyTorch, the default task and the encoder in processes of their own (a few seconds).")
+    st.caption(
+        "The doctor checks PyTorch, the default environment and the video encoder in separate processes (a "
+        "few seconds)."
+    )
     components.show_command("doctor", control.command_line("spreeze", "doctor", *control.runs_dir_flags(runs_dir())))
-    if st.button("Examine this machine", type="primary", key="doctor"):
+    if st.button("Check this machine", type="primary", key="doctor"):
         with st.spinner("Examining ..."):
             st.session_state["doctor_report"] = _examine()
     found = st.session_state.get("doctor_report")
@@ -28,7 +31,7 @@ def page() -> None:
     path = navigation.current()
     if path is not None:
         run = read_run(path)
-        st.subheader("The chosen run ran on", anchor=False)
+        st.subheader("Machine of the selected run", anchor=False)
         st.write(components.plain(run.get("machine")))
         versions = run.get("versions")
         if isinstance(versions, dict):
@@ -47,9 +50,9 @@ def _examine() -> dict[str, Any]:
 
 def show(document: dict[str, Any]) -> None:
     if document.get("ok"):
-        st.success("Ready: the default command works here.")
+        st.success("Ready: the default command works.")
     else:
-        st.error(document.get("error") or "Not ready: see the lines marked \u2717.")
+        st.error(document.get("error") or "Not ready: see the failed checks (\u2717).")
     rows = [
         (_SIGNS.get(check.get("status"), "?"), check.get("name"), check.get("text"), check.get("remedy"))
         for check in document.get("checks", [])

@@ -45,14 +45,14 @@ def is_asked() -> bool:
     """True if a visitor needs a token; only ``off`` says no. Prints a note about invalid values."""
     found = os.environ.get(SETTING, "on").strip().lower()
     if found not in ("on", "off"):
-        say(f"{SETTING} = {found}: on or off are allowed; the dashboard asks for its token", as_json=True)
+        say(f"{SETTING} = {found}: allowed are on and off; access requires the token", as_json=True)
     return found != "off"
 
 
 def page_token(folder: Path, *, asked: bool = True) -> str:
     """The cookie's value, kept in a private file so that open pages survive a restart of the server.
 
-    One that is handed out without asking for a token lets nobody in once tokens are asked for.
+    One that is handed out without asking for a token lets nobody in once tokens are requested.
     """
     place = folder / LAUNCHES / ("browser-token" if asked else "open-token")
     token = secrets.token_urlsafe(32)
@@ -109,7 +109,7 @@ class LoginTokens:
         """Prints how to get in, and opens a browser on a desktop; ``address`` is the first page, without a token."""
         self._address = address
         if not self.asked:
-            say(f"\n  Dashboard: {address}  ({SETTING} = off: open to every account of this machine)\n")
+            say(f"\n  Dashboard: {address}  ({SETTING} = off: open to all accounts on this machine)\n")
             return
         port = address.rpartition(":")[2].partition("/")[0]
         self._file = self._folder / LAUNCHES / f"dashboard-{port}.html"
@@ -120,19 +120,19 @@ class LoginTokens:
         where = f"\n  Dashboard: {invitation if sys.stdout.isatty() else self._address}"
         if sys.stdout.isatty():
             say(
-                f"{where}\n  The token works once; the browser that brings it stays known for 30 days.\n"
-                f"  On a machine of your own {SETTING}=off asks for none.\n"
+                f"{where}\n  The token works once; its browser stays authorised for 30 days.\n"
+                f"  On your own machine, {SETTING}=off disables the token.\n"
             )
             if self._file is not None and _has_desktop():
                 show(self._file)
         elif self._file is not None:
             say(
-                f"{where}, with a token. Open {self._file} in a browser, or take the address from it:\n"
-                "  only you can read it.\n"
+                f"{where}, with a token. Open {self._file} in a browser, or copy the address from it:\n"
+                "  only your account can read it.\n"
             )
         else:
             say(
-                f"{where}, with a token that cannot be shown: {self._folder} cannot be written, and this is no "
+                f"{where}, with a token that cannot be stored: {self._folder} is not writable, and there is no "
                 f"terminal.\n  Start it in a terminal, or with {SETTING}=off on a machine of your own.\n"
             )
 
@@ -142,7 +142,7 @@ class LoginTokens:
             return False
         invitation = self._invite()
         if sys.stdout.isatty():
-            say(f"  New browser authorised. For another one: {invitation}")
+            say(f"  New browser authorised. Address for another one: {invitation}")
         return True
 
     def close(self) -> None:
@@ -192,14 +192,14 @@ _PARAMETER = "token"
 _COOKIE_S = 30 * 86_400
 _FORBIDDEN, _SEE_OTHER = 403, 303
 _PRIVATE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
-"""So that an address with a token is neither cached nor sent as a Referer."""
+"""Headers: an address with a token is neither cached nor sent as Referer."""
 _NO_FRAME = {"X-Frame-Options": "DENY"}
 """For browsers that do not say what they load a page for; no page of ours frames another."""
-_REJECTED = "this browser has no token of this dashboard, or an old one"
+_REJECTED = "this browser has no valid token for this dashboard"
 _REMEDY = (
-    "Open the address that the dashboard's terminal shows last: it ends in a token, which works once.",
-    "Without that terminal: open the file .launches/dashboard-{port}.html in the directory of the runs.",
-    f"On a machine of your own {SETTING}=off, set before the dashboard is started, asks for no token.",
+    "Open the latest address in the dashboard's terminal: it ends in a token that works once.",
+    "Without that terminal, open the file .launches/dashboard-{port}.html in the directory of the runs.",
+    f"On your own machine, start the dashboard with {SETTING}=off to disable the token.",
 )
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Spreeze</title>
@@ -258,7 +258,7 @@ class Guard:
         )
 
     def _redirection(self, request: HTTPConnection) -> Response:
-        """To the same page without the token, so that neither history nor Referer has it."""
+        """Redirects to the same page without the token, which keeps it out of history and Referer."""
         rest = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != _PARAMETER])
         # "//" would name another server.
         place = "/" + quote(request.scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")
@@ -279,7 +279,7 @@ class Guard:
 
 
 def is_page(message: Message) -> bool:
-    """True if a response that begins is a page for people."""
+    """True if a response that starts is a page for people."""
     if message["type"] != "http.response.start":
         return False
     return Headers(raw=[*message.get("headers", ())]).get("content-type", "").startswith("text/html")

@@ -27,11 +27,11 @@ TUNING_S = 60.0
 """Longest time that a tuner takes."""
 _HELP = {
     "spread": st.column_config.TextColumn(
-        help="Fastest less slowest repeat, as a share of the median; the larger one of both rates."
+        help="Difference between fastest and slowest repeat, relative to the median; the larger of both rates."
     ),
     "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
-    "samples/insert": st.column_config.TextColumn(help="Below it the samplers wait for the learner."),
-    "cpu": st.column_config.TextColumn(help="Share of the usable cores that was busy."),
+    "samples/insert": st.column_config.TextColumn(help="Samplers wait for the learner below this value."),
+    "cpu": st.column_config.TextColumn(help="Utilisation of the usable cores."),
     "note": st.column_config.TextColumn(width="large"),
 }
 _MAIN = (
@@ -61,7 +61,7 @@ def page() -> None:
     st.subheader(f"Autotune of {row(path).name}", anchor=False)
     tuning = read(path)
     if not tuning.rows and not tuning.choice:
-        st.info("This run was not tuned (it was started without --auto). What it ran with is below.")
+        st.info("This run was not tuned (no --auto). Its settings are below.")
         _settings(path)
         return
     _choices(tuning)
@@ -80,7 +80,7 @@ def show_start(name: str, folder: Path) -> None:
         st.rerun()
     run, tuning = read_run(folder / name), read(folder / name)
     st.subheader(f"Starting {components.plain(name)}", anchor=False)
-    st.caption(components.plain(run.get("machine") or "The environment is tried in a process of its own."))
+    st.caption(components.plain(run.get("machine") or "Testing the environment in a separate process."))
     if run.get("state") == "tuning":
         began = run.get("tuning_began")
         left_s = None if not isinstance(began, int | float) else min(max(0.0, began + TUNING_S - time.time()), TUNING_S)
@@ -102,20 +102,20 @@ def _choices(tuning: TuningView) -> None:
     record = tuning.record
     if tuning.doubts:
         st.warning(
-            f"Provisional: {components.plain('; '.join(tuning.doubts))}. A later start measures again by itself "
-            "once that is over."
+            f"Provisional: {components.plain('; '.join(tuning.doubts))}. The next start will measure again once "
+            f"this is over."
         )
     if record:
         paper = paper_batch(tuning)
         rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"
         if record.get("reused"):
             cells = st.columns([5, 1.4], vertical_alignment="center")
-            cells[0].info(f"From the cache, measured at {components.plain(record.get('measured_at'))}.")
+            cells[0].info(f"From the cache; measured at {components.plain(record.get('measured_at'))}.")
             if cells[1].button(
                 "Measure again",
                 key="measure_again",
                 width="stretch",
-                help="At the next start, as the box of that name in Settings beside Start.",
+                help="At the next start, like the box of the same name in Settings next to Start.",
             ):
                 st.session_state[start.FRESH] = True
                 st.toast("The next start measures again.")
@@ -140,7 +140,7 @@ def _value(tuning: TuningView, key: str) -> str:
 def _reasons(tuning: TuningView) -> None:
     """Every choice with its reason, then the tuner's notes and limits."""
     if tuning.choice:
-        st.markdown("**What was chosen, and why**")
+        st.markdown("**Chosen settings and reasons**")
         rows = [(components.title(key), _value(tuning, key), tuning.reasons.get(key)) for key in tuning.choice]
         st.markdown(components.table(("setting", "chosen", "why"), rows))
     if notes := (*_texts(tuning, "notes"), *_texts(tuning, "limits")):
@@ -164,11 +164,11 @@ def _pins(path: Path, tuning: TuningView) -> None:
             seed=1 if facts.seed is None else facts.seed,
         )
         knobs, _ = active_settings(request.config)
-        st.markdown("**Overrides**: what you set here is taken over by the next start; the tuner chooses the rest.")
+        st.markdown("**Overrides**: values that you set here are used by the next start; the tuner chooses the others.")
         columns = st.columns(4)
         for place, key in enumerate(knobs):
             with columns[place % len(columns)]:
-                wanted[key] = components.ask(
+                wanted[key] = components.setting_input(
                     request.config,
                     key,
                     "pin",
@@ -182,7 +182,7 @@ def _pins(path: Path, tuning: TuningView) -> None:
     cells = st.columns([1.3, 5], vertical_alignment="center")
     if cells[0].button("Use for the next start", key="pin", width="stretch"):
         start.fill(wanted)
-        st.toast("Taken over: see Settings beside Start on the Live page.")
+        st.toast("Saved: see Settings next to Start on the Live page.")
     with cells[1]:
         components.show_command("pins", control.train_command(request, runs_dir()))
 
@@ -192,11 +192,11 @@ def _measured(tuning: TuningView) -> None:
         left, right = st.columns(2)
         if tuning.updates:
             with left:
-                st.markdown("**Batch size against update frames a second** (updates/s times batch size)")
+                st.markdown("**Batch size vs. update frames/s** (updates/s times batch size)")
                 st.plotly_chart(batch_figure(tuning), config=CONFIG, key="tune_batch")
         if tuning.joint:
             with right:
-                st.markdown("**Samplers against env steps a second**, the learner running beside them")
+                st.markdown("**Samplers vs. env steps/s**, with the learner running")
                 st.plotly_chart(sampler_figure(tuning), config=CONFIG, key="tune_samplers")
     for title, rows in tuning.stages:
         st.markdown(f"**{title}**")
@@ -340,5 +340,5 @@ def _settings(path: Path) -> None:
         for part in ("sampling", "learner", "replay", "evaluation", "visualizer")
         for name, value in config.get(part, {}).items()
     ]
-    with st.expander("Settings that the run was started with"):
+    with st.expander("Settings of the run"):
         st.dataframe(shown, hide_index=True)

@@ -32,11 +32,11 @@ from spreeze.metrics.comparison import (
     differing,
     group_cells,
     on_grid,
-    parted,
     read_curve,
     report,
     returns,
     running_mean,
+    split_by_settings,
     verdicts,
     whole,
     worst_of_last,
@@ -54,7 +54,7 @@ _SETTINGS, _TUNED, _EACH = "settings", "tuned or fixed", "run"
 _GROUPINGS = (_SETTINGS, _TUNED, _EACH)
 _RUNS = "compare_runs"
 _MAX_RUNS, _FIRST_RUNS, _LOOKED_AT = 20, 6, 60
-"""Runs in a comparison, those that it begins with, and the newest runs among which these are looked for."""
+"""Runs in a comparison, those that it starts with, and the newest runs among which these are looked for."""
 _MAX_POINTS = 400
 _CENTRES = ("mean", "interquartile mean")
 _CENTRE, _OF_SWEEPS = "compare_centre", "compare_of_sweeps"
@@ -84,15 +84,15 @@ def page() -> None:
         max_selections=_MAX_RUNS,
         key=_RUNS,
         persist_state="session",
-        help="Take one out with its cross; a click in the chart's legend hides a curve.",
+        help="Remove a run with its cross; click the legend to hide a curve.",
     )
     found = _read(list(dict.fromkeys(run for name in picked for run in sweeps.get(name, _Sweep([name])).runs)))
     if not found:
-        st.info("Nothing to compare: choose runs that have at least one evaluation.")
+        st.info("Nothing to compare: choose runs with at least one evaluation.")
         return
     cells = st.columns([1.2, 1, 1, 1.7])
     metric = cells[0].selectbox("Metric", _metrics(list(found)), help="Greedy return: mean of 3 evaluations.")
-    axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is what a user waits for.")
+    axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is the time that you wait.")
     of_sweeps = all(name in sweeps for name in picked)
     if st.session_state.get(_OF_SWEEPS) != of_sweeps or _CENTRE not in st.session_state:
         st.session_state[_OF_SWEEPS], st.session_state[_CENTRE] = of_sweeps, _CENTRES[of_sweeps]
@@ -100,16 +100,17 @@ def page() -> None:
         "Centre",
         _CENTRES,
         key=_CENTRE,
-        help="Over runs, in the chart and in the table; the interquartile mean, a sweep's, "
-        "drops the best and worst quarter of four or more.",
+        help="Average over runs, in chart and table. The interquartile mean (as in sweeps) drops the best and "
+        "the worst quarter of four or more runs.",
     )
     grouping = cells[3].segmented_control(
-        "One curve for each",
+        "One curve per",
         _GROUPINGS,
         default=_SETTINGS,
         required=True,
         key="compare_group",
-        help="Task, algorithm and mode always part runs. Seeds of the same settings are one curve with a band.",
+        help="Runs are always separated by environment, algorithm and mode. Seeds with the same settings form "
+        "one curve with a band.",
     )
     varied = sorted({key for name in picked if name in sweeps for key in sweeps[name].varied})
     curves = grouped(found, grouping or _SETTINGS, varied)
@@ -118,12 +119,9 @@ def page() -> None:
         line = returns(curve.evaluations, _AXES[axis]) if metric == _GREEDY else _series(path, metric, _AXES[axis])
         lines.setdefault(f"{curve.group.env} {curve.group.label}", []).append(line)
     st.plotly_chart(figure(lines, axis, metric, centre != "mean"), config=CONFIG, key="compare_chart")
-    st.caption(
-        "Band: 95 % bootstrap interval over runs (1,000 resamples). A single run has no band: one seed says "
-        "nothing about the spread."
-    )
+    st.caption("Band: 95 % bootstrap interval over runs (1,000 resamples). A single run has no band.")
     scores = _scores(list(curves.values()), robust=centre != "mean")
-    crowded = f"A report has room for {MOST_RUNS} runs, and these are {len(curves)}: take some out."
+    crowded = f"A report can have {MOST_RUNS} runs, not {len(curves)}: remove some."
     targets = {task: one.rules.targets[0] for task, one in scores.items()}
     st.download_button(
         "Report of these runs",
@@ -132,7 +130,7 @@ def page() -> None:
         "text/html",
         key="compare_report",
         disabled=len(curves) > MOST_RUNS,
-        help=crowded if len(curves) > MOST_RUNS else "One HTML file to keep or send.",
+        help=crowded if len(curves) > MOST_RUNS else "A self-contained HTML file.",
     )
     differ = differing(list(curves.values()), varied)
     _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()}, differ)
@@ -152,7 +150,7 @@ class _Sweep(NamedTuple):
     runs: list[str]
     """Names of the finished ones."""
     varied: Sequence[str] = ()
-    """Settings in which they differ, as ``part.field``."""
+    """Settings in which they differ, as ``section.field``."""
 
 
 def _sweeps() -> dict[str, _Sweep]:
@@ -190,7 +188,7 @@ def _read(names: list[str]) -> dict[Path, Curve]:
 def grouped(curves: Mapping[Path, Curve], grouping: str, varied: Sequence[str] = ()) -> dict[Path, Curve]:
     """The curves with the groups that make one curve each; ``varied`` settings part runs whatever they are."""
     if grouping == _SETTINGS:
-        return dict(zip(curves, parted(list(curves.values()), also=varied), strict=True))
+        return dict(zip(curves, split_by_settings(list(curves.values()), also=varied), strict=True))
     variants = {
         path: curve.name if grouping == _EACH else "tuned" if (path / "tune.json").is_file() else "fixed"
         for path, curve in curves.items()
@@ -276,7 +274,7 @@ def _scores(curves: list[Curve], *, robust: bool) -> dict[str, Report]:
         if st.session_state.get(key, before) == before:  # not set by the user
             st.session_state[key] = usual
         target = cell.number_input(
-            f"Target return of {components.plain(task)}", key=key, step=0.1, help="For the times to it."
+            f"Target return of {components.plain(task)}", key=key, step=0.1, help="Used for the times to target."
         )
         found[task] = report(own, Rules(targets=(float(target),), robust=robust))
     return found
@@ -293,8 +291,8 @@ def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence
     _run_table(found, curves)
     st.caption(
         f"From all episodes of the last {POLICIES} evaluated policies, with a [95 % bootstrap interval over "
-        f"seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, there called final, "
-        f"final-time and required-time; `python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the "
+        f"seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, called final, "
+        f"final-time and required-time there; `python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the "
         "same."
     )
 
@@ -325,11 +323,11 @@ def _group_table(reports: list[Report]) -> None:
                 help=f"Mean over all episodes of the last {POLICIES} evaluated policies."
             ),
             "return at equal time": st.column_config.TextColumn(
-                help="The same, up to the wall time that all runs of the task reached."
+                help="The same, up to the wall time that all runs of the environment reached."
             ),
             **{
                 title: st.column_config.TextColumn(
-                    help=f"Wall time until {what} reached the task's target [h:min:s]; a dash until all seeds did."
+                    help=f"Wall time until {what} reached the target [h:min:s]; a dash until all seeds did."
                 )
                 for title, (_, what) in TIMES.items()
             },
@@ -358,7 +356,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         key="compare_runs_table",
         column_config={
             "final return": st.column_config.TextColumn(
-                help=f"Mean over all episodes of its last {POLICIES} evaluated policies, or of as many as it has."
+                help=f"Mean over all episodes of its last {POLICIES} evaluated policies, or fewer if it has fewer."
             ),
             "at equal time": st.column_config.TextColumn(
                 help="; ".join(
@@ -367,7 +365,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
                 )
             ),
             "best": st.column_config.TextColumn(help="Highest mean return of one evaluation."),
-            f"worst of {WORST_OF}": st.column_config.TextColumn(help="Lowest of its latest evaluations."),
+            f"worst of {WORST_OF}": st.column_config.TextColumn(help="Lowest of the latest evaluations."),
         },
     )
 

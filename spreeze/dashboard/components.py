@@ -15,13 +15,13 @@ from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.schema import Config, field_of, kind_of
 from spreeze.dashboard import control, live_api
 from spreeze.dashboard.live_api import SOURCE, published
-from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, row, tail_lines, wiring
+from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, data_flow, meaning, row, tail_lines
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean
 from spreeze.run_directory import LIVE_STATES, read_config, read_run, state_of
 
 PERIOD_MS = 1000
-_RETURN_HELP = "The band is the 95 % interval of that mean. Dotted lines mark where the run was resumed."
+_RETURN_HELP = "The band is its 95 % confidence interval. Dotted lines mark resumes."
 
 
 def show_live(path: Path, page_key: str) -> None:
@@ -30,7 +30,7 @@ def show_live(path: Path, page_key: str) -> None:
     ``page_key`` is the ``Activity.key`` that the page was drawn for; the component asks for a rerun when it changes.
     """
     facts, run = row(path), read_run(path)
-    parts = wiring(run)
+    parts = data_flow(run)
     reference = published(facts.algo, facts.env_id)
     # Tuples, because Streamlit loads pandas to find out whether a list is a table.
     name = SAMPLE_NAME if path == SAMPLE else path.name
@@ -47,21 +47,21 @@ def show_live(path: Path, page_key: str) -> None:
             "pipeline": live_api.pipeline(parts),
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
             "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
-            "no_picture": _no_picture(path, in_turns=parts is not None and parts.in_turns),
+            "no_picture": _no_picture(path, serial=parts is not None and parts.serial),
         },
         on_changed_change=lambda: None,  # only the rerun is wanted
     )
 
 
-def _no_picture(path: Path, *, in_turns: bool) -> str:
+def _no_picture(path: Path, *, serial: bool) -> str:
     """Text in place of the agent's picture while there is none."""
-    if in_turns:
-        return "This mode draws no pictures while it learns: spreeze play shows the policy."
+    if serial:
+        return "This mode renders nothing during training: use spreeze play."
     if read_config(path).get("visualizer", {}).get("enabled") is False:
-        return "No pictures: they are switched off in the settings (visualizer.enabled)."
+        return "The visualizer is disabled (visualizer.enabled)."
     if state_of(path) not in LIVE_STATES:
         return "No picture: the run ended before the first one."
-    return "No picture yet: the first one comes with the first policy."
+    return "No picture yet: the first one follows the first policy."
 
 
 def prefix() -> str:
@@ -154,12 +154,12 @@ def title(key: str, config: Config | None = None) -> str:
     return f"{text} [{unit}]" if unit and not text.endswith(f" {unit}") else text
 
 
-def ask(config: Config, key: str, place: str, known: Any = None, blank: str = "", keep: bool = False) -> Any:
+def setting_input(config: Config, key: str, place: str, known: Any = None, blank: str = "", keep: bool = False) -> Any:
     """An input for a setting, with help, bounds and default from the schema; None while it is empty.
 
     Args:
         config: what has been chosen so far.
-        key: ``part.field``.
+        key: ``section.field``.
         place: distinguishes several inputs for one setting.
         known: initial value.
         blank: text shown while it is empty; by default the setting's default.
@@ -168,7 +168,7 @@ def ask(config: Config, key: str, place: str, known: Any = None, blank: str = ""
     item, kind = field_of(key, config), kind_of(key, config)
     doc, low, high, choices = (item.metadata[name] for name in ("doc", "low", "high", "choices"))
     part, _, name = key.partition(".")
-    default: Any = getattr(config.parts()[part], name)
+    default: Any = getattr(config.sections()[part], name)
     common: dict[str, Any] = {
         "key": f"{place}_{key}",
         "help": f"{plain(doc[0].upper() + doc[1:])}.",

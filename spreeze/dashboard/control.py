@@ -41,7 +41,6 @@ from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import (
     LAUNCHES,
-    asked_s,
     find_live_run,
     free_names,
     is_alive,
@@ -52,6 +51,7 @@ from spreeze.run_directory import (
     read_json,
     read_run,
     refuse_links,
+    requested_s,
     same_process,
     state_of,
     steer,
@@ -95,30 +95,28 @@ class Request:
     profile: str | None = None
     """Name of a profile in place of the task's own."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """``part.field`` -> its value."""
+    """``section.field`` -> its value."""
 
     def __post_init__(self) -> None:
         """Raises ``ConfigError`` if the command line would reject it."""
         # With a colon Gymnasium would import a module, which only the command line may do.
         if not imports_only(self.env_id, self.import_module or imported()):
             raise ConfigError(
-                f"environment {clean(self.env_id, 80)!r}: a Gymnasium id such as Pendulum-v1 is needed; "
-                "the module that registers it has a field of its own"
+                f"environment {clean(self.env_id, 80)!r}: expected a Gymnasium id such as Pendulum-v1; put its "
+                f"module in the field for modules"
             )
         if self.import_module is not None and not _MODULE.match(self.import_module):
-            raise ConfigError(f"module {clean(self.import_module, 80)!r}: a name such as my_robot is needed")
+            raise ConfigError(f"module {clean(self.import_module, 80)!r}: expected a name such as my_robot")
         for text in self.args:
             if not text.partition("=")[0].isidentifier() or "=" not in text:
-                raise ConfigError(f"argument {clean(text, 80)!r}: KEY=VALUE is needed, such as push=2.0")
-        wiring = self.config.wiring
-        if self.auto and not wiring.knobs:
-            raise ConfigError(
-                f"mode {self.mode} leaves the tuner nothing to choose for {self.algo}: switch Autotune off"
-            )
+                raise ConfigError(f"argument {clean(text, 80)!r}: expected KEY=VALUE, such as push=2.0")
+        data_flow = self.config.data_flow
+        if self.auto and not data_flow.knobs:
+            raise ConfigError(f"mode {self.mode} has nothing to tune for {self.algo}: switch off Autotune")
 
     @cached_property
     def config(self) -> Config:
-        """All settings known so far."""
+        """Settings chosen so far."""
         values: Values = {
             "run": {"mode": self.mode, "algo": self.algo, "seed": self.seed},
             "env": {"id": self.env_id, "import_module": self.import_module or imported(), "args": self.args},
@@ -166,13 +164,13 @@ def activity(folder: Path, shown: str | None = None) -> Activity:
             return Activity()
         return Activity(waiting.name, "starting", tuple(tail_lines(waiting.log, 8)))
     path = folder / name
-    waited_s = asked_s(path, "stop")
+    waited_s = requested_s(path, "stop")
     if waited_s is None:
         state = state_of(path)
         if state in ("starting", "tuning"):
             return Activity(name, "starting", tuple(tail_lines(launch_log(name, folder), 8)))
         return Activity(name, state if state in ("stopping", "paused") else "running")
-    lines = [f"\u2713 asked to stop, {waited_s:.0f} s ago"]
+    lines = [f"\u2713 stop requested {waited_s:.0f} s ago"]
     try:
         events = MetricsReader(path / "metrics.db").events(20)
     except RunError as error:
@@ -181,7 +179,7 @@ def activity(folder: Path, shown: str | None = None) -> Activity:
         began = read_run(path).get("wall_s")
         since_t = began - waited_s - 3.0 if isinstance(began, int | float) else 0.0
         lines += [f"\u2713 {event.text}" for event in events if event.t >= since_t][-6:]
-    lines.append("\u2026 last checkpoint and last evaluation, then the processes end")
+    lines.append("\u2026 writing the last checkpoint and evaluating, then the processes end")
     return Activity(name, "late" if waited_s > FORCE_AFTER_S else "stopping", tuple(lines))
 
 
@@ -248,13 +246,13 @@ def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
             outside.
     """
     if path == SAMPLE:
-        raise RunError("the sample run is a recording: start a run of your own")
+        raise RunError("the sample run is a recording; start your own run")
     with one_at_a_time(folder):
         _check_none_alive(folder)
         refuse_links(path)
         module = imported_by(path)
         if module is not None and module != trusted:
-            raise RunError(f"{path.name} imports code ({clean(module, 80)}): allow that first")
+            raise RunError(f"{path.name} imports code ({clean(module, 80)}): allow this first")
         more = () if module is None else ("--import", module)
         _launch(["--resume", path.name, "--runs-dir", str(folder), *more], folder, path.name)
 
@@ -269,13 +267,13 @@ def _newest_first(folder: Path) -> list[Path]:
     """The records of launches by their time: a resumed run keeps the date in its name."""
     found = []
     for record in (folder / LAUNCHES).glob("*.json"):
-        with contextlib.suppress(FileNotFoundError):  # dismissed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # dismissed in the meantime
             found.append((record.stat().st_mtime_ns, record))
     return [record for _, record in sorted(found, reverse=True)]
 
 
 def failed_start(folder: Path) -> Launch | None:
-    """The newest launch if its process ended before its run began, until ``dismiss`` is called."""
+    """The newest launch if its process ended before its run started, until ``dismiss`` is called."""
     newest = next(iter(_newest_first(folder)), None)
     return None if newest is None else _pending(newest, alive=False)
 
@@ -322,7 +320,7 @@ def stop_command(name: str, folder: Path) -> str:
 
 
 def kill(name: str, folder: Path) -> None:
-    """As ``spreeze runs stop --force``; a RunError if the run is not alive."""
+    """Kills a run like ``spreeze runs stop --force``; a RunError if it is not alive."""
     kill_supervisor(find_live_run(name, folder))
 
 
@@ -337,9 +335,9 @@ def why_no_export(path: Path, row: PolicyFormat) -> str | None:
     if missing:
         return f"{' and '.join(missing)} not installed: pip install 'spreeze[export]'"
     if not any((path / "weights").glob("w-*.safetensors")) and not (path / "checkpoints/best.safetensors").is_file():
-        return "This run has no weights: it is a recording, or ended before its first update."
+        return "This run has no weights: it is a recording, or it ended before the first update."
     own = read_config(path).get(str(read_run(path).get("algo")), {}).get("network")
-    return f"Its network {clean(own, 60)!r} is a module of your own: export it with torch.onnx." if own else None
+    return f"Its network {clean(own, 60)!r} is a custom module: export it with torch.onnx." if own else None
 
 
 def export_zip(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
@@ -388,15 +386,13 @@ def delete(path: Path, folder: Path) -> None:
         for suffix in (".json", ".log"):
             (folder / LAUNCHES / f"{path.name}{suffix}").unlink(missing_ok=True)
     except OSError as error:
-        raise RunError(
-            f"{path.name} could not be deleted: {clean(error)}; make it writable, then delete it again"
-        ) from None
+        raise RunError(f"{path.name} could not be deleted: {clean(error)}; make it writable and try again") from None
 
 
 def _check_none_alive(folder: Path) -> None:
     busy = activity(folder).name
     if busy is not None:
-        raise RunError(f"{busy} is running: stop it first; the command line starts a second one beside it")
+        raise RunError(f"{busy} is running: stop it first; or start a second one from the command line")
 
 
 def imported_by(path: Path) -> str | None:

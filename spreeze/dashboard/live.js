@@ -51,13 +51,13 @@ class LivePage {
     this.note = make(this.host, "div", "sz-note", "Connecting ...");
     this.tools(make(this.host, "div", "sz-tools"));
     const top = make(this.host, "div", "sz-top");
-    this.returnCard = this.card(top, { key: "return", title: "Return of greedy episodes", unit: "return", help: this.data.return_help });
+    this.returnCard = this.card(top, { key: "return", title: "Evaluation return", unit: "return", help: this.data.return_help });
     this.axisMenu(this.returnCard);
     const picture = make(top, "div", "sz-card sz-picture");
-    make(picture, "div", "sz-title", "The agent now");
+    make(picture, "div", "sz-title", "Agent");
     this.image = make(picture, "canvas", "");
     this.image.setAttribute("role", "img");
-    this.image.setAttribute("aria-label", "the newest picture of the agent");
+    this.image.setAttribute("aria-label", "latest picture of the agent");
     this.pictureCard = picture;
     this.noPicture = make(picture, "div", "sz-caption", this.data.no_picture);
     const age = this.pictureAge = make(picture, "div", "sz-caption");
@@ -87,8 +87,8 @@ class LivePage {
     make(log, "div", "sz-title", "Events");
     this.events = make(log, "div", "sz-events");
     const tail = make(this.host, "div", "sz-card");
-    this.logTitle = make(tail, "div", "sz-title", "Newest log");
-    this.log = make(tail, "pre", "sz-log", "nothing has been written yet");
+    this.logTitle = make(tail, "div", "sz-title", "Latest log");
+    this.log = make(tail, "pre", "sz-log", "no output yet");
   }
 
   // A number with its label; a large one has smaller numbers below it.
@@ -125,10 +125,10 @@ class LivePage {
       if (type === "range") { input.min = 0; input.max = 0.99; input.step = 0.01; input.value = this.view[key]; input.oninput = () => { this.view[key] = Number(input.value); redraw(); }; }
       else { input.checked = this.view[key]; input.onchange = () => { this.view[key] = input.checked; redraw(); }; }
     };
-    field("Smoothing", "range", "smooth", "weight of earlier values in a moving average; the values themselves stay visible, pale");
-    field("log scale", "checkbox", "log", "logarithmic vertical axis where all values are above 0");
-    field("leave out outliers", "checkbox", "robust", "the vertical axis shows all but the farthest 2 % on each side");
-    make(box, "span", "sz-caption", "drag to zoom, double-click to see all");
+    field("Smoothing", "range", "smooth", "weight of earlier values in a moving average; raw values stay visible");
+    field("log scale", "checkbox", "log", "logarithmic vertical axis, if all values are positive");
+    field("ignore outliers", "checkbox", "robust", "the vertical axis omits the outermost 2 % on each side");
+    make(box, "span", "sz-caption", "drag to zoom, double-click to reset");
   }
 
   remember(id, node) { this.text.set(id, [...(this.text.get(id) ?? []), node]); }
@@ -151,7 +151,7 @@ class LivePage {
 
   axisMenu(chart) {
     const menu = make(chart.head, "select", "sz-select");
-    menu.title = "what the horizontal axis counts";
+    menu.title = "horizontal axis";
     for (const [value, label] of [["t", "wall time"], ["s", "env steps"], ["u", "updates"]]) {
       const option = make(menu, "option", "", label);
       option.value = value;
@@ -238,7 +238,7 @@ class LivePage {
         news = await reply.json();
       } catch (error) {
         if (this.dead || error.name === "AbortError") return;
-        this.note.textContent = "The dashboard's server does not answer; the run itself goes on.";
+        this.note.textContent = "No connection to the dashboard server; the run continues.";
       }
       if (this.dead || !news) return;
       this.pageNews(news.page);
@@ -246,7 +246,7 @@ class LivePage {
       else { this.apply(news); if (!news.live && !news.page?.key) pause *= 5; }
     } catch (error) {
       NS.errors.push(String(error.stack ?? error));
-      this.note.textContent = `This page could not show the newest numbers (${error}); reload it. The run itself goes on.`;
+      this.note.textContent = `This page could not be updated (${error}); reload it. The run continues.`;
     } finally {
       this.busy = false;
       if (!this.dead) this.timers.tick = setTimeout(() => this.tick(), Math.max(200, pause - (performance.now() - begun)));
@@ -487,8 +487,8 @@ class LivePage {
     this.timelineKey = key;
     this.timeline.style.display = "";
     this.timeline.replaceChildren();
-    make(this.timeline, "div", "sz-title", `What the workers did for ${found.length_ms.toFixed(0)} ms, ${found.wall} after the start`).title =
-      "Recorded once ten seconds after learning began, and at each press of Timeline";
+    make(this.timeline, "div", "sz-title", `Worker phases during ${found.length_ms.toFixed(0)} ms, ${found.wall} after the start`).title =
+      "Recorded 10 s after the first update, and with the Timeline button";
     const legend = make(this.timeline, "div", "sz-legend"), rows = make(this.timeline, "div", "sz-lanes"), seen = new Set();
     for (const worker of found.workers) {
       make(rows, "span", "sz-label", worker.name);
@@ -514,7 +514,7 @@ class LivePage {
     if (key === this.eventKey) return;
     this.eventKey = key;
     this.events.replaceChildren();
-    if (!events.length) make(this.events, "div", "sz-caption", "nothing has happened yet");
+    if (!events.length) make(this.events, "div", "sz-caption", "no events yet");
     for (const [at, level, source, text] of events.toReversed()) {
       const line = make(this.events, "div", `sz-event sz-${level}`);
       make(line, "span", "sz-caption", at);
@@ -525,7 +525,7 @@ class LivePage {
 
   logTail(file, lines) {
     if (!lines.length) return;
-    const title = `Newest log: ${file}`, text = lines.join("\n");
+    const title = `Latest log: ${file}`, text = lines.join("\n");
     if (this.logTitle.textContent !== title) this.logTitle.textContent = title;
     if (this.log.textContent !== text) this.log.textContent = text;
   }

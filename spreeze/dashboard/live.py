@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from spreeze.dashboard import autotune, components, control, navigation, start
-from spreeze.dashboard.run_data import SAMPLE, row, runs_dir, wiring
+from spreeze.dashboard.run_data import SAMPLE, data_flow, row, runs_dir
 from spreeze.formatting import DASH, whole
 from spreeze.run_directory import read_run, steer
 
@@ -43,10 +43,10 @@ def page() -> None:
 
 def _shown(path: Path | None, now: control.Activity) -> None:
     if path is None:
-        st.info("No run to show yet: press Start, or type `python -m spreeze.train --auto`.")
+        st.info("No runs yet: press Start, or run `python -m spreeze.train --auto`.")
         return
     facts = row(path)
-    note = " \u00b7 a recording, to look around" if path == SAMPLE else ""
+    note = " \u00b7 a recording" if path == SAMPLE else ""
     title = (
         facts.env_id or DASH,
         (facts.algo or DASH).upper(),
@@ -63,7 +63,7 @@ def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
     name = now.name or ""
     with st.container(border=True):
         if named:
-            st.markdown(f"For **{components.plain(name)}**, which is running:")
+            st.markdown(f"For the running **{components.plain(name)}**:")
         line = st.container(horizontal=True, vertical_alignment="bottom")
         asked = now.phase in ("stopping", "late")
         line.button(
@@ -72,21 +72,21 @@ def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
             args=(control.stop, name, folder),
             disabled=asked,
             key="stop",
-            help="Ends as Ctrl-C would: writes a checkpoint and evaluates once more.",
+            help="Stops like Ctrl-C: writes a checkpoint and evaluates once more.",
         )
         commands = [control.stop_command(name, folder)]
         if now.phase in ("running", "paused"):
             commands += _steer_buttons(line, now, folder)
         if now.phase == "late":
             line.button(
-                "End it at once",
+                "Kill",
                 on_click=components.tried,
                 args=(control.kill, name, folder),
                 key="kill",
-                help="Kills its supervisor; the newest checkpoint stays.",
+                help="Kills the run; the latest checkpoint is kept.",
             )
             commands.append(control.runs_command(folder, "stop", "--force", name))
-        with st.expander("The same from a terminal"):
+        with st.expander("Command line"):
             components.show_command("stop", *commands)
 
 
@@ -95,23 +95,23 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     name, paused = now.name or "", now.phase == "paused"
     pause = "continue" if paused else "pause"
     run = read_run(folder / name)
-    parts = wiring(run)
-    one_process = parts is not None and parts.in_turns
+    parts = data_flow(run)
+    one_process = parts is not None and parts.serial
     buttons = (
         (
             pause,
             "Continue" if paused else "Pause",
-            "Stops its processes where they are, which frees the cores at once; replay and networks stay in memory.",
+            "Suspends all processes and frees the cores; replay and networks stay in memory.",
             False,
         ),
-        ("evaluate", "Evaluate now", "Evaluates the newest policy without waiting for its turn.", paused),
-        ("checkpoint", "Save now", "Writes a checkpoint at once.", paused),
+        ("evaluate", "Evaluate now", "Evaluates the newest policy now.", paused),
+        ("checkpoint", "Save now", "Writes a checkpoint now.", paused),
         (
             "timeline",
             "Timeline",
-            "This mode has one process, which does one thing at a time."
+            "Not available: this mode has a single process."
             if one_process
-            else "Records what each worker does for a quarter of a second, and draws it.",
+            else "Records and shows the phases of all workers for 0.25 s.",
             paused or one_process,
         ),
     )
@@ -142,7 +142,7 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
             width=260,
             on_change=_leave_free,
             args=(name, folder, key),
-            help="Share of the usable cores; samplers rest where it is needed.",
+            help="Share of the usable cores; samplers are paused as needed.",
         )
         commands.append(control.runs_command(folder, "leave-free", name, f"{st.session_state[key] / 100:g}"))
     return commands

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spreeze.config.modes import Wiring
-from spreeze.dashboard.run_data import newest_log, newest_timeline, wiring
+from spreeze.config.modes import DataFlow
+from spreeze.dashboard.run_data import data_flow, newest_log, newest_timeline
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics import student_quantile
 from spreeze.metrics.bottleneck import Side, bottleneck
@@ -48,9 +48,9 @@ def drawn(table: MetricTable = TABLE) -> list[Metric]:
     return [metric for _, metric in sorted(charted, key=lambda entry: entry[0])]
 
 
-def lag_unit(wiring: Wiring | None) -> str:
+def lag_unit(data_flow: DataFlow | None) -> str:
     """Unit of the policy lag: updates, or rollouts where samplers and learner wait for each other."""
-    return "updates" if wiring is None or wiring.lag is None or wiring.free_running else "rollouts"
+    return "updates" if data_flow is None or data_flow.lag is None or data_flow.asynchronous else "rollouts"
 
 
 def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
@@ -90,29 +90,29 @@ def wanted(names: list[str], table: MetricTable = TABLE) -> list[str]:
     return found
 
 
-_STATE = "What the run is doing, from its directory: starting, running, stopping, finished, failed or crashed."
+_STATE = "State of the run: starting, running, stopping, finished, failed or crashed."
 _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("state", "State", "", _STATE),
-    ("wall", "Wall time [h:min:s]", "", "Time that the run has trained, earlier sessions included."),
+    ("wall", "Wall time [h:min:s]", "", "Training time, including earlier sessions."),
     ("env_steps", "Env steps", "", ""),
     ("updates", "Updates", "", ""),
     ("env_steps_per_s", "Sampling", "steps/s", ""),
     ("updates_per_s", "Learning", "updates/s", ""),
     ("update_frames_per_s", "Update frames", "/s", ""),
     ("eval_return", "Return", "", ""),
-    ("interval", "95 % interval", "", "Half of the 95 % interval of the newest mean return, over its episodes."),
+    ("interval", "95 % interval", "", "Half-width of the 95 % confidence interval of the latest mean return."),
     (
         "best",
         "Best return",
         "",
-        "Highest mean return of one whole evaluation. Played and downloaded is the policy with "
-        "the highest lower bound of its mean return, after more episodes on fresh seeds.",
+        "Highest mean return of one evaluation. The policy to play and download is chosen by the lower "
+        "confidence bound of its mean return, after additional episodes on fresh seeds.",
     ),
-    ("final", "Last ten", "", "Mean return over the episodes of the last ten evaluations: what the policy has kept."),
+    ("final", "Last ten", "", "Mean return over all episodes of the last ten evaluations."),
     ("cpu_use", "Processor", "", ""),
     ("memory_used_bytes", "Memory", "", ""),
     ("restarts", "Restarts", "", ""),
-    ("heartbeat", "Heartbeat [min:s]", "", "Time since the run last wrote its state; it does so every two seconds."),
+    ("heartbeat", "Heartbeat [min:s]", "", "Time since the run last wrote its state, which it does every two seconds."),
 )
 """(metric, or a name of ``texts``; label; unit; help text, empty for a metric's own)."""
 _LARGE = {"eval_return": ("interval", "best"), "state": ("wall", "heartbeat", "restarts")}
@@ -130,7 +130,7 @@ def tiles(table: MetricTable = TABLE) -> tuple[dict[str, Any], ...]:
     return (*large, *(known[name] for name in known if name not in below and name not in _LARGE))
 
 
-def pipeline(parts: Wiring | None, table: MetricTable = TABLE) -> tuple[dict[str, Any], ...]:
+def pipeline(parts: DataFlow | None, table: MetricTable = TABLE) -> tuple[dict[str, Any], ...]:
     """The stages through which data reaches the learner, with the metrics in each; empty if unknown."""
     stages = parts.stages if parts else ()
     return tuple(
@@ -203,7 +203,7 @@ def published(algo: str | None, env_id: str | None) -> Published | None:
     return PUBLISHED.get((algo or "", env_id or ""))
 
 
-def answer(
+def live_response(
     path: Path, since: float, evals_seen: int, epoch: str, table: MetricTable = TABLE, scores: str = ""
 ) -> dict[str, Any]:
     """Response of ``/api/live``: everything if ``since`` is 0 or the epoch has changed, else what is new.
@@ -248,7 +248,7 @@ def answer(
         passing = {metric.name for metric in table.metrics if _of_the_moment(metric)}
         fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] not in passing}
     fresh = {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
-    shown = snapshot_of(run, read_config(path), fresh, wiring(run), state=state, table=table)
+    shown = snapshot_of(run, read_config(path), fresh, data_flow(run), state=state, table=table)
     if best is not None and last is not None and 2 * last.episodes >= best.episodes:  # run.json follows by seconds
         known = last.return_mean if shown.eval_best is None else shown.eval_best
         shown = dataclasses.replace(shown, eval_best=max(last.return_mean, known))
@@ -300,7 +300,7 @@ def texts(
     table: MetricTable = TABLE,
 ) -> dict[str, str]:
     """Every number outside of the charts as text, metrics by their names; unknown ones are a dash."""
-    parts = wiring(run)
+    parts = data_flow(run)
     names = [tile[0] for tile in _TILES] + [name for stage in (parts.stages if parts else ()) for name in stage.items]
     interval = None if last is None else half_width(last)
     return {
@@ -322,7 +322,7 @@ def _figure(metric: Metric, value: float | None) -> str:
 
 
 def _samplers(shown: Snapshot) -> str:
-    """How many samplers are stepping, of how many; a fraction is one that the governor pauses at times."""
+    """Active samplers of all, in words; a fraction is one that the governor pauses part of the time."""
     working, wanted = shown.samplers_active if shown.samplers_rest else shown.samplers_alive, shown.samplers_wanted
     if working is not None and shown.samplers_rest and wanted == 1:
         return f"throttled to {percent(working)}"
@@ -356,18 +356,15 @@ def _note(
     problem = state in ("failed", "crashed", "damaged")
     if not latest:
         text = (
-            "No numbers yet: they appear half a second after the samplers start."
+            "No numbers yet: they appear 0.5 s after the samplers start."
             if state in LIVE_STATES
-            else f"It ended before there were numbers: {clean(ended or 'see the Logs page', 600)}."
+            else f"The run ended before there were numbers: {clean(ended or 'see the Logs page', 600)}."
         )
         return {"note": text, "problem": problem}
     if state == "paused":
-        return {
-            "note": "Paused: the processes stand still and their cores are free. They continue where they are.",
-            "problem": False,
-        }
+        return {"note": "Paused: the processes are suspended and their cores are free.", "problem": False}
     found = bottleneck(shown)
-    text = found.sentence if state in LIVE_STATES else f"When it ended: {found.sentence}"
+    text = found.sentence if state in LIVE_STATES else f"At the end: {found.sentence}"
     return {"note": text + _fallen(best, last), "problem": problem or found.side in (Side.OTHERS, Side.EVALUATOR)}
 
 
@@ -379,8 +376,8 @@ def _fallen(best: EvaluationRow | None, last: EvaluationRow | None) -> str:
     if best.return_mean - last.return_mean <= max(2.0 * doubt, _FALLEN * abs(best.return_mean)):
         return ""
     return (
-        f" The newest policy has fallen to {number(last.return_mean)}; the best evaluation had "
-        f"{number(best.return_mean)}. A better policy is kept, and is what is played and downloaded."
+        f" The latest evaluation fell to {number(last.return_mean)}; the best had "
+        f"{number(best.return_mean)}. The better policy is kept for play and download."
     )
 
 

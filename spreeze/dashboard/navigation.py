@@ -62,7 +62,7 @@ def sidebar() -> None:
         return
     asked = st.session_state.get(_KEY) or st.query_params.get(_KEY) or names[0]
     if asked not in names:
-        st.sidebar.warning(f"There is no run {plain(asked)} here: it may have been deleted. Choose another one.")
+        st.sidebar.warning(f"There is no run {plain(asked)} here: it may have been deleted. Choose another run.")
     rows = {name: row(run_path(name, runs_dir())) for name in names[:_MOST_ROWS]}
     chosen = st.sidebar.selectbox(
         "Run",
@@ -70,7 +70,7 @@ def sidebar() -> None:
         index=names.index(asked) if asked in names else None,
         placeholder="choose a run",
         format_func=lambda name: _short(rows[name]) if name in rows else name,
-        help="Newest first; the address of this page keeps the choice.",
+        help="Newest first. The address of this page includes the selection.",
     )
     st.session_state[_KEY] = chosen or asked
     st.query_params[_KEY] = chosen or asked
@@ -81,7 +81,7 @@ def sidebar() -> None:
             f"{plain((facts.algo or DASH).upper())}, mode {plain(facts.mode)}, seed {whole(facts.seed)}  \n"
             f":gray[{plain(facts.title)}]"
         )
-    st.sidebar.caption("Safe to close: training goes on without this page.")
+    st.sidebar.caption("You can close this page: training continues.")
 
 
 def _short(facts: RunRow) -> str:
@@ -109,7 +109,7 @@ def need_run() -> Path:
     """The directory of the chosen run; without one the page says how to start one and stops."""
     path = current()
     if path is None:
-        st.info("No run yet. Start one on the Live page, or type: `python -m spreeze.train --auto`")
+        st.info("No run yet. Start one on the Live page, or run `python -m spreeze.train --auto`")
         st.stop()
     return path
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.config.algorithms import ON_POLICY
-from spreeze.config.modes import Wiring, wiring_of
+from spreeze.config.modes import DataFlow, data_flow_of
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import DASH, clean, duration
@@ -94,7 +94,7 @@ def runs_dir() -> Path:
 
 
 def run_names(folder: Path) -> list[str]:
-    """All runs, newest first; the recorded sample run comes last."""
+    """Returns all runs, newest first, and the recorded sample run last."""
     names = [path.name for path in reversed(list_runs(folder))]
     return names + ([SAMPLE_NAME] if (SAMPLE / "run.json").is_file() else [])
 
@@ -233,11 +233,11 @@ def _clip(path: Path, record: dict[str, Any]) -> Clip:
     )
 
 
-def wiring(run: Mapping[str, Any]) -> Wiring | None:
-    """How the parts of a run work together, from its ``run.json``; None if unknown."""
+def data_flow(run: Mapping[str, Any]) -> DataFlow | None:
+    """Data flow of a run, from its ``run.json``; None if unknown."""
     told = run.get("wiring")
     on_policy = told.get("lag") is not None if isinstance(told, dict) else run.get("algo") in ON_POLICY
-    return wiring_of(run, on_policy=on_policy)
+    return data_flow_of(run, on_policy=on_policy)
 
 
 def meaning(name: str) -> str:

@@ -65,7 +65,7 @@ def _list(folder: Path) -> None:
     """The table of runs, read again every two seconds; a click on a row shows that run."""
     found = rows(folder)
     if not found:
-        st.info(f"No run in {short(folder)} yet: start one on the Live page. What you see here is a recording.")
+        st.info(f"No run in {short(folder)} yet: start one on the Live page. Shown is a recording.")
         found = [row(SAMPLE)] if (SAMPLE / "run.json").is_file() else []
     if not found:
         return
@@ -99,17 +99,15 @@ def _list(folder: Path) -> None:
                 options=list(navigation.COLOURS),
                 color=list(navigation.COLOURS.values()),
                 width="small",
-                help="crashed: it says running, but nobody holds its lock.",
+                help="crashed: its state is running, but its process is gone.",
             ),
-            "run": st.column_config.TextColumn(help="Its title, or its name without date and time."),
-            "tags": st.column_config.ListColumn(help="Words that you gave it below."),
+            "run": st.column_config.TextColumn(help="Title, or name without date and time."),
+            "tags": st.column_config.ListColumn(help="Tags, edited below."),
             "algorithm": st.column_config.TextColumn(help="Algorithm, mode, seed."),
-            "minutes": st.column_config.NumberColumn(format="%.1f", help="Time trained, all sessions [min]."),
+            "minutes": st.column_config.NumberColumn(format="%.1f", help="Training time over all sessions [min]."),
             "env steps": st.column_config.NumberColumn(format="compact", help=meaning("env_steps")),
             "best": st.column_config.NumberColumn(format="%.4g", help=f"The highest. {meaning('eval_return')}"),
-            "last ten": st.column_config.NumberColumn(
-                format="%.4g", help="Mean return over the last ten evaluations: what was kept."
-            ),
+            "last ten": st.column_config.NumberColumn(format="%.4g", help="Mean return over the last ten evaluations."),
         },
     )
     if st.session_state.pop("runs_clicked", False):
@@ -142,38 +140,38 @@ def _one(path: Path, folder: Path) -> None:
     trusted = module is None or cells[0].checkbox(
         f"Trust {components.plain(module)}",
         key=f"trust_{path.name}",
-        help="It imports this module, whose code runs on this machine.",
+        help="The run imports this module: its code will run on this machine.",
     )
     cells[0].button(
         "Resume",
         on_click=components.tried,
         args=(control.resume, path, folder, module),
-        kwargs={"note": f"{path.name} goes on; see the Live page."},
+        kwargs={"note": f"{path.name} resumed; see the Live page."},
         width="stretch",
         disabled=alive or recorded or not trusted,
-        help="Continues with the networks, counters and replay of the newest checkpoint.",
+        help="Continues from the latest checkpoint.",
     )
     cells[1].button(
         "Stop",
         key="runs_stop",
         on_click=components.tried,
         args=(control.stop, path.name, folder),
-        kwargs={"note": f"{path.name} was asked to stop."},
+        kwargs={"note": f"Requested {path.name} to stop."},
         disabled=not alive,
         width="stretch",
-        help="Ends as Ctrl-C would.",
+        help="Stops like Ctrl-C.",
     )
     with cells[2].popover("Delete", disabled=alive or recorded, width="stretch"):
         st.write(f"Delete **{facts.name}** with its checkpoints and clips? This cannot be undone.")
         sure = st.text_input("Type its name to confirm", key=f"sure_{path.name}")
         st.button(
-            "Delete for good",
+            "Delete permanently",
             disabled=sure != path.name,
             on_click=components.tried,
             args=(control.delete, path, folder),
             kwargs={"note": f"{path.name} was deleted."},
         )
-    if cells[3].button("Pack as ZIP", width="stretch", help="Settings, metrics and the best networks as one file."):
+    if cells[3].button("Pack as ZIP", width="stretch", help="Settings, metrics and the best policy in one file."):
         st.download_button("Download", pack(path), f"{path.name}.zip", "application/zip")
     exporting = _downloads(path, folder)
     if not recorded:
@@ -195,7 +193,7 @@ def _one(path: Path, folder: Path) -> None:
             control.runs_command(folder, "stop", name),
         )
     )
-    with st.expander("The same from a terminal"):
+    with st.expander("Command line"):
         components.show_command("one", *acts, told, packed, *(() if recorded else (exporting,)))
 
 
@@ -210,7 +208,7 @@ def _downloads(path: Path, folder: Path) -> str:
         key="runs_report",
         width="stretch",
         on_click="ignore",  # a rerun forgets what the buttons beside it would make
-        help="One HTML file to keep or send: curves, rates, settings with their sources, the "
+        help="A self-contained HTML file: curves, rates, settings with their sources, the "
         "tuner's table, machine, versions, events.",
     )
     metrics.download_button(
@@ -221,14 +219,14 @@ def _downloads(path: Path, folder: Path) -> str:
         key="runs_csv",
         width="stretch",
         on_click="ignore",
-        help="Every metric over time, and every evaluation, as tables.",
+        help="All metrics and evaluations as tables.",
     )
     chosen = left.selectbox(
         "Policy as",
         [row.name for row in POLICY_FORMATS],
         key=f"export_format_{path.name}",
-        help="The greedy policy that was kept as best, with normaliser and action scaling inside, "
-        "checked beside our own, and a program that plays it without Spreeze.",
+        help="The best policy, including normalisation and action scaling, checked against Spreeze, with a "
+        "program that runs it without Spreeze.",
     )
     kind = next(row for row in POLICY_FORMATS if row.name == chosen)
     reason = control.why_no_export(path, kind)
@@ -241,7 +239,7 @@ def _downloads(path: Path, folder: Path) -> str:
         width="stretch",
         disabled=reason is not None,
         on_click="ignore",
-        help=reason or "Made when you click: some seconds.",
+        help=reason or "Created on click, takes some seconds.",
     )
     if reason is not None:
         st.caption(components.plain(reason))
@@ -251,7 +249,7 @@ def _downloads(path: Path, folder: Path) -> str:
 def _about(path: Path, about: About) -> None:
     with st.expander("Title, tags and note"), st.form(f"about_{path.name}", border=False):
         title = st.text_input("Title", about.title, max_chars=100, placeholder=path.name)
-        tags = st.text_input("Tags", ", ".join(about.tags), placeholder="words with commas between them")
+        tags = st.text_input("Tags", ", ".join(about.tags), placeholder="comma-separated")
         note = st.text_area("Note", about.note, max_chars=20_000)
         if st.form_submit_button("Save"):
             said = partial(describe, path, title=title, tags=tags.split(","), note=note)
@@ -307,12 +305,12 @@ def watch() -> None:
             range(len(found)),
             value=len(found) - 1,
             format_func=lambda i: label(found[i]),
-            help="In time order, with the updates that the shown policy had seen.",
+            help="Ordered by time; the number is the updates of the policy.",
         )
     clip = found[index]
     left, right = st.columns([3, 2])
     if clip.path.stat().st_size > _MAX_CLIP_BYTES:
-        left.info(f"This clip has {size(clip.path.stat().st_size)}: too large to show; open {short(clip.path)}")
+        left.info(f"This clip has {size(clip.path.stat().st_size)}: too large to show here; open {short(clip.path)}")
         return
     data = clip.path.read_bytes()
     left.video(data, autoplay=True, loop=True, muted=True)
@@ -323,10 +321,10 @@ def watch() -> None:
         f"**Recorded at** {duration(facts.get('wall_s'))} (h:min:s of training), "
         f"{number(facts.get('env_steps'))} env steps\n\n"
         f"**Returns of whole episodes in it** {shown}\n\n"
-        f"**Return of the episode that goes on** {number(facts.get('return_so_far'))}"
+        f"**Return so far of the unfinished episode** {number(facts.get('return_so_far'))}"
     )
     right.caption("A return is the undiscounted sum of an episode's rewards, here of the greedy policy.")
-    right.download_button("Download MP4", data, clip.path.name, "video/mp4", help=f"It lies in {short(clip.path)}")
+    right.download_button("Download MP4", data, clip.path.name, "video/mp4", help=f"File: {short(clip.path)}")
 
 
 def label(clip: Clip) -> str:
@@ -339,11 +337,11 @@ def logs() -> None:
     _events(path)
     files = log_files(path)
     if not files:
-        st.info("No log yet: the processes have written nothing.")
+        st.info("No logs yet.")
         return
     labels = sorted(files)
     first = next((i for i, label in enumerate(labels) if files[label].stat().st_size > 0), 0)
-    chosen = st.selectbox("File", labels, index=first, help="The last 200 lines are shown.")
+    chosen = st.selectbox("File", labels, index=first, help="Shows the last 200 lines.")
     st.code("\n".join(tail_lines(files[chosen])) or "(empty)", language=None, height=420, wrap_lines=True)
     components.show_command("tail", shlex.join(("tail", "-n", "200", "-f", as_cli_argument(files[chosen]))))
 
@@ -359,7 +357,7 @@ def _events(path: Path) -> None:
             [{"wall time": duration(e.t), "level": e.level, "from": e.source, "what": e.text} for e in events[::-1]],
             hide_index=True,
             height=240 if len(events) > 6 else "content",
-            column_config={"wall time": st.column_config.TextColumn(help="Since the run began [h:min:s].")},
+            column_config={"wall time": st.column_config.TextColumn(help="Training time [h:min:s].")},
         )
     else:
         st.caption("No events yet.")

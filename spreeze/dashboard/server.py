@@ -29,7 +29,7 @@ from spreeze.dashboard.components import prefix
 from spreeze.dashboard.run_data import run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import clean
-from spreeze.run_directory import ask, is_alive
+from spreeze.run_directory import is_alive, send_request
 
 
 def lifespan(tokens: LoginTokens) -> Callable[[st.App], AbstractAsyncContextManager[None]]:
@@ -105,7 +105,7 @@ def middleware(tokens: LoginTokens) -> list[Middleware]:
 class BaseAddress:
     """ASGI middleware: tells Streamlit's script where the server is.
 
-    Without that it would try below the address of the page first, and each direct link to a page would begin with two
+    Without that it would try below the address of the page first, and each direct link to a page would start with two
     requests that fail.
     """
 
@@ -140,7 +140,7 @@ class BaseAddress:
 
 
 def live(request: Request) -> Response:
-    """News of the run ``run`` since ``since``; see ``live_api.answer``."""
+    """News of the run ``run`` since ``since``; see ``live_api.live_response``."""
     query = request.query_params
     activity = control.activity(runs_dir(), query.get("run"))
     page = {"page": {"key": activity.key, "lines": activity.lines}}
@@ -149,7 +149,7 @@ def live(request: Request) -> Response:
         since, seen = float(query.get("since", 0)), int(query.get("evals", 0))
         text = _json(
             page
-            | live_api.answer(
+            | live_api.live_response(
                 path, max(0.0, since), max(0, seen), query.get("epoch", ""), scores=query.get("scores", "")
             )
         )
@@ -202,4 +202,4 @@ def watched(path: Path) -> None:
             return
     if is_alive(path):
         with contextlib.suppress(RunError):
-            ask(path, "viewer")
+            send_request(path, "viewer")

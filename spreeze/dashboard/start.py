@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _STOPS = ("stop.seconds", "stop.env_steps", "stop.updates", "stop.target_return")
 _MACHINE = ("tuning.objective", "tuning.leave_free")
 _TUNER_HELP = (
-    "Measures this machine for up to a minute and chooses what the mode leaves to the tuner, such as batch "
-    "size, threads and processes; the result is kept for the next run. Off where a mode leaves it nothing."
+    "Benchmarks this machine for up to a minute and chooses batch size, threads and processes; the "
+    "result is cached. Disabled in modes that have nothing to tune."
 )
 FRESH = "start_fresh"
 """Key of the field that lets the tuner measure again."""
@@ -98,7 +98,7 @@ def form(folder: Path) -> None:
                 accept_new_options=True,
                 key="start_env",
                 persist_state="session",
-                help="Any installed Gymnasium id. Pendulum-v1 is learned in seconds.",
+                help="Any Gymnasium id. Pendulum-v1 takes seconds to learn.",
             )
         )
         env_id = known_task(env_id)
@@ -128,8 +128,8 @@ def _welcome(folder: Path) -> None:
     """Introduction for a new user."""
     st.markdown(
         "### A reinforcement-learning trainer that tunes itself to your desktop\n"
-        "Pick a task and press Start: Spreeze measures this machine, chooses batch size, threads and samplers, "
-        "says why, and trains with every core busy. What you see below is a recording."
+        "Choose an environment and press Start: Spreeze benchmarks this machine, chooses batch size, threads "
+        "and samplers, explains the choice, and trains on all cores. Shown below is a recording."
     )
     first = control.Request(env_id="Pendulum-v1", settings={"stop.target_return": -200.0})
     cells = st.columns([1.6, 4], vertical_alignment="center")
@@ -137,7 +137,8 @@ def _welcome(folder: Path) -> None:
         "Start a first run", on_click=_start, args=(first, folder), key="first", type="primary", width="stretch"
     )
     cells[1].caption(
-        "SAC learns to swing a pendulum up. Under a minute of measuring, then seconds of learning; it ends by itself."
+        "SAC learns to swing up a pendulum: up to a minute of benchmarking, then seconds of training. The "
+        "run stops by itself."
     )
 
 
@@ -146,7 +147,7 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     spec, problem = None, None
     if imports_only(env_id, own.module or control.imported()):
         try:
-            with st.spinner("Looking at the task"):
+            with st.spinner("Checking the environment"):
                 spec = _look(env_id, own.module or control.imported(), own.args)
         except SpreezeError as error:
             problem = str(error)
@@ -161,15 +162,17 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
         "Algorithm",
         runnable,
         "start_algo",
-        "The algorithms that fit the task. DQN: discrete actions. SAC: these or continuous ones. TD3, DDPG: "
-        "continuous. QMIX: teams. The others: any, also several at once.",
+        "Algorithms that fit the action space. DQN: discrete. SAC: discrete or continuous. TD3, DDPG: "
+        "continuous. QMIX: teams. Others: all, including MultiDiscrete and MultiBinary.",
     )
     row = algorithms[algo]
     taking = {name: mode for name, mode in known.items() if row.runs_in(mode)}
     if (usual := implied_mode(row)) in taking:
         taking = {usual: taking[usual], **taking}
     lines = "\n".join(f"- **{name}**: {components.plain(mode.doc)}" for name, mode in taking.items())
-    mode = taking[_one_of(cells[2], "Mode", list(taking), "start_mode", f"How the parts work together:\n{lines}")]
+    mode = taking[
+        _one_of(cells[2], "Mode", list(taking), "start_mode", f"How samplers and learners work together:\n{lines}")
+    ]
     seed = cells[3].number_input(
         "Seed",
         0,
@@ -177,10 +180,10 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
         RunConfig.seed,
         key="start_seed",
         persist_state="session",
-        help="Seed of networks, exploration and environments.",
+        help="Random seed of networks, exploration and environments.",
     )
-    wiring = mode.wiring(on_policy=bool(row.on_policy))
-    tunable = bool(wiring and wiring.knobs)
+    data_flow = mode.data_flow(on_policy=bool(row.on_policy))
+    tunable = bool(data_flow and data_flow.knobs)
     auto = cells[4].toggle(
         "Autotune", value=True, key="start_auto", persist_state="session", disabled=not tunable, help=_TUNER_HELP
     )
@@ -241,7 +244,7 @@ def _reasons(
     lines = [f"Mode {mode.name}: {components.plain(mode.doc)}."]
     choice = profile.choice if profile is not None else None
     if profile is not None and choice is not None and (choice["algo"], choice["mode"]) == (row.name, mode.name):
-        lines.append(f"Algorithm and mode are what {components.plain(profile.source)} takes for this task.")
+        lines.append(f"Algorithm and mode are what {components.plain(profile.source)} sets for this environment.")
     if unfit and spec is not None:
         lines.append(f":gray[Not for {components.plain(task_text(spec))}: {', '.join(unfit)}.]")
     if idle:
@@ -269,24 +272,24 @@ def _one_of(cell: DeltaGenerator, label: str, options: list[str], key: str, text
 def _own_environment(env_id: str) -> _Own:
     """Arguments for the task's constructor, and a module that registers it, which is imported only once allowed."""
     text = st.text_area(
-        "Arguments of its constructor",
+        "Constructor arguments",
         key="start_args",
         persist_state="session",
         placeholder="push=2.0",
-        help="One KEY=VALUE a line, as --env-arg takes them.",
+        help="One KEY=VALUE per line, as for --env-arg.",
     )
     args = tuple(line.strip() for line in text.splitlines() if line.strip())
     module = st.text_input(
-        "Module that registers the id",
+        "Module that registers it",
         key="start_module",
         persist_state="session",
         placeholder="my_robot",
-        help="A Python module in this folder or installed; the id goes into Task.",
+        help="An installed Python module, or one in the working directory; enter the id under Task.",
     ).strip()
     if not module:
         return _Own(None, args)
     trusted = st.checkbox(
-        f"I trust {components.plain(module)}: its code runs on this machine as I would run it",
+        f"I trust {components.plain(module)}: its code will run on this machine with my permissions",
         key=f"start_trust_{module}",
         persist_state="session",
     )
@@ -300,10 +303,10 @@ def _own_environment(env_id: str) -> _Own:
     try:
         command = control.examine_command(env_id, module, args)
         if st.button(
-            "Examine it", key="examine", help="What the doctor says: spaces, speed, memory, Gymnasium's checks."
+            "Examine it", key="examine", help="Checks spaces, speed and memory, and runs the Gymnasium checker."
         ):
             _look.cache_clear()  # its author may have changed it
-            with st.spinner("The doctor tries it"):
+            with st.spinner("Checking the environment"):
                 found = control.examine(env_id, module, args)
             st.markdown(components.table(("what", "result", "finding"), found))
     except SpreezeError as error:
@@ -323,7 +326,7 @@ def _profile(env_id: str) -> str | None:
         key="start_profile",
         persist_state="session",
         format_func=lambda name: name or usual,
-        help="Settings from profiles/. What you fill in below counts more.",
+        help="Settings from profiles/. Values below take precedence.",
     )
     return chosen or None
 
@@ -338,24 +341,19 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
         cells = st.columns(2)
         for place, key in enumerate(keys):
             with cells[place % 2]:
-                values[key] = components.ask(config, key, "start", keep=True, **more)
+                values[key] = components.setting_input(config, key, "start", keep=True, **more)
 
-    st.caption("When to stop: at the first of these, or when you press Stop.")
+    st.caption("The run stops at the first of these conditions, or with Stop.")
     ask(list(_STOPS), blank="never")
     st.caption("The machine.")
     ask(list(_MACHINE))
     if request.auto:
-        st.checkbox(
-            "Measure again",
-            key=FRESH,
-            persist_state="session",
-            help="The tuner does not use what it found on this machine before.",
-        )
+        st.checkbox("Measure again", key=FRESH, persist_state="session", help="Ignore cached results of the tuner.")
     if knobs:
         st.caption(
-            "What the tuner chooses; it keeps what you fill in."
+            "Settings that the tuner chooses, unless you set them."
             if request.auto
-            else "What Autotune would choose; while it is off the values shown hold."
+            else "Settings that Autotune would choose; it is off, so these values are used."
         )
         ask(list(knobs), blank="automatic" if request.auto else "")
     others = tuple(key for key in others if key not in _MACHINE)
@@ -366,7 +364,7 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
             key="start_more",
             persist_state="session",
             placeholder="choose by name",
-            help="Every setting that makes a difference to this mode and algorithm.",
+            help="All settings that this mode and algorithm use.",
         )
     )
     return {key: value for key, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""From a Gymnasium action space to an ``ActionSpec``."""
+"""Converts Gymnasium action spaces to ``ActionSpec``."""
 
 from __future__ import annotations
 
@@ -27,23 +27,19 @@ def action_of(env_id: str, space: Any) -> ActionSpec:
         most = max(choice.nvec, default=0)
         if most < 2 or choice.options > _MAX_OPTIONS:
             count = most if most < 2 else choice.options
-            raise EnvironmentError_(
-                f"{what} has {count} actions; there is something to learn from 2 on, "
-                f"and at most {_MAX_OPTIONS} are supported"
-            )
+            raise EnvironmentError_(f"{what} has {count} actions; supported are 2 to {_MAX_OPTIONS}")
         return choice
     if not isinstance(space, spaces.Box):
-        raise EnvironmentError_(f"{what} is not supported; wrap it into one Box, Discrete or MultiDiscrete")
+        raise EnvironmentError_(f"{what} is not supported; wrap it as a Box, Discrete or MultiDiscrete")
     if not np.issubdtype(space.dtype, np.floating):
-        raise EnvironmentError_(f"{what} holds integers, not supported; wrap it into one Discrete or MultiDiscrete")
+        raise EnvironmentError_(
+            f"{what} has an integer dtype, which is not supported; wrap it as Discrete or MultiDiscrete"
+        )
     low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
     if not low.size:
-        raise EnvironmentError_(f"{what} has no component: there is nothing to learn")
+        raise EnvironmentError_(f"{what} is empty")
     if not (high - low < np.finfo(np.float32).max).all():  # also where a bound is infinite or not a number
-        raise EnvironmentError_(
-            f"{what} is unbounded; policies need finite bounds: wrap it with TransformAction, "
-            "whose action_space is a Box with bounds"
-        )
+        raise EnvironmentError_(f"{what} is unbounded; wrap it in TransformAction with a bounded Box")
     return Box(tuple(low.tolist()), tuple(high.tolist()), tuple(space.shape))
 
 

@@ -152,13 +152,13 @@ def name_of(task: Task, import_module: str | None = None) -> tuple[str, str | No
         spec = getattr(task, "spec", None)
         instead = f"its id, {spec.id!r}, or" if spec is not None else "its id or"
         raise UsageError(
-            f"env = {_short(task)}: an environment that was made cannot be handed to the processes of "
-            f"a run, which make their own; give {instead} its class"
+            f"env = {_short(task)}: expected a class, not an instance: each process constructs its own "
+            f"environments; pass {instead} its class"
         )
     if not callable(task):
         raise UsageError(
-            f"env = {_short(task)}: expected the Gymnasium id of a task, such as 'Pendulum-v1', or the "
-            "class or function that makes it"
+            f"env = {_short(task)}: expected the Gymnasium id of a task, such as 'Pendulum-v1', or a class or "
+            f"function that constructs it"
         )
     return _importable(task, import_module)
 
@@ -177,21 +177,18 @@ def _importable(make: Callable[..., Any], import_module: str | None) -> tuple[st
     if name == _LAMBDA:
         name = _name_at_top(make) or name
     if not isinstance(module, str) or not isinstance(name, str):
-        raise UsageError(
-            f"env = {_short(make)}: it has no name by which it can be imported; give a class or a function"
-        )
+        raise UsageError(f"env = {_short(make)}: it has no importable name; pass a class or function")
     if "<" in name:
         raise UsageError(
-            f"env = {name}: it is made inside of a function, where no other process can find it; put "
-            "it at the top of the script or of a module"
+            f"env = {name}: it is defined inside a function, so other processes cannot import it; define it at "
+            f"module level"
         )
     found: Any = sys.modules.get(_MAIN if is_script(module) else module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not make:
         raise UsageError(
-            f"env = {name}: module {module!r} has no such class or function at its top; give "
-            "import_module= of the module that has it"
+            f"env = {name}: module {module!r} does not define it at module level; set import_module= to its module"
         )
     if module == _MAIN:
         module = _own_program(name)
@@ -225,13 +222,13 @@ def _unchanged(spec: EnvSpec, registry: dict[str, Any]) -> EnvSpec:
     names = ("entry_point", "max_episode_steps", "kwargs", "additional_wrappers")
     if known is None:
         raise UsageError(
-            f"env = EnvSpec({spec.id!r}): it is not registered; register it in a module of its own and "
-            "give import_module=, or give the class that makes it"
+            f"env = EnvSpec({spec.id!r}): it is not registered; register it in a module and set import_module=, "
+            f"or pass its class"
         )
     if any(getattr(spec, name) != getattr(known, name) for name in names):
         raise UsageError(
-            f"env = EnvSpec({spec.id!r}): it differs from what is registered under that id; give the "
-            "id, and what the constructor takes as env_args={...}"
+            f"env = EnvSpec({spec.id!r}): it differs from the registered one; pass the id, and constructor arguments "
+            "as env_args={...}"
         )
     return spec
 
@@ -248,9 +245,9 @@ def _own_program(what: str) -> str:
         return str(spec.name)
     if file is None or not is_script(file) or not Path(file).is_file():
         raise UsageError(
-            f"{what} is defined in this notebook or console, which the processes of a run cannot import: write it, "
-            "with its gymnasium.register, into a file such as my_envs.py (in a notebook: %%writefile my_envs.py as "
-            "first line of its cell), import it from there, and give that"
+            f"{what} is defined in this notebook or console, which other processes cannot import: write it, "
+            "with its gymnasium.register, to a file such as my_envs.py (in a notebook: %%writefile my_envs.py as "
+            "the first line of its cell), import it from there, and pass that"
         )
     path = Path(file).resolve()
     if not _FIT.match(path.name):

@@ -52,7 +52,9 @@ def gymnasium_vector(name: str, num_envs: int, seed: int, args: dict[str, Any]) 
     known = gymnasium.registry.get(name)
     if known is None or known.vector_entry_point is None:
         reason = "is not registered" if known is None else "has no vector environment of its own"
-        raise EnvironmentError_(f"vector:{name}: '{name}' {reason}; use --env {name}, eight of which a sampler steps")
+        raise EnvironmentError_(
+            f"vector:{name}: '{name}' {reason}; use --env {name}, of which each sampler steps several"
+        )
     return gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **args)
 
 
@@ -65,7 +67,7 @@ def own_module(name: str, import_module: str | None, render_mode: str | None, ar
 
 def _parallel_env(module: Any, render_mode: str | None, args: dict[str, Any]) -> Any:
     if not hasattr(module, "parallel_env"):
-        raise EnvironmentError_(f"module '{module.__name__}' has no parallel_env(), which makes the environment")
+        raise EnvironmentError_(f"module '{module.__name__}' has no parallel_env(), which constructs the environment")
     return module.parallel_env(**args, **({} if render_mode is None else {"render_mode": render_mode}))
 
 
@@ -97,7 +99,7 @@ def mpe2(name: str, import_module: str | None, render_mode: str | None, args: di
     if _RIVALS.match(name):
         teams = ", ".join(other for other in known if not _RIVALS.match(other))
         raise EnvironmentError_(
-            f"mpe2:{name}: its agents play against each other, and a team shares one reward; use one of {teams}"
+            f"mpe2:{name}: its agents compete, but a team must share one reward; use one of {teams}"
         )
     return _parallel_env(importlib.import_module(f"mpe2.{name}"), render_mode, args)
 

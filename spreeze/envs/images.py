@@ -6,7 +6,7 @@ an episode ended by a lost life (Mnih et al. 2015, "Human-level control"); actio
 itself as the episode (Machado et al. 2018, arXiv 1709.06009). ``ImageConfig`` says which hold.
 
 The emulator has no randomness left: whether an action sticks and how long a game idles is drawn here, from the seed
-of the reset. So a game can begin from a snapshot in 0.2 ms, where loading it for a seed takes 150.
+of the reset. So a game can start from a snapshot in 0.2 ms, where loading it for a seed takes 150.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
             raise self._bad(f"{str(observation)[:60]} ({type(observation).__name__})") from None
         if picture.shape != source.shape:
-            raise self._bad(f"shape {picture.shape}; the space says {source.shape}")
+            raise self._bad(f"shape {picture.shape}; expected {source.shape}")
         if picture.dtype == np.uint8:
             return picture
         try:
@@ -220,7 +220,7 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         self.env.reset(seed=0)  # whatever the seed, the same game: nothing in it is random
 
     def _comes_back_to(self, snapshot: Any) -> bool:
-        """True if a game goes on from a snapshot as it did before; of 104 games Qbert and Tetris do not."""
+        """True if a game continues from a snapshot as it did before; of 104 games Qbert and Tetris do not."""
         ale, seen = self._ale, []
         for shift in (0, 1, 0):
             memory = []
@@ -232,7 +232,7 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         return bool(seen[0] == seen[2])
 
     def _act(self, action: Any) -> float:
-        """One frame of the emulator; with the given probability the action before goes on (Machado et al. 2018)."""
+        """One frame of the emulator; with the given probability the action before continues (Machado et al. 2018)."""
         sticky = self._options.sticky_actions
         if not sticky or self._rng.random() >= sticky:
             self._done = action
@@ -240,7 +240,7 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         return reward
 
     def _idle(self, frames: int) -> None:
-        """Lets frames pass without an action; a game that ends meanwhile is begun again."""
+        """Lets frames pass without an action; a game that ends in the meantime is begun again."""
         for _ in range(frames):
             self._act(self._actions[0])
             if self._ale.game_over():

@@ -1,4 +1,4 @@
-"""From an environment id to an environment, and from an environment to its ``EnvSpec``.
+"""Constructs environments by id and derives their ``EnvSpec``.
 
 Gymnasium is imported inside the functions: that takes a quarter of a second, and the supervisor asks for the default
 id only.
@@ -96,7 +96,7 @@ def make_env(
     """Makes one environment (time limit included, no autoreset, no checker).
 
     The usual Bullet ids get the task of ``spreeze.envs.bullet``, which differs in speed alone, wherever
-    that is proven and no picture is asked for (``bullet_engine``).
+    that is proven and no picture is requested (``bullet_engine``).
 
     Args:
         env_id: Gymnasium id; ``module:Id``, or ``module:Class`` (or function) without an id, only where
@@ -139,7 +139,7 @@ def make_env(
     except EnvironmentError_:
         raise
     except Exception as error:
-        raise EnvironmentError_(f"{name} could not be made: {described(error)}") from error
+        raise EnvironmentError_(f"{name} could not be constructed: {described(error)}") from error
 
 
 def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) -> gymnasium.Env[Any, Any]:
@@ -148,7 +148,7 @@ def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) 
         if picture is None:
             refuse_pictures(env.observation_space, f"{env_id}: observation space {space_text(env.observation_space)}")
         if picture:
-            raise EnvironmentError_(f"{env_id}: env.image = true, but no engine's pictures: use --env with a plain id")
+            raise EnvironmentError_(f"{env_id}: env.image = true is not supported for vector engines; use a plain id")
     except BaseException:
         env.close()
         raise
@@ -233,15 +233,15 @@ def parse_args(args: tuple[str, ...]) -> dict[str, Any]:
         if not sep or not key.isidentifier():
             raise EnvironmentError_(f"--env-arg {text[:80]!r}: expected key=value, for example max_episode_steps=200")
         if key in _RESERVED_ARGS:
-            raise EnvironmentError_(f"--env-arg {text[:80]!r}: '{key}' is set by Spreeze; leave it out")
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: '{key}' is set by Spreeze; remove it")
         if key in found:
-            raise EnvironmentError_(f"--env-arg {text[:80]!r}: '{key}' was given twice; give it once")
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: '{key}' was given twice")
         try:
             found[key] = literal_or_text(raw)
         except ConfigError as error:
             raise EnvironmentError_(f"--env-arg {text[:80]!r}: {error}") from None
         if key == "render_mode" and found[key] == "human":
-            raise EnvironmentError_(f"--env-arg {text[:80]!r}: samplers open no windows; spreeze play does")
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: samplers cannot open windows; use spreeze play")
     return found
 
 
@@ -252,12 +252,12 @@ def bullet_engine(env_id: str, *, plain: bool = False, args: tuple[str, ...] = (
         return None
     fast: Any = importlib.import_module(_FAST_MODULE)
     if plain:
-        return Reasoned("plain", f"{BULLET_MODULE}'s own environment, as asked")
+        return Reasoned("plain", f"{BULLET_MODULE}'s own environment, as requested")
     reason: str | None
     if args:
         reason = "--env-arg is for its constructor"
     elif fast.task_of(name) is None:
-        reason = "no fast one has been written for this task"
+        reason = "there is no faster equivalent"
     else:
         reason = fast.unproven()
     if reason is not None:
@@ -282,7 +282,7 @@ def has_display() -> bool:
 
 def _refuse_window(name: str, render_mode: str | None) -> None:
     if render_mode == "human" and not has_display():
-        raise EnvironmentError_(f"no display for a window of {name}: set DISPLAY or ask for a clip")
+        raise EnvironmentError_(f"no display for a window of {name}: set DISPLAY or record a clip")
 
 
 def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -> gymnasium.Env[Any, Any]:
@@ -296,7 +296,7 @@ def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -
         return env
     env.close()
     how = f"only as {', '.join(map(str, modes))}, which needs a display" if modes else "not at all"
-    raise EnvironmentError_(f"{name} draws {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
+    raise EnvironmentError_(f"{name} renders {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
 
 
 def _render_offscreen() -> None:
@@ -371,13 +371,13 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
         hint = (
             f"; it has {', '.join([*own, *classes][:5])}"
             if own or classes
-            else ("; gymnasium.register has to be called where that module is imported")
+            else ("; gymnasium.register has to be called when that module is imported")
         )
     kind = "id, class or function" if of_module else "id"
     if is_script(import_module):
         hint += "; what stands under if __name__ == '__main__', or behind its first training, is not there"
     return EnvironmentError_(
-        f"unknown environment '{name}': module '{import_module}' was imported, and there is no such {kind} in it{hint}"
+        f"unknown environment '{name}': module '{import_module}' was imported, but has no such {kind}{hint}"
     )
 
 
@@ -435,9 +435,9 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
     action = action_of(env_id, env.action_space)
     if frames is not None and isinstance(action, Box):
         raise EnvironmentError_(
-            f"{env_id}: observation space is an image and action space {space_text(env.action_space)} is a Box; dqn "
-            "learns from images and chooses one of n actions, sac, td3 and ddpg have no network for images; --set "
-            "env.image=false takes the pixels as numbers"
+            f"{env_id}: observation space is an image and action space {space_text(env.action_space)} is a Box; "
+            f"images are supported with discrete actions only; use --set env.image=false to treat the pixels as a "
+            f"vector"
         )
     if frames is None:
         obs_dim, layout = _observations(env_id, env.observation_space)
@@ -464,7 +464,7 @@ def _observations(env_id: str, space: Any) -> tuple[int, tuple[str, ...]]:
     leaves = () if isinstance(space, spaces.Box) else leaves_of(space, what)
     size = spaces.flatdim(space) if isinstance(space, spaces.Box) else leaves[-1].stop if leaves else 0
     if not size:
-        raise EnvironmentError_(f"{what} has no component: the policy would see nothing")
+        raise EnvironmentError_(f"{what} is empty")
     return size, tuple(leaf.text() for leaf in leaves)
 
 

@@ -91,23 +91,23 @@ def with_method_mask(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def source_of(env: gymnasium.Env[Any, Any]) -> str:
-    """Where its masks come from."""
+    """Source of its masks, in words."""
     return str(getattr(env, "mask_source", IN_INFO))
 
 
 def used_or_not(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> str | None:
     """Line on the masks of an environment; None where it has none."""
     if spec.action_mask:
-        return f"{source_of(env)}: only the actions that it allows are taken"
+        return f"{source_of(env)}: invalid actions are masked"
     why = (
         "beside pictures"
         if spec.frames is not None
         else (
-            "for actions that are not discrete"
+            "because actions are not discrete"
             if spec.choices is None
-            else f"as it is not one flag for each of {spec.choices.options} actions"
+            else f"because it does not have one flag for each of {spec.choices.options} actions"
         )
     )
     if MASK in (getattr(env.observation_space, "spaces", None) or ()):
-        return f"{IN_OBSERVATION} is no mask but a part of the observation, {why}"
+        return f"{IN_OBSERVATION} is not used as a mask but as part of the observation, {why}"
     return f"{BY_METHOD} is not used {why}" if env.has_wrapper_attr(_METHOD) else None

@@ -54,7 +54,7 @@ class Leaf:
         return text.removeprefix(".") or "observation"
 
     def text(self) -> str:
-        """Where it lies and what it is, for people: ``0:3 goal (Box, (3,))``."""
+        """Description for people: ``0:3 goal (Box, (3,))``."""
         kind = type(self.space).__name__
         size = f"{kind}, {tuple(self.space.shape)}"
         if kind == "Discrete":
@@ -90,8 +90,8 @@ def _collect(space: Any, path: Path, found: list[Leaf], what: str) -> None:
     name = Leaf(path, 0, 0, space).name
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
         raise EnvironmentError_(
-            f"{what}: '{name}' is a {type(space).__name__}, which has no fixed length; wrap the environment so that "
-            "it gives Box, Discrete, MultiBinary or MultiDiscrete"
+            f"{what}: '{name}' is a {type(space).__name__}, which has no fixed length; wrap the environment so "
+            f"that it is a Box, Discrete, MultiBinary or MultiDiscrete"
         )
     size = spaces.flatdim(space)
     if size > MAX_ONE_HOT and not isinstance(space, spaces.Box | spaces.MultiBinary):
@@ -111,7 +111,7 @@ def mask_of(info: Any, choice: Choices, *, terminated: bool) -> np.ndarray:
         return np.ones(choice.options, np.float32)
     name, given = f"info['{MASK}']", info.get(MASK) if isinstance(info, dict) else None
     if given is None:
-        raise LeafError(name, "nothing, though the first reset gave one: give it with every reset and step")
+        raise LeafError(name, "none, though the first reset had one; return it from every reset and step")
     try:
         mask = np.array(given, np.float32)
     except (TypeError, ValueError):
@@ -123,7 +123,7 @@ def mask_of(info: Any, choice: Choices, *, terminated: bool) -> np.ndarray:
     for number, part in enumerate(choice.slices):
         if not mask[part].any():
             where = "" if choice.dim == 1 else f" for choice {number}"
-            raise LeafError(name, f"all False{where}, but the episode goes on: allow an action, or terminate")
+            raise LeafError(name, f"all False{where}, but the episode continues: allow an action, or terminate")
     return mask
 
 
@@ -171,7 +171,7 @@ def _values(leaf: Leaf) -> Writer:
             with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32 is infinite and found as such
                 value = np.asarray(array_like(value), np.float32)
         if value.shape != shape:
-            raise LeafError(name, f"shape {value.shape}; the space says {shape}")
+            raise LeafError(name, f"shape {value.shape}; expected {shape}")
         out[place] = value.reshape(-1)
 
     return write
@@ -184,7 +184,7 @@ def _one_hot(leaf: Leaf) -> Writer:
     def write(value: Any, out: np.ndarray) -> None:
         index = int(value)
         if not first <= index <= last:
-            raise LeafError(name, f"{value}; the space says {first} to {last}")
+            raise LeafError(name, f"{value}; expected {first} to {last}")
         out[begin + index - first] = 1.0
 
     return write
@@ -203,7 +203,7 @@ def _one_hots(leaf: Leaf) -> Writer:
             raise LeafError(name, f"{str(value)[:60]}; the space has {len(parts)} components")
         for item, (first, last, begin) in zip(given, parts, strict=True):
             if not first <= item <= last:
-                raise LeafError(name, f"{str(value)[:60]}; the space says {first} to {last} for a component")
+                raise LeafError(name, f"{str(value)[:60]}; expected {first} to {last} for a component")
             out[begin + int(item)] = 1.0
 
     return write

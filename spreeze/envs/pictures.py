@@ -43,14 +43,13 @@ def picture_in(space: Any, wanted: bool | None = None) -> PictureSpec | None:
     text = " ".join(str(space).split())[:120]
     if not isinstance(space, spaces.Box) or not 2 <= len(space.shape) <= 4:
         raise EnvironmentError_(
-            f"env.image = true: observation space {text} is no picture: expected one Box [H, W], "
-            "[H, W, C] or [C, H, W], perhaps in a Dict of its own"
+            f"env.image = true: observation space {text} is not an image: expected one Box [H, W], "
+            "[H, W, C] or [C, H, W], optionally in a Dict"
         )
     bounds = (0.0, 255.0) if space.dtype == np.uint8 else (float(np.min(space.low)), float(np.max(space.high)))
     if not 0.0 < bounds[1] - bounds[0] < float("inf"):
         raise EnvironmentError_(
-            f"env.image = true: observation space {text} is unbounded: a picture needs bounds, "
-            "such as 0 and 1, that become black and white"
+            f"env.image = true: observation space {text} is unbounded: an image needs bounds, such as 0 and 1"
         )
     return PictureSpec(path=path, shape=space.shape, order=_order(space.shape), bounds=bounds)
 
@@ -97,13 +96,13 @@ def refuse_pictures(space: Any, what: str) -> None:
         size = leaf.stop - leaf.start
         if not leaf.path:
             raise EnvironmentError_(
-                f"{what} is a picture of an engine or team: the CNN takes those of plain ids; "
-                f"--set env.image=false takes its {size} values as numbers"
+                f"{what} is an image of a vector engine or team, which is not supported; use --set "
+                f"env.image=false to treat it as {size} values"
             )
         raise EnvironmentError_(
-            f"{what}: '{leaf.name}' is a picture beside other values, and a CNN takes it alone: register the "
-            f"environment in gymnasium.wrappers.FilterObservation(env, [{leaf.path[0]!r}]), or take its {size} values "
-            "as numbers with --set env.image=false"
+            f"{what}: '{leaf.name}' is an image among other values, which a CNN does not support: register the "
+            f"environment in gymnasium.wrappers.FilterObservation(env, [{leaf.path[0]!r}]), or use --set "
+            f"env.image=false to treat it as {size} values"
         )
 
 
@@ -162,18 +161,18 @@ def seen_as(spec: EnvSpec) -> str | None:
         if len(spec.obs_shape or ()) < 2:
             return None
         return (
-            f"observation {spec.obs_shape}: taken as {spec.obs_dim - spec.mask_dim} numbers; if it is a picture: "
-            "--set env.image=true"
+            f"observation {spec.obs_shape}: taken as {spec.obs_dim - spec.mask_dim} numbers; for an image use "
+            f"--set env.image=true"
         )
     colours = {1: "grey", 3: "in colour"}.get(frames.channels, f"of {frames.channels} planes")
     text = f"frames of {frames.height} x {frames.width} pixels, {colours}, the last {frames.stack} at a time"
     source = frames.source
     if source is None:
-        return f"observation: taken as pictures: {text}"
+        return f"observation: treated as images: {text}"
     first = "" if len(source.order) == 2 else f", channels {'first' if source.order[0] == 0 else 'last'}"
     own = (
         ""
         if source.rgb or source.channels == 1
-        else (f"; where its {source.channels} channels are frames already: --set image.stack=1")
+        else (f"; if its {source.channels} channels are stacked frames: --set image.stack=1")
     )
-    return f"observation {source.shape}: taken as a picture{first}: {text}{own}; if it is none: --set env.image=false"
+    return f"observation {source.shape}: treated as an image{first}: {text}{own}; otherwise use --set env.image=false"

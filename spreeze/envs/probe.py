@@ -55,7 +55,7 @@ from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
 from spreeze.types import EnvSpec, rebuild
 
 START_S: float = SamplingConfig().start_deadline_s
-"""How long making and resetting an environment may take where nothing else is set."""
+"""Default time limit to construct and reset an environment."""
 TIMED_STEPS = 2000
 """Steps after which the time of a step is known well enough; fewer where they take more than 1.5 s."""
 _TIMING_S = 1.5
@@ -66,12 +66,12 @@ _SIMULATORS = ("mujoco", "envpool", "ale_py", "pybullet", "Box2D", "dm_control")
 _GRACE_S = 5.0
 _LOOK_S = 0.1
 _STACK_S = 0.3
-"""For a late child to write its stack before it is killed."""
+"""Time for a late child to write its stack before it is killed [s]."""
 _FIRST_WORD_S, _WORD_S = 5.0, 20.0
 """When a slow start is told of first, and how often after that."""
 _SECOND_S, _SLOWEST_TWICE_S = 10.0, 30.0
 """Least time for a second environment to come up; where the first took longer than the other, none is tried."""
-_DRAWN_NOTE = "it cannot be reset without a render_mode: made with --env-arg render_mode=rgb_array, in samplers too"
+_DRAWN_NOTE = "it cannot be reset without a render_mode, so render_mode=rgb_array is used everywhere"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ def in_child(
 ) -> dict[str, Any]:
     """Result of a child: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
 
-    A child that was stopped meanwhile (Ctrl-Z), or slept with the machine, is replaced by another one.
+    A child that was stopped in the meantime (Ctrl-Z), or slept with the machine, is replaced by another one.
 
     Raises:
         EnvironmentError_: it cannot be used, hangs, or took its process down.
@@ -281,7 +281,7 @@ class _Child:
             time.sleep(_STACK_S)
             raise EnvironmentError_(
                 f"{self._env_id}: no environment step within {deadline_s:g} s; the probe was ended"
-                f"{self._said()}; for one that takes longer to start: --start-deadline-s "
+                f"{self._said()}; if it needs longer to start, set --start-deadline-s "
                 f"{2 * deadline_s:g}"
             )
         if self._interrupted():
@@ -296,7 +296,7 @@ class _Child:
         if not self._wait(_SECOND, within_s, tell=start_s > _FIRST_WORD_S):
             code = self._process.poll()
             how = (
-                f"it did not come up within {within_s:.0f} s"
+                f"it did not start within {within_s:.0f} s"
                 if code is None
                 else (f"the process ended with {ending(code, self._kills)}")
             )
@@ -497,7 +497,7 @@ def main(argv: list[str]) -> int:
         else:
             found = dataclasses.asdict(check_up(task))
     except Exception as error:
-        failed = "" if isinstance(error, EnvironmentError_) else f"{task['env_id']} failed when tried: "
+        failed = "" if isinstance(error, EnvironmentError_) else f"{task['env_id']} failed in the probe: "
         found = {"error": f"{failed}{_text_of(error, 1000)}", "kind": type(error).__name__}
     finally:
         faulthandler.cancel_dump_traceback_later()
@@ -563,11 +563,11 @@ _PLAIN_WORDS: tuple[tuple[str, str | None], ...] = (
     (r"render_modes|render mode|render_fps", None),
     (
         r"observation.*not (contained|within)|not within the observation space",
-        "an observation lies outside of the observation space that the environment states",
+        "an observation lies outside the observation space",
     ),
-    (r"[Dd]eterministic", "two resets with the same seed and the same action differ: evaluations will not repeat"),
-    (r"np_random.*not|seed.*(not|does)", "reset ignores its seed: evaluations will not repeat"),
-    (r"obs.*dtype|dtype.*obs", "observations have another type than the space says; they are converted at each step"),
+    (r"[Dd]eterministic", "two resets with the same seed differ: evaluations are not reproducible"),
+    (r"np_random.*not|seed.*(not|does)", "reset ignores its seed: evaluations are not reproducible"),
+    (r"obs.*dtype|dtype.*obs", "observations have another dtype than their space and are converted at each step"),
 )
 """Message of Gymnasium's checker, and the doctor's words for it; None: no matter here."""
 
@@ -575,7 +575,7 @@ _PLAIN_WORDS: tuple[tuple[str, str | None], ...] = (
 @dataclass(frozen=True, kw_only=True)
 class Checkup:
     steps_per_s: float
-    """Env steps a second of one core with random actions, resets included."""
+    """Env steps/s of one core with random actions, resets included."""
     step_us_p50: float
     step_us_p99: float
     step_us_max: float
@@ -651,7 +651,7 @@ def _time(task: Task) -> tuple[list[float], list[float], float, float]:
 
 
 def _preemptions() -> int:
-    """How often this thread was preempted; 0 where the system does not say."""
+    """Number of preemptions of this thread; 0 if unknown."""
     who = getattr(resource, "RUSAGE_THREAD", None)
     return 0 if who is None else resource.getrusage(who).ru_nivcsw
 

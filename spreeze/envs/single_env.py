@@ -18,7 +18,7 @@ from spreeze.types import Choices, EnvSpec
 
 
 class SingleEnv(gymnasium.Env[np.ndarray, Any]):
-    """The only environment of a vector environment; a seed makes it anew, for some engines seed only then."""
+    """The only environment of a vector environment; a seed makes it again, for some engines seed only then."""
 
     def __init__(self, env_id: str, make: Callable[[int], Any]) -> None:
         self._env_id, self._make = env_id, make
@@ -28,8 +28,8 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         if not isinstance(self.observation_space, gymnasium.spaces.Box):
             env.close()
             raise EnvironmentError_(
-                f"{env_id}: its observation space is a {type(space).__name__}; an engine's must be "
-                "a Box, or a Dict of Box"
+                f"{env_id}: its observation space is a {type(space).__name__}; vector engines need a Box, or a "
+                f"Dict of Box"
             )
         self.action_space = getattr(env, "single_action_space", env.action_space)
         try:
@@ -61,7 +61,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins an episode, where the engine has not begun it already."""
+        """Starts an episode, where the engine has not begun it already."""
         if seed is None:
             return self._shaped(self._task.restart())
         self._task.close()
@@ -90,8 +90,8 @@ def _as_vector(space: gymnasium.spaces.Dict) -> gymnasium.Space[Any]:
     for leaf in leaves:
         if not isinstance(leaf.space, gymnasium.spaces.Box):
             raise EnvironmentError_(
-                f"observation space: {leaf.name} is a {type(leaf.space).__name__}; an engine's "
-                "nested observations must be of Box"
+                f"observation space: {leaf.name} is a {type(leaf.space).__name__}; nested observations of vector "
+                f"engines must be Box"
             )
     return gymnasium.spaces.Box(-np.inf, np.inf, (leaves[-1].stop,), np.float32)
 

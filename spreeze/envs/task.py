@@ -107,7 +107,7 @@ class Task:
         self.success: bool | None = None
         """True if the latest episode that has ended was a success; None if the environment does not say."""
         self.unscale_action = ActionScaling(spec)
-        """From a policy's actions [N, A] to those that ``step`` takes."""
+        """Converts actions [N, A] of a policy to those of ``step``."""
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """Starts an episode; returns the first observation, float32 [O] (or its frame).
@@ -217,7 +217,7 @@ class Task:
         except (TypeError, ValueError, OverflowError, RuntimeError):
             raise self._bad("observation", f"{str(obs)[:60]} ({type(obs).__name__})") from None
         if array.shape != self._shape:
-            raise self._bad("observation", f"shape {array.shape}; the space says {self._shape}")
+            raise self._bad("observation", f"shape {array.shape}; expected {self._shape}")
         return array.reshape(-1)
 
     def render(self) -> np.ndarray:
@@ -233,7 +233,7 @@ class Task:
 
     @property
     def render_fps(self) -> float:
-        """Env steps a second at which the environment's author shows it; 30 where not stated."""
+        """Env steps/s at which the environment's author shows it; 30 where not stated."""
         fps = (self.env.metadata or {}).get("render_fps")
         return float(fps) if fps else 30.0
 
@@ -285,8 +285,7 @@ def _masked(spec: EnvSpec, source: str) -> EnvSpec:
     """The description of an environment that also gives masks, which become part of its observations."""
     if spec.frames is not None:
         raise EnvironmentError_(
-            f"{spec.env_id} gives {source} beside images, not supported: wrap it so that it observes a vector, "
-            "or so that it gives no mask"
+            f"{spec.env_id} gives {source} beside images, which is not supported: wrap it to remove one of them"
         )
     plain, whole = spec.obs_dim, spec.obs_dim + (spec.choices.options if spec.choices is not None else 0)
     layout = (*(spec.obs_layout or (f"0:{plain} observation (Box)",)), f"{plain}:{whole} {source}")
@@ -294,7 +293,7 @@ def _masked(spec: EnvSpec, source: str) -> EnvSpec:
 
 
 def vector_maker(spec: EnvSpec) -> Callable[[int, int], VectorTask] | None:
-    """For an engine's id what makes its vector environment from (number, seed); None for a plain one."""
+    """Factory (number, seed) -> vector environment for ids of vector engines; None for plain ids."""
     if engine_of(spec.env_id) is None:
         return None
 
@@ -389,7 +388,7 @@ def _bounds_text(spec: EnvSpec) -> str:
 
 
 def frame_options(spec: EnvSpec, *, whole_games: bool = True) -> dict[str, Any] | None:
-    """How a known environment's frames are made, for ``make_env``; None where it observes vectors."""
+    """Image settings of a known environment, for ``make_env``; None for vectors."""
     if spec.frames is None:
         return None
     return spec.frames.options | ({"episodic_life": False} if whole_games else {})

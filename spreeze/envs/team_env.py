@@ -32,7 +32,7 @@ from spreeze.types import Choices, EnvSpec, TeamSpec
 
 
 class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """All agents of a parallel environment at once."""
+    """A parallel environment as one agent that acts for all."""
 
     def __init__(self, env_id: str, env: Any) -> None:
         """Takes a parallel environment.
@@ -52,10 +52,7 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         actions = [env.action_space(agent) for agent in self._agents]
         for agent, space in zip(self._agents, actions, strict=True):
             if not isinstance(space, gymnasium.spaces.Discrete):
-                raise EnvironmentError_(
-                    f"{env_id}: action space of {agent} is {space}; agents of a team choose one of "
-                    "n actions: make it Discrete"
-                )
+                raise EnvironmentError_(f"{env_id}: action space of {agent} is {space}; agents need Discrete actions")
         self._starts = [int(space.start) for space in actions]
         size = max(flatten.obs_dim for flatten in self._flatten)
         self._starting_state(env_id, size)
@@ -82,8 +79,8 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         obs, infos = self._env.reset(seed=0)
         if any(MASK in part[agent] for part in (infos, obs) for agent in self._agents if isinstance(part[agent], dict)):
             raise EnvironmentError_(
-                f"{env_id} gives its agents an {MASK!r}, not supported for teams: wrap it so that "
-                "a forbidden action does nothing"
+                f"{env_id} gives its agents an {MASK!r}, not supported for teams: wrap it so that invalid actions "
+                f"do nothing"
             )
         try:
             state = np.ravel(self._env.state())
@@ -156,7 +153,7 @@ def make_team(env_id: str, import_module: str | None, render_mode: str | None, a
     except EnvironmentError_:
         raise
     except Exception as error:
-        raise EnvironmentError_(f"{env_id} could not be made: {described(error)}") from error
+        raise EnvironmentError_(f"{env_id} could not be constructed: {described(error)}") from error
 
 
 def describe_team(env: TeamEnv, import_module: str | None) -> EnvSpec:

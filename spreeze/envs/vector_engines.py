@@ -1,7 +1,7 @@
 """Vector environments of other engines: ``envpool:ID``, and ``vector:ID`` for an id's own vector entry point.
 
 Each restarts an ended episode in its own way, its autoreset mode. ``VectorTask`` turns all of them into
-the same transitions: the true last observation, no row for a step that only began an episode, and
+the same transitions: the true last observation, no row for a step that only started an episode, and
 ``terminated`` alone as the end of the MDP.
 """
 
@@ -29,7 +29,7 @@ AUTORESET_MODES = ("NextStep", "SameStep", "Disabled")
 @dataclass
 class VectorStep:
     valid: np.ndarray
-    """bool [N]: False where the step only began an episode, and its action was ignored."""
+    """bool [N]: False where the step only started an episode, and its action was ignored."""
     next_obs: np.ndarray
     """float32 [N, O]: the true next observation, of an ended episode its last; masks are those of the same states."""
     reward: np.ndarray
@@ -56,8 +56,7 @@ class VectorTask:
         self.mode = getattr(mode, "value", mode)
         if self.mode not in AUTORESET_MODES:
             raise EnvironmentError_(
-                f"{spec.env_id}: metadata['autoreset_mode'] is {mode!r}; a vector environment has to say one of "
-                f"{', '.join(AUTORESET_MODES)}"
+                f"{spec.env_id}: metadata['autoreset_mode'] is {mode!r}; expected one of {', '.join(AUTORESET_MODES)}"
             )
         space = getattr(env, "single_action_space", env.action_space)
         self._action_shape, self._action_dtype = tuple(space.shape or ()), space.dtype
@@ -67,7 +66,7 @@ class VectorTask:
         self.obs = np.zeros((self.num_envs, spec.obs_dim), np.float32)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
-        """Begins an episode everywhere; returns the observations, float32 [N, O]."""
+        """Starts an episode everywhere; returns the observations, float32 [N, O]."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # EnvPool has taken the seed before, and says so
             obs, infos = self.env.reset(seed=seed)
@@ -80,7 +79,7 @@ class VectorTask:
         """The first observations of new episodes; the engine's own where it has begun them already."""
         if self._fresh.all():
             return self.obs
-        if self._ended.all():  # NextStep: the next step begins them, whatever the action
+        if self._ended.all():  # NextStep: the next step starts them, whatever the action
             return self.step(np.zeros((self.num_envs, self.spec.action_dim), np.float32)).obs
         return self.reset()
 
@@ -157,7 +156,7 @@ class VectorTask:
         with np.errstate(over="ignore", invalid="ignore"):
             array = _joined(obs, count) if isinstance(obs, dict) else np.array(obs, np.float32)
         if array.shape[:1] != (count,) or array.size != count * obs_dim:
-            found = f"shape {array.shape} for {count} environments; each should have {obs_dim} values"
+            found = f"shape {array.shape} for {count} environments; expected {obs_dim} values each"
             raise BadTransition("observation", found, self.spec.env_id)
         if not np.isfinite(array).all():
             raise BadTransition("observation", str(array[~np.isfinite(array)][0]), self.spec.env_id)
@@ -198,7 +197,7 @@ def _make(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
     except EnvironmentError_:
         raise
     except Exception as error:
-        raise EnvironmentError_(f"{env_id} could not be made: {described(error)}") from error
+        raise EnvironmentError_(f"{env_id} could not be constructed: {described(error)}") from error
 
 
 def make_single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> gymnasium.Env[Any, Any]:
@@ -209,7 +208,7 @@ def make_single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> g
     """
     if render_mode is not None:
         name = env_id.partition(":")[2]
-        raise EnvironmentError_(f"{env_id} draws no pictures; a run of {name} does")
+        raise EnvironmentError_(f"{env_id} cannot render; a run of {name} does")
     from spreeze.envs.single_env import SingleEnv
 
     return SingleEnv(env_id, lambda seed: _make(env_id, 1, seed, args))

@@ -1,4 +1,4 @@
-"""Policies in NumPy for all processes that need no gradients: torch is never loaded here.
+"""Policies in NumPy, for all processes that need no gradients.
 
-So samplers start in a fraction of the time that importing torch takes. The supervisor does not load torch either.
+Nothing here imports torch, so samplers and supervisor start in a fraction of its import time.
 """

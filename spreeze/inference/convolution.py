@@ -32,7 +32,7 @@ CNNS: dict[str, tuple[Convolution, ...]] = {
 """Mnih et al. 2015, "Human-level control"; Espeholt et al. 2018, arXiv 1802.01561, figure 3, left."""
 
 
-class Placed(NamedTuple):
+class ConvLayer(NamedTuple):
     """A layer with its sizes for a given image."""
 
     layer: Convolution
@@ -42,27 +42,27 @@ class Placed(NamedTuple):
     """Width of the output."""
 
 
-def place(name: str, channels: int, height: int, width: int) -> list[Placed]:
+def conv_layers(name: str, channels: int, height: int, width: int) -> list[ConvLayer]:
     """The layers of a trunk over images [C, H, W]; the smallest image that fits every trunk is 36 x 36."""
-    placed = []
+    conv = []
     for layer in CNNS[name]:
         height, width = ((size - layer.kernel) // layer.stride + 1 for size in (height, width))
-        placed.append(Placed(layer, channels, height, width))
+        conv.append(ConvLayer(layer, channels, height, width))
         channels = layer.channels
-    return placed
+    return conv
 
 
-def features(placed: list[Placed]) -> int:
+def features(conv: list[ConvLayer]) -> int:
     """Number of outputs of a trunk for one image."""
-    last = placed[-1]
+    last = conv[-1]
     return last.layer.channels * last.height * last.width
 
 
 class _Layer:
     """One convolution of one image with its own buffers: of [C, H, W] uint8 in the first layer, else of [H, W, C]."""
 
-    def __init__(self, placed: Placed, weight: np.ndarray, bias: np.ndarray, *, first: bool) -> None:
-        (outputs, kernel, stride), inputs = placed.layer, placed.inputs
+    def __init__(self, conv: ConvLayer, weight: np.ndarray, bias: np.ndarray, *, first: bool) -> None:
+        (outputs, kernel, stride), inputs = conv.layer, conv.inputs
         pad = -kernel % stride  # zeros extend a kernel to a multiple of the stride
         blocks = (kernel + pad) // stride
         padded = np.zeros((outputs, inputs, kernel + pad, kernel + pad), np.float32)
@@ -71,19 +71,19 @@ class _Layer:
         order = (2, 4, 1, 3, 5, 0) if first else (2, 4, 3, 5, 1, 0)
         self._weight = np.ascontiguousarray(split.transpose(order).reshape(-1, outputs))
         self._bias = np.ascontiguousarray(bias)
-        height, width = placed.height + blocks - 1, placed.width + blocks - 1
+        height, width = conv.height + blocks - 1, conv.width + blocks - 1
         depth = (inputs, stride, stride) if first else (stride, stride, inputs)
         self._folded = np.zeros((height, width, *depth), np.float32)
         self._words = np.zeros((height, width, inputs, 4), np.uint32) if first and stride == 4 else None
         flat = self._folded.reshape(height, width, -1)
         row, column, value = flat.strides
-        shape = (placed.height, placed.width, blocks, blocks * flat.shape[2])
+        shape = (conv.height, conv.width, blocks, blocks * flat.shape[2])
         self._patches = as_strided(flat, shape, (row, column, row, value), writeable=False)
         self._columns = np.empty(shape, np.float32)
-        self._matrix = self._columns.reshape(placed.height * placed.width, -1)
+        self._matrix = self._columns.reshape(conv.height * conv.width, -1)
         self._stride, self._used = stride, (height * stride, width * stride)
-        self._out = np.empty((placed.height * placed.width, outputs), np.float32)
-        self._image = self._out.reshape(placed.height, placed.width, outputs)
+        self._out = np.empty((conv.height * conv.width, outputs), np.float32)
+        self._image = self._out.reshape(conv.height, conv.width, outputs)
 
     def first(self, image: np.ndarray) -> np.ndarray:
         """[C, H, W] uint8 to [H', W', C'], a buffer."""
@@ -129,10 +129,10 @@ class Trunk:
         name, shape = meta["cnn"], meta.get("image")
         if name not in CNNS or not isinstance(shape, list) or len(shape) != 3:
             raise WeightsError(f"weights hold a network {name!r} over images {shape}; known are {', '.join(CNNS)}")
-        placed = place(name, *(int(size) for size in shape))
-        self.features = features(placed)
+        conv = conv_layers(name, *(int(size) for size in shape))
+        self.features = features(conv)
         self._layers = []
-        for index, part in enumerate(placed):
+        for index, part in enumerate(conv):
             weight, bias = (_array(arrays, f"conv{index}_{kind}") for kind in ("w", "b"))
             kernel = part.layer.kernel
             expected = (part.layer.channels, part.inputs, kernel, kernel)

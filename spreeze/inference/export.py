@@ -44,7 +44,7 @@ class Operation(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """How a written file compares with our policy."""
+    """Comparison of an exported file with our policy."""
 
     observations: int
     difference: float
@@ -65,8 +65,8 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
     """
     if "network" in meta:
         raise ConfigError(
-            f"this policy is the network {meta['network']!r} of your own module {spec.import_module}: its computation "
-            "is not in the weights; export the module with torch.onnx or torch.export"
+            f"this policy is the custom network {meta['network']!r} of {spec.import_module}, whose computation is "
+            f"not in the weights; export the module with torch.onnx or torch.export"
         )
     Policy.from_weights(arrays, meta)  # checks names and shapes
     hidden, head = len(meta.get("hidden_sizes", ())), head_of(meta, arrays)
@@ -107,7 +107,7 @@ def _matmul(weight: np.ndarray, first: EnvSpec | None) -> list[Operation]:
 
 
 def _trunk(arrays: Arrays, meta: dict[str, Any]) -> list[Operation]:
-    """From images [N, k, C, H, W] to features [N, F], by row, column, channel."""
+    """Maps images [N, k, C, H, W] to features [N, F], ordered by row, column, channel."""
     found = [Operation("stack", (_i64([-1, *meta["image"]]),))]
     for index, layer in enumerate(CNNS[meta["cnn"]]):
         weight = _f32(arrays[f"conv{index}_w"])
@@ -126,7 +126,7 @@ def _clipped(spec: EnvSpec) -> list[Operation]:
 
 
 def _scaling(spec: EnvSpec) -> list[Operation]:
-    """As ``envs.task.ActionScaling``."""
+    """Scales actions like ``envs.task.ActionScaling``."""
     assert isinstance(spec.action, Box)
     low, high = spec.action.float32_bounds()
     half = (high - low) * np.float32(0.5)
@@ -627,7 +627,8 @@ def check(
         clear = best - values[..., -2] > TOLERANCE * np.maximum(1.0, np.abs(best))
         if found.shape != expected.shape:
             raise WeightsError(
-                f"the exported policy gives actions {found.shape}, ours {expected.shape}; no file was written"
+                f"the exported policy gives actions of shape {found.shape}, expected {expected.shape}; no file "
+                f"was written"
             )
         wrong = int(np.sum(((found != expected) & clear).reshape(count, -1).any(1)))
         result = Agreement(count, wrong, int(np.sum(~clear.reshape(count, -1).all(1))))

@@ -54,7 +54,7 @@ _ODD = (
 )
 """Errors of metadata and shapes that no algorithm writes."""
 _EXPLORING = "explore."
-"""Begins the names of the newest weights in a file whose policy is an average of many."""
+"""Prefix of the names of the newest weights in a file with an averaged policy."""
 
 # As float32 arrays, since a ufunc takes a microsecond to find the type of a Python number.
 _ZERO, _ONE, _MINUS_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32), np.array(-1.0, np.float32)
@@ -80,7 +80,7 @@ def exploring_arrays(arrays: Arrays) -> Arrays:
 
 
 def begin_episode(state: State, row: int) -> None:
-    """Sets a row of a policy's state to zeros, with which each episode begins."""
+    """Sets a row of a policy's state to zeros, with which each episode starts."""
     for part in state:
         part[row] = 0.0
 
@@ -131,7 +131,7 @@ class Policy:
             return cls._built(arrays, meta)
         except _ODD as error:
             raise WeightsError(
-                f"weights hold metadata of no policy: {type(error).__name__}: {str(error)[:200]}"
+                f"the weights have no policy metadata: {type(error).__name__}: {str(error)[:200]}"
             ) from None
 
     @classmethod
@@ -159,7 +159,9 @@ class Policy:
         fan_ins = [inputs if cell is None else cell.size, *(weight.shape[1] for weight, _ in layers)]
         for (weight, _), fan_in in zip(layers, fan_ins, strict=False):
             if weight.shape[0] != fan_in:
-                raise WeightsError(f"weights do not fit each other: a layer takes {weight.shape[0]}, gets {fan_in}")
+                raise WeightsError(
+                    f"the weights are inconsistent: a layer has {weight.shape[0]} inputs, expected {fan_in}"
+                )
         if layers[-1][0].shape[1] != head.outputs:
             raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {head.outputs} are needed")
         scale = None if isinstance(trunk, TeamRows) else _obs_scale(arrays, inputs)
@@ -302,8 +304,7 @@ class Policy:
 
 def _shared() -> UsageError:
     return UsageError(
-        "a Policy is used by two threads at once, whose answers would mix: make one for each thread, or "
-        "share what load_policy() gives"
+        "this Policy is used by two threads at once; create one per thread, or share the result of load_policy()"
     )
 
 
@@ -506,7 +507,7 @@ class Deterministic(Head):
 def _finite(value: object) -> float:
     found = float(value)  # type: ignore[arg-type]
     if not math.isfinite(found):
-        raise ValueError(f"{found} is no share and no noise")
+        raise ValueError(f"{found} is neither a probability nor a noise scale")
     return found
 
 
@@ -728,7 +729,7 @@ class Normalizer:
         return np.concatenate(([self.count], self.mean, np.sqrt(self._m2 / max(self.count, 1.0))))
 
     def set_averaged(self, values: np.ndarray) -> None:
-        """Goes on from averages of what ``averaged`` gives."""
+        """Continues from averages of what ``averaged`` gives."""
         self.count = float(values[0])
         self.mean, deviation = np.split(values[1:].copy(), 2)
         self._m2 = deviation**2 * self.count

@@ -63,7 +63,7 @@ class ReturnMoments:
         return np.array([self.count, self.mean, math.sqrt(self.m2 / self.count) if self.count else 0.0])
 
     def set_averaged(self, values: np.ndarray) -> None:
-        """Goes on from averages of what ``averaged`` gives."""
+        """Continues from averages of what ``averaged`` gives."""
         self.count, self.mean, deviation = values.tolist()
         self.m2 = deviation**2 * self.count
 
@@ -115,7 +115,7 @@ class DiscountedReturns(ReturnMoments):
         self.merge(float(finite.size), mean, float(np.vdot(finite, finite)))
 
     def _block(self, reward: np.ndarray, ended: np.ndarray, returns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns [T, N] of few steps from those before [N], and those that the next step goes on from."""
+        """Returns [T, N] of few steps from those before [N], and those that the next step continues from."""
         steps = len(reward)
         found = self._decay[:steps, :steps] @ reward
         weights = self._gamma * self._decay[:steps, 0]
@@ -140,7 +140,7 @@ def averaged_statistics(parts: Sequence[Statistics | None]) -> np.ndarray:
 
 
 def set_averaged_statistics(parts: Sequence[Statistics | None], values: np.ndarray) -> None:
-    """Goes on with averages [k] of what ``averaged_statistics`` gives for these parts."""
+    """Continues with averages [k] of what ``averaged_statistics`` gives for these parts."""
     for part in parts:
         if part is not None:
             own, values = np.split(values, [len(part.averaged())])

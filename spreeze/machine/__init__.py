@@ -1,1 +1,1 @@
-"""The hardware of this machine, and its current use."""
+"""Hardware of this machine, and its current load."""

@@ -193,7 +193,7 @@ class GpuMonitor:
             values.update({f"{name}/{index}": value for name, value in found.items()})
             if not found:
                 silent.append(str(index))
-        self.trouble = f"GPU {', '.join(silent)} gives no figures (lost?)" if silent else None
+        self.trouble = f"GPU {', '.join(silent)} does not respond (lost?)" if silent else None
         return values
 
 

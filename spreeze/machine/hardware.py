@@ -299,16 +299,9 @@ def check_precision(precision: str, *, on_gpu: bool, root: str | Path = "/") -> 
     """Rejects a precision of matmuls that the learner's devices do not have; a ConfigError says what would work."""
     if precision == "tf32" and not on_gpu:
         raise ConfigError(
-            "learner.precision = tf32: for matmuls on GPUs; this learner computes on the processor: "
-            "use float32, or bfloat16 where the processor has it"
+            "learner.precision = tf32: needs a GPU; on the CPU use float32, or bfloat16 if the CPU supports it"
         )
     if precision == "bfloat16" and on_gpu:
-        raise ConfigError(
-            "learner.precision = bfloat16: for processors, whose matmuls round float32 inputs; "
-            "a GPU does the same with more digits as tf32: use tf32 or float32"
-        )
+        raise ConfigError("learner.precision = bfloat16: needs a CPU; on a GPU use tf32 or float32")
     if precision == "bfloat16" and not has_bfloat16_unit(root):
-        raise ConfigError(
-            f"learner.precision = bfloat16: this processor has no {_BFLOAT16_UNIT} and would only "
-            "imitate it; use float32"
-        )
+        raise ConfigError(f"learner.precision = bfloat16: this CPU has no {_BFLOAT16_UNIT}; use float32")

@@ -26,7 +26,7 @@ _OF_PYTHON = ("Extension modules: ", "  ...", "Stack (", "  <")
 
 
 def ending(code: int, oom_kills_before: int | None = None) -> str:
-    """How a process ended: ``exit code 3``, ``signal SIGSEGV``; real-time signals have no name.
+    """End of a process in words: ``exit code 3``, ``signal SIGSEGV``; real-time signals have no name.
 
     ``oom_kills_before`` is ``oom_kills`` from before: of a SIGKILL since which it has risen, the kernel is the author.
     """
@@ -37,11 +37,11 @@ def ending(code: int, oom_kills_before: int | None = None) -> str:
     if -code != signal.SIGKILL or oom_kills_before is None or (oom_kills() or 0) <= oom_kills_before:
         return text
     memory = memory_limits()
-    return f"{text} of the system, which ran out of memory ({size(memory.cgroup_limit_bytes or memory.total_bytes)})"
+    return f"{text} by the system, out of memory ({size(memory.cgroup_limit_bytes or memory.total_bytes)})"
 
 
 def oom_kills(root: str | Path = "/") -> int | None:
-    """How many processes the kernel has killed so far because memory ran out; None where it does not say."""
+    """Number of processes that the kernel has killed because memory ran out; None if unknown."""
     with contextlib.suppress(OSError, ValueError):
         for line in (Path(root) / "proc/vmstat").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("oom_kill "):
@@ -58,7 +58,7 @@ def last_words(path: Path | str, since: int = 0) -> str:
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
-            start = since if since <= end else 0  # begun anew meanwhile
+            start = since if since <= end else 0  # begun again in the meantime
             file.seek(max(start, end - _TAIL_BYTES))
             text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
@@ -87,7 +87,7 @@ def words_of(text: str) -> str:
 
 
 class Log(NamedTuple):
-    """A file to which a process writes, and where in it this process began."""
+    """A file to which a process writes, and where in it this process started."""
 
     path: Path
     since: int

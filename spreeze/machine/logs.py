@@ -51,7 +51,7 @@ class KeptLog:
 
     @property
     def last_words(self) -> str:
-        """As the function of that name, of the latest process."""
+        """Like the function of that name, for the latest process."""
         self.read()
         with self._lock:
             return words_of(self._tail.decode("utf-8", "replace"))
@@ -139,7 +139,7 @@ class LogKeeper:
             self._thread.start()
 
     def log(self, path: Path) -> KeptLog | None:
-        """The log at a path, or None where there can be none. A restarted process goes on with it."""
+        """The log at a path, or None where there can be none. A restarted process continues with it."""
         if path not in self._logs:
             if sys.platform != "linux":
                 return None

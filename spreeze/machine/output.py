@@ -298,7 +298,7 @@ def print_error(text: str) -> None:
 
 def write(stream: TextIO | BackgroundWriter | None, text: str, *, keep: bool = False) -> None:
     """Writes text without control characters; a closed pipe or a full disk only silences the stream."""
-    if stream is None:  # closed before the process began
+    if stream is None:  # closed before the process started
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     shown = printable(text).encode(encoding, errors="replace").decode(encoding)

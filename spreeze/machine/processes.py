@@ -3,7 +3,7 @@
 A closed window, a logout, ``systemctl stop`` and batch systems signal many or all processes of a run. Only the
 supervisor acts on it; every other process ends when the supervisor says so or is gone.
 
-A signal to a worker's group misses a process that began its own session, and a killed supervisor sends no signals at
+A signal to a worker's group misses a process that started its own session, and a killed supervisor sends no signals at
 all. So every process of a run carries a mark, and a small watcher, which briefly outlives the supervisor, kills every
 process that still carries it. On Linux the mark is a resource limit: a process that an environment starts inherits it
 whatever its session and its environment variables are, and to read it waits for no hung process, as reading those does.
@@ -111,7 +111,7 @@ def signals_blocked() -> Iterator[None]:
 
 
 def leave_to_supervisor() -> None:
-    """From now on no signal of ``ENDING`` ends this process; processes that it starts are not affected.
+    """Makes this process, but not its children, ignore the signals of ``ENDING``.
 
     By a handler that does nothing, not SIG_IGN: ignored signals stay ignored in a program that an environment starts,
     and its ``terminate()`` would then wait forever.
@@ -149,7 +149,7 @@ def kill_and_wait(process: subprocess.Popen[bytes], within_s: float = DEATH_S) -
 
     Returns:
         Its exit code; None if it does not die in time, because a hung driver or a dead disk holds it in the kernel. It
-        runs no more instructions of its program, so the caller can go on without it.
+        runs no more instructions of its program, so the caller can continue without it.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -161,7 +161,7 @@ def kill_and_wait(process: subprocess.Popen[bytes], within_s: float = DEATH_S) -
 
 def left_behind(name: str, pid: int) -> str:
     """The message about a process for which ``kill_and_wait`` returned None."""
-    return f"{name} (process {pid}) does not end on SIGKILL, a hung driver or a dead disk may hold it: left behind"
+    return f"{name} (process {pid}) does not end on SIGKILL, perhaps because of a hung driver or disk: left behind"
 
 
 def mark(pid: int, nonce: str) -> None:
@@ -232,7 +232,7 @@ def end_orphans(nonce: str) -> int:
 
 
 def family() -> list[Any]:
-    """All that this process has started, directly or not, as psutil has it; watchers excepted."""
+    """Returns all descendants of this process (psutil), except watchers."""
     import psutil
 
     found = []
@@ -311,7 +311,8 @@ def time_limit(
 ) -> Iterator[None]:
     """Interrupts what the main thread does in the block after ``limit_s``; code in C is interrupted when it returns.
 
-    ``on_wait`` is called every ``every_s`` meanwhile, with the seconds so far. In any other thread there is no limit.
+    ``on_wait`` is called every ``every_s`` in the meantime, with the seconds so far. In any other thread there is no
+    limit.
 
     Raises:
         OutOfTime: the time is over.
@@ -375,7 +376,7 @@ class OrphanWatch:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts the watcher; if no process can be started, the run goes on without it."""
+        """Starts the watcher; if no process can be started, the run continues without it."""
         root = str(Path(__file__).resolve().parents[2])
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         with contextlib.suppress(OSError), signals_blocked():
@@ -396,14 +397,14 @@ class OrphanWatch:
             )
 
     def receive_signals(self) -> None:
-        """From now on the watcher hears of each signal that this process handles, whatever this process does."""
+        """Passes each signal that this process handles to the watcher, even while this process is busy."""
         if self._process is not None and self._process.stdin is not None:
             fd = self._process.stdin.fileno()
             os.set_blocking(fd, False)
             signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
 
-    def tell(self, byte: int) -> None:
-        """Tells the watcher something; never waits."""
+    def notify(self, byte: int) -> None:
+        """Writes a byte to the watcher; never blocks."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 os.write(self._process.stdin.fileno(), bytes([byte]))
@@ -411,7 +412,7 @@ class OrphanWatch:
     def tick(self) -> None:
         """Tells the watcher that this process does something, where that is of interest."""
         if self._silent_s is not None:
-            self.tell(_TICK)
+            self.notify(_TICK)
 
     def end(self) -> None:
         """Kills what is left of the run, and the watcher."""
@@ -431,7 +432,7 @@ def watch() -> None:
         signal.signal(number, signal.SIG_IGN)
     guard = _Guard(os.getppid(), float(sys.argv[2]))
     while not select.select([0], [], [], guard.wait_s())[0] or guard.hear(os.read(0, 4096)):
-        guard.look()
+        guard.check()
     calm = 0
     for _ in range(_SWEEPS):
         calm = 0 if end_orphans(sys.argv[1]) else calm + 1
@@ -470,10 +471,11 @@ class _Guard:
                 self._interrupted_s = self._interrupted_s or now_s
         return data
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Ends the supervisor if a second Ctrl-C went unheard, or if it has done nothing for too long."""
         now_s = time.monotonic()
-        if now_s - self._looked_s > 4 * _TICKS_S or is_stopped(self._supervisor):  # one of both did not run meanwhile
+        # One of both did not run in the meantime.
+        if now_s - self._looked_s > 4 * _TICKS_S or is_stopped(self._supervisor):
             self._heard_s = self._heard_s and now_s
             self._interrupted_s = self._interrupted_s and now_s
         self._looked_s = now_s

@@ -85,7 +85,7 @@ class Utilisation:
 
     @property
     def trouble(self) -> str | None:
-        """Why the figures of a GPU are missing, or None."""
+        """Why the GPU metrics are missing, or None."""
         return self._gpus.trouble
 
     def sample(self, pids: Mapping[str, int] | None = None) -> dict[str, float]:
@@ -271,10 +271,10 @@ class Siblings:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuContention:
-    """Use of the cores since the previous sample, in cores (seconds of processor time per second)."""
+    """Use of the cores since the previous sample, in cores (seconds of CPU time per second)."""
 
     usable_cores: float
-    foreign_cores: float
+    external_cpu_cores: float
     """Usable cores kept busy by programs that belong neither to this run nor to a sibling."""
     sibling_cores: float = 0.0
     """Cores kept busy by this user's other runs, tuners and the page, and by programs of low priority."""
@@ -336,7 +336,7 @@ class ContentionReader:
             foreign = max(foreign, usable - ours - sibling)  # other processes share the quota
         return CpuContention(
             usable_cores=usable,
-            foreign_cores=min(max(0.0, foreign), usable),
+            external_cpu_cores=min(max(0.0, foreign), usable),
             sibling_cores=sibling,
             ran=ran,
             wanted=wanted,
@@ -372,7 +372,7 @@ class ContentionReader:
         return 1.0
 
     def _tree(self, pid: int, named: set[int]) -> _Threads:
-        """Threads of a process and its descendants that are not in ``named``; those that end meanwhile are left out."""
+        """Returns threads of a process and its descendants outside ``named``; skips those that have ended."""
         found: _Threads = {}
         waiting = [pid]
         while waiting:

@@ -1,4 +1,4 @@
-"""The metrics of a run: their meaning, their storage, and conclusions from them."""
+"""Metrics of a run: table, storage, and analysis."""
 
 from __future__ import annotations
 

@@ -47,16 +47,17 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
     """Names the bottleneck of a run by its time splits, the limiter's band and the machine's use."""
     sentence, side = _bottleneck(snapshot)
     named = side in (Side.OTHERS, Side.EVALUATOR) or "other programs" in sentence
-    if not named and (snapshot.foreign_cores or 0.0) >= _HEAVY_CORES:
-        sentence = f"{sentence.removesuffix('.')}; other programs keep {number(snapshot.foreign_cores)} cores busy."
+    if not named and (snapshot.external_cpu_cores or 0.0) >= _HEAVY_CORES:
+        sentence = (
+            f"{sentence.removesuffix('.')}; other programs keep {number(snapshot.external_cpu_cores)} cores busy."
+        )
     return Bottleneck(sentence, side)
 
 
 def _bottleneck(snapshot: Snapshot) -> Bottleneck:
     if snapshot.unevaluated:
         return Bottleneck(
-            "Nobody evaluates: the evaluator keeps failing and is started again every few minutes, so "
-            "the target return cannot be reached; its log says why.",
+            "No evaluation: the evaluator keeps failing, so the target return cannot be reached; see its log.",
             Side.EVALUATOR,
         )
     if not snapshot.updates and (snapshot.env_steps or 0) < (snapshot.learning_starts or 0):
@@ -70,11 +71,11 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
         return _resting(snapshot, learner_wait, others=others)
     if learner_wait is None or sampler_wait is None:
         missing = "learner" if learner_wait is None else "samplers"
-        return Bottleneck(f"Bottleneck not known yet: no time split of the {missing}.", Side.UNKNOWN)
+        return Bottleneck(f"Bottleneck unknown: no times yet of the {missing}.", Side.UNKNOWN)
     if snapshot.updates and snapshot.updates_per_s == 0.0 and learner_wait < WAITS:
         return Bottleneck(
-            "No update in the last seconds, although the learner does not wait for rows: it is starting again, saving, "
-            "or needs that long for one; the events say which.",
+            "No update in the last seconds, although the learner does not wait for data: it is restarting, "
+            "saving, or an update takes that long; see the events.",
             Side.UNKNOWN,
         )
     if snapshot.lag is not None:
@@ -90,7 +91,7 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
 
 def _others(snapshot: Snapshot) -> float | None:
     """Cores that other programs keep busy, where these are more than the usual background."""
-    found = snapshot.foreign_cores
+    found = snapshot.external_cpu_cores
     return None if found is None or found <= _BACKGROUND_CORES else found
 
 
@@ -105,14 +106,16 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
     """
     waits = f"learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
     if snapshot.lag == 0:
-        more = "--mode hts does both at once" if snapshot.in_turns else "other learners use the cores meanwhile"
-        return Bottleneck(f"Rollout and learning take turns: {waits}; {more}.", Side.BALANCED)
-    passes = "uses of a rollout" if snapshot.free_running else "epochs"
+        more = "--mode hts does both at once" if snapshot.serial else "other learners use the cores in the meantime"
+        return Bottleneck(f"Collecting and learning alternate: {waits}; {more}.", Side.BALANCED)
+    passes = "uses of a rollout" if snapshot.asynchronous else "epochs"
     if learner_wait >= WAITS:
         busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
         cores = "more cores" if _others(snapshot) is None else _fewer_others(snapshot)
         remedy = f"{cores}, more {passes}" if busy else "more samplers, more environments each"
-        return Bottleneck(f"Rollout is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER)
+        return Bottleneck(
+            f"Collecting is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER
+        )
     if sampler_wait >= WAITS:
         return Bottleneck(
             f"Learner is the limit: {waits}; fewer {passes}, a smaller network or a GPU would help.", Side.LEARNER
@@ -123,9 +126,9 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
 def _resting(snapshot: Snapshot, learner_wait: float, *, others: bool) -> Bottleneck:
     found = f"{number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active"
     if others:
-        found = f"Other programs are the limit: they keep {number(snapshot.foreign_cores)} cores, so {found}"
+        found = f"Other programs are the limit: they keep {number(snapshot.external_cpu_cores)} cores, so {found}"
     else:
-        found = f"Samplers that rest are the limit: {found}, for cores that are to stay free or for the balance"
+        found = f"Paused samplers are the limit: {found} because of leave_free or the balance of samples per insert"
     return Bottleneck(f"{found}; learner waits {percent(learner_wait)}.", Side.OTHERS)
 
 
@@ -133,7 +136,7 @@ def _limiter_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float)
     ratio = number(snapshot.samples_per_insert)
     low, high = number(snapshot.samples_per_insert_min), number(snapshot.samples_per_insert_max)
     return Bottleneck(
-        f"The limiter is the limit: it holds samples per insert at {ratio} (band {low} to {high}), learner waits "
+        f"The rate limiter is the limit: it keeps samples per insert at {ratio} (band {low} to {high}), learner waits "
         f"{percent(learner_wait)} and samplers {percent(sampler_wait)}; a wider band would help.",
         Side.LIMITER,
     )
@@ -155,7 +158,7 @@ def _sampler_bound(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
     bound = _held_by(snapshot)
     if bound == "upper":
         high = number(snapshot.samples_per_insert_max)
-        remedy += f", or a samples-per-insert bound above {high}, which now holds the learner"
+        remedy += f", or a samples-per-insert bound above {high}, which now limits the learner"
     sentence = f"Samplers are the limit{cause}: learner waits {percent(learner_wait)} for rows; {remedy} would help."
     return Bottleneck(sentence, Side.SAMPLER)
 
@@ -185,7 +188,7 @@ def _learner_remedy(snapshot: Snapshot) -> str:
 
 
 def _gpu_remedy(snapshot: Snapshot) -> str:
-    """By what the learner's GPUs do: small kernels keep one busy all the time, but draw little power.
+    """Suggests a remedy from the load of the GPUs: small kernels keep a GPU busy but draw little power.
 
     Each kernel waits for the one before it, so their number bounds the updates, whatever the card could compute.
     """
@@ -198,8 +201,8 @@ def _gpu_remedy(snapshot: Snapshot) -> str:
     if hardest is not None and share < POWER_IDLE:
         return (
             f"a larger batch (kernels run {percent(max(uses, default=None))} of the time but draw "
-            f"{number(hardest.power_w)} of {number(hardest.power_limit_w)} W: their launches are the limit, not "
-            "what they compute) or learner.fuse = true"
+            f"{number(hardest.power_w)} of {number(hardest.power_limit_w)} W: limited by launches, not by "
+            f"compute) or learner.compile = true"
         )
     return "a smaller batch or a second GPU"
 
@@ -210,8 +213,8 @@ def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> B
         return Bottleneck(f"{start}; faster hardware would help both.", Side.BALANCED)
     if snapshot.samplers_rest:
         return Bottleneck(
-            f"{start}; {number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active, "
-            "for cores that are to stay free or for the balance.",
+            f"{start}; {number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are "
+            f"active because of leave_free or the balance of samples per insert.",
             Side.BALANCED,
         )
     if snapshot.cpu_use >= CPU_FULL and _others(snapshot) is not None:

@@ -73,7 +73,7 @@ class RunGroup:
     algo: str
     mode: str
     variant: str = ""
-    """Settings in which it differs from the other groups, as ``part.field=value``."""
+    """Settings in which it differs from the other groups, as ``section.field=value``."""
 
     @property
     def label(self) -> str:
@@ -91,7 +91,7 @@ class Curve:
     end_s: float
     evaluations: Sequence[EvaluationRow] = field(repr=False)
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """``part.field`` -> its value in the run's configuration, as text."""
+    """``section.field`` -> its value in the run's configuration, as text."""
     ended_at: float | None = None
     """Target return that ended the run."""
 
@@ -114,16 +114,16 @@ class RunReport:
     group: RunGroup
     seed: int | None
     policies: int
-    """Evaluated policies behind the final metric; fewer than asked for in a short run."""
+    """Evaluated policies behind the final metric; fewer than requested in a short run."""
     final: float | None
     final_time: float | None
     limit_s: float
     required_s: tuple[float | None, ...]
     """One for each target."""
     first_s: tuple[float | None, ...]
-    """For each target the time of the first evaluation that has it, which may be luck."""
+    """Time of the first evaluation at each target, which may be luck."""
     held_s: tuple[float | None, ...]
-    """For each target the time from which the mean of ``HELD`` evaluations in a row has it."""
+    """Time from which the mean of ``HELD`` consecutive evaluations is at each target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +135,10 @@ class GroupReport:
     final: Spread | None
     final_time: Spread | None
     required_s: tuple[Spread | None, ...]
-    """None while any seed has not reached the target: the mean of the others would be too good."""
+    """None unless all seeds reached the target: the mean of the others would be biased."""
     first_s: tuple[Spread | None, ...]
     held_s: tuple[Spread | None, ...]
-    """These two the same, for ``first_s`` and ``held_s`` of the runs."""
+    """Likewise for ``first_s`` and ``held_s`` of the runs."""
     reached: tuple[int, ...]
     """Runs that have the required time of each target."""
 
@@ -220,7 +220,7 @@ def reached(curve: Sequence[EvaluationRow], target: float, policies: int = POLIC
 
 
 def whole(curve: Sequence[EvaluationRow]) -> list[EvaluationRow]:
-    """Those with at least half of the episodes that others have: one that time cut short may be luck."""
+    """Returns evaluations with at least half of the usual episodes: shorter ones may be luck."""
     most = max((record.episodes for record in curve), default=0)
     return [record for record in curve if 2 * record.episodes >= most]
 
@@ -257,7 +257,9 @@ def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
     return [name for name in names if len({curve.settings.get(name) for curve in curves}) > 1]
 
 
-def parted(curves: Sequence[Curve], by: Sequence[str] | None = None, also: Sequence[str] = ()) -> list[Curve]:
+def split_by_settings(
+    curves: Sequence[Curve], by: Sequence[str] | None = None, also: Sequence[str] = ()
+) -> list[Curve]:
     """The curves with their groups split by the settings ``by``; None: by all in which runs of a group differ.
 
     Those ``also`` given split them even where they are ``IGNORED``.
@@ -415,22 +417,22 @@ def report_of(paths: Sequence[Path], by: Sequence[str] | None, rules: Rules) -> 
     """Compares runs, grouped by the settings in ``by``, or by all in which they differ.
 
     Raises:
-        ConfigError: a setting is not ``part.field``, or no run has it.
+        ConfigError: a setting is not ``section.field``, or no run has it.
         RunError: a run has no evaluation, or its metrics cannot be read.
     """
     for key in by or ():
         if not all(key.partition(".")):
-            raise ConfigError(f"--by {key}: expected part.field, for example ppo.epochs")
+            raise ConfigError(f"--by {key}: expected section.field, for example ppo.epochs")
     found = {path: read_curve(path) for path in paths}
     for path, curve in found.items():
         if curve is None:
-            raise RunError(f"{path.name} has no evaluation yet; wait for one, or leave the run out")
+            raise RunError(f"{path.name} has no evaluation yet; wait for one, or omit the run")
     curves = [curve for curve in found.values() if curve is not None]
     known = sorted({name for curve in curves for name in curve.settings})
     for key in by or ():
         if key not in known:
             raise ConfigError(f"--by {key}: none of the runs has this setting{did_you_mean(key, known)}")
-    return report(parted(curves, by), rules)
+    return report(split_by_settings(curves, by), rules)
 
 
 def document(found: Report) -> dict[str, Any]:
@@ -527,7 +529,7 @@ def spread_text(value: Spread | None, form: Callable[[float | None], str] = numb
 
 
 def verdicts(found: Report) -> list[str]:
-    """In words, for each task: which group is ahead at equal time, and for each target which was there first."""
+    """Says for each environment which group is ahead at equal time, and for each target which was first."""
     sentences = []
     for env in dict.fromkeys(group.group.env for group in found.groups):
         groups = [group for group in found.groups if group.group.env == env]

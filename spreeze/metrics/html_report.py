@@ -33,11 +33,11 @@ from spreeze.metrics.comparison import (
     differing,
     group_cells,
     on_grid,
-    parted,
     read_curve,
     read_summary,
     report,
     returns,
+    split_by_settings,
 )
 from spreeze.metrics.info_means import INFO
 from spreeze.metrics.store import MetricsReader
@@ -225,7 +225,7 @@ def _picture(run: _Run) -> str:
 
 def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, also: Sequence[str]) -> str:
     """Greedy returns of each task over wall time and env steps, with the protocol's metrics where seeds repeat."""
-    curves = parted([run.curve for run in runs if run.curve is not None], also=also)
+    curves = split_by_settings([run.curve for run in runs if run.curve is not None], also=also)
     if not curves:
         return _section("Learning curves", _note("No evaluation has ended yet."))
     parts = []

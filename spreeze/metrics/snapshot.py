@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spreeze.config.layers import SAMPLES_PER_INSERT_BOUNDS
-from spreeze.config.modes import Wiring
+from spreeze.config.modes import DataFlow
 from spreeze.formatting import DASH, clean, size
 from spreeze.metrics.table import TABLE, MetricTable
 from spreeze.run_directory import finite_number, whole_number
@@ -52,9 +52,9 @@ class Snapshot:
     algo: str
     lag: int | None = None
     """On-policy algorithms: rollouts between the policy that collects and the one that learns; None: off-policy."""
-    in_turns: bool = False
+    serial: bool = False
     """One process does everything, one thing at a time."""
-    free_running: bool = False
+    asynchronous: bool = False
     """The learner does not pace the samplers: ``lag`` is the least one."""
     state: str = "starting"
     wall_s: float | None = None
@@ -99,7 +99,7 @@ class Snapshot:
     samplers_wanted: int | None = None
     samplers_active: float | None = None
     """Samplers that the governor lets work."""
-    foreign_cores: float | None = None
+    external_cpu_cores: float | None = None
     """Usable cores that other programs keep busy."""
     restarts: int = 0
     unevaluated: bool = False
@@ -122,7 +122,7 @@ class Snapshot:
 
     @property
     def learner_gpus(self) -> tuple[GpuSnapshot, ...]:
-        """Those that the learner computes on."""
+        """GPUs of the learner."""
         parts = (self.learner_device or "").split("+")
         return tuple(gpu for gpu in self.gpus if f"cuda:{gpu.index}" in parts)
 
@@ -138,7 +138,7 @@ def snapshot_of(
     run: Mapping[str, Any],
     config: Mapping[str, Mapping[str, Any]],
     values: Mapping[str, float | None],
-    wiring: Wiring | None,
+    data_flow: DataFlow | None,
     *,
     state: str,
     table: MetricTable = TABLE,
@@ -150,12 +150,12 @@ def snapshot_of(
         run: its ``run.json``.
         config: its settings, part -> field -> value.
         values: the newest value of each series, None or absent if unknown.
-        wiring: how its mode runs its algorithm; None if unknown.
+        data_flow: how its mode runs its algorithm; None if unknown.
         state: what it does.
         table: the metrics.
         own: fields of the snapshot that only the run's own process knows, or knows better.
     """
-    lag = wiring.lag if wiring else None
+    lag = data_flow.lag if data_flow else None
     replay = config.get("replay", {}) if lag is None else {}
     # Taken from the metrics, because the configuration of an old run may not say it.
     on_policy = lag is not None or bool(values.get("learner_learn_share"))
@@ -166,7 +166,7 @@ def snapshot_of(
     low, high = band
     device, gpus = clean(config.get("learner", {}).get("device", ""), 40), _gpus(values)
     active = [rate for rate in parts_of(values, "sampler_env_steps_per_s").values() if rate > 0.0]
-    errors = [value for name in ("env_errors", "rows_refused") if (value := values.get(name)) is not None]
+    errors = [value for name in ("env_errors", "transitions_rejected") if (value := values.get(name)) is not None]
     fields = {item.name for item in dataclasses.fields(Snapshot)}
     shown = [metric.name for metric in table.metrics if metric.shown]
     by_part = [
@@ -180,8 +180,8 @@ def snapshot_of(
         "algo": clean(run.get("algo"), 20),
         "state": state,
         "lag": lag,
-        "in_turns": wiring is not None and wiring.in_turns,
-        "free_running": wiring is not None and wiring.free_running,
+        "serial": data_flow is not None and data_flow.serial,
+        "asynchronous": data_flow is not None and data_flow.asynchronous,
         "wall_s": run.get("wall_s"),
         "eval_best": run.get("eval_best"),
         "eval_final": run.get("eval_final"),

@@ -4,7 +4,7 @@ Raw values are kept for an hour, 10 s roll-ups for a day, 60 s roll-ups forever.
 all series, so a commit writes one or two pages however many series there are. A late value, which is older than the
 newest sample, is a row of ``points``; files of earlier versions have all raw values there. Roll-ups are written every
 ten minutes; those still in memory are rebuilt from the raw values after a crash. In WAL mode, a reader never blocks
-the writer. ``t`` is wall seconds since the run began, ``step`` the env steps at that time.
+the writer. ``t`` is wall seconds since the run started, ``step`` the env steps at that time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FIRST_EVENTS = 100
 """Events that are kept in any case, because the first ones tell what went wrong."""
 _RETRY_S = 1.0
 _BUSY_S = 3.0
-"""How long another program may hold the file before that is reported."""
+"""Time that another program may lock the file before it is reported [s]."""
 _KEEPING_S = 600.0
 """Time between two writes of roll-ups, each with the removal of what is too old."""
 _CHECKPOINT_S = 3600.0
@@ -66,6 +66,9 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS events (t REAL, level TEXT, source TEXT, text TEXT)",
 )
 """``samples.us`` is t in microseconds; ``data`` has a float64 for each series, in order of their ids, NaN for none."""
+_CURRENT_NAME = "replace(replace(name, 'foreign_cores', 'external_cpu_cores'), 'rows_refused', 'transitions_rejected')"
+"""A series' name; two metrics had other names in version 0.1."""
+_SERIES = f"(SELECT id, {_CURRENT_NAME} AS name, unit, meaning FROM series)"
 _INSERT_SERIES = "INSERT INTO series VALUES (?, ?, ?, ?)"
 _INSERT_SAMPLE = "INSERT INTO samples VALUES (?, ?, ?)"
 _INSERT_POINT = "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)"
@@ -179,7 +182,7 @@ class MetricsWriter:
         self.trouble: str | None = None
         """The last failure; None again once everything is stored."""
         self.set_aside: list[Path] = []
-        """Where damaged files were renamed to."""
+        """Paths to which damaged files were renamed."""
         self._flush()
 
     def write(self, t: float, step: int, values: Mapping[str, float | None]) -> None:
@@ -377,7 +380,7 @@ class MetricsWriter:
             self._reports.append(
                 Trouble(
                     "warning",
-                    f"metrics are not stored ({self.trouble}): they wait in memory, the newest {_MAX_PENDING:,} "
+                    f"metrics are not stored ({self.trouble}): they are kept in memory, the newest {_MAX_PENDING:,} "
                     f"values at most; {_REMEDIES.get(code or 0, _REMEDY)}",
                 )
             )
@@ -390,7 +393,7 @@ class MetricsWriter:
             lost, took_s = self.rows_dropped - self._lost_before, time.monotonic() - self._trouble_since_s
             cost = f"{lost:,} rows of them were lost" if lost else "none of them was lost"
             self._reports.append(
-                Trouble("warning" if lost else "info", f"metrics are stored again, after {took_s:.0f} s; {cost}")
+                Trouble("warning" if lost else "info", f"metrics are stored again after {took_s:.0f} s; {cost}")
             )
         self.trouble, self._trouble_since_s, self._trouble_told = None, None, False
 
@@ -416,8 +419,8 @@ class MetricsWriter:
         self._reports.append(
             Trouble(
                 "warning",
-                f"{self._path.name} {why}: it is {free} from now on, and a new file "
-                "begins here; the curves until now are in the old one alone",
+                f"{self._path.name} {why}: it is {free} from now on, and a new file was started; earlier curves "
+                f"are in the old file",
             )
         )
         return True
@@ -440,14 +443,14 @@ _DAMAGE = (
 )
 """SQLite's codes for a file that is no database, is damaged, or has other tables than ours."""
 _HELD = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_REMEDY = "look at the disk and at the file"
+_REMEDY = "check the disk and the file"
 _REMEDIES = {
-    **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG), "make room on the disk"),
+    **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG), "free some disk space"),
     **dict.fromkeys(
         (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH),
-        "make the file and its folder writable",
+        "make the file and its directory writable",
     ),
-    **dict.fromkeys(_HELD, "end the program that holds the file"),
+    **dict.fromkeys(_HELD, "stop the program that locks the file"),
 }
 
 
@@ -494,6 +497,8 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA secure_delete = OFF")  # else what is deleted is written once more, as zeros
         for statement in _SCHEMA:
             connection.execute(statement)
+        if known:
+            connection.execute(f"UPDATE OR IGNORE series SET name = {_CURRENT_NAME} WHERE name <> {_CURRENT_NAME}")
         if known:
             _check(connection)
         else:
@@ -545,7 +550,7 @@ Query = Callable[..., list[tuple[Any, ...]]]
 
 
 class _Raw:
-    """The raw values of a file. Samples are read once, from the earliest time that was asked for on."""
+    """The raw values of a file. Samples are read once, from the earliest time that was requested on."""
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -639,18 +644,18 @@ class MetricsReader:
         self._shared: tuple[Query, _Raw] | None = None
 
     def names(self) -> list[str]:
-        """All series, in order of their first appearance."""
+        """Returns the names of all series, in order of appearance."""
         with self._session() as query:
-            return [str(name) for (name,) in query("SELECT name FROM series ORDER BY id")]
+            return [str(name) for (name,) in query(f"SELECT name FROM {_SERIES} ORDER BY id")]
 
     def series(self, name: str, since: float = 0.0, max_points: int = 1000) -> Series:
-        """A series from ``since`` (seconds since the run began) on, in at most ``max_points`` buckets.
+        """A series from ``since`` (seconds since the run started) on, in at most ``max_points`` buckets.
 
         Raises:
             RunError: the file is damaged or takes too long to read.
         """
         with self._session() as query:
-            found = query("SELECT id, unit, meaning FROM series WHERE name = ?", name)
+            found = query(f"SELECT id, unit, meaning FROM {_SERIES} WHERE name = ?", name)
             if not found:
                 return _bucketed((name, "", ""), np.empty((0, 5)), max_points)
             number, unit, meaning = found[0]
@@ -658,11 +663,11 @@ class MetricsReader:
             return _bucketed((name, str(unit), str(meaning)), rows, max_points)
 
     def whole_series(self, name: str) -> Series:
-        """All that is stored of a series: roll-ups, then every raw point; errors as ``series``."""
+        """Returns a series in full: roll-ups, then all raw points; errors as ``series``."""
         with self.held() as reader:
             found = reader.series(name, max_points=_MAX_ROWS)
             points = np.array(reader.tail([name], -1.0, _MAX_ROWS).get(name, []), np.float64).reshape(-1, 3)
-        # The series may begin its points with a roll-up over the first of them.
+        # The series may start its points with a roll-up over the first of them.
         older = found.t < (points[0, 0] if len(points) else math.inf)
         t, step, value = points.T
         columns = zip(found[3:], (t, step, value, value, value), strict=True)
@@ -674,7 +679,7 @@ class MetricsReader:
         table, width_s, _ = TIERS[-1]
         ask = f"SELECT t, step, last, bucket FROM {table} WHERE series = ? ORDER BY bucket DESC LIMIT 1"
         with self._session() as query:
-            series, raw = query("SELECT id, name FROM series ORDER BY id"), self._raw(query)
+            series, raw = query(f"SELECT id, name FROM {_SERIES} ORDER BY id"), self._raw(query)
             rolled = {number: row for number, _ in series for row in query(ask, number)}
             # The roll-ups of a bucket are written together: what they lack is in its raw values or in later ones.
             after = max((float(bucket) * width_s for *_, bucket in rolled.values()), default=0.0)
@@ -702,7 +707,7 @@ class MetricsReader:
         """Raw points of these series later than ``since``, the newest ``limit`` of each, oldest first."""
         found: dict[str, list[Point]] = {}
         with self._session() as query:
-            numbers, raw = dict(query("SELECT name, id FROM series")), self._raw(query)
+            numbers, raw = dict(query(f"SELECT name, id FROM {_SERIES}")), self._raw(query)
             for name in names:
                 rows = raw.column(int(numbers.get(name, -1)), since)[-limit:]
                 if len(rows):
@@ -710,7 +715,7 @@ class MetricsReader:
         return found
 
     def evaluations(self, after: int = 0) -> list[EvaluationRow]:
-        """All evaluations but the first ``after``, oldest first."""
+        """Returns evaluations, oldest first, without the first ``after``."""
         with self._session() as query:
             fields = ", ".join(EvaluationRow._fields)
             return [_evaluation(row) for row in query(f"SELECT {fields} FROM evaluations WHERE rowid > ?", int(after))]
@@ -762,7 +767,7 @@ class MetricsReader:
                 connection.set_progress_handler(lambda: int(time.monotonic() > deadline_s), 20_000)
                 yield lambda sql, *arguments: _fetched(connection, sql, arguments)
         except (sqlite3.Error, OSError, OverflowError, TypeError, ValueError) as error:
-            raise RunError(f"{self._path} cannot be read as metrics: {clean(error)}; look into the run's log") from None
+            raise RunError(f"{self._path} cannot be read: {clean(error)}; see the log of the run") from None
 
     def _raw(self, query: Query) -> _Raw:
         """The raw values; with ``held`` those that the calls share."""
@@ -820,7 +825,7 @@ def _rows(query: Query, raw: _Raw, number: int, since: float, max_points: int) -
         first = math.floor(since / tier_s) if len(found) == 1 else math.floor(covered / tier_s) + 1
         last = min(until / tier_s, float(2**53))
         begun = _first(query(f"SELECT min(bucket) FROM {table} WHERE series = ?", number))
-        if begun >= math.floor(last):  # the series began within this bucket: finer rows have all of it
+        if begun >= math.floor(last):  # the series started within this bucket: finer rows have all of it
             last = math.floor(last)
         rows = query(
             f"SELECT t, step, mean, min, max FROM {table} WHERE series = ? AND bucket >= ? AND bucket < ? AND t > ? "

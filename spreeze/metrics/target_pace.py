@@ -37,7 +37,7 @@ def slow_targets(share: float, updates_per_s: float, settles: float) -> str | No
     if updates_per_s <= 0.0 or settles <= 0.0 or backups_per_s >= _LEAST_BACKUPS_PER_S:
         return None
     return (
-        f"targets follow slowly: {backups_per_s:.2g} backups a second (tau {share:g} an update, "
-        f"{updates_per_s:.3g} updates/s), so values need {1.0 / (backups_per_s * settles):,.0f} s to be of the "
-        "right size; choose smaller networks or a smaller --batch-size, else raise tau or n_step"
+        f"target networks change slowly: {backups_per_s:.2g} backups/s (tau {share:g} an update, "
+        f"{updates_per_s:.3g} updates/s), so values take {1.0 / (backups_per_s * settles):,.0f} s to "
+        f"converge; choose smaller networks or a smaller --batch-size, else raise tau or n_step"
     )

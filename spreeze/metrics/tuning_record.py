@@ -32,7 +32,7 @@ class MeasuredRow:
     stage: str
     """``learner``: alone; ``joint``: with samplers; ``rollout``: with on-policy collection."""
     setting: dict[str, Any]
-    """``part.field`` -> value."""
+    """``section.field`` -> value."""
     updates_per_s: float | None = None
     env_steps_per_s: float | None = None
     spread: float | None = None
@@ -71,7 +71,7 @@ class TuningView:
 
     rows: list[MeasuredRow] = field(default_factory=list)
     labels: dict[str, Any] = field(default_factory=dict)
-    """``part.field`` -> head of its column, from an untrusted file."""
+    """``section.field`` -> head of its column, from an untrusted file."""
     choice: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, Any] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)

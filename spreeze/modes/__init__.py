@@ -1,45 +1,45 @@
-"""Modes put together what ``config/modes.py`` declares: workers, and the channels between them.
+"""Assembly of the modes that ``config/modes.py`` declares: workers, and channels between them.
 
-A data path is a function that fills an ``Assembly``: ``replay``, ``paced_rollouts`` or ``buffer`` (free running). A
-mode's wiring says which, and a mode with a data path of its own names its module.
+A data path is a function that fills an ``Assembly``: ``replay``, ``paced_rollouts`` or ``buffer`` (asynchronous). The
+data flow of a mode selects it; a mode with its own data path names a module.
 
-*spreeze*: samplers write replay and the learner draws from it; they wait only for the band of samples per
-insert. ``run.learners`` of these can run side by side.
+*spreeze*: samplers write to replay, and the learner samples from it. They wait only for the bounds on samples per
+insert. ``run.learners`` such groups can run in parallel.
 
-*tianji* (TianJi): several of these groups, whose learners begin with the same parameters and average them every
-``learner.average_interval`` updates, without waiting for each other. What is produced and consumed is held in balance
-by each group's band of samples per insert (Eq. 3 of arXiv 2502.20190: as many as in mode serial). Algorithms that learn
-from rollouts take each row once from one of two storages, which balances by construction. The paper's controller is
-three parts here. Each decides what the others take as given, and says why:
+*tianji* (TianJi, arXiv 2502.20190): several such groups, whose learners start with equal parameters and average them
+every ``learner.average_interval`` updates, without waiting. The rate limiter keeps the samples per insert of mode
+serial (Eq. 3). On-policy algorithms use each row once, from two alternating rollouts, which balances by construction.
+The paper's controller consists of three parts:
 
 ========  ======================  ================================================================================
-tuner     before a run            how many samplers there are, their environments and the batch: cores for M_A and M_L
-governor  once a second           how many of these samplers work: no more than the learner needs, more if it waits
-limiter   at each row and update  who may go on, so that TR_L / TR_A is the serial value, whatever the two decided
+tuner     before a run            number of samplers, their environments and the batch size: cores for M_A and M_L
+governor  once a second           number of active samplers: as many as the learner needs
+limiter   at each row and update  who may proceed, so that TR_L / TR_A has its serial value
 ========  ======================  ================================================================================
 
-So the ratio does not depend on a good choice of the others; a bad one costs speed alone. Staleness P = B_s / N_s
-follows: the batch is fixed, and replay is full or grows as in mode serial.
+A bad choice of the first two costs speed, but does not change the ratio. The staleness P = B_s / N_s follows from the
+fixed batch size and the size of replay.
 
-*hts* (HTS-RL): samplers step environments, inference workers, if asked for, choose their actions, and the learner works
-on the previous rollout. Two slots in shared memory are swapped only when one is full and the other used up, so a policy
-lags by exactly one rollout. Random numbers are counter-based (seed, environment, episode, step), and inference works in
-tiles of a fixed height. So trajectories, parameters and optimiser are the same bits for any number of inference
-workers, any timing, and across a resume, as long as the learner is on the CPU (a GPU may sum in another order each
-time) and no learning rate follows the clock. Without inference workers, the default, an env step costs half as much.
+*hts* (HTS-RL): samplers collect a rollout while the learner trains on the previous one; inference workers can run the
+policy for them. Two slots in shared memory are swapped when one is full and the other used up, so the policy lag is
+exactly one rollout. Random numbers are counter-based (seed, environment, episode, step), and inference uses tiles of
+fixed height. Results are therefore identical for any number of inference workers, any timing, and across a resume, with
+a learner on the CPU and no learning rate that follows the clock. Without inference workers, the default, an env step
+costs half as much.
 
-The successor of a killed sampler repeats the episode's actions and continues; if the observation differs, the run ends
-with an error that the environment is not repeatable. A step that raises or gives NaN is not stored (see
-``workers.collectors``). The cost of waiting is in ``tests/support/hts_theory.py``, as formulas and a simulation.
+The successor of a killed sampler replays the actions of its episodes; if an observation differs, the run ends with an
+error, because the environment is not deterministic. A step that raises or returns NaN is not stored (see
+``workers.collectors``). ``tests/support/hts_theory.py`` models the cost of waiting.
 
-*gala* (GALA): several such learners with samplers of their own, which send each other their parameters along a graph
-and mix what they receive without waiting.
+*gala* (GALA): several such learners with their own samplers, which send parameters to each other along a graph and mix
+what they receive, without waiting.
 
-*impact* (IMPACT): samplers write rollouts into a circular buffer, the learner uses each several times, and the newest
-replace the oldest. They wait only for bounds on a rollout's uses. Every step has the version of its policy and its
-log-probability, so the algorithm corrects for any lag. A killed sampler begins new episodes. Runs are not repeatable.
+*impact* (IMPACT): samplers write rollouts to a circular buffer, the learner uses each one several times, and new
+rollouts replace the oldest. Samplers wait only for bounds on these uses. Each step records policy version and
+log-probability, so the algorithm can correct for any lag. A restarted sampler starts new episodes. Runs are not
+reproducible.
 
-*serial*: the same workers take turns in one process.
+*serial*: everything in one process, in turns.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def assemble(run: Assembly) -> None:
         ConfigError: a checkpoint does not fit the settings.
     """
     config = run.plan.config
-    path = "replay" if config.on_policy is None else "buffer" if config.wiring.free_running else "paced_rollouts"
+    path = "replay" if config.on_policy is None else "buffer" if config.data_flow.asynchronous else "paced_rollouts"
     own = getattr(_module(config.mode), "assemble", None)
     (own or importlib.import_module(f"{__name__}.{path}").assemble)(run)
 

@@ -3,12 +3,12 @@
 With a lag of 0 rollout and learning take turns: the synchronous baseline.
 
 *Several learners* (GALA, arXiv 1906.04585; TianJi), each with samplers of its own: the seed of its environments is
-``run.seed`` + its number. All begin with the same parameters. After an update each sends its parameters to its
-out-neighbours, takes the mean with what has arrived from its in-neighbours, and goes on; it waits only for one of
+``run.seed`` + its number. All start with the same parameters. After an update each sends its parameters to its
+out-neighbours, takes the mean with what has arrived from its in-neighbours, and continues; it waits only for one of
 which nothing came for ``gala.max_staleness`` rollouts (``transport.mixing``). The mean of all policies is published
 and evaluated; each learner writes checkpoints of its own. In mode tianji each takes the mean of all parameters every
 ``learner.average_interval`` updates; each policy is published and evaluated. Learners of other hosts may be in the
-ring (``--cluster``): a run on each host, which begins with a neighbour's parameters.
+ring (``--cluster``): a run on each host, which starts with a neighbour's parameters.
 
 *Learning rate.* Each of n learners has 1/n of the rows, so its gradient has sqrt(n) times the noise, and Adam makes
 steps of one size of either. The mean of n such steps goes 1/sqrt(n) as far as one step from all rows would. So the
@@ -30,7 +30,7 @@ from spreeze.runtime.learner_spread import LearnerSpread, in_lockstep
 from spreeze.runtime.recorder import GroupSample
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.mixing import MixMemory, MixSpec
-from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, put_back
+from spreeze.transport.rollouts import InferenceMailbox, LearnerMemory, Rollouts, restore_rollouts
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.jobs import OnPolicyLearnerJob, RolloutSamplerJob, RolloutWorkerJob
 from spreeze.workers.roles import RestartLimit
@@ -49,13 +49,13 @@ class RolloutData(Data):
         plan, spec = run.plan, run.plan.rollout_spec()
         self.rollouts, self.batch_size = run.open(lambda: Rollouts.create(spec)), plan.batch_size
         self.mailbox = run.open(lambda: InferenceMailbox.create(spec))
-        self.handover = Handover(
+        self.memory = LearnerMemory(
             policies=run.open(VersionedParameters.create), states=run.open(VersionedParameters.create)
         )
         self.size_bytes = spec.size_bytes
         if plan.earlier.sessions:
             self._restore(run.folder(group))
-        self.first_rollout, state = self.rollouts.current, self.handover.states.read(self.rollouts.current)
+        self.first_rollout, state = self.rollouts.current, self.memory.states.read(self.rollouts.current)
         self.first_updates = 0 if state is None else int(state.meta["updates"])
 
     def _restore(self, folder: Path) -> None:
@@ -63,13 +63,13 @@ class RolloutData(Data):
         if checkpoint is None:
             return
         try:
-            put_back(checkpoint.tensors, checkpoint.state, self.rollouts, self.handover)
+            restore_rollouts(checkpoint.tensors, checkpoint.state, self.rollouts, self.memory)
         except (CheckpointError, KeyError) as error:
             raise ConfigError(f"{folder.name} cannot be continued with these settings: {error}") from None
 
     @property
     def env_steps(self) -> int:
-        """Env steps of whole rollouts since the run began."""
+        """Env steps of whole rollouts since the run started."""
         return self.rollouts.current * self.rollouts.spec.rows
 
     @property
@@ -77,7 +77,7 @@ class RolloutData(Data):
         return self.rollouts.current
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
-        """At the end only whole rollouts count, since a resume collects the rest again."""
+        """Counts whole rollouts only, since a resume collects the rest again."""
         collected = (self.rollouts.current - self.first_rollout) * self.rollouts.spec.rows
         updates = int(max(0.0, posted.learner["updates"] - self.first_updates))
         for sampler in posted.samplers if ending else ():
@@ -114,7 +114,7 @@ def assemble(run: Assembly) -> None:
             "num_inference_workers": plan.inference_workers,
             "rollouts": data[group].rollouts.handle,
             "mailbox": data[group].mailbox.handle,
-            "policies": data[group].handover.policies.handle,
+            "policies": data[group].memory.policies.handle,
             "sampler_wakeups": samplers[group],
             "inference_wakeups": inference_workers,
         }
@@ -147,17 +147,17 @@ def learner_job(run: Assembly, group: int, data: RolloutData) -> OnPolicyLearner
         lag=lag,
         batch_size=plan.batch_size,
         rollouts=data.rollouts.handle,
-        policies=data.handover.policies.handle,
-        states=data.handover.states.handle,
+        policies=data.memory.policies.handle,
+        states=data.memory.states.handle,
     )
 
 
 def _mixing(
     run: Assembly, job: OnPolicyLearnerJob, own: int, memory: MixMemory, data: list[RolloutData]
 ) -> OnPolicyLearnerJob:
-    """A learner's job with its part in the mixing; all begin with the same parameters."""
+    """A learner's job with its part in the mixing; all start with the same parameters."""
     plan, hosts, gala = run.plan, run.messages, run.plan.config.gala
-    averages, algorithm = plan.config.wiring.averages, dict(job.algorithm)
+    averages, algorithm = plan.config.data_flow.averages_parameters, dict(job.algorithm)
     means = own == 0 and plan.policies == 1
     mix = MixSpec(
         learner=own,
@@ -168,7 +168,7 @@ def _mixing(
         interval=-(-plan.config.learner.average_interval // plan.updates_in_rollout),
         rows=tuple(range(plan.learners)),
         memory=memory.handle,
-        policies=tuple(one.handover.policies.handle for one in data) if means else (),
+        policies=tuple(one.memory.policies.handle for one in data) if means else (),
         hosts=hosts,
     )
     if gala.scale_lr and mix.mixing == "gossip":

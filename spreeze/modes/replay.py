@@ -1,7 +1,7 @@
 """Groups of replay: samplers -> shared-memory replay -> learner, ``run.learners`` times.
 
 Each learner has samplers, replay, weights and checkpoints of its own. Where a mode does not average them, it learns
-like a separate run with the seed ``run.seed`` + its number, and groups exchange nothing. Else all learners begin with
+like a separate run with the seed ``run.seed`` + its number, and groups exchange nothing. Else all learners start with
 the same parameters, and each takes the mean of its own and the others' now and then, through memory of the supervisor,
 so that the death of a learner stops no other (``replay_trainer.PeerAverage``).
 """
@@ -25,7 +25,7 @@ from spreeze.workers.jobs import BridgeJob, HostJob, LearnerJob, SamplerJob
 
 _HOST_LEAD_ROWS = 2048
 """Rows that other hosts may insert where samplers of this machine already wait: so hosts come first, and cores here are
-left to the learner, as long as what hosts have under way covers what is drawn."""
+left to the learner, as long as what hosts have in progress covers what is drawn."""
 
 
 class ReplayData(Data):
@@ -50,27 +50,28 @@ class ReplayData(Data):
 
 def assemble(run: Assembly) -> None:
     """Learners and samplers of all groups, and in group 0 the samplers of other hosts."""
-    plan, config, wiring = run.plan, run.plan.config, run.plan.config.wiring
+    plan, config, data_flow = run.plan, run.plan.config, run.plan.config.data_flow
     groups, hosts = range(plan.learners), run.hosts_messages()
     rings = [run.open(functools.partial(ReplayRing.create, plan.ring_spec(group))) for group in groups]
     for group, ring in enumerate(rings):
         load_saved_replay(plan, run.folder(group), ring)
-    shares = wiring.averages and plan.learners > 1 and hosts is None
+    shares = data_flow.averages_parameters and plan.learners > 1 and hosts is None
     averages = tuple(run.open(VersionedParameters.create).handle for _ in groups if shares)
-    learner_wakeups = [run.wakeups(1)[0] if wiring.balanced else None for _ in groups]
-    sampler_wakeups = [run.wakeups(plan.samplers_of(group) if wiring.balanced else 0) for group in groups]
+    learner_wakeups = [run.wakeups(1)[0] if data_flow.balanced else None for _ in groups]
+    sampler_wakeups = [run.wakeups(plan.samplers_of(group) if data_flow.balanced else 0) for group in groups]
     counted = range(plan.learners, plan.learners + plan.samplers + plan.hosts)
     for group, ring in enumerate(rings):
         run.data.append(ReplayData(ring))
         run.learner(
             group,
             LearnerJob(
-                **run.learner_fields(group) | {"seed": config.run.seed + (0 if wiring.averages else group)},
+                **run.learner_fields(group)
+                | {"seed": config.run.seed + (0 if data_flow.averages_parameters else group)},
                 save_replay=config.replay.save,
                 replay=ring.handle,
                 limiter=_limiter(plan, ring),
                 sampler_rows=tuple(counted),
-                env_steps_base=plan.earlier.env_steps,
+                previous_env_steps=plan.earlier.env_steps,
                 averages=averages,
                 hosts=hosts,
                 wakeup=learner_wakeups[group],
@@ -95,7 +96,7 @@ def assemble(run: Assembly) -> None:
                     replay=ring.handle,
                     loaded_rows=int(ring.committed[index]),
                     limiter=_limiter(plan, ring),
-                    wakeup=sampler_wakeups[group][index] if wiring.balanced else None,
+                    wakeup=sampler_wakeups[group][index] if data_flow.balanced else None,
                     learner_wakeup=learner_wakeups[group],
                     evaluation=run.turn_evaluation,
                 ),

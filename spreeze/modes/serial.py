@@ -68,7 +68,7 @@ def _learner_changes(plan: RunPlan, job: AnyLearnerJob) -> dict[str, Any]:
         stop = dataclasses.replace(stop, seconds=None)
     learner = dataclasses.replace(
         job.learner,
-        mirror=False,
+        gpu_replay=False,
         updates_per_launch=0,
         publish_interval_s=max(_PUBLISH_S, job.learner.publish_interval_s),
     )

@@ -44,7 +44,7 @@ class Data:
     """Shared memory that it takes."""
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
-        """The group's counters with the rows inserted and drawn; ``ending``: with those that a resume goes on from."""
+        """Returns the group's counters with rows inserted and drawn; ``ending``: as a resume continues from."""
         raise NotImplementedError
 
     @property
@@ -56,24 +56,24 @@ class Data:
         """Makes up data, so that a measurement need not wait for it."""
 
     def forget(self) -> None:
-        """Begins to count anew where samplers and learner wait for each other by counts."""
+        """Starts to count again where samplers and learner wait for each other by counts."""
 
 
 class Assembly(contextlib.ExitStack):
     """Workers and channels of a run, as its mode adds them; channels close at the end of the ``with`` block."""
 
     def __init__(self, plan: RunPlan, run_dir: Path, started_s: float) -> None:
-        """``started_s``: monotonic time at which the session began."""
+        """``started_s``: monotonic time at which the session started."""
         super().__init__()
         self.plan, self.run_dir, self.started_s = plan, run_dir, started_s
         self.specs: dict[str, WorkerSpec] = {}
-        """By name, in starting order."""
+        """Workers by name, in starting order."""
         self.data: list[Data] = []
         """Group by group."""
         self.messages: GossipHandle | None = None
         """Messages of the learners of all hosts; None: this host's are all."""
         self.whole_env_steps: int | None = None
-        """Env steps that a resume goes on from, where it collects a part of the earlier ones again."""
+        """Env steps that a resume continues from, where it collects a part of the earlier ones again."""
         self.spread: LearnerSpread | None = None
         """Adds what is known of all learners together to a sample; None: nothing."""
         self.host_rows = range(0)
@@ -85,7 +85,7 @@ class Assembly(contextlib.ExitStack):
     # --- for modes ---
 
     def folder(self, group: int) -> Path:
-        """Where a group's weights and checkpoints are; made if it is not there."""
+        """Directory of a group's weights and checkpoints; created if missing."""
         folder = group_folder(self.run_dir, group)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -128,7 +128,7 @@ class Assembly(contextlib.ExitStack):
             "normalize_obs": config.env.normalize_obs,
             "stop": config.stop,
             "run_started_s": self.started_s,
-            "wall_base_s": self.plan.earlier.wall_s,
+            "previous_wall_s": self.plan.earlier.wall_s,
             "session": self.started_s,
         }
 
@@ -182,7 +182,7 @@ class Assembly(contextlib.ExitStack):
         """Adds what all modes have: the bridge to learners of other hosts, evaluator, visualizer, status table."""
         plan, address, start_s = self.plan, self.plan.config.cluster.address, self.plan.config.sampling.start_deadline_s
         if self.messages is not None and address is not None:
-            topology = plan.config.gala.topology if plan.config.wiring.mixes else "full"
+            topology = plan.config.gala.topology if plan.config.data_flow.mixes_parameters else "full"
             job = LearnerBridgeJob(
                 address=address, messages=self.messages, topology=topology, arguments=plan.host_arguments
             )
@@ -212,7 +212,7 @@ class Assembly(contextlib.ExitStack):
         self.status = self.open(lambda: StatusTable.create(self._rows))
 
     def read(self) -> CounterSample:
-        """All counters; after the stop flag is set, the final ones."""
+        """Returns all counters; the final ones once the stop flag is set."""
         now_s, ending = time.monotonic(), bool(self.status.header[words.STOP])
         return CounterSample(
             now_s, tuple(data.read(self._posted(group), ending=ending) for group, data in enumerate(self.data))

@@ -62,10 +62,10 @@ SMOOTHING = 0.1  # weight of the newest second in the averages of wanted cores
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """One second of a run. Cores are seconds of processor time a second."""
+    """One second of a run. Cores are seconds of CPU time a second."""
 
     usable_cores: float
-    foreign_cores: float  # usable cores that programs other than the user's runs, tuners and dashboard keep busy
+    external_cpu_cores: float  # usable cores that programs other than the user's runs, tuners and dashboard keep busy
     sibling_cores: float = 0.0  # usable cores that those keep busy
     learner_cores: float  # what the learner uses and waits for
     other_cores: float  # the same of evaluator, visualizer and supervisor
@@ -140,7 +140,7 @@ class Governor:
 
     def _room(self, facts: Facts) -> float:
         """Samplers that fit beside the load of a second; may be negative, or more than there are."""
-        foreign, usable_cores = facts.foreign_cores, facts.usable_cores
+        foreign, usable_cores = facts.external_cpu_cores, facts.usable_cores
         if self.leave_free > 0.0:
             free = usable_cores - max(foreign - BACKGROUND_CORES, self.leave_free * usable_cores)
         else:
@@ -163,7 +163,7 @@ class Governor:
         self._least, self._needed, self._fed_s = more, max(self._needed, more), self._now_s
         return self._change(
             more,
-            f"the learner waits {percent(facts.learner_wait_share)} of its time for rows, at "
+            f"the learner waits {percent(facts.learner_wait_share)} of its time for transitions, at "
             f"{number(facts.samples_per_insert)} samples per insert",
         )
 
@@ -172,7 +172,7 @@ class Governor:
         room = max(map(self._room, latest))
         mean = dataclasses.replace(
             facts,
-            foreign_cores=sum(each.foreign_cores for each in latest) / len(latest),
+            external_cpu_cores=sum(each.external_cpu_cores for each in latest) / len(latest),
             sibling_cores=sum(each.sibling_cores for each in latest) / len(latest),
         )
         # Half a dead band more than asked, so that noise asks for nothing further.
@@ -198,8 +198,8 @@ class Governor:
         self._needed, self._least = needed, min(self._least, needed)
         return self._change(
             self._needed,
-            f"the samplers wait {percent(waits)} of their time for the learner: "
-            f"{number(self._needed)} insert as much as it draws, at "
+            f"the samplers wait {percent(waits)} of their time for the learner; "
+            f"{number(self._needed)} of them of them insert as much as it draws, at "
             f"{number(facts.samples_per_insert)} samples per insert",
         )
 
@@ -227,10 +227,10 @@ class Governor:
 
     def _reason(self, facts: Facts) -> str:
         kept = f", your other runs {facts.sibling_cores:.2f}" if facts.sibling_cores >= BACKGROUND_CORES else ""
-        kept += f", {self.leave_free * facts.usable_cores:.2f} are to stay free" if self.leave_free else ""
+        kept += f", {self.leave_free * facts.usable_cores:.2f} are left free" if self.leave_free else ""
         return (
-            f"other programs keep {facts.foreign_cores:.2f} of {facts.usable_cores:g} usable cores busy{kept}; the "
-            f"learner and the rest want {self._fixed:.2f}, a sampler {self._each:.2f}"
+            f"other programs use {facts.external_cpu_cores:.2f} of {facts.usable_cores:g} usable cores{kept}; "
+            f"the learner and the rest want {self._fixed:.2f}, a sampler {self._each:.2f}"
         )
 
 
@@ -259,13 +259,13 @@ class GovernorLoop:
             plan.samplers,
             tuning.leave_free,
             gives_way=tuning.give_way,
-            balanced_groups=plan.learners if plan.config.wiring.balanced else 0,
+            balanced_groups=plan.learners if plan.config.data_flow.balanced else 0,
         )
         self._maximum, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
         self._reader = ContentionReader(role_of) if reader is None else reader
         self._before: tuple[float, list[int], list[float], float] | None = None
-        self._foreign_cores: float | None = None
+        self._external_cpu_cores: float | None = None
         buffer = plan.ring_spec().rows_per_shard if plan.config.on_policy is None else plan.rollout_spec().rows
         self._turn_rows = _TURN_SHARE * buffer
         self._turn_began = (0.0, 0)  # seconds, rows inserted
@@ -273,7 +273,7 @@ class GovernorLoop:
             status.group(group)[words.SAMPLERS] = samplers
         self._post(self._governor.active)
 
-    def look(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
+    def update(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
         """Acts if a second has passed; returns its metrics. ``pids`` are those of all workers and of the supervisor."""
         now_s, waits_s = self._clock(), [group.learner["wait_s"] for group in reading.groups]
         sampler_waits_s = sum(sampler["wait_s"] for group in reading.groups for sampler in group.samplers)
@@ -281,7 +281,7 @@ class GovernorLoop:
         if self._before is None or now_s - self._before[0] >= _EVERY_S:
             load = self._reader.sample(pids)
             facts = None if load is None else self._facts(load, reading, now_s, learners)
-            self._foreign_cores = None if load is None else load.foreign_cores
+            self._external_cpu_cores = None if load is None else load.external_cpu_cores
             self._before = (now_s, learners, waits_s, sampler_waits_s)
             before, change = number(self._governor.active), self._governor.feed(facts)
             if change is not None:
@@ -292,7 +292,7 @@ class GovernorLoop:
                     f"active: {change.reason}",
                 )
         self._pass_turn(now_s, reading.inserted)
-        return {"samplers_active": self._governor.active, "foreign_cores": self._foreign_cores}
+        return {"samplers_active": self._governor.active, "external_cpu_cores": self._external_cpu_cores}
 
     def leave_free(self, share: float) -> None:
         """Keeps that share of the usable cores free for other programs from now on."""
@@ -316,13 +316,13 @@ class GovernorLoop:
         if elapsed_s > _LONGEST_S or any(g.baseline_inserted < 0 or g.learner["updates"] <= 0 for g in groups):
             return None
         wanted = [(role_of(name), cores) for name, cores in load.wanted.items()]
-        samplers = sum(cores for role, cores in wanted if role is not None and role.rests)
+        samplers = sum(cores for role, cores in wanted if role is not None and role.pausable)
         learning = sum(cores for role, cores in wanted if role is not None and role.learns)
         sampler_waits_s = sum(s["wait_s"] for group in groups for s in group.samplers) - self._before[3]
         waited_s = max(group.learner["wait_s"] - before for group, before in zip(groups, self._before[2], strict=True))
         return Facts(
             usable_cores=load.usable_cores,
-            foreign_cores=load.foreign_cores,
+            external_cpu_cores=load.external_cpu_cores,
             sibling_cores=load.sibling_cores,
             learner_cores=learning,
             sampler_cores=samplers,

@@ -53,8 +53,8 @@ def allowed(
     """Lowers what was not set by the user to what the environment allows; ``shared_bytes`` is the run's shared memory.
 
     Raises:
-        ConfigError: the user asked for more environments than there can be.
-        ResourceError: there is no memory for the least, or for what the user asked for.
+        ConfigError: the user requested more environments than there can be.
+        ResourceError: there is no memory for the least, or for what the user requested.
     """
     if probe.alone is not None:
         return _alone(settings, probe, samplers, samplers_are_set=samplers_are_set)
@@ -109,7 +109,7 @@ _TUNABLE_START_S = 8.0
 def untunable_env(probe: Probe) -> str | None:
     """Why the tuner cannot measure with this environment; None if it can."""
     if probe.alone is not None and not probe.alone_in_process:
-        return f"there can be only one {probe.spec.env_id} at a time"
+        return f"only one {probe.spec.env_id} at a time"
     if probe.start_s > _TUNABLE_START_S:
         return f"{probe.spec.env_id} takes {probe.start_s:.0f} s to start, too long for the tuner's measurements"
     return None
@@ -197,7 +197,7 @@ def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set:
         raise ConfigError(f"{part}.envs_per_sampler = {each}: {why}; use --envs-per-sampler 1, or leave it out")
     reasons[f"{part}.envs_per_sampler"] = f"1: {why}"
     values: Values = {part: {"envs_per_sampler": 1}}
-    if probe.alone_in_process and not (config.wiring.in_turns and samplers == 1):
+    if probe.alone_in_process and not (config.data_flow.serial and samplers == 1):
         return Allowed(samplers=samplers, settings=_with(settings, values), reasons=reasons, room=1)
     if samplers > 1 and samplers_are_set:
         raise ConfigError(f"{part}.samplers = {samplers}: {why}; use --samplers 1, or leave it out")

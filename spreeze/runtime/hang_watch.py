@@ -13,9 +13,9 @@ from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.runtime.interrupts import Interrupts
 
 _STOP_S = 6.0
-"""For an environment to return after the run was asked to stop, as workers have it."""
+"""Time for an environment to return after a request to stop [s], equal to that of workers."""
 _GRACE_S = 2.0
-"""For its code to end by the error that is raised in it."""
+"""Time for its code to end after an error was raised in it [s]."""
 RUN = "run"
 """Name of the one process, in metrics and of its log."""
 
@@ -72,7 +72,7 @@ class HangWatch:
     def check(self) -> None:
         """Looks how long the latest call has lasted; called by another thread a few times a second."""
         now_s, calls, phase = AWAKE(), self._calls, self._phase
-        if self._asked_s is None and (self._interrupts.asked or self._stopping()):
+        if self._asked_s is None and (self._interrupts.stop_requested or self._stopping()):
             self._asked_s = now_s
         if phase is None or calls != self._seen:
             self._seen, self._seen_s, self._poked_s = calls, now_s, None
@@ -80,9 +80,11 @@ class HangWatch:
         silent_s = now_s - self._seen_s
         deadline_s = self._deadline_s[phase]
         if silent_s > deadline_s:
-            reason = f"no return within {deadline_s:g} s in phase {phase.name}{deadline_text(phase, deadline_s)}"
+            reason = (
+                f"it has not returned within {deadline_s:g} s in phase {phase.name}{deadline_text(phase, deadline_s)}"
+            )
         elif self._asked_s is not None and now_s - max(self._asked_s, self._seen_s) > _STOP_S:
-            reason = f"no return in phase {phase.name} within {_STOP_S:g} s after the run was asked to stop"
+            reason = f"it has not returned in phase {phase.name} within {_STOP_S:g} s after the request to stop"
         else:
             return
         if self._poked_s is None:

@@ -30,12 +30,12 @@ AT_ONCE = 130
 class Interrupts:
     """Counts requests to stop while the context lasts.
 
-    SIGHUP does not count: the run goes on when its terminal is closed. Shell and kernel both send it, and logouts and
+    SIGHUP does not count: the run continues when its terminal is closed. Shell and kernel both send it, and logouts and
     batch systems repeat SIGTERM, so only a second Ctrl-C means hurry. It ends this process whatever it does: in order
     if that takes no longer than seconds, else by force.
 
-    Ctrl-Z stops this process and all that it has started, SIGCONT lets them go on; the time between is no time of the
-    run (``machine.awake``). Writing to the terminal from the background stops nothing.
+    Ctrl-Z stops this process and all that it has started, SIGCONT lets them continue; the time between is no time of
+    the run (``machine.awake``). Writing to the terminal from the background stops nothing.
 
     No handler raises, except within ``abandonable`` and where ``on_signal`` does.
     """
@@ -46,7 +46,7 @@ class Interrupts:
         self.cause: str | None = None
         self.hung_up = False  # the terminal was closed
         self.on_stop: Callable[[], None] = lambda: None
-        """Called before Ctrl-Z stops this process, and after it goes on."""
+        """Called before Ctrl-Z stops this process, and after it continues."""
         self.on_tick: list[Callable[[], None]] = []
         """Called a few times a second by another thread than the main one."""
         self.on_signal: Callable[[], None] = lambda: None
@@ -93,7 +93,7 @@ class Interrupts:
         if self.urgent:
             self._urgent_s = self._urgent_s or time.monotonic()
             if self._guard is not None:
-                self._guard.tell(NOTICED)
+                self._guard.notify(NOTICED)
             if self._abandonable:
                 raise KeyboardInterrupt
             self.on_signal()
@@ -124,7 +124,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     @property
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """True if the run has to stop in order."""
         return self.count >= 1 or (self.stop_file is not None and self.stop_file.exists())
 
@@ -174,7 +174,7 @@ class Interrupts:
             self._place, self._place_s = place, now_s
         waited_s = now_s - self._urgent_s
         if waited_s > _LONGEST_S or (waited_s > _STUCK_S and now_s - self._place_s > _SAME_PLACE_S):
-            self.end_by_force("interrupted, and ended by force", AT_ONCE)
+            self.end_by_force("interrupted and killed", AT_ONCE)
 
     def end_by_force(self, reason: str, code: int) -> NoReturn:
         """Ends this process and all that it has started, whatever the main thread does."""
@@ -193,7 +193,7 @@ class Interrupts:
 
 
 def _place_of(thread: int) -> object:
-    """Where a thread is in the code: the same value again while it waits, or computes outside of Python."""
+    """Position of a thread in the code; unchanged while it waits, or computes outside of Python."""
     frame, place = sys._current_frames().get(thread), []
     while frame is not None:
         place.append((id(frame.f_code), frame.f_lasti))

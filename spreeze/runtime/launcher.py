@@ -34,7 +34,7 @@ _NAME = "SPREEZE_WORKER"
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """All that is needed to start or restart a worker."""
+    """Specification to start or restart a worker."""
 
     address: Address
     row: int  # of the status table
@@ -246,7 +246,7 @@ def log_path(run_dir: Path, name: str) -> Path:
 
 
 def begin_log(run_dir: Path, name: str, logs: LogKeeper | None) -> Log | KeptLog:
-    """The log of a process that is about to begin."""
+    """The log of a process that is about to start."""
     path = log_path(run_dir, name)
     kept = None if logs is None else logs.log(path)
     if kept is None:
@@ -256,7 +256,7 @@ def begin_log(run_dir: Path, name: str, logs: LogKeeper | None) -> Log | KeptLog
 
 
 def open_log(log: Log | KeptLog) -> IO[bytes]:
-    """Where a process writes for its log, or the null device if that cannot be opened."""
+    """Returns the file descriptor of a process's log, or of the null device if it cannot be opened."""
     try:
         return log.open() if isinstance(log, KeptLog) else open(log.path, "ab")
     except OSError:

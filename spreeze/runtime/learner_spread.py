@@ -1,4 +1,4 @@
-"""How far apart the learners of a run are that share what they learn, and which of them are slow."""
+"""Monitors the spread of learners that mix parameters, and which of them are slow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMED_S = 60.0
 
 def in_lockstep(plan: RunPlan) -> bool:
     """True if all learners mix at every update, as in Proposition 1."""
-    return plan.config.wiring.mixes and plan.config.gala.max_staleness == 0
+    return plan.config.data_flow.mixes_parameters and plan.config.gala.max_staleness == 0
 
 
 class LearnerSpread:
@@ -32,7 +32,7 @@ class LearnerSpread:
         self._memory = memory
         self._gala, self._learners = plan.config.gala, plan.learners
         self._beta = contraction(mixing_matrix(self._gala.topology, plan.learners))
-        self._gossips = plan.config.wiring.mixes and self._gala.mixing == "gossip"
+        self._gossips = plan.config.data_flow.mixes_parameters and self._gala.mixing == "gossip"
         self._lockstep = in_lockstep(plan)
         self._start = None if plan.earlier.sessions else 0.0
         self._past: deque[tuple[float, list[float]]] = deque()
@@ -56,7 +56,7 @@ class LearnerSpread:
     def _sizes(self) -> dict[str, float]:
         """The radius and its bounds; a bound is unknown where the learners do not gossip.
 
-        Both propositions begin with equal parameters. After a resume the radius that was measured first comes on top:
+        Both propositions start with equal parameters. After a resume the radius that was measured first comes on top:
         mixing never makes it larger.
         """
         memory, board = self._memory, self._memory.board
@@ -99,5 +99,5 @@ class LearnerSpread:
                 recorder.event(
                     "warning",
                     f"{Address('learner', learner).name} is slow: {rate:.3g} updates/s, "
-                    f"the others {others:.3g}; nobody waits for it{limit}",
+                    f"the others {others:.3g}; the others do not wait for it{limit}",
                 )

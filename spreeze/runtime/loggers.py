@@ -61,7 +61,7 @@ def check_sinks(names: Sequence[str]) -> None:
         if found is None or found.origin is None:  # a mere folder of that name, as W&B makes one
             raise ConfigError(
                 f"--log {name}: the package {name} is not installed; install it with: "
-                f"pip install -e '.[{name}]' (or pip install {name}), or log to none: --log ''"
+                f"pip install -e '.[{name}]' (or pip install {name}), or disable logging: --log ''"
             )
 
 
@@ -134,10 +134,10 @@ class Sink:
             self._put -= 1
             self.dropped += 1
             if self.dropped == 1:
-                self._on_event("warning", f"{self.name} does not keep up: its oldest rows are dropped")
+                self._on_event("warning", f"{self.name} does not keep up; the oldest rows are dropped")
         self._rows.append(json.dumps(row).encode() + b"\n")
         self._put += 1
-        self.look()
+        self.poll()
 
     def end(self, *, failed: bool) -> None:
         """Asks the sink to write what it has and to end; it is not ``open`` any more when it has."""
@@ -145,7 +145,7 @@ class Sink:
             self._limits_s, self._answered_s = (3.0 * CLOSE_S, CLOSE_S), AWAKE()
             self.put({"end": failed})
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Sends and reads what can be; switches the sink off if it failed or has been silent for too long."""
         if not self.open:
             return
@@ -211,8 +211,8 @@ class Sink:
         lost = self._put - self._done + self.dropped
         self._on_event(
             "warning",
-            f"{self.name} is off, the run goes on: {clean(why, 200)}; {lost} rows are lost to it "
-            f"(see logs/{self._log}.log)",
+            f"{self.name} is disabled; the run continues: {clean(why, 200)}; {lost} rows were not logged (see "
+            f"logs/{self._log}.log)",
         )
 
     def reap(self) -> None:
@@ -225,7 +225,7 @@ class Sink:
 
 
 class Loggers:
-    """All sinks of a run, with the methods of ``MetricsWriter``."""
+    """Metric sinks of a run, with the interface of ``MetricsWriter``."""
 
     def __init__(self, on_event: Callable[[str, str], None], table: MetricTable = TABLE) -> None:
         self._on_event, self._table = on_event, table
@@ -243,7 +243,9 @@ class Loggers:
             try:
                 self._sinks.append(Sink(opening, run_dir, self._on_event))
             except OSError as error:
-                self._on_event("warning", f"{name} is off, the run goes on: it could not be started: {error}")
+                self._on_event(
+                    "warning", f"{name} is disabled, because it could not be started; the run continues: {error}"
+                )
 
     def sample(self, t: float, step: int, values: Mapping[str, float]) -> None:
         """One sample of all metrics, if one is due; ``t`` is wall time of the run."""
@@ -251,12 +253,12 @@ class Loggers:
         if self._sinks and t >= self._next_s:
             self._next_s = t + min(t * _SHARE_OF_RUN, _MOST_BETWEEN_S)
             self.write(t, step, values)
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Reads what the sinks answer, and switches off those that do not."""
         for sink in self._sinks:
-            sink.look()
+            sink.poll()
 
     def write(self, t: float, step: int, values: Mapping[str, float]) -> None:
         self._put(t, step, values={self._tag(name): value for name, value in values.items()})
@@ -312,7 +314,7 @@ def end_all(sinks: list[Any], on_event: Callable[[str, str], None], *, failed: b
 
 
 def setting_values(plan: RunPlan) -> dict[str, Any]:
-    """Every setting of a run, as ``part.field`` -> value."""
+    """Every setting of a run, as ``section.field`` -> value."""
     return {
         f"{part}.{field}": list(value) if isinstance(value, tuple) else value
         for part, field, value in iterate(plan.config)

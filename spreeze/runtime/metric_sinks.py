@@ -1,4 +1,4 @@
-"""Where a run is logged beside its own directory: TensorBoard, Weights & Biases, MLflow.
+"""Metric sinks: TensorBoard, Weights & Biases, MLflow.
 
 Each sink runs in a process of its own, started by ``runtime.loggers``: what its library imports, how long it waits for
 a network, and whether it ever returns is nothing that the supervisor or another sink feels. The process gets one JSON
@@ -29,7 +29,7 @@ from spreeze.formatting import clean
 from spreeze.machine.processes import end_with_parent, leave_to_supervisor
 
 NICE = 15
-"""As the visualizer: what its library imports takes seconds of a core, which samplers and learner get first."""
+"""Niceness, equal to the visualizer's: the imports take seconds of a core."""
 _CLIP_LOOK_S = 5.0
 _MOST_CLIP_BYTES = 20_000_000
 _MOST_EVENTS = 500
@@ -48,7 +48,7 @@ class Opening(NamedTuple):
     project: str
     """Project of Weights & Biases, experiment of MLflow."""
     settings: dict[str, Any]
-    """``part.field`` -> value."""
+    """``section.field`` -> value."""
     facts: dict[str, str]
     """Machine, versions and the like, as text."""
     known: dict[str, str]
@@ -65,7 +65,7 @@ class Moment(NamedTuple):
     at_s: float
     """Seconds since 1970."""
     wall_s: float
-    """Seconds since the run began."""
+    """Seconds since the run started."""
     step: int
     """Env steps."""
 
@@ -78,7 +78,7 @@ class Tell(Protocol):
 
 
 class MetricSink(Protocol):
-    """Takes what the store takes. A method may raise anything: the sink is then switched off, and the run goes on."""
+    """Takes what the store takes. A method may raise anything: the sink is then switched off, and the run continues."""
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
         """The values of one time, all finite, by the name of their series."""
@@ -114,7 +114,7 @@ class TensorBoardSink:
         self._writer.add_text("facts", _table(opening.facts))
         tell(
             known={"folder": "tensorboard"},
-            event=("info", f"to watch: tensorboard --logdir {shlex.quote(str(opening.path.parent))}"),
+            event=("info", f"view it with tensorboard --logdir {shlex.quote(str(opening.path.parent))}"),
         )
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
@@ -143,7 +143,7 @@ class WandbSink:
         self._library: Any = wandb
         asked = os.environ.get("WANDB_MODE")
         default = str(getattr(self._library.Settings(), "base_url", ""))
-        mode, why = ("online", "") if _has_wandb_key(default) else ("offline", "no key was found")
+        mode, why = ("online", "") if _has_wandb_key(default) else ("offline", "no API key found")
         try:
             self._run = self._begun(opening, asked or mode)
         except Exception as error:
@@ -156,9 +156,9 @@ class WandbSink:
         tell(known={"id": str(self._run.id)})
         if why and not asked:
             folder = shlex.quote(str(Path(str(self._run.dir)).parent))
-            tell(event=("info", f"{why}, so the run is kept offline; to send it: wandb sync {folder}"))
+            tell(event=("info", f"{why}, so the run is stored offline; upload it with wandb sync {folder}"))
         elif getattr(self._run, "url", None):
-            tell(event=("info", f"to watch: {self._run.url}"))
+            tell(event=("info", f"view it at {self._run.url}"))
 
     def _begun(self, opening: Opening, mode: str) -> Any:
         known = opening.known.get("id", "")
@@ -213,7 +213,7 @@ class MlflowSink:
             self._client.log_artifact(self._run_id, str(opening.path / "config.toml"))
         tell(known={"run_id": self._run_id})
         if not where:  # an address may hold a password
-            tell(event=("info", f"to watch: mlflow ui --backend-store-uri {shlex.quote(f'sqlite:///{local}')}"))
+            tell(event=("info", f"view it with mlflow ui --backend-store-uri {shlex.quote(f'sqlite:///{local}')}"))
 
     def _continued(self, opening: Opening) -> str:
         """The id of the run's earlier sessions, running again; empty if there is none."""
@@ -271,7 +271,7 @@ SINKS: dict[str, Callable[[Opening, Tell], MetricSink]] = {
     "wandb": WandbSink,
     "mlflow": MlflowSink,
 }
-"""By the name in ``logging.sinks``, which is also that of the package and of the extra that installs it."""
+"""Sinks by their name in ``logging.sinks``, which is also that of package and extra."""
 
 
 def _has_wandb_key(default_url: str = "") -> bool:

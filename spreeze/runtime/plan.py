@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.config.algorithm_settings import AnyAgeConfig
+from spreeze.config.algorithm_settings import AsyncOnPolicyConfig
 from spreeze.config.layers import DEFAULT, Settings, toml_value
 from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config
@@ -55,7 +55,7 @@ class RunPlan:
     free_core: bool  # whether evaluator and visualizer have a core besides those of samplers and learner
     reasons: dict[str, str] = field(default_factory=dict)  # setting -> why it was chosen automatically
     earlier: EarlierSessions = EarlierSessions()
-    process_age_s: float = 0.0  # age of this process when the mode began, with imports and tuning
+    process_age_s: float = 0.0  # age of this process when the mode started, with imports and tuning
     inference_workers: int = 0  # processes that compute actions for samplers
     hosts: int = 0  # other hosts that there may be at a time; 0: the run has this machine alone
     host_shards: int = 0  # of replay, for the rows of all other hosts
@@ -67,25 +67,24 @@ class RunPlan:
     room: int | None = None  # environments of the evaluator at a time; None: as many as suit the task
     sampler_bytes: int = 0  # memory that the environments of one sampler take; 0: not known, or little
     start_s: float = 0.0  # time that an environment takes to start
-    asked: Settings | None = None  # ``settings`` before the mode or the hosts changed any for this session; None: equal
+    requested_settings: Settings | None = None  # before mode or hosts changed any for this session; None: equal
 
     def __post_init__(self) -> None:
         if self.spec.frames is not None and self.config.env.normalize_obs:
-            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
+            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; remove it")
         if self.config.stop.at_return and not self.config.evaluation.enabled:
             raise ConfigError(
-                f"stop.target_return = {self.config.stop.target_return:g}: no evaluation would reach it "
-                "with evaluation.enabled = false (--no-evaluator); leave one of them out"
+                f"stop.target_return = {self.config.stop.target_return:g}: it needs evaluations, but "
+                f"evaluation.enabled = false (--no-evaluator); remove one of them"
             )
         self._check_learners()
         if self.config.cluster.address is not None:
             self._check_cluster()
-        interval, in_turns = self.config.evaluation.interval_updates, self.config.wiring.in_turns
-        if interval is not None and not (in_turns and (self.config.on_policy is None or self.samplers == 1)):
+        interval, serial = self.config.evaluation.interval_updates, self.config.data_flow.serial
+        if interval is not None and not (serial and (self.config.on_policy is None or self.samplers == 1)):
             raise ConfigError(
-                f"evaluation.interval_updates = {interval}: in mode {self.config.run.mode} the evaluator "
-                "works beside the learner and takes the newest weights; use --mode serial with one "
-                "sampler, or leave it out"
+                f"evaluation.interval_updates = {interval}: in mode {self.config.run.mode} the evaluator runs in "
+                f"parallel with the learner; use --mode serial with one sampler, or remove it"
             )
         if self.config.on_policy is not None:
             self._check_rollout()
@@ -98,12 +97,12 @@ class RunPlan:
         if self.spec.frames is not None and config.replay.save:
             frames_gib = config.replay.capacity * self.layout.row_bytes / 2**30
             raise ConfigError(
-                f"replay.save = true: frames in replay take {frames_gib:.1f} GiB and are not stored; leave it out"
+                f"replay.save = true: frames in replay take {frames_gib:.1f} GiB and cannot be saved; remove it"
             )
         if config.learner.overlap and self.spec.choices is not None:
             raise ConfigError(
-                f"learner.overlap = true: it is for actor and critics of continuous actions, not for "
-                f"{config.run.algo} with discrete ones; leave it out"
+                f"learner.overlap = true: it needs an actor with continuous actions, unlike "
+                f"{config.run.algo} with discrete ones; remove it"
             )
         samplers = self.samplers_of(0)
         shards = samplers + self.host_shards
@@ -116,85 +115,89 @@ class RunPlan:
         if config.replay.learning_starts > config.replay.capacity:
             raise ConfigError(
                 f"replay.learning_starts = {config.replay.learning_starts} is above replay.capacity = "
-                f"{config.replay.capacity}: the first rows would be gone before learning begins; lower "
-                "it, or raise the capacity"
+                f"{config.replay.capacity}: the first rows would be overwritten before learning starts; lower it, "
+                f"or raise the capacity"
             )
 
     def _check_cluster(self) -> None:
         """Rejects other hosts where their rows cannot be used."""
         config = self.config
-        if config.wiring.other_learners:
+        if config.data_flow.other_learners:
             return
-        if not config.wiring.other_hosts:
+        if not config.data_flow.other_hosts:
             raise ConfigError(
-                f"--cluster: in mode {config.run.mode} other hosts cannot take part; use --mode spreeze "
-                "with an algorithm that has replay, --mode gala or tianji, or leave --cluster out"
+                f"--cluster: in mode {config.run.mode} other hosts cannot be used; use --mode spreeze "
+                "with an off-policy algorithm, --mode gala or tianji, or remove --cluster"
             )
         if self.learners > 1:
             raise ConfigError(
-                f"run.learners = {self.learners}: rows of other hosts go to one learner; leave it, or --cluster, out"
+                f"run.learners = {self.learners}: samplers on other hosts need a single learner; remove it, or "
+                f"--cluster"
             )
         if self.spec.frames is not None:
             raise ConfigError(
-                f"--cluster: {self.spec.env_id} observes images, whose frames are stored once and do not "
-                "travel; leave --cluster out"
+                f"--cluster: {self.spec.env_id} observes images, which are not supported on other hosts; remove "
+                f"--cluster"
             )
 
     def _check_learners(self) -> None:
         """Rejects several learners if the mode has one, or if their samplers are too few or not shared out evenly."""
         learners, run = self.learners, self.config.run
-        if learners > 1 and not self.config.wiring.several_learners:
+        if learners > 1 and not self.config.data_flow.several_learners:
             raise ConfigError(
-                f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; leave it "
-                "out, or use --mode spreeze for algorithms with replay, --mode gala for ppo and a2c"
+                f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; remove it, or use "
+                f"--mode spreeze for off-policy algorithms, --mode gala for ppo and a2c"
             )
         if learners > self.samplers:
             raise ConfigError(
-                f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = "
+                f"run.learners = {learners}: each needs its own sampler, but sampling.samplers = "
                 f"{self.samplers}; use --samplers {learners} or more"
             )
         self._check_hosts()
-        if not (self.config.wiring.mixes or (self.config.wiring.averages and self.config.on_policy is not None)):
+        if not (
+            self.config.data_flow.mixes_parameters
+            or (self.config.data_flow.averages_parameters and self.config.on_policy is not None)
+        ):
             return
         if self.samplers % learners:
             raise ConfigError(
-                f"--samplers {self.samplers}: {learners} learners that mix have as many each; use "
+                f"--samplers {self.samplers}: {learners} learners need equally many each; use "
                 f"--samplers {self.samplers // learners * learners}"
             )
         asked = "user" in (self.settings.sources.get(key) for key in ("gala.topology", "gala.mixing"))
         alone = learners == 1 and not self.spans_hosts
-        if alone and self.config.wiring.mixes and asked and not self.to_tune:
+        if alone and self.config.data_flow.mixes_parameters and asked and not self.to_tune:
             raise ConfigError(
                 f"gala.topology = {self.config.gala.topology}, gala.mixing = {self.config.gala.mixing}: "
-                "one learner has nobody to mix with; add --learners 2, or leave them out"
+                "a single learner has no neighbours; add --learners 2, or remove them"
             )
 
     def _check_rollout(self) -> None:
         """Rejects inconsistent settings of an on-policy run."""
         part = self.config.rollout
-        if part.inference_workers and self.config.wiring.free_running:
+        if part.inference_workers and self.config.data_flow.asynchronous:
             raise ConfigError(
                 f"rollout.inference_workers = {part.inference_workers}: in mode {self.config.run.mode} "
-                "samplers go at their own pace and infer for themselves; leave it out"
+                "samplers run the policy themselves; remove it"
             )
         if self.inference_workers and (self.learners > 1 or self.spans_hosts):
             raise ConfigError(
-                f"rollout.inference_workers = {self.inference_workers}: the samplers of "
-                "several learners infer for themselves; leave it out"
+                f"rollout.inference_workers = {self.inference_workers}: with several learners, samplers run the "
+                f"policy themselves; remove it"
             )
         if self.inference_workers > self.samplers:
             raise ConfigError(
                 f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} "
-                "samplers that they infer for; use at most as many"
+                "samplers; use at most as many"
             )
         if self.spec.frames is not None and self.spec.frames.options.get("episodic_life"):
             raise ConfigError(
-                f"image.episodic_life = true: {self.config.run.algo} begins each episode by a seed, and "
-                "so a new game at each lost life; leave it out, or take dqn"
+                f"image.episodic_life = true: {self.config.run.algo} seeds each episode and would start a new "
+                f"game after each lost life; remove it, or use dqn"
             )
         length = 1 if self.config.on_policy is None else self.config.on_policy.sequence_of(self.sync_interval)
         rows, minibatches = self.sync_interval // length * part.envs_per_sampler, self.minibatches  # of one sampler
-        if self.config.wiring.free_running and rows % minibatches:
+        if self.config.data_flow.asynchronous and rows % minibatches:
             what = "rows" if length == 1 else f"sequences of {length}"
             raise ConfigError(
                 f"a rollout has {rows} {what} (sync_interval {self.sync_interval} x {part.envs_per_sampler} "
@@ -207,10 +210,10 @@ class RunPlan:
                 f"learner.device = {learner.device}, learner.overlap = {str(learner.overlap).lower()}: "
                 f"{self.config.run.algo} has one network on one device"
             )
-        if learner.precision != "float32" and not self.config.wiring.free_running:
+        if learner.precision != "float32" and not self.config.data_flow.asynchronous:
             raise ConfigError(
-                f"learner.precision = {learner.precision}: mode {self.config.run.mode} learns in "
-                "float32, which its equal results rest on; leave it out"
+                f"learner.precision = {learner.precision}: mode {self.config.run.mode} learns in float32, so that "
+                f"results are reproducible; remove it"
             )
 
     @property
@@ -220,15 +223,16 @@ class RunPlan:
 
     def _check_hosts(self) -> None:
         """Rejects learners of other hosts where they cannot take part."""
-        wiring, gala = self.config.wiring, self.config.gala
-        if self.spans_hosts and wiring.mixes and (gala.mixing != "gossip" or gala.max_staleness == 0):
+        data_flow, gala = self.config.data_flow, self.config.gala
+        if self.spans_hosts and data_flow.mixes_parameters and (gala.mixing != "gossip" or gala.max_staleness == 0):
             raise ConfigError(
                 f"gala.mixing = {gala.mixing}, gala.max_staleness = {gala.max_staleness}: learners of "
-                "several hosts gossip, and never in lockstep; leave them out"
+                "several hosts gossip, but not in lockstep; remove them"
             )
         if 0 < self.all_learners <= self.learners:
             raise ConfigError(
-                f"cluster.learners = {self.all_learners}: this host alone has run.learners = {self.learners}; raise it"
+                f"cluster.learners = {self.all_learners}: this host already has run.learners = {self.learners}; "
+                f"raise it"
             )
 
     @property
@@ -261,7 +265,7 @@ class RunPlan:
         for key, source in sorted(self.settings.sources.items()):
             part, name = key.split(".")
             left = part in _OF_THIS_HOST or key in _OF_THIS_MACHINE or key in _WITH_FLAGS
-            value = getattr(config.parts().get(part), name, None)
+            value = getattr(config.sections().get(part), name, None)
             if source != DEFAULT and not left and value is not None:
                 flags += ["--set", f"{key}={toml_value(value)}"]
         return tuple(flags)
@@ -281,12 +285,12 @@ class RunPlan:
     @property
     def policies(self) -> int:
         """Policies that are published and evaluated; learners that mix have one, the mean of theirs."""
-        return 1 if self.config.wiring.mixes and self.config.gala.mixing != "none" else self.learners
+        return 1 if self.config.data_flow.mixes_parameters and self.config.gala.mixing != "none" else self.learners
 
     @property
     def lag(self) -> int | None:
         """Rollouts between the policy that collects and the one that learns from its data; None: off-policy."""
-        return self.config.wiring.lag
+        return self.config.data_flow.lag
 
     @property
     def rollout_envs(self) -> int:
@@ -318,7 +322,7 @@ class RunPlan:
         """Rows of one update."""
         if self.config.on_policy is None:
             return self.config.learner.batch_size
-        writers = self.samplers if self.config.wiring.free_running else 1
+        writers = self.samplers if self.config.data_flow.asynchronous else 1
         return self.rollout_spec().rows // (self.minibatches * writers)
 
     def rollout_spec(self) -> RolloutSpec:
@@ -326,14 +330,14 @@ class RunPlan:
         algorithm, samplers = self.config.on_policy, self.samplers // self.learners
         state_dim = 0 if algorithm is None else algorithm.state_dim
         spec = RolloutSpec.of(self.spec, self.sync_interval, self.rollout_envs, state_dim)
-        if not isinstance(algorithm, AnyAgeConfig):
+        if not isinstance(algorithm, AsyncOnPolicyConfig):
             return spec
         return dataclasses.replace(
             spec,
             num_slots=-(-algorithm.slots // samplers) + 1,
             max_uses=algorithm.uses,
             least_uses=algorithm.uses_before_overwrite,
-            free_running=True,
+            asynchronous=True,
             log_steps=1,
         )
 
@@ -350,7 +354,7 @@ class RunPlan:
         if self.config.on_policy is None:
             size_bytes = sum(self.ring_spec(group).size_bytes for group in range(self.learners))
             return "replay", size_bytes, "the replay capacity"
-        if self.config.wiring.free_running:
+        if self.config.data_flow.asynchronous:
             spec = self.rollout_spec()
             rows = spec.num_slots * spec.sync_interval * spec.num_envs
             # Logits, or means and standard deviations.

@@ -20,7 +20,7 @@ from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.runtime.launcher import FRESH, Launcher, RunContext, Worker, WorkerSpec
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
-from spreeze.workers.roles import ROLES, Address, Loss, RestartLimit, Role
+from spreeze.workers.roles import ROLES, Address, FailurePolicy, RestartLimit, Role
 
 _STOP_S = 6.0  # for a worker to end after it was asked to stop
 _LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
@@ -171,7 +171,7 @@ class ProcessSupervisor:
             )
         if silent_s > deadline_s:
             why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log" + (
-                f"; for an environment that takes longer to start: --start-deadline-s {2 * deadline_s:g}"
+                f"; for slow environments set --start-deadline-s {2 * deadline_s:g}"
                 if starts
                 else ""
                 if phase in _STARTING
@@ -181,7 +181,10 @@ class ProcessSupervisor:
             time.sleep(_STACK_S)
         elif look_at_memory and limit is not None and (used := tree_memory_bytes(process.pid)) > limit:
             # Before the system kills a process of its choice.
-            why = f"ended: it used {size(used)} of memory, its limit is {size(limit)} (does the environment leak?)"
+            why = (
+                f"terminated: it used {size(used)} of memory, above its limit of {size(limit)} "
+                "(does the environment leak memory?)"
+            )
         else:
             return []
         self._kill([handle])
@@ -237,11 +240,13 @@ class ProcessSupervisor:
         """Raises a WorkerError if the run cannot go on without the workers that are lost."""
         for role in ROLES.values():
             handles = [handle for handle in self.handles.values() if handle.spec.role is role]
-            for handle in handles if role.lost is Loss.ANY else ():
+            for handle in handles if role.on_loss is FailurePolicy.ANY else ():
                 if handle.restarts.given_up:
                     who = f"the {handle.spec.name}" if handle.spec.name == role.name else handle.spec.name
                     raise WorkerError(f"{who} failed {len(handle.failures)} times; the last: {handle.failures[-1]}")
-            for group in {handle.spec.address.group for handle in handles} if role.lost is Loss.MOST else ():
+            for group in (
+                {handle.spec.address.group for handle in handles} if role.on_loss is FailurePolicy.MOST else ()
+            ):
                 own = [handle for handle in handles if handle.spec.address.group == group]
                 lost = [handle for handle in own if handle.restarts.quarantined and handle.process is None]
                 if 2 * len(lost) > len(own):
@@ -304,7 +309,7 @@ class ProcessSupervisor:
         messages, phase = self._close(handle)
         if code != 0 and handle.spec.role.learns and phase is not Phase.DONE:
             how = "was left behind" if code is None else _exit_text(code, phase)
-            self.on_event("warning", f"{handle.spec.name} {how} while stopping; its last checkpoint counts")
+            self.on_event("warning", f"{handle.spec.name} {how} while stopping; its last checkpoint is used")
         return messages
 
 
@@ -323,7 +328,7 @@ def _exit_text(code: int, phase: Phase, oom_kills_before: int | None = None) -> 
         text = ending(code, oom_kills_before)
         return f"ended by {text.removeprefix('signal ') if 'SIG' in text else text} in phase {phase.name}"
     if code == 0:
-        return f"ended by itself (exit code 0) in phase {phase.name} without being asked to"
+        return f"exited unexpectedly (exit code 0) in phase {phase.name}"
     return f"ended with exit code {code} in phase {phase.name}"
 
 

@@ -39,7 +39,7 @@ _SAVING_S = 2.0  # between two reports on the last checkpoint while it is writte
 
 
 class View(Protocol):
-    """Shows a run while it goes on: the terminal, or nothing."""
+    """Shows a run while it continues: the terminal, or nothing."""
 
     def update(self, snapshot: Snapshot) -> None: ...
 
@@ -66,7 +66,7 @@ class Outcome:
     time_to_target_held_s: float | None = None  # of the first time that the mean of HELD in a row did
     restarts: int = 0
     env_errors: int | None = None  # exceptions that environments raised
-    rows_refused: int | None = None  # bad transitions that environments gave
+    transitions_rejected: int | None = None  # bad transitions that environments gave
     rows_stored: int | None = None  # transitions that reached replay in this session
     energy_per_million_steps_kj: float | None = None
     metrics_rows_lost: int = 0  # samples, events and others that could not be stored
@@ -100,7 +100,7 @@ class Recorder:
     def __init__(self, plan: RunPlan, run_dir: RunDir, view: View, table: MetricTable = TABLE) -> None:
         self._plan, self._run_dir, self._view, self._table = plan, run_dir, view, table
         self._store = MetricsWriter(run_dir.path / "metrics.db", table=table)
-        balanced = plan.config.wiring.balanced and plan.config.on_policy is None
+        balanced = plan.config.data_flow.balanced and plan.config.on_policy is None
         self.rates = Rates(
             plan.batch_size,
             table=table,
@@ -151,7 +151,7 @@ class Recorder:
         self._tell_trouble()
         if self._curve and not self._store_has_curve():
             self._store.evaluation(*self._curve)
-            self.event("info", f"metrics: {len(self._curve)} evaluations of earlier sessions come from eval.csv")
+            self.event("info", f"metrics: {len(self._curve)} evaluations of earlier sessions were read from eval.csv")
 
     def goes_on_from(self, env_steps: int) -> None:
         """The env steps of earlier sessions that count, where a part of them is collected again."""
@@ -161,7 +161,7 @@ class Recorder:
 
     @property
     def paused_s(self) -> float:
-        """How long this session was paused, stopped (Ctrl-Z) or asleep with its machine."""
+        """Time that this session was paused, stopped (Ctrl-Z), or asleep with the machine [s]."""
         AWAKE()  # notices the latest sleep
         return self._held_s + self._slept_s
 
@@ -171,7 +171,7 @@ class Recorder:
 
     @property
     def session_s(self) -> float:
-        """Time since this session began, without pauses and sleep."""
+        """Time since this session started, without pauses and sleep."""
         paused_s = self.paused_s
         return time.monotonic() - self.started_s - paused_s
 
@@ -194,7 +194,7 @@ class Recorder:
         return True  # what it has is unknown
 
     def _tell_trouble(self) -> None:
-        """Reports what happened to the metrics' file, and that figures of a GPU are missing or there again."""
+        """Reports what happened to the metrics' file, and that GPU metrics are missing or there again."""
         for level, text in self._store.reports():
             self.event(level, text)
             if level == "warning":
@@ -205,15 +205,15 @@ class Recorder:
             self._gpu_troubles += 1
             if is_power_of_ten(self._gpu_troubles):
                 times = "" if self._gpu_troubles == 1 else f" (for the {self._gpu_troubles}th time)"
-                self.event("warning", f"figures of a GPU are missing{times}: {trouble}")
+                self.event("warning", f"GPU metrics are missing{times}: {trouble}")
         elif trouble is None and before is not None and is_power_of_ten(self._gpu_troubles):
-            self.event("info", "the figures of the GPU are there again")
+            self.event("info", "GPU metrics are available again")
 
-    def hold(self, goes_on: Callable[[], bool]) -> None:
+    def wait_while_paused(self, goes_on: Callable[[], bool]) -> None:
         """Waits while ``control/pause`` exists and ``goes_on()``; no clock of the run counts this time."""
-        self.event("info", "paused: processes, replay and networks stay, the cores are free")
+        self.event("info", "paused: all processes are suspended, replay and networks stay in memory")
         start_s, before_s, next_state_s = AWAKE(), self._held_s, 0.0
-        while self._run_dir.asked("pause") and goes_on():
+        while self._run_dir.requested("pause") and goes_on():
             self._held_s = before_s + AWAKE() - start_s
             if time.monotonic() >= next_state_s:
                 next_state_s = time.monotonic() + _STATE_S
@@ -226,28 +226,25 @@ class Recorder:
         self.event("info", f"resumed after a pause of {self._held_s - before_s:.1f} s")
 
     def _tell_sleep(self) -> None:
-        """Reports that the run did not go on for a while."""
+        """Reports that the run did not continue for a while."""
         if (slept_s := self._slept_s - self._slept_told_s) >= _SLEEP_TOLD_S:
             self._slept_told_s = self._slept_s
-            self.event(
-                "info",
-                f"goes on after {slept_s:.0f} s in which it was stopped, or the machine slept: no time of the run",
-            )
+            self.event("info", f"resumed after {slept_s:.0f} s of suspension, which do not count as training time")
 
-    def hung_up(self) -> None:
+    def report_sighup(self) -> None:
         """Reports once that the terminal was closed, which does not end the run."""
         if not self._hung_up:
             self._hung_up = True
             self.event(
                 "info",
-                "the terminal was closed (SIGHUP): the run goes on without it; to end it: "
-                f"python -m spreeze runs stop {self._run_dir.path.absolute()}",
+                "the terminal was closed (SIGHUP): the run continues; stop it with python -m spreeze runs stop "
+                f"{self._run_dir.path.absolute()}",
             )
 
     def saving(self, left_bytes: int) -> None:
         """Shows now and then how much of the last checkpoints is left, while the run waits only for these.
 
-        ``left_bytes`` is 0 before writing begins, and when almost done.
+        ``left_bytes`` is 0 before writing starts, and when almost done.
         """
         now = time.monotonic()
         if now < self._next_saving_s:
@@ -258,7 +255,7 @@ class Recorder:
         if not self._saving_said:
             self._saving_said = True
             left = f", {size(left_bytes)} left to write and check" if left_bytes else ""
-            self.event("info", f"the run ends when its last checkpoint is written{left}; press Ctrl-C again to skip it")
+            self.event("info", f"waiting for the last checkpoint{left}; press Ctrl-C again to skip it")
         state = f"stopping, {size(left_bytes)} of checkpoint left" if left_bytes else "stopping"
         self._view.update(self.snapshot(state))
         self._run_dir.write_state(state="stopping", checkpoint_left_bytes=left_bytes)
@@ -327,9 +324,7 @@ class Recorder:
         outcome.eval_episodes_lost = int(record.get("episodes_lost") or 0)
         if outcome.eval_episodes_cut:
             self.event(
-                "info",
-                f"final evaluation: {outcome.eval_episodes} of {asked} episodes, "
-                "the others would have taken too long; only whole rounds count",
+                "info", f"final evaluation: {outcome.eval_episodes} of {asked} episodes, the others would take too long"
             )
         order = (group, record.get("epoch"), record.get("version"))
         if final and order == self._evaluated:
@@ -359,7 +354,7 @@ class Recorder:
             outcome.time_to_target_s = self._age_at_start_s + self.session_s
             self.event("info", f"target return {stop.target_return:g} reached: {told}")
         else:
-            self.event("info", f"target return {stop.target_return:g} not confirmed: {told} from fresh starts")
+            self.event("info", f"target return {stop.target_return:g} not confirmed: {told} on fresh seeds")
 
     def _write(self, t: float, step: int, values: dict[str, float]) -> None:
         self._store.write(t, step, values)
@@ -391,9 +386,7 @@ class Recorder:
         outcome.eval_final_evaluations = min(len(curve), POLICIES)
 
     def no_final_evaluation(self, budget_s: float) -> None:
-        self.event(
-            "info", f"no full set of episodes ended within {budget_s:.0f} s; the last score during training counts"
-        )
+        self.event("info", f"no complete evaluation within {budget_s:.0f} s; using the last evaluation during training")
 
     def sample(
         self,
@@ -473,9 +466,7 @@ class Recorder:
         self._told_unevaluated += unevaluated
         if unevaluated and is_power_of_ten(self._told_unevaluated):
             self.event(
-                "warning",
-                f"nobody evaluates until the evaluator is started again, so the target return of "
-                f"{stop.target_return:g} cannot end the run meanwhile",
+                "warning", f"without an evaluator, the target return of {stop.target_return:g} cannot stop the run"
             )
 
     def snapshot(self, state: str) -> Snapshot:
@@ -491,9 +482,9 @@ class Recorder:
         }
         bare = snapshot_of(
             run,
-            {name: vars(part) for name, part in plan.config.parts().items()},
+            {name: vars(part) for name, part in plan.config.sections().items()},
             self._metrics,
-            plan.config.wiring,
+            plan.config.data_flow,
             state=state,
             table=self._table,
             samplers_wanted=plan.samplers,
@@ -511,7 +502,7 @@ class Recorder:
     def stop_reason(self) -> str | None:
         """The stop condition that is met, or None."""
         stop, reading = self._plan.config.stop, self.reading
-        if self._run_dir.asked("stop"):
+        if self._run_dir.requested("stop"):
             return "stop request"
         if self._target_reached or (stop.target_evaluations == 1 and self.outcome.time_to_target_s is not None):
             return "target_return"
@@ -537,9 +528,9 @@ class Recorder:
         outcome.policy_lag_mean = self._lag_sum / self._lag_count if self._lag_count else None
         outcome.episodes = int(metrics.get("episodes") or 0)
         outcome.restarts = restarts
-        errors, refused = metrics.get("env_errors"), metrics.get("rows_refused")
+        errors, refused = metrics.get("env_errors"), metrics.get("transitions_rejected")
         outcome.env_errors = None if errors is None else int(errors)
-        outcome.rows_refused = None if refused is None else int(refused)
+        outcome.transitions_rejected = None if refused is None else int(refused)
         if self.reading is not None and self._plan.config.on_policy is None:
             outcome.rows_stored = self.reading.inserted - (self._inserted_before or 0)
         if outcome.error and self.first_error:
@@ -563,7 +554,7 @@ class Recorder:
         self.outcome.metrics_rows_lost = self._store.rows_dropped
         if self._store.rows_dropped:
             self._view.note(
-                f"warning: {self._store.rows_dropped:,} rows of metrics of this session are lost: "
+                f"warning: {self._store.rows_dropped:,} rows of metrics were lost in this session: "
                 f"{self.outcome.metrics_trouble}"
             )
 
@@ -660,13 +651,13 @@ _RATE_WINDOW_S = 3.0
 
 @dataclass(frozen=True)
 class GroupSample:
-    """All counters of one group at one time."""
+    """Counters of one group at one time."""
 
     samplers: tuple[dict[str, float], ...]
     learner: dict[str, float]
     inserted: int  # transitions written since the ring was made
-    baseline_inserted: int  # value of inserted when learning began; -1 before
-    sampled: int  # transitions drawn since learning began
+    baseline_inserted: int  # value of inserted when learning started; -1 before
+    sampled: int  # transitions drawn since learning started
     inference_workers: tuple[dict[str, float], ...] = ()
     hosts: tuple[dict[str, float], ...] = ()  # other hosts, each with the slots of its samplers together and its own
 
@@ -693,7 +684,7 @@ class GroupSample:
 
 @dataclass(frozen=True)
 class CounterSample:
-    """All counters at one time, group by group."""
+    """Counters of all groups at one time."""
 
     t_s: float
     groups: tuple[GroupSample, ...]
@@ -729,7 +720,7 @@ class Rates:
     batch_size: int
     warmup_s: float = 1.0  # after the first update, left out of steady-state rates
     table: MetricTable = TABLE
-    restores: bool = False  # a learner's counters may begin at those of a checkpoint: after a resume or a restart
+    restores: bool = False  # a learner's counters may start at those of a checkpoint: after a resume or a restart
     balanced_rows: int | None = None  # that replay can hold, where consumption and production are balanced
     _window: deque[CounterSample] = field(default_factory=deque)
     learning_began_s: float | None = None
@@ -829,7 +820,7 @@ def split_names(*, on_policy: bool, inference_workers: bool) -> tuple[str, ...]:
 
 
 def samples_per_insert(groups: _Groups) -> float | None:
-    """Transitions drawn / transitions inserted, since learning began; None before."""
+    """Transitions drawn / transitions inserted, since learning started; None before."""
     begun = [group for group in groups if group.baseline_inserted >= 0]
     inserts = sum(group.inserted - group.baseline_inserted for group in begun)
     return sum(group.sampled for group in begun) / inserts if inserts > 0 else None

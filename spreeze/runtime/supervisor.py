@@ -123,7 +123,7 @@ class _Supervisor:
     ) -> None:
         self._run_dir, self._recorder, self._interrupts, self._run = run_dir, recorder, interrupts, run
         self._governing: GovernorLoop | None = None
-        if plan.config.tuning.govern and any(spec.role.rests for spec in run.specs.values()):
+        if plan.config.tuning.govern and any(spec.role.pausable for spec in run.specs.values()):
             self._governing = GovernorLoop(plan, run.status, recorder.event)
         run_context = RunContext(
             run_dir=run_dir.path,
@@ -168,7 +168,7 @@ class _Supervisor:
         outcome = self._recorder.outcome
         try:
             while True:
-                if self._run_dir.asked("pause"):
+                if self._run_dir.requested("pause"):
                     self._pause()
                 self._handle(self._workers.wait(_LOOK_S))
                 self._handle(self._workers.watch())
@@ -192,27 +192,27 @@ class _Supervisor:
         """Stops all processes of the workers where they are, and continues them when the pause is over."""
         self._workers.signal_all(signal.SIGSTOP)
         try:
-            self._recorder.hold(lambda: self._stop_reason() is None)
+            self._recorder.wait_while_paused(lambda: self._stop_reason() is None)
         finally:
             self._run.status.header[words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
             self._workers.signal_all(signal.SIGCONT)
 
-    def _obey(self) -> None:
+    def _handle_requests(self) -> None:
         """Passes on what the user asks of a live run."""
         header, governing = self._run.status.header, self._governing
         for name, word in (("evaluate", words.EVALUATIONS_ASKED), ("checkpoint", words.CHECKPOINTS_ASKED)):
-            if self._run_dir.take(name) is not None:
+            if self._run_dir.take_request(name) is not None:
                 header[word] += 1
         began_s = self._recorder.rates.learning_began_s
         first = not self._timeline.recorded and began_s is not None and time.monotonic() - began_s >= FIRST_S
-        if self._run_dir.take("timeline") is not None or first:
+        if self._run_dir.take_request("timeline") is not None or first:
             self._timeline.begin()
         self._env_args.look()
         header[words.ENV_ARGS] = self._env_args.version
         header[words.EPISODES_TOLD] = int(self._recorder.callbacks.wants_episodes)
-        text = self._run_dir.take("leave-free")
+        text = self._run_dir.take_request("leave-free")
         if text is not None and governing is None:
-            self._recorder.event("warning", "leave-free: no governor watches this run, so nothing changes")
+            self._recorder.event("warning", "leave-free: this run has no CPU governor, so nothing changes")
         elif text is not None and governing is not None:
             try:
                 share = TuningConfig(leave_free=float(text)).leave_free
@@ -221,10 +221,10 @@ class _Supervisor:
                 return
             governing.leave_free(share)
             self._run_dir.write_state(leave_free=share)
-            self._recorder.event("info", f"{percent(share)} of the usable cores stay with your other programs")
+            self._recorder.event("info", f"{percent(share)} of the usable cores are left free for other programs")
 
     def _read(self) -> CounterSample:
-        """All counters of the run."""
+        """Returns the counters of the run."""
         found = self._run.read()
         if self._run.spread is None:
             return found
@@ -243,7 +243,7 @@ class _Supervisor:
             try:
                 self._workers.add(self._run.specs["visualizer"])
             except OSError as error:  # never a reason to end the run
-                self._recorder.event("warning", f"no pictures: the visualizer could not be started: {error}")
+                self._recorder.event("warning", f"the visualizer could not be started: {error}")
 
     def stop(self) -> None:
         """Ends the workers and takes the last sample. All workers have ended when this returns."""
@@ -273,7 +273,7 @@ class _Supervisor:
 
     def _report_hang_up(self) -> None:
         if self._interrupts.hung_up:
-            self._recorder.hung_up()
+            self._recorder.report_sighup()
 
     def _stop_reason(self) -> str | None:
         if self._interrupts.count:
@@ -308,7 +308,7 @@ class _Supervisor:
         self._recorder.first_error = self._workers.first_error
         reading, pids = self._read(), self._workers.pids()
         governing = self._governing
-        governed = governing.look(reading, {**pids, "supervisor": os.getpid()}) if governing else {}
+        governed = governing.update(reading, {**pids, "supervisor": os.getpid()}) if governing else {}
         self._recorder.evaluates(not self._workers.keeps_failing("evaluator"))
         self._recorder.sample(
             reading,
@@ -317,8 +317,8 @@ class _Supervisor:
             samplers_alive=sum(self._workers.alive(role) for role in ROLES.values() if role.steps),
             governed=governed,
         )
-        self._run.status.header[words.VISUALIZER_PAUSED] = int(self._run_dir.asked("pause-visualizer"))
-        self._obey()
+        self._run.status.header[words.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))
+        self._handle_requests()
 
 
 def _final_evaluation(
@@ -354,7 +354,7 @@ def _final_evaluation(
             )
         mark(process.pid, run_dir.nonce)
     except OSError as error:  # no reason to fail a run that has ended well
-        on_event("warning", f"the last evaluation could not be started: {error}")
+        on_event("warning", f"the final evaluation could not be started: {error}")
         return None
     assert process.stdout is not None
     asked, deadline, answer = interrupts.count, AWAKE() + budget_s + 2.0, b""
@@ -369,7 +369,7 @@ def _final_evaluation(
                 deadline = min(deadline, AWAKE() + CLOSING_S)
         killed = process.poll() is None
         if killed and kill_and_wait(process) is None:
-            on_event("error", left_behind("the last evaluation", process.pid))
+            on_event("error", left_behind("the final evaluation", process.pid))
         end_orphans(run_dir.nonce)
         if readable([pipe.fileno()], 0.0):
             answer += os.read(pipe.fileno(), 65536)
@@ -381,5 +381,5 @@ def _final_evaluation(
         return _final_evaluation(run_dir, plan, budget_s, interrupts, on_event, logs)
     if not killed and process.returncode:
         why = ": ".join(filter(None, (ending(process.returncode, kills), words.last_words)))
-        on_event("warning", f"the last evaluation failed: {why}")
+        on_event("warning", f"the final evaluation failed: {why}")
     return None

@@ -15,7 +15,7 @@ from spreeze.transport.status_table import StatusTable
 
 LENGTH_S = 0.25
 FIRST_S = 10.0
-"""Learning time after which the first one is recorded without being asked for."""
+"""Learning time after which the first one is recorded without being requested."""
 _MOST_PARTS = 400
 """Parts of one worker that are kept: the latest."""
 

@@ -39,7 +39,11 @@ class TurnLauncher(Launcher):
         self.interrupts = interrupts
         self.silent_s = max(_LEAST_SILENT_S, sampling.step_deadline_s) + _MARGIN_S
         self.watch = HangWatch(
-            interrupts, run_dir.path, sampling.step_deadline_s, lambda: run_dir.asked("stop"), sampling.start_deadline_s
+            interrupts,
+            run_dir.path,
+            sampling.step_deadline_s,
+            lambda: run_dir.requested("stop"),
+            sampling.start_deadline_s,
         )
         self.has_news = False
         """True since a worker has sent a message or ended."""
@@ -92,7 +96,7 @@ class TurnedWorker(Worker):
         self._code: int | None = None
         job = with_own_descriptors(spec.job)
         self._turns: Iterator[None] = load_named(job.code)(self._context, job)
-        self._context.beat(Phase.INIT)
+        self._context.heartbeat(Phase.INIT)
 
     @property
     def pid(self) -> int:
@@ -108,7 +112,7 @@ class TurnedWorker(Worker):
         try:
             next(self._turns)
         except StopIteration:
-            self._context.beat(Phase.DONE)
+            self._context.heartbeat(Phase.DONE)
             self._end(0)
         except KeyboardInterrupt:  # a second Ctrl-C, in an environment's code
             self._end(-signal.SIGINT)
@@ -144,7 +148,7 @@ class TurnedWorker(Worker):
 class TurnContext(WorkerContext):
     """The view that a worker has of its run where it takes turns."""
 
-    in_turns = True
+    serial = True
 
     def __init__(self, worker: TurnedWorker, run_context: RunContext, launcher: TurnLauncher, message_fd: int) -> None:
         spec, self._launcher = worker.spec, launcher
@@ -152,8 +156,8 @@ class TurnContext(WorkerContext):
         super().__init__(spec.address, status, spec.row, message_fd, run_context.run_dir / "errors")
         self._has_envs = spec.role.has_envs
 
-    def beat(self, phase: Phase) -> None:
-        super().beat(phase)
+    def heartbeat(self, phase: Phase) -> None:
+        super().heartbeat(phase)
         if self._has_envs and phase in _IN_ENVIRONMENT:
             self._launcher.watch.note(phase)
         else:
@@ -179,6 +183,6 @@ class TurnContext(WorkerContext):
             ResourceError: it is given up.
         """
         if left_bytes and self._launcher.interrupts.urgent:
-            raise ResourceError("given up by a second Ctrl-C")
+            raise ResourceError("skipped by a second Ctrl-C")
         super().saving(left_bytes)
         self._launcher.meanwhile()

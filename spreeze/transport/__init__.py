@@ -1,42 +1,39 @@
-"""Shared memory, files, sockets and arithmetic between processes; knows no algorithm and no environment.
+"""Communication between processes: shared memory, files, sockets. Independent of algorithms and environments.
 
-*Interfaces.* Samplers write into a ``TransitionSink`` or a ``RolloutSink``, learners read from a ``BatchSource`` or a
+*Interfaces.* Samplers write to a ``TransitionSink`` or ``RolloutSink``, learners read from a ``BatchSource`` or
 ``RolloutReader``, and parameters go from a ``ParameterPublisher`` to a ``ParameterSource``: see ``protocols``. A new
-transport is one more class and one more line in the tests' tables of implementations.
+transport is one more class, and one more line in the contract tests.
 
-*Channels.* The supervisor creates them, so they outlive every worker; a job carries a ``handle`` of each to its worker,
-which attaches to it (``handles``). What a process inherits follows from the handles of its job.
+*Channels.* The supervisor creates all channels, so they outlive every worker. A job contains a ``handle`` of each one,
+to which its worker attaches (``handles``); the descriptors that a process inherits follow from these handles.
 
-*Nothing can hang on a dead process.* Processes share only memory, files, pipes, sockets and exit codes.
-``multiprocessing`` locks, events and queues can hang forever after their holder or waiter gets a SIGKILL, so none is
-used. Shared memory has no name and is freed with the last process that holds it.
+*A dead process never blocks another one.* Processes share only memory, files, pipes, sockets and exit codes:
+``multiprocessing`` locks, events and queues can block forever after a SIGKILL. Shared memory is anonymous and is freed
+with the last process that maps it.
 
-*The replay ring* has one shard per sampler. A writer announces what it is about to overwrite, writes rows in place, and
-publishes last. The reader copies, checks again, and redraws rows that may have been overwritten. The protocol is
-model-checked over every interleaving with a crash at every step; the check catches three plausible mistakes. It relies
-on the store order of x86-64; other processors take a file lock per shard. Rows older than the whole capacity are left
-out, so the shard of a retired sampler fades as it would in one common ring. All of the capacity can be drawn where
-samplers write at the same rate; a faster sampler keeps less of its past, since its shard is no larger.
+*The replay ring* has one shard per sampler. A writer announces the rows that it will overwrite, writes them in place,
+and publishes them last. The reader copies rows, checks them again, and redraws those that may have been overwritten.
+This protocol is model-checked over all interleavings, with a crash at every step. It relies on the store order of
+x86-64; on other processors each shard has a file lock. Rows older than the total capacity are not drawn, so the shard
+of a retired sampler fades out. A sampler that is faster than others keeps less of its past.
 
-*Samples per insert* is a band; ``rate_limiter`` proves that it cannot deadlock. The default is 8:512. Large-batch
-asynchronous systems run at 16 to 32, classic SAC at 256; trainers in between needed the same number of updates on the
-tasks measured for this design. So the learner is practically never slowed, and samplers wait only where they would
-write more than one row for eight drawn. A resume or a restarted learner resets the count.
+*Samples per insert* is kept within bounds by ``rate_limiter``, without deadlocks. With the default, 8:512, the learner
+is practically never slowed down, and samplers wait only if they would insert more than one row per eight drawn. A
+resume or a restarted learner resets the count.
 
-*Images.* Replay holds each frame once, as bytes: 7,080 bytes per transition of 84 x 84, where two stacks of four would
-take 56,448. A draw follows its environment's rows back to rebuild both stacks; the first frame of an episode stands in
-for the frames before it. Checkpoints hold no frames.
+*Images.* Replay stores each frame once, as bytes: 7,080 bytes per transition of 84 x 84 instead of 56,448 for two
+stacks of four. Drawing a transition reassembles both stacks from earlier rows of its environment; at the start of an
+episode the first frame is repeated. Checkpoints contain no frames.
 
-*Rollouts* lie in N slots, rollout j in slot j mod N. HTS-RL has two, and its learner paces the samplers. In a circular
-buffer like that of IMPACT they wait only for bounds on a rollout's uses: a reader has K of each at most, and a writer
-may wait for some before it overwrites one. One counter per environment, stored last, tells which rows are complete,
-which are overwritten next, and where a restarted sampler continues. This is model-checked like the ring.
+*Rollouts* are stored in N slots, rollout j in slot j mod N. HTS-RL has two slots, and its learner paces the samplers.
+In a circular buffer as in IMPACT, samplers wait only for bounds on uses: a reader may use a rollout at most K times,
+and a writer may have to wait for a minimum before it overwrites one. One counter per environment, stored last, tells
+which rows are complete, and where a restarted sampler continues. This protocol is model-checked, too.
 
-*Between learners* parameters go through slots in shared memory (``Gossip``). Each host has slots for the learners of
-all hosts, which a process of its own keeps equal to the other hosts', so that no learner waits for a network.
+*Between learners*, parameters go through shared memory, or between hosts through ``gloo_gossip`` in its own threads, so
+that learners never wait for the network. Both implement ``Gossip``, with the same contract test.
 
-*Weights* travel as immutable files and an atomically replaced pointer; thanks to a hint in shared memory, a check for
-new weights costs one load. Every score and every clip belongs to one version of the weights. Where the policy is an
-average of many weights (``policy_average``), its file holds the newest ones too, for the samplers.
-On-policy modes pass their policies through slots in memory, without a file.
+*Weights* are immutable files with an atomically replaced pointer; a hint in shared memory makes the check for new
+weights a single load. Each evaluation and each clip belongs to one version of the weights. With ``policy_average``, a
+file contains both the averaged and the newest weights. On-policy modes pass policies through shared memory instead.
 """

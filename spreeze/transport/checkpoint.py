@@ -78,7 +78,7 @@ class CheckpointStore:
         if free < 2 * needed:
             raise ResourceError(
                 f"checkpoint needs {2 * needed} bytes free in {self.directory}, {free} are available; "
-                "free some space or save without replay"
+                "free some disk space or save without replay"
             )
         temp = self.directory / files.temp_name()
         try:
@@ -171,7 +171,7 @@ class CheckpointStore:
                 skipped.append(str(error))
         if skipped:
             raise CheckpointError(
-                f"no checkpoint in {self.directory} verifies ({'; '.join(skipped)}); start a new run instead"
+                f"no valid checkpoint in {self.directory} ({'; '.join(skipped)}); start a new run instead"
             )
         return None
 
@@ -188,12 +188,12 @@ def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
             raise ValueError(f"format {manifest['format_version']!r}, this version reads {FORMAT_VERSION}")
         name = _NAME.match(path.name)
         if name is not None and _order(name)[:2] != (manifest["epoch"], manifest["updates"]):
-            raise ValueError("the manifest is that of another checkpoint")
+            raise ValueError("the manifest belongs to another checkpoint")
         names = [_TENSORS, _STATE] + ([_REPLAY] if manifest["replay_saved"] else [])
         for file in names:
             entry, size_bytes = manifest["files"][file], (path / file).stat().st_size
             if size_bytes != entry["bytes"]:
-                raise ValueError(f"{file} has {size_bytes} bytes, the manifest says {entry['bytes']}")
+                raise ValueError(f"{file} has {size_bytes} bytes, expected {entry['bytes']}")
             if files.sha256_of_file(path / file) != entry["sha256"]:
                 raise ValueError(f"{file} does not match its hash")
         tensors = safetensors_numpy.load(files.read_bytes(path / _TENSORS, _MAX_BYTES))
@@ -214,7 +214,7 @@ def newest_state(directory: Path) -> tuple[int, dict[str, Any]] | None:
             manifest = json.loads(files.read_bytes(path / _MANIFEST, _MAX_MANIFEST_BYTES))
             for name, entry in manifest["files"].items():
                 if (path / Path(name).name).stat().st_size != entry["bytes"]:
-                    raise ValueError(f"{name} is not what was written")
+                    raise ValueError(f"{name} differs from what was written")
             if files.sha256_of_file(path / _STATE) != manifest["files"][_STATE]["sha256"]:
                 raise ValueError("the state does not match its hash")
             state = dict(json.loads(files.read_bytes(path / _STATE, _MAX_BYTES)))
@@ -245,7 +245,7 @@ def dump_replay(ring: ReplayRing, path: Path, on_written: Callable[[int], None] 
     """Writes all readable rows into a safetensors file, oldest block first; returns their number.
 
     The file is synced piece by piece and completely when this returns. ``on_written`` gets the number of bytes of each
-    block (for a heartbeat). Samplers may go on writing: rows that they overwrite meanwhile are left out.
+    block (for a heartbeat). Samplers may continue writing: rows that they overwrite in the meantime are left out.
     """
     blocks = sorted(block for shard in range(ring.spec.num_shards) for block in _blocks(ring, shard))
     counts: list[tuple[int, int]] = []
@@ -301,7 +301,7 @@ def _blocks(ring: ReplayRing, shard: int) -> list[_Block]:
 
 
 def _copy(ring: ReplayRing, block: _Block) -> np.ndarray:
-    """A copy of a block's rows [n, W] without those that may have been overwritten meanwhile."""
+    """A copy of a block's rows [n, W] without those that may have been overwritten in the meantime."""
     spec = ring.spec
     start = block.shard * spec.stride_rows + block.first % spec.rows_per_shard
     with ring.shard_locks(block.shard, block.shard):

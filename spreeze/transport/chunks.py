@@ -1,8 +1,8 @@
 """Chunks: rows of another host on their way to this one, sealed, numbered, and stored exactly once.
 
-Samplers of the other host write into a ring of their own, out of which a ``RowOutlet`` takes chunks of up to 4 MB. Rows
-are numbered since that ring was made; the ring's random ``epoch`` tells it from its predecessors. A ``Ledger`` on the
-learner's side admits each row at most once, by (host, epoch, number), and counts what a gap says is lost.
+Samplers of the other host write into a ring of their own, out of which a ``RowReader`` takes chunks of up to 4 MB. Rows
+are numbered since that ring was made; the ring's random ``epoch`` tells it from its predecessors. A ``SequenceTracker``
+on the learner's side admits each row at most once, by (host, epoch, number), and counts what a gap says is lost.
 
 *Back-pressure.* The samplers' own rate limiter holds them back: the outlet gives it as "sampled" the number of the
 last row that they may write. That is as far as the learner's side allows, and never so far that a row which was not
@@ -35,10 +35,10 @@ _MOST_FACTS_BYTES = 1 << 16
 _HEAD = struct.Struct("<8sqqII")  # magic, epoch, number of the first row, rows, bytes of facts
 _MAGIC = b"SPCHUNK\x01"
 _ALIGNMENT = 16
-"""Rows begin at a multiple of it in a message, since facts end in as many blanks as that takes."""
+"""Rows start at a multiple of it in a message, since facts end in as many blanks as that takes."""
 
 
-def seal(secret: bytes, kind: bytes, *parts: bytes | memoryview) -> bytes:
+def sign(secret: bytes, kind: bytes, *parts: bytes | memoryview) -> bytes:
     """The parts as one message that only who knows the secret can make; ``kind`` tells it from other messages."""
     proof = hmac.new(secret, kind + b"\0", "sha256")
     for part in parts:
@@ -46,7 +46,7 @@ def seal(secret: bytes, kind: bytes, *parts: bytes | memoryview) -> bytes:
     return b"".join((proof.digest(), *parts))
 
 
-def unseal(secret: bytes, kind: bytes, message: bytes) -> memoryview:
+def verify(secret: bytes, kind: bytes, message: bytes) -> memoryview:
     """Sealed content; a TransportError if it is of another kind, another run, or damaged."""
     view = memoryview(message)
     proof = hmac.new(secret, kind + b"\0", "sha256")
@@ -56,13 +56,13 @@ def unseal(secret: bytes, kind: bytes, message: bytes) -> memoryview:
     return view[_PROOF_BYTES:]
 
 
-def seal_json(secret: bytes, kind: bytes, facts: dict[str, Any]) -> bytes:
-    return seal(secret, kind, json.dumps(facts).encode())
+def sign_json(secret: bytes, kind: bytes, facts: dict[str, Any]) -> bytes:
+    return sign(secret, kind, json.dumps(facts).encode())
 
 
-def unseal_json(secret: bytes, kind: bytes, message: bytes) -> dict[str, Any]:
-    """Inverse of ``seal_json``; a TransportError as ``unseal``, or if it holds no JSON object."""
-    return _object(unseal(secret, kind, message))
+def verify_json(secret: bytes, kind: bytes, message: bytes) -> dict[str, Any]:
+    """Inverse of ``sign_json``; a TransportError as ``verify``, or if it holds no JSON object."""
+    return _object(verify(secret, kind, message))
 
 
 def _object(data: memoryview) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _object(data: memoryview) -> dict[str, Any]:
             return found
     except (ValueError, RecursionError):
         pass
-    raise TransportError(f"a message of {len(data)} bytes is no JSON object")
+    raise TransportError(f"a message of {len(data)} bytes is not a JSON object")
 
 
 class RowChunk(NamedTuple):
@@ -85,33 +85,33 @@ class RowChunk(NamedTuple):
     facts: dict[str, Any]
 
 
-def seal_chunk(secret: bytes, epoch: int, first: int, taken: Taken, facts: dict[str, Any]) -> bytes:
+def sign_chunk(secret: bytes, epoch: int, first: int, taken: Taken, facts: dict[str, Any]) -> bytes:
     """A chunk as one message; a TransportError if the facts are too long."""
     told = json.dumps({**facts, "segments": taken.segments}).encode()
     told += b" " * (-len(told) % _ALIGNMENT)
     if len(told) > _MOST_FACTS_BYTES:
         raise TransportError(f"the facts of a chunk have {len(told)} bytes")
     head = _HEAD.pack(_MAGIC, epoch, first, sum(rows for rows, _ in taken.segments), len(told))
-    return seal(secret, b"chunk", head, told, *taken.data)
+    return sign(secret, b"chunk", head, told, *taken.data)
 
 
-def unseal_chunk(secret: bytes, layout: RowLayout, message: bytes) -> RowChunk:
-    """Inverse of ``seal_chunk``, without a copy of the rows; a TransportError if it does not fit the layout."""
-    body = unseal(secret, b"chunk", message)
+def verify_chunk(secret: bytes, layout: RowLayout, message: bytes) -> RowChunk:
+    """Inverse of ``sign_chunk``, without a copy of the rows; a TransportError if it does not fit the layout."""
+    body = verify(secret, b"chunk", message)
     if len(body) < _HEAD.size:
         raise TransportError(f"a chunk of {len(body)} bytes")
     magic, epoch, first, rows, told = _HEAD.unpack_from(body)
     begins = _HEAD.size + told
     if magic != _MAGIC or first < 0 or told > _MOST_FACTS_BYTES or len(body) != begins + rows * layout.row_bytes:
         raise TransportError(
-            f"a chunk of {rows} rows in {len(body)} bytes, where a row has {layout.row_bytes}: is the "
-            "same version of Spreeze on all hosts?"
+            f"a chunk of {rows} rows in {len(body)} bytes, but a row has {layout.row_bytes}; install the same "
+            f"version of Spreeze on all hosts"
         )
     facts = _object(body[_HEAD.size : begins])
     try:
         segments = tuple((int(count), int(version)) for count, version in facts.pop("segments"))
     except (KeyError, TypeError, ValueError):
-        raise TransportError("a chunk does not tell its segments") from None
+        raise TransportError("a chunk has no segments") from None
     if min((count for count, _ in segments), default=1) < 1 or sum(count for count, _ in segments) != rows:
         raise TransportError(f"segments of {sum(count for count, _ in segments)} rows in a chunk of {rows}")
     data = np.frombuffer(body[begins:], np.float32).reshape(rows, layout.width)
@@ -138,7 +138,7 @@ def outlet_limiter(samplers: int, envs_per_sampler: int) -> RateLimiter:
     )
 
 
-class RowOutlet:
+class RowReader:
     """Takes the committed rows out of a host's ring, in the order of their samplers, each once."""
 
     def __init__(self, ring: ReplayRing) -> None:
@@ -167,7 +167,7 @@ class RowOutlet:
         return self.waiting * self._ring.spec.layout.row_bytes >= LEAST_CHUNK_BYTES
 
     @property
-    def is_spent(self) -> bool:
+    def quota_used(self) -> bool:
         """True if the samplers have written all that they may."""
         return self._ring.total_committed() >= self._ring.sampled
 
@@ -199,8 +199,8 @@ class RowOutlet:
         return [piece.reshape(-1).view(np.uint8).data for piece in pieces if len(piece)]
 
 
-class Ledger:
-    """Which rows of one host have arrived: each counts once, whatever is sent again, late or lost."""
+class SequenceTracker:
+    """Tracks which rows of a host have arrived, so that each counts once."""
 
     def __init__(self) -> None:
         self.epoch = 0

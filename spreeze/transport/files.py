@@ -86,7 +86,7 @@ def json_bytes(value: Any) -> bytes:
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """Reads the whole content; a ValueError if it is larger than ``max_bytes``.
 
-    Not mapped, so that a file truncated meanwhile cannot kill the reader.
+    Not mapped, so that a file truncated in the meantime cannot kill the reader.
     """
     with open(path, "rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spreeze.errors import TransportError, WeightsError
-from spreeze.transport.chunks import seal, unseal
+from spreeze.transport.chunks import sign, verify
 from spreeze.transport.handles import Handle
 from spreeze.transport.shared_memory import ArraySpec, SharedArrays
 from spreeze.transport.topology import in_neighbours
@@ -111,7 +111,7 @@ class Gossip:
         return self.latest(peer, held) if message is None else message
 
     def overdue(self) -> tuple[int, ...]:
-        """In-neighbours whose staleness is above the limit: the learner has to receive from them before it goes on."""
+        """Neighbours above the staleness limit, from which the learner must receive before it continues."""
         if self._max_staleness is None:
             return ()
         return tuple(
@@ -276,12 +276,12 @@ def seal_messages(secret: bytes, kind: bytes, messages: Sequence[GossipMessage])
     ]
     head = json.dumps(told).encode()
     head += b" " * (-(len(head) + 4) % _ALIGNMENT)
-    return seal(secret, kind, len(head).to_bytes(4, "little"), head, *(array.view(np.uint8).data for array in arrays))
+    return sign(secret, kind, len(head).to_bytes(4, "little"), head, *(array.view(np.uint8).data for array in arrays))
 
 
 def unseal_messages(secret: bytes, kind: bytes, data: bytes) -> list[GossipMessage]:
     """Inverse of ``seal_messages``; a TransportError if the bytes are of another kind or secret, or are damaged."""
-    body = unseal(secret, kind, data)
+    body = verify(secret, kind, data)
     begin = 4 + int.from_bytes(body[:4], "little")
     if begin > min(len(body), _MOST_HEAD_BYTES):
         raise TransportError(f"{len(body)} bytes hold no messages of learners")

@@ -37,7 +37,7 @@ class Channel(Protocol):
 
 
 def handles(job: Any) -> Iterator[Handle]:
-    """All handles in a job, in whatever dataclasses and tuples they are."""
+    """Returns all handles in a job, also in nested dataclasses and tuples."""
     if isinstance(job, Handle):
         yield job
     elif isinstance(job, tuple):

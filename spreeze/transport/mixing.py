@@ -1,4 +1,4 @@
-"""How several learners share what they learn: gossip, and three other ways to compare it with.
+"""Parameter mixing of several learners: gossip, and three baselines.
 
 ==========  =========================================================================================================
 gossip      after its update a learner sends its parameters and takes the mean of its own and of what has arrived
@@ -6,14 +6,14 @@ gossip      after its update a learner sends its parameters and takes the mean o
 all_reduce  the gradients of all learners are averaged before each step, so each waits for all others (A2C)
 average     every so many updates a learner takes the mean of its parameters and of what the others sent since its
             last one; nobody waits (TianJi, arXiv 2502.20190, section 3.3)
-hogwild     each adds its update to parameters that all share, without a lock, and goes on from these (as in A3C)
+hogwild     each adds its update to parameters that all share, without a lock, and continues from these (as in A3C)
 none        nothing is shared
 ==========  =========================================================================================================
 
 Running statistics, of observations and of returns, are the units of what the networks read and say. So they go with the
 parameters in every message, and are averaged as these are.
 
-A learner whose process is gone, or that has finished, is left out. A returning one begins with a neighbour's
+A learner whose process is gone, or that has finished, is left out. A returning one starts with a neighbour's
 parameters: after the first rollout that it learns, since its samplers are still collecting with its own.
 """
 
@@ -83,7 +83,7 @@ class MixSpec(Jsonable):
 def board_fields(learners: int) -> tuple[ArraySpec, ...]:
     """Numbers that each learner tells the others and the supervisor, one entry each."""
     return (
-        ArraySpec("env_steps", (learners,), "int64"),  # of finished rollouts since the run began
+        ArraySpec("env_steps", (learners,), "int64"),  # of finished rollouts since the run started
         ArraySpec("number", (learners,), "int64"),  # of the latest mix
         ArraySpec("left", (learners,), "int64"),  # 1 once it has finished
         ArraySpec("norms", (learners, NORMS), "float64"),  # of update k at k mod NORMS
@@ -103,7 +103,7 @@ class MixMemory(NamedTuple):
 
     @classmethod
     def create(cls, learners: int, *, lockstep: bool = False) -> MixMemory:
-        """In ``lockstep`` parameters stay until the last learner has come to the same mix."""
+        """In ``lockstep``, parameters stay until all learners have reached the same mix."""
 
         def each(slots: int) -> tuple[VersionedParameters, ...]:
             return tuple(VersionedParameters.create(slots) for _ in range(learners))
@@ -208,7 +208,7 @@ class Mixer:
                 self._wait_for_news()
 
     def _share(self, parameters: np.ndarray) -> None:
-        """Maps the shared parameters; learner 0 stores them first, for all begin with the same."""
+        """Maps the shared parameters; learner 0 stores them first, for all start with the same."""
         (fd,), size_bytes = self.spec.memory.shared.fds, 8 + parameters.nbytes
         if os.fstat(fd).st_size < size_bytes:
             os.ftruncate(fd, size_bytes)
@@ -257,7 +257,7 @@ class Mixer:
         return self._mean_of([own, *found.values()]) if found else gradient
 
     def mix(self, before: np.ndarray, after: np.ndarray, number: int) -> np.ndarray:
-        """The parameters [d] to go on with, where an update led from ``before`` to ``after``; numbers rise."""
+        """The parameters [d] to continue with, where an update led from ``before`` to ``after``; numbers rise."""
         board, own = self.board, self.spec.learner
         norm = float(np.linalg.norm(after - before))
         board["norms"][own, number % NORMS] = norm

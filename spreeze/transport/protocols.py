@@ -31,12 +31,12 @@ class ReplayCounts(NamedTuple):
     """Inputs of a sampler's rate limiter."""
 
     inserted: int  # rows inserted into replay so far
-    baseline: int  # ``inserted`` when learning began, -1 before
-    sampled: int  # rows drawn since learning began
+    baseline: int  # ``inserted`` when learning started, -1 before
+    sampled: int  # rows drawn since learning started
 
 
 class TransitionSink(Protocol):
-    """Where one sampler's transitions go: a shard of the ring, whose oldest rows are overwritten.
+    """Sink for the transitions of one sampler: a shard of the ring, which overwrites its oldest rows.
 
     Rows arrive complete, in order, each at most once. If a writer is killed, what ``write`` had published still
     arrives; of the write in which it was killed, the first rows may arrive, perhaps all. A sink has one writer at any
@@ -123,20 +123,20 @@ class StepRows(NamedTuple):
 
 
 class RolloutSink(Protocol):
-    """Where one rollout sampler's steps go: rollouts of T steps of its environments, which are indexed from 0.
+    """Sink for the steps of one sampler: rollouts of T steps of its environments, indexed from 0.
 
     A step counts when ``commit`` returns and is complete then, whichever process is killed. A restarted sampler
     continues after the last step that counts. A rollout that a reader may be using is never changed.
     """
 
-    steps: list[int]  # of each environment since the run began
+    steps: list[int]  # of each environment since the run started
     episode: list[int]  # number of each environment's current episode
 
     def open(self, *, step_synchronous: bool = False) -> list[int]:
         """Indices of the environments that may take a step now; none while the rollout has to wait for its reader."""
         ...
 
-    def question(self, index: int) -> int:
+    def request_id(self, index: int) -> int:
         """Number of the request for the next action; a new one after each step and each abandoned episode."""
         ...
 
@@ -149,7 +149,7 @@ class RolloutSink(Protocol):
         ...
 
     def abandon(self, index: int) -> None:
-        """Truncates the current episode after its last row and begins the next one."""
+        """Truncates the current episode after its last row and starts the next one."""
         ...
 
     @property

@@ -23,15 +23,15 @@ class RateLimiter:
     * sample b rows iff s <= i * maximum
 
     *No deadlock.* Where inserting is not allowed, s < (i + r - w) * minimum <= i * minimum <= i * maximum, so sampling
-    is allowed: one side can always go on, whatever the speeds. *Smallest slack.* Write the rules as
+    is allowed: one side can always continue, whatever the speeds. *Smallest slack.* Write the rules as
     (i + r) * minimum <= s + S and s + b <= i * maximum + T. At i = s = 0 the larger insertion is rejected if
     w * minimum > S, the batch if b > T; with minimum = maximum = m the counters pass through every i * m - s, so both
     are rejected somewhere unless S + T >= w * m + b (up to one unit of the lattice). The rules take S = w * minimum and
     T = b: exactly that sum. *Bounds.* After an insertion s >= (i - w) * minimum, after a batch s <= i * maximum + b, so
     the ratio lies within 5 % of the band once i >= 20 w and i >= 20 b / maximum.
 
-    Before learning begins (baseline < 0), up to w - 1 rows more than ``learning_starts`` may be inserted. The baseline
-    is taken when learning begins and after every restart: rows inserted before earn no updates, so there is no burst.
+    Before learning starts (baseline < 0), up to w - 1 rows more than ``learning_starts`` may be inserted. The baseline
+    is taken when learning starts and after every restart: rows inserted before earn no updates, so there is no burst.
     """
 
     minimum: float  # samples per insert below which samplers wait; 0 means that they never wait
@@ -72,7 +72,7 @@ class RateLimiter:
         return max(0, most - inserted)
 
     def may_sample(self, inserted: int, baseline: int, sampled: int) -> bool:
-        """True if the learner may draw a batch now, or, with a negative ``baseline``, begin to learn."""
+        """True if the learner may draw a batch now, or, with a negative ``baseline``, start to learn."""
         if inserted < max(self.learning_starts, 1):
             return False
         return baseline < 0 or sampled <= (inserted - baseline) * self.maximum

@@ -1,6 +1,6 @@
 """The replay ring: its shape, its memory, the one writer of each shard, and the reader.
 
-The memory begins with int64 words: header | sampled | baseline_inserted | (free) | one line per shard | stamps
+The memory starts with int64 words: header | sampled | baseline_inserted | (free) | one line per shard | stamps
 ``[S, blocks, 2]``. Then come, each aligned to a page, float32 rows ``[S, stride, W]`` and, for images, uint8 frames
 ``[S, stride, F]``. The package ``transport`` describes the protocol.
 
@@ -85,7 +85,7 @@ class RingSpec(Jsonable):
 
     @property
     def frames_offset_bytes(self) -> int:
-        """Where the frames start, if there are any."""
+        """Offset of the frames, if there are any."""
         end = self.rows_offset_bytes + 4 * self.num_shards * self.stride_rows * self.layout.width
         return -(-end // PAGE_BYTES) * PAGE_BYTES if self.layout.frame_bytes else end
 
@@ -183,7 +183,7 @@ class ReplayRing:
 
     @property
     def sampled(self) -> int:
-        """Rows drawn since learning began; this and ``baseline_inserted`` are written by the learner only."""
+        """Rows drawn since learning started; this and ``baseline_inserted`` are written by the learner only."""
         return self.words[_SAMPLED]
 
     @sampled.setter
@@ -192,7 +192,7 @@ class ReplayRing:
 
     @property
     def baseline_inserted(self) -> int:
-        """Rows inserted when learning began, -1 before."""
+        """Rows inserted when learning started, -1 before."""
         return self.words[_BASELINE]
 
     def begin_learning(self) -> None:
@@ -234,7 +234,7 @@ def row_checksum(row: np.ndarray, frame: np.ndarray, logical: int) -> int:
 
 
 def torn_rows(rows: np.ndarray, logical: np.ndarray) -> int:
-    """How many rows [n, W] without frames, of these logical indices [n], do not have the checksum of their values."""
+    """Number of rows [n, W] without frames, at logical indices [n], with a wrong checksum."""
     nothing, checksums = np.empty(0, np.uint8), rows[:, -1].copy().view(np.uint32).tolist()
     return sum(
         row_checksum(row, nothing, number) != checksum
@@ -301,7 +301,7 @@ class ShardWriter:
         version: int = 0,
         frames: FrameColumns | None = None,
     ) -> None:
-        """As ``TransitionSink.write``; ``num_steps`` [N] is for rings with n-step returns or images."""
+        """See ``TransitionSink.write``; ``num_steps`` [N] is for rings with n-step returns or images."""
         count = len(reward)
         position = self._position
         stop = position + count
@@ -354,7 +354,7 @@ class ShardWriter:
             self._checksum[row] = row_checksum(self._rows[row], self._frames[row], row + shift)
 
     def _stamp(self, position: int, stop: int, version: int) -> None:
-        """Stamps the blocks that begin in [position, stop) with clock and policy version."""
+        """Stamps the blocks that start in [position, stop) with clock and policy version."""
         clock = self.ring.total_committed()
         while self._stamp_position < stop:
             stamp = self._stamps[self._stamp_position // self._block_rows]
@@ -393,7 +393,7 @@ def write_rows(sink: TransitionSink, rows: np.ndarray, version: int) -> None:
 
 
 class Drawn(NamedTuple):
-    """Where n drawn rows lie."""
+    """Positions of n drawn rows."""
 
     shard: np.ndarray | None  # [n]; None where there is one shard
     logical: np.ndarray  # [n]: index since the shard exists
@@ -501,7 +501,7 @@ class ReplayReader:
         return int(stamps[block % len(stamps), 0]) + committed - self._first_row(block)
 
     def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
-        """As ``BatchSource.sample``; with images, uniformly over the transitions whose frames are all still there."""
+        """See ``BatchSource.sample``; images: uniform over transitions with complete frames."""
         self.refresh()
         self._drawn = drawn = self._draw(rng, len(rows))
         bad, redrawn = self._copy(drawn, rows, frames)
@@ -520,7 +520,7 @@ class ReplayReader:
             if drawn.shard is not None:
                 drawn.shard[bad] = again.shard
             bad, redrawn = bad[still], redrawn + overwritten
-        raise TransportError("rows are overwritten faster than whole ones are drawn: raise the replay capacity")
+        raise TransportError("rows are overwritten faster than they can be read; raise the replay capacity")
 
     def _draw(self, rng: np.random.Generator, count: int) -> Drawn:
         """Chooses rows uniformly over the windows of all shards."""

@@ -1,13 +1,13 @@
 """Rollouts in N slots of shared memory, the mailbox for their actions, and the state for restarts and resumes.
 
 Samplers fill rollout j of T steps in slot j mod N, each environment its own column. ``steps`` counts the rows of each
-environment since the run began and is stored last: the rows that it counts are complete, whichever process is killed.
+environment since the run started and is stored last: the rows that it counts are complete, whichever process is killed.
 
 *Paced* (HTS-RL, arXiv 2012.09849, section 3; N = 2, K = 1): all environments collect rollout ``current`` while the
 learner reads the previous one in place. Only the learner raises ``current``, when that rollout is full and the
 previous one is used up.
 
-*Free running* (the circular buffer of IMPACT, arXiv 1912.00167, section 3.2): each sampler goes on over its oldest
+*Free running* (the circular buffer of IMPACT, arXiv 1912.00167, section 3.2): each sampler continues over its oldest
 rollout, once that has had its ``least_uses``, and ``RolloutReader`` takes copies, each rollout up to K times. Rollout j
 is complete once ``steps`` has reached (j + 1) T, and untouched until it reaches (j + N) T; a reader checks that again
 after its copy. So N - 1 rollouts of a sampler can be read.
@@ -55,7 +55,7 @@ class RolloutSpec(Jsonable):
     num_slots: int = 2  # of which each sampler fills one
     max_uses: int = 1  # K: times that RolloutReader gives a rollout
     least_uses: int = 0  # a free-running sampler waits until its oldest rollout was given so often
-    free_running: bool = False  # True if samplers wait for ``least_uses`` at most; else the learner paces them
+    asynchronous: bool = False  # True if samplers wait for ``least_uses`` at most; else the learner paces them
     state_dim: int = 0  # S: values of the policy's state in an episode; 0 without memory
 
     def __post_init__(self) -> None:
@@ -227,7 +227,7 @@ class Rollouts:
             fields["marked_memory"][mark] = self.memory_of(np.arange(self.spec.num_envs))
 
     def swap(self) -> None:
-        """Begins the next rollout, over the oldest one."""
+        """Starts the next rollout, over the oldest one."""
         self.fields.in_order()
         self._current[0] += 1
 
@@ -265,8 +265,8 @@ class Rollouts:
             )
         if len(arrays["start"]) != count or not all(sizes) or arrays["log"].shape[1] > self.spec.log_steps:
             raise CheckpointError(
-                f"the checkpoint has {len(arrays['start'])} environments, now it is {count} "
-                "(samplers x envs_per_sampler); and sync_interval must be as it was"
+                f"the checkpoint has {len(arrays['start'])} environments, not {count} (samplers x "
+                f"envs_per_sampler); sync_interval must not change either"
             )
         fields["log"][:, : arrays["log"].shape[1]] = arrays["log"]
         for name in ("start", "episode"):
@@ -310,7 +310,7 @@ class RolloutWriter:
     @property
     def _end(self) -> int:
         """Env steps that each may reach now; if free running, no environment gets a rollout ahead of the others."""
-        if not self._spec.free_running:
+        if not self._spec.asynchronous:
             return self._rollout_steps * (self._rollouts.current + 1)
         rollout, begun = divmod(max(self.steps), self._rollout_steps)
         if begun or max(self.steps) > min(self.steps):
@@ -320,7 +320,7 @@ class RolloutWriter:
     def _may_begin(self, rollout: int) -> bool:
         """True if the oldest rollout that can be read, which is written over after this one, was given often enough.
 
-        Nobody waits for ever: while that rollout waits for uses, the reader can take it.
+        Nobody waits forever: while that rollout waits for uses, the reader can take it.
         """
         oldest = rollout - self._spec.num_slots + 1
         return oldest < 0 or self._rollouts.uses(oldest, self._first) >= self._spec.least_uses
@@ -332,7 +332,7 @@ class RolloutWriter:
             end = min(end, int(self._steps.min()) + 1)
         return [index for index, steps in enumerate(self.steps) if steps < end]
 
-    def question(self, index: int) -> int:
+    def request_id(self, index: int) -> int:
         return self.steps[index] + self.episode[index] + 1
 
     def rows(self, indices: Sequence[int]) -> slice | np.ndarray:
@@ -386,7 +386,7 @@ class RolloutWriter:
         return envs, (rollouts % self._spec.num_slots, ats, envs)
 
     def _announce(self, index: int) -> None:
-        """Announces that an episode begins after the current step; takes effect once ``steps`` has reached it."""
+        """Announces that an episode starts after the current step; takes effect once ``steps`` has reached it."""
         fields, env = self._rollouts.fields, self._first + index
         fields["start"][env], fields["episode"][env] = self._start[index], self.episode[index]
         fields.in_order()
@@ -394,14 +394,14 @@ class RolloutWriter:
         fields["next_episode"][env] = self.episode[index] + 1
 
     def abandon(self, index: int) -> None:
-        """Truncates the current episode after its last row and begins the next one.
+        """Truncates the current episode after its last row and starts the next one.
 
         A row of an earlier rollout stays unchanged: it may be in use, and nothing is summed over a rollout's end.
         """
         fields, env, steps, start = self._rollouts.fields, self._first + index, self.steps[index], self._start[index]
         rollout, at = divmod(steps, self._rollout_steps)
         if start < steps and at > 0:
-            # First: if killed after this, the successor meets the same error or goes on after a needless truncation.
+            # First: if killed after this, the successor meets the same error or continues after a needless truncation.
             fields["truncated"][rollout % self._spec.num_slots, at - 1, env] = True
         # One pair of start and number is always valid: ``start`` and ``episode`` while ``next_start`` is in the future.
         fields["start"][env], fields["episode"][env] = start, self.episode[index]
@@ -417,7 +417,7 @@ class RolloutWriter:
     @property
     def filled(self) -> bool:
         least = min(self.steps)
-        if self._spec.free_running:
+        if self._spec.asynchronous:
             return 0 < least == max(self.steps) and least % self._rollout_steps == 0
         return least >= self._end
 
@@ -438,7 +438,7 @@ class RolloutReader:
     """
 
     def __init__(self, rollouts: Rollouts, envs_per_writer: int, *, goes_round: bool = False) -> None:
-        """Where samplers are slower than the reader, ``goes_round`` decides what happens once all others are used up.
+        """``goes_round`` decides what happens when samplers are slower than the reader and all rollouts are used up.
 
         If true, a rollout is given again only after all others that are there, as minibatches are in an epoch of PPO:
         ``take`` gives nothing until the next rollout comes, as long as no sampler waits for uses. What a sampler that
@@ -584,7 +584,7 @@ class RolloutReader:
     def _first_whole(self) -> list[int]:
         """First rollout of each sampler over which it cannot have begun another one."""
         spec = self._rollouts.spec
-        if not spec.free_running:
+        if not spec.asynchronous:
             return [self._rollouts.current - spec.num_slots + 1] * len(self._columns)
         return [steps // spec.sync_interval - spec.num_slots + 1 for steps in self._steps.max(1).tolist()]
 
@@ -604,7 +604,7 @@ class _Readable(NamedTuple):
     uses: int
 
 
-class Answers(NamedTuple):
+class Responses(NamedTuple):
     """Actions that inference workers chose for n environments."""
 
     action: np.ndarray  # [n, A]
@@ -612,9 +612,9 @@ class Answers(NamedTuple):
     version: np.ndarray | int  # [n] of the parameters
     state: State = ()  # [n, S] for the next step; empty without memory
 
-    def of(self, rows: list[int]) -> Answers:
+    def of(self, rows: list[int]) -> Responses:
         version = self.version if isinstance(self.version, int) else self.version[rows]
-        return Answers(self.action[rows], self.log_prob[rows], version, tuple(part[rows] for part in self.state))
+        return Responses(self.action[rows], self.log_prob[rows], version, tuple(part[rows] for part in self.state))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -633,21 +633,21 @@ _MAIL_STATES = ("state", "next_state")
 class InferenceMailbox:
     """State and action buffers between rollout samplers and inference workers, one slot per environment.
 
-    A sampler writes observation, noise and the policy's state, if it has any, and then the question's number; an
-    inference worker writes the answer, with the next state, and then the same number into ``answered`` (HTS-RL,
-    section 3). If one is killed in between, the question stays open and the restarted worker gives the same answer.
+    A sampler writes observation, noise and the policy's state, if any, then the request's id; an inference worker
+    writes the response, with the next state, then the same id into ``answered`` (HTS-RL, section 3). If one is killed
+    in between, the request stays open and the restarted worker gives the same response.
     """
 
     def __init__(self, spec: RolloutSpec, fields: SharedArrays) -> None:
         self._spec, self._fields = spec, fields
-        self.asked, self.answered = fields["asked"], fields["answered"]
+        self.requested, self.answered = fields["requested"], fields["answered"]
         self.obs, self.noise = fields["obs"], fields["noise"]
 
     @staticmethod
     def fields(spec: RolloutSpec) -> tuple[ArraySpec, ...]:
         count = spec.num_envs
         return (
-            *(ArraySpec(name, (count,), "int64") for name in ("asked", "answered", "version")),
+            *(ArraySpec(name, (count,), "int64") for name in ("requested", "answered", "version")),
             ArraySpec("obs", (count, *spec.obs_shape), spec.obs_dtype),
             ArraySpec("noise", (count, spec.action_dim), "float32"),
             ArraySpec("action", (count, spec.action_dim), "float32"),
@@ -663,43 +663,43 @@ class InferenceMailbox:
     def handle(self) -> MailboxHandle:
         return MailboxHandle(fds=(self._fields.block.fd,), spec=self._spec)
 
-    def ask(self, envs: np.ndarray, obs: np.ndarray, noise: np.ndarray, state: State, numbers: np.ndarray) -> None:
-        """Asks about ``envs`` [n]; the ``numbers`` [n] come from ``RolloutWriter.question``, all different."""
+    def request(self, envs: np.ndarray, obs: np.ndarray, noise: np.ndarray, state: State, ids: np.ndarray) -> None:
+        """Requests actions for ``envs`` [n]; the ``ids`` [n] come from ``RolloutWriter.request_id``, all different."""
         self.obs[envs], self.noise[envs] = obs, noise
         if state:
             self._fields["state"][envs] = state[0]
         self._fields.in_order()
-        self.asked[envs] = numbers
+        self.requested[envs] = ids
 
     def pending(self, envs: slice) -> np.ndarray:
-        """Those of ``envs`` (a slice with a start) with an unanswered question."""
-        waiting = np.flatnonzero(self.asked[envs] != self.answered[envs])
+        """Returns those of ``envs`` (a slice with a start) with an open request."""
+        waiting = np.flatnonzero(self.requested[envs] != self.answered[envs])
         self._fields.in_order()
         return np.asarray(waiting * (envs.step or 1) + envs.start)
 
     def state_of(self, envs: np.ndarray) -> State:
-        """A copy of the state that the questions of ``envs`` [n] tell; empty without memory."""
+        """Returns a copy of the policy states in the requests of ``envs`` [n]; empty without memory."""
         return (self._fields["state"][envs],) if self._spec.state_dim else ()
 
-    def answer(self, envs: np.ndarray, answers: Answers) -> None:
-        """Answers the questions of ``envs`` [n]; only their inference worker may call this."""
+    def respond(self, envs: np.ndarray, responses: Responses) -> None:
+        """Answers the requests of ``envs`` [n]; only their inference worker may call this."""
         fields = self._fields
-        fields["action"][envs], fields["log_prob"][envs] = answers.action, answers.log_prob
-        fields["version"][envs] = answers.version
-        if answers.state:
-            fields["next_state"][envs] = answers.state[0]
+        fields["action"][envs], fields["log_prob"][envs] = responses.action, responses.log_prob
+        fields["version"][envs] = responses.version
+        if responses.state:
+            fields["next_state"][envs] = responses.state[0]
         fields.in_order()
-        self.answered[envs] = self.asked[envs]
+        self.answered[envs] = self.requested[envs]
 
-    def answers(self, envs: np.ndarray) -> Answers:
-        """Copies of the answers to ``envs`` [n], which must be there."""
+    def responses(self, envs: np.ndarray) -> Responses:
+        """Copies of the responses to ``envs`` [n], which must be there."""
         fields = self._fields
         fields.in_order()
         state = (fields["next_state"][envs],) if self._spec.state_dim else ()
-        return Answers(fields["action"][envs], fields["log_prob"][envs], fields["version"][envs], state)
+        return Responses(fields["action"][envs], fields["log_prob"][envs], fields["version"][envs], state)
 
     def close(self) -> None:
-        del self.asked, self.answered, self.obs, self.noise
+        del self.requested, self.answered, self.obs, self.noise
         self._fields.close()
 
 
@@ -708,14 +708,16 @@ ROLLOUTS, LEARNER = "rollouts/", "learner/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handover:
+class LearnerMemory:
     """Memory of an on-policy run that outlives its learner."""
 
     policies: VersionedParameters  # theta(j) and theta(j + 1) for the inference workers
     states: VersionedParameters  # the learner's whole state at the start of rollouts j and j + 1
 
 
-def put_back(tensors: dict[str, np.ndarray], state: dict[str, Any], rollouts: Rollouts, handover: Handover) -> None:
+def restore_rollouts(
+    tensors: dict[str, np.ndarray], state: dict[str, Any], rollouts: Rollouts, memory: LearnerMemory
+) -> None:
     """Restores a checkpoint into shared memory, before any sampler or learner has started.
 
     Raises a CheckpointError if it has other sizes, a KeyError if it is not that of an on-policy run.
@@ -726,4 +728,4 @@ def put_back(tensors: dict[str, np.ndarray], state: dict[str, Any], rollouts: Ro
 
     current = int(state["interval"])
     rollouts.restore(part(ROLLOUTS), current)
-    handover.states.publish(part(LEARNER), state["learner"], 0, current)
+    memory.states.publish(part(LEARNER), state["learner"], 0, current)

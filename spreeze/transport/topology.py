@@ -1,7 +1,7 @@
-"""Who mixes with whom, and how far apart the mixed may be: arithmetic of GALA (arXiv 1906.04585), section 3.
+"""Mixing matrices and bounds of GALA (arXiv 1906.04585, section 3).
 
 n learners hold parameters X [n, d]. One gossip step is ``X <- P (X + G)`` with a row-stochastic P [n, n], where row i
-gives one weight to learner i and to each of its in-neighbours, and G [n, d] are the optimisers' updates. The radius of
+gives one weight to learner i and to each of its in-neighbours, and G [n, d] are the optimizers' updates. The radius of
 the ball around their mean is ``||X - mean X||``, the Frobenius norm.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def _distances(topology: str, count: int) -> list[int]:
-    """How far back round the ring of ``count`` learners each one's in-neighbours are."""
+    """Offsets of the in-neighbours in a ring of ``count`` learners."""
     if topology == "full":
         return list(range(1, count))
     if topology == "exponential":
@@ -23,7 +23,7 @@ def _distances(topology: str, count: int) -> list[int]:
 
 
 def in_neighbours(topology: str, learner: int, living: Sequence[int]) -> tuple[int, ...]:
-    """Those whose messages a learner takes, of the ``living``: the graph closes over the others.
+    """In-neighbours of a learner among the ``living``; the others are skipped.
 
     ring: the one before it; exponential: those 1, 2, 4, ... before it; full: all.
     """
@@ -64,7 +64,7 @@ def radius(parameters: np.ndarray) -> float:
 
 
 def synchronous_bound(norms: np.ndarray, beta: float) -> float:
-    """Proposition 1: the largest radius where all learners mix at every step, and begin with the same parameters.
+    """Proposition 1: the largest radius where all learners mix at every step, and start with the same parameters.
 
     ``norms`` [n, k] are those of each learner's latest k updates, the newest last; older ones are left out.
     """

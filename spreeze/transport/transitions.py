@@ -1,4 +1,4 @@
-"""From env steps to replay rows, in the sampler: n-step returns, and images whose frames are stored once.
+"""Converts env steps to replay rows in the sampler: n-step returns, and images with frames stored once.
 
 With images, the row of an env step owns the newest frame of its ``next_obs`` (see ``RowLayout``); the reader follows
 the rows back for the older ones.
@@ -31,7 +31,7 @@ class NStepTransition(NamedTuple):
 class NStep:
     """The n-step window of one environment (Sutton and Barto 2018, section 7.1).
 
-    Within an episode each step finishes the transition that began ``n`` steps ago. When the episode terminates or is
+    Within an episode each step finishes the transition that started ``n`` steps ago. When the episode terminates or is
     truncated, the remaining ones are finished early with the steps that they have: none reaches past the end.
     """
 
@@ -92,7 +92,7 @@ class NStepBatch:
         self._action = np.zeros((n, num_envs, action_dim), np.float32)
         self._reward = np.zeros((n, num_envs))
         self._returns = np.zeros((n, num_envs))
-        """By age: discounted rewards from the step of so many steps ago on."""
+        """Discounted reward sums by age in steps."""
         self._length = np.zeros(num_envs, np.int64)
         """Steps of an environment whose transitions are not finished."""
         self._envs = np.arange(num_envs)
@@ -165,7 +165,7 @@ class FrameLog:
         self._nothing = np.zeros((4 * num_envs, 0), np.float32)
 
     def start(self, index: int, frame: np.ndarray) -> None:
-        """Begins an episode of environment ``index`` with ``frame`` [F] uint8 (copied)."""
+        """Starts an episode of environment ``index`` with ``frame`` [F] uint8 (copied)."""
         self._n_steps[index].clear()
         self._first[index] = np.array(frame)
         self._age[index] = 0

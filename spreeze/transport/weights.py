@@ -67,7 +67,7 @@ def schema_of(arrays: Arrays) -> str:
 
 
 def check_finite(arrays: Arrays, where: str) -> None:
-    """A WeightsError that begins with ``where`` if a value is not finite."""
+    """A WeightsError that starts with ``where`` if a value is not finite."""
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(array.size - np.isfinite(array).sum())
@@ -163,7 +163,7 @@ class WeightsStore:
         return pointer, (int(pointer["epoch"]), int(pointer["version"]))
 
     def versions(self) -> list[tuple[tuple[int, int], Path]]:
-        """All version files as ((epoch, version), path), oldest first."""
+        """Returns all version files as ((epoch, version), path), oldest first."""
         matches = [match for entry in os.listdir(self.directory) if (match := _NAME.match(entry))]
         return sorted(((int(match[1]), int(match[2])), self.directory / match[0]) for match in matches)
 
@@ -193,11 +193,11 @@ class WeightsStore:
         """The version that a pointer names, if everything agrees; otherwise one of many errors."""
         match = _NAME.match(pointer["file"])
         if match is None or (int(match[1]), int(match[2])) != order:
-            raise WeightsError(f"pointer to {pointer['file']!r} does not fit version {order[0]}-{order[1]}")
+            raise WeightsError(f"pointer to {pointer['file']!r} does not match version {order[0]}-{order[1]}")
         path = self.directory / match[0]
         data = files.read_bytes(path, _MAX_BYTES)
         if len(data) != pointer["bytes"] or hashlib.sha256(data).hexdigest() != pointer["sha256"]:
-            raise WeightsError(f"{path} is not what was published")
+            raise WeightsError(f"{path} differs from what was published")
         weights = decode(data, path)
         if weights.order != order or schema_of(weights.arrays) != pointer["schema"]:
             raise WeightsError(f"{path} is not version {order[0]}-{order[1]}")
@@ -205,11 +205,11 @@ class WeightsStore:
 
 
 def _not_newer(epoch: int, version: int, newest: tuple[int, int]) -> WeightsError:
-    return WeightsError(f"version {epoch}-{version} is not published: {newest[0]}-{newest[1]} is already there")
+    return WeightsError(f"version {epoch}-{version} was not published: {newest[0]}-{newest[1]} is already there")
 
 
 class _SlotHeader(NamedTuple):
-    """Begins a slot; -1 stands for epoch and version while it is empty or being written."""
+    """Starts a slot; -1 stands for epoch and version while it is empty or being written."""
 
     epoch: int
     version: int
@@ -297,7 +297,7 @@ class VersionedParameters:
         return self._read(fd, newest)
 
     def _read(self, fd: int, header: _SlotHeader) -> Weights | None:
-        """The content of a slot with that header; None if it was overwritten meanwhile."""
+        """The content of a slot with that header; None if it was overwritten in the meantime."""
         facts = _pread(fd, header.facts_bytes, _HEADER.size)
         if _slot_header(fd) != header:
             return None
@@ -330,7 +330,7 @@ def _pwrite(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def _pread(fd: int, size_bytes: int, offset: int) -> bytearray:
-    """That many bytes, zeros after the file's end."""
+    """Reads that many bytes; zeros after the end of the file."""
     data = bytearray(size_bytes)
     view = memoryview(data)
     while view and (count := os.preadv(fd, [view], offset)):

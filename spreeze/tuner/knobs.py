@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from spreeze.config.modes import declared_by
-from spreeze.config.schema import PARTS, Config, serial_ratio
+from spreeze.config.schema import SECTIONS, Config, serial_ratio
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean, size
 from spreeze.tuner.model import MOST_USES, UPDATES_PER_STEP_BOUND, LearnerKind, ratio_bound
@@ -38,7 +38,7 @@ from spreeze.tuner.problem import (
     Choice,
     Device,
     Knob,
-    Room,
+    MemoryPlan,
     Setting,
     TuningProblem,
 )
@@ -79,8 +79,8 @@ def check_pins(problem: TuningProblem) -> None:
     low, high = problem.pin(RATIO), problem.pin(RATIO_MAX)
     if low is not None and high is not None and low > high:
         raise ConfigError(
-            f"samples_per_insert_min = {low:g} is above samples_per_insert_max = {high:g}: samplers "
-            "and learner would wait for each other; lower the first or raise the second"
+            f"samples_per_insert_min = {low:g} is above samples_per_insert_max = {high:g}: samplers and learner "
+            f"would deadlock; lower the first or raise the second"
         )
 
 
@@ -122,7 +122,7 @@ def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[
     """
     if problem.pin(BATCH) is not None:
         return [problem.pin(BATCH)]
-    most, configured = room_of(problem).batch_size, problem.configured[BATCH]
+    most, configured = memory_plan(problem).batch_size, problem.configured[BATCH]
     if problem.objective in ("sampling", "updates"):
         return [min(configured, most)]
     ladder = {2**power for power in range(int(math.log2(max(1, most))) + 1)} | {configured}
@@ -135,9 +135,9 @@ def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
     if problem.objective == "paper":
         return f"smallest power of two with {100 * problem.targets.gpu_target:.0f} % of the highest frame rate"
     if problem.objective in ("sampling", "updates"):
-        return "the configured batch, which this objective keeps"
+        return "as configured; this objective keeps the batch size"
     if setting[BATCH] == LEAST_BATCH:
-        return f"below {LEAST_BATCH} it takes none unless you set one: smaller batches learned less in the same time"
+        return f"below {LEAST_BATCH} batch sizes are only used if set explicitly"
     return ""
 
 
@@ -151,7 +151,7 @@ def most_samplers(problem: TuningProblem, threads: int) -> int:
     of their time instead of computing.
     """
     spare = math.floor(problem.cores + 1e-9) - threads + (1 if threads == 1 else 0)
-    return max(1, min(max(spare, 2) * _sharing(problem), room_of(problem).samplers))
+    return max(1, min(max(spare, 2) * _sharing(problem), memory_plan(problem).samplers))
 
 
 def _sharing(problem: TuningProblem) -> int:
@@ -221,12 +221,12 @@ MOST_LEARNERS = 16
 _MOST_HOST_SAMPLERS = 64
 
 
-def room_of(problem: TuningProblem) -> Room:
+def memory_plan(problem: TuningProblem) -> MemoryPlan:
     assert problem.room is not None
     return problem.room
 
 
-def find_room(problem: TuningProblem) -> Room:
+def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
     """Divides memory between learner, replay and samplers.
 
     Raises:
@@ -236,11 +236,11 @@ def find_room(problem: TuningProblem) -> Room:
     free = int(problem.memory_bytes * HEADROOM) - problem.learner_bytes
     envs, count = _envs_per_sampler(problem), problem.pin(SAMPLERS) or 1
     while not envs.pinned and envs.value > 1 and _group_bytes(problem, count, envs.value) > free / 2:
-        envs = Choice(envs.value // 2, f"{envs.value // 2} environments a sampler: memory allows no more")
+        envs = Choice(envs.value // 2, f"{envs.value // 2} environments per sampler: limited by memory")
     group = _group_bytes(problem, count, envs.value)
     if group > free:
         bound = (
-            f"{size(problem.memory_bytes)} of memory may be used, of which the learner needs "
+            f"{size(problem.memory_bytes)} of memory available, of which the learner needs "
             f"{size(problem.learner_bytes)}"
         )
         if not {SAMPLERS, ENVS} & problem.pins:
@@ -257,12 +257,11 @@ def find_room(problem: TuningProblem) -> Room:
     if capacity < needed:
         raise ConfigError(
             f"replay has room for {capacity} transitions, at least {needed} are needed (learning starts "
-            f"after {starts}, {count * envs.value} environments); free memory or shared memory, or set "
-            "less"
+            f"after {starts}, {count * envs.value} environments); free some memory or shared memory, or set fewer"
         )
     most = (free - capacity * problem.row_bytes) // max(_group_bytes(problem, 1, envs.value), 1)
     most = problem.pin(SAMPLERS) or max(1, min(most, _MOST_SAMPLERS))
-    return Room(
+    return MemoryPlan(
         capacity=choice,
         envs_per_sampler=envs,
         samplers=max(count, min(most, capacity // (2 * envs.value))),
@@ -291,20 +290,20 @@ def _group_bytes(problem: TuningProblem, samplers: int, envs: int) -> int:
 
 def _envs_per_sampler(problem: TuningProblem) -> Choice:
     """Enough environments that one batched inference costs little beside their steps."""
-    text, step = "{} environments a sampler: {}", problem.step_us
+    text, step = "{} environments per sampler: {}", problem.step_us
     if problem.pin(ENVS) is not None:
         return Choice(problem.pin(ENVS), text.format(problem.pin(ENVS), problem.pinned_by(ENVS)), pinned=True)
     if problem.balanced:
         count = problem.configured[ENVS]
-        return Choice(count, text.format(count, "as configured: one update for each env step needs no more"))
+        return Choice(count, text.format(count, "as configured: enough for one update per env step"))
     if problem.one_call:
-        return Choice(32, text.format(32, "their engine steps all in one call"))
+        return Choice(32, text.format(32, "the engine steps all of them in one call"))
     if step is None or step <= 0.0:
         return Choice(8, text.format(8, "step time not known"))
     if step > _SLOW_STEP_US:
-        return Choice(4, text.format(4, f"a step takes {step:.0f} us, inference costs nothing beside it"))
+        return Choice(4, text.format(4, f"a step takes {step:.0f} us, inference is negligible"))
     count = next((count for count in (8, 16) if _INFERENCE_US / (count * step) <= _INFERENCE_SHARE), 32)
-    return Choice(count, text.format(count, f"a step takes {step:.0f} us, inference is shared"))
+    return Choice(count, text.format(count, f"a step takes {step:.0f} us, inference is batched"))
 
 
 def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
@@ -324,7 +323,7 @@ def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
     if wanted <= most:
         return Choice(wanted, text.format(wanted, f"as configured, {size(wanted * row)}"))
     rounded = most - most % 1000 if most >= 10_000 else most
-    limits.append(f"replay capacity {rounded} instead of {wanted}: {name} has room for no more")
+    limits.append(f"replay capacity {rounded} instead of {wanted}: {name} has no more room")
     return Choice(rounded, text.format(rounded, f"{size(rounded * row)}, as {name} allows"))
 
 
@@ -375,7 +374,7 @@ def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:
     """Setting with fewer environments of each sampler where so many would leave a rollout too short."""
     found = fit_rollout(problem, setting)
     while found is None and setting[ROLLOUT_ENVS] > 1 and ROLLOUT_ENVS not in problem.pins:
-        setting = setting.but(ROLLOUT_ENVS, setting[ROLLOUT_ENVS] // 2)
+        setting = setting.replace(ROLLOUT_ENVS, setting[ROLLOUT_ENVS] // 2)
         found = fit_rollout(problem, setting)
     return found
 
@@ -383,7 +382,7 @@ def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:
 def _fit_learners(problem: TuningProblem, setting: Setting) -> Setting | None:
     """Setting with one sampler for each learner."""
     if ROLLOUT_SAMPLERS not in problem.pins:
-        setting = setting.but(ROLLOUT_SAMPLERS, setting[LEARNERS])
+        setting = setting.replace(ROLLOUT_SAMPLERS, setting[LEARNERS])
     return _fit_fewer(problem, setting)
 
 
@@ -412,7 +411,7 @@ def learner_counts(problem: TuningProblem, here: Setting) -> Iterable[int]:
 def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
     name = problem.full_name(MINIBATCHES)
     same = name is None or setting[name] == problem.configured[name]
-    return "as configured, they change what is learned" if same else "as many as divide the rows"
+    return "as configured, since they affect learning" if same else "as many as divide the rows"
 
 
 def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
@@ -421,28 +420,28 @@ def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
     samplers = setting[ROLLOUT_SAMPLERS]
     slots = samplers * -(-configured // samplers)
     return _slots_seen(slots, minibatches is not None and setting[minibatches] > 1) + (
-        f"; {slots} of all together, since each of {samplers} samplers has as many" if slots > configured else ""
+        f"; {slots} in total, one for each of {samplers} samplers" if slots > configured else ""
     )
 
 
 def _slots_seen(slots: int, several: bool) -> str:
     if slots > 8:
-        return "as configured: counted runs with slow weights learned less with 16 than with 4"
+        return "as configured: with slow weights, 16 learned less than 4 in our experiments"
     if slots >= 4:
-        return "as configured: counted runs with 4 and 8 differed less than their seeds"
+        return "as configured: 4 and 8 did not differ significantly in our experiments"
     return (
-        "as configured: with minibatches out of all rollouts, counted runs with 2 and 4 differed less than their seeds"
+        "as configured: with minibatches of all rollouts, 2 and 4 did not differ significantly in our experiments"
         if several
-        else "as configured: counted runs with 2 learned later than with 4, or not"
+        else "as configured: 2 learned later than 4, or not at all, in our experiments"
     )
 
 
 def _uses_remark(problem: TuningProblem, setting: Setting) -> str:
     if setting[problem.full_name(USES) or USES] > MOST_USES:
-        return f"as configured: counted runs needed more updates with 32 than with {MOST_USES}, the paper's value"
+        return f"as configured: 32 needed more updates than {MOST_USES}, the paper's value, in our experiments"
     return (
-        f"as configured: up to {MOST_USES}, the paper's value for continuous actions (2 for images), counted runs "
-        "needed equally many updates"
+        f"as configured: up to {MOST_USES}, the paper's value for continuous actions (images: 2), updates "
+        f"were equally useful in our experiments"
     )
 
 
@@ -463,7 +462,7 @@ KNOBS = (
         words="batch {}",
         label="batch",
         remark=_batch_remark,
-        figures="{updates_per_s:.0f} updates/s in a run, beside the samplers",
+        figures="{updates_per_s:.0f} updates/s in a run, with samplers",
     ),
     Knob(name=THREADS, trial=LEARNER, candidates=_threads, words="{} learner thread{s}", tie=_least),
     Knob(name=RATIO, candidates=ratios, words="at least {:g} samples per insert", label="samples/insert", tie=_moved),
@@ -482,7 +481,7 @@ KNOBS = (
         usual="cpu",
         tie=lambda problem, name, value: [one.name for one in problem.devices].index(value),
     ),
-    Knob(name=ENVS, trial=FACTS, words="{} environment{s} a sampler", label="envs"),
+    Knob(name=ENVS, trial=FACTS, words="{} environment{s} per sampler", label="envs"),
     Knob(name=CAPACITY, trial=FACTS, fixed=True, words="replay of {} transitions"),
     Knob(name=RATIO_MAX, trial=FACTS, words="the learner waits above {:g} samples per insert"),
     Knob(
@@ -512,7 +511,7 @@ KNOBS = (
     Knob(
         name=ROLLOUT_ENVS,
         fit=_fit_fewer,
-        words="{} environment{s} a sampler",
+        words="{} environment{s} per sampler",
         label="envs",
         fixed=True,
         candidates=lambda problem, here: [here[ROLLOUT_ENVS] * 2, here[ROLLOUT_ENVS] // 2, here[ROLLOUT_ENVS] * 4, 1],
@@ -570,11 +569,11 @@ def knobs_of(config: Config) -> tuple[Knob, ...]:
     """
     own = _declared_by(config.env.import_module)
     table = {knob.name: knob for knob in (*KNOBS, *own)}
-    names = [name for name in table if name in config.wiring.knobs]
-    if unknown := [name for name in config.wiring.knobs if name not in table]:
+    names = [name for name in table if name in config.data_flow.knobs]
+    if unknown := [name for name in config.data_flow.knobs if name not in table]:
         raise ConfigError(
-            f"--mode {config.run.mode}: nobody declares its knob {unknown[0]}; declare it in KNOBS of "
-            f"the module that --import names, or take one of {', '.join(table)}"
+            f"--mode {config.run.mode}: unknown knob {unknown[0]}; declare it in KNOBS of the --import module, or "
+            f"use one of {', '.join(table)}"
         )
     names += [knob.name for knob in own if names and knob.name not in names]
     found, algorithm = [], config.on_policy or config.algorithm
@@ -594,12 +593,12 @@ def _declared_by(module: str | None) -> tuple[Knob, ...]:
         if not isinstance(knob, Knob) or knob.name in {one.name for one in KNOBS}:
             raise ConfigError(
                 f"--import {module}: KNOBS holds {clean(repr(knob), 200)}; expected a "
-                "tuner.problem.Knob whose name none of Spreeze's own knobs has"
+                "tuner.problem.Knob with a new name"
             )
         part, _, field = knob.name.partition(".")
-        if part != "algorithm" and (part not in PARTS or field not in PARTS[part].__dataclass_fields__):
+        if part != "algorithm" and (part not in SECTIONS or field not in SECTIONS[part].__dataclass_fields__):
             raise ConfigError(
-                f"--import {module}: knob {knob.name!r} is no setting; expected PART.FIELD, for example "
+                f"--import {module}: knob {knob.name!r} is not a setting; expected SECTION.FIELD, for example "
                 "learner.batch_size"
             )
     return tuple(dataclasses.replace(knob, own=True) for knob in found)

@@ -199,7 +199,7 @@ class Measurer:
         except ConfigError as error:
             return candidate.fail(str(error))
         assert self._helper is not None
-        answer = self._helper.answer(
+        answer = self._helper.run_turn(
             UpdateTurn(
                 learner=config.learner,
                 algorithm=dataclasses.asdict(config.algorithm),
@@ -288,10 +288,10 @@ class UpdateHelper:
                 with contextlib.suppress(OSError):
                     stream.close()
 
-    def answer(self, turn: UpdateTurn) -> dict[str, Any]:
-        """Result of the helper; its own death or silence is a failure of this measurement.
+    def run_turn(self, turn: UpdateTurn) -> dict[str, Any]:
+        """Result of one turn; the helper's death or silence is a failure of this measurement.
 
-        A measurement that was stopped meanwhile (Ctrl-Z), or slept with the machine, is taken again.
+        A measurement that was stopped in the meantime (Ctrl-Z), or slept with the machine, is taken again.
         """
         while True:
             slept_s = AWAKE.slept_s
@@ -325,7 +325,7 @@ class UpdateHelper:
         assert self._process.stdout is not None
         fd, end = self._process.stdout.fileno(), AWAKE() + within_s
         while b"\n" not in self._pending:
-            if self._interrupts.asked:
+            if self._interrupts.stop_requested:
                 raise KeyboardInterrupt
             if AWAKE() > end:
                 return self._lost(f"not done within {within_s:.0f} s", starved=True)
@@ -333,7 +333,7 @@ class UpdateHelper:
                 data = os.read(fd, 65536)
                 if not data:
                     code = kill_and_wait(self._process)
-                    why = "its process does not end" if code is None else f"its process ended with {code}"
+                    why = "its process does not terminate" if code is None else f"its process ended with {code}"
                     return self._lost(why, starved=code in (None, -signal.SIGKILL))
                 self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")

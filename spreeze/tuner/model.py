@@ -50,11 +50,11 @@ FORMULAS = {
     "updates": "U, with the configured batch",
 }  # fmt: skip
 """Objective -> its formula in one line; U updates/s, E env steps/s, B batch size, learner and samplers together."""
-ROLLOUT_FORMULA = "env steps/s with everything running; rows and minibatches of a rollout as configured"
-HOST_FORMULA = "env steps/s of a host that has samplers alone; its learner is elsewhere"
+ROLLOUT_FORMULA = "env steps/s of the whole run; rollout and minibatch size as configured"
+HOST_FORMULA = "env steps/s of a host without a learner"
 MOST_USES = 20
 """Uses of a rollout of any age up to which an update is worth the same (``assets/figures.md``). The paper's K is 20."""
-BUFFER_FORMULA = f"updates/s with everything running, of rollouts used up to {MOST_USES} times, at the configured rows"
+BUFFER_FORMULA = f"updates/s of the whole run, with rollouts used up to {MOST_USES} times, at the configured rows"
 UPDATES_PER_STEP_BOUND = 8.0
 """Samples per insert are never allowed above this many updates per env step (times the batch)."""
 

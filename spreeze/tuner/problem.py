@@ -39,7 +39,7 @@ class Setting(dict[str, Any]):
     def __hash__(self) -> int:  # type: ignore[override]
         return self._hash
 
-    def but(self, name: str, value: Any) -> Setting:
+    def replace(self, name: str, value: Any) -> Setting:
         """Setting with another value of one knob."""
         return Setting({**self, name: value})
 
@@ -47,7 +47,7 @@ class Setting(dict[str, Any]):
         return Setting({name: value for name, value in self.items() if name not in names})
 
     def layer(self) -> Layer:
-        """As a layer of settings: how a trial, and a run in the end, get all of these values."""
+        """Returns these values as a layer of settings."""
         values: Values = {}
         for name, value in self.items():
             part, item = name.split(".")
@@ -70,7 +70,7 @@ class TrialResult:
     memory_bytes: int | None = None
     failure: str | None = None
     starved: bool = False
-    """It failed for want of time or memory, and no worker reported an error: other programs may be why."""
+    """True if it failed for lack of time or memory without a worker error: other programs may be the cause."""
     score: float | None = None
 
     @property
@@ -112,7 +112,7 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """Where the learner may run."""
+    """Device that the learner may use."""
 
     name: str
     """``cpu``, ``cuda:0`` or both devices of a split (actor, critics), ``cuda:0+cuda:1``."""
@@ -133,7 +133,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class MemoryPlan:
     """Memory that settings have to fit into."""
 
     capacity: Choice
@@ -156,7 +156,7 @@ class TuningProblem:
     pins: frozenset[str] = frozenset()
     """Knobs that stay as configured: set by the user, or ``kept``."""
     kept: frozenset[str] = frozenset()
-    """Those of ``pins`` that the profile keeps, because what it describes depends on them."""
+    """Those of ``pins`` that the profile protects (``about.keep``)."""
     targets: TuningConfig = field(default_factory=TuningConfig)
     stage: str = JOINT
     """The trial in which everything runs, ``JOINT`` or ``ROLLOUT``."""
@@ -184,12 +184,12 @@ class TuningProblem:
     """Sampler processes beside the learner that a run without the tuner has, where none are configured."""
     devices: tuple[Device, ...] = (Device(name="cpu"),)
     paired: bool = True
-    """True if two threads on the processor share an update as a pair; if not, each matmul."""
+    """True if two threads on the CPU share an update as a pair; if not, each matmul."""
     balanced: bool = False
-    """The mode takes as few env steps as the learner can use, so more environments a sampler would only be slower."""
+    """The mode takes as few env steps as the learner can use, so more environments per sampler would only be slower."""
     watcher_cores: float = 0.0
     """Cores that evaluator, visualizer and supervisor take in a run where none is free; they are not measured."""
-    room: Room | None = None
+    room: MemoryPlan | None = None
     """Filled in by ``search.tune``, for modes with replay."""
 
     def full_name(self, name: str) -> str | None:
@@ -211,8 +211,8 @@ class TuningProblem:
         return self.configured[name] if name in self.pins else None
 
     def pinned_by(self, name: str) -> str:
-        """Who pinned it, in words."""
-        return "kept: the profile says so" if name in self.kept else "set by you"
+        """Reason why it is pinned, in words."""
+        return "kept by the profile" if name in self.kept else "set by you"
 
 
 def _nearest(problem: TuningProblem, name: str, value: Any) -> Any:
@@ -230,7 +230,7 @@ class Knob:
     """
 
     name: str
-    """The setting, ``part.field``; ``algorithm.FIELD`` is read as a field of the chosen algorithm."""
+    """The setting, ``section.field``; ``algorithm.FIELD`` is read as a field of the chosen algorithm."""
     candidates: Callable[[TuningProblem, Setting], Iterable[Any]] = lambda problem, here: ()
     """Values worth trying, the most promising first, from the facts and what the other knobs stand at."""
     trial: str = JOINT
@@ -238,7 +238,7 @@ class Knob:
     fit: Callable[[TuningProblem, Setting], Setting | None] = lambda problem, setting: setting
     """The setting with what has to follow from this knob; None where memory, cores or other knobs forbid it."""
     words: str = ""
-    """How a value reads in a sentence, for example ``{} sampler{s}``; by default the name and the value."""
+    """Text of a value in a sentence, such as ``{} sampler{s}``; by default name and value."""
     label: str = ""
     """``column``, where that is not the last word of the name."""
     usual: Any = None
@@ -262,11 +262,11 @@ class Knob:
     def text(self, value: Any) -> str:
         return self.words.format(value, s="" if value == 1 else "s") if self.words else f"{self.name} {value}"
 
-    def moves(self, problem: TuningProblem, here: Setting) -> list[Setting]:
+    def neighbours(self, problem: TuningProblem, here: Setting) -> list[Setting]:
         """Settings that differ from ``here`` in this knob and what follows from it."""
         if self.name in problem.pins:
             return []
-        found = [self.fit(problem, here.but(self.name, value)) for value in self.candidates(problem, here)]
+        found = [self.fit(problem, here.replace(self.name, value)) for value in self.candidates(problem, here)]
         return list(dict.fromkeys(one for one in found if one is not None and one != here))
 
 

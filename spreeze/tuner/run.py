@@ -56,7 +56,7 @@ from spreeze.tuner.search import Search, tune
 from spreeze.types import RowLayout
 
 BUDGET_S = 60.0
-"""All of a tuning, the start of this process included."""
+"""Time limit of a tuning, including the start of this process [s]."""
 _CLOSING_S = 1.5
 """Time to end the last processes and to write the result."""
 _SAMPLER_BYTES, _ENV_BYTES, _LEARNER_BYTES = 120_000_000, 30_000_000, 500_000_000
@@ -73,7 +73,7 @@ _BUSY_SHARE, _QUIETER = 0.15, 0.5
 """Other programs that keep this share of the cores busy make a result provisional; it is measured again once they keep
 no more than the second share of what they kept then."""
 _LOAD_LOOK_S = 1.0
-"""For so long is looked whether the machine is quieter now."""
+"""Time to check whether the machine is quieter now [s]."""
 _MOST_TRIES, _TRY_AGAIN_S = 3, 86_400.0
 """A result that is provisional for another reason than load is measured again so often, then once a day."""
 _SAME_STEP = 2.0
@@ -82,8 +82,8 @@ many. A bound around the stored time, not steps of a scale: there noise would cr
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Listener:
-    """Who hears what the tuner does, as it does it."""
+class TunerCallbacks:
+    """Callbacks of the tuner for progress."""
 
     say: Callable[[str], None]
     on_row: Callable[[TrialResult], None] = lambda row: None
@@ -96,7 +96,7 @@ def tuned_layer(
     probe: Probe,
     machine: Machine,
     interrupts: Interrupts,
-    listener: Listener,
+    listener: TunerCallbacks,
     *,
     fresh: bool,
     spent_s: float = 0.0,
@@ -116,7 +116,7 @@ def tuned_layer(
     """
     check_tunable(settings.config)
     if probe.step_us_median is None:
-        probe = probe_of(settings.config, steps=TIMED_STEPS, interrupted=lambda: interrupts.asked)
+        probe = probe_of(settings.config, steps=TIMED_STEPS, interrupted=lambda: interrupts.stop_requested)
     facts = _facts(settings, probe, machine, samplers_only=samplers_only)
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     path = cache_dir() / f"tune-{key}.json"
@@ -128,7 +128,7 @@ def tuned_layer(
         if record is None:
             return None
         if why := _outdated(record, probe, machine, interrupts):
-            listener.say(f"tuned before on this machine ({record['measured_at']}), measuring again: {why}")
+            listener.say(f"tuned before on this machine ({record['measured_at']}), measuring again because {why}")
             tries = (record["tries"] or 1) + 1 if record["provisional"] else 1
             return None
         listener.say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
@@ -160,7 +160,7 @@ def _measured(
     probe: Probe,
     machine: Machine,
     interrupts: Interrupts,
-    listener: Listener,
+    listener: TunerCallbacks,
     spent_s: float,
     *,
     samplers_only: bool,
@@ -247,7 +247,7 @@ def _is_busy(other_cores: float | None, machine: Machine) -> bool:
 
 
 def _load_text(other_cores: float, machine: Machine) -> str:
-    return f"other programs kept {other_cores:.1f} of {machine.cores.usable:g} cores busy meanwhile"
+    return f"other programs used {other_cores:.1f} of {machine.cores.usable:g} cores meanwhile"
 
 
 def _doubts(search: Search, other_cores: float | None, machine: Machine) -> dict[str, str]:
@@ -258,7 +258,7 @@ def _doubts(search: Search, other_cores: float | None, machine: Machine) -> dict
     if other_cores is not None and _is_busy(other_cores, machine):
         found[LOAD] = _load_text(other_cores, machine)
     if machine.power_source == "battery":
-        found[BATTERY] = "measured on battery: on mains rates may be higher"
+        found[BATTERY] = "measured on battery power"
     return found
 
 
@@ -273,7 +273,7 @@ def _outdated(record: dict[str, Any], probe: Probe, machine: Machine, interrupts
         load = ExternalLoad(machine.cores.ids)
         end_s = time.monotonic() + _LOAD_LOOK_S
         while time.monotonic() < end_s:
-            if interrupts.asked:
+            if interrupts.stop_requested:
                 raise KeyboardInterrupt
             time.sleep(min(0.1, _LOAD_LOOK_S))
         now_cores = load.cores()
@@ -297,7 +297,7 @@ def problem_of(
     values = {knob.name: _configured(config, knob.name, machine) for knob in knobs}
     if samplers_only and values[SAMPLERS] is None:
         values[SAMPLERS] = max(1, int(machine.cores.usable))
-    order = [name for name in (*config.wiring.knobs, *values) if name in values]
+    order = [name for name in (*config.data_flow.knobs, *values) if name in values]
     kept = settings.kept & values.keys()
     # A resumed run keeps what its stored data depend on.
     pins = {
@@ -340,7 +340,7 @@ def problem_of(
         one_call=engine,
         devices=_devices(machine, config.learner, pins, paired),
         paired=paired,
-        balanced=config.wiring.balanced,
+        balanced=config.data_flow.balanced,
         watcher_cores=0.0 if samplers_only else watcher_cores(config),
     )
 
@@ -356,7 +356,7 @@ def _configured(config: Config, name: str, machine: Machine) -> Any:
 
 
 def _with_learners(values: dict[str, Any], pins: set[str], usable: float) -> dict[str, Any]:
-    """The values of a mode whose learners are to be chosen: at least two to begin with, each with a sampler."""
+    """The values of a mode whose learners are to be chosen: at least two to start with, each with a sampler."""
     cores, samplers = max(2, min(int(usable), MOST_LEARNERS)), values[ROLLOUT_SAMPLERS]
     learners = values[LEARNERS]
     if LEARNERS not in pins:
@@ -368,7 +368,7 @@ def _with_learners(values: dict[str, Any], pins: set[str], usable: float) -> dic
 
 
 def _devices(machine: Machine, learner: LearnerConfig, pins: set[str], can_split: bool) -> tuple[Device, ...]:
-    """Where a learner may run: the processor, every GPU that this process can see, the first two as a split.
+    """Devices of the learner: the CPU, each visible GPU, and the first two as a split.
 
     In float32; another precision only where the user asks for it, since it changes what is learned.
     """
@@ -386,7 +386,7 @@ def _devices(machine: Machine, learner: LearnerConfig, pins: set[str], can_split
     return tuple(found)
 
 
-_SPEED = ("overlap", "mirror", "updates_per_launch", "fuse", "device", "threads", "precision")
+_SPEED = ("overlap", "gpu_replay", "updates_per_launch", "compile", "device", "threads", "precision")
 """Settings of the learner on which rates depend, also where no knob is for them."""
 
 
@@ -411,7 +411,7 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
         "algo": config.run.algo,
         "correction": config.rollout.correction,
         "formula": formula(problem),
-        "mixing": dataclasses.asdict(config.gala) if config.wiring.mixes else None,
+        "mixing": dataclasses.asdict(config.gala) if config.data_flow.mixes_parameters else None,
         "algorithm": {name: value for name, value in part.items() if not isinstance(value, float)},
         "configured": {name: repr(value) for name, value in problem.configured.items()},
         "pins": sorted(problem.pins),
@@ -431,19 +431,19 @@ def check_tunable(config: Config) -> None:
     """Rejects a mode in which nothing is to choose.
 
     Raises:
-        ConfigError: the mode declares no knob for that kind of algorithm, or several learners are asked for.
+        ConfigError: the mode declares no knob for that kind of algorithm, or several learners are requested.
     """
-    if config.run.learners > 1 and LEARNERS not in config.wiring.knobs:
+    if config.run.learners > 1 and LEARNERS not in config.data_flow.knobs:
         raise ConfigError(
-            f"--auto: it measures one learner and its samplers, not run.learners = {config.run.learners}"
-            "; leave --auto out, or set --batch-size and --samplers as a tuned run of one learner has it"
+            f"--auto: it tunes a single learner, not run.learners = {config.run.learners}"
+            "; remove --auto, or set --batch-size and --samplers as in a tuned run with one learner"
         )
-    if not config.wiring.knobs:
-        found = [mode.wiring(on_policy=config.on_policy is not None) for mode in DECLARED]
-        others = [mode.name for mode, wiring in zip(DECLARED, found, strict=True) if wiring and wiring.knobs]
+    if not config.data_flow.knobs:
+        found = [mode.data_flow(on_policy=config.on_policy is not None) for mode in DECLARED]
+        others = [mode.name for mode, data_flow in zip(DECLARED, found, strict=True) if data_flow and data_flow.knobs]
         raise ConfigError(
-            f"--auto: {config.run.algo} in --mode {config.run.mode} leaves nothing to choose; "
-            f"use --mode {' or '.join(others)}, or leave --auto out"
+            f"--auto: {config.run.algo} in --mode {config.run.mode} has nothing to tune; use --mode "
+            f"{' or '.join(others)}, or remove --auto"
         )
 
 
@@ -468,7 +468,7 @@ _NEEDED = (
 
 
 def cache_dir() -> Path:
-    """Where results are kept: ``$XDG_CACHE_HOME/spreeze``, ``~/.cache/spreeze``, or a temporary folder without both."""
+    """Cache directory: ``$XDG_CACHE_HOME/spreeze``, ``~/.cache/spreeze``, or a temporary one."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spreeze"
     except RuntimeError:  # this user has no home
@@ -494,7 +494,7 @@ def _load(path: Path, key: str, settings: Settings, say: Callable[[str], None]) 
             raise ValueError(f"it has {path.stat().st_size} bytes")
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if record["schema"] != SCHEMA or record["key"] != key:
-            raise ValueError("it is of another version or another key")
+            raise ValueError("it has another version or key")
         if missing := [name for name in _NEEDED if name not in record]:
             raise ValueError(f"it has no {', '.join(missing)}")
         if set(record["reasons"]) != set(record["choice"]):
@@ -514,7 +514,7 @@ def _check_history(record: dict[str, Any]) -> None:
     """A ValueError where facts about how a result was made are of no use."""
     numbers = [record[name] for name in ("env_step_us_median", "other_programs_cores", "measured_s", "tries")]
     if not all(one is None or (isinstance(one, int | float) and math.isfinite(one)) for one in numbers):
-        raise ValueError("its times are no numbers")
+        raise ValueError("its times are not numbers")
     causes = record["provisional"] or {}
     if (
         not isinstance(causes, dict)
@@ -522,9 +522,9 @@ def _check_history(record: dict[str, Any]) -> None:
         or (LOAD in causes and record["other_programs_cores"] is None)
         or not set(causes) <= {LOAD, BATTERY, ROWS}
     ):
-        raise ValueError("it does not say how far it holds")
+        raise ValueError("its validity is missing")
     if not all(isinstance(text, str) for text in (*(record["limits"] or ()), *(record["notes"] or ()))):
-        raise ValueError("its notes are no texts")
+        raise ValueError("its notes are not strings")
 
 
 # --- one tuner at a time ---
@@ -575,7 +575,7 @@ def _open_lock(say: Callable[[str], None]) -> int | None:
             found = os.open(path, flags)
         if stat.S_ISREG(os.fstat(found).st_mode):
             return found
-        why = "it is no regular file"
+        why = "it is not a regular file"
         os.close(found)
     except OSError as error:
         why = error.strerror or str(error)
@@ -595,11 +595,11 @@ def _wait_for_lock(fd: int, say: Callable[[str], None], interrupts: Interrupts) 
         except OSError as error:  # a file system without locks
             say(f"{clean(lock_path())} cannot be locked ({error.strerror}): measuring without waiting for other tuners")
             return None
-        if interrupts.asked:
+        if interrupts.stop_requested:
             raise KeyboardInterrupt
         if stopped or time.monotonic() > deadline:
             why = "is stopped" if stopped else f"still holds the tuners' lock after {_LOCK_WAIT_S:.0f} s"
-            say(f"{who} {why}: measuring all the same")
+            say(f"{who} {why}: measuring anyway")
             return f"measured while another tuner held the lock: {who}"
         if not said:
             say(f"another tuner is measuring this machine: {who}; waiting for it, {_LOCK_WAIT_S:.0f} s at most")
@@ -608,7 +608,7 @@ def _wait_for_lock(fd: int, say: Callable[[str], None], interrupts: Interrupts) 
 
 
 def _holder(fd: int) -> tuple[str, bool]:
-    """Who holds the lock of a file, in words, and whether that process is stopped."""
+    """Describes the process that locks a file, and says whether it is stopped."""
     inode = str(os.fstat(fd).st_ino)
     with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():

@@ -51,7 +51,7 @@ _LEAST_GAIN = 0.05
 _ROLLOUT_GAIN = 0.10
 """Least gain where a setting changes the rollouts that are learned from, for which the profile was made."""
 _DISTURBED = 0.8
-"""Where a setting gives less than this share of what it gave before, other programs were at work: measured again."""
+"""A setting below this share of its earlier rate is measured again: other programs were active."""
 _MOST_SPREAD = 0.75
 """A row whose repeats scatter by a larger share of their median is measured again, and not used if it still does."""
 _KIND_GAIN = 0.10
@@ -146,7 +146,7 @@ class Search:
     """Search: results so far, the steps that measure more, and in the end the choice with its reasons."""
 
     choices: dict[str, Choice]
-    """By the knob's name, in the order in which they are shown."""
+    """Choices by name of the knob, in display order."""
     chosen: Scored
     centre: Setting
     """The choice before other modules' knobs were varied."""
@@ -175,7 +175,7 @@ class Search:
         """
         if problem.objective != ROLLOUT:
             table.check_pins(problem)
-            problem = dataclasses.replace(problem, room=table.find_room(problem))
+            problem = dataclasses.replace(problem, room=table.find_memory_plan(problem))
         self.problem, self.measure, self.say, self.busy = problem, measure, say, busy
         self.results: list[TrialResult] = []
         self.doubts: list[str] = []
@@ -200,7 +200,7 @@ class Search:
         """Everything that could be chosen in a mode with replay, as the model forecasts it."""
         self.own = {knob.name: problem.configured[knob.name] for knob in problem.knobs if knob.own}
         self.runners: dict[str, tuple[tuple[Any, float], ...]] = {}
-        """By knob that was varied: other values with their shares of the chosen one's score, best first."""
+        """Other values of each varied knob, with scores relative to the chosen one, best first."""
 
     def _record(self, result: TrialResult) -> None:
         """Scores a result, keeps it and reports it."""
@@ -267,7 +267,7 @@ class Search:
         return found
 
     def _best_of(self, rounds: Rounds, here: Setting, least_gain: float) -> Setting:
-        """The setting to go on with: another one only for a clear gain; ties go as the knobs prefer."""
+        """The setting to continue with: another one only for a clear gain; ties go as the knobs prefer."""
         better = [
             Scored(other, 1.0 + self._gain_over(rounds, here, other)[0])
             for other in rounds.newest()
@@ -330,7 +330,7 @@ class Search:
         """Measures a further kind of learner with some of the batches that ran with the plainest one of its device."""
         left_s = self.measure.seconds_left() - until_s
         if left_s < _CLIMB_S:
-            self.limits.append(f"time was up before {kind} could be tried")
+            self.limits.append(f"out of time before {kind} could be tried")
             return
         seen = (
             sorted(
@@ -371,7 +371,7 @@ class Search:
         self.rates = {kind: [one for one in rows if kind_of(one.setting) == kind] for kind in self.rates}
         ran = [one for one in rows if one.ran]
         if ran and sum(map(is_steady, ran)) < len(ran) / 2:
-            raise NothingMeasured(f"updates of the learner alone scattered by {_typical(ran)}")
+            raise NothingMeasured(f"update rates of the learner vary by {_typical(ran)}")
 
     def _rising(self, kind: LearnerKind) -> bool:
         """True while a larger batch may still be better."""
@@ -435,7 +435,7 @@ class Search:
             for kind, found in sizes.items()
         }
         if not any(quick.values()):
-            self.limits.append(f"every batch that could be tried takes longer than {MAX_UPDATE_S:g} s an update")
+            self.limits.append(f"every measured batch size takes longer than {MAX_UPDATE_S:g} s per update")
             quick = {kind: found[:1] for kind, found in sizes.items()}
         self.sizes = {kind: found for kind, found in quick.items() if found}
         if self.problem.objective == "paper":
@@ -449,9 +449,12 @@ class Search:
                 knee = paper_batch(*cost, self.problem.targets.gpu_target)
                 batch = min((one for one in allowed if one >= knee and one & (one - 1) == 0), default=batch)
                 if self.busy() and self.problem.configured[BATCH] in allowed:
-                    batch, text = self.problem.configured[BATCH], "the batch stays: other programs computed meanwhile"
+                    batch, text = (
+                        self.problem.configured[BATCH],
+                        "the batch size is kept, because other programs were active",
+                    )
                 elif knee > allowed[-1]:
-                    text = f"the paper's rule asks for batch {knee}, {batch} is the largest that may be taken"
+                    text = f"the paper's rule selects batch {knee}, {batch} is the largest possible"
             frames = batch / cost.update_s(batch)
             if frames > best * (1.0 + _KIND_GAIN):
                 best, limit, self.sizes = frames, text, {kind: [batch]}
@@ -475,7 +478,7 @@ class Search:
             return NothingMeasured(f"{what}: {reasons or 'no time to measure'}")
         pins = [f"{name} = {self.problem.pin(name)}" for name in names if name in self.problem.pins]
         if pins and results:
-            return ConfigError(f"{', '.join(pins)} cannot work here: {reasons}; leave it to the tuner or set another")
+            return ConfigError(f"{', '.join(pins)} does not work here: {reasons}; change it, or let the tuner choose")
         return WorkerError(f"tuning failed: {what}: {reasons}")
 
     # --- everything running, with a model ---
@@ -489,9 +492,9 @@ class Search:
             NothingMeasured: nothing could for want of time or quiet.
         """
         problem, first = self.problem, self.first
-        base = Setting({**first, **self.own, ENVS: table.room_of(problem).envs_per_sampler.value, RATIO: 0.0})
+        base = Setting({**first, **self.own, ENVS: table.memory_plan(problem).envs_per_sampler.value, RATIO: 0.0})
         sweep = self._joint(
-            [base.but(SAMPLERS, count) for count in table.sampler_ladder(problem, first)],
+            [base.replace(SAMPLERS, count) for count in table.sampler_ladder(problem, first)],
             max(self.measure.seconds_left() * SWEEP_SHARE, 1.0),
         )
         if any(one.ran and not is_steady(one) for one in sweep) and self.measure.seconds_left() >= _AGAIN_S:
@@ -499,11 +502,11 @@ class Search:
         good = [result for result in sweep if is_steady(result)]
         scattered = [one for one in sweep if one.ran and not is_steady(one)]
         if scattered and not good:
-            raise NothingMeasured(f"rates of samplers beside the learner scattered by {_typical(scattered)}")
+            raise NothingMeasured(f"rates of samplers with the learner vary by {_typical(scattered)}")
         if not sweep and self.busy():
-            raise NothingMeasured("time was up before samplers could be measured beside the learner")
+            raise NothingMeasured("out of time before samplers could be measured with the learner")
         if sweep and not good:
-            raise self._nothing_ran(sweep, (SAMPLERS,), "samplers could not be measured beside the learner")
+            raise self._nothing_ran(sweep, (SAMPLERS,), "samplers could not be measured with the learner")
         self.swept = good
         self.sharing = model.fit_sharing(problem, self.costs, good)
         settings = []
@@ -523,7 +526,7 @@ class Search:
         settings = [one for one in settings if one[SAMPLERS] < failed] or settings
         self.limits += [f"{one.setting[SAMPLERS]} samplers: {one.failure}" for one in sweep if one.failure]
         if not sweep:
-            self.limits.append("time was up before samplers could be measured: chosen from the facts")
+            self.limits.append("out of time before samplers could be measured: chosen by estimate")
         self.expected = {one: self._forecast(one) for one in settings}
         for name, value in self.kept.items():
             if name in (BATCH, RATIO):
@@ -561,7 +564,7 @@ class Search:
         return model.pick(self.problem, [one for one in expected if pays(one)] or expected)
 
     def _unmoved(self, expected: Sequence[Scored]) -> list[Scored]:
-        """Those that keep what is learned as it is configured."""
+        """Settings that do not change what is learned."""
         return [
             one
             for one in expected
@@ -584,7 +587,7 @@ class Search:
         within_s = self.measure.seconds_left() / (1 + sum(one.own and one.trial == JOINT for one in problem.knobs))
         most = max((one.setting[SAMPLERS] for one in self.results if one.stage == JOINT and one.ran), default=1)
         if within_s < _LEAST_S:
-            self.limits.append("time was up before the neighbours of the choice were measured")
+            self.limits.append("out of time before the neighbours of the choice were measured")
             expected = [one for one in expected if one.setting[SAMPLERS] <= most] or expected
         self.chosen = before = self._pick(expected)
         here, unmoved = before.setting, self._unmoved(expected)
@@ -628,7 +631,7 @@ class Search:
             new, old = setting_text(problem, self.centre), setting_text(problem, here)
             better = f"{new} in place of {old}"
             if here in good and self.centre == plain:
-                better += ", whose gain is not above the spread of the rows"
+                better += ", with a gain within the measured spread"
             elif here in good:
                 better = f"{new} measured better than {old}"
             self.notes.append(f"checked with its neighbours: {better}")
@@ -654,14 +657,16 @@ class Search:
         rounds.add(ask(settings, within_s))
         doubtful, left_s = self._doubtful(rounds, here, least_gain), self.measure.seconds_left() - end_s
         if doubtful and left_s >= _AGAIN_S:
-            self.notes.append(f"{len(doubtful)} of {len(settings)} settings measured again: their rates scattered")
+            self.notes.append(
+                f"{len(doubtful)} of {len(settings)} settings were measured again, because their rates varied"
+            )
             rounds.add(ask([here, *doubtful], left_s))
         return rounds
 
     def _doubt(self, row: TrialResult | None) -> None:
         """Notes that a chosen row scatters so much that another measurement may choose otherwise."""
         if row is not None and not is_steady(row):
-            self.doubts.append(f"rates of the choice scattered by {_typical([row])}")
+            self.doubts.append(f"rates of the choice vary by {_typical([row])}")
 
     def _neighbours(self, here: Scored) -> list[Setting]:
         """The most promising settings that differ in one knob by one step.
@@ -676,8 +681,8 @@ class Search:
                 min((one for one in values if one > value), default=value),
             ):
                 follows = name == BATCH and self.problem.balanced
-                setting = here.setting.but(RATIO, model.ratio_bound(self.problem, one)) if follows else here.setting
-                found[setting.but(name, one)] = _PROMISING
+                setting = here.setting.replace(RATIO, model.ratio_bound(self.problem, one)) if follows else here.setting
+                found[setting.replace(name, one)] = _PROMISING
         for score in sorted(self.expected.values(), key=lambda one: one.score):
             rivals[kind_of(score.setting)] = score.setting
         found |= {one: _PROMISING_RIVAL for other, one in rivals.items() if other != kind}
@@ -690,14 +695,14 @@ class Search:
         promising = [
             one
             for one in promising
-            if one.setting != here.setting.but(RATIO, one.setting[RATIO]) or one[2:] != here[2:]
+            if one.setting != here.setting.replace(RATIO, one.setting[RATIO]) or one[2:] != here[2:]
         ]
         return [one.setting for one in sorted(promising, key=lambda one: -one.score)[:_MOST_NEIGHBOURS]]
 
     # --- everything running, one knob after the other ---
 
     def start_varying(self) -> None:
-        """Begins with the configured setting.
+        """Starts with the configured setting.
 
         Raises:
             ConfigError: it has no room, or its numbers do not go together.
@@ -707,8 +712,8 @@ class Search:
         here = fit(problem, problem.configured)
         if here is None:
             raise ConfigError(
-                f"{setting_text(problem, problem.configured)}: they do not go together, or memory has no "
-                "room; set fewer of them"
+                f"{setting_text(problem, problem.configured)}: these settings conflict, or do not fit into "
+                f"memory; set fewer of them"
             )
         self.chosen = Scored(here, 0.0)
 
@@ -734,15 +739,15 @@ class Search:
         if self.problem.objective == ROLLOUT and not self.measured:
             here = self.chosen.setting
             why = next((one.failure for one in self.results if one.setting == here and one.failure), "no time was left")
-            raise NothingMeasured(f"what is configured could not be measured: {why}")
+            raise NothingMeasured(f"the configured setting could not be measured: {why}")
 
     def _vary(self, knob: Knob, here: Setting, within_s: float) -> TrialResult | None:
         """Measures a knob's candidates together with what is there, and returns the best; None where nothing ran."""
-        wanted = knob.moves(self.problem, here)
+        wanted = knob.neighbours(self.problem, here)
         if not wanted and self.results:
             return None
         if within_s < _LEAST_S:
-            self.limits.append(f"time was up before {knob.name} could be varied")
+            self.limits.append(f"out of time before {knob.name} could be varied")
             return None
         measured = self.measure.learner if knob.trial == LEARNER else self.measure.joint
 
@@ -761,7 +766,9 @@ class Search:
                 self.notes.append(f"{name} measured again: the machine was busy")
                 rounds.add(ask([here, *wanted], left_s))
             else:
-                self.limits.append(f"{name} was measured while the machine was busy, with no time to do it again")
+                self.limits.append(
+                    f"{name} was measured while the machine was busy, and there was no time to repeat it"
+                )
         rows = rounds.newest()
         self.limits += [f"{knob.text(one.setting[knob.name])}: {one.failure}" for one in rows.values() if one.failure]
         good = {setting: one for setting, one in rows.items() if one.ran}
@@ -788,7 +795,7 @@ class Search:
         """Chooses what a run without the tuner would have, as far as memory allows, and says why."""
         self.fell_back, self.measured = True, False
         self.chosen, self.expected, self.runners = Scored(table.as_configured(self.problem), 0.0), {}, {}
-        self.doubts.append(f"{why}; the values of the profile and the defaults are taken")
+        self.doubts.append(f"{why}; using profile and defaults")
 
     def conclude(self) -> None:
         """Gives every choice its reason, and notes what is worth it."""
@@ -814,15 +821,15 @@ class Search:
         elif SAMPLERS not in chosen and table.rollout_rows(chosen) != table.rollout_rows(problem.configured):
             self.notes.append(
                 f"a rollout has {table.rollout_rows(chosen)} rows in place of "
-                f"{table.rollout_rows(problem.configured)}: learning differs a little"
+                f"{table.rollout_rows(problem.configured)}, which affects learning slightly"
             )
         if self.chosen.in_a_run < _AS_MEASURED:
             self.notes.append(
-                f"in the run evaluator, visualizer and supervisor share these cores: its rates are "
-                f"{100.0 * (1.0 - self.chosen.in_a_run):.0f} % below those measured, as the reasons say"
+                f"in a run, evaluator, visualizer and supervisor share these cores: rates are "
+                f"{100.0 * (1.0 - self.chosen.in_a_run):.0f} % lower than measured, as the reasons say"
             )
         if not self.measured:
-            self.notes.append("the chosen setting itself was not measured: its rates are the model's")
+            self.notes.append("the chosen setting was not measured: its rates are estimates")
 
     def as_json(self) -> dict[str, Any]:
         """Everything measured and chosen, for ``tune.json``."""
@@ -856,8 +863,8 @@ class Search:
             return Choice(value, f"{knob.text(value)}: {problem.pinned_by(knob.name)}", pinned=True)
         if knob.name == CAPACITY and problem.room is not None:
             return problem.room.capacity
-        origin = "as configured" if value == problem.configured[knob.name] else "as a run without the tuner has"
-        return Choice(value, f"{knob.text(value)}: {origin}, since too little could be measured")
+        origin = "as configured" if value == problem.configured[knob.name] else "as without the tuner"
+        return Choice(value, f"{knob.text(value)}: {origin}, because too little could be measured")
 
     def _choice(self, knob: Knob) -> Choice:
         """The value of a knob, its reason, and what came next."""
@@ -895,17 +902,17 @@ class Search:
         problem, value = self.problem, self.chosen.setting[knob.name]
         as_configured = value == problem.configured[knob.name]
         if not runners and knob.trial == LEARNER and len(set(knob.candidates(problem, self.chosen.setting))) > 1:
-            return "no other was better alone"
+            return "no single change was better"
         if not runners:
-            return "as configured" if as_configured else "no other is possible here"
+            return "as configured" if as_configured else "nothing else is possible"
         if as_configured and knob.name in self.kept and runners[0][1] > 1.0 + model.TIE:
-            why = "other programs computed meanwhile" if self.busy() else "others gain less than rows scatter by"
+            why = "other programs were active" if self.busy() else "the gain of others is within the measured spread"
             return f"as configured: {why} ({others})"
         if as_configured:
-            return f"as configured, and none is clearly better ({others})"
+            return f"as configured; none is clearly better ({others})"
         if runners[0][1] > 1.0 + model.TIE:
-            return f"{'best of what was measured' if self.measured else 'others could not be measured'} ({others})"
-        return f"best score, where ties go to the plainer one ({others})"
+            return f"{'best measured' if self.measured else 'others could not be measured'} ({others})"
+        return f"best score; ties prefer the simpler setting ({others})"
 
     def _next_best(self, knob: Knob) -> tuple[tuple[Any, float], ...]:
         """Other values of one knob with their expected scores over that of the choice, best first.
@@ -928,7 +935,7 @@ class Search:
     def _gain(self) -> str:
         """Effect of the chosen lower bound of samples per insert: as the rows say where both were measured."""
         configured = self.problem.configured[RATIO]
-        settings = (self.centre, self.centre.but(RATIO, configured))
+        settings = (self.centre, self.centre.replace(RATIO, configured))
         rows = {one.setting: (one.updates, one.env_steps) for one in self.results if one.stage == JOINT and one.ran}
         known = all(setting in rows for setting in settings)
         if not known:
@@ -938,7 +945,7 @@ class Search:
             }
         (updates, env_steps), (updates_before, env_steps_before) = (rows[setting] for setting in settings)
         return (
-            f"{'' if known else 'expected, not measured: '}updates {_percent(updates, updates_before)}, env steps "
+            f"{'' if known else 'estimated: '}updates {_percent(updates, updates_before)}, env steps "
             f"{_percent(env_steps, env_steps_before)} against {configured:g}"
         )
 
@@ -951,12 +958,12 @@ class Search:
             high = problem.pin(RATIO_MAX)
             return Choice(high, text.format(high) + problem.pinned_by(RATIO_MAX), pinned=True)
         if problem.balanced:
-            return Choice(setting[RATIO], text.format(setting[RATIO]) + "the mode keeps this balance, as mode serial")
+            return Choice(setting[RATIO], text.format(setting[RATIO]) + "this mode keeps this ratio, like mode serial")
         rates = self.chosen if self.measured else self._forecast(self.centre)
         ratio = rates.updates_per_s * batch / rates.env_steps_per_s if rates.env_steps_per_s > 0 else 0.0
         own = [one for one in self.results if one.stage == JOINT and one.setting == setting and one.ran][-1:]
         if self.busy() and _ROOM * ratio > configured:
-            return Choice(configured, text.format(configured) + "as configured: other programs computed meanwhile")
+            return Choice(configured, text.format(configured) + "as configured, because other programs were active")
         if _ROOM * ratio <= configured * (1.0 + spread_of(own or self.swept)):
             return Choice(configured, f"{text.format(configured)}as configured, {ratio:.3g} were measured")
         bound = model.ratio_bound(problem, batch)
@@ -966,7 +973,7 @@ class Search:
                 f"the learner may draw {bound:g} samples per insert, {model.UPDATES_PER_STEP_BOUND:g} "
                 "updates per env step, and waits above"
             )
-        return Choice(high, f"{text.format(high)}{ratio:.3g} were measured, {configured:g} would hold it back")
+        return Choice(high, f"{text.format(high)}{ratio:.3g} were measured, {configured:g} would limit it")
 
     def _note_ratios(self, high: Choice) -> None:
         """Notes what changes in the algorithm."""
@@ -986,7 +993,7 @@ class Search:
 
 
 def _apart(value: float, other: float) -> float:
-    """How far two positive values are apart, as a ratio."""
+    """Ratio of two positive values, at least 1."""
     return abs(math.log(value / other)) if value > 0 and other > 0 else abs(value - other)
 
 

@@ -30,13 +30,13 @@ from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS,
 
 _MOST_FAILURES = 1
 _FROM_OUTSIDE = ("silent for", "ended by SIGKILL")
-"""How a worker's failure begins that a machine without time or memory for it also causes."""
+"""Prefixes of worker failures that a lack of time or memory also causes."""
 _LOOK_S = 0.05
 _MEMORY_EVERY_S = 0.25
 
 
 class TrialFailed(Exception):
-    """These settings cannot run here; the text says why. Data for the tuner, not an error."""
+    """Signals that settings cannot run here; the text says why. Data for the tuner, not an error."""
 
     def __init__(self, why: str, *, starved: bool = False) -> None:
         """``starved``: for want of time or memory, as ``TrialResult.starved``."""
@@ -45,7 +45,7 @@ class TrialFailed(Exception):
 
 
 class Pace(NamedTuple):
-    """How a kind of trial is measured: many short windows, since the speed of a shared machine changes in seconds."""
+    """Measurement windows of a kind of trial: many short ones, since the speed of a shared machine varies."""
 
     repeats: int
     settle_s: tuple[float, float]
@@ -73,7 +73,7 @@ class TrialKind(NamedTuple):
     rounds: int
     """Updates, or swaps of rollouts where samplers and learner are in step, after which all have been at work."""
     edge_s: float
-    """A window begins and ends with an update or a swap if one comes within this time: few are counted exactly."""
+    """A window starts and ends with an update or a swap if one comes within this time: few are counted exactly."""
     shares: bool = False
     """Settings that differ only in the number of samplers share a trial."""
     learns: bool = True
@@ -144,7 +144,7 @@ class Trial(contextlib.ExitStack):
             raise TrialFailed(str(error), starved=not isinstance(error, ConfigError)) from None
 
     def _late(self) -> str | None:
-        """Who has not begun yet; None once all are at work."""
+        """Workers that have not started yet; None once all have."""
         late, least = list[str](), self._kind.rounds
         swaps = [data.swaps for data in self.run.data if data.swaps is not None]
         if self._kind.learns and swaps:
@@ -153,7 +153,7 @@ class Trial(contextlib.ExitStack):
         elif self._kind.learns and (updates := self.run.counters()[1]) < least:
             late.append(f"the learner took {updates:.0f} updates")
         late += [
-            f"{name} took no env step"
+            f"{name} did no env step"
             for name, spec in self.run.specs.items()
             if spec.role.steps and self.run.slots(spec)["env_steps"] <= 0
         ]
@@ -221,7 +221,7 @@ class Trial(contextlib.ExitStack):
         self._workers.signal_all(signal.SIGSTOP)
 
     def measure(self, candidate: TrialResult, settle_s: float, window_s: float) -> None:
-        """One window of a candidate, after a while to settle; again if it was stopped meanwhile (Ctrl-Z), or asleep.
+        """Measures one window of a candidate after ``settle_s``; again if it was suspended (Ctrl-Z, sleep).
 
         Raises:
             TrialFailed: a worker keeps failing, or too much memory is taken.
@@ -247,7 +247,7 @@ class Trial(contextlib.ExitStack):
         before, end = self._mark(), AWAKE() + self.edge_s
         while self._mark() == before and AWAKE() < end:
             time.sleep(0.001)
-            if self._interrupts.asked:
+            if self._interrupts.stop_requested:
                 raise KeyboardInterrupt
         return AWAKE(), self.run.counters()
 
@@ -260,7 +260,7 @@ class Trial(contextlib.ExitStack):
     def _look(self, seconds: float) -> None:
         """Waits, then sees to workers, memory and the user's wish to stop; raises as ``measure`` does."""
         self._workers.wait(seconds)
-        if self._interrupts.asked:
+        if self._interrupts.stop_requested:
             raise KeyboardInterrupt
         try:
             self._workers.watch()
@@ -278,8 +278,7 @@ class Trial(contextlib.ExitStack):
                 candidate.memory_bytes = max(taken, candidate.memory_bytes or 0)
             if taken > self._cap_bytes:
                 raise TrialFailed(
-                    f"out of memory: more than the {self._cap_bytes / 1e9:.1f} GB that a candidate may take",
-                    starved=True,
+                    f"out of memory: more than the {self._cap_bytes / 1e9:.1f} GB limit of a candidate", starved=True
                 )
 
     def _failed(self, why: str) -> TrialFailed:
@@ -388,4 +387,4 @@ ROLLOUTS = TrialKind(
     rounds=_ROLLOUTS,
     edge_s=1.0,
 )
-"""All workers of a mode with rollouts."""
+"""Trial of all workers of a mode with rollouts."""

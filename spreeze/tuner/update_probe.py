@@ -1,6 +1,6 @@
 """A child process that times real updates on synthetic rows: ``python -m spreeze.tuner.update_probe JOB``.
 
-It imports what a learner imports, once, and forks. On a CPU it forks for every measurement, so that each begins
+It imports what a learner imports, once, and forks. On a CPU it forks for every measurement, so that each starts
 without gradient steps and threads; on a GPU once, since context, libraries and kernels take seconds, and again only
 after a failure. Each measurement is one JSON line in and one out. A measurement that raises, crashes, hangs or takes
 too much memory is answered with the failure.
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spreeze.config.schema import algorithm_part
+from spreeze.config.schema import algorithm_section
 from spreeze.machine.processes import end_with_parent, leave_to_supervisor
 from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
@@ -115,7 +115,7 @@ class _Fork:
 
 
 def _too_much(cap_bytes: int) -> str:
-    return f"out of memory: more than the {cap_bytes / 1e9:.1f} GB that a candidate may take"
+    return f"out of memory: more than the {cap_bytes / 1e9:.1f} GB limit of a candidate"
 
 
 def _in_child(job: UpdateProbeJob, ring: ReplayRing, turns: int, answers: int, parent: int) -> NoReturn:
@@ -143,7 +143,7 @@ def _answered(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> tuple[
 
 
 def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[str, Any]:
-    """Updates a second of each repeat, and the start-up time: allocation, caches, recording of a graph."""
+    """Updates/s of each repeat, and the start-up time: allocation, caches, recording of a graph."""
     start = time.perf_counter()
     learner = turn.learner
     device = resolve_device(learner.device)
@@ -151,8 +151,8 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
         forget_memory(device)
     else:
         _limit_data(job.memory_cap_bytes)
-    config: Any = algorithm_part(job.algo, job.spec.import_module)(**turn.algorithm)
-    with open_device(learner, job.spec, config.hidden_sizes, learner.batch_size) as (_, pair):
+    config: Any = algorithm_section(job.algo, job.spec.import_module)(**turn.algorithm)
+    with open_device(learner, job.spec, config.hidden_sizes, learner.batch_size) as (_, parallel):
         learning = ReplayTrainer(
             job.spec,
             job.algo,
@@ -162,7 +162,7 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
             learner,
             seed=0,
             normalize_obs=job.normalize_obs,
-            pair=pair,
+            parallel=parallel,
         )
         # The recording of a graph is never timed, however long it takes.
         warm_s, least = time.perf_counter(), max(_LEAST_WARM_UPDATES, learning.updates_before_replay)
@@ -175,7 +175,7 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
 
 
 def updates_per_s(trainer: ReplayTrainer, seconds: float, device: str) -> float:
-    """Rate of the updates that begin within so many seconds."""
+    """Rate of the updates that start within so many seconds."""
     synchronise(device)
     start_s, count = time.perf_counter(), 0
     while time.perf_counter() - start_s < seconds:

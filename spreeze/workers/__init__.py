@@ -1,7 +1,7 @@
-"""The workers: processes that sample, infer, learn, evaluate and draw, and what they are made of.
+"""The workers: processes that sample, run inference, learn, evaluate and render.
 
-``roles`` lists them with their priority and what failures mean; ``jobs`` has what each is told, the handles of its
-channels, and the function that does it. ``main`` is where each process begins, with a ``context`` of its own.
-``samplers``, ``learner`` with its ``feeds``, ``evaluator`` and ``visualizer`` have the loops.
-Mode serial has the same workers, in turns in one process (``runtime.turns``).
+``roles`` lists them with priority and failure policy. ``jobs`` defines what each one receives: settings, handles of its
+channels, and the function to run. Each process starts in ``main``, with its own ``context``. The loops are in
+``samplers``, ``learner`` (with ``feeds``), ``evaluator`` and ``visualizer``. Collectors and trainers are independent of
+processes; mode serial calls them in turns.
 """

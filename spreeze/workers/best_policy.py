@@ -29,7 +29,7 @@ Z_90, Z_99 = 1.2815515655446004, 2.3263478740408408
 """Quantiles of the normal distribution."""
 
 
-class Tally(NamedTuple):
+class ReturnStats(NamedTuple):
     """Statistics of the returns of some episodes; the standard deviation is the population one (divided by n)."""
 
     episodes: int
@@ -48,17 +48,17 @@ class Tally(NamedTuple):
             return self.mean
         return self.mean - student_quantile(z, free) * self.std / math.sqrt(free)
 
-    def with_more(self, other: Tally) -> Tally:
+    def with_more(self, other: ReturnStats) -> ReturnStats:
         """Both together."""
         episodes = self.episodes + other.episodes
         share = other.episodes / episodes
         between = share * (1.0 - share) * (other.mean - self.mean) ** 2
         within = (1.0 - share) * self.std**2 + share * other.std**2
-        return Tally(episodes, self.mean + share * (other.mean - self.mean), math.sqrt(within + between))
+        return ReturnStats(episodes, self.mean + share * (other.mean - self.mean), math.sqrt(within + between))
 
 
 class Candidate(NamedTuple):
-    tally: Tally
+    stats: ReturnStats
     data: bytes
     """Bytes of its weights' file."""
     record: dict[str, Any]
@@ -81,12 +81,12 @@ class BestPolicy:
         """Takes a policy that was evaluated on all seeds."""
         self._evaluations += 1
         kept = self._kept
-        if kept is None or (not self._confirmed and found.tally.bound > kept.tally.bound):
+        if kept is None or (not self._confirmed and found.stats.bound > kept.stats.bound):
             self._keep(found, confirmed=False)
         elif (
             self._confirmed
-            and found.tally.mean > kept.tally.mean
-            and (self._challenger is None or found.tally.bound > self._challenger.tally.bound)
+            and found.stats.mean > kept.stats.mean
+            and (self._challenger is None or found.stats.bound > self._challenger.stats.bound)
         ):
             self._challenger = found
             self._store("challenger", found, confirmed=False)
@@ -97,10 +97,10 @@ class BestPolicy:
             return None
         return self._challenger if self._confirmed else self._kept
 
-    def tested(self, candidate: Candidate, more: Tally | None) -> None:
+    def record_retest(self, candidate: Candidate, more: ReturnStats | None) -> None:
         """Takes the result of a candidate's test; None if it gave none."""
         self.tests, self._tested_at = self.tests + 1, self._evaluations
-        whole = candidate if more is None else candidate._replace(tally=candidate.tally.with_more(more))
+        whole = candidate if more is None else candidate._replace(stats=candidate.stats.with_more(more))
         if candidate is self._kept:
             if more is not None:
                 self._keep(whole, confirmed=True)
@@ -108,7 +108,7 @@ class BestPolicy:
         self._challenger = None
         for name in ("challenger.json", "challenger.safetensors"):
             (self._folder / name).unlink(missing_ok=True)
-        if more is not None and (self._kept is None or whole.tally.bound > self._kept.tally.bound):
+        if more is not None and (self._kept is None or whole.stats.bound > self._kept.stats.bound):
             self._keep(whole, confirmed=True)
 
     def _keep(self, found: Candidate, *, confirmed: bool) -> None:
@@ -117,16 +117,16 @@ class BestPolicy:
 
     def _store(self, name: str, found: Candidate, *, confirmed: bool) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        tally = found.tally
+        stats = found.stats
         replace_bytes(self._folder / f"{name}.safetensors", found.data)
         replace_json(
             self._folder / f"{name}.json",
             {
                 **found.record,
-                "return": tally.mean,
-                "bound": tally.bound,
-                "played": tally.episodes,
-                "std": tally.std,
+                "return": stats.mean,
+                "bound": stats.bound,
+                "played": stats.episodes,
+                "std": stats.std,
                 "confirmed": confirmed,
             },
         )
@@ -136,10 +136,10 @@ def _stored(folder: Path, name: str) -> tuple[Candidate | None, bool]:
     """Candidate that this or an earlier session kept under that name, and whether it was confirmed."""
     try:
         facts = json.loads((folder / f"{name}.json").read_bytes())
-        tally = Tally(int(facts.pop("played")), float(facts.pop("return")), float(facts.pop("std")))
+        stats = ReturnStats(int(facts.pop("played")), float(facts.pop("return")), float(facts.pop("std")))
         confirmed = bool(facts.pop("confirmed"))
         path = folder / f"{name}.safetensors"
         data = path.read_bytes() if path.is_file() else b""
-        return Candidate(tally, data, facts), confirmed or not data
+        return Candidate(stats, data, facts), confirmed or not data
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None, False

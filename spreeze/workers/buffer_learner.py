@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
 from typing import Any
 
-from spreeze.algorithms.impact import AnyAge, Evaluated
+from spreeze.algorithms.impact import AsyncOnPolicy, Evaluated
 from spreeze.errors import WeightsError
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.checkpoint import Checkpoint
@@ -55,15 +55,15 @@ class BufferFeed(RestoredFeed):
 
     def __init__(self, context: WorkerContext, job: BufferLearnerJob, rollouts: Rollouts) -> None:
         algorithm = on_policy_algorithm(job, "none")
-        assert isinstance(algorithm, AnyAge)
+        assert isinstance(algorithm, AsyncOnPolicy)
         super().__init__(context, job)
         self.trainer = BufferTrainer(
             algorithm,
             rollouts,
             job.envs_per_sampler,
-            env_steps_base=job.env_steps_base,
+            previous_env_steps=job.previous_env_steps,
             session=job.session,
-            progress=scheduled(job.stop, job.wall_base_s, self.session_s),
+            progress=scheduled(job.stop, job.previous_wall_s, self.session_s),
             meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         )
         self._epoch = 0
@@ -75,7 +75,7 @@ class BufferFeed(RestoredFeed):
 
     def advance(self) -> bool:
         """One update; the samplers, all of them, find new weights after every few, and before the learner waits."""
-        self._context.beat(Phase.UPDATE)
+        self._context.heartbeat(Phase.UPDATE)
         learned = self.trainer.learn()
         if learned:
             self._context.slots[_UPDATES] = self.trainer.updates
@@ -91,30 +91,30 @@ class BufferTrainer:
 
     def __init__(
         self,
-        algorithm: AnyAge,
+        algorithm: AsyncOnPolicy,
         rollouts: Rollouts,
         envs_per_sampler: int,
         *,
         meta: dict[str, Any],
         progress: Progress,
-        env_steps_base: int,
+        previous_env_steps: int,
         session: float,
     ) -> None:
-        """Reads ``rollouts`` as the only reader; ``env_steps_base`` are those of earlier sessions.
+        """Reads ``rollouts`` as the only reader; ``previous_env_steps`` are those of earlier sessions.
 
         A checkpoint of the same ``session`` tells of the same rollouts. ``meta`` is published with every policy. The
         learning rate follows ``progress``.
         """
         self.algorithm, self._rollouts, self._meta = algorithm, rollouts, meta
         self._source = RolloutReader(rollouts, envs_per_sampler, goes_round=True)
-        self._progress, self._env_steps_base, self._session = progress, env_steps_base, session
+        self._progress, self._env_steps_base, self._session = progress, previous_env_steps, session
         spec = rollouts.spec
         self.batch_size = spec.sync_interval * envs_per_sampler // algorithm.minibatches
         self.learn_s = 0.0
         self._average = RolloutAverage(algorithm)
-        self._kept = algorithm.room_for(spec.num_slots * (spec.num_envs // envs_per_sampler))
+        self._kept = algorithm.new_rollout_cache(spec.num_slots * (spec.num_envs // envs_per_sampler))
         self._counted: set[tuple[int, int]] = set()
-        """Those that can be read of the rollouts in the algorithm's running statistics of observations and rewards."""
+        """Readable rollouts that the running statistics of observations and rewards include."""
         self._parts: list[Evaluated] = []
         """Data for the further updates of the present use."""
         self._version = 0.0
@@ -129,7 +129,7 @@ class BufferTrainer:
 
     @property
     def env_steps(self) -> int:
-        """Env steps that samplers have stored since the run began; each counts where it was collected, once."""
+        """Env steps that samplers have stored since the run started; each counts where it was collected, once."""
         return self._env_steps_base + int(self._rollouts.steps.sum())
 
     def learn(self) -> bool:
@@ -139,13 +139,13 @@ class BufferTrainer:
             return False
         # Not negative either after a learner that lost its latest updates.
         self._lags.append(max(0.0, self.updates - self._version))
-        self.algorithm.improve(self._parts.pop(0), self._progress(self.env_steps))
+        self.algorithm.update_minibatch(self._parts.pop(0), self._progress(self.env_steps))
         self._average.advance()
         self.learn_s += perf_counter() - start
         return True
 
     def _use(self) -> bool:
-        """Begins a use of the rollout whose turn it is; False if there is none."""
+        """Starts a use of the rollout whose turn it is; False if there is none."""
         taken = self._source.take(self._kept)
         if taken is None:
             return False
@@ -209,7 +209,7 @@ def _mean(values: Collection[float]) -> float:
 
 
 class PolicyBroadcast:
-    """Hands the newest policy to the samplers: after every few updates, and whenever the learner begins to wait."""
+    """Hands the newest policy to the samplers: after every few updates, and whenever the learner starts to wait."""
 
     def __init__(
         self, trainer: BufferTrainer, policies: VersionedParameters, every_updates: int, least_s: float = _BROADCAST_S
@@ -222,7 +222,7 @@ class PolicyBroadcast:
         self._updates, self._at_s = -1, 0.0
 
     def after(self, learned: bool, epoch: int) -> float:
-        """To be called after each attempt at an update; returns the time taken [s]. ``epoch``: of the learner's start.
+        """Call after each attempt at an update; returns the time taken [s]. ``epoch`` is the start of the learner.
 
         A policy that is not finite is kept back: the last good one stays.
         """

@@ -29,16 +29,16 @@ from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource, RolloutSink, StepRows, TransitionSink
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
-from spreeze.transport.rollouts import Answers, Rollouts, RolloutWriter
+from spreeze.transport.rollouts import Responses, Rollouts, RolloutWriter
 from spreeze.transport.transitions import FrameLog, NStepBatch
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.context import is_power_of_ten
 
 # Looked up once, since every round over the environments posts; rollout samplers have the same slots.
-_ENV_STEPS, _EPISODES, _EPISODE_RETURN, _EPISODE_LENGTH, _ROWS_REFUSED, _ENV_ERRORS = (
+_ENV_STEPS, _EPISODES, _EPISODE_RETURN, _EPISODE_LENGTH, _TRANSITIONS_REJECTED, _ENV_ERRORS = (
     SLOTS["sampler"].index(name)
-    for name in ("env_steps", "episodes", "episode_return", "episode_length", "rows_refused", "env_errors")
+    for name in ("env_steps", "episodes", "episode_return", "episode_length", "transitions_rejected", "env_errors")
 )
 _POLICY_S, _ENV_S, _WRITE_S, _WAIT_S = (
     SLOTS["sampler"].index(name) for name in ("policy_s", "env_s", "write_s", "wait_s")
@@ -74,7 +74,7 @@ class SamplerStats:
     episodes: int = 0
     episode_return: float | None = None
     episode_length: float | None = None
-    rows_refused: int = 0
+    transitions_rejected: int = 0
     env_errors: int = 0
     policy_s: float = 0.0
     env_s: float = 0.0
@@ -91,7 +91,7 @@ class SamplerStats:
         if self.episode_return is not None and self.episode_length is not None:
             slots[_EPISODE_RETURN] = self.episode_return
             slots[_EPISODE_LENGTH] = self.episode_length
-        slots[_ROWS_REFUSED] = base[_ROWS_REFUSED] + self.rows_refused
+        slots[_TRANSITIONS_REJECTED] = base[_TRANSITIONS_REJECTED] + self.transitions_rejected
         slots[_ENV_ERRORS] = base[_ENV_ERRORS] + self.env_errors
         slots[_POLICY_S] = base[_POLICY_S] + self.policy_s
         slots[_ENV_S] = base[_ENV_S] + self.env_s
@@ -112,7 +112,7 @@ class Interlude(Protocol):
         ...
 
     def play(self, task: Task) -> Task | None:
-        """Returns the environment to go on with, to be reset; None to have one made."""
+        """Returns the environment to continue with, to be reset; None to have one made."""
         ...
 
 
@@ -196,9 +196,9 @@ class Collector:
         """
         counts = self.counts
         if isinstance(error, BadTransition):
-            counts.rows_refused += 1
+            counts.transitions_rejected += 1
             if self._nan_policy == "fail":
-                raise WorkerError(f"{where} gave a bad transition: {error}") from error
+                raise WorkerError(f"{where} returned an invalid transition: {error}") from error
         else:
             counts.env_errors += 1
         self._errors += 1
@@ -340,7 +340,7 @@ class TransitionCollector(Collector):
         return ended, broken
 
     def _step_vector(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
-        """Like ``_step_tasks`` for a vector environment, whose steps that begin an episode may give no row."""
+        """Like ``_step_tasks`` for a vector environment, whose steps that start an episode may give no row."""
         assert self._vector is not None
         try:
             done = self._vector.step(native)
@@ -482,7 +482,7 @@ class FrameRowWriter:
 
 
 class RolloutPolicy:
-    """The policy of the current rollout, read again when a new rollout begins."""
+    """The policy of the current rollout, read again when a new rollout starts."""
 
     def __init__(self, rollouts: Rollouts, policies: VersionedParameters) -> None:
         self._rollouts, self._policies = rollouts, policies
@@ -547,7 +547,7 @@ class RolloutCollector(Collector):
     ) -> None:
         """Makes the environments and brings each to its state in the rollout storages.
 
-        Without ``replays`` each begins a new episode instead; the one before is truncated.
+        Without ``replays`` each starts a new episode instead; the one before is truncated.
 
         Raises:
             WorkerError: an environment is not repeatable, its episode is too long for a replay, or too many errors.
@@ -577,7 +577,7 @@ class RolloutCollector(Collector):
             raise
 
     def _go_back(self, index: int) -> None:
-        """Restores an environment: begins its current episode and repeats the episode's actions."""
+        """Restores an environment: starts its current episode and repeats the episode's actions."""
         env = self._first + index
         if not self._replays:
             self.columns.abandon(index)
@@ -586,8 +586,8 @@ class RolloutCollector(Collector):
         actions = self._rollouts.played(env)
         if actions is None:
             raise WorkerError(
-                f"environment {env} of {self._spec.env_id} cannot be brought back: its episode is longer than the "
-                f"{self._rollouts.spec.log_steps} actions that are kept; give the task a step limit"
+                f"environment {env} of {self._spec.env_id} cannot be restored: its episode is longer than the "
+                f"{self._rollouts.spec.log_steps} logged actions; set a step limit for the environment"
             )
         if not len(actions):
             self._reset(index)
@@ -599,7 +599,7 @@ class RolloutCollector(Collector):
         if ended:
             raise self._unlike(env, f"its episode ended after {self._lengths[index]} of {len(actions)} steps")
         if stored is not None and not np.array_equal(stored, self._rows.array[index]):
-            raise self._unlike(env, f"after {len(actions)} steps it observed something else")
+            raise self._unlike(env, f"its observation after {len(actions)} steps differs")
         for part in self._state:
             part[index] = self._rollouts.memory_of(np.array([env]))[0]
 
@@ -620,12 +620,12 @@ class RolloutCollector(Collector):
 
     def _unlike(self, env: int, what: str) -> WorkerError:
         return WorkerError(
-            f"environment {env} is not repeatable: with the same seed and the same actions {what}; "
-            f"{self._spec.env_id} cannot be replayed, so a restarted or resumed run would not be the same"
+            f"environment {env} is not deterministic: with the same seed and actions {what}; "
+            f"{self._spec.env_id} cannot be replayed, so a restarted or resumed run would differ"
         )
 
     def _reset(self, index: int) -> None:
-        """Begins the current episode, or the next one whose reset does not raise."""
+        """Starts the current episode, or the next one whose reset does not raise."""
         while True:
             self._on_progress(Phase.RESET)
             try:
@@ -635,7 +635,7 @@ class RolloutCollector(Collector):
                 self._lose(index, "reset", error)
 
     def _lose(self, index: int, what: str, error: Exception) -> None:
-        """Gives up the current episode and replaces its environment; does not begin the next episode."""
+        """Gives up the current episode and replaces its environment; does not start the next episode."""
         self._count_error(self._where(index, what), error)
         self.columns.abandon(index)
         self._replace(index)
@@ -657,7 +657,7 @@ class RolloutCollector(Collector):
     def open(self) -> list[int]:
         return self.columns.open(step_synchronous=self._step_synchronous)
 
-    def questions(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray, State]:
+    def requests(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray, State]:
         """Observations [n, O], noise [n, Z] and states [n, S] for the next actions; valid until the next step."""
         episode, lengths = self.columns.episode, self._lengths
         for index in indices:
@@ -671,17 +671,17 @@ class RolloutCollector(Collector):
         indices = self.open()
         policy = policies.current() if indices else None
         if policy is not None:
-            action, log_prob, state = policy.draw(*self.questions(indices))
+            action, log_prob, state = policy.draw(*self.requests(indices))
         self.counts.policy_s += perf_counter() - start
         if policy is not None:
-            self.step(indices, Answers(action, log_prob, policies.version, state))
+            self.step(indices, Responses(action, log_prob, policies.version, state))
         return policy is not None
 
-    def step(self, indices: Sequence[int], answers: Answers) -> None:
+    def step(self, indices: Sequence[int], responses: Responses) -> None:
         """Steps environments and commits their rows."""
         start = perf_counter()
         obs = self._rows.array[self.columns.rows(indices)].copy()
-        native = self._tasks[0].unscale_action(answers.action)
+        native = self._tasks[0].unscale_action(responses.action)
         rewards, terminated, truncated = [], [], []
         failed: dict[int, Exception] = {}
         for row, index in enumerate(indices):
@@ -702,14 +702,16 @@ class RolloutCollector(Collector):
             truncated[0] = not terminated[0]
         if failed:
             kept = [row for row, index in enumerate(indices) if index not in failed]
-            indices, obs, answers = [indices[row] for row in kept], obs[kept], answers.of(kept)
+            indices, obs, responses = [indices[row] for row in kept], obs[kept], responses.of(kept)
         if self._sign:
             rewards = np.sign(rewards).tolist()
         if indices:
             at = self.columns.rows(indices)
-            next_obs, states = self._rows.array[at], (*(part[at] for part in self._state), *answers.state)
-            self.columns.commit(indices, StepRows(obs, *answers[:3], rewards, terminated, truncated, next_obs, *states))
-            for part, following in zip(self._state, answers.state, strict=True):
+            next_obs, states = self._rows.array[at], (*(part[at] for part in self._state), *responses.state)
+            self.columns.commit(
+                indices, StepRows(obs, *responses[:3], rewards, terminated, truncated, next_obs, *states)
+            )
+            for part, following in zip(self._state, responses.state, strict=True):
                 part[at] = following
         written = perf_counter()
         self.counts.env_steps += len(indices)

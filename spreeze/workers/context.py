@@ -25,7 +25,7 @@ from spreeze.transport.weights import WeightsStore
 from spreeze.workers.roles import ROLES, Address
 
 _REST_S = 0.01
-"""Sleep while the governor pauses a sampler: it returns soon and takes almost no processor time."""
+"""Sleep while the governor pauses a sampler: it returns soon and takes almost no CPU time."""
 _MAX_MESSAGE_BYTES = 4096
 """A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
 _MOST_UNREAD_BYTES = 16_384
@@ -46,7 +46,7 @@ def open_weights(folder: Path) -> WeightsStore:
 class WorkerContext:
     """A worker body's view of the run. None of its calls waits for another process."""
 
-    in_turns = False
+    serial = False
     """True where several workers take turns in one process: none of them may wait."""
 
     def __init__(
@@ -74,7 +74,7 @@ class WorkerContext:
     def name(self) -> str:
         return self.address.name
 
-    def beat(self, phase: Phase) -> None:
+    def heartbeat(self, phase: Phase) -> None:
         """Signals that the worker is alive and in this phase; costs two stores, and while recording two more."""
         self._control[words.PHASE] = int(phase)
         self._control[words.HEARTBEAT] += 1
@@ -103,21 +103,21 @@ class WorkerContext:
 
     @property
     def evaluations_asked(self) -> int:
-        """How often the user has asked for an evaluation at once."""
+        """Number of evaluations that the user has requested."""
         return int(self.status.header[words.EVALUATIONS_ASKED])
 
     def evaluation_asked(self, seen: int) -> bool:
-        """True if the user has asked for more evaluations than that."""
+        """True if the user has requested more evaluations than ``seen``."""
         return self.evaluations_asked > seen
 
     @property
     def checkpoints_asked(self) -> int:
-        """How often the user has asked for a checkpoint at once."""
+        """Number of checkpoints that the user has requested."""
         return int(self.status.header[words.CHECKPOINTS_ASKED])
 
     @property
     def paused_s(self) -> float:
-        """How long this session was paused so far."""
+        """Time that this session was paused so far [s]."""
         return int(self.status.header[words.PAUSED_MS]) / 1000
 
     @property
@@ -130,7 +130,7 @@ class WorkerContext:
         beyond = (self.address.index - int(group[words.FIRST_SAMPLER])) % samplers - active
         return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(group[words.SLOWED_SHARE]) / 1000
 
-    def rests(self, now_s: float) -> bool:
+    def throttled(self, now_s: float) -> bool:
         """True if the governor wants this sampler to rest at ``perf_counter`` time ``now_s``; it then did, a little.
 
         A rest does not count as waiting for the limiter or the learner.
@@ -138,11 +138,11 @@ class WorkerContext:
         self._share = share = self.sampler_share
         if share >= 1.0 or (share > 0.0 and now_s >= self._rest_until_s):
             return False
-        self.beat(Phase.WAIT)
+        self.heartbeat(Phase.WAIT)
         time.sleep(_REST_S if share <= 0.0 else min(_REST_S, self._rest_until_s - now_s))
         return True
 
-    def worked(self, since_s: float) -> None:
+    def account_work(self, since_s: float) -> None:
         """Notes that the sampler has worked, after which it may have to rest."""
         if 0.0 < self._share < 1.0:
             now_s = time.perf_counter()
@@ -159,8 +159,8 @@ class WorkerContext:
                 self.slots[self._slot_index[name]] = value
         except KeyError as error:
             raise WorkerError(
-                f"the {self.address.role} posts {error.args[0]!r}, which is in no row of spreeze/metrics/table.py; add "
-                "a row to METRICS there"
+                f"the {self.address.role} posts {error.args[0]!r}, which is not in spreeze/metrics/table.py; add "
+                f"a row to METRICS"
             ) from None
 
     def report(self, metrics: Mapping[str, float]) -> None:
@@ -240,23 +240,23 @@ class WorkerContext:
 
     def saving(self, left_bytes: int) -> None:
         """Signals that a checkpoint is in progress, with this many bytes left to write and check."""
-        self.beat(Phase.CHECKPOINT)
+        self.heartbeat(Phase.CHECKPOINT)
         self.post(checkpoint_left_bytes=left_bytes)
 
     def sleep(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Sleeps in short pieces, so that the heartbeat goes on and a stop, or ``until``, is noticed at once."""
+        """Sleeps in short pieces, so that the heartbeat continues and a stop, or ``until``, is noticed at once."""
         for _ in self.pauses(seconds, until):
             pass
 
     def pauses(self, seconds: float, until: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """The pieces of ``sleep``; where workers take turns, the turns that it lasts."""
+        """Yields between the pieces of ``sleep``, so that workers can take turns."""
         end = time.monotonic() + seconds
         while not self.stopping and not until():
-            self.beat(Phase.WAIT)
+            self.heartbeat(Phase.WAIT)
             left = end - time.monotonic()
             if left <= 0:
                 return
-            if not self.in_turns:
+            if not self.serial:
                 time.sleep(min(left, 0.1))
             yield
 
@@ -309,7 +309,7 @@ _LONGEST_PAUSE_S = 60.0
 
 
 def pause_s(failures: int) -> float:
-    """How long what has failed so many times in a row rests before the next attempt: 1, 2, 4 .. 60 s."""
+    """Pause before the next attempt after that many consecutive failures: 1, 2, 4 .. 60 s."""
     return min(_LONGEST_PAUSE_S, 2.0 ** min(failures - 1, 10))
 
 

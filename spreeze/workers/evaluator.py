@@ -8,9 +8,9 @@ An environment that raises or gives a bad transition loses its episode; the scor
 number lost. No failure here is final: the next weights are tried again.
 
 Every evaluation plays fresh starts, drawn from ``evaluation.seed`` and the version of the weights: a fixed list of ten
-can be easier than nine of ten others for ever. A target return counts as reached when the 99 % lower bound of the mean
+can be easier than nine of ten others forever. A target return counts as reached when the 99 % lower bound of the mean
 of ten or more episodes is at or above it, or when the same weights reach it again in a second evaluation. This has 20
-episodes, and goes on up to 100 while its mean is above the target and its 90 % lower bound is not.
+episodes, and continues up to 100 while its mean is above the target and its 90 % lower bound is not.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from spreeze.transport import status_table as words
 from spreeze.transport.files import remove_unfinished
 from spreeze.transport.weights import Weights, decode
 from spreeze.types import EnvSpec
-from spreeze.workers.best_policy import Z_99, BestPolicy, Candidate, Tally
+from spreeze.workers.best_policy import Z_99, BestPolicy, Candidate, ReturnStats
 from spreeze.workers.context import (
     WorkerContext,
     event_text,
@@ -63,7 +63,7 @@ T = TypeVar("T")
 _POLL_S = 0.05
 _LOOK_S = 1.0
 _SLOW_START_S = 5.0
-"""Where an environment takes longer to start, episodes wait less for each other than for one more environment."""
+"""Start time above which fewer environments are used in parallel [s]."""
 _LARGE_BYTES, _KEPT_FREE = 50_000_000, 3
 """No further environment is made where one takes so much memory and less than so many times as much is left."""
 MAX_STEPS = 10_000
@@ -76,14 +76,14 @@ _FIRST, _RETEST, _CONFIRM = range(3)
 """Purposes of an evaluation: each plays seeds of its own."""
 
 Act = Callable[[np.ndarray, State], tuple[np.ndarray, State]]
-"""As ``Policy.act``: observations [N, ...] and state to actions float32 [N, A] and the next state."""
+"""Like ``Policy.act``: maps observations [N, ...] and state to float32 actions [N, A] and the next state."""
 OnError = Callable[[int, int, Exception], None]
 """Called when an error ends an episode: its position in the seeds, its env steps so far, and the error."""
 
 
 def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
     """Evaluates whenever there are new weights, until the supervisor asks to stop."""
-    context.beat(Phase.INIT)
+    context.heartbeat(Phase.INIT)
     watches = []
     for folder in [group_folder(Path(job.run_dir), group) for group in range(job.groups)]:
         rows = read_rows(folder / "eval.csv")
@@ -91,7 +91,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
     turn, asked = 0, context.evaluations_asked  # what was asked of an earlier process
 
     def should_stop() -> bool:
-        context.beat(Phase.EVALUATE)
+        context.heartbeat(Phase.EVALUATE)
         return context.stopping
 
     def on_failure(text: str) -> None:
@@ -125,7 +125,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
                 if was_asked:
                     context.event(
                         "info",
-                        f"evaluation on request, after {record['updates']} updates: mean return "
+                        f"requested evaluation after {record['updates']} updates: mean return "
                         f"{record['return_mean']:.1f} of {record['episodes']} episodes",
                     )
                 evaluation.test_best(should_stop, on_failure)
@@ -219,16 +219,16 @@ class Evaluation:
         self.evaluations += 1
         append_row(group_folder(self._run_dir, group) / "eval.csv", record)
         if record["whole"]:
-            tally, record["target"] = self._check_target(_tally(episodes), weights, should_stop, group)
-            self._best.offer(Candidate(tally, weights.to_bytes(), record))
+            stats, record["target"] = self._check_target(_return_stats(episodes), weights, should_stop, group)
+            self._best.offer(Candidate(stats, weights.to_bytes(), record))
         return record
 
     def _seeds(self, weights: Weights, count: int, purpose: int, *more: int) -> list[int]:
         return fresh_seeds(count, self._job.config.seed, *weights.order, purpose, *more)
 
     def _check_target(
-        self, tally: Tally, weights: Weights, should_stop: Callable[[], bool], group: int
-    ) -> tuple[Tally, dict[str, Any] | None]:
+        self, stats: ReturnStats, weights: Weights, should_stop: Callable[[], bool], group: int
+    ) -> tuple[ReturnStats, dict[str, Any] | None]:
         """Plays a second evaluation where the mean reaches the target return and its lower bound does not.
 
         Returns:
@@ -237,18 +237,20 @@ class Evaluation:
             second evaluation was stopped or lost most of its episodes.
         """
         target = self._job.target_return
-        if target is None or self._target_reached or tally.mean < target:
-            return tally, None
-        decides = tally
-        if tally.episodes < FEWEST_EPISODES or tally.lower_bound(Z_99) < target:
+        if target is None or self._target_reached or stats.mean < target:
+            return stats, None
+        decides = stats
+        if stats.episodes < FEWEST_EPISODES or stats.lower_bound(Z_99) < target:
             confirming = self._confirm(target, weights, should_stop, group)
             if confirming is None:
-                return tally, None
-            decides, tally = confirming, tally.with_more(confirming)
+                return stats, None
+            decides, stats = confirming, stats.with_more(confirming)
         self._target_reached = decides.mean >= target
-        return tally, {"reached": self._target_reached, "episodes": decides.episodes, "return_mean": decides.mean}
+        return stats, {"reached": self._target_reached, "episodes": decides.episodes, "return_mean": decides.mean}
 
-    def _confirm(self, target: float, weights: Weights, should_stop: Callable[[], bool], group: int) -> Tally | None:
+    def _confirm(
+        self, target: float, weights: Weights, should_stop: Callable[[], bool], group: int
+    ) -> ReturnStats | None:
         """The returns of a second evaluation, as long as its result is open; None if it was cut."""
         found: list[Episode] = []
         for number in range(MOST_CONFIRMING // CONFIRMING_EPISODES):
@@ -257,10 +259,10 @@ class Evaluation:
             if len(episodes) + lost < len(seeds) or lost > len(episodes):
                 return None
             found += episodes
-            tally = _tally(found)
-            if tally.mean < target or tally.bound >= target:
+            stats = _return_stats(found)
+            if stats.mean < target or stats.bound >= target:
                 break
-        return tally
+        return stats
 
     def _play(
         self, weights: Weights, seeds: Sequence[int], should_stop: Callable[[], bool], *, whole_rounds: bool = False
@@ -297,14 +299,14 @@ class Evaluation:
             self.prepare()
             weights = decode(found.data, self._run_dir)
             episodes, lost = self._play(
-                weights, self._seeds(weights, count, _RETEST, found.tally.episodes), should_stop
+                weights, self._seeds(weights, count, _RETEST, found.stats.episodes), should_stop
             )
             if len(episodes) + lost == count:  # not stopped
-                self._best.tested(found, _tally(episodes) if lost <= len(episodes) else None)
+                self._best.record_retest(found, _return_stats(episodes) if lost <= len(episodes) else None)
             return True
 
         if self._attempt(test, on_failure) is None:
-            self._best.tested(found, None)
+            self._best.record_retest(found, None)
 
     def attempt(
         self,
@@ -364,7 +366,7 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
         """Evaluates if that is due. ``task`` is between two episodes.
 
         Returns:
-            The environment to go on with, to be reset; None if it was lost and has to be made anew.
+            The environment to continue with, to be reset; None if it was lost and has to be made again.
         """
         context, asked = self._context, self._context.evaluation_asked(self._asked)
         if time.monotonic() < self._due_s and not asked:
@@ -383,7 +385,7 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
         return self._evaluation.give_back()
 
     def _should_stop(self) -> bool:
-        self._context.beat(Phase.EVALUATE)
+        self._context.heartbeat(Phase.EVALUATE)
         return self._context.stopping
 
     def _warn(self, text: str) -> None:
@@ -393,7 +395,7 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
 def turn_evaluation(
     context: WorkerContext, job: EvaluatorJob | None
 ) -> contextlib.AbstractContextManager[TurnEvaluation | None]:
-    """For a sampler whose job has one; else None."""
+    """Opens the evaluation of a sampler whose job has one; otherwise None."""
     return contextlib.nullcontext() if job is None else TurnEvaluation(context, job)
 
 
@@ -459,9 +461,9 @@ def success_rate(episodes: Sequence[Episode]) -> float | None:
     return sum(told) / len(told) if told else None
 
 
-def _tally(episodes: Sequence[Episode]) -> Tally:
+def _return_stats(episodes: Sequence[Episode]) -> ReturnStats:
     found = score(episodes)
-    return Tally(found.episodes, found.return_mean, found.return_std)
+    return ReturnStats(found.episodes, found.return_mean, found.return_std)
 
 
 def seed_list(first_seed: int, episodes: int) -> range:
@@ -475,7 +477,7 @@ def fresh_seeds(count: int, *entropy: int) -> list[int]:
 
 
 def envs_at_once(spec: EnvSpec) -> int:
-    """How many environments to step together; depends on the id alone.
+    """Number of environments to step together; depends on the id only.
 
     The batch size decides the last bit of an action, and a score must repeat on another day and machine. A Bullet
     environment takes 29 MiB, and its step costs 30 times a policy call, so batching gains nothing there.
@@ -508,7 +510,7 @@ def run_episodes(
     start or its memory would cost too much. The policy's batch has the same size all the same.
 
     Under a time limit the short episodes end first, and their mean would be biased. With ``whole_rounds``, as many
-    episodes begin as there are environments, the next ones begin when all of these are over, and a round cut by a stop
+    episodes start as there are environments, the next ones start when all of these are over, and a round cut by a stop
     does not count. Without a stop the episodes are the same either way.
     """
     pool = [] if tasks is None else tasks
@@ -588,7 +590,7 @@ class _Lockstep:
         self._done: dict[int, Episode] = {}
         self._envs = [_Env(row, task) for row, task in enumerate(pool[:count])]
         self._gone: set[int] = set()
-        """Rows whose environment could not be made anew."""
+        """Rows whose environment could not be made again."""
         spec = pool[0].spec
         self._limit = MAX_STEPS if spec.max_episode_steps is None else spec.max_episode_steps
         self._obs, self._state = ObsBuffer(count, spec), State()

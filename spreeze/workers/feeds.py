@@ -15,7 +15,7 @@ import numpy as np
 
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.algorithm import Algorithm
-from spreeze.algorithms.fused_mlp import ThreadPair
+from spreeze.algorithms.fused_mlp import TwoThreads
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import StopConfig
@@ -28,7 +28,7 @@ from spreeze.transport.gossip import Gossip, GossipMemory
 from spreeze.transport.mixing import Mixer, MixSpec
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing
-from spreeze.transport.rollouts import Handover, Rollouts
+from spreeze.transport.rollouts import LearnerMemory, Rollouts
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.learner import Feed, Learner, Trainer
@@ -47,9 +47,9 @@ def learn_from_replay(context: WorkerContext, job: LearnerJob) -> Iterator[None]
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
     with (
         contextlib.closing(job.replay.attach()) as ring,
-        open_device(job.learner, job.spec, job.settings.hidden_sizes, job.learner.batch_size) as (_, pair),
+        open_device(job.learner, job.spec, job.settings.hidden_sizes, job.learner.batch_size) as (_, parallel),
     ):
-        yield from Learner(context, job, ReplayFeed(context, job, ring, pair)).turns()
+        yield from Learner(context, job, ReplayFeed(context, job, ring, parallel)).turns()
 
 
 def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> Iterator[None]:
@@ -84,9 +84,8 @@ class SkippedUpdates:
         self._in_a_row = self._in_a_row + done if skipped - self._skipped == done else 0
         if self._in_a_row > _MAX_SKIPPED_IN_A_ROW:
             raise WorkerError(
-                f"{self._in_a_row} updates in a row had a non-finite loss or gradient; lower the "
-                "learning rate, or look at the rewards' size (a learner process goes back to its last "
-                "checkpoint)"
+                f"{self._in_a_row} consecutive updates had a non-finite loss or gradient; lower the learning "
+                f"rate, or check the scale of rewards (the learner restarts from its last checkpoint)"
             )
         self._skipped, self._updates = skipped, updates
 
@@ -114,7 +113,7 @@ class ReplayFeed(RestoredFeed):
     _job: LearnerJob
     trainer: ReplayTrainer
 
-    def __init__(self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, pair: ThreadPair | None) -> None:
+    def __init__(self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, parallel: TwoThreads | None) -> None:
         config: AlgorithmConfig = job.settings
         super().__init__(context, job)
         self.trainer = ReplayTrainer(
@@ -126,11 +125,11 @@ class ReplayFeed(RestoredFeed):
             job.learner,
             seed=job.seed,
             normalize_obs=job.normalize_obs,
-            pair=pair,
+            parallel=parallel,
             session=job.session,
             loaded_rows=job.loaded_rows,
         )
-        self.ends_by_env_steps = self._exact = context.in_turns
+        self.ends_by_env_steps = self._exact = context.serial
         self._policies = None if job.policies is None else job.policies.attach()
         self._epoch = 0
         self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
@@ -183,10 +182,10 @@ class ReplayFeed(RestoredFeed):
             if not self._exact:
                 self._take_in()
             self.began = True
-            self._report(f"learning began after {inserted} transitions in replay")
+            self._report(f"learning started after {inserted} transitions")
         if not self._may_update(inserted):
             return False
-        self._context.beat(Phase.UPDATE)
+        self._context.heartbeat(Phase.UPDATE)
         self._update()
         while self._exact and self._may_update(inserted):
             self._update()
@@ -213,7 +212,7 @@ class ReplayFeed(RestoredFeed):
             self._take_in()
         if self._anneals:
             done = run_progress(
-                self._job.stop, self._job.wall_base_s, self.session_s(), self.env_steps(), trainer.updates
+                self._job.stop, self._job.previous_wall_s, self.session_s(), self.env_steps(), trainer.updates
             )
             trainer.anneal(done)
         most = None if self._job.stop.updates is None else self._job.stop.updates - trainer.updates
@@ -225,11 +224,11 @@ class ReplayFeed(RestoredFeed):
         self._report(text, "warning")
         self._limiter = dataclasses.replace(self._limiter, batch_size=self.trainer.batch_size)
         malloc_trim()
-        self._context.beat(Phase.UPDATE)
+        self._context.heartbeat(Phase.UPDATE)
 
     def env_steps(self) -> int:
         slots = self._context.status.slots
-        return self._job.env_steps_base + int(sum(float(slots(row)[_ENV_STEPS]) for row in self._job.sampler_rows))
+        return self._job.previous_env_steps + int(sum(float(slots(row)[_ENV_STEPS]) for row in self._job.sampler_rows))
 
     def _count_returns(self) -> None:
         """Tells the trainer of the returns of all samplers of this session, those of other hosts included."""
@@ -260,7 +259,7 @@ class RolloutFeed(Feed):
         self.trainer = OnPolicyTrainer(
             on_policy_algorithm(job, job.correction),
             rollouts,
-            Handover(policies=job.policies.attach(), states=job.states.attach()),
+            LearnerMemory(policies=job.policies.attach(), states=job.states.attach()),
             lag=job.lag,
             batch_size=job.batch_size,
             progress=progress_of(job, self.session_s),
@@ -281,10 +280,10 @@ class RolloutFeed(Feed):
         """The heartbeat while a large rollout is learned from; once a second, or a timeline would be full of it."""
         if perf_counter() - self._beat_s >= _BEAT_S:
             self._beat_s = perf_counter()
-            self._context.beat(Phase.UPDATE)
+            self._context.heartbeat(Phase.UPDATE)
 
     def _wait_for_peers(self) -> bool:
-        self._context.beat(Phase.WAIT)
+        self._context.heartbeat(Phase.WAIT)
         time.sleep(_POLL_S)
         return not self._context.stopping
 
@@ -293,8 +292,8 @@ class RolloutFeed(Feed):
             self._mixer.leave()
 
     def advance(self) -> bool:
-        """Learns from the rollout that is due; True if the next rollout began."""
-        self._context.beat(Phase.UPDATE)
+        """Learns from the rollout that is due; True if the next rollout started."""
+        self._context.heartbeat(Phase.UPDATE)
         self.trainer.learn()
         if not self.trainer.swap():
             return False
@@ -307,7 +306,7 @@ class RolloutFeed(Feed):
 
 
 class _Peers:
-    """Which learners of a run are alive: their process is there, has begun its loop, and has not finished."""
+    """Learners of a run that are alive: their process runs its loop."""
 
     def __init__(self, context: WorkerContext, spec: MixSpec) -> None:
         self._controls = [context.status.control(row) for row in spec.rows]
@@ -332,7 +331,7 @@ class _Peers:
 def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps: float, updates: int) -> float:
     """Share of a run that is over, by the stop condition that comes first; 0 where it has none that can be foreseen.
 
-    ``earlier_s`` [s] of earlier sessions are over, so that a resumed run does not begin anew.
+    ``earlier_s`` [s] of earlier sessions are over, so that a resumed run does not start again.
     """
     pairs = (
         (earlier_s + session_s, stop.seconds and earlier_s + stop.seconds),
@@ -375,6 +374,6 @@ def progress_of(job: OnPolicyLearnerJob, session_s: Callable[[], float]) -> Prog
     """The share that this learner's learning rate follows; not by the clock where others have one of their own."""
     mix = job.mix
     if mix is None:
-        return scheduled(job.stop, job.wall_base_s, session_s)
+        return scheduled(job.stop, job.previous_wall_s, session_s)
     by_clock = mix.mixing != "all_reduce" and mix.hosts is None
-    return scheduled(job.stop, job.wall_base_s, session_s, mix.learners, by_clock=by_clock)
+    return scheduled(job.stop, job.previous_wall_s, session_s, mix.learners, by_clock=by_clock)

@@ -1,8 +1,8 @@
 """GPU replay: a copy of replay on the learner's device. Only new rows are copied; batches are gathered on the device.
 
 The rules are those of the ring (``transport.replay_ring``). A pull notes which rows are committed, copies the new
-ones, reads ``reserved`` afterwards and drops rows that may have been overwritten meanwhile. Draws are uniform over the
-rows that are on the device and that the ring's reader would draw.
+ones, reads ``reserved`` afterwards and drops rows that may have been overwritten in the meantime. Draws are uniform
+over the rows that are on the device and that the ring's reader would draw.
 
 Copies run beside the updates. A pull copies at most ``chunk`` rows of a shard at a time, and draws leave out the oldest
 ``chunk`` rows, so a pull overwrites nothing that draws with the previous windows may read. It only waits for draws with
@@ -54,12 +54,12 @@ class GpuReplay:
         rows_per_shard: int | None = None,
         *,
         main: DeviceStream | None = None,
-        beside: DeviceStream | None = None,
+        side_stream: DeviceStream | None = None,
     ) -> None:
         """Allocates the device's memory; ``pull`` copies the rows.
 
         ``rows_per_shard`` newest rows of each shard are kept (None: as many as the ring has). Draws run on the stream
-        ``main`` (None: the device's current one), copies on ``beside`` (None: a stream of their own).
+        ``main`` (None: the device's current one), copies on ``side_stream`` (None: a stream of their own).
 
         Raises:
             torch.OutOfMemoryError: no room on the device.
@@ -68,15 +68,15 @@ class GpuReplay:
         self._reader, self._layout = reader, spec.layout
         self.rows_per_shard = min(spec.rows_per_shard, rows_per_shard or spec.rows_per_shard)
         self._chunk = max(1, min(_CHUNK_ROWS, self.rows_per_shard // 16))
-        self._main, self._beside = main or DeviceStream(device), beside or DeviceStream(device, beside=True)
+        self._main, self._side_stream = main or DeviceStream(device), side_stream or DeviceStream(device, side=True)
         self._rows = torch.zeros((spec.num_shards * self.rows_per_shard, spec.layout.width), device=device)
-        self._beside.holds(self._rows)
+        self._side_stream.holds(self._rows)
         self._staging = Staging((self._chunk, spec.layout.width), torch.float32, pinned=pinned)
         self._end = [0] * spec.num_shards
         self._floor = [0] * spec.num_shards
         self._staged_windows = Staging((2, spec.num_shards), torch.int64, pinned=pinned)
         self._windows = torch.zeros((3, spec.num_shards), dtype=torch.int64, device=device)
-        """By shard: the end of its draws, what takes a draw to a logical index, the shard's first row."""
+        """For each shard: end of its draws, offset from a draw to a logical index, first row."""
         self._windows[2] = torch.arange(spec.num_shards, device=device) * self.rows_per_shard
         # Memory is zeroed on the main stream: an earlier copy would be lost.
         self._draws_before = self._main.mark()
@@ -109,7 +109,7 @@ class GpuReplay:
                 self._end[shard] = self._floor[shard] = oldest
                 self._draws_before = self._main.mark()  # a jump may overwrite any row of the current windows
         while True:
-            self._beside.follow(self._draws_before)
+            self._side_stream.follow(self._draws_before)
             for shard, (_, end) in enumerate(windows):
                 self._copy(shard, min(end, self._end[shard] + self._chunk))
             self._publish(windows)
@@ -132,12 +132,14 @@ class GpuReplay:
             self._floor[shard] = max(self._floor[shard], begin + torn)
         first = shard * self.rows_per_shard
         for at, place, count in _pieces(begin + torn, end, self.rows_per_shard):
-            self._beside.copy(self._rows[first + place : first + place + count], staged[torn + at : torn + at + count])
-        self._staging.sent(self._beside.mark())
+            self._side_stream.copy(
+                self._rows[first + place : first + place + count], staged[torn + at : torn + at + count]
+            )
+        self._staging.sent(self._side_stream.mark())
         self._end[shard] = end
 
     def _publish(self, windows: list[tuple[int, int]]) -> None:
-        """Passes the new windows to the draws, which begin after the copies."""
+        """Passes the new windows to the draws, which start after the copies."""
         kept = self.rows_per_shard - self._chunk
         lows = np.array(
             [max(low, floor, end - kept) for (low, _), floor, end in zip(windows, self._floor, self._end, strict=True)]
@@ -146,7 +148,7 @@ class GpuReplay:
         ends = sizes.cumsum()
         staged = self._staged_windows.next()
         staged.numpy()[:] = ends, lows - ends + sizes
-        self._main.follow(self._beside.mark())
+        self._main.follow(self._side_stream.mark())
         self._draws_before = self._main.mark()
         self._main.copy(self._windows[:2], staged)
         self._staged_windows.sent(self._main.mark())
@@ -159,7 +161,7 @@ class GpuReplay:
             TransportError: nothing can be drawn.
         """
         if self.available < 1:
-            raise TransportError("no replay row can be drawn: none was pulled")
+            raise TransportError("replay is empty: no row was copied yet")
         ends = self._windows[0]
         self._random.random_(generator=self.generator).remainder_(ends[-1])
         torch.searchsorted(ends, self._random, right=True, out=self.shard)
@@ -170,7 +172,7 @@ class GpuReplay:
 
     def settle(self) -> None:
         """Waits until all copies and draws are done, so that the memory may be freed."""
-        self._beside.mark().wait()
+        self._side_stream.mark().wait()
         self._main.mark().wait()
 
     def lag_and_age(self, version_now: int) -> tuple[float, float]:
@@ -205,14 +207,14 @@ def fitted_gpu_replay(
         try:
             gpu_replay = GpuReplay(reader, batch_size, device, seed, rows)
         except torch.OutOfMemoryError:
-            rows //= 2  # taken by another process meanwhile, or fragmented
+            rows //= 2  # taken by another process in the meantime, or fragmented
             continue
-        held = f"replay is copied to {device}: {size(gpu_replay.size_bytes)} of {size(free_bytes)} that were free"
+        held = f"replay is mirrored on {device}: {size(gpu_replay.size_bytes)} of {size(free_bytes)} free memory"
         if rows < whole:
             held += f", so only the newest {spec.num_shards * rows} of {spec.capacity} rows ({size(needed)})"
         return gpu_replay, held
     return None, (
-        f"batches come from the host: a copy of replay needs {size(needed)}, {device} has {size(free_bytes)} free"
+        f"batches are gathered on the host: a copy of replay needs {size(needed)}, {device} has {size(free_bytes)} free"
     )
 
 
@@ -231,23 +233,23 @@ class StreamEvent:
 class DeviceStream:
     """Work that runs in the order in which it was given: a device's current stream, or one beside it."""
 
-    def __init__(self, device: torch.device, *, beside: bool = False) -> None:
+    def __init__(self, device: torch.device, *, side: bool = False) -> None:
         self._device = device
         self._on_gpu = device.type == "cuda"
-        self._beside = torch.cuda.Stream(device) if beside and self._on_gpu else None  # type: ignore[no-untyped-call]
+        self._side_stream = torch.cuda.Stream(device) if side and self._on_gpu else None  # type: ignore[no-untyped-call]
 
     def _stream(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self._device) if self._beside is None else self._beside
+        return torch.cuda.current_stream(self._device) if self._side_stream is None else self._side_stream
 
     def copy(self, to: Tensor, source: Tensor) -> None:
         """Copies, without waiting where ``source`` is pinned; it must not change until a later event is reached."""
-        with contextlib.nullcontext() if self._beside is None else torch.cuda.stream(self._beside):
+        with contextlib.nullcontext() if self._side_stream is None else torch.cuda.stream(self._side_stream):
             to.copy_(source, non_blocking=True)
 
     def holds(self, tensor: Tensor) -> None:
         """Keeps memory of the current stream from other use, once it is freed, until this stream's work is done."""
-        if self._beside is not None:
-            tensor.record_stream(self._beside)
+        if self._side_stream is not None:
+            tensor.record_stream(self._side_stream)
 
     def mark(self) -> StreamEvent:
         if not self._on_gpu:
@@ -257,7 +259,7 @@ class DeviceStream:
         return StreamEvent(event)
 
     def follow(self, event: StreamEvent) -> None:
-        """Work given from now on begins after this event of another stream."""
+        """Work given from now on starts after this event of another stream."""
         if event.event is not None:
             self._stream().wait_event(event.event)
 
@@ -309,7 +311,7 @@ class CudaGraph:
             self._graph.register_generator_state(generator)
         torch.cuda.synchronize(self._device)
         try:
-            # Only waits of this thread spoil a recording: other threads may use the device meanwhile.
+            # Only waits of this thread spoil a recording: other threads may use the device in the meantime.
             with torch.cuda.device(self._device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 work()
         except RuntimeError as error:
@@ -332,7 +334,7 @@ def updates_in_graph(wanted: int, period: int) -> int:
 def reason_against(*, split: bool, period: int) -> str | None:
     """Why updates cannot be a graph, or None if they can."""
     if split:
-        return "actor and critics are on two devices"
+        return "actor and critics are on different devices"
     if period > _LONGEST_PERIOD:
         return f"steps repeat every {period} updates, a graph holds at most {_LONGEST_PERIOD}"
     return None
@@ -413,7 +415,7 @@ class GraphedUpdates:
             self._graph = graph
         except NotRecorded as error:
             self._make_graph = None
-            self._on_failure(f"kernels are launched one by one: no graph could be recorded: {error}")
+            self._on_failure(f"no CUDA graphs: recording failed: {error}")
         finally:
             self._algorithm.updates = before  # recorded, not done
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from spreeze.config.schema import EvaluationConfig, LearnerConfig, StopConfig, VisualizerConfig, algorithm_part
+from spreeze.config.schema import EvaluationConfig, LearnerConfig, StopConfig, VisualizerConfig, algorithm_section
 from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.mixing import MixSpec
 from spreeze.transport.rate_limiter import RateLimiter
@@ -43,21 +43,21 @@ class AnyLearnerJob(Job):
     stop: StopConfig
     """When the run ends; env steps are those of the whole run."""
     run_started_s: float
-    """Monotonic time at which this session began; ``wall_base_s`` is the wall time of earlier sessions."""
-    wall_base_s: float
+    """Monotonic time at which this session started; ``previous_wall_s`` is the wall time of earlier sessions."""
+    previous_wall_s: float
     session: float
     """Tells this session from all others of the run."""
     publish_updates: int | None = None
     """Updates between two publications; None: they come by the clock."""
     wakeup: WakeupHandle | None = None
-    """By which samplers tell it of rows or complete rollouts; None: it polls."""
+    """Wakeup by which samplers signal new rows or rollouts; None: it polls."""
     sampler_wakeups: tuple[WakeupHandle, ...] = ()
-    """By which it tells its samplers of batches drawn, or of a swap; empty: they poll."""
+    """Wakeups by which it signals drawn batches or a swap to its samplers; empty: they poll."""
 
     @property
     def settings(self) -> Any:
         """The algorithm's settings, of its own class."""
-        return algorithm_part(self.algo, self.spec.import_module)(**self.algorithm)
+        return algorithm_section(self.algo, self.spec.import_module)(**self.algorithm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class LearnerJob(AnyLearnerJob):
     replay: RingHandle
     sampler_rows: tuple[int, ...]
     """Rows of the status table of all samplers of the run, other hosts' too: their env steps go into checkpoints."""
-    env_steps_base: int
+    previous_env_steps: int
     """Env steps of earlier sessions of this run."""
     policies: ParametersHandle | None = None
     """By which its samplers get the weights of every update; None: by files."""
@@ -94,7 +94,7 @@ class OnPolicyLearnerJob(AnyLearnerJob):
     policies: ParametersHandle
     states: ParametersHandle
     mix: MixSpec | None = None
-    """How it shares what it learns with other learners; None: it is alone."""
+    """Parameter mixing with other learners; None: there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +103,12 @@ class BufferLearnerJob(AnyLearnerJob):
 
     batch_size: int
     """Rows of one update."""
-    env_steps_base: int
+    previous_env_steps: int
     """Env steps of earlier sessions."""
     envs_per_sampler: int
     rollouts: RolloutsHandle
     policies: ParametersHandle
-    """By which samplers get new weights."""
+    """Channel by which samplers receive new weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +155,9 @@ class SamplerJob(AnySamplerJob):
     policies: ParametersHandle | None = None
     """By which it gets weights; None: by files."""
     wakeup: WakeupHandle | None = None
-    """By which the learner tells it of batches drawn; None: it polls."""
+    """Wakeup by which the learner signals drawn batches; None: it polls."""
     learner_wakeup: WakeupHandle | None = None
-    """By which it tells the learner of rows."""
+    """Wakeup by which it signals new rows to the learner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +218,7 @@ class HostJob(Jsonable):
     seed: int
     envs_per_sampler: int
     samplers: int | None = None
-    """None: what the host's own tuner chose, else one for each usable core."""
+    """None: the choice of the host's tuner, or one per usable core."""
     step_deadline_s: float = 30.0
     start_deadline_s: float = 120.0
     memory_limit_bytes: int | None = None

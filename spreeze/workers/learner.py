@@ -22,7 +22,7 @@ from spreeze.workers.torch_devices import malloc_trim, resolve_device
 _POLL_S = 0.0005
 _POST_S = 0.25
 FIRST_CHECKPOINT_S = 5.0
-"""From the first update to the first checkpoint, if the interval between two is not shorter."""
+"""Time from the first update to the first checkpoint, unless the interval is shorter [s]."""
 _LAST_PUBLICATION_S = 5.0
 """Longest wait for the disk to take the last weights of a run."""
 
@@ -51,9 +51,9 @@ class Feed:
     saved_ring: ReplayRing | None = None
     """Replay that checkpoints include."""
     began = True
-    """False until there is enough data to begin."""
+    """False until there is enough data to start."""
     ends_by_env_steps = True
-    """True if it ends the run at the number of env steps asked for; if not, the supervisor does."""
+    """True if it ends the run at the number of env steps requested; if not, the supervisor does."""
     publishes = True
     """False if another learner publishes the weights that are evaluated."""
     broadcast_s = 0.0
@@ -69,7 +69,7 @@ class Feed:
         return time.monotonic() - self._job.run_started_s - self._context.paused_s
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
-        """Goes on from the newest checkpoint; ``epoch`` rises with each start of the learner."""
+        """Continues from the newest checkpoint; ``epoch`` rises with each start of the learner."""
         raise NotImplementedError
 
     def advance(self) -> bool:
@@ -113,7 +113,7 @@ class Learner:
         self._epoch = 0
         """Rises with each start of the learner."""
         # Where workers take turns, all others would wait for the evaluation of a policy that has learned nothing.
-        self._offered_updates = 0 if context.in_turns else -1
+        self._offered_updates = 0 if context.serial else -1
         """Updates of the last offered policy."""
         self._saved_updates = 0
         """Updates in the newest checkpoint of this process."""
@@ -126,7 +126,7 @@ class Learner:
 
     def _now(self) -> dict[str, Any]:
         """Env steps and wall time of the run, without pauses."""
-        return {"env_steps": self._feed.env_steps(), "wall_s": self._job.wall_base_s + self._feed.session_s()}
+        return {"env_steps": self._feed.env_steps(), "wall_s": self._job.previous_wall_s + self._feed.session_s()}
 
     @property
     def _is_new(self) -> bool:
@@ -152,7 +152,7 @@ class Learner:
         latest, checkpoint = self._weights.read_latest(None), self._checkpoints.load_latest()
         self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
         for damage in checkpoint.skipped if checkpoint else ():
-            self._report(f"checkpoint left out: {damage}", "warning")
+            self._report(f"checkpoint ignored: {damage}", "warning")
         feed.restore(checkpoint, self._epoch)
         del latest, checkpoint
         if self._is_new:
@@ -165,8 +165,8 @@ class Learner:
                 break
             if not feed.advance():
                 start = perf_counter()
-                context.beat(Phase.WAIT)
-                if not context.in_turns:
+                context.heartbeat(Phase.WAIT)
+                if not context.serial:
                     feed.wait()
                 self._wait_s += perf_counter() - start
             if feed.began and not began:
@@ -192,7 +192,7 @@ class Learner:
         if asked or now - self._saved_s >= self._job.learner.checkpoint_interval_s:
             self._checkpoints_asked = self._context.checkpoints_asked
             if self._checkpoint() and asked:
-                self._report(f"checkpoint on request, at update {self._trainer.updates}")
+                self._report(f"checkpoint written on request at update {self._trainer.updates}")
 
     def _is_publication_due(self, now: float) -> bool:
         every, before = self._job.publish_updates, self._offered_updates
@@ -204,7 +204,7 @@ class Learner:
         if not self._feed.publishes:
             return
         start = perf_counter()
-        self._context.beat(Phase.PUBLISH)
+        self._context.heartbeat(Phase.PUBLISH)
         arrays, meta = self._trainer.policy_snapshot()
         self._offered_updates = self._trainer.updates
         self._publisher.offer(arrays, meta | self._now(), self._epoch, self._offered_updates)
@@ -220,14 +220,14 @@ class Learner:
     def _checkpoint(self) -> bool:
         """Writes a checkpoint; True if that succeeded."""
         start, written = perf_counter(), False
-        self._context.beat(Phase.CHECKPOINT)
+        self._context.heartbeat(Phase.CHECKPOINT)
         try:
             self._save()
             written, self._unwritten = True, 0
         except (OSError, ResourceError) as error:
             self._unwritten += 1
             if is_power_of_ten(self._unwritten):
-                text = f"checkpoint not written{in_a_row(self._unwritten)}, the last one stays: {error}"
+                text = f"writing the checkpoint failed{in_a_row(self._unwritten)}; the previous one is kept: {error}"
                 self._report(text, "warning")
         self._context.saving(0)
         malloc_trim()
@@ -336,13 +336,14 @@ class Publisher:
                 self._on_published()
             except (WeightsError, OSError) as error:
                 failure = str(error)
-            except Exception as error:  # reported by the learner, which goes on with the last good weights
+            except Exception as error:  # reported by the learner, which continues with the last good weights
                 failure = f"{type(error).__name__}: {error}"
             self._in_a_row = 0 if failure is None else self._in_a_row + 1
             with self._change:
                 self._busy = False
                 if failure is not None and is_power_of_ten(self._in_a_row):
                     self._failures.append(
-                        f"weights not published{in_a_row(self._in_a_row)}, the last good ones stay: {failure}"
+                        f"publishing weights failed{in_a_row(self._in_a_row)}; the previous weights remain in "
+                        f"use: {failure}"
                     )
                 self._change.notify_all()

@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     status = StatusTable.attach(spec["status_fd"], spec["status_rows"])
     errors_dir = Path(spec["errors_dir"])
     context = WorkerContext(address, status, spec["row"], spec["message_fd"], errors_dir)
-    context.beat(Phase.INIT)
+    context.heartbeat(Phase.INIT)
     try:
         job: Job = load_named(spec["job_class"]).from_json(spec["job"])
         for _ in load_named(job.code)(context, job) or ():
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
             traceback.print_exception(error)
         report(context, errors_dir, error)
         return 1
-    context.beat(Phase.DONE)
+    context.heartbeat(Phase.DONE)
     context.close()
     return 0
 
@@ -101,7 +101,7 @@ def _job_of_waiting(fd: int) -> str | None:
     if not data:
         return None
     message = json.loads(data)
-    place(fds, message["places"])
+    install_fds(fds, message["places"])
     argument: str = message["argument"]
     return argument
 
@@ -117,7 +117,7 @@ def receive(line: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-def place(fds: Sequence[int], places: Sequence[int]) -> None:
+def install_fds(fds: Sequence[int], places: Sequence[int]) -> None:
     """Moves each descriptor to the number that the job knows it by; standard output and error come first.
 
     Raises:

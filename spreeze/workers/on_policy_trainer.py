@@ -25,7 +25,7 @@ from spreeze.errors import WorkerError
 from spreeze.inference.policy import with_exploring
 from spreeze.transport.mixing import Mixer
 from spreeze.transport.protocols import Arrays
-from spreeze.transport.rollouts import LEARNER, ROLLOUTS, Handover, Rollouts
+from spreeze.transport.rollouts import LEARNER, ROLLOUTS, LearnerMemory, Rollouts
 from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.types import RolloutBatch
 
@@ -33,7 +33,7 @@ Progress = Callable[[int], float]
 """Env steps of a learner -> share of the run that is over."""
 FINGERPRINTS = "fingerprints.jsonl"
 _AVERAGE = "policy_average/"
-"""Begins the names of the averaged weights among the arrays of a learner's state."""
+"""Starts the names of the averaged weights among the arrays of a learner's state."""
 _MAX_SKIPPED_ROLLOUTS = 5
 
 
@@ -44,7 +44,7 @@ class OnPolicyTrainer:
         self,
         algorithm: OnPolicyAlgorithm,
         rollouts: Rollouts,
-        handover: Handover,
+        memory: LearnerMemory,
         *,
         lag: int,
         meta: dict[str, Any],
@@ -63,18 +63,18 @@ class OnPolicyTrainer:
             CheckpointError: the state belongs to another network.
             WorkerError: the state is missing.
         """
-        self.algorithm, self._rollouts, self._handover = algorithm, rollouts, handover
+        self.algorithm, self._rollouts, self._memory = algorithm, rollouts, memory
         self.batch_size, self._lag, self._meta = batch_size, lag, meta
         self._progress, self._fingerprints, self.mixer = progress, fingerprints, mixer
         self.learn_s = self.hand_s = 0.0
         self._learned = -1
         self._average = RolloutAverage(algorithm)
-        state = handover.states.read(rollouts.current)
+        state = memory.states.read(rollouts.current)
         if state is None and rollouts.current > 0:
             raise WorkerError(f"the learner's state of rollout {rollouts.current} is gone")
         # Samplers may have what a predecessor handed over before it died: it is not learned again, for mixed with what
         # others have by now it would be another policy of that number.
-        following = None if state is None else handover.states.read(rollouts.current + 1)
+        following = None if state is None else memory.states.read(rollouts.current + 1)
         latest = state if following is None else following
         if latest is not None:
             algorithm.load_state_arrays(latest.arrays)
@@ -98,9 +98,9 @@ class OnPolicyTrainer:
         start = perf_counter()
         algorithm = self.algorithm
         state = {"algorithm": algorithm.state_json(), "updates": algorithm.updates}
-        self._handover.states.publish(algorithm.state_arrays() | self._average.state_arrays(), state, 0, current)
+        self._memory.states.publish(algorithm.state_arrays() | self._average.state_arrays(), state, 0, current)
         meta = {**algorithm.policy_meta(), **self._meta, "updates": algorithm.updates}
-        self._handover.policies.publish(self._average.policy_arrays(), meta, 0, current)
+        self._memory.policies.publish(self._average.policy_arrays(), meta, 0, current)
         self.hand_s += perf_counter() - start
 
     def learn(self) -> bool:
@@ -153,12 +153,12 @@ class OnPolicyTrainer:
         self._skipped_rollouts = self._skipped_rollouts + 1 if 0 < skipped == algorithm.updates - self.updates else 0
         if self._skipped_rollouts > _MAX_SKIPPED_ROLLOUTS:
             raise WorkerError(
-                f"in {self._skipped_rollouts} rollouts in a row every update had a non-finite loss or gradient; lower "
-                "the learning rate, or look at the rewards' size"
+                f"in {self._skipped_rollouts} rollouts in a row every update had a non-finite loss or gradient; "
+                f"lower the learning rate, or check the scale of rewards"
             )
 
     def swap(self) -> bool:
-        """Begins the next rollout if this one is full and learning is done; whether it did."""
+        """Starts the next rollout if this one is full and learning is done; whether it did."""
         current = self._rollouts.current
         if self._learned != current or not self._rollouts.full:
             return False
@@ -184,7 +184,7 @@ class OnPolicyTrainer:
 
     @property
     def env_steps(self) -> int:
-        """Env steps of all finished rollouts since the run began."""
+        """Env steps of all finished rollouts since the run started."""
         return self._rollouts.current * self._rollouts.spec.rows
 
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
@@ -193,13 +193,13 @@ class OnPolicyTrainer:
         Raises:
             WorkerError: it is missing.
         """
-        found, mixer = _found(self._handover.policies, self._rollouts.current), self.mixer
+        found, mixer = _found(self._memory.policies, self._rollouts.current), self.mixer
         return lambda: found.arrays if mixer is None else mixer.mean_policy(found.arrays), found.meta
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
-        """All that a resume needs to begin this rollout again: tensors and JSON."""
+        """Returns tensors and JSON from which a resume restarts this rollout."""
         rollouts = self._rollouts
-        state = _found(self._handover.states, rollouts.current)
+        state = _found(self._memory.states, rollouts.current)
         tensors = {LEARNER + name: array for name, array in state.arrays.items()}
         kept = rollouts.state_arrays(with_batch=self._lag == 1)
         tensors |= {ROLLOUTS + name: array for name, array in kept.items()}
@@ -212,7 +212,7 @@ class OnPolicyTrainer:
 
     def parameters_sha256(self) -> str:
         """Hash of the learner's arrays at the start of this rollout; equal runs have equal hashes."""
-        return sha256_of(_found(self._handover.states, self._rollouts.current).arrays)
+        return sha256_of(_found(self._memory.states, self._rollouts.current).arrays)
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         return {
@@ -265,7 +265,7 @@ class RolloutAverage:
         return {_AVERAGE + name: array for name, array in self._arrays.items()} | {_AVERAGE: np.array(self._rollouts)}
 
     def restore(self, arrays: Arrays) -> None:
-        """Continues the average among a learner's arrays; begins anew at its policy where there is none."""
+        """Continues the average among a learner's arrays; starts again at its policy where there is none."""
         self._updates, self._rollouts = self._algorithm.updates, int(arrays.get(_AVERAGE, 0))
         for name, array in self._algorithm.policy_arrays().items():
             self._arrays[name] = np.array(arrays.get(_AVERAGE + name, array))

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import Pair, StreamPair
-from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
+from spreeze.algorithms.fused_mlp import Parallel, TwoStreams
+from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig
 from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
@@ -52,9 +52,9 @@ _AVERAGE_EVERY = 8
 """Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
 _AVERAGE = "policy_average"
 _LEAST_BATCH = 32
-_PARTS = ("propose", "critic_step", "action_gradient", "actor_step")
-"""Parts of an update that ``torch.compile`` fuses; between them stand the optimisers, each one kernel already."""
-_LIVING = 4
+_PARTS = ("actor_forward", "critic_step", "action_gradient", "actor_step")
+"""Parts of an update that ``torch.compile`` fuses; between them stand the optimizers, each one kernel already."""
+_GONE_AFTER = 4
 """Averagings without news from another learner after which it counts as gone; speeds differ by less."""
 
 
@@ -72,11 +72,11 @@ class ReplayTrainer:
         *,
         seed: int,
         normalize_obs: bool,
-        pair: Pair | None = None,
+        parallel: Parallel | None = None,
         session: float = 0.0,
         loaded_rows: tuple[int, ...] = (),
     ) -> None:
-        """With ``learner.fuse`` the kernels of an update are fused by ``torch.compile`` before this returns.
+        """With ``learner.compile`` the kernels of an update are fused by ``torch.compile`` before this returns.
 
         With ``config.policy_average`` above 0 the published policy is an average of the weights (``PolicyAverage``).
 
@@ -86,7 +86,7 @@ class ReplayTrainer:
         of the same ``session`` tells of the same rows.
         """
         device = resolve_device(learner.device)
-        placement = Placement.parse(device)
+        devices = DeviceSplit.parse(device)
         options: dict[str, Any] = {} if spec.frames is None else {"frames": spec.frames}
         options |= {"overlap": True} if learner.overlap else {}
         options |= {"masked": True} if spec.action_mask else {}
@@ -103,15 +103,15 @@ class ReplayTrainer:
             **options,
         )
         # A network of one's own is one module, which two threads cannot run with parameters of their own.
-        if pair is not None and not config.network:
-            self.algorithm.share(pair)
-        self._has_branches = not (learner.fuse or placement.split or config.network)
+        if parallel is not None and not config.network:
+            self.algorithm.set_parallel(parallel)
+        self._has_branches = not (learner.compile or devices.split or config.network)
         """True if a graph has branches of ``share``."""
         self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
         self._average = PolicyAverage(self.algorithm, config.policy_average) if config.policy_average else None
         self._explore_average = config.explore_average
         self._reader, self._layout, self._gamma = reader, layout, config.gamma
-        self._device, self._actor_device, self._device_text = placement.critics, placement.actor, device
+        self._device, self._actor_device, self._device_text = devices.critics, devices.actor, device
         self._rng, self._seed = np.random.default_rng([seed, 7]), seed
         self._frame_shape = None if spec.frames is None else spec.frames.shape
         self.notes: list[str] = []
@@ -136,12 +136,12 @@ class ReplayTrainer:
         self.normalizer = Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs else None
         self.updates = 0
         self._progress = 0
-        if learner.mirror and self._device.type == "cuda":
+        if learner.gpu_replay and self._device.type == "cuda":
             self._open_gpu_replay()
         self.rows_redrawn = 0
         self.gather_s = self.critic_s = self.actor_s = 0.0
         self._refreshed_s = -1.0
-        if learner.fuse:
+        if learner.compile:
             self._fuse()
 
     def anneal(self, progress: float) -> None:
@@ -153,7 +153,7 @@ class ReplayTrainer:
 
     def _open_gpu_replay(self) -> None:
         if self._frame_shape is not None:
-            self.notes.append("image batches are drawn on the host: frame stacks are rebuilt there")
+            self.notes.append("image batches are gathered on the host, which assembles the frame stacks")
             return
         assert isinstance(self._reader, ReplayReader)
         gpu_replay, note = fitted_gpu_replay(
@@ -172,10 +172,10 @@ class ReplayTrainer:
             else reason_against(split=self._actor_device != self._device, period=period)
         )
         if against is not None:
-            self.notes.append(f"kernels are launched one by one: {against}")
+            self.notes.append(f"no CUDA graphs: {against}")
         graphs = self._updates_per_launch > 0 and against is None
         if graphs and self._has_branches:
-            self.algorithm.share(StreamPair())
+            self.algorithm.set_parallel(TwoStreams())
         self._launches = GraphedUpdates(
             self.algorithm,
             gpu_replay,
@@ -191,7 +191,7 @@ class ReplayTrainer:
     def _fuse(self) -> None:
         """Compiles the parts of an update by a few updates on zeros, which leave the state as it was.
 
-        Compiling takes up to a minute, so it comes before the run begins. Where it fails (no Triton, no C++ compiler),
+        Compiling takes up to a minute, so it comes before the run starts. Where it fails (no Triton, no C++ compiler),
         the update stays as it is, and a note says why.
         """
         algorithm: Any = self.algorithm
@@ -214,9 +214,9 @@ class ReplayTrainer:
                 vars(algorithm).pop(name, None)
             for adam in algorithm._adams:
                 vars(adam).pop("step", None)
-            self.notes.append("the kernels of an update are not fused: " + " ".join(str(error).split())[:200])
+            self.notes.append("updates are not compiled: " + " ".join(str(error).split())[:200])
         else:
-            self.notes.append("the kernels of an update are fused by torch.compile")
+            self.notes.append("updates are compiled by torch.compile")
         algorithm.load_state_arrays(arrays)
         algorithm.load_state_json(state)
         self.gather_s = self.critic_s = self.actor_s = 0.0
@@ -236,18 +236,20 @@ class ReplayTrainer:
         if launches is None:
             return False
         launches.gpu_replay.settle()
-        self.algorithm.share(None)
+        self.algorithm.set_parallel(None)
         return True
 
     def shrink(self) -> str:
-        """Goes on with less memory, without GPU replay or else with half of the batch; returns what was done."""
+        """Continues with less memory, without GPU replay or else with half of the batch; returns what was done."""
         if self.drop_gpu_replay():
-            done = f"out of memory on {self._device_text}: the GPU copy of replay is freed, batches come from the host"
+            done = (
+                f"out of memory on {self._device_text}: freed the GPU copy of replay; batches are gathered on the host"
+            )
         else:
             before = self.batch_size
             self.set_batch_size(before // 2)
             done = (
-                f"batch {before} does not fit into the memory of {self._device_text}: goes on with "
+                f"batch {before} does not fit into the memory of {self._device_text}; continuing with "
                 f"{self.batch_size}; set --batch-size {self.batch_size}"
             )
         self.release_cached()
@@ -260,7 +262,7 @@ class ReplayTrainer:
 
     def _note_failed_recording(self, text: str) -> None:
         self._recording_failed = True
-        self.algorithm.share(None)
+        self.algorithm.set_parallel(None)
         self.notes.append(text)
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -326,7 +328,7 @@ class ReplayTrainer:
         return averaged_statistics((self.normalizer, self.returns))
 
     def set_averaged_statistics(self, values: np.ndarray) -> None:
-        """Goes on with the mean of several learners' statistics."""
+        """Replaces the statistics by the mean over several learners."""
         set_averaged_statistics((self.normalizer, self.returns), values)
         self._renew_units()
 
@@ -562,8 +564,8 @@ class ReplayTrainer:
         if not fits:
             self.algorithm.seed_noise(self._seed)
             self.notes.append(
-                "the checkpoint's random numbers are those of another kind of device: the noise of the updates is "
-                f"seeded anew from seed {self._seed} and update {self.updates}"
+                "the random state of the checkpoint is from another device type; the noise of updates is "
+                f"reseeded from seed {self._seed} and update {self.updates}"
             )
         self._rng.bit_generator.state = state["draw_rng"]
         if self._launches is not None:
@@ -614,7 +616,7 @@ class PolicyAverage:
             online.copy_(newest)
 
     def restore(self, weights: np.ndarray | None, updates: int) -> None:
-        """Continues a stored average; begins anew at the present weights where there is none that fits."""
+        """Continues a stored average; starts again at the present weights where there is none that fits."""
         online = self._algorithm.policy_parameters
         fits = weights is not None and weights.shape == tuple(online.shape)
         self.weights.copy_(torch.from_numpy(np.array(weights)) if fits else online)
@@ -626,8 +628,8 @@ class PeerAverage:
 
     Every ``interval`` updates a learner sends its networks, targets and temperature, and the statistics that are the
     units of what these read and say. It then takes the mean of these and of the newest of each other learner. Moments
-    of the optimiser stay its own. Nobody waits: a learner of which nothing new has come for ``_LIVING`` of these steps,
-    since it is dead, done or far slower, is left out until it sends again.
+    of the optimizer stay its own. Nobody waits: a learner of which nothing new has come for ``_GONE_AFTER`` of these
+    steps, since it is dead, done or far slower, is left out until it sends again.
     """
 
     def __init__(
@@ -687,7 +689,7 @@ class PeerAverage:
         """The newest of each other learner that still sends."""
         for message in self._gossip.receive():
             self._newest[message.sender] = message.parameters, self._version
-        return [found for found, since in self._newest.values() if self._version - since < _LIVING]
+        return [found for found, since in self._newest.values() if self._version - since < _GONE_AFTER]
 
 
 class DeviceUnits:

@@ -10,7 +10,7 @@ from spreeze.machine.processes import LOW_PRIORITY
 
 @dataclass(frozen=True, kw_only=True)
 class RestartLimit:
-    """How often a role may fail."""
+    """Limit of restarts of a role."""
 
     failures: int
     """After this many failures within the window the worker rests for ``quarantine_s``, or is given up."""
@@ -22,8 +22,8 @@ class RestartLimit:
     max_delay_s: float = 30.0
 
 
-class Loss(Enum):
-    """When a role's lost workers end the run."""
+class FailurePolicy(Enum):
+    """Which losses of a role's workers end the run."""
 
     ANY = "any of them"
     MOST = "more than half of them"
@@ -32,14 +32,14 @@ class Loss(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """A kind of worker, as the machine and the supervisor see it.
+    """A kind of worker: priorities, capabilities and what failures mean.
 
     Its slots in the status table are those whose writer it is in ``spreeze.metrics.table``; deadlines belong to phases.
     """
 
     name: str
     limit: RestartLimit
-    lost: Loss
+    on_loss: FailurePolicy
     label: str = ""
     """Name of its workers, whose slots they have; empty: as the role."""
     several: bool = False
@@ -51,18 +51,18 @@ class Role:
     oom_score: int = 0
     """When memory runs out, Linux kills the process with the highest score first."""
     steps: bool = False
-    """It steps environments to collect training data."""
+    """True if it steps environments to collect training data."""
     may_end: bool = False
-    """It may end before the run does."""
+    """True if it may end before the run."""
     infers: bool = False
-    """It chooses actions for those that step environments."""
+    """True if it runs the policy for others."""
     learns: bool = False
-    """It takes gradient steps and writes checkpoints: a stop waits for its last one.
+    """True if it takes gradient steps and writes checkpoints: a stop waits for its last one.
 
-    The run ends when all such workers have finished. Their imports are slow, so a process may begin them before the job
+    The run ends when all such workers have finished. Their imports are slow, so a process may start them before the job
     is known.
     """
-    rests: bool = False
+    pausable: bool = False
     """The governor may pause it while other programs need its core."""
 
     @property
@@ -107,16 +107,21 @@ def role_of(name: str) -> Role | None:
 
 _WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=300.0, first_delay_s=1.0)
 _ALL = (
-    # The run cannot go on without it: the last to be killed when memory runs out.
-    Role(name="learner", learns=True, lost=Loss.ANY, limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None)),
+    # The run cannot continue without it: the last to be killed when memory runs out.
+    Role(
+        name="learner",
+        learns=True,
+        on_loss=FailurePolicy.ANY,
+        limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None),
+    ),
     # Cheap to replace, and no worker waits for a single one.
     Role(
         name="sampler",
         several=True,
         steps=True,
-        rests=True,
+        pausable=True,
         oom_score=500,
-        lost=Loss.MOST,
+        on_loss=FailurePolicy.MOST,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
     ),
     # The learner waits for each of them.
@@ -126,7 +131,7 @@ _ALL = (
         several=True,
         steps=True,
         oom_score=500,
-        lost=Loss.ANY,
+        on_loss=FailurePolicy.ANY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
     ),
     Role(
@@ -134,19 +139,19 @@ _ALL = (
         several=True,
         infers=True,
         oom_score=300,
-        lost=Loss.ANY,
+        on_loss=FailurePolicy.ANY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
     ),
-    # Without it the run goes on with its own samplers. Its crash is Ray's, and a new one joins the cluster again.
+    # Without it the run continues with its own samplers. Its crash is Ray's, and a new one joins the cluster again.
     Role(
         name="bridge",
         oom_score=300,
-        lost=Loss.NEVER,
+        on_loss=FailurePolicy.NEVER,
         limit=RestartLimit(failures=5, window_s=300.0, quarantine_s=60.0, first_delay_s=1.0, backoff_s=2.0),
     ),
     # Keeps to its share of a core by pausing; at nice 15 a score of Pendulum came seconds after its policy.
-    Role(name="evaluator", nice=5, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER),
-    Role(name="visualizer", nice=15, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER),
+    Role(name="evaluator", nice=5, oom_score=300, may_end=True, on_loss=FailurePolicy.NEVER, limit=_WATCHER),
+    Role(name="visualizer", nice=15, oom_score=300, may_end=True, on_loss=FailurePolicy.NEVER, limit=_WATCHER),
 )
 ROLES: dict[str, Role] = {role.name: role for role in _ALL}
 """Roles by name. Supervision is one-for-one as in Erlang: a failed worker is restarted alone."""

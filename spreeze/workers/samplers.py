@@ -19,7 +19,7 @@ from spreeze.envs.task_source import TaskSource
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource
 from spreeze.transport.replay_ring import ShardWriter
-from spreeze.transport.rollouts import Answers, InferenceMailbox, Rollouts
+from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts
 from spreeze.transport.shared_memory import WAIT_S, Wakeup
 from spreeze.workers.collectors import NewestPolicy, RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
@@ -47,7 +47,7 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
         seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
         nan_policy=job.nan_policy,
         make_vector=vector_maker(job.spec),
-        on_progress=context.beat,
+        on_progress=context.heartbeat,
         on_error=context.env_error,
     )
     sampling.on_episode = context.episode
@@ -58,7 +58,7 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
             while not context.stopping:
                 loop.turn()
                 yield
-            context.beat(Phase.DONE)  # closing is no work
+            context.heartbeat(Phase.DONE)  # closing is no work
     finally:
         sampling.close()
         sink.close()
@@ -92,19 +92,19 @@ class SamplerLoop:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
         start = perf_counter()
         actions = None
-        if self._context.rests(start):
+        if self._context.throttled(start):
             pass
         elif self._may_insert():
-            self._context.beat(Phase.STEP)
+            self._context.heartbeat(Phase.STEP)
             self._refresh_policy()
             actions = self._actions()
             self._sampling.counts.policy_s += perf_counter() - start
             self._sampling.step(actions, self._policy.version)
             if self._learner is not None:
                 self._learner.notify()
-            self._context.worked(start)
+            self._context.account_work(start)
         else:
-            self._context.beat(Phase.WAIT)
+            self._context.heartbeat(Phase.WAIT)
             if self._wakeup is None:
                 time.sleep(_POLL_S)
             else:
@@ -150,7 +150,7 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> Itera
                     num_envs=job.num_envs,
                     seed=job.seed,
                     step_synchronous=job.step_synchronous,
-                    on_progress=context.beat,
+                    on_progress=context.heartbeat,
                     nan_policy=job.nan_policy,
                     on_error=context.env_error,
                 )
@@ -163,13 +163,13 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> Itera
         while not context.stopping:
             loop.turn()
             yield
-        context.beat(Phase.DONE)  # closing is no work
+        context.heartbeat(Phase.DONE)  # closing is no work
 
 
 def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> Iterator[None]:
     """Fills the circular buffer, with the newest policy from rollout to rollout, until asked to stop.
 
-    The successor of a dead sampler begins new episodes, in the rollout that was begun.
+    The successor of a dead sampler starts new episodes, in the rollout that was begun.
     """
     with contextlib.ExitStack() as stack:
         rollouts = stack.enter_context(contextlib.closing(job.rollouts.attach()))
@@ -183,7 +183,7 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> Iterato
                     num_envs=job.num_envs,
                     seed=job.seed,
                     replays=False,
-                    on_progress=context.beat,
+                    on_progress=context.heartbeat,
                     nan_policy=job.nan_policy,
                     on_error=context.env_error,
                 )
@@ -196,7 +196,7 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> Iterato
         while not context.stopping:
             loop.turn()
             yield
-        context.beat(Phase.DONE)  # closing is no work
+        context.heartbeat(Phase.DONE)  # closing is no work
 
 
 class _BufferSampler:
@@ -204,20 +204,20 @@ class _BufferSampler:
         self, context: WorkerContext, envs: RolloutCollector, weights: ParameterSource, learner: Wakeup
     ) -> None:
         self._context, self._envs, self._policy, self._learner = context, envs, NewestPolicy(weights), learner
-        self._asks = True
+        self._needs_policy = True
         """True if the next step is by the newest policy: in a new rollout, and after a rest."""
-        self._begins = True
+        self._at_rollout_start = True
         self._base = context.slots.tolist()  # counters continue after a restart
 
     def turn(self) -> None:
         """One step of all environments, or one short sleep."""
         start, context, counts = perf_counter(), self._context, self._envs.counts
-        if context.rests(start):
-            self._asks = True
+        if context.throttled(start):
+            self._needs_policy = True
         elif self._step():
-            context.worked(start)
+            context.account_work(start)
         else:
-            context.beat(Phase.WAIT)
+            context.heartbeat(Phase.WAIT)
             time.sleep(_POLL_S)
             counts.wait_s += perf_counter() - start
         counts.post(context.slots, self._base)
@@ -227,15 +227,15 @@ class _BufferSampler:
     def _step(self) -> bool:
         """False without a policy, or while the oldest rollout has to be used first."""
         start = perf_counter()
-        if self._begins and not self._envs.open():
+        if self._at_rollout_start and not self._envs.open():
             return False
-        if self._asks or self._policy.current() is None:
+        if self._needs_policy or self._policy.current() is None:
             self._policy.refresh()
         self._envs.counts.policy_s += perf_counter() - start
-        self._context.beat(Phase.STEP)
+        self._context.heartbeat(Phase.STEP)
         stepped = self._envs.advance(self._policy)
-        self._asks = self._begins = self._envs.columns.filled
-        if self._begins:
+        self._needs_policy = self._at_rollout_start = self._envs.columns.filled
+        if self._at_rollout_start:
             self._learner.notify()
         return stepped
 
@@ -247,21 +247,23 @@ class MailboxClient:
         self._envs, self._mailbox, self._first = envs, mailbox, first
         self._mine = slice(first, first + num_envs)
 
-    def ask(self) -> np.ndarray:
-        """Requests the actions that are due; returns the environments asked about."""
-        number, asked = self._envs.columns.question, self._mailbox.asked[self._mine].tolist()
-        indices = [index for index in self._envs.open() if asked[index] != number(index)]
+    def request(self) -> np.ndarray:
+        """Requests the actions that are due; returns the environments that wait for one."""
+        request_id, requested = self._envs.columns.request_id, self._mailbox.requested[self._mine].tolist()
+        indices = [index for index in self._envs.open() if requested[index] != request_id(index)]
         envs = np.array(indices, np.int64) + self._first
         if indices:
-            self._mailbox.ask(envs, *self._envs.questions(indices), np.array([number(index) for index in indices]))
+            self._mailbox.request(
+                envs, *self._envs.requests(indices), np.array([request_id(index) for index in indices])
+            )
         return envs
 
     def step(self) -> bool:
         """Steps the environments whose request is answered; False if there are none."""
-        number, answered = self._envs.columns.question, self._mailbox.answered[self._mine].tolist()
-        indices = [index for index in self._envs.open() if answered[index] == number(index)]
+        request_id, answered = self._envs.columns.request_id, self._mailbox.answered[self._mine].tolist()
+        indices = [index for index in self._envs.open() if answered[index] == request_id(index)]
         if indices:
-            self._envs.step(indices, self._mailbox.answers(np.array(indices) + self._first))
+            self._envs.step(indices, self._mailbox.responses(np.array(indices) + self._first))
         return bool(indices)
 
 
@@ -288,9 +290,9 @@ class _RolloutSampler:
 
     def turn(self) -> None:
         """One round over the environments, or one sleep."""
-        self._context.beat(Phase.STEP)
+        self._context.heartbeat(Phase.STEP)
         if self._inference_workers:
-            self._ask()
+            self._request_actions()
             stepped = self._client.step()
         else:
             stepped = self._envs.advance(self._policies)
@@ -303,28 +305,28 @@ class _RolloutSampler:
                 self._learner.notify()
         else:
             start = perf_counter()
-            self._context.beat(Phase.WAIT)
+            self._context.heartbeat(Phase.WAIT)
             self._wakeup.wait(WAIT_S)
             self._envs.counts.wait_s += perf_counter() - start
         self._envs.counts.post(self._context.slots, self._base)
         self._context.report_info(self._envs.info, perf_counter())
 
-    def _ask(self) -> None:
+    def _request_actions(self) -> None:
         start = perf_counter()
-        asked = self._client.ask()
-        asked_s = perf_counter()
-        for worker in np.unique(asked % len(self._inference_workers)).tolist():
+        envs = self._client.request()
+        requested_s = perf_counter()
+        for worker in np.unique(envs % len(self._inference_workers)).tolist():
             self._inference_workers[worker].notify()
         # The woken worker may take this core at once, which counts as waiting.
-        self._envs.counts.wait_s += perf_counter() - asked_s
-        self._envs.counts.policy_s += asked_s - start
+        self._envs.counts.wait_s += perf_counter() - requested_s
+        self._envs.counts.policy_s += requested_s - start
 
 
 class Inference:
     def __init__(self, policies: RolloutPolicy, mailbox: InferenceMailbox, envs: slice) -> None:
         self._policies, self._mailbox, self._envs = policies, mailbox, envs
 
-    def answer(self) -> np.ndarray:
+    def respond(self) -> np.ndarray:
         """Answers pending requests; returns the environments answered, none while there is no policy."""
         envs = self._mailbox.pending(self._envs)
         policy = self._policies.current() if envs.size else None
@@ -332,12 +334,12 @@ class Inference:
             return envs[:0]
         mailbox = self._mailbox
         action, log_prob, state = policy.draw(mailbox.obs[envs], mailbox.noise[envs], mailbox.state_of(envs))
-        mailbox.answer(envs, Answers(action, log_prob, self._policies.version, state))
+        mailbox.respond(envs, Responses(action, log_prob, self._policies.version, state))
         return envs
 
 
 def run_inference_worker(context: WorkerContext, job: RolloutWorkerJob) -> None:
-    """Answers until asked to stop; sleeps while there are no requests."""
+    """Answers requests until the run stops; sleeps while there are none."""
     with contextlib.closing(job.rollouts.attach()) as rollouts, contextlib.closing(job.mailbox.attach()) as mailbox:
         policies = RolloutPolicy(rollouts, job.policies.attach())
         inference = Inference(policies, mailbox, slice(job.index, None, job.num_inference_workers))
@@ -346,8 +348,8 @@ def run_inference_worker(context: WorkerContext, job: RolloutWorkerJob) -> None:
         numbers = context.named(context.slots)
         while not context.stopping:
             start = perf_counter()
-            context.beat(Phase.STEP)
-            envs = inference.answer()
+            context.heartbeat(Phase.STEP)
+            envs = inference.respond()
             if envs.size:
                 for sampler in np.unique(envs // job.num_envs).tolist():
                     samplers[sampler].notify()
@@ -355,7 +357,7 @@ def run_inference_worker(context: WorkerContext, job: RolloutWorkerJob) -> None:
                 numbers["batches"] += 1
                 numbers["policy_s"] += perf_counter() - start
             else:
-                context.beat(Phase.WAIT)
+                context.heartbeat(Phase.WAIT)
                 wakeup.wait(WAIT_S)
                 numbers["wait_s"] += perf_counter() - start
             numbers["policy_version"] = max(policies.version, 0)

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spreeze.algorithms.fused_mlp import ThreadPair, thread_pair_for
+from spreeze.algorithms.fused_mlp import TwoThreads, thread_pair_for
 from spreeze.config.schema import LearnerConfig
 from spreeze.errors import ConfigError
 from spreeze.machine.hardware import check_precision, mkl_lacks_avx512, named_devices
@@ -131,7 +131,7 @@ def kernels_of(work: Callable[[], object], device: str) -> int:
 
 
 def forget_memory(device: str) -> None:
-    """Gives back what earlier work of this process left on the GPUs, and begins a new ``peak_bytes``.
+    """Gives back what earlier work of this process left on the GPUs, and starts a new ``peak_bytes``.
 
     Objects that refer to each other hold their memory until Python looks for them.
     """
@@ -179,7 +179,7 @@ def peak_bytes(device: str) -> int:
 
 
 @contextlib.contextmanager
-def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[ThreadPair | None]:
+def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[TwoThreads | None]:
     """Sets this process's threads of one matmul, and yields a second thread if the algorithms can use one.
 
     Denormal numbers become zero in this thread and those it starts. A unit switched off by the ReLU has gradient zero,
@@ -187,13 +187,13 @@ def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[Thread
     only real runs show it, never synthetic rows.
     """
     flushed = torch.set_flush_denormal(True)
-    pair, of_a_matmul = thread_pair_for(threads) if device == "cpu" and spec.choices is None else (None, threads)
+    parallel, of_a_matmul = thread_pair_for(threads) if device == "cpu" and spec.choices is None else (None, threads)
     torch.set_num_threads(of_a_matmul)
     try:
-        yield pair
+        yield parallel
     finally:
-        if pair is not None:
-            pair.close()
+        if parallel is not None:
+            parallel.close()
         if flushed:
             torch.set_flush_denormal(False)
 
@@ -211,7 +211,7 @@ def _matmuls_round() -> bool:
 
 @contextlib.contextmanager
 def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
-    """All float32 matmuls of this process round their inputs to ``precision``; sums and results stay float32.
+    """Context in which float32 matmuls of this process round their inputs to ``precision``.
 
     ``largest`` is the number of multiplications of the largest one (``largest_matmul``): on processors where oneDNN's
     float32 kernels are twice as fast as MKL's, it computes them where that outweighs the longer time that it takes for
@@ -225,8 +225,8 @@ def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
     old = [gpu for gpu in gpus if torch.cuda.get_device_capability(gpu)[0] < _TF32_CAPABILITY]
     if precision == "tf32" and old:
         raise ConfigError(
-            f"learner.precision = tf32: {old[0]} is older than compute capability {_TF32_CAPABILITY}.0 "
-            "and has none; use float32"
+            f"learner.precision = tf32: {old[0]} has a compute capability below {_TF32_CAPABILITY}.0, without "
+            f"TF32; use float32"
         )
     on_gpu, on_cpu = "tf32" if precision == "tf32" else "ieee", "bf16" if precision == "bfloat16" else "ieee"
     backends: Any = torch.backends
@@ -249,7 +249,7 @@ def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
 @contextlib.contextmanager
 def open_device(
     learner: LearnerConfig, spec: EnvSpec, hidden_sizes: Sequence[int], rows: int
-) -> Iterator[tuple[str, ThreadPair | None]]:
+) -> Iterator[tuple[str, TwoThreads | None]]:
     """Readies this process for updates of that many rows: precision and threads. Yields device and second thread.
 
     Networks must be created within this context.
@@ -260,9 +260,9 @@ def open_device(
     device = resolve_device(learner.device)
     with (
         matmuls_in(learner.precision, device, largest_matmul(hidden_sizes, rows)),
-        learner_threads(spec, learner.threads, device) as pair,
+        learner_threads(spec, learner.threads, device) as parallel,
     ):
-        yield device, pair
+        yield device, parallel
 
 
 def malloc_trim() -> None:

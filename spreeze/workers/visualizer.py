@@ -42,7 +42,7 @@ _UNWATCHED_PICTURE_S = 30.0
 
 def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
     """Shows the newest policy until the supervisor asks to stop; ends early if nothing can be drawn."""
-    context.beat(Phase.INIT)
+    context.heartbeat(Phase.INIT)
     with contextlib.ExitStack() as stack:
         try:
             task = _open(job)
@@ -50,7 +50,7 @@ def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
             task.reset(seed=job.seed)
             task.render()
         except Exception as error:
-            text = f"no pictures: {described(error)}; training goes on"
+            text = f"visualizer disabled, training continues: {described(error)}"
             context.event("warning", text)
             return
         show = _Show(context, job, task)
@@ -117,7 +117,7 @@ class _Show:
 
     def _renew(self) -> None:
         """Takes a new environment: the old one may be what fails."""
-        self._context.beat(Phase.INIT)
+        self._context.heartbeat(Phase.INIT)
         close_in_time(self._task.close)
         self._task = _open(self._job)
         self._restart()
@@ -126,7 +126,7 @@ class _Show:
         """Tells of a picture that failed, and rests before the next attempt."""
         self._failures += 1
         if is_power_of_ten(self._failures):
-            text = f"picture failed{in_a_row(self._failures)}: {described(error)}"
+            text = f"rendering failed{in_a_row(self._failures)}: {described(error)}"
             self._context.event("warning", text)
         self.drop_clip()
         self._context.sleep(pause_s(self._failures))
@@ -136,7 +136,7 @@ class _Show:
         close_in_time(self._task.close)
 
     def _needed(self) -> bool:
-        """True while a clip is due or a viewer asked for a picture lately."""
+        """True while a clip is due or a viewer requested a picture lately."""
         if self._clip is not None or time.monotonic() >= min(self._next_clip_s, self._next_picture_s):
             return True
         try:
@@ -160,7 +160,7 @@ class _Show:
         self._context.post(policy_version=weights.version)
 
     def _frame(self, policy: Policy) -> None:
-        self._context.beat(Phase.RENDER)
+        self._context.heartbeat(Phase.RENDER)
         if self._clip is None and time.monotonic() >= self._next_clip_s and self._weights is not None:
             self._next_clip_s = time.monotonic() + self._config.clip_interval_s
             self._restart()

@@ -372,7 +372,7 @@ def target(args: argparse.Namespace) -> list[Row]:
     ]
 
 
-PARTS = {"scale": scale, "cost": cost, "weights": weights, "kill": kill, "link": link, "target": target}
+SECTIONS = {"scale": scale, "cost": cost, "weights": weights, "kill": kill, "link": link, "target": target}
 FLAGS = {
     "hosts": (1, 2, 4, 8),
     "kill_every": 30.0,
@@ -384,4 +384,4 @@ FLAGS = {
 }
 
 if __name__ == "__main__":
-    main(__doc__ or "", PARTS, flags=FLAGS, seconds=10.0)
+    main(__doc__ or "", SECTIONS, flags=FLAGS, seconds=10.0)

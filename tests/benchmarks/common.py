@@ -50,7 +50,7 @@ def main(about: str, parts: Mapping[str, Part], *, flags: Mapping[str, Any] | No
     add("--repeats", type=int, default=3, help="seeds")
     add("--first-seed", type=int, default=1)
     add("--runs-dir", default="runs")
-    add("--set", action="append", default=[], metavar="PART.FIELD=VALUE", help="of all runs, as often as needed")
+    add("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="of all runs, as often as needed")
     add("--json", action="store_true")
     known = {"env": "CartPole-v1", "seconds": 60.0, "target_return": 475.0, **defaults}
     for name, value in {**known, **(flags or {})}.items():

@@ -92,7 +92,7 @@ def bounds(device: str) -> dict[str, Any]:
                 case,
                 place,
                 per_launch=0,
-                fuse=name == "fused",
+                compile=name == "fused",
                 branches=name == "eager",
             )
             for _ in range(3):

@@ -29,7 +29,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import joint_score
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
-from spreeze.tuner.run import Listener, only_tuner, tuned_layer
+from spreeze.tuner.run import TunerCallbacks, only_tuner, tuned_layer
 
 SLOWEST_UPDATE_S = 0.1
 """Larger batches are left out of the grid once an update takes longer."""
@@ -125,7 +125,7 @@ def _tuned_rows(args: argparse.Namespace, interrupts: Interrupts) -> list[Row]:
     probe = probe_of(settings.config, steps=1000)
     records: list[dict[str, Any]] = []
     for _ in range(args.repeats):
-        listener = Listener(say=lambda text: None)
+        listener = TunerCallbacks(say=lambda text: None)
         _, record = tuned_layer(settings, probe, read_machine(), interrupts, listener, fresh=True)
         records.append(record)
         say(f"  tuner: {_text(_pick(record))} in {record['seconds']:.0f} s")

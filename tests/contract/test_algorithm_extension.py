@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from spreeze.algorithms.sac import SAC, SACConfig
 from spreeze.config.algorithms import AlgorithmRow
-from spreeze.config.part import setting
+from spreeze.config.section import setting
 
 
 @dataclass(frozen=True, kw_only=True)

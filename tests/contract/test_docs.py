@@ -22,7 +22,7 @@ from spreeze.cli.tune import tune_parser
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import resolve
 from spreeze.config.profiles import profile_names, read_profile
-from spreeze.config.schema import PARTS, Config
+from spreeze.config.schema import SECTIONS, Config
 from spreeze.metrics.table import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,10 +190,10 @@ def test_every_profile_loads_and_states_unit_and_source_of_each_value(name):
 
 
 def test_every_setting_has_a_meaning():
-    for name, part in PARTS.items():
+    for name, part in SECTIONS.items():
         for item in dataclasses.fields(part):
             assert item.metadata["doc"], f"{name}.{item.name}"
-    assert set(PARTS) == (set(Config.__dataclass_fields__) - {"own"}) | set(ALGORITHMS)
+    assert set(SECTIONS) == (set(Config.__dataclass_fields__) - {"own"}) | set(ALGORITHMS)
 
 
 def test_metrics_have_unique_names_units_and_meanings():

@@ -25,10 +25,10 @@ KNOBS = (Knob(name="{NAME}", label="publish", words="weights every {{}} s",
               candidates=lambda problem, here: (0.1, 2.0), remark=lambda problem, setting: "made up for a test"),)
 '''
 MODE = """
-from spreeze.config.modes import REPLAY_KNOBS, REPLAY_STAGES, Mode, Wiring
+from spreeze.config.modes import REPLAY_KNOBS, REPLAY_STAGES, Mode, DataFlow
 
 MODES = (Mode(name="made-up", doc="the mode spreeze under another name",
-              replay=Wiring(stages=REPLAY_STAGES, knobs=(*REPLAY_KNOBS, "learner.publish_interval_s"))),)
+              replay=DataFlow(stages=REPLAY_STAGES, knobs=(*REPLAY_KNOBS, "learner.publish_interval_s"))),)
 """
 PINNED = (
     "--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "32",
@@ -134,7 +134,7 @@ def test_a_value_that_helps_is_taken_and_the_reason_says_how_much_the_other_one_
 def test_a_value_that_does_not_help_is_not_taken_and_a_pinned_knob_is_not_varied(trial):
     tuning, _ = simulated(trial, best=9.0)
     assert tuning.choices[NAME].value == 0.1
-    assert "as configured, and none is clearly better" in tuning.choices[NAME].reason
+    assert "as configured; none is clearly better" in tuning.choices[NAME].reason
     pinned, bench = simulated(trial, pins=(NAME,))
     assert (pinned.choices[NAME].value, pinned.choices[NAME].pinned) == (0.1, True)
     assert {one.get(NAME, 0.1) for one in bench.asked} == {0.1}
@@ -143,7 +143,7 @@ def test_a_value_that_does_not_help_is_not_taken_and_a_pinned_knob_is_not_varied
 def test_time_that_is_up_before_a_knob_was_varied_is_told():
     tuning, _ = simulated(JOINT, budget_s=14.0)
     assert tuning.choices[NAME].value == 0.1
-    assert f"time was up before {NAME} could be varied" in tuning.limits
+    assert f"out of time before {NAME} could be varied" in tuning.limits
 
 
 def knobs_with(*argv):
@@ -159,8 +159,8 @@ def test_own_knobs_come_last_and_only_where_the_mode_has_any(declare):
 
 @pytest.mark.parametrize(("source", "why"), [
     ("KNOBS = (1,)", "expected a tuner.problem.Knob"),
-    ("from spreeze.tuner.knobs import KNOBS", "whose name none of Spreeze's own knobs has"),
-    (SOURCE.replace(NAME, "learner.no_such"), "knob 'learner.no_such' is no setting"),
+    ("from spreeze.tuner.knobs import KNOBS", "with a new name"),
+    (SOURCE.replace(NAME, "learner.no_such"), "knob 'learner.no_such' is not a setting"),
     ("raise OSError('gone')", "OSError: gone"),
 ])  # fmt: skip
 def test_a_declaration_that_is_none_is_rejected_by_name(declare, source, why):
@@ -171,7 +171,7 @@ def test_a_declaration_that_is_none_is_rejected_by_name(declare, source, why):
 
 def test_a_mode_whose_knob_nobody_declares_is_rejected(declare):
     declare(MODE)
-    with pytest.raises(ConfigError, match=f"nobody declares its knob {NAME}; declare it in KNOBS"):
+    with pytest.raises(ConfigError, match=f"unknown knob {NAME}; declare it in KNOBS"):
         knobs_with("--import", MODULE, "--mode", "made-up")
 
 

@@ -9,8 +9,8 @@ from harness import PENDULUM, train
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.modes import DECLARED, Wiring, find_mode, modes, recorded, wiring_of
-from spreeze.config.schema import PARTS
+from spreeze.config.modes import DECLARED, DataFlow, data_flow_of, find_mode, modes, recorded
+from spreeze.config.schema import SECTIONS
 from spreeze.errors import ConfigError
 from spreeze.metrics.table import TABLE
 from spreeze.modes import assemble
@@ -21,14 +21,14 @@ from spreeze.types import Box, EnvSpec
 
 NAME, MODULE = "made-up", "made_up_mode"
 SOURCE = f'''
-from spreeze.config.modes import Mode, Stage, Wiring
+from spreeze.config.modes import Mode, Stage, DataFlow
 from spreeze.metrics.table import TABLE
 from spreeze.modes import serial
 
 STAGES = (Stage(title="Made-up samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
           Stage(title="Made-up learner", split="learner", items=("updates_per_s",)))
 MODES = (Mode(name="{NAME}", doc="the serial mode under another name", module=__name__,
-              replay=Wiring(stages=STAGES, in_turns=True)),)
+              replay=DataFlow(stages=STAGES, serial=True)),)
 
 
 def run_mode(plan, run_dir, view, interrupts, start=None):
@@ -56,9 +56,9 @@ def test_a_mode_of_an_imported_module_passes_every_check_of_the_command_line(mod
     config = asked("--mode", NAME, "--import", module)
     assert config.mode.module == module
     check_algorithm("sac", SPEC, config.mode)
-    with pytest.raises(ConfigError, match=f"which mode {NAME} does not have; use --mode serial, --mode hts"):
+    with pytest.raises(ConfigError, match=f"which mode {NAME} does not provide; use --mode serial, --mode hts"):
         check_algorithm("ppo", SPEC, config.mode)
-    with pytest.raises(ConfigError, match="leaves nothing to choose; use --mode spreeze"):
+    with pytest.raises(ConfigError, match="has nothing to tune; use --mode spreeze"):
         check_tunable(config)
 
 
@@ -70,7 +70,7 @@ def test_it_runs_and_gives_the_bits_of_the_mode_that_it_wraps_and_the_page_shows
     assert document["parameters_sha256"] == serial["parameters_sha256"]
     live_api = pytest.importorskip("spreeze.dashboard.live_api", exc_type=ImportError)
     assert module not in sys.modules
-    stages = live_api.pipeline(wiring_of(run.state(), on_policy=False))
+    stages = live_api.pipeline(data_flow_of(run.state(), on_policy=False))
     assert [(stage["title"], [item["id"] for item in stage["items"]]) for stage in stages] == [
         ("Made-up samplers", ["samplers_active", "env_steps_per_s"]),
         ("Made-up learner", ["updates_per_s"])]  # fmt: skip
@@ -106,33 +106,33 @@ def test_a_declaration_that_is_none_or_takes_a_known_name_is_refused(module, tmp
 @pytest.mark.parametrize("told", [None, 3, {}, {"lag": "x", "stages": []}, {"lag": None, "stages": 3},
                                   {"lag": float("inf"), "stages": []}, {"lag": 0, "stages": [[1]]}])  # fmt: skip
 def test_a_damaged_record_of_a_wiring_is_unknown(told):
-    assert wiring_of({"mode": "gone", "wiring": told}, on_policy=False) is None
+    assert data_flow_of({"mode": "gone", "wiring": told}, on_policy=False) is None
 
 
 @pytest.mark.parametrize("mode", DECLARED, ids=lambda mode: mode.name)
 def test_a_record_holds_what_the_page_shows(mode):
-    for wiring in filter(None, (mode.replay, mode.on_policy)):
-        told = json.loads(json.dumps({"mode": "another's", "wiring": recorded(wiring)}))
-        assert wiring_of(told, on_policy=False) == Wiring(
-            stages=wiring.stages, lag=wiring.lag, free_running=wiring.free_running)  # fmt: skip
+    for data_flow in filter(None, (mode.replay, mode.on_policy)):
+        told = json.loads(json.dumps({"mode": "another's", "wiring": recorded(data_flow)}))
+        assert data_flow_of(told, on_policy=False) == DataFlow(
+            stages=data_flow.stages, lag=data_flow.lag, asynchronous=data_flow.asynchronous)  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", DECLARED, ids=lambda mode: mode.name)
 def test_every_declaration_names_settings_and_figures_that_exist(mode):
-    for wiring in filter(None, (mode.replay, mode.on_policy)):
-        assert {item for stage in wiring.stages for item in stage.items} <= {metric.name for metric in TABLE.metrics}
-        for part, name in (knob.split(".") for knob in wiring.knobs):
-            kind = PARTS["impact" if wiring.free_running else "ppo"] if part == "algorithm" else PARTS[part]
+    for data_flow in filter(None, (mode.replay, mode.on_policy)):
+        assert {item for stage in data_flow.stages for item in stage.items} <= {metric.name for metric in TABLE.metrics}
+        for part, name in (knob.split(".") for knob in data_flow.knobs):
+            kind = SECTIONS["impact" if data_flow.asynchronous else "ppo"] if part == "algorithm" else SECTIONS[part]
             assert name in kind.__dataclass_fields__
     assert mode.doc
 
 
 PATH = """
-from spreeze.config.modes import ROLLOUT_STAGES, Mode, Wiring
+from spreeze.config.modes import ROLLOUT_STAGES, Mode, DataFlow
 from spreeze.modes import paced_rollouts
 
 MODES = (Mode(name="other-path", doc="a data path of its own", module=__name__,
-              on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1)),)
+              on_policy=DataFlow(stages=ROLLOUT_STAGES, lag=1)),)
 
 
 def assemble(run):

@@ -15,15 +15,15 @@ from torch.func import functional_call
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
-    Tape,
-    ThreadPair,
+    MlpBuffers,
+    TwoThreads,
     mlp_backward,
     mlp_forward,
     mlp_gradients,
     new_parameters,
 )
 from spreeze.config.algorithms import NetworkRow, find_network
-from spreeze.config.schema import PARTS, LearnerConfig
+from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.policy import Policy
 from spreeze.types import Box, EnvSpec, RowLayout
@@ -87,17 +87,17 @@ def test_gradients_of_a_stack_of_own_modules_equal_autograd(module):
                        for index, own in enumerate(parameters._modules)])  # fmt: skip
     out.backward(upstream)
     with torch.inference_mode():
-        tape = Tape.allocate(parameters, 7)
-        torch.testing.assert_close(mlp_forward(parameters, x, tape), out)
+        buffers = MlpBuffers.allocate(parameters, 7)
+        torch.testing.assert_close(mlp_forward(parameters, x, buffers), out)
         for part in (slice(0, 3), slice(3, 7)):
-            some = tape.part(part.start, part.stop)
+            some = buffers.part(part.start, part.stop)
             some.grad_out.copy_(upstream[:, :, part])
             first = mlp_backward(parameters, some, x[:, part].transpose(1, 2), gradient, add=part.start > 0)
             torch.testing.assert_close(first @ parameters.weights[0].transpose(1, 2), x.grad[:, part])
         for index in range(2):
             for name, leaf in leaves[index].items():
                 torch.testing.assert_close(gradient._each[index][name], leaf.grad)
-        ones = mlp_gradients(parameters, tape).clone()
+        ones = mlp_gradients(parameters, buffers).clone()
     expected, = torch.autograd.grad(sum(functional_call(own, leaves[index], (x[index],)).sum()
                                         for index, own in enumerate(parameters._modules)), x)  # fmt: skip
     torch.testing.assert_close(ones, expected)
@@ -109,20 +109,20 @@ def test_two_threads_do_not_share_the_module_of_a_network_of_ones_own(module):
     """Each call puts parameters of its own into the one module and takes them out again."""
     spec = EnvSpec(env_id="Any-v0", import_module=module, obs_dim=3, action=Box((-1.0,), (1.0,)),
                    max_episode_steps=50, reward_threshold=None)  # fmt: skip
-    with contextlib.closing(ThreadPair()) as pair:
-        for network, shared in (("", pair), ("residual", None)):
-            config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8,), network=network)
+    with contextlib.closing(TwoThreads()) as parallel:
+        for network, shared in (("", parallel), ("residual", None)):
+            config = dataclasses.replace(SECTIONS["sac"](), hidden_sizes=(8,), network=network)
             how = LearnerConfig(batch_size=8, device="cpu")
             trainer = ReplayTrainer(
-                spec, "sac", config, RowLayout(3, 1), None, how, seed=1, normalize_obs=False, pair=pair
+                spec, "sac", config, RowLayout(3, 1), None, how, seed=1, normalize_obs=False, parallel=parallel
             )
-            assert trainer.algorithm.critics.pair is shared
+            assert trainer.algorithm.critics.parallel is shared
 
 
 @pytest.mark.parametrize("name", ["sac", "td3", "ddpg", "dqn", "discrete sac"])
 def test_every_replay_algorithm_learns_with_it_and_resumes_bit_by_bit(module, name):
     algo, discrete, rng = name.split()[-1], name in ("dqn", "discrete sac"), np.random.default_rng(0)
-    config = dataclasses.replace(PARTS[algo](), network="residual")
+    config = dataclasses.replace(SECTIONS[algo](), network="residual")
     layout = RowLayout(3, 1 if discrete else 2)
 
     def made(seed):
@@ -150,7 +150,7 @@ def test_every_replay_algorithm_learns_with_it_and_resumes_bit_by_bit(module, na
     assert all(np.array_equal(second.state_arrays()[key], array) for key, array in first.state_arrays().items())
     obs = rng.standard_normal((5, 3)).astype(np.float32)
     net = first.critics.online if first.actor is None else first.actor.online
-    expected = mlp_forward(net, torch.from_numpy(obs)[None], Tape.allocate(net, 5))[0].t().numpy()
+    expected = mlp_forward(net, torch.from_numpy(obs)[None], MlpBuffers.allocate(net, 5))[0].t().numpy()
     np.testing.assert_allclose(policy_of(first)._forward(obs), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(first.policy_snapshot()()["net.last.bias"], first.policy_arrays()["net.last.bias"])
 
@@ -177,7 +177,7 @@ def test_rollout_algorithms_learn_with_it_and_a_row_drawn_depends_on_that_row_al
 
 def test_what_does_not_fit_is_refused_with_the_remedy(module):
     def made(network, **changes):
-        config = dataclasses.replace(PARTS["dqn"](), network=network, **changes)
+        config = dataclasses.replace(SECTIONS["dqn"](), network=network, **changes)
         return create("dqn", 3, 1, config, 0, num_actions=2, import_module=module)
 
     with pytest.raises(ConfigError, match=r"network = 'residuel': allowed is residual.*did you mean 'residual'"):
@@ -186,9 +186,9 @@ def test_what_does_not_fit_is_refused_with_the_remedy(module):
         made("wrong")
     with pytest.raises(ConfigError, match="'batch_norm' has buffers"):
         made("batch_norm")
-    with pytest.raises(ConfigError, match="'recurrent': it gave tuple in place of a tensor, as recurrent layers do"):
+    with pytest.raises(ConfigError, match="'recurrent': it returned tuple instead of a tensor, like recurrent layers"):
         made("recurrent")
-    with pytest.raises(ConfigError, match=r"dqn.duelling = true: a network of your own"):
+    with pytest.raises(ConfigError, match=r"dqn.duelling = true: custom networks"):
         made("residual", duelling=True)
     algorithm = made("residual")
     with pytest.raises(WeightsError, match=r"need the network 'residual', which --import None does not declare"):

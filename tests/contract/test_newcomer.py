@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from spreeze.algorithms.sac import SAC, SACConfig
 from spreeze.config.algorithms import AlgorithmRow
-from spreeze.config.part import setting
+from spreeze.config.section import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ ALGORITHMS = (AlgorithmRow(name="made_up", config=MadeUpConfig, continuous=MadeU
             "DECLARED = (",
             """
     Mode(name="made-up", module="spreeze.modes.made_up", doc="made up",
-         replay=Wiring(stages=REPLAY_STAGES, knobs=REPLAY_KNOBS)),
+         replay=DataFlow(stages=REPLAY_STAGES, knobs=REPLAY_KNOBS)),
     """,
         ),
         "modes/made_up.py": "def assemble(run):\n    run.append('made up')\n",
@@ -64,7 +64,7 @@ ALGORITHMS = (AlgorithmRow(name="made_up", config=MadeUpConfig, continuous=MadeU
     },
     "a setting or a flag": {
         "config/schema.py": (
-            "class VisualizerConfig(Part):",
+            "class VisualizerConfig(Section):",
             """
     made_up: int = setting(3, "made up for a test", low=0, flag="--made-up", machine=True, shared=True)
 """,
@@ -74,7 +74,7 @@ ALGORITHMS = (AlgorithmRow(name="made_up", config=MadeUpConfig, continuous=MadeU
         "workers/roles.py": (
             "_ALL = (",
             """
-    Role(name="madeup", several=True, lost=Loss.NEVER, limit=_WATCHER),""",
+    Role(name="madeup", several=True, on_loss=FailurePolicy.NEVER, limit=_WATCHER),""",
         ),
         "workers/madeup.py": """
 from spreeze.workers.jobs import Job
@@ -104,7 +104,7 @@ from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithms import find_row, rows
 from spreeze.config.layers import USER, Layer, from_toml, resolve, to_toml
 from spreeze.config.modes import DECLARED, find_mode
-from spreeze.config.schema import PARTS, active_settings, marked
+from spreeze.config.schema import SECTIONS, active_settings, marked
 
 asked = ["--algo", "made_up", "--set", "made_up.bonus=2.5", "--mode", "made-up", "--made-up", "7"]
 settings = resolve([Layer(USER, user_values(build_parser().parse_args(asked)))])

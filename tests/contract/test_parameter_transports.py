@@ -120,7 +120,7 @@ def test_a_learner_that_starts_again_begins_a_new_epoch_whatever_its_version(whe
     publish(where, 50)
     publish(where, 9, epoch=2)
     assert where.source().read_latest((1, 50)).order == (2, 9)
-    with pytest.raises(WeightsError, match="1-51 is not published: 2-9 is already there"):
+    with pytest.raises(WeightsError, match="1-51 was not published: 2-9 is already there"):
         publish(where, 51)
 
 

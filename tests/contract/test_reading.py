@@ -12,7 +12,7 @@ import spreeze.algorithms
 from spreeze.algorithms import create
 from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import SECTIONS
 from spreeze.types import RowLayout, TeamSpec
 
 FOLDER = Path(spreeze.algorithms.__file__).parent
@@ -46,7 +46,7 @@ def followed(update):
 
 
 def one_update(name):
-    if PARTS[name.split()[0]].__mro__.count(OnPolicyConfig):
+    if SECTIONS[name.split()[0]].__mro__.count(OnPolicyConfig):
         spec = task()
         made = learner(name, spec, "on-policy")
         batch = rollout(made, spec, np.random.default_rng(0))
@@ -54,7 +54,7 @@ def one_update(name):
     algo, _, discrete = name.partition(" ")
     actions = 3 if discrete or algo in ("dqn", "qmix") else None
     team = {"team": TeamSpec(actions=(3, 3), obs_dim=2, state_dim=0)} if algo == "qmix" else {}
-    made = create(algo, 4, 2, PARTS[algo](), 1, num_actions=actions, **team)
+    made = create(algo, 4, 2, SECTIONS[algo](), 1, num_actions=actions, **team)
     layout = RowLayout(4, 1 if actions and not team else 2)
     batch = layout.split(torch.rand(8, layout.width), 0.99)  # discrete actions are cut to 0
     return lambda: [made.update(batch) for _ in range(2)]  # TD3 moves its actor at every other one

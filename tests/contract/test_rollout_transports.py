@@ -51,10 +51,10 @@ while True:
 """
 
 
-def spec(slots=2, uses=1, *, free_running=False, least_uses=0, samplers=2, obs=2):
+def spec(slots=2, uses=1, *, asynchronous=False, least_uses=0, samplers=2, obs=2):
     return RolloutSpec(sync_interval=T, num_envs=samplers * M, obs_shape=(obs,), images=False, action_dim=1,
                        log_steps=4, num_slots=slots, max_uses=uses, least_uses=least_uses,
-                       free_running=free_running)  # fmt: skip
+                       asynchronous=asynchronous)  # fmt: skip
 
 
 class Memory:
@@ -107,9 +107,9 @@ def is_whole(taken):
 IMPLEMENTATIONS = {
     "paced, as HTS-RL": spec(),
     "paced, 4 slots": spec(4, 3),
-    "free running, 2 slots": spec(2, 1, free_running=True),
-    "free running, as IMPACT": spec(5, 2, free_running=True),
-    "free running, each used twice": spec(5, 2, free_running=True, least_uses=2),
+    "free running, 2 slots": spec(2, 1, asynchronous=True),
+    "free running, as IMPACT": spec(5, 2, asynchronous=True),
+    "free running, each used twice": spec(5, 2, asynchronous=True, least_uses=2),
 }
 
 
@@ -134,7 +134,7 @@ def uses_left(source):
 
 def go_on(place):
     """The learner of a paced run lets the samplers go on."""
-    if not place.rollouts.spec.free_running and place.rollouts.full:
+    if not place.rollouts.spec.asynchronous and place.rollouts.full:
         place.rollouts.swap()
 
 
@@ -198,7 +198,7 @@ def test_no_environment_gets_a_rollout_ahead_of_the_others(place):
     for _ in range(T):
         step(sink, [1])
     assert sink.filled
-    assert sink.open() == ([0, 1] if place.rollouts.spec.free_running else [])
+    assert sink.open() == ([0, 1] if place.rollouts.spec.asynchronous else [])
 
 
 def test_samplers_that_are_killed_leave_whole_rollouts_only(place):
@@ -279,7 +279,7 @@ def test_what_is_written_over_unused_is_counted_also_if_the_sampler_is_killed_ov
 
 
 def test_a_sampler_that_may_not_write_over_unused_rollouts_waits_for_its_own_alone():
-    place = Memory(spec(3, 2, free_running=True, least_uses=1))
+    place = Memory(spec(3, 2, asynchronous=True, least_uses=1))
     place.fill(0, rollouts=5)
     assert place.sinks[0].steps == [2 * T] * M
     assert (place.sinks[0].open(), place.sinks[1].open()) == ([], [0, 1])
@@ -293,7 +293,7 @@ def test_a_sampler_that_may_not_write_over_unused_rollouts_waits_for_its_own_alo
 
 def test_a_reader_goes_round_and_uses_none_again_before_all_others():
     """As an epoch of PPO goes through its minibatches; where it is faster than the samplers it waits for them."""
-    place = Memory(spec(3, 4, free_running=True))
+    place = Memory(spec(3, 4, asynchronous=True))
     source = RolloutReader(place.rollouts, M, goes_round=True)
     for writer in (0, 1):
         place.fill(writer, rollouts=2)
@@ -309,7 +309,7 @@ def test_a_reader_goes_round_and_uses_none_again_before_all_others():
 
 @pytest.mark.parametrize("pattern", [[0], [0, 0, 0, 0, 1]])
 def test_a_sampler_that_is_dead_or_slow_takes_no_uses_from_the_rollouts_of_another(pattern):
-    place = Memory(spec(3, 8, free_running=True))
+    place = Memory(spec(3, 8, asynchronous=True))
     source, uses = RolloutReader(place.rollouts, M, goes_round=True), {}
     for writer in (0, 1):
         place.fill(writer, rollouts=2)
@@ -324,7 +324,7 @@ def test_a_sampler_that_is_dead_or_slow_takes_no_uses_from_the_rollouts_of_anoth
 
 
 def test_a_reader_that_goes_round_waits_for_nobody_while_a_sampler_waits_for_it():
-    place = Memory(spec(3, 4, free_running=True, least_uses=2))
+    place = Memory(spec(3, 4, asynchronous=True, least_uses=2))
     source = RolloutReader(place.rollouts, M, goes_round=True)
     place.fill(0, rollouts=2)
     while source.take() is not None:
@@ -381,7 +381,7 @@ def test_a_reader_that_is_killed_after_it_counted_has_used_that_rollout(circular
 @pytest.mark.parametrize("uses", [0, 3])
 def test_more_uses_before_the_next_rollout_than_there_are_would_be_waited_for_in_vain(uses):
     with pytest.raises(ConfigError, match="at least 3 uses" if uses == 0 else "at least 4 uses"):
-        spec(2, uses, free_running=True, least_uses=uses + 1 if uses else 3)
+        spec(2, uses, asynchronous=True, least_uses=uses + 1 if uses else 3)
 
 
 @pytest.mark.parametrize(("slots", "uses"), [(1, 1), (2, 0), (2, 2**16)])
@@ -400,7 +400,7 @@ class CircularBuffer(RuleBasedStateMachine):
 
     @initialize(slots=st.integers(2, 4), uses=st.integers(1, 3))
     def start(self, slots, uses):
-        self.place = Memory(spec(slots, uses, free_running=True))
+        self.place = Memory(spec(slots, uses, asynchronous=True))
         self.slots, self.uses = slots, uses
         self.steps, self.used = [[0] * M for _ in range(2)], {}
 

@@ -136,9 +136,9 @@ def test_before_it_is_open_nothing_gets_in(tmp_path):
         ("on", True, ""),
         ("off", False, ""),
         (" OFF ", False, ""),
-        ("no", True, "SPREEZE_DASHBOARD_TOKEN = no: on or off are allowed"),
-        ("0", True, "on or off"),
-        ("", True, "on or off"),
+        ("no", True, "SPREEZE_DASHBOARD_TOKEN = no: allowed are on and off"),
+        ("0", True, "on and off"),
+        ("", True, "on and off"),
     ],
 )
 def test_the_setting_is_on_or_off_and_anything_else_leaves_the_token(monkeypatch, capsys, value, asked, told):
@@ -153,7 +153,7 @@ def test_switched_off_the_plain_address_is_told(tmp_path, terminal, shown, monke
     monkeypatch.setenv(SETTING, "off")
     LoginTokens(tmp_path).open(ADDRESS)
     assert ADDRESS in terminal.text
-    assert "open to every account" in terminal.text
+    assert "open to all accounts" in terminal.text
     assert not (tmp_path / ".launches" / "dashboard-8501.html").exists()
 
 
@@ -317,7 +317,7 @@ def test_the_command_of_the_readme_lets_in_by_its_terminal_only(tmp_path):
         assert status(f"{address}/", cookie)[0] == 200
         assert status(f"{address}/api/live?run=x", cookie)[0] == 200
         assert status(f"{address}/?token={token}")[0] == 403, "it works once"
-        again = until(r"For another one: \S+token=([\w-]{43})")[1]
+        again = until(r"Address for another one: \S+token=([\w-]{43})")[1]
         assert again != token
         assert status(f"{address}/?token={again}")[0] == 303
 

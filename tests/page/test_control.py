@@ -134,7 +134,7 @@ def test_a_page_takes_a_team_or_a_class_of_the_module_that_is_named():
     team = control.Request(env_id=f"parallel:{module}", algo="qmix", import_module=module, auto=False)
     assert control.arguments(team)[:4] == ["--env", f"parallel:{module}", "--import", module]
     assert control.Request(env_id="my_robots:Walker", import_module="my_robots", auto=False)
-    with pytest.raises(ConfigError, match="has a field of its own"):
+    with pytest.raises(ConfigError, match="put its module in the field"):
         control.Request(env_id="my_robots:Walker", import_module="my_other_robots", auto=False)
 
 

@@ -222,7 +222,7 @@ def test_a_run_is_started_watched_and_stopped_from_the_page(world):
     web.wait(lambda: driver.execute_script(DRAWN) > 6 and "running" in text(driver))
     (run,) = list_runs(runs)
     click(driver, "Stop")
-    web.wait(lambda: "asked to stop" in text(driver))
+    web.wait(lambda: "stop requested" in text(driver))
     web.wait(lambda: state_of(run) == "finished")
     web.wait(lambda: "finished" in text(driver) and "Start" in text(driver), lambda: text(driver))
     resumed_exported_and_deleted(driver, address, run, downloads)
@@ -342,7 +342,7 @@ def test_charts_and_zoom_outlive_a_restart_of_the_server(tmp_path):
             driver.get(f"{address}/?run=now")
             web.wait(lambda: driver.execute_script(DRAWN) > 6)
             count, zoom = driver.execute_script(MARK), drag(driver)
-        web.wait(lambda: "server does not answer" in text(driver))
+        web.wait(lambda: "No connection to the dashboard server" in text(driver))
         with web.server(runs, tmp_path / "again.log", port=urlsplit(address).port):
             seen = updates(driver)
             web.wait(lambda: updates(driver) >= seen + 5)
@@ -372,7 +372,7 @@ def resumed_exported_and_deleted(driver, address, run, downloads):
     click(driver, "Delete")
     box = web.wait(lambda: driver.find_elements(By.CSS_SELECTOR, "[class*=st-key-sure] input"))[0]
     box.send_keys(run.name, Keys.ENTER)
-    click(driver, "Delete for good")
+    click(driver, "Delete permanently")
     web.wait(lambda: not run.exists() and "was deleted" in text(driver), lambda: text(driver))
 
 

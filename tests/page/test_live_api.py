@@ -19,16 +19,16 @@ pytest.importorskip("streamlit")
 from starlette.requests import Request
 
 from spreeze.config.algorithms import ON_POLICY
-from spreeze.config.modes import wiring_of
+from spreeze.config.modes import data_flow_of
 from spreeze.dashboard import live_api, server
-from spreeze.dashboard.run_data import wiring
+from spreeze.dashboard.run_data import data_flow
 from spreeze.errors import RunError
 from spreeze.metrics.snapshot import snapshot_of
 from spreeze.metrics.table import ALGORITHM, METRICS, RETURN, by_name
 
 
 def snapshot(run, config, values):
-    return snapshot_of(run, config, values, wiring(run), state="running")
+    return snapshot_of(run, config, values, data_flow(run), state="running")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def picture(query):
 
 def test_a_first_answer_is_bounded_and_keeps_the_peak(run):
     fill(run, 3000)
-    points = live_api.answer(run, 0.0, 0, "")["series"]["env_steps_per_s"]
+    points = live_api.live_response(run, 0.0, 0, "")["series"]["env_steps_per_s"]
     assert len(points["t"]) <= 1000
     assert max(points["hi"]) == 999.0
     assert min(points["lo"]) == 5.0
@@ -81,17 +81,17 @@ def test_the_last_value_of_a_thinned_series_is_the_newest_one(run):
     writer = MetricsWriter(run / "metrics.db")
     writer.write(1500.0, 3000, {"env_steps_per_s": 123.0})
     writer.close()
-    points = live_api.answer(run, 0.0, 0, "")["series"]["env_steps_per_s"]
+    points = live_api.live_response(run, 0.0, 0, "")["series"]["env_steps_per_s"]
     assert (points["t"][-1], points["s"][-1], points["y"][-1]) == (1500.0, 3000, 123.0)
     assert points["lo"][-2] <= points["y"][-2] <= points["hi"][-2]
 
 
 def test_the_next_answer_holds_only_news(run):
     fill(run, 20)
-    first = live_api.answer(run, 0.0, 0, "")
-    assert live_api.answer(run, first["next"], first["evals_next"], first["epoch"])["series"] == {}
+    first = live_api.live_response(run, 0.0, 0, "")
+    assert live_api.live_response(run, first["next"], first["evals_next"], first["epoch"])["series"] == {}
     fill(run, 4, first=20)
-    news = live_api.answer(run, first["next"], first["evals_next"], first["epoch"])
+    news = live_api.live_response(run, first["next"], first["evals_next"], first["epoch"])
     assert news["series"]["env_steps_per_s"]["t"] == [10.0, 10.5, 11.0, 11.5]
 
 
@@ -99,11 +99,11 @@ def test_returns_of_each_learner_arrive_though_they_carry_the_earlier_time_of_th
     fill(run, 20)
     writer = MetricsWriter(run / "metrics.db")
     writer.write(2.0, 4, {"eval_return/0": 1.0, "eval_return/1": 2.0})
-    first = live_api.answer(run, 0.0, 0, "")
+    first = live_api.live_response(run, 0.0, 0, "")
     assert (first["next"], first["series"]["eval_return/1"]["y"]) == (9.5, [2.0])
 
     def news(scores):
-        return live_api.answer(run, first["next"], first["evals_next"], first["epoch"], scores=scores)
+        return live_api.live_response(run, first["next"], first["evals_next"], first["epoch"], scores=scores)
 
     assert (news(first["scores"])["series"], news(first["scores"])["whole"]) == ({}, [])
     writer.write(4.0, 8, {"eval_return/1": 3.0})
@@ -169,13 +169,13 @@ def test_where_the_counters_of_a_resumed_run_go_back_the_page_draws_its_later_se
 
 def test_another_session_of_the_run_is_sent_whole(run):
     fill(run, 20)
-    first = live_api.answer(run, 0.0, 0, "")
-    whole = live_api.answer(run, first["next"], first["evals_next"], "older:0")
+    first = live_api.live_response(run, 0.0, 0, "")
+    whole = live_api.live_response(run, first["next"], first["evals_next"], "older:0")
     assert len(whole["series"]["env_steps_per_s"]["t"]) == 20
 
 
 def test_what_is_unknown_is_a_dash_and_never_zero(run):
-    text = live_api.answer(run, 0.0, 0, "")["text"]
+    text = live_api.live_response(run, 0.0, 0, "")["text"]
     unknown = (
         "env_steps_per_s",
         "updates_per_s",
@@ -196,10 +196,10 @@ def test_evaluations_carry_the_interval_of_their_mean(run):
     writer.write(1.0, 1, {"cpu_use": 0.5})
     writer.evaluation(EvaluationRow(1.0, 100, 10, 1, 10, 4, -100.0, 20.0, 200.0))
     writer.close()
-    sent = live_api.answer(run, 0.0, 0, "")["evals"]
+    sent = live_api.live_response(run, 0.0, 0, "")["evals"]
     assert sent["y"] == [-100.0]
     assert sent["hi"][0] - sent["y"][0] == pytest.approx(3.182 * 20.0 / 3.0**0.5, rel=2e-3), "t of a table"
-    assert live_api.answer(run, 1.0, 1, "n:1")["evals"]["y"] == []
+    assert live_api.live_response(run, 1.0, 1, "n:1")["evals"]["y"] == []
 
 
 def test_one_episode_has_no_interval():
@@ -208,13 +208,13 @@ def test_one_episode_has_no_interval():
 
 
 def test_the_end_of_the_log_that_was_written_last_is_sent(run):
-    assert live_api.answer(run, 0.0, 0, "")["log"] == ("", [])
+    assert live_api.live_response(run, 0.0, 0, "")["log"] == ("", [])
     for at, (name, text) in enumerate((("logs/learner.log", "old"), ("errors/sampler-0.txt", "a\nboom\x1b[31m"))):
         (run / name).parent.mkdir()
         (run / name).write_text(text)
         os.utime(run / name, (at, at))
     (run / "logs" / "empty.log").touch()
-    label, lines = live_api.answer(run, 0.0, 0, "")["log"]
+    label, lines = live_api.live_response(run, 0.0, 0, "")["log"]
     assert (label, lines[0]) == ("errors/sampler-0.txt", "a")
     assert "\x1b" not in lines[1]
 
@@ -228,7 +228,7 @@ def test_many_evaluations_are_thinned_with_best_and_worst_kept(run, seen):
     for i, value in enumerate(returns):
         writer.evaluation(EvaluationRow(float(i), i, 2 * i, 1, i, 10, value, 1.0, 1.0))
     writer.close()
-    document = live_api.answer(run, 0.0, seen, "n:1")
+    document = live_api.live_response(run, 0.0, seen, "n:1")
     sent = document["evals"]
     assert document["evals_next"] == 5000
     assert 600 < len(sent["y"]) <= 2 * live_api.MAX_BUCKETS
@@ -256,7 +256,7 @@ def test_warnings_and_errors_have_a_colour_of_their_own():
 def test_a_damaged_store_is_an_answer_with_one_line(run):
     (run / "metrics.db").write_bytes(b"x" * 5000)
     with pytest.raises(RunError):
-        live_api.answer(run, 0.0, 0, "")
+        live_api.live_response(run, 0.0, 0, "")
     document = json.loads(server.live(ask(run, "run=r1")).body)
     assert "metrics" in document["error"]
     assert "\n" not in document["error"]
@@ -301,18 +301,18 @@ def test_the_series_of_several_learners_are_drawn_beside_the_whole(run):
     writer = MetricsWriter(run / "metrics.db")
     writer.write(50.0, 5000, {"updates_per_s": 30.0, **dict(zip(groups, (10.0, 11.0, 9.0), strict=True))})
     writer.close()
-    series = live_api.answer(run, 0.0, 0, "")["series"]
+    series = live_api.live_response(run, 0.0, 0, "")["series"]
     assert [series[name]["y"][-1] for name in ("updates_per_s", *groups)] == [30.0, 10.0, 11.0, 9.0]
 
 
 def test_each_of_several_learners_is_a_line_and_one_alone_is_none(run):
     writer = MetricsWriter(run / "metrics.db")
     writer.write(50.0, 5000, {"updates_per_s": 30.0})
-    assert live_api.answer(run, 0.0, 0, "")["learners"] == []
+    assert live_api.live_response(run, 0.0, 0, "")["learners"] == []
     writer.write(50.5, 5000, {"eval_return/0": 7.0, "eval_return/1": 8.0})
     writer.write(60.0, 5000, {"updates_per_s/0": 10.0, "updates_per_s/1": 11.5, "gossip_staleness/0": 2.0})
     writer.close()
-    assert live_api.answer(run, 0.0, 0, "")["learners"] == [
+    assert live_api.live_response(run, 0.0, 0, "")["learners"] == [
         ["", "updates/s", "staleness [rollouts]", "greedy return"], ["learner 0", "10", "2", "7"],
         ["learner 1", "11.5", "-", "8"]]  # fmt: skip
 
@@ -426,19 +426,19 @@ def test_the_answer_marks_sessions_lists_processes_and_tells_a_problem_from_news
     writer = MetricsWriter(run / "metrics.db")
     writer.write(50.0, 5000, {"process_cpu_use/learner": 0.91, "process_memory_bytes/learner": 2.0**30})
     writer.close()
-    answer = live_api.answer(run, 0.0, 0, "")
+    answer = live_api.live_response(run, 0.0, 0, "")
     assert answer["marks"] == [40.5]
     assert answer["processes"] == [["learner", 0.91, "1.0 GiB"]]
     assert answer["problem"]
     (run / "run.json").write_text(json.dumps(state | {"state": "finished"}))
-    assert not live_api.answer(run, 0.0, 0, "")["problem"]
+    assert not live_api.live_response(run, 0.0, 0, "")["problem"]
 
 
 def test_a_run_that_ended_without_numbers_says_so_and_only_a_failure_is_a_problem(run):
     for state, problem in (("stopped", False), ("failed", True)):
         (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | {"state": state}))
-        answer = live_api.answer(run, 0.0, 0, "")
-        assert answer["note"].startswith("It ended before there were numbers")
+        answer = live_api.live_response(run, 0.0, 0, "")
+        assert answer["note"].startswith("The run ended before there were numbers")
         assert answer["problem"] is problem
 
 
@@ -447,9 +447,9 @@ def test_an_ended_run_shows_its_summary_and_not_that_of_an_earlier_session(run):
     state = json.loads((run / "run.json").read_text()) | {"wall_s": 10.0}
     (run / "run.json").write_text(json.dumps(state))
     (run / "summary.json").write_text(json.dumps({"wall_s": 10.0, "env_steps_per_s": 777.0}))
-    assert live_api.answer(run, 0.0, 0, "")["text"]["env_steps_per_s"] == "777"
+    assert live_api.live_response(run, 0.0, 0, "")["text"]["env_steps_per_s"] == "777"
     (run / "run.json").write_text(json.dumps(state | {"sessions": 2, "state": "running", "wall_s": 12.0}))
-    answer = live_api.answer(run, 0.0, 0, "")
+    answer = live_api.live_response(run, 0.0, 0, "")
     assert (answer["state"], answer["text"]["env_steps_per_s"]) == ("crashed", "6")
 
 
@@ -471,7 +471,7 @@ def test_a_paused_run_shows_its_counts_and_no_rate_or_use_of_before(run):
     writer.close()
     with open(run / "run.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        answer = live_api.answer(run, 0.0, 0, "")
+        answer = live_api.live_response(run, 0.0, 0, "")
     assert answer["state"] == "paused"
     assert (answer["cores"], answer["processes"], answer["problem"]) == ([], [], False)
     text = answer["text"]
@@ -504,7 +504,7 @@ def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run
         times = []
         for _ in range(5):
             start = time.thread_time()
-            live_api.answer(run, 0.0, 0, "")
+            live_api.live_response(run, 0.0, 0, "")
             times.append(time.thread_time() - start)
         return statistics.median(times)
 
@@ -520,7 +520,7 @@ def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run
     ("impact", "impact", "Circular buffer", "updates"),
 ])  # fmt: skip
 def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path, mode, algo, buffer, unit):
-    parts = wiring_of({"mode": mode}, on_policy=algo in ON_POLICY)
+    parts = data_flow_of({"mode": mode}, on_policy=algo in ON_POLICY)
     stages = live_api.pipeline(parts)
     assert [stage["title"] for stage in stages] == ["Samplers", buffer, "Learner"]
     assert live_api.lag_unit(parts) == unit
@@ -535,7 +535,7 @@ def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path
 def test_a_policy_that_fell_from_the_best_is_told_with_what_is_kept(best, now, std, told):
     last = EvaluationRow(10.0, 100, 5, 1, 5, 10, now, std, 200.0)
     row = None if best is None else last._replace(return_mean=best, return_std=10.0)
-    assert ("A better policy is kept, and is what is played" in live_api._fallen(row, last)) is told
+    assert ("The better policy is kept for play" in live_api._fallen(row, last)) is told
     assert live_api._fallen(row, None) == ""
 
 
@@ -543,7 +543,7 @@ def test_a_best_evaluation_that_was_luck_makes_no_later_one_a_fall():
     last = EvaluationRow(10.0, 100, 5, 1, 5, 10, 97.6, 5.0, 200.0)
     lucky = last._replace(return_mean=167.0, return_std=180.0)
     assert live_api._fallen(lucky, last) == ""
-    assert "has fallen to 97.6" in live_api._fallen(lucky._replace(return_std=5.0), last)
+    assert "fell to 97.6" in live_api._fallen(lucky._replace(return_std=5.0), last)
 
 
 @pytest.mark.parametrize(("told", "band"), [

@@ -275,14 +275,14 @@ def test_a_sweep_of_more_runs_than_a_report_takes_says_so_instead_of_failing(wor
         assert not page.exception
         (button,) = page.get("download_button")
         assert button.proto.disabled is crowded
-        assert ("these are 3: take some out" in button.proto.help) is crowded
+        assert ("not 3: remove some" in button.proto.help) is crowded
 
 
 def test_a_report_that_cannot_be_made_holds_the_reason(world):
     from spreeze.dashboard import control
 
     path = world("damaged") / "a1"
-    assert "cannot be read as metrics" in control.report_html([path])
+    assert "cannot be read" in control.report_html([path])
     assert "from 1 to 60 fit" in control.report_html([path] * 61)
 
 
@@ -391,12 +391,12 @@ def test_buttons_act_on_the_live_run_that_is_shown_and_name_it_where_another_run
         page = open_page("live")
         page.session_state["run"] = "a1"  # alive too, but begun before
         page.run()
-        assert not any("which is running" in text.value for text in page.markdown)
+        assert not any("For the running" in text.value for text in page.markdown)
         page.button(key="steer_evaluate").click().run()
         assert (folder / "a1" / "control" / "evaluate").exists()
         page.session_state["run"] = "a0"  # nobody holds its lock
         page.run()
-        assert any("For **b1**, which is running" in text.value for text in page.markdown)
+        assert any("For the running **b1**" in text.value for text in page.markdown)
         page.button(key="stop").click().run()
     assert (folder / "b1" / "control" / "stop").exists()
     assert not (folder / "a1" / "control" / "stop").exists()
@@ -487,10 +487,10 @@ def test_the_live_component_gets_no_number_that_changes_each_second(world):
 def test_delete_needs_the_name_typed(world):
     folder = world("finished")
     page = open_page("runs")
-    delete = next(b for b in page.button if b.label == "Delete for good")
+    delete = next(b for b in page.button if b.label == "Delete permanently")
     assert delete.disabled
     page.text_input(key="sure_a1").input("a1").run()
-    next(b for b in page.button if b.label == "Delete for good").click().run()
+    next(b for b in page.button if b.label == "Delete permanently").click().run()
     assert not (folder / "a1").exists()
     assert page.success[0].value == "a1 was deleted."
 
@@ -586,7 +586,7 @@ def test_the_autotune_page_shows_rows_the_choice_and_its_reasons(world):
 
 def test_a_provisional_result_says_so_before_all_else_and_one_without_rows_is_shown_with_its_reason(world):
     folder = world("finished")
-    why = "other programs kept 1.9 of 2 cores busy meanwhile"
+    why = "other programs used 1.9 of 2 cores meanwhile"
     note = "provisional: used now"
     told = {"provisional": {"load": why, "rows": "nothing <b>could</b> be measured"}, "notes": [why, note]}
     (folder / "a1" / "tune.json").write_text(json.dumps(TUNED | told))
@@ -616,7 +616,7 @@ def test_what_comes_from_the_cache_is_measured_again_after_a_click(world):
     folder = world("finished")
     (folder / "a1" / "tune.json").write_text(json.dumps(TUNED | {"reused": True}))
     page = open_page("autotune")
-    assert "From the cache, measured at 2026-11-21 12:00" in page.info[0].value.replace("\\", "")
+    assert "From the cache; measured at 2026-11-21 12:00" in page.info[0].value.replace("\\", "")
     page.button(key="measure_again").click().run()
     page.session_state["page"] = "live"
     page.run()

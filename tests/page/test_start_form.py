@@ -25,7 +25,7 @@ from spreeze.run_directory import list_runs, read_run, state_of
 
 TAKEN = [(mode.name, algo) for mode in DECLARED for algo in ALGORITHMS if find_row(algo).runs_in(mode)]
 KINDS = [(mode.name, next(algo for taken, algo in TAKEN if taken == mode.name and (algo in ON_POLICY) is on_policy))
-         for mode in DECLARED for on_policy in (False, True) if mode.wiring(on_policy=on_policy)]  # fmt: skip
+         for mode in DECLARED for on_policy in (False, True) if mode.data_flow(on_policy=on_policy)]  # fmt: skip
 
 OWN_ENVIRONMENT = """
 import pathlib
@@ -287,7 +287,7 @@ def test_every_setting_has_a_title_with_its_unit_and_a_flag_that_names_it():
 def test_a_request_that_no_mode_runs_is_rejected_before_anything_starts():
     with pytest.raises(ConfigError, match="--mode hts does not run --algo sac"):
         control.Request(env_id="Pendulum-v1", mode="hts", algo="sac")
-    with pytest.raises(ConfigError, match="leaves the tuner nothing to choose"):
+    with pytest.raises(ConfigError, match="has nothing to tune"):
         control.Request(env_id="Pendulum-v1", mode="serial", algo="ppo")
     with pytest.raises(ConfigError, match="allowed is spreeze, serial, hts"):
         control.Request(env_id="Pendulum-v1", mode=NAME)
@@ -355,7 +355,7 @@ def test_a_made_up_algorithm_of_the_module_brings_settings_and_metric_and_trains
         assert (run["state"], run["algo"]) == ("finished", name)
         path = folder / run_data.run_names(folder)[0]
         assert MetricsReader(path / "metrics.db").latest()["bonus"].value == 0.0
-        assert live_api.answer(path, 0.0, 0, "")["series"]["bonus"]["y"][-1] == 0.0
+        assert live_api.live_response(path, 0.0, 0, "")["series"]["bonus"]["y"][-1] == 0.0
         (told,) = components_told(open_page("live"), "spreeze_live")
         assert [chart["title"] for chart in told["charts"] if "bonus" in chart["series"]] == ["Made-up bonus"]
     finally:

@@ -58,7 +58,7 @@ def test_a_callback_hears_of_all_that_happens_in_a_run(tmp_path, flags):
     episode = next(words for words in lines if words[0] == "episode")
     assert episode[:4] == ["episode", "10.0", "10", "None"]
     assert episode[4].startswith("sampler-")
-    assert any("checkpoint on request" in event for event in run.events())
+    assert any("checkpoint written on request" in event for event in run.events())
 
 
 @pytest.mark.parametrize("flags", WAYS)
@@ -90,8 +90,9 @@ def test_what_callbacks_do_wrong_is_told_by_name_and_costs_the_run_nothing(tmp_p
         "callback own_callbacks:Wrong: Wrong.on_training_start raised UsageError: sac.gamma cannot change while a run",
         "callback own_callbacks:Wrong: Wrong.on_metrics raised ZeroDivisionError: division by zero (own_callbacks.py:",
         "callback own_callbacks:Wrong: Wrong.on_evaluation stops the run",
-        "callback nowhere:Gone is off, the run goes on: ModuleNotFoundError",
-        "callback own_callbacks:Walk is off, the run goes on: ConfigError: own_callbacks has no class Walk that is",
+        "callback nowhere:Gone is disabled; the run continues: ModuleNotFoundError",
+        "callback own_callbacks:Walk is disabled; the run continues: ConfigError: own_callbacks has no class "
+        "Walk that is",
     ):
         assert text in told
 
@@ -99,7 +100,9 @@ def test_what_callbacks_do_wrong_is_told_by_name_and_costs_the_run_nothing(tmp_p
 def test_a_callback_that_hangs_is_ended_after_its_deadline_and_named(tmp_path):
     flags = ("--callback", "own_callbacks:Hanging", "--set", "callback.deadline_s=0.5")
     with Run(tmp_path, *CONTINUOUS, *flags, tiny=()) as run:
-        text = "callback own_callbacks:Hanging is off, the run goes on: no answer for 0.5 s to Hanging.on_metrics"
+        text = (
+            "callback own_callbacks:Hanging is disabled; the run continues: no answer for 0.5 s to Hanging.on_metrics"
+        )
         run.wait_for(lambda: any(text in event for event in run.events()), what="the end of the callback")
         run.until_progress()
         assert run.stop()[0] == 0

@@ -68,7 +68,7 @@ def test_hosts_die_and_come_back_and_no_row_is_there_twice(tmp_path, monkeypatch
             numbers = run.numbers()
             assert sum(numbers[f"host_chunks_lost/{host}"] for host in (0, 1)) > 0
             assert sum(numbers[f"host_rows_again/{host}"] for host in (0, 1)) == 0
-            shown = live_api.answer(run.path, 0.0, 0, "")
+            shown = live_api.live_response(run.path, 0.0, 0, "")
             assert [row[0] for row in shown["hosts"]] == ["host 0", "host 1"]
             assert "host_env_steps_per_s/1" in shown["series"]
             code, document = run.stop()
@@ -100,7 +100,7 @@ def test_a_run_with_simulated_hosts_learns_and_its_resume_leaves_them_out(tmp_pa
     with Run(tmp_path, "--resume", "run", "--env-steps", str(int(steps) + 500)) as again:
         code, document = again.end()
     assert (code, document["env_steps"] > steps) == (0, True)
-    assert "it had other hosts, --cluster local:1: give that again" in again.stderr
+    assert "it had other hosts, --cluster local:1: pass it again" in again.stderr
     assert "host" not in "".join(again.children())
 
 
@@ -108,9 +108,9 @@ def test_a_run_with_simulated_hosts_learns_and_its_resume_leaves_them_out(tmp_pa
     ("arguments", "line"),
     [
         (("--cluster", "nonsense"), "expected HOST:PORT of a Ray cluster's head, auto, local or local:N"),
-        (("--cluster", "127.0.0.1:9"), "nothing answers there"),
-        (("--cluster", "local", "--learners", "2", "--samplers", "2"), "rows of other hosts go to one learner"),
-        (("--cluster", "local", "--mode", "serial"), "in mode serial other hosts cannot take part"),
+        (("--cluster", "127.0.0.1:9"), "no answer"),
+        (("--cluster", "local", "--learners", "2", "--samplers", "2"), "samplers on other hosts need a single learner"),
+        (("--cluster", "local", "--mode", "serial"), "in mode serial other hosts cannot be used"),
         (("--host-samplers", "0"), "samplers = 0: allowed is 1 to 64"),
     ],
 )

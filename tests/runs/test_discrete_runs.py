@@ -54,5 +54,5 @@ def test_serial_runs_of_one_seed_are_equal_bit_by_bit(tmp_path, n_step):
 def test_overlapped_updates_are_refused_for_discrete_actions(tmp_path):
     run, code, document = train(tmp_path, *_CART, "--set", "learner.overlap=true", tiny=_SMALL)
     assert code == 2
-    assert document["error"].startswith("learner.overlap = true: it is for actor and critics of continuous actions")
+    assert document["error"].startswith("learner.overlap = true: it needs an actor with continuous actions")
     assert not run.path.exists()

@@ -10,7 +10,7 @@ from harness import FAULT, Run, poll, train
 @pytest.mark.parametrize(
     ("faults", "counter"),
     [({"p_crash": 0.003, "seed": 1}, "env_errors"),
-     ({"p_nan": 0.002, "p_shape": 0.002, "seed": 4}, "rows_refused")],
+     ({"p_nan": 0.002, "p_shape": 0.002, "seed": 4}, "transitions_rejected")],
     ids=["raises", "nan and shape"],
 )  # fmt: skip
 def test_errors_and_bad_transitions_are_counted_and_training_goes_on(tmp_path, faults, counter):
@@ -28,7 +28,7 @@ def test_errors_and_bad_transitions_are_counted_and_training_goes_on(tmp_path, f
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("exit_at", "sampler-0 ended by itself (exit code 0) in phase STEP without being asked to"),
+        ("exit_at", "sampler-0 exited unexpectedly (exit code 0) in phase STEP"),
         ("segfault_at", "sampler-0 ended by SIGSEGV in phase STEP"),
         ("hang_at", "in phase STEP; its stack is in logs/sampler-0.log (sampling.step_deadline_s = 3)"),
     ],
@@ -52,7 +52,7 @@ def test_an_environment_that_always_dies_ends_the_run_with_the_reason_at_the_top
     assert code == 1
     assert document["stopped_by"] == "failure"
     assert "samplers keep failing" in document["error"]
-    assert "first: sampler-0: ended by itself (exit code 0)" in document["error"]
+    assert "first: sampler-0: exited unexpectedly (exit code 0)" in document["error"]
     assert run.stderr.strip().splitlines()[-1].startswith("error: ")
     assert "Traceback" not in run.stderr
     assert run.state()["state"] == "failed"
@@ -63,7 +63,7 @@ def test_an_exception_in_a_worker_is_kept_with_its_traceback_and_shown_first(tmp
     run, code, document = train(tmp_path, *FAULT, faults={"p_nan": 0.02, "seed": 1},
                                 tiny=_with("sampling.nan_policy=fail"))  # fmt: skip
     assert code == 1
-    assert "gave a bad transition" in document["error"]
+    assert "returned an invalid transition" in document["error"]
     record = json.loads(sorted((run.path / "errors").glob("sampler-0-*.json"))[0].read_text())
     assert record["process"] == "sampler-0"
     assert "BadTransition" in record["traceback"]

@@ -117,7 +117,7 @@ def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back
 def test_a_topology_needs_no_second_learner_before_the_tuner_has_chosen_their_number():
     settings = resolve([Layer("user", {"run": {"algo": "a2c", "mode": "gala"}, "gala": {"topology": "exponential"}})])
     RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False, to_tune=True)
-    with pytest.raises(ConfigError, match="nobody to mix with"):
+    with pytest.raises(ConfigError, match="has no neighbours"):
         RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False)
 
 

@@ -95,7 +95,7 @@ def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depe
                                     name=f"with-{inference_workers}", tiny=SMALL,
                                     faults=faults)  # fmt: skip
         assert (code, document["env_steps"], document["restarts"], document["error"]) == (0, ROWS * 15, 0, None)
-        assert document["env_errors"] + document["rows_refused"] > 3
+        assert document["env_errors"] + document["transitions_rejected"] > 3
         told = errors_of(run, "sampler-0") + errors_of(run, "sampler-1")
         assert any("injected fault" in text or "nan" in text for text in told)
         assert any("; its episode is lost" in event for event in run.events() if event.startswith("sampler-"))
@@ -117,7 +117,7 @@ def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
     run, code, document = train(tmp_path, *task, *sizes, tiny=evaluated, faults=faults)
     assert code == 0, run.stderr[-2000:]
     assert (document["env_steps"], document["error"]) == (ROWS * 10, None)
-    assert document["env_errors"] + document["rows_refused"] > 1
+    assert document["env_errors"] + document["transitions_rejected"] > 1
     assert document["eval_episodes"] > 0
     assert document["eval_episodes_lost"] > 0
     assert errors_of(run, "supervisor")
@@ -130,7 +130,7 @@ def test_the_first_bad_transition_ends_the_run_where_it_shall(tmp_path):
     faults = {"p_nan": 0.05, "workers": "sampler-0,sampler-1"}
     _, code, document = train(tmp_path, *task, "--env-steps", str(ROWS * 50), tiny=SMALL, faults=faults)
     assert code == 1
-    assert "gave a bad transition" in document["error"]
+    assert "returned an invalid transition" in document["error"]
 
 
 def test_ctrl_c_leaves_whole_intervals_and_waiting_processes_use_no_core(tmp_path):
@@ -193,7 +193,7 @@ def test_a_resume_with_other_sizes_is_refused(tmp_path):
     for args, words in (
         (("--sync-interval", "8"), "rollout.sync_interval = 8 cannot change on resume"),
         (("--seed", "2"), "run.seed = 2 cannot change on resume: the run has"),
-        (("--samplers", "1"), "has 4 environments, now it is 2"),
+        (("--samplers", "1"), "has 4 environments, not 2"),
     ):
         _, code, document = train(tmp_path, "--resume", "run", *args, tiny=())
         assert code == 2

@@ -102,8 +102,8 @@ def asked(*argv, spec=SPEC):
 def test_the_algorithm_implies_its_mode_and_is_refused_in_others(algo):
     config = asked("--algo", algo)
     assert config.run.mode == "impact"
-    assert config.wiring.free_running
-    with pytest.raises(ConfigError, match="rollouts of any age, which mode hts does not have; use --mode impact"):
+    assert config.data_flow.asynchronous
+    with pytest.raises(ConfigError, match="rollouts of any age, which mode hts does not provide; use --mode impact"):
         asked("--algo", algo, "--mode", "hts")
 
 
@@ -196,7 +196,7 @@ def test_samplers_wait_for_half_of_the_uses_unless_told_otherwise():
 def test_each_sampler_has_a_slot_to_fill_besides_its_share_of_those_to_read():
     for samplers, slots in ((1, 5), (2, 3), (3, 3), (8, 2)):
         spec = plan(samplers, "--algo", "impact").rollout_spec()
-        assert (spec.num_slots, spec.max_uses, spec.least_uses, spec.free_running) == (slots, 20, 10, True)
+        assert (spec.num_slots, spec.max_uses, spec.least_uses, spec.asynchronous) == (slots, 20, 10, True)
 
 
 def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
@@ -210,9 +210,9 @@ def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
 
     envs.advance = advance
     context = SimpleNamespace(
-        rests=lambda now_s: False,
-        worked=lambda since_s: None,
-        beat=lambda phase: None,
+        throttled=lambda now_s: False,
+        account_work=lambda since_s: None,
+        heartbeat=lambda phase: None,
         slots=np.zeros(len(SLOTS["sampler"])),
     )
     with contextlib.closing(Wakeup.create()) as wakeup:

@@ -17,7 +17,7 @@ PROMISED = (
     "run_dir", "env", "algo", "mode", "seed", "device", "samplers", "envs_per_sampler", "batch_size",
     "learner_threads", "wall_s", "env_steps", "updates", "env_steps_per_s", "updates_per_s", "update_frames_per_s",
     "samples_per_insert", "policy_lag_mean", "episodes", "eval_return_mean", "eval_return_best", "target_return",
-    "eval_episodes", "eval_episodes_cut", "eval_episodes_lost", "env_errors", "rows_refused",
+    "eval_episodes", "eval_episodes_cut", "eval_episodes_lost", "env_errors", "transitions_rejected",
     "time_to_target_s", "time_to_target_held_s", "eval_return_final", "eval_return_final_evaluations",
     "eval_return_worst_of_20", "restarts", "stopped_by", "parameters_sha256", "versions", "machine",
 )  # fmt: skip
@@ -60,12 +60,12 @@ def test_a_finished_run_answers_with_one_complete_document(tmp_path):
         ([*PENDULUM, "--set", "sac.gama=1"], "user: unknown key 'sac.gama'; did you mean 'gamma'"),
         ([*PENDULUM, "--set", "sac.gamma=2"], "user: sac.gamma = 2.0: allowed is 0 to 1"),
         ([*PENDULUM, "--batch-size", "4096", "--replay-capacity", "100"], "learner.batch_size = 4096 is larger than"),
-        ([*PENDULUM, "--samples-per-insert", "9:8"], "would wait for each other for ever"),
+        ([*PENDULUM, "--samples-per-insert", "9:8"], "would deadlock"),
         ([*PENDULUM, "--name", "../x"], "name '../x'"),
         ([*PENDULUM, "--profile", "nope"], "no profile 'nope'"),
         ([*PENDULUM, "--replay-capacity", "9000000000"], "available"),
         ([*PENDULUM, "--set", "learner.device=cuda:77"], "cuda:77"),
-        ([*PENDULUM, "--set", "sac.gamma"], "expected part.field=value"),
+        ([*PENDULUM, "--set", "sac.gamma"], "expected section.field=value"),
         (["--resume", "nothing"], "no run 'nothing'"),
         (["--env", "Pendulum-v1", "--import", "no_such_module"], "no_such_module"),
     ],
@@ -122,9 +122,11 @@ def test_a_full_or_forbidden_disk_is_one_line_and_another_error_of_the_system_is
         raise OSError(number, os.strerror(number), "there/file")
 
     assert guarded(lambda: fail(errno.ENOSPC)) == ResourceError.exit_code
-    assert capsys.readouterr().err.startswith("error: [Errno 28] No space left on device: 'there/file'; make room")
+    assert capsys.readouterr().err.startswith(
+        "error: [Errno 28] No space left on device: 'there/file'; free some disk space"
+    )
     assert guarded(lambda: fail(errno.EACCES)) == ResourceError.exit_code
-    assert "Permission denied: 'there/file'; choose another place" in capsys.readouterr().err
+    assert "Permission denied: 'there/file'; choose another path" in capsys.readouterr().err
     with pytest.raises(OSError, match="Bad file"):
         guarded(lambda: fail(errno.EBADF))
 

@@ -92,10 +92,10 @@ def test_each_learner_and_a_sampler_are_killed_in_turn_and_both_groups_learn_on(
 
 
 @pytest.mark.parametrize(("args", "message"), [
-    (("--learners", "2", "--samplers", "1"), "run.learners = 2: each needs a sampler of its own"),
+    (("--learners", "2", "--samplers", "1"), "run.learners = 2: each needs its own sampler"),
     (("--learners", "2", "--mode", "serial"), "run.learners = 2: sac in mode serial has one learner"),
     (("--learners", "2", "--mode", "hts", "--algo", "ppo"), "run.learners = 2: ppo in mode hts has one learner"),
-    (("--learners", "2", "--auto", "--samplers", "2"), "--auto: it measures one learner"),
+    (("--learners", "2", "--auto", "--samplers", "2"), "--auto: it tunes a single learner"),
     (("--learners", "17",), "learners = 17: allowed is 1 to 16"),
 ])  # fmt: skip
 def test_several_learners_where_they_cannot_be_are_rejected(tmp_path, args, message):
@@ -139,7 +139,7 @@ def test_the_governor_shares_out_active_samplers_among_the_groups_and_feeds_the_
         [0.0],
         CpuContention(
             usable_cores=2.0,
-            foreign_cores=1.7,
+            external_cpu_cores=1.7,
             ran={},
             wanted={"learner": 0.3, "learner-g1": 0.3, "sampler-0": 0.3, "sampler-1": 0.3, "sampler-g1-0": 0.3},
         ),
@@ -152,7 +152,7 @@ def test_the_governor_shares_out_active_samplers_among_the_groups_and_feeds_the_
         now[0] += 1.0
         blank = dict.fromkeys(SLOTS["learner"], 0.0)
         groups = [GroupSample((), {**blank, "updates": 9.0, "wait_s": wait_s}, 9000, 200, 9000) for wait_s in waits_s]
-        return governing.look(CounterSample(now[0], tuple(groups)), pids)["samplers_active"]
+        return governing.update(CounterSample(now[0], tuple(groups)), pids)["samplers_active"]
 
     def shares():
         addresses = [Address("sampler"), Address("sampler", 0, 1), Address("sampler", 1)]

@@ -50,7 +50,7 @@ def test_f10_a_worker_that_leaks_is_started_anew_and_a_sampler_is_offered_to_the
         for name in ("sampler-0", "evaluator"):
             run.wait_for(
                 lambda name=name: any(
-                    f"{name} ended: it used" in event and "its limit is 143.1 MiB" in event for event in run.events()
+                    f"{name} terminated: it used" in event and "limit of 143.1 MiB" in event for event in run.events()
                 ),
                 what=f"an end of {name}",
             )
@@ -79,7 +79,10 @@ def test_f28_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on(tmp_path):
         run.wait_for(store.paths, what="a first checkpoint")
         learner = psutil.Process(run.children()["learner"].pid)
         learner.rlimit(resource.RLIMIT_FSIZE, (500, -1))  # from here on no longer file can be written
-        run.wait_for(lambda: any("checkpoint not written, the last one stays" in e for e in run.events()), what="alarm")
+        run.wait_for(
+            lambda: any("writing the checkpoint failed; the previous one is kept" in e for e in run.events()),
+            what="alarm",
+        )
         kept = store.load_latest()
         assert kept is not None
         run.until_progress()
@@ -166,8 +169,10 @@ def test_f47_an_environment_that_prints_trains_on_a_full_disk(tmp_path):
         log = run.path / "logs" / "sampler-0.log"
         run.wait_for(lambda: re.search(r"^\.+step \d+$", tail_text(log), re.M), what="prints in the log")
         filler = fill(disk)
-        run.wait_for(lambda: "weights not published 10 times in a row" in run.stderr, what="a full disk for a while")
-        assert run.stderr.count("weights not published") == 2, "the first and the tenth time"
+        run.wait_for(
+            lambda: "publishing weights failed 10 times in a row" in run.stderr, what="a full disk for a while"
+        )
+        assert run.stderr.count("publishing weights failed") == 2, "the first and the tenth time"
         filler.unlink()
         run.until_progress()
         run.wait_for(lambda: "bytes of output are missing here" in tail_text(log) or log.stat().st_size > 200_000,

@@ -85,7 +85,7 @@ def test_an_error_that_cannot_say_what_it_is_is_told_all_the_same():
     def act():
         raise Broken
 
-    assert described(raised(act)).startswith("Broken: its text cannot be made: RuntimeError (test_odd_envs.py:")
+    assert described(raised(act)).startswith("Broken: its message cannot be formatted: RuntimeError (test_odd_envs.py:")
 
 
 def test_an_error_of_this_package_alone_has_no_place():
@@ -125,7 +125,7 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_said_as_such(tmp_path, monke
     assert oom_kills(tmp_path) == 7
     assert oom_kills(tmp_path / "nowhere") is None
     monkeypatch.setattr(last_words, "oom_kills", lambda: 8)
-    assert "which ran out of memory" in ending(-9, 7)
+    assert "out of memory" in ending(-9, 7)
     assert [ending(-9, 8), ending(-11, 7), ending(3, 7)] == ["signal SIGKILL", "signal SIGSEGV", "exit code 3"]
 
 
@@ -171,7 +171,7 @@ def test_a_second_one_that_takes_its_process_down_costs_no_result():
     [
         ("Aborts", "its process ended with signal SIGABRT before the first step: FATAL: no licence | at odd_envs.py:"),
         ("Exits", "its process ended with exit code 3 before the first step: engine: out of licences"),
-        ("Wordless", "failed when tried: AssertionError (odd_envs.py:"),
+        ("Wordless", "failed in the probe: AssertionError (odd_envs.py:"),
     ],
 )
 def test_an_environment_that_dies_is_told_with_its_last_words(name, words):
@@ -353,7 +353,7 @@ def test_an_environment_that_is_slow_to_start_is_made_few_times():
 
 
 def test_a_target_needs_evaluations():
-    with pytest.raises(ConfigError, match=r"--no-evaluator\); leave one of them out"):
+    with pytest.raises(ConfigError, match=r"--no-evaluator\); remove one of them"):
         RunPlan(
             settings=resolve([Layer(USER, {"stop": {"target_return": 1.0}, "evaluation": {"enabled": False}})]),
             spec=SPEC,

@@ -47,7 +47,7 @@ def test_environments_that_err_alike_give_the_same_bits(tmp_path):
     for name in ("first", "again"):
         _, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "150", name=name, faults=faults)
         assert code == 0
-        assert document["env_errors"] + document["rows_refused"] > 1
+        assert document["env_errors"] + document["transitions_rejected"] > 1
         found.append((document["parameters_sha256"], document["env_steps"], document["env_errors"]))
     assert found[0] == found[1]
 
@@ -116,7 +116,7 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_leaves_the_last_weights_a_s
 def test_an_evaluator_that_works_beside_the_learner_cannot_count_updates(tmp_path):
     found, code, _ = train(tmp_path, *FAULT, "--updates", "150", "--set", "evaluation.interval_updates=40")
     assert code == 2
-    assert "evaluation.interval_updates = 40: in mode spreeze the evaluator works beside" in found.stderr
+    assert "evaluation.interval_updates = 40: in mode spreeze the evaluator runs in parallel" in found.stderr
 
 
 def test_an_environment_that_hangs_costs_an_episode_and_its_run_ends_as_asked(tmp_path):
@@ -126,7 +126,10 @@ def test_an_environment_that_hangs_costs_an_episode_and_its_run_ends_as_asked(tm
     assert (tmp_path / "it-happened").exists()
     assert (code, document["stopped_by"], document["updates"]) == (0, "updates", 400)
     (event,) = [event for event in run.events() if "EnvironmentHung" in event]
-    assert "no return within 1 s in phase STEP (sampling.step_deadline_s = 1); its stack is in logs/run.log" in event
+    assert (
+        "it has not returned within 1 s in phase STEP (sampling.step_deadline_s = 1); its stack is in logs/run.log"
+        in event
+    )
     assert "testing.py" in (run.path / "logs" / "run.log").read_text(), "the stack names the culprit"
 
 
@@ -139,10 +142,10 @@ class Watched:
 
     def __init__(self, folder, monkeypatch):
         (folder / "logs").mkdir()
-        self.now_s, self.asked, self.urgent, self.pokes, self.on_tick = 0.0, False, False, 0, []
+        self.now_s, self.stop_requested, self.urgent, self.pokes, self.on_tick = 0.0, False, False, 0, []
         monkeypatch.setattr(hang_watch, "AWAKE", lambda: self.now_s)
         self.log = folder / "logs" / "run.log"
-        self.watch = HangWatch(self, folder, 5.0, lambda: self.asked)
+        self.watch = HangWatch(self, folder, 5.0, lambda: self.stop_requested)
 
     def poke(self):
         self.pokes += 1
@@ -187,7 +190,7 @@ def test_an_error_is_raised_in_code_that_does_not_return_in_time_and_where_it_is
     assert watched.pokes == 0
     watched.pass_time(0.5)
     assert watched.pokes == 1
-    told = f"no return within {deadline_s:g} s in phase {phase.name}{setting}; its stack is in logs/run.log"
+    told = f"it has not returned within {deadline_s:g} s in phase {phase.name}{setting}; its stack is in logs/run.log"
     with pytest.raises(EnvironmentHung) as caught:
         watched.watch.on_signal()
     assert str(caught.value) == told
@@ -208,7 +211,7 @@ def test_an_environment_that_returned_meanwhile_gets_no_error(watched):
 
 
 def test_the_start_of_an_environment_has_its_own_deadline(watched):
-    watched.watch = HangWatch(watched, watched.log.parents[1], 5.0, lambda: watched.asked, 300.0)
+    watched.watch = HangWatch(watched, watched.log.parents[1], 5.0, lambda: watched.stop_requested, 300.0)
     watched.watch.note(Phase.INIT)
     watched.pass_time(299.0)
     assert watched.pokes == 0
@@ -218,15 +221,15 @@ def test_the_start_of_an_environment_has_its_own_deadline(watched):
 
 
 def test_a_request_to_stop_waits_for_an_environment_as_for_a_worker(watched):
-    watched.watch = HangWatch(watched, watched.log.parents[1], 600.0, lambda: watched.asked)
+    watched.watch = HangWatch(watched, watched.log.parents[1], 600.0, lambda: watched.stop_requested)
     watched.watch.note(Phase.STEP)
     watched.pass_time(20.0)
-    watched.asked = True
+    watched.stop_requested = True
     watched.pass_time(6.0)
     assert watched.pokes == 0
     watched.pass_time(0.5)
     assert watched.pokes == 1
-    with pytest.raises(EnvironmentHung, match="no return in phase STEP within 6 s after the run was asked to stop"):
+    with pytest.raises(EnvironmentHung, match="it has not returned in phase STEP within 6 s after the request to stop"):
         watched.watch.on_signal()
 
 

@@ -170,10 +170,10 @@ class Governed:
         """From here on."""
         self.since_s = max(point.t for point in self.reader.latest().values())
 
-    def foreign_cores(self):
+    def external_cpu_cores(self):
         """Sample by sample, two a second."""
-        points = self.reader.tail(["foreign_cores"], self.since_s)
-        return [point.value for point in points.get("foreign_cores", ())]
+        points = self.reader.tail(["external_cpu_cores"], self.since_s)
+        return [point.value for point in points.get("external_cpu_cores", ())]
 
     def changes(self):
         return [event.text for event in self.reader.events(1000) if event.text.startswith("governor:")]
@@ -199,7 +199,7 @@ def test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_o
 
         def seen_none():
             """Samples, two a look, without a stranger; the governor makes up its mind in seven looks."""
-            return [sum(cores < BACKGROUND_CORES for cores in one.foreign_cores()) for one in both]
+            return [sum(cores < BACKGROUND_CORES for cores in one.external_cpu_cores()) for one in both]
 
         for run in runs:
             run.wait_for(lambda: min(seen_none()) >= 16, what="looks without a stranger")
@@ -210,7 +210,7 @@ def test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_o
         for _ in range(3):
             stack.enter_context(running(sys.executable, "-c", "while True: pass"))
         for one in both:
-            seen = one.foreign_cores
+            seen = one.external_cpu_cores
             one.run.wait_for(lambda seen=seen: max(seen(), default=0.0) > BACKGROUND_CORES, what="the strangers")
         for run in runs:
             run.interrupt()

@@ -6,7 +6,7 @@ import psutil
 import pytest
 from harness import PENDULUM, TINY, Run, verb
 
-from spreeze.run_directory import About, RunDir, ask, read_about, read_run, state_of
+from spreeze.run_directory import About, RunDir, read_about, read_run, send_request, state_of
 from spreeze.workers.evaluator import read_rows
 
 GOVERNED = tuple(flag for flag in TINY if flag != "--no-governor")
@@ -24,7 +24,7 @@ def test_a_paused_run_uses_no_core_and_goes_on_with_the_same_processes_and_witho
     with Run(tmp_path, *PENDULUM) as run:
         run.until_updates(5)
         pids = {name: child.pid for name, child in run.children().items()}
-        ask(run.path, "pause")
+        send_request(run.path, "pause")
         run.wait_for(lambda: state_of(run.path) == "paused", what="the pause")
         for child in run.children().values():
             run.wait_for(lambda child=child: child.status() == psutil.STATUS_STOPPED, what=f"{child.name()} to stop")
@@ -48,9 +48,9 @@ def test_a_paused_run_uses_no_core_and_goes_on_with_the_same_processes_and_witho
 def test_a_run_that_is_paused_can_be_stopped_and_ends_with_a_checkpoint(tmp_path):
     with Run(tmp_path, *PENDULUM) as run:
         run.until_updates(5)
-        ask(run.path, "pause")
+        send_request(run.path, "pause")
         run.wait_for(lambda: state_of(run.path) == "paused", what="the pause")
-        ask(run.path, "stop")
+        send_request(run.path, "stop")
         code, summary = run.end()
         assert (code, summary["stopped_by"]) == (0, "stop request")
         assert list((run.path / "checkpoints").glob("*.safetensors"))
@@ -60,7 +60,7 @@ def test_a_run_that_is_paused_can_be_stopped_and_ends_with_a_checkpoint(tmp_path
 def test_a_worker_killed_during_a_pause_is_replaced_after_it(tmp_path):
     with Run(tmp_path, *PENDULUM) as run:
         run.until_updates(5)
-        ask(run.path, "pause")
+        send_request(run.path, "pause")
         run.wait_for(lambda: state_of(run.path) == "paused", what="the pause")
         run.children()["sampler-0"].kill()
         (run.path / "control" / "pause").unlink()
@@ -79,13 +79,15 @@ def test_every_mode_pauses_evaluates_and_saves_on_request(tmp_path, task):
     never = ("--set", "learner.checkpoint_interval_s=10000", "--set", "evaluation.cpu_share=0.01")
     with Run(tmp_path, *task, *never, tiny=()) as run:
         run.until_updates(5)
-        ask(run.path, "pause")
+        send_request(run.path, "pause")
         run.wait_for(lambda: state_of(run.path) == "paused", what="the pause")
         (run.path / "control" / "pause").unlink()
         before = len(read_rows(run.path / "eval.csv"))
-        ask(run.path, "evaluate")
-        ask(run.path, "checkpoint")
-        run.wait_for(lambda: any("checkpoint on request" in event for event in run.events()), what="a checkpoint")
+        send_request(run.path, "evaluate")
+        send_request(run.path, "checkpoint")
+        run.wait_for(
+            lambda: any("checkpoint written on request" in event for event in run.events()), what="a checkpoint"
+        )
         run.wait_for(lambda: len(read_rows(run.path / "eval.csv")) > before, what="an evaluation")
         run.interrupt()
         assert run.end()[0] == 0
@@ -95,9 +97,9 @@ def test_leave_free_changes_while_a_run_goes_on_and_what_is_no_share_is_ignored_
     with Run(tmp_path, *PENDULUM, tiny=GOVERNED) as run:
         run.until_updates(5)
         assert read_run(run.path)["leave_free"] == 0.0
-        ask(run.path, "leave-free", "0.5")
+        send_request(run.path, "leave-free", "0.5")
         run.wait_for(lambda: read_run(run.path)["leave_free"] == 0.5, what="the share")
-        ask(run.path, "leave-free", "7")
+        send_request(run.path, "leave-free", "7")
         run.wait_for(lambda: any("leave-free = '7' was ignored" in event for event in run.events()), what="a warning")
         assert read_run(run.path)["leave_free"] == 0.5
 
@@ -106,7 +108,7 @@ def test_requests_of_an_earlier_session_are_forgotten_on_resume(tmp_path):
     with_requests = RunDir.create(tmp_path, "run")
     with_requests.write_state(state="finished")
     for name in ("pause", "stop", "checkpoint"):
-        ask(with_requests.path, name)
+        send_request(with_requests.path, name)
     with_requests.close()
     again = RunDir.open(with_requests.path)
     assert not list((again.path / "control").iterdir())
@@ -123,10 +125,12 @@ def test_the_command_line_pauses_continues_and_describes_a_run_and_says_what_can
         assert runs("pause", "latest") == (0, "run: paused\n")
         assert runs("continue", "run") == (0, "run: running\n")
         assert runs("checkpoint", "run")[0] == 0
-        run.wait_for(lambda: any("checkpoint on request" in event for event in run.events()), what="a checkpoint")
+        run.wait_for(
+            lambda: any("checkpoint written on request" in event for event in run.events()), what="a checkpoint"
+        )
         code, text = runs("leave-free", "run", "0.5")
         assert code
-        assert "no governor watches this run" in text
+        assert "this run has no CPU governor" in text
         assert "allowed is 0 to 0.9" in runs("leave-free", "run", "2")[1]
         run.stop()
     assert "not running" in runs("pause", "run")[1]

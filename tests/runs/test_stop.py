@@ -138,7 +138,7 @@ def test_signals_are_counted_and_never_raise(numbers, asked, urgent, cause):
     with Interrupts() as interrupts:
         for number in numbers:
             os.kill(os.getpid(), number)
-        assert (interrupts.asked, interrupts.urgent, interrupts.cause) == (asked, urgent, cause)
+        assert (interrupts.stop_requested, interrupts.urgent, interrupts.cause) == (asked, urgent, cause)
         assert interrupts.hung_up == (signal.SIGHUP in numbers)
         assert interrupts.count == numbers.count(signal.SIGINT) + (signal.SIGTERM in numbers)
     assert [signal.getsignal(number) for number in ENDING] == before
@@ -255,7 +255,7 @@ class SlowDisk:
 
 
 def _says_that_it_saves(run):
-    return any("the run ends when its last checkpoint is written, " in event and "left to write" in event
+    return any("waiting for the last checkpoint, " in event and "left to write" in event
                for event in run.events())  # fmt: skip
 
 
@@ -295,7 +295,7 @@ def test_a_second_ctrl_c_gives_the_last_checkpoint_up(tmp_path, monkeypatch):
         assert code == 0
         assert document["stopped_by"] == "interrupt (Ctrl-C)"
         assert run.state()["state"] == "finished"
-        assert any("in phase CHECKPOINT while stopping; its last checkpoint counts" in event for event in run.events())
+        assert any("in phase CHECKPOINT while stopping; its last checkpoint is used" in event for event in run.events())
         assert 0 < CheckpointStore(run.path / "checkpoints").load_latest().updates < document["updates"]
         assert not list((run.path / "checkpoints").glob(".tmp-*")), "nothing half written takes the disk's room"
         assert run.nonce_processes() == []
@@ -320,7 +320,7 @@ def test_a_second_ctrl_c_gives_the_last_checkpoint_of_one_process_up(tmp_path, m
         assert code == 0
         assert document["stopped_by"] == "interrupt (Ctrl-C)"
         assert run.state()["state"] == "finished"
-        assert any("checkpoint not written" in event and "second Ctrl-C" in event for event in run.events())
+        assert any("writing the checkpoint failed" in event and "second Ctrl-C" in event for event in run.events())
         assert 0 < CheckpointStore(run.path / "checkpoints").load_latest().updates <= document["updates"]
 
 

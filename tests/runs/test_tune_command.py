@@ -87,7 +87,7 @@ def test_a_tuning_is_told_kept_exported_and_reused(tmp_path):
         assert process.wait(PATIENCE_S) == 0, (tmp_path / "out.txt").read_text()
     said, kept = (tmp_path / "out.txt").read_text(), json.loads(record.read_text())
     assert "learner.batch_size = 32" in said
-    assert "it is no regular file" in said
+    assert "it is not a regular file" in said
     assert kept["schema"] == SCHEMA
     assert kept["choice"]["sampling.samplers"] == 1
     assert "machine_id" in profile.read_text()

@@ -114,7 +114,7 @@ def test_it_is_started_watched_stopped_resumed_kept_and_deleted(page, algo, mode
 
     box = web.wait(lambda: driver.find_elements("css selector", "[class*=st-key-sure] input"))[0]
     box.send_keys(run.name, Keys.ENTER)
-    press(driver, "Delete for good")
+    press(driver, "Delete permanently")
     web.wait(lambda: not run.exists() and "was deleted" in text(driver), lambda: text(driver))
     assert not complaints(driver)
 

@@ -223,7 +223,7 @@ class RecoveryWatch:
 
 
 @dataclass
-class Tally:
+class ReturnStats:
     """What the storm saw."""
 
     kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SHARES, 0))
@@ -249,20 +249,20 @@ class Storm:
         self._reader = ReplayReader(run.ring)
         self._rows = np.empty((_CHECK_ROWS, run.ring.spec.layout.width), dtype=np.float32)
         self.watch = RecoveryWatch(run, SAMPLERS)
-        self.tally = Tally()
+        self.stats = ReturnStats()
 
     def look(self) -> None:
         """Draws rows, checks each one's checksum, and reads the newest version and all counters."""
-        tally = self.tally
+        stats = self.stats
         self._reader.sample(self._rng, self._rows)
-        tally.rows_torn += self._reader.count_torn(self._rows)
-        tally.rows_checked += len(self._rows)
+        stats.rows_torn += self._reader.count_torn(self._rows)
+        stats.rows_checked += len(self._rows)
         version = self._run.version()
-        tally.versions_back += version < tally.version
-        tally.version = max(tally.version, version)
+        stats.versions_back += version < stats.version
+        stats.version = max(stats.version, version)
         self.watch.look()
         if self._run.process.poll() is not None:
-            raise SpreezeError(f"the run ended after {tally.kills}: {self._run.last_output()}")
+            raise SpreezeError(f"the run ended after {stats.kills}: {self._run.last_output()}")
 
     def calm(self, seconds: float) -> None:
         """Looks without killing anybody."""
@@ -281,12 +281,12 @@ class Storm:
             if now_s >= next_word_s:
                 next_word_s += _SAY_S
                 self._say(
-                    f"  {(now_s - begin_s) / 60.0:.0f} min: {sum(self.tally.kills.values())} kills, "
-                    f"{self.tally.rows_checked:.3g} rows checked, {self.tally.rows_torn} torn"
+                    f"  {(now_s - begin_s) / 60.0:.0f} min: {sum(self.stats.kills.values())} kills, "
+                    f"{self.stats.rows_checked:.3g} rows checked, {self.stats.rows_torn} torn"
                 )
             self.look()
             time.sleep(_LOOK_S)
-        self.tally.kills_per_minute = 60.0 * sum(self.tally.kills.values()) / (time.monotonic() - begin_s)
+        self.stats.kills_per_minute = 60.0 * sum(self.stats.kills.values()) / (time.monotonic() - begin_s)
 
     def kill_singly(self, kills: int) -> Recoveries:
         """Kills one sampler or the learner at a time and waits until it is back; returns what that took."""
@@ -320,7 +320,7 @@ class Storm:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             return False
-        self.tally.kills[name] += 1
+        self.stats.kills[name] += 1
         self.watch.killed(name, pid, now_s)
         return True
 
@@ -341,9 +341,9 @@ class Storm:
 
     def count_rows(self) -> None:
         """Compares rows with env steps; call it after the run's end, when nobody writes any more."""
-        self.tally.rows_written = self._ring.total_committed()
+        self.stats.rows_written = self._ring.total_committed()
         counted = sum(self.watch.env_steps(index) for index in range(SAMPLERS))
-        self.tally.unaccounted = self.tally.rows_written - counted
+        self.stats.unaccounted = self.stats.rows_written - counted
 
 
 def storm_rows(
@@ -370,41 +370,41 @@ def storm_rows(
         storm.blow(minutes, kills_per_minute)
         singly = storm.kill_singly(single_kills)
         storm.settle()
-        storm.tally.exit_code = run.stop()
+        storm.stats.exit_code = run.stop()
         storm.count_rows()
-        storm.tally.orphans = run.orphans()
+        storm.stats.orphans = run.orphans()
     leaked = sorted(set(os.listdir("/dev/shm")) - shared)
     return [
-        *_promises(storm.tally, storm.watch.seen, len(leaked)),
+        *_promises(storm.stats, storm.watch.seen, len(leaked)),
         *_recoveries(singly),
         *_recoveries(storm.watch.seen, "_in_storm"),
     ]
 
 
-def _promises(tally: Tally, seen: Recoveries, leaked: int) -> list[Row]:
+def _promises(stats: ReturnStats, seen: Recoveries, leaked: int) -> list[Row]:
     def row(name: str, value: Any, unit: str, target: str | None = None, **more: Any) -> Row:
         return {"metric": name, "value": value, "unit": unit, **({"target": target} if target else {}), **more}
 
     # Of each killed sampler at most one step of its environments is in replay and not counted.
-    allowed = ENVS * sum(tally.kills[f"sampler-{index}"] for index in range(SAMPLERS))
-    kills = sum(tally.kills.values())
+    allowed = ENVS * sum(stats.kills[f"sampler-{index}"] for index in range(SAMPLERS))
+    kills = sum(stats.kills.values())
     return [
-        row("kills", kills, "kills", ">= 1000", **tally.kills),
-        row("kills_per_minute", tally.kills_per_minute, "1/min", ">= 10"),
+        row("kills", kills, "kills", ">= 1000", **stats.kills),
+        row("kills_per_minute", stats.kills_per_minute, "1/min", ">= 10"),
         row("hangs", len(seen.hung), "workers", "0", slower_than_a_minute=seen.slow),
         row(
             "rows_torn",
-            tally.rows_torn,
+            stats.rows_torn,
             "rows",
             "0 of >= 1e8",
-            rows_checked=tally.rows_checked,
-            rows_written=tally.rows_written,
+            rows_checked=stats.rows_checked,
+            rows_written=stats.rows_written,
         ),
-        row("rows_unaccounted", tally.unaccounted, "rows", f"0 .. {allowed}"),
+        row("rows_unaccounted", stats.unaccounted, "rows", f"0 .. {allowed}"),
         row("replay_rows_lost", seen.rows_lost, "rows", "0"),
-        row("versions_going_back", tally.versions_back, "versions", "0"),
-        row("exit_code", tally.exit_code, "code", "0"),
-        row("orphans_after_5_s", tally.orphans, "processes", "0"),
+        row("versions_going_back", stats.versions_back, "versions", "0"),
+        row("exit_code", stats.exit_code, "code", "0"),
+        row("orphans_after_5_s", stats.orphans, "processes", "0"),
         row("shared_memory_left", leaked, "names", "0"),
     ]
 

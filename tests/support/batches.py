@@ -7,7 +7,7 @@ import torch
 
 from spreeze.algorithms import create
 from spreeze.config.algorithms import rows
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import SECTIONS
 from spreeze.types import RowLayout
 
 OBS, ACT = 5, 2
@@ -15,7 +15,7 @@ NAMES = sorted(row.name for row in rows().values() if row.continuous)
 
 
 def made(name, seed=1, hidden=(16, 16), **changes):
-    return create(name, OBS, ACT, dataclasses.replace(PARTS[name](), hidden_sizes=hidden, **changes), seed)
+    return create(name, OBS, ACT, dataclasses.replace(SECTIONS[name](), hidden_sizes=hidden, **changes), seed)
 
 
 def batches(count, size=32, seed=0, n_step=1):

@@ -11,10 +11,10 @@ import contextlib
 from typing import NamedTuple
 
 from spreeze.algorithms import create_on_policy
-from spreeze.algorithms.impact import AnyAge
+from spreeze.algorithms.impact import AsyncOnPolicy
 from spreeze.bench.runs import task_settings
 from spreeze.cli.arguments import build_parser, user_values
-from spreeze.config.algorithm_settings import AnyAgeConfig
+from spreeze.config.algorithm_settings import AsyncOnPolicyConfig
 from spreeze.config.layers import Layer, Settings
 from spreeze.envs.task import Task, open_task
 from spreeze.errors import ConfigError
@@ -48,7 +48,7 @@ def counted_curve(flags: list[str], env_steps: int, every: int) -> CountedCurve:
         settings, spec = _settings(flags)
         plan = RunPlan(settings=settings, spec=spec, samplers=COUNTED_SAMPLERS, free_core=True)
         config, each = settings.config, settings.config.rollout.envs_per_sampler
-        if not isinstance(config.on_policy, AnyAgeConfig):
+        if not isinstance(config.on_policy, AsyncOnPolicyConfig):
             raise ConfigError(f"--algo {config.run.algo}: it does not learn from rollouts of any age")
         stack.enter_context(learner_threads(spec, 1, "cpu"))
         rollouts = stack.enter_context(contextlib.closing(Rollouts.create(plan.rollout_spec())))
@@ -61,13 +61,13 @@ def counted_curve(flags: list[str], env_steps: int, every: int) -> CountedCurve:
             correction="none",
             normalize_obs=config.env.normalize_obs,
         )
-        assert isinstance(algorithm, AnyAge)
+        assert isinstance(algorithm, AsyncOnPolicy)
         trainer = BufferTrainer(
             algorithm,
             rollouts,
             each,
             meta={},
-            env_steps_base=0,
+            previous_env_steps=0,
             session=0.0,
             progress=lambda done: min(1.0, done / env_steps),
         )
@@ -126,7 +126,7 @@ def _turns(
     return curve._replace(lag=sum(lags) / max(1, len(lags)))
 
 
-def _publish(algorithm: AnyAge, weights: VersionedParameters) -> None:
+def _publish(algorithm: AsyncOnPolicy, weights: VersionedParameters) -> None:
     weights.publish(algorithm.policy_arrays(), algorithm.policy_meta(), 1, algorithm.updates)
 
 
@@ -143,7 +143,7 @@ class _Greedy:
         for task in self._tasks:
             task.close()
 
-    def mean(self, algorithm: AnyAge) -> float:
+    def mean(self, algorithm: AsyncOnPolicy) -> float:
         policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
         return score(
             run_episodes(

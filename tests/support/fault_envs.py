@@ -46,7 +46,7 @@ HUGE_REWARD = 1e38
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """Which faults happen; probabilities are per step or per reset, step numbers count from 1 per environment."""
+    """Faults to inject; probabilities per step or reset, step numbers from 1 per environment."""
 
     p_crash: float = 0.0
     """step raises."""

@@ -30,13 +30,13 @@ from harness import PATIENCE_S
 from torch import Tensor
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import StreamPair
-from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
+from spreeze.algorithms.fused_mlp import TwoStreams
+from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.bench.learner import synthetic_spec
 from spreeze.bench.runs import train
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.schema import PARTS, LearnerConfig
+from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.envs.probe import probe_env
 from spreeze.errors import SpreezeError
 from spreeze.formatting import size
@@ -136,7 +136,7 @@ class Trained(NamedTuple):
         return synthetic_spec(**self.task)
 
     def config(self, place: Place) -> AlgorithmConfig:
-        part = PARTS[self.algo]
+        part = SECTIONS[self.algo]
         assert issubclass(part, AlgorithmConfig)
         return dataclasses.replace(part(), hidden_sizes=place.hidden, **self.changes)
 
@@ -215,7 +215,7 @@ def _on(batch: TransitionBatch, device: torch.device) -> TransitionBatch:
 def _parameter_change(
     case: Trained, place: Place, device: str, dtype: torch.dtype, *, overlap: bool = False
 ) -> np.ndarray:
-    algorithm, sides = _made(case, place, device, dtype, overlap=overlap), Placement.parse(device)
+    algorithm, sides = _made(case, place, device, dtype, overlap=overlap), DeviceSplit.parse(device)
     before = _networks(algorithm)
     for batch in _batches(case.spec(), place, dtype):
         seen = _on(batch, sides.actor)._replace(action=None, obs_action=None, reward=None, terminated=None)
@@ -292,9 +292,9 @@ def fused_against_eager(place: Place) -> Finding:
     case = VECTORS[5] if place.small else VECTORS[0]
     with matmuls_in("float32", place.device), ring_of(case.spec()) as ring:
         changes = []
-        for fuse in (False, True):
-            trainer = trainer_of(ring, case, place, fuse=fuse)
-            if fuse and (said := [note for note in trainer.notes if "not fused" in note]):
+        for fused in (False, True):
+            trainer = trainer_of(ring, case, place, compile=fused)
+            if fused and (said := [note for note in trainer.notes if "not compiled" in note]):
                 return Finding(None, said[0])
             changes.append(_change_by_training(trainer, place.updates))
     what = f"{place.updates} fused updates against plain ones"
@@ -314,7 +314,7 @@ def trainer_of(
     place: Place,
     *,
     per_launch: int | None = None,
-    fuse: bool = False,
+    compile: bool = False,
     make_graph: Callable[[], CudaGraph] | None = None,
     branches: bool = False,
 ) -> ReplayTrainer:
@@ -331,9 +331,9 @@ def trainer_of(
         ReplayReader(ring),
         LearnerConfig(
             batch_size=place.batch_size,
-            fuse=fuse,
+            compile=compile,
             device=place.device,
-            mirror=False,
+            gpu_replay=False,
             updates_per_launch=per_launch or 0,
         ),
         seed=_SEED,
@@ -343,7 +343,7 @@ def trainer_of(
         gpu_replay = GpuReplay(ReplayReader(ring), place.batch_size, torch.device(place.device), _SEED)
         trainer.use_gpu_replay(gpu_replay, make_graph or (lambda: new_graph(trainer, place.device)))
     if branches:
-        trainer.algorithm.share(StreamPair())
+        trainer.algorithm.set_parallel(TwoStreams())
     return trainer
 
 
@@ -368,7 +368,7 @@ def graph_against_eager(place: Place) -> Finding:
                 for per_launch in (0, 4):
                     trainer = trainer_of(ring, case, place, per_launch=per_launch, branches=True)
                     changes.append(_change_by_training(trainer, place.updates))
-                    failed += [f"{case.text}: {note}" for note in trainer.notes if "one by one" in note]
+                    failed += [f"{case.text}: {note}" for note in trainer.notes if "no CUDA graphs" in note]
                     with HostWaits(place.device) as waiting:
                         trainer.update()
                     waits += waiting.count
@@ -467,9 +467,9 @@ def failed_capture(place: Place) -> Finding:
     with ring_of(case.spec()) as ring, matmuls_in("float32", place.device):
         plain = _change_by_training(trainer_of(ring, case, place, per_launch=0), place.updates)
         trainer = trainer_of(ring, case, place, per_launch=1, make_graph=lambda: Spoiled(torch.device(place.device)))
-        trainer.algorithm.share(None)  # until the recording fails it would take the kernels of two streams
+        trainer.algorithm.set_parallel(None)  # until the recording fails it would take the kernels of two streams
         spoiled = _change_by_training(trainer, place.updates)
-        said = [note for note in trainer.notes if "no graph could be recorded" in note]
+        said = [note for note in trainer.notes if "recording failed" in note]
         trainer.drop_gpu_replay()
         trainer.release_cached()
         trainer.update()
@@ -502,7 +502,7 @@ def out_of_memory_midway(place: Place) -> Finding:
     return Finding(
         halved and skipped == 0 and trainer.updates == 6,
         f"batch {large} with room for {size(room)} more: "
-        f"{len(said)} times halved, goes on with {trainer.batch_size}; "
+        f"{len(said)} times halved, continuing with {trainer.batch_size}; "
         f"{said[0] if said else 'memory sufficed'}",
     )
 

@@ -51,7 +51,7 @@ class Told:
     def __init__(self):
         self.events = []
 
-    def beat(self, phase):
+    def heartbeat(self, phase):
         pass
 
     def event(self, level, text):

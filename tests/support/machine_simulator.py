@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from spreeze.config.modes import REPLAY_KNOBS
 from spreeze.config.schema import TuningConfig
-from spreeze.tuner.knobs import KNOBS, batch_sizes, find_room, learner_kinds, most_samplers, ratios
+from spreeze.tuner.knobs import KNOBS, batch_sizes, find_memory_plan, learner_kinds, most_samplers, ratios
 from spreeze.tuner.model import learner_setting, paper_batch, worth
 from spreeze.tuner.problem import (
     BATCH,
@@ -222,7 +222,7 @@ def true_score(machine: Machine, problem: TuningProblem, setting: Setting) -> fl
 
 def grid(machine: Machine, problem: TuningProblem) -> list[Setting]:
     """Everything that may be chosen on a machine."""
-    problem = replace(problem, room=find_room(problem))
+    problem = replace(problem, room=find_memory_plan(problem))
     learners = [
         learner_setting(kind, batch) for kind in learner_kinds(problem)
         for batch in _true_sizes(machine, problem, batch_sizes(problem), kind)

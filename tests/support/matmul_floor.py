@@ -1,4 +1,4 @@
-"""Updates a second of the fused update, alone, and its share of the matmul floor.
+"""Updates/s of the fused update, alone, and its share of the matmul floor.
 
 The floor is the list of matmuls that one update cannot avoid. They run alone at the same shapes and on the same core,
 in turn with the updates, on few enough buffers to stay in cache. Share of the floor = time of the matmuls / time of an
@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import torch
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import ThreadPair, matmuls_by_onednn
+from spreeze.algorithms.fused_mlp import TwoThreads, matmuls_by_onednn
 from spreeze.bench import Row, line
 from spreeze.config.algorithm_settings import AlgorithmConfig
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import SECTIONS
 from spreeze.machine.hardware import read_machine
 from spreeze.types import RowLayout, TransitionBatch
 from spreeze.workers.torch_devices import largest_matmul, matmuls_in
@@ -140,7 +140,7 @@ def synthetic_batch(layout: RowLayout, batch_size: int, gamma: float, seed: int 
 
 def algorithm_config(algo: str, hidden: tuple[int, ...]) -> AlgorithmConfig:
     """Defaults of an algorithm with hidden layers of these sizes."""
-    part = PARTS[algo]
+    part = SECTIONS[algo]
     assert issubclass(part, AlgorithmConfig)
     return dataclasses.replace(part(), hidden_sizes=hidden)
 
@@ -164,7 +164,7 @@ def learner_cases(
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
-        pair = stack.enter_context(ThreadPair()) if any(count > 1 for count in threads) else None
+        pair = stack.enter_context(TwoThreads()) if any(count > 1 for count in threads) else None
         cases: list[_Case] = []
         for size, precision, count in itertools.product(batch_sizes, precisions, threads):
             with matmuls_in(precision, "cpu", largest_matmul(hidden, size)):
@@ -186,14 +186,14 @@ class _Case:
         obs_dim: int,
         action_dim: int,
         hidden: tuple[int, ...],
-        pair: ThreadPair | None,
+        pair: TwoThreads | None,
         precision: str,
     ) -> None:
         config = algorithm_config(algo, hidden)
         self.algo, self.batch_size = algo, batch_size
         self.threads, self.precision = 1 if pair is None else 2, precision
         self.algorithm = create(algo, obs_dim, action_dim, config, seed=0)
-        self.algorithm.share(pair)
+        self.algorithm.set_parallel(pair)
         self.batch = synthetic_batch(RowLayout(obs_dim, action_dim), batch_size, config.gamma)
         delay = getattr(config, "policy_delay", 1)
         self.round = MatmulRound(matmuls(algo, batch_size, obs_dim, action_dim, hidden, delay))

@@ -109,7 +109,7 @@ def worker_group(plan: RunPlan, roles: Collection[str]) -> Iterator[WorkerGroup]
 
 
 def scaling_rows(plan: RunPlan, counts: list[int], repeats: int, seconds: float) -> list[Row]:
-    """Env steps a second of so many sampler processes at once without a learner, and over one, in turns.
+    """Env steps/s of so many sampler processes at once without a learner, and over one, in turns.
 
     Raises:
         WorkerError: a sampler died, or one took too few env steps within a minute.

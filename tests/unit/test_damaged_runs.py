@@ -80,7 +80,7 @@ def test_verbs_and_the_live_answer_bear_one_odd_run_beside_a_good_one(tmp_path, 
     assert report(["good", "odd", "--out", str(tmp_path / "report.html"), *folder]) == 0
     assert "Traceback" not in capsys.readouterr().err
     for path in (good, odd):
-        json.dumps(live_api.answer(path, 0.0, 0, ""), allow_nan=False)
+        json.dumps(live_api.live_response(path, 0.0, 0, ""), allow_nan=False)
 
 
 TOML = {"nan": "nan", "infinite": "inf", "huge": "1" + 400 * "0", "text": '"x"', "list": "[nan]",
@@ -96,7 +96,7 @@ def test_odd_settings_take_neither_the_live_answer_nor_a_report_down(tmp_path, v
     (path / "config.toml").write_text(
         "".join(f"[{part}]\n" + "".join(f"{name} = {value}\n" for name in names) for part, names in fields.items())
     )
-    json.dumps(live_api.answer(path, 0.0, 0, ""), allow_nan=False)
+    json.dumps(live_api.live_response(path, 0.0, 0, ""), allow_nan=False)
     assert report(["odd", "--out", str(tmp_path / "report.html"), "--runs-dir", str(tmp_path)]) == 0
     assert evaluate(["odd", "--protocol", "hts", "--runs-dir", str(tmp_path)]) == 0
     assert isinstance(read_config(path), dict)
@@ -163,8 +163,8 @@ def test_latest_does_not_pass_over_a_damaged_newer_run_in_silence(tmp_path, caps
     assert evaluate(["latest", "--runs-dir", str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert told == (
-        "error: latest: new may be the newest run, but its run.json is damaged and does not tell when it "
-        "began; name the run that you mean: new, or old, which is the newest of the others\n"
+        "error: latest: new may be the newest run, but its run.json is damaged; name the run explicitly: "
+        "new, or old, the newest of the others\n"
     )
     assert find_run("new", tmp_path).name == "new"
     shutil.rmtree(tmp_path / "old")

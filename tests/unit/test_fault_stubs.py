@@ -64,7 +64,7 @@ class Learner:
             "stop": StopConfig(updates=60),
             "replay": RingHandle(fds=(os.dup(self.ring.fd),), spec=self.ring.spec),
             "limiter": RateLimiter(0.0, 1e9, 1, learner["batch_size"], 1), "sampler_rows": (0,),
-            "run_started_s": time.monotonic(), "wall_base_s": 0.0, "env_steps_base": 0, "session": 1.0,
+            "run_started_s": time.monotonic(), "previous_wall_s": 0.0, "previous_env_steps": 0, "session": 1.0,
         }  # fmt: skip
         self.job = LearnerJob(**{**fields, **changes})
 
@@ -76,7 +76,7 @@ class Learner:
 
     def _send(self, kind, **fields):
         self.messages.append({"kind": kind, **fields})
-        if "learning began" in fields.get("text", ""):
+        if "learning started" in fields.get("text", ""):
             self._writer.write(*(column[:10] for column in self._rows))  # the band counts what comes after
         if kind == "finished":
             self.status.header[2] = 1
@@ -173,7 +173,7 @@ def test_f14_a_huge_reward_is_stored_and_bounded_where_it_is_learned(learner, sc
 
 
 def test_f16_many_skipped_updates_in_a_row_end_the_learner_which_then_goes_back_to_its_checkpoint(learner):
-    with pytest.raises(WorkerError, match=r"updates in a row had a non-finite loss or gradient"):
+    with pytest.raises(WorkerError, match=r"consecutive updates had a non-finite loss or gradient"):
         learner(scale=np.nan, stop=StopConfig(updates=2000)).run()
 
 
@@ -197,8 +197,8 @@ def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_s
     one.run()
     assert drawn == [256, 128, 64, 64, 64, 64, 64]
     assert one.events()[1:] == [
-        "batch 256 does not fit into the memory of cpu: goes on with 128; set --batch-size 128",
-        "batch 128 does not fit into the memory of cpu: goes on with 64; set --batch-size 64",
+        "batch 256 does not fit into the memory of cpu: continuing with 128; set --batch-size 128",
+        "batch 128 does not fit into the memory of cpu: continuing with 64; set --batch-size 64",
     ]
     assert one.ring.sampled == 5 * 64
     assert one.context.named(one.context.slots)["batch_size"] == 64
@@ -219,8 +219,8 @@ def test_f19_stub_a_mirror_of_replay_gives_its_memory_back_before_the_batch_gets
     one.run()
     assert drawn == [256, 256, 128, 128]
     assert one.events()[1:] == [
-        "out of memory on cpu: the GPU copy of replay is freed, batches come from the host",
-        "batch 256 does not fit into the memory of cpu: goes on with 128; set --batch-size 128",
+        "out of memory on cpu: freed the GPU copy of replay; batches are gathered on the host",
+        "batch 256 does not fit into the memory of cpu: continuing with 128; set --batch-size 128",
     ]
 
 
@@ -267,7 +267,7 @@ def test_f19_a_processor_without_memory_for_the_batch_goes_on_with_what_fits(tmp
     assert 4096 <= drawn[-1] < 65536
     halved = drawn[:-1]
     assert events[1:] == [
-        f"batch {size} does not fit into the memory of cpu: goes on with {size // 2}; set --batch-size {size // 2}"
+        f"batch {size} does not fit into the memory of cpu: continuing with {size // 2}; set --batch-size {size // 2}"
         for size in halved[:-1]
     ]
     loaded = CheckpointStore(tmp_path / "checkpoints").load_latest()
@@ -360,7 +360,7 @@ def test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline(tmp_path, m
     plan = SimpleNamespace(
         config=SimpleNamespace(
             evaluation=SimpleNamespace(episodes=1), stop=SimpleNamespace(target_return=0.0, target_evaluations=1),
-            logging=SimpleNamespace(sinks=()), wiring=SimpleNamespace(balanced=False),
+            logging=SimpleNamespace(sinks=()), data_flow=SimpleNamespace(balanced=False),
             callback=SimpleNamespace(classes=()), env=SimpleNamespace(import_module=None),
         ),
         batch_size=1, learners=1, policies=1,

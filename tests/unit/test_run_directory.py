@@ -17,8 +17,6 @@ from spreeze.cli.runs import main as runs_main
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.run_directory import (
     RunDir,
-    ask,
-    asked_s,
     find_run,
     is_alive,
     kill_supervisor,
@@ -26,7 +24,9 @@ from spreeze.run_directory import (
     new_name,
     process_identity,
     read_run,
+    requested_s,
     same_process,
+    send_request,
     state_of,
     write_json,
 )
@@ -55,10 +55,10 @@ def test_a_name_is_given_away_once(run):
 
 def test_a_directory_that_is_no_run_is_not_said_to_be_one_that_can_be_resumed(tmp_path):
     (tmp_path / "one").mkdir()
-    with pytest.raises(RunError, match=r"exists, though it is no run .* choose another --name, or delete it"):
+    with pytest.raises(RunError, match=r"exists, but it is not a run .* choose another --name, or delete it"):
         RunDir.create(tmp_path, "one")
     (tmp_path / "two").write_text("a file")
-    with pytest.raises(RunError, match=r"two exists, though it is no run"):
+    with pytest.raises(RunError, match=r"two exists, but it is not a run"):
         RunDir.create(tmp_path, "two")
 
 
@@ -212,14 +212,14 @@ def test_a_supervisor_is_recognised_after_the_clock_was_set(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("shift_s", [-3600, 3600])
 def test_the_age_of_a_request_does_not_depend_on_the_clock(run, shift_s):
-    assert asked_s(run.path, "stop") is None
-    ask(run.path, "stop")
+    assert requested_s(run.path, "stop") is None
+    send_request(run.path, "stop")
     moved = time.time() + shift_s
     os.utime(run.path / "control" / "stop", (moved, moved))
-    assert 0.0 <= asked_s(run.path, "stop") < PATIENCE_S
+    assert 0.0 <= requested_s(run.path, "stop") < PATIENCE_S
     (run.path / "control" / "stop").write_text("made by hand")
     os.utime(run.path / "control" / "stop", (moved, moved))
-    assert asked_s(run.path, "stop") == pytest.approx(max(0.0, -shift_s), abs=PATIENCE_S)
+    assert requested_s(run.path, "stop") == pytest.approx(max(0.0, -shift_s), abs=PATIENCE_S)
 
 
 def test_a_request_is_taken_whole_or_not_yet(run):
@@ -227,17 +227,17 @@ def test_a_request_is_taken_whole_or_not_yet(run):
 
     def send():
         for _ in range(300):
-            ask(run.path, "leave-free", "0.35")
+            send_request(run.path, "leave-free", "0.35")
         done.set()
 
     sender = threading.Thread(target=send)
     sender.start()
     taken = set()
     while not done.is_set():
-        taken.add(run.take("leave-free"))
+        taken.add(run.take_request("leave-free"))
     sender.join(PATIENCE_S)
-    assert taken | {run.take("leave-free")} <= {None, "0.35"}
-    assert run.take("leave-free") is None
+    assert taken | {run.take_request("leave-free")} <= {None, "0.35"}
+    assert run.take_request("leave-free") is None
     assert not os.listdir(run.path / "control")
 
 

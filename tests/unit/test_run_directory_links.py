@@ -15,7 +15,7 @@ from spreeze.cli.runs import main as runs
 from spreeze.cli.train import main as trained
 from spreeze.dashboard import control
 from spreeze.errors import RunError
-from spreeze.run_directory import SUBDIRECTORIES, RunDir, ask, is_alive, refuse_links
+from spreeze.run_directory import SUBDIRECTORIES, RunDir, is_alive, refuse_links, send_request
 
 KNOWN = (
     *SUBDIRECTORIES, "run.json", "run.lock", "config.toml", "env.json", "tune.json", "tune-progress.jsonl",
@@ -140,7 +140,7 @@ def test_a_run_s_directory_that_is_a_link_is_refused(copy, capsys):
     link = copy.with_name("link")
     link.symlink_to(copy)
     assert trained(["--resume", "link", "--runs-dir", str(copy.parent)]) == 2
-    assert f"is a symbolic link: name the directory that it points to, {copy.resolve()}" in capsys.readouterr().err
+    assert f"is a symbolic link; use its target: {copy.resolve()}" in capsys.readouterr().err
 
 
 def contents(folder):
@@ -189,7 +189,7 @@ def test_runs_that_share_a_lock_by_hard_links_are_never_resumed_beside_each_othe
     first = os.open(other / "run.lock", os.O_RDWR)
     fcntl.flock(first, fcntl.LOCK_EX)
     before = contents(copy)
-    with pytest.raises(RunError, match=r"is running .*, or another run that shares its files by hard links; stop it"):
+    with pytest.raises(RunError, match=r"is running .*, or another run with the same hard-linked files; stop it"):
         RunDir.open(copy)
     assert contents(copy) == before
     os.close(first)
@@ -207,7 +207,7 @@ def test_a_request_is_not_written_through_a_second_name(copy, tmp_path):
     mine = tmp_path / "mine"
     mine.write_text("mine\n")
     os.link(mine, copy / "control" / "pause-visualizer")
-    ask(copy, "pause-visualizer", "x")
+    send_request(copy, "pause-visualizer", "x")
     assert mine.read_text() == "mine\n"
     assert (copy / "control" / "pause-visualizer").read_text() == "x"
 
@@ -263,13 +263,13 @@ def test_a_request_to_a_run_follows_no_link(copy, tmp_path, capsys, name):
 
 
 def test_a_request_twice_is_as_good_as_once(copy):
-    ask(copy, "viewer")
+    send_request(copy, "viewer")
     os.utime(copy / "control" / "viewer", (1, 1))
-    ask(copy, "viewer")
+    send_request(copy, "viewer")
     assert (copy / "control" / "viewer").stat().st_mtime > 1
     os.mkfifo(copy / "control" / "stop")
     with pytest.raises(RunError, match="control/stop cannot be written"):
-        ask(copy, "stop")  # and does not wait for somebody who reads
+        send_request(copy, "stop")  # and does not wait for somebody who reads
 
 
 def test_a_clip_of_a_foreign_run_stays_inside(copy, tmp_path, capsys, monkeypatch):

@@ -100,7 +100,7 @@ def unproven() -> str | None:
         except importlib.metadata.PackageNotFoundError:
             return f"{name} is not installed"
         if found != proven:
-            return f"equality is proven for {name} {proven}, this is {found}"
+            return f"verified for {name} {proven}, not {found}"
     if int(np.__version__.split(".")[0]) < 2:
-        return f"equality is proven for NumPy 2, this is {np.__version__}"
+        return f"verified for NumPy 2, not {np.__version__}"
     return None

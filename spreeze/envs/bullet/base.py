@@ -152,7 +152,7 @@ class Client:
             positionGain=_GAIN, velocityGain=_GAIN, force=0, physicsClientId=self.id,
         )  # fmt: skip
 
-    def place(self, joint: BulletJoint, position: float) -> None:
+    def set_joint(self, joint: BulletJoint, position: float) -> None:
         """Puts a joint at a position (rad or m), at rest, its motor off."""
         self.api.resetJointState(
             joint.body, joint.index, targetValue=position, targetVelocity=0, physicsClientId=self.id
@@ -285,7 +285,7 @@ def zeroed_links() -> Iterator[None]:
     links, apart = [], []
     for _ in range(_free_chunks(libc) + _LINKS):
         links.append(libc.malloc(_LINK_BYTES))
-        apart.append(libc.malloc(_APART_BYTES))  # kept meanwhile: free neighbours would become one chunk
+        apart.append(libc.malloc(_APART_BYTES))  # kept in the meantime: free neighbours would become one chunk
     for link in filter(None, links):
         ctypes.memset(link, 0, _LINK_BYTES)
         libc.free(link)

@@ -91,7 +91,7 @@ class Locomotion(BulletTask):
 
     def _place(self, client: Client) -> np.ndarray:
         for joint in self._joints:
-            client.place(joint, self.np_random.uniform(low=-0.1, high=0.1))
+            client.set_joint(joint, self.np_random.uniform(low=-0.1, high=0.1))
         self._feet = [0.0] * len(self._feet)
         self._start_height: Any = self.robot.start_height
         obs = self._observe()[0]
@@ -200,7 +200,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 Alive = Callable[[Any, float, Sequence[float]], float]
-"""From torso height [m], pitch [rad] and the feet's last contacts to the reward for standing; below 0 is fallen."""
+"""Maps torso height [m], pitch [rad] and foot contacts to the reward for standing; below 0: fallen."""
 
 
 @dataclass(frozen=True, kw_only=True)

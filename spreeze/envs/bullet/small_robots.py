@@ -44,7 +44,7 @@ class _Cart(BulletTask):
     def _swing(self, client: Client, positions: list[float]) -> np.ndarray:
         """Puts the hinges at ``positions`` [rad], at rest."""
         for joint, position in zip(self._joints[1:], positions, strict=True):
-            client.place(joint, position)
+            client.set_joint(joint, position)
         for joint in self._joints[1:]:
             client.push(joint, 0.0)
         return self._observe()
@@ -140,9 +140,9 @@ class Reacher(BulletTask):
 
     def _place(self, client: Client) -> np.ndarray:
         for joint in self._target:
-            client.place(joint, self.np_random.uniform(low=-_TARGET_M, high=_TARGET_M))
+            client.set_joint(joint, self.np_random.uniform(low=-_TARGET_M, high=_TARGET_M))
         for joint in self._arm:
-            client.place(joint, self.np_random.uniform(low=-_ARM_RAD, high=_ARM_RAD))
+            client.set_joint(joint, self.np_random.uniform(low=-_ARM_RAD, high=_ARM_RAD))
         return self._observe()
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from spreeze.config.values import value_text
 from spreeze.errors import UsageError
-from spreeze.run_directory import ask
+from spreeze.run_directory import send_request
 
 CHANGEABLE = ("env.args", "tuning.leave_free")
 """Settings that may change while a run goes on."""
@@ -62,7 +62,7 @@ class BaseCallback:
     env_id: str
     algo: str
     settings: dict[str, Any]
-    """``part.field`` -> value."""
+    """``section.field`` -> value."""
     logger: Logger
     num_timesteps: int = 0
     """Env steps of the run so far."""
@@ -90,15 +90,15 @@ class BaseCallback:
 
     def save_checkpoint(self) -> None:
         """Asks for a checkpoint at once."""
-        ask(self.run_dir, "checkpoint")
+        send_request(self.run_dir, "checkpoint")
 
     def evaluate(self) -> None:
         """Asks for an evaluation at once."""
-        ask(self.run_dir, "evaluate")
+        send_request(self.run_dir, "evaluate")
 
     def stop(self) -> None:
         """Ends the run, as Ctrl-C would."""
-        ask(self.run_dir, "stop")
+        send_request(self.run_dir, "stop")
 
     def set(self, key: str, value: Any) -> None:
         """Changes a setting while the run goes on.
@@ -115,11 +115,11 @@ class BaseCallback:
         if key not in CHANGEABLE:
             raise UsageError(f"{key} cannot change while a run goes on; {' and '.join(CHANGEABLE)} can")
         if key == "tuning.leave_free":
-            ask(self.run_dir, "leave-free", repr(float(value)))
+            send_request(self.run_dir, "leave-free", repr(float(value)))
             return
         if not isinstance(value, Mapping) or not all(str(name).isidentifier() for name in value):
             raise UsageError(f"env.args = {value!r}: expected a mapping such as {{'length': 20}}")
         text = json.dumps([f"{name}={value_text(entry)}" for name, entry in value.items()])
         if len(text) > MOST_TEXT:
             raise UsageError(f"env.args of {len(text)} characters: at most {MOST_TEXT} fit")
-        ask(self.run_dir, "env-args", text)
+        send_request(self.run_dir, "env-args", text)

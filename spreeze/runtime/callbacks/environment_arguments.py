@@ -27,7 +27,7 @@ class EnvironmentArguments:
 
     def look(self) -> None:
         """Takes a request, if there is one; a wrong one becomes an event."""
-        text = self._run_dir.take(REQUEST)
+        text = self._run_dir.take_request(REQUEST)
         if text is None:
             return
         try:

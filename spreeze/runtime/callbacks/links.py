@@ -85,7 +85,9 @@ class CallbackLinks:
                     )
                 )
             except OSError as error:
-                self._on_event("warning", f"{opening['sink']} is off, the run goes on: it was not started: {error}")
+                self._on_event(
+                    "warning", f"{opening['sink']} is disabled; the run continues: it was not started: {error}"
+                )
         self.call("on_training_start")
 
     @property

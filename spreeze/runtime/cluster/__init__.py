@@ -12,12 +12,12 @@ In mode spreeze they have samplers; where learners mix they have whole runs, who
 ``ray_nodes``        all that is called of Ray: joining a cluster, or making one on this machine; its nodes; actors.
 ``survey``           what a cluster has, before a run and for ``spreeze doctor``.
 
-*Flow.* At most two pulls are under way to a host. A pull is answered with a chunk (``transport.chunks``) of 1 to 4 MB,
-or sooner with what there is. It carries how far the host may go on, which follows from the run's rate limiter: so
-back-pressure reaches the samplers, and learner, limiter and replay know nothing of other hosts. Each version of the
+*Flow.* At most two pulls are in progress to a host. A pull is answered with a chunk (``transport.chunks``) of 1 to 4
+MB, or sooner with what there is. It carries how far the host may continue, which follows from the run's rate limiter:
+so back-pressure reaches the samplers, and learner, limiter and replay know nothing of other hosts. Each version of the
 weights is one object in Ray's store, which every host fetches once.
 
-*Faults.* A restarted gateway begins a new epoch of row numbers; what was under way is lost, and counted. A host that
+*Faults.* A restarted gateway starts a new epoch of row numbers; what was in progress is lost, and counted. A host that
 does not answer is waited for; one that Ray counts as dead is dropped, and taken in again when it comes back. When the
 bridge ends, Ray ends its actors, and samplers end with the process that started them.
 

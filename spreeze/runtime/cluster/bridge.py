@@ -24,22 +24,22 @@ from spreeze.runtime.cluster.ray_nodes import (
 )
 from spreeze.transport.chunks import (
     MOST_CHUNK_BYTES,
-    Ledger,
     RowChunk,
-    seal,
-    seal_json,
+    SequenceTracker,
     shares,
-    unseal_chunk,
-    unseal_json,
+    sign,
+    sign_json,
+    verify_chunk,
+    verify_json,
 )
 from spreeze.transport.replay_ring import ShardWriter, write_rows
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import BridgeJob
 
 _MOST_PULLS = 2
-"""Pulls under way to one host: one is filled while the other travels."""
+"""Pulls in progress to one host: one is filled while the other travels."""
 _LINGER_EACH_S, _MOST_LINGER_S = 0.05, 0.5
-"""A chunk costs the driver processor time, whatever its size. So with more hosts each waits longer to fill one."""
+"""A chunk costs the driver CPU time, whatever its size. So with more hosts each waits longer to fill one."""
 _PACE = 0.8
 """Least time between two pulls of one host, of that time: where the rate limiter binds, answers come at once."""
 _WAIT_S = 0.05
@@ -65,23 +65,23 @@ def run_bridge(context: WorkerContext, job: BridgeJob) -> None:
 
 
 class Host:
-    """One host as the bridge sees it: what is under way, what has arrived, and its row of the status table."""
+    """One host as the bridge sees it: what is in progress, what has arrived, and its row of the status table."""
 
     def __init__(self, index: int, slots: Any) -> None:
         self.index, self.slots = index, slots
         self.node: Node | None = None
         self.gateway: RemoteGateway | None = None
-        self.ledger = Ledger()
+        self.ledger = SequenceTracker()
         self.pulls: deque[tuple[Any, float]] = deque()
         """(reference, when it was asked), oldest first; answers are taken in this order."""
         self.allowed = 0
         """Number of the row up to which the host may write, in the ledger's epoch."""
         self.calls: dict[str, tuple[Any, float]] = {}
-        """Other calls under way, at most one of each method."""
+        """Other calls in progress, at most one of each method."""
         self.given: tuple[int, int] = (-1, -1)
         """(epoch, version) of the weights that it was given last."""
         self.given_s = 0.0
-        self.resume_s = self.ping_s = self.asked_s = 0.0
+        self.resume_s = self.ping_s = self.requested_s = 0.0
         self.silent = False
         self._before = slots.tolist()
         """Counters of earlier epochs, and of an earlier bridge."""
@@ -140,7 +140,7 @@ class Bridge:
         self._sinks = [ShardWriter(ring, shard) for shard in range(job.first_shard, ring.spec.num_shards)]
         self._next_sink = 0
         self._hosts = [Host(index, context.status.slots(row)) for index, row in enumerate(job.host_rows)]
-        for host in self._hosts:  # what an earlier bridge left under way is lost
+        for host in self._hosts:  # what an earlier bridge left in progress is lost
             host.post(chunks_lost=host.total("chunks_lost", host.slots[_PLACE["pulls"]]), pulls=0.0, alive=0.0)
             host._before = host.slots.tolist()
         self._learner = None if job.learner_wakeup is None else job.learner_wakeup.attach()
@@ -155,14 +155,14 @@ class Bridge:
         if not nodes.is_authenticated:
             self._event(
                 "warning",
-                f"the Ray cluster at {nodes.address} asks for no token: anybody who reaches it can "
-                "run code on its hosts; set RAY_AUTH_MODE=token on all of them (ray get-auth-token --generate)",
+                f"the Ray cluster at {nodes.address} has no authentication: whoever reaches it can run code on "
+                f"its hosts; set RAY_AUTH_MODE=token on all of them (ray get-auth-token --generate)",
             )
         self._event("info", f"joined the Ray cluster at {nodes.address} (Ray {nodes.version})")
 
     def turn(self) -> None:
         """Looks at nodes and weights, waits a little for answers, takes what has arrived, and asks every host again."""
-        self._context.beat(Phase.WAIT)
+        self._context.heartbeat(Phase.WAIT)
         now = time.monotonic()
         if now - self._nodes_s >= _NODES_S:
             self._nodes_s = now
@@ -173,7 +173,7 @@ class Bridge:
         for host in working:
             waiting += [reference for reference, _ in [*list(host.pulls)[:1], *host.calls.values()]]
         ready = set(self._nodes.ready(waiting, _WAIT_S))
-        self._context.beat(Phase.STEP)
+        self._context.heartbeat(Phase.STEP)
         for host in working:
             while host.pulls and host.pulls[0][0] in ready:
                 self._take(host, host.pulls.popleft()[0])
@@ -200,18 +200,18 @@ class Bridge:
             if node.id in known or free is None or now < self._failed.get(node.id, (-_REPLACE_S, ""))[0] + _REPLACE_S:
                 continue
             free.node, free.silent = node, False
-            job = seal_json(self._secret, b"job", self._job.host.to_json())
+            job = sign_json(self._secret, b"job", self._job.host.to_json())
             free.gateway = self._nodes.place(node, self._secret, job)
             free.resume_s = free.ping_s = 0.0
             if node.id not in self._failed:
                 self._event("info", f"{free.name} joins")
 
     def _died(self, host: Host) -> None:
-        self._event("warning", f"{host.name} died; {self._lose(host)}, the run goes on without it")
+        self._event("warning", f"{host.name} died; {self._lose(host)}; the run continues without it")
         self._drop(host)
 
     def _lose(self, host: Host) -> str:
-        """Counts what is under way as lost; returns that in words."""
+        """Counts what is in progress as lost; returns that in words."""
         count = len(host.pulls)
         for _ in range(count):
             host.ledger.lose()
@@ -238,13 +238,13 @@ class Bridge:
             host.allowed = max(host.allowed, host.ledger.next_row) + more
 
     def _ask(self, host: Host, now: float) -> None:
-        """Keeps two pulls under way, and gives the host what it does not have yet."""
+        """Keeps two pulls in progress, and gives the host what it does not have yet."""
         assert host.gateway is not None
         if now < host.resume_s:
             return
-        if len(host.pulls) < _MOST_PULLS and now - host.asked_s >= _PACE * self._linger_s:
-            host.asked_s = now
-            request = seal_json(
+        if len(host.pulls) < _MOST_PULLS and now - host.requested_s >= _PACE * self._linger_s:
+            host.requested_s = now
+            request = sign_json(
                 self._secret, b"pull", {"epoch": host.ledger.epoch, "allowed": host.allowed, "linger_s": self._linger_s}
             )
             host.pulls.append((host.gateway.pull(request), now))
@@ -253,17 +253,17 @@ class Bridge:
             host.calls["weights"] = (host.gateway.call("weights", self._shared), time.time())
         if now - host.ping_s >= _PING_S and "ping" not in host.calls:
             host.ping_s = now
-            host.calls["ping"] = (host.gateway.call("ping", seal_json(self._secret, b"ping", {})), time.time())
+            host.calls["ping"] = (host.gateway.call("ping", sign_json(self._secret, b"ping", {})), time.time())
         if not host.silent and host.ledger.epoch and host.pulls and now - host.pulls[0][1] > _SILENT_S:
             host.silent = True
-            self._event("warning", f"{host.name} has been silent for {_SILENT_S:.0f} s; it is waited for")
+            self._event("warning", f"{host.name} has been silent for {_SILENT_S:.0f} s; waiting for it")
 
     def _take(self, host: Host, reference: Any) -> None:
         """Stores a chunk, or notes why there is none."""
         try:
-            chunk = unseal_chunk(self._secret, self._layout, self._nodes.answer(reference))
+            chunk = verify_chunk(self._secret, self._layout, self._nodes.answer(reference))
         except GatewayDied as error:
-            host.pulls.appendleft((reference, 0.0))  # it is under way for good
+            host.pulls.appendleft((reference, 0.0))  # it is in progress for good
             if host.node is not None and host.node.id not in {node.id for node in self._nodes.others()}:
                 self._died(host)
             else:
@@ -274,7 +274,7 @@ class Bridge:
             host.resume_s = time.monotonic() + _AGAIN_S
             if not host.silent:
                 host.silent = True
-                self._event("warning", f"{host.name} is not available, 1 chunk lost; it is waited for: {error}")
+                self._event("warning", f"{host.name} is not available, 1 chunk lost; waiting for it: {error}")
             return
         self._hear(host, chunk.facts)
         if chunk.epoch == 0:
@@ -312,7 +312,7 @@ class Bridge:
         if host.node is None:
             return
         if self._failed.get(host.node.id, (0.0, ""))[1] != why:
-            self._event("error", f"{host.name} cannot sample: {why}; tried again every {_REPLACE_S:.0f} s")
+            self._event("error", f"{host.name} cannot sample: {why}; retried every {_REPLACE_S:.0f} s")
         self._failed[host.node.id] = (time.monotonic(), why)
         self._lose(host)
         self._drop(host)
@@ -326,25 +326,25 @@ class Bridge:
             return
         weights = self._weights.read_latest(self._order)
         if weights is not None and weights.version > 0:  # hosts act uniformly until there are trained ones
-            self._shared = self._nodes.share(seal(self._secret, b"weights", weights.to_bytes()))
+            self._shared = self._nodes.share(sign(self._secret, b"weights", weights.to_bytes()))
             self._order = weights.order
             self._published_s = weights.path.stat().st_mtime if weights.path.exists() else time.time()
         elif weights is None and self._order is None:
             return
         self._hint = hint
 
-    def _heard(self, host: Host, method: str, reference: Any, asked_s: float) -> None:
+    def _heard(self, host: Host, method: str, reference: Any, requested_s: float) -> None:
         """Takes the answer of a call that is no pull."""
         came_s = time.time()
         try:
-            facts = unseal_json(self._secret, b"answer", self._nodes.answer(reference))
+            facts = verify_json(self._secret, b"answer", self._nodes.answer(reference))
         except TransportError:
             host.given = (-1, -1) if method == "weights" else host.given
             return
         if method == "ping" and "came_s" in facts:
             host.post(
-                clock_difference_s=(facts["came_s"] - asked_s + facts["went_s"] - came_s) / 2.0,
-                round_trip_s=max(0.0, came_s - asked_s - (facts["went_s"] - facts["came_s"])),
+                clock_difference_s=(facts["came_s"] - requested_s + facts["went_s"] - came_s) / 2.0,
+                round_trip_s=max(0.0, came_s - requested_s - (facts["went_s"] - facts["came_s"])),
             )
         elif method == "weights":
             if tuple(facts.get("weights", ())) != host.given:
@@ -373,6 +373,10 @@ class Bridge:
         """Ends the gateways of all hosts."""
         working = [host.gateway for host in self._hosts if host.gateway is not None]
         end_gateways(
-            self._nodes, working, seal_json(self._secret, b"end", {}), _END_S, lambda: self._context.beat(Phase.WAIT)
+            self._nodes,
+            working,
+            sign_json(self._secret, b"end", {}),
+            _END_S,
+            lambda: self._context.heartbeat(Phase.WAIT),
         )
         self._ring.close()

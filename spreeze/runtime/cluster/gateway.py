@@ -16,7 +16,7 @@ from spreeze.machine.hardware import core_facts
 from spreeze.run_directory import versions
 from spreeze.runtime.cluster.host import HostSamplers, host_checks
 from spreeze.runtime.cluster.host_run import HostRun, HostRunJob
-from spreeze.transport.chunks import Taken, seal_chunk, seal_json, unseal, unseal_json
+from spreeze.transport.chunks import Taken, sign_chunk, sign_json, verify, verify_json
 from spreeze.transport.gossip import seal_messages, unseal_messages
 from spreeze.workers.jobs import HostJob
 
@@ -32,7 +32,7 @@ _END_S = 3.0
 
 
 class GatewayActor:
-    """Has the samplers of its host. Ray makes it anew, on the same host, if its process dies."""
+    """Has the samplers of its host. Ray makes it again, on the same host, if its process dies."""
 
     def __init__(self, secret: bytes, job: bytes) -> None:
         """Starts the samplers of a sealed ``HostJob``, or the run of a ``HostRunJob``; neither for a mere look."""
@@ -42,7 +42,7 @@ class GatewayActor:
         self._run: HostRun | None = None
         self._job: HostJob | None = None
         try:
-            facts = unseal_json(secret, b"job", job)
+            facts = verify_json(secret, b"job", job)
             if "arguments" in facts:
                 self._run = HostRun(HostRunJob.from_json(facts))
                 self._run.start()
@@ -53,7 +53,7 @@ class GatewayActor:
             self._failure = clean(f"{type(error).__name__}: {error}", 500)
 
     def _start(self) -> None:
-        """Starts samplers; they begin an epoch of their own."""
+        """Starts samplers; they start an epoch of their own."""
         job = self._job
         assert job is not None
         # The time tells this start from earlier ones with the same job.
@@ -63,10 +63,10 @@ class GatewayActor:
     def pull(self, request: bytes) -> bytes:
         """The next chunk, when it has its least size or has waited long enough.
 
-        The request says how far the samplers may go on in which epoch; its answer also has ``HostSamplers.facts``.
+        The request says how far the samplers may continue in which epoch; its answer also has ``HostSamplers.facts``.
         """
         try:
-            return self._chunk(unseal_json(self._secret, b"pull", request))
+            return self._chunk(verify_json(self._secret, b"pull", request))
         except (SpreezeError, KeyError, TypeError, ValueError, AttributeError) as error:
             return self._no_rows({"failure": clean(f"{type(error).__name__}: {error}", 300)})
 
@@ -76,7 +76,7 @@ class GatewayActor:
         samplers = self._samplers
         if samplers is None:
             return self._no_rows({"failure": self._failure})
-        samplers.asked_s = time.monotonic()
+        samplers.requested_s = time.monotonic()
         outlet = samplers.outlet
         if outlet is None:
             return self._no_rows(samplers.facts())
@@ -84,22 +84,22 @@ class GatewayActor:
             outlet.allow(int(asked["allowed"]))
         end = time.monotonic() + min(_MOST_LINGER_S, max(0.0, float(asked.get("linger_s", LINGER_S))))
         while not outlet.fills_a_chunk and time.monotonic() < end:
-            if outlet.waiting and outlet.is_spent:
+            if outlet.waiting and outlet.quota_used:
                 break
             time.sleep(_POLL_S)
         first, taken = outlet.taken, outlet.take()
-        return seal_chunk(self._secret, outlet.epoch, first, taken, samplers.facts())
+        return sign_chunk(self._secret, outlet.epoch, first, taken, samplers.facts())
 
     def _no_rows(self, facts: dict[str, Any]) -> bytes:
         """A chunk of no rows, after a pause: the driver asks again at once."""
         time.sleep(LINGER_S)
-        return seal_chunk(self._secret, 0, 0, Taken([], []), facts)
+        return sign_chunk(self._secret, 0, 0, Taken([], []), facts)
 
     def weights(self, data: bytes) -> bytes:
         """Takes one version of the weights, sealed; answers which one the samplers have now, and since when."""
 
         def taken() -> dict[str, Any]:
-            samplers, sent = self._samplers, bytes(unseal(self._secret, b"weights", data))
+            samplers, sent = self._samplers, bytes(verify(self._secret, b"weights", data))
             order = (-1, -1) if samplers is None else samplers.take_weights(sent)
             return {"weights": list(order), "time_s": time.time()}
 
@@ -111,7 +111,7 @@ class GatewayActor:
         The answer bears the name of the run's start for which it was asked.
         """
         try:
-            asked = unseal_json(self._secret, b"listen", request)
+            asked = verify_json(self._secret, b"listen", request)
             start, (epoch, number) = str(asked["start"]), asked["after"]
             run = None if self._run is None or self._run.start_name != start else self._run
             message, end = None, time.monotonic() + LINGER_S
@@ -144,16 +144,16 @@ class GatewayActor:
         came_s = time.time()
 
         def told() -> dict[str, Any]:
-            asked = unseal_json(self._secret, b"ping", request)
+            asked = verify_json(self._secret, b"ping", request)
             of_run = {"failure": self._failure} if self._run is None else self._run.facts(asked.get("living", ()))
             return {**of_run, "came_s": came_s, "went_s": time.time()}
 
         return self._told(told)
 
     def bandwidth(self, request: bytes) -> bytes:
-        """As many zeros as asked for, to time their way."""
+        """As many zeros as requested, to time their way."""
         try:
-            return bytes(min(1 << 26, int(unseal_json(self._secret, b"bandwidth", request)["bytes"])))
+            return bytes(min(1 << 26, int(verify_json(self._secret, b"bandwidth", request)["bytes"])))
         except (SpreezeError, KeyError, TypeError, ValueError):
             return b""
 
@@ -161,7 +161,7 @@ class GatewayActor:
         """Checks of this host for a task (``host.host_checks``), as JSON."""
         return self._told(
             lambda: {
-                **host_checks(unseal_json(self._secret, b"check", request)),
+                **host_checks(verify_json(self._secret, b"check", request)),
                 "versions": versions(),
                 "cores": core_facts().usable,
             }
@@ -171,7 +171,7 @@ class GatewayActor:
         """Ends the samplers, or the run; the actor stays until Ray ends it."""
 
         def ended() -> dict[str, Any]:
-            unseal_json(self._secret, b"end", request)
+            verify_json(self._secret, b"end", request)
             for started in (self._samplers, self._run):
                 if started is not None:
                     started.end(_END_S)
@@ -184,4 +184,4 @@ class GatewayActor:
             facts = act()
         except (SpreezeError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             facts = {"failure": clean(f"{type(error).__name__}: {error}", 300)}
-        return seal_json(self._secret, b"answer", facts)
+        return sign_json(self._secret, b"answer", facts)

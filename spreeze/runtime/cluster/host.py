@@ -28,7 +28,7 @@ from spreeze.runtime.assembly import limit_of_each
 from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment
 from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
-from spreeze.transport.chunks import RowOutlet, outlet_limiter, outlet_spec
+from spreeze.transport.chunks import RowReader, outlet_limiter, outlet_spec
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import DAMAGE, decode
@@ -44,7 +44,7 @@ _TUNE_S = 180.0
 """Longest time of a host's tuner, whose budget is a minute; another tuner on the host may have to end before it."""
 _CHECK_STEPS = 300
 _FORSAKEN_S = 8.0
-"""Samplers end when nobody has asked for their rows for so long: the driver's machine is gone, or the run is paused."""
+"""Samplers end when nobody has requested their rows for so long: the driver's machine is gone, or the run is paused."""
 
 
 class HostSamplers(threading.Thread):
@@ -60,10 +60,10 @@ class HostSamplers(threading.Thread):
         self._ending = threading.Event()
         self.failure: str | None = None
         self.orphaned = False
-        """True once they ended because nobody asked for rows."""
-        self.asked_s = time.monotonic()
+        """True once they ended because nobody requested rows."""
+        self.requested_s = time.monotonic()
         """When somebody did."""
-        self.outlet: RowOutlet | None = None
+        self.outlet: RowReader | None = None
         self.samplers, self.envs_per_sampler = 0, job.envs_per_sampler
         self._events: deque[str] = deque(maxlen=_MOST_EVENTS)
         self._folder = Path()
@@ -102,7 +102,7 @@ class HostSamplers(threading.Thread):
         spec = outlet_spec(job.layout, self.samplers, self.envs_per_sampler)
         ring = stack.enter_context(contextlib.closing(ReplayRing.create(spec)))
         self._status = stack.enter_context(contextlib.closing(StatusTable.create(self.samplers)))
-        outlet = RowOutlet(ring)
+        outlet = RowReader(ring)
         context = RunContext(
             run_dir=self._folder,
             status_fd=self._status.block.fd,
@@ -174,9 +174,9 @@ class HostSamplers(threading.Thread):
 
     def _watch(self) -> None:
         assert self._workers is not None
-        self.asked_s = time.monotonic()
+        self.requested_s = time.monotonic()
         while not self._ending.is_set():
-            if time.monotonic() - self.asked_s > _FORSAKEN_S:
+            if time.monotonic() - self.requested_s > _FORSAKEN_S:
                 self.orphaned = True
                 return
             self._handle(self._workers.wait(_LOOK_S))

@@ -67,7 +67,7 @@ class HostRun(threading.Thread):
         self.failure: str | None = None
         """Why it was given up."""
         self.starts = 0
-        self.asked_s = time.monotonic()
+        self.requested_s = time.monotonic()
         """When the driver asked last."""
         self._told: deque[str] = deque(maxlen=20)
 
@@ -125,7 +125,7 @@ class HostRun(threading.Thread):
 
     @property
     def _forsaken(self) -> bool:
-        return time.monotonic() - self.asked_s > _FORSAKEN_S
+        return time.monotonic() - self.requested_s > _FORSAKEN_S
 
     def _watch(self, process: subprocess.Popen[bytes]) -> bool:
         """Waits for the end of a run; False if it was brought about here, as asked or since nobody asks any more."""
@@ -148,7 +148,7 @@ class HostRun(threading.Thread):
 
     def facts(self, living: Iterable[int] = ()) -> dict[str, Any]:
         """Status of the host, where the ``living`` are those learners that are there; each event is sent once."""
-        self.asked_s = time.monotonic()
+        self.requested_s = time.monotonic()
         self.memory.hear(living)
         return {
             "events": [self._told.popleft() for _ in range(len(self._told))],

@@ -29,7 +29,7 @@ from spreeze.runtime.cluster.ray_nodes import (
     end_gateways,
     parse_address,
 )
-from spreeze.transport.chunks import seal_json, unseal_json
+from spreeze.transport.chunks import sign_json, verify_json
 from spreeze.transport.gossip import seal_messages, unseal_messages
 from spreeze.transport.topology import in_neighbours
 from spreeze.workers.context import WorkerContext
@@ -89,7 +89,7 @@ class LearnerBridge:
 
     def turn(self) -> None:
         """Gives new nodes a learner, calls all hosts, and waits a little for answers."""
-        self._context.beat(Phase.WAIT)
+        self._context.heartbeat(Phase.WAIT)
         now = time.monotonic()
         if now - self._nodes_s >= _NODES_S:
             self._nodes_s = now
@@ -107,7 +107,7 @@ class LearnerBridge:
     def _update_hosts(self, now: float) -> None:
         living = {node.id: node for node in self._nodes.others()}
         for host in [host for host in self._hosts.values() if host.node.id not in living]:
-            self._event("warning", f"{host.name} died; the ring closes over its learner")
+            self._event("warning", f"{host.name} died; its learner is removed from the ring")
             self._drop(host)
         for node in living.values():
             taken = {*self._job.messages.own, *(host.number for host in self._hosts.values())}
@@ -120,12 +120,12 @@ class LearnerBridge:
         job = HostRunJob(
             arguments=self._job.arguments, number=number, learners=self._job.messages.learners, version=__version__
         )
-        gateway = self._nodes.place(node, self._secret, seal_json(self._secret, b"job", job.to_json()))
+        gateway = self._nodes.place(node, self._secret, sign_json(self._secret, b"job", job.to_json()))
         host = self._hosts[node.id] = _Host(node, gateway, number)
-        self._event("info", f"{host.name} gets a learner")
+        self._event("info", f"{host.name} starts a learner")
 
     def _fail(self, host: _Host, why: str) -> None:
-        self._event("error", f"{host.name} has no learner: {why}; tried again in {_WINDOW_S:.0f} s")
+        self._event("error", f"{host.name} has no learner: {why}; retry in {_WINDOW_S:.0f} s")
         self._failed_s[host.node.id] = time.monotonic()
         self._drop(host)
 
@@ -141,12 +141,12 @@ class LearnerBridge:
         living = self._memory.living()
         if "ping" not in host.calls and now - host.ping_s >= _PING_S:
             host.ping_s = now
-            host.calls["ping"] = host.gateway.call("ping", seal_json(self._secret, b"ping", {"living": living}))
+            host.calls["ping"] = host.gateway.call("ping", sign_json(self._secret, b"ping", {"living": living}))
         if not host.start:
             return
         if "listen" not in host.calls:
             asked = {"start": host.start, "after": host.heard}
-            host.calls["listen"] = host.gateway.call("listen", seal_json(self._secret, b"listen", asked))
+            host.calls["listen"] = host.gateway.call("listen", sign_json(self._secret, b"listen", asked))
         if "give" in host.calls:
             return
         peers = in_neighbours(self._job.topology, host.number, living)
@@ -164,14 +164,14 @@ class LearnerBridge:
             if method == "listen":
                 self._store(host, answer)
             else:
-                self._hear(host, method, unseal_json(self._secret, b"answer", answer))
+                self._hear(host, method, verify_json(self._secret, b"answer", answer))
         except GatewayDied as error:
             self._fail(host, str(error))
         except TransportError as error:
             host.resume_s = time.monotonic() + _AGAIN_S
             host.given.clear()
             if not host.silent:
-                self._event("warning", f"{host.name} is not available; it is waited for: {error}")
+                self._event("warning", f"{host.name} is not available; waiting for it: {error}")
             host.silent = True
 
     def _store(self, host: _Host, answer: bytes) -> None:
@@ -220,9 +220,9 @@ class LearnerBridge:
         end_gateways(
             self._nodes,
             [host.gateway for host in self._hosts.values()],
-            seal_json(self._secret, b"end", {}),
+            sign_json(self._secret, b"end", {}),
             _END_S,
-            lambda: self._context.beat(Phase.WAIT),
+            lambda: self._context.heartbeat(Phase.WAIT),
         )
         self._hosts.clear()
         self._memory.close()

@@ -29,9 +29,9 @@ _END_TURN_S = 0.1
 _LOOPBACK = "127.0.0.1"
 """Ray's servers listen on this address alone where a node has it as its own."""
 _TOKENS_SINCE = (2, 52)
-"""Version of Ray from which on a token can be asked for; earlier ones ignore the variable."""
+"""Version of Ray from which on a token can be requested; earlier ones ignore the variable."""
 _HTTP2, _HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
-"""How a client of gRPC begins, and the kind of frame with which a server answers (RFC 9113, section 3.4)."""
+"""How a client of gRPC starts, and the kind of frame with which a server answers (RFC 9113, section 3.4)."""
 _FOLDER_IN, _FOLDER = "/tmp", "spz-ray-"
 _STORE_BYTES = 100 * 2**20
 _HEALTH = {
@@ -79,8 +79,8 @@ def check_installed() -> None:
     """A ConfigError that says what to install if Ray is not here."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
-            "--cluster: Ray is not installed in this Python; pip install -e '.[cluster]', or leave "
-            "--cluster out: one machine needs no Ray"
+            "--cluster: Ray is not installed in this Python; pip install -e '.[cluster]', or omit --cluster: a "
+            "single machine needs no Ray"
         )
 
 
@@ -89,15 +89,15 @@ def check_reachable(address: ClusterAddress) -> None:
     if address.local or address.text == "auto":
         return
     host, _, port = address.text.rpartition(":")
-    advice = "on that machine run ray start --head, and name the HOST:PORT that it prints"
+    advice = "run ray start --head on that machine and use the HOST:PORT that it prints"
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S) as connection:
             connection.sendall(_HTTP2)
             answer = connection.recv(9)
     except OSError as error:
-        raise ConfigError(f"--cluster {clean(address.text, 80)}: nothing answers there ({error}); {advice}") from None
+        raise ConfigError(f"--cluster {clean(address.text, 80)}: no answer ({error}); {advice}") from None
     if len(answer) < 9 or answer[3] != _HTTP2_SETTINGS:
-        raise ConfigError(f"--cluster {clean(address.text, 80)}: what listens there is no Ray head; {advice}")
+        raise ConfigError(f"--cluster {clean(address.text, 80)}: this is not a Ray head node; {advice}")
 
 
 class Node(NamedTuple):
@@ -202,7 +202,7 @@ def end_gateways(
 ) -> None:
     """Asks gateways to end, waits for them up to ``timeout_s``, and drops them; Ray would too, a little later.
 
-    ``beat`` is called while it waits.
+    ``heartbeat`` is called while it waits.
     """
     asked = [gateway.call("end", request) for gateway in gateways]
     end = time.monotonic() + timeout_s
@@ -242,9 +242,9 @@ def joined(text: str) -> Iterator[Nodes]:
             ray.init(address=text, log_to_driver=False, logging_level="warning")
     except Exception as error:
         raise ConfigError(
-            f"--cluster {clean(text, 80)}: Ray does not take this machine in ({clean(error, 300)}); it has to belong "
-            "to the cluster: ray start --address HOST:PORT on it, with the same version of Ray and, where that asks "
-            "for one, its token (RAY_AUTH_MODE=token)"
+            f"--cluster {clean(text, 80)}: this machine is not part of the Ray cluster ({clean(error, 300)}); "
+            f"join it with ray start --address HOST:PORT, with the same version of Ray and, if the cluster uses "
+            f"one, its token (RAY_AUTH_MODE=token)"
         ) from None
     try:
         yield Nodes(ray, text)

@@ -33,7 +33,7 @@ from spreeze.runtime.cluster.ray_nodes import (
     connected,
 )
 from spreeze.runtime.launcher import child_environment
-from spreeze.transport.chunks import seal_json, unseal_json
+from spreeze.transport.chunks import sign_json, verify_json
 
 _JOIN_S, _CHECK_S = 60.0, 150.0
 """Longest time to join a cluster, and to look at all of its hosts."""
@@ -43,7 +43,7 @@ _BANDWIDTH_BYTES = 1 << 24
 
 
 def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The hosts of a cluster (``address``, ``name``), Ray's version, whether a token is asked for.
+    """The hosts of a cluster (``address``, ``name``), Ray's version, whether a token is requested.
 
     With a ``task``, the arguments of ``envs.probe.probe_env`` or none of them, each host's gateway is asked as well
     (``gateway.GatewayActor.check``), and its clock, round trip and bandwidth are measured.
@@ -69,7 +69,7 @@ def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[
         output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"--cluster {address.text or 'local'}: Ray did not take this machine in within {limit_s:.0f} "
+            f"--cluster {address.text or 'local'}: could not join the Ray cluster within {limit_s:.0f} "
             "s; is it Ray's own HOST:PORT (6379 by default), and the same version?"
         ) from None
     finally:
@@ -89,7 +89,7 @@ def _look(nodes: Nodes, task: dict[str, Any] | None) -> dict[str, Any]:
     others, secret = nodes.others(), secrets.token_bytes(32)
     hosts: list[dict[str, Any]] = [{"address": node.address, "name": node.name} for node in others]
     if task is not None:
-        placed = [nodes.place(node, secret, seal_json(secret, b"job", {})) for node in others]
+        placed = [nodes.place(node, secret, sign_json(secret, b"job", {})) for node in others]
         for host, gateway in zip(hosts, placed, strict=True):
             try:
                 host.update(_examine(nodes, gateway, secret, task))
@@ -102,20 +102,20 @@ def _examine(nodes: Nodes, gateway: RemoteGateway, secret: bytes, task: dict[str
     """All about one host; a TransportError if its gateway does not work."""
 
     def asked(method: str, facts: dict[str, Any], within_s: float) -> bytes:
-        return nodes.answer(gateway.call(method, seal_json(secret, method.encode(), facts)), within_s)
+        return nodes.answer(gateway.call(method, sign_json(secret, method.encode(), facts)), within_s)
 
     asked("ping", {}, _START_S)
     differences, trips = [], []
     for _ in range(_PINGS):
         began_s = time.time()
-        facts = unseal_json(secret, b"answer", asked("ping", {}, _START_S))
+        facts = verify_json(secret, b"answer", asked("ping", {}, _START_S))
         ended_s = time.time()
         trips.append(ended_s - began_s - (facts["went_s"] - facts["came_s"]))
         differences.append((facts["came_s"] - began_s + facts["went_s"] - ended_s) / 2.0)
     began_s = time.monotonic()
     size = len(asked("bandwidth", {"bytes": _BANDWIDTH_BYTES}, _START_S))
     rate = size / (time.monotonic() - began_s)
-    checked = unseal_json(secret, b"answer", asked("check", task, _CHECK_S))
+    checked = verify_json(secret, b"answer", asked("check", task, _CHECK_S))
     return {
         **checked,
         "round_trip_s": statistics.median(trips),

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from spreeze.algorithms import create, optimizers
-from spreeze.algorithms.fused_mlp import Tape, mlp_backward, mlp_forward, new_parameters, relu_layer
+from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_backward, mlp_forward, new_parameters, relu_layer
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import SECTIONS
 from spreeze.types import RowLayout, TeamSpec
 from spreeze.workers.torch_devices import Operations, forget_memory, kernels_of
 
@@ -55,7 +55,7 @@ def no_values(monkeypatch):
 
 @pytest.mark.parametrize(("name", "changes", "options", "most"), CASES)
 def test_an_update_on_a_gpu_reads_no_value_and_runs_few_kernels(no_values, name, changes, options, most):
-    config = dataclasses.replace(PARTS[name](), **changes)
+    config = dataclasses.replace(SECTIONS[name](), **changes)
     algorithm = create(name, OBS, ACT, config, 1, device=META, **options)
     layout = RowLayout(OBS, len(TEAM.actions) if name == "qmix" else 1 if options else ACT)
     rows = torch.zeros(ROWS, layout.width, device=META)
@@ -72,7 +72,7 @@ def test_an_update_on_a_gpu_reads_no_value_and_runs_few_kernels(no_values, name,
 
 
 def test_a_value_that_is_read_is_found_out(no_values):
-    algorithm = create("ddpg", OBS, ACT, PARTS["ddpg"](), 1, device=META)
+    algorithm = create("ddpg", OBS, ACT, SECTIONS["ddpg"](), 1, device=META)
     with pytest.raises(RuntimeError):
         algorithm.updates_skipped()
     with pytest.raises(RuntimeError):
@@ -176,10 +176,13 @@ def test_weight_gradients_by_the_way_of_a_gpu_are_those_of_a_processor(rows):
     x = torch.randn(1, rows, 5, generator=generator).expand(2, -1, -1)
     found = []
     for on_gpu in (False, True):
-        tape, gradient = Tape.allocate(parameters, rows), new_parameters((5, 16, 16, 1), 2, torch.device("cpu"))
-        tape.ones = torch.ones(2, 1, rows) if on_gpu else None
-        mlp_forward(parameters, x, tape)
-        tape.grad_out.copy_(torch.linspace(-1.0, 1.0, rows))
-        mlp_backward(parameters, tape, x.transpose(1, 2), gradient)
+        buffers, gradient = (
+            MlpBuffers.allocate(parameters, rows),
+            new_parameters((5, 16, 16, 1), 2, torch.device("cpu")),
+        )
+        buffers.ones = torch.ones(2, 1, rows) if on_gpu else None
+        mlp_forward(parameters, x, buffers)
+        buffers.grad_out.copy_(torch.linspace(-1.0, 1.0, rows))
+        mlp_backward(parameters, buffers, x.transpose(1, 2), gradient)
         found.append(gradient.flat)
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)

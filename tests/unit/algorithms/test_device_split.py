@@ -11,8 +11,8 @@ from exact import exact
 from harness import verb
 
 from spreeze.algorithms import create
-from spreeze.algorithms.off_policy import Placement
-from spreeze.config.schema import PARTS
+from spreeze.algorithms.off_policy import DeviceSplit
+from spreeze.config.schema import SECTIONS
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
 from spreeze.transport.checkpoint import CheckpointStore
@@ -22,7 +22,7 @@ ROWS, UPDATES = 32, 1000
 
 
 def made(name, device, dtype=torch.float32, **options):
-    config = dataclasses.replace(PARTS[name](), hidden_sizes=(16, 16))
+    config = dataclasses.replace(SECTIONS[name](), hidden_sizes=(16, 16))
     return exact(create, name, OBS, ACT, config, 1, device, dtype=dtype, **options)
 
 
@@ -54,14 +54,14 @@ def test_no_more_crosses_in_an_update_than_actions_densities_and_gradients(name)
     for batch in batches(10, ROWS):
         split.update(batch)
     temperature = 4 if name == "sac" else 0
-    assert 0 < split.crossed_bytes <= 10 * (4 * ROWS * (3 * ACT + 2) + temperature)
+    assert 0 < split.transferred_bytes <= 10 * (4 * ROWS * (3 * ACT + 2) + temperature)
 
 
 def test_nothing_crosses_on_one_device():
     one = made("sac", "cpu")
     for batch in batches(3, ROWS):
         one.update(batch)
-    assert one.crossed_bytes == 0
+    assert one.transferred_bytes == 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -70,10 +70,10 @@ def test_overlapped_the_actor_follows_the_critics_of_before_the_update(name):
     for batch in batches(6, ROWS):
         overlapped.update(batch)
         with torch.inference_mode():
-            proposal = parts.propose(batch)
-            moves = proposal.action is not None
-            dq_da = parts.action_gradient(batch, proposal.action).clone() if moves else None
-            parts.critic_step(batch, proposal.next_action, proposal.next_log_prob)
+            outputs = parts.actor_forward(batch)
+            moves = outputs.action is not None
+            dq_da = parts.action_gradient(batch, outputs.action).clone() if moves else None
+            parts.critic_step(batch, outputs.next_action, outputs.next_log_prob)
             if moves:
                 parts.actor_step(dq_da)
             parts.update_targets()
@@ -108,7 +108,7 @@ def test_a_split_run_ends_with_the_very_parameters_of_one_device(tmp_path):
 @pytest.mark.parametrize("text", ["cpu+cpu+cpu", "gpu", "cpu+", "cuda:x+cpu"])
 def test_what_is_no_device_is_refused_with_the_form_expected(text):
     with pytest.raises(ConfigError, match="expected"):
-        Placement.parse(text)
+        DeviceSplit.parse(text)
 
 
 @pytest.mark.gpu
@@ -264,10 +264,10 @@ def test_a_run_whose_gpu_is_gone_says_so_at_resume_and_goes_on_where_it_is_told_
     assert "use --device auto or cpu" in json.loads(refused.stdout)["error"]
     resumed = verb(*resume, "--device", "cpu")
     assert json.loads(resumed.stdout)["updates"] == 8
-    assert "the noise of the updates is seeded anew from seed 1 and update 5" in resumed.stderr
+    assert "the noise of updates is reseeded from seed 1 and update 5" in resumed.stderr
     events = [event.text for event in MetricsReader(tmp_path / "x" / "metrics.db").events(1000)]
-    assert len([text for text in events if "seeded anew" in text]) == 1
+    assert len([text for text in events if "reseeded" in text]) == 1
     # From then on it is a run of the processor: nothing is seeded again.
     again = verb(*resume[:-1], "10", "--device", "cpu")
     assert json.loads(again.stdout)["updates"] == 10
-    assert "seeded anew" not in again.stderr
+    assert "reseeded" not in again.stderr

@@ -15,7 +15,7 @@ from spreeze.algorithms import create, losses
 from spreeze.algorithms.dqn import DQNConfig
 from spreeze.algorithms.sac import SACConfig
 from spreeze.config.algorithms import rows
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import SECTIONS
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Policy
 from spreeze.metrics.table import by_name
@@ -43,7 +43,7 @@ def batch_of(seed=0, size=B, dtype=np.float64, n_step=1):
 
 def made(variant, seed=5, dtype=torch.float64, hidden=HIDDEN, **changes):
     name = variant.split()[0]
-    config = dataclasses.replace(PARTS[name](), hidden_sizes=hidden, **VARIANTS[variant], **changes)
+    config = dataclasses.replace(SECTIONS[name](), hidden_sizes=hidden, **VARIANTS[variant], **changes)
     return exact(create, name, OBS, 1, config, seed, num_actions=K, dtype=dtype)
 
 
@@ -99,12 +99,12 @@ def test_dqn_gradient_is_that_of_its_loss_to_its_target(double, duelling, thresh
 
     assert 0 < (np.abs(error()) > 1.0).sum() < B
     indices, expected = numeric(lambda: (huber(error()) if threshold else 0.5 * error() ** 2).mean(), flat)
-    proposal = dqn.propose(batch)
-    np.testing.assert_array_equal(proposal.next_action.numpy(), chosen[None])
-    assert proposal.next_log_prob is None
-    assert proposal.action is None
+    outputs = dqn.actor_forward(batch)
+    np.testing.assert_array_equal(outputs.next_action.numpy(), chosen[None])
+    assert outputs.next_log_prob is None
+    assert outputs.action is None
     mean_square = (error() ** 2).mean()
-    dqn.critic_step(batch, proposal.next_action, None)
+    dqn.critic_step(batch, outputs.next_action, None)
     np.testing.assert_allclose(dqn.critics.gradient.flat.numpy()[indices], expected, rtol=1e-5, atol=1e-8)
     assert dqn.metrics()["critic_loss"] == pytest.approx(mean_square)
 
@@ -119,7 +119,7 @@ def test_dqn_gradient_equals_autograd():
     out = hidden @ net.head_weight[0].t() + net.head_bias[0, :, 0]
     q = out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True)
     chosen = q.gather(1, batch.action.long())[:, 0]
-    next_action = dqn.propose(batch).next_action
+    next_action = dqn.actor_forward(batch).next_action
     next_q = dqn.critics.values(batch.next_obs, target=True)[0].gather(0, next_action)[0]
     goal = losses.td_target(batch.reward, batch.terminated, batch.discount, next_q)
     torch.nn.functional.smooth_l1_loss(chosen, goal.detach()).backward()
@@ -193,9 +193,9 @@ def test_sac_critics_follow_the_soft_value_of_the_whole_policy():
         return 0.5 * ((chosen - goal) ** 2).mean(1).sum()
 
     indices, expected = numeric(loss, flat)
-    proposal = sac.propose(batch)
-    np.testing.assert_allclose(proposal.next_action.numpy().T, prob, rtol=1e-9)
-    sac.critic_step(batch, proposal.next_action, proposal.next_log_prob)
+    outputs = sac.actor_forward(batch)
+    np.testing.assert_allclose(outputs.next_action.numpy().T, prob, rtol=1e-9)
+    sac.critic_step(batch, outputs.next_action, outputs.next_log_prob)
     np.testing.assert_allclose(sac.critics.gradient.flat.numpy()[indices], expected, rtol=1e-5, atol=1e-8)
 
 
@@ -211,8 +211,8 @@ def test_sac_actor_and_temperature_gradients_are_those_of_the_expected_losses():
     indices, expected = numeric(loss, flat)
     prob, log_prob = policy_of(sac, obs)
     value = (prob * least).sum(1).mean()
-    proposal = sac.propose(batch)
-    slope = sac.action_gradient(batch, proposal.action)
+    outputs = sac.actor_forward(batch)
+    slope = sac.action_gradient(batch, outputs.action)
     np.testing.assert_allclose(slope.numpy().T, least, rtol=1e-9)
     sac.actor_step(slope)
     np.testing.assert_allclose(sac.actor.gradient.flat.numpy()[indices], expected, rtol=1e-5, atol=1e-8)
@@ -285,10 +285,10 @@ def test_update_is_its_four_functions_and_leaves_the_batch(variant):
     for batch in floats(5):
         kept = batch.obs_action.clone()
         whole.update(batch)
-        proposal = parts.propose(batch)
-        parts.critic_step(batch, proposal.next_action, proposal.next_log_prob)
-        if proposal.action is not None:
-            parts.actor_step(parts.action_gradient(batch, proposal.action))
+        outputs = parts.actor_forward(batch)
+        parts.critic_step(batch, outputs.next_action, outputs.next_log_prob)
+        if outputs.action is not None:
+            parts.actor_step(parts.action_gradient(batch, outputs.action))
         parts.update_targets()
         assert torch.equal(kept, batch.obs_action)
     assert same(whole.state_arrays(), parts.state_arrays())

@@ -15,8 +15,8 @@ from spreeze.algorithms.distributional import (
     quantile_huber_gradient,
     truncated,
 )
-from spreeze.algorithms.fused_mlp import ThreadPair
-from spreeze.config.schema import PARTS
+from spreeze.algorithms.fused_mlp import TwoThreads
+from spreeze.config.schema import SECTIONS
 from spreeze.errors import ConfigError
 from spreeze.types import Choices, EnvSpec
 
@@ -70,10 +70,10 @@ def forward(critics, x, network):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("name", "changes"), CASES)
 def test_gradients_are_those_of_autograd_in_chunks_and_by_two_threads(name, changes, threads, rows):
-    config = dataclasses.replace(PARTS[name](), hidden_sizes=(16, 16), **changes)
-    with ThreadPair() as pair:
+    config = dataclasses.replace(SECTIONS[name](), hidden_sizes=(16, 16), **changes)
+    with TwoThreads() as pair:
         algorithm = create(name, OBS, ACT, config, 1)
-        algorithm.share(pair if threads == 2 else None)
+        algorithm.set_parallel(pair if threads == 2 else None)
         critics = algorithm.critics
         generator = torch.Generator().manual_seed(3)
         obs, next_obs = torch.randn(2, rows, OBS, generator=generator)
@@ -171,12 +171,12 @@ def test_one_quantile_that_nothing_is_dropped_of_is_the_median():
 ])  # fmt: skip
 def test_settings_that_leave_nothing_are_refused(changes, words):
     with pytest.raises(ConfigError, match=words):
-        PARTS["sac"](**changes)
+        SECTIONS["sac"](**changes)
 
 
 def test_discrete_actions_take_twin_critics_only():
     spec = EnvSpec(env_id="x", import_module=None, obs_dim=3, action=Choices((2,)),
                    max_episode_steps=None, reward_threshold=None)  # fmt: skip
-    PARTS["sac"]().check_task(spec)
+    SECTIONS["sac"]().check_task(spec)
     with pytest.raises(ConfigError, match="critics = quantile: with discrete actions"):
-        PARTS["sac"](critics="quantile").check_task(spec)
+        SECTIONS["sac"](critics="quantile").check_task(spec)

@@ -12,16 +12,16 @@ from torch.nn import functional
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
+    MlpBuffers,
     MlpPasses,
-    Tape,
-    ThreadPair,
+    TwoThreads,
     mlp_backward,
     mlp_forward,
     mlp_gradients,
     new_parameters,
     policy_arrays,
 )
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import SECTIONS
 from spreeze.errors import ConfigError
 from spreeze.inference.policy import ACTIVATIONS, Policy
 from spreeze.types import RowLayout
@@ -48,15 +48,15 @@ def autograd_twin(parameters, x):
 @pytest.mark.parametrize(("sizes", "stack"), CASES)
 def test_forward_and_weight_gradients_equal_autograd(sizes, stack):
     parameters, gradient = made(sizes, stack), new_parameters(sizes, stack, CPU, torch.float64)
-    tape = Tape.allocate(parameters, 11)
+    buffers = MlpBuffers.allocate(parameters, 11)
     rows = torch.randn(11, sizes[0] + 3, dtype=torch.float64)  # a strided view, as from a row block
     x = rows[:, : sizes[0]].expand(stack, -1, -1)
     out, leaves = autograd_twin(parameters, x)
-    torch.testing.assert_close(mlp_forward(parameters, x, tape), out.detach(), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(mlp_forward(parameters, x, buffers), out.detach(), rtol=1e-10, atol=1e-12)
     upstream = torch.randn_like(out)
     out.backward(upstream)
-    tape.grad_out.copy_(upstream)
-    mlp_backward(parameters, tape, x.transpose(1, 2), gradient)
+    buffers.grad_out.copy_(upstream)
+    mlp_backward(parameters, buffers, x.transpose(1, 2), gradient)
     for (got, _), leaf in zip(gradient.blocks(), leaves, strict=True):
         torch.testing.assert_close(got, leaf.grad, rtol=1e-9, atol=1e-12)
 
@@ -64,14 +64,14 @@ def test_forward_and_weight_gradients_equal_autograd(sizes, stack):
 @pytest.mark.parametrize(("sizes", "stack"), CASES)
 def test_input_gradient_equals_autograd_and_touches_no_weight_gradient(sizes, stack):
     parameters = made(sizes, stack)
-    tape = Tape.allocate(parameters, 6)
+    buffers = MlpBuffers.allocate(parameters, 6)
     x = torch.randn(stack, 6, sizes[0], dtype=torch.float64, requires_grad=True)
     out, _ = autograd_twin(parameters, x)
     out.sum().backward()
     with torch.no_grad():
-        mlp_forward(parameters, x, tape)
-        tape.grad_out.fill_(1.0)
-        first = mlp_backward(parameters, tape, None, None)
+        mlp_forward(parameters, x, buffers)
+        buffers.grad_out.fill_(1.0)
+        first = mlp_backward(parameters, buffers, None, None)
         got = first @ parameters.weights[0].transpose(1, 2)
     torch.testing.assert_close(got, x.grad, rtol=1e-9, atol=1e-12)
 
@@ -81,12 +81,12 @@ def test_backward_over_a_part_of_the_rows_is_that_of_those_rows_alone():
     parameters = made(sizes, 1)
     gradient, alone = (new_parameters(sizes, 1, CPU, torch.float64) for _ in range(2))
     x, upstream = torch.randn(1, 10, 4, dtype=torch.float64), torch.randn(1, 3, 6, dtype=torch.float64)
-    tape = Tape.allocate(parameters, 10)
-    part = tape.part(4, 10)
-    mlp_forward(parameters, x, tape)
+    buffers = MlpBuffers.allocate(parameters, 10)
+    part = buffers.part(4, 10)
+    mlp_forward(parameters, x, buffers)
     part.grad_out.copy_(upstream)
     mlp_backward(parameters, part, x[:, 4:].transpose(1, 2), gradient)
-    small = Tape.allocate(parameters, 6)
+    small = MlpBuffers.allocate(parameters, 6)
     mlp_forward(parameters, x[:, 4:], small)
     small.grad_out.copy_(upstream)
     mlp_backward(parameters, small, x[:, 4:].transpose(1, 2), alone)
@@ -95,9 +95,9 @@ def test_backward_over_a_part_of_the_rows_is_that_of_those_rows_alone():
 
 def test_first_of_a_stack_shares_memory_and_gives_the_same_values():
     parameters = made((5, 8, 8, 1), 2)
-    x, tape = torch.randn(2, 4, 5, dtype=torch.float64), Tape.allocate(parameters, 4)
-    both = mlp_forward(parameters, x, tape).clone()
-    one = mlp_forward(parameters.one(0), x[:1], tape.under(tape.out[:1], tape.grad_out[:1]))
+    x, buffers = torch.randn(2, 4, 5, dtype=torch.float64), MlpBuffers.allocate(parameters, 4)
+    both = mlp_forward(parameters, x, buffers).clone()
+    one = mlp_forward(parameters.one(0), x[:1], buffers.under(buffers.out[:1], buffers.grad_out[:1]))
     torch.testing.assert_close(one[0], both[0])
     assert parameters.one(0).head_weight.data_ptr() == parameters.head_weight.data_ptr()
 
@@ -117,7 +117,7 @@ def test_policy_arrays_are_copies_in_the_layout_of_numpy():
     arrays = policy_arrays(parameters)
     x = torch.randn(5, 3, dtype=torch.float64)
     hidden = np.maximum(x.numpy() @ arrays["w0"] + arrays["b0"], 0)
-    expected = mlp_forward(parameters, x[None], Tape.allocate(parameters, 5))[0].t().clone()
+    expected = mlp_forward(parameters, x[None], MlpBuffers.allocate(parameters, 5))[0].t().clone()
     np.testing.assert_allclose(hidden @ arrays["head_w"] + arrays["head_b"], expected.numpy())
     parameters.flat.zero_()
     assert np.abs(arrays["w0"]).sum() > 0
@@ -154,15 +154,15 @@ def torch_twin(parameters, x):
 @pytest.mark.parametrize(("sizes", "stack"), CASES)
 def test_every_activation_with_and_without_layer_norm_equals_autograd(layers, sizes, stack):
     parameters, rows = made_of(layers, sizes, stack), 11
-    gradient, tape = new_parameters(sizes, stack, CPU, torch.float64), Tape.allocate(parameters, rows)
+    gradient, buffers = new_parameters(sizes, stack, CPU, torch.float64), MlpBuffers.allocate(parameters, rows)
     x = torch.randn(stack, rows, sizes[0], dtype=torch.float64, requires_grad=True)
     out, leaves = torch_twin(parameters, x)
     upstream = torch.randn_like(out)
     out.backward(upstream)
     with torch.no_grad():
-        torch.testing.assert_close(mlp_forward(parameters, x, tape), out, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(mlp_forward(parameters, x, buffers), out, rtol=1e-10, atol=1e-12)
         for part in (slice(0, 4), slice(4, rows)):  # as chunks are summed
-            some = tape.part(part.start, part.stop)
+            some = buffers.part(part.start, part.stop)
             some.grad_out.copy_(upstream[:, :, part])
             first = mlp_backward(parameters, some, x[:, part].transpose(1, 2), gradient, add=part.start > 0)
             got = first @ parameters.weights[0].transpose(1, 2)
@@ -177,9 +177,9 @@ def test_the_derivative_of_a_value_by_its_input_equals_autograd(layers):
     x = torch.randn(2, 6, 5, dtype=torch.float64, requires_grad=True)
     torch_twin(parameters, x)[0].sum().backward()
     with torch.no_grad():
-        tape = Tape.allocate(parameters, 6)
-        mlp_forward(parameters, x, tape)
-        got = mlp_gradients(parameters, tape) @ parameters.weights[0].transpose(1, 2)
+        buffers = MlpBuffers.allocate(parameters, 6)
+        mlp_forward(parameters, x, buffers)
+        got = mlp_gradients(parameters, buffers) @ parameters.weights[0].transpose(1, 2)
     torch.testing.assert_close(got, x.grad, rtol=1e-9, atol=1e-12)
 
 
@@ -189,12 +189,12 @@ def test_two_threads_and_the_sampler_s_numpy_give_the_same(layers):
     parameters = made_of(layers, sizes, 1, torch.float32)
     x, upstream = torch.randn(1, 10, 4), torch.randn(1, 3, 10)
     found = []
-    with ThreadPair() as pair, torch.inference_mode():
+    with TwoThreads() as pair, torch.inference_mode():
         for threads in (None, pair):
-            tape, gradient = Tape.allocate(parameters, 10), new_parameters(sizes, 1, CPU)
-            passes = MlpPasses(parameters, tape, threads)
+            buffers, gradient = MlpBuffers.allocate(parameters, 10), new_parameters(sizes, 1, CPU)
+            passes = MlpPasses(parameters, buffers, threads)
             out = passes.forward(x).clone()
-            tape.grad_out.copy_(upstream)
+            buffers.grad_out.copy_(upstream)
             passes.backward(x.transpose(1, 2), gradient)
             found.append((out, gradient.flat))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
@@ -208,7 +208,7 @@ def test_layer_norm_by_hand():
     parameters.weights[0][0] = torch.tensor([[3.0, 1.0]])  # the sums 3 and 1 become 1 and -1
     parameters.biases[0][0] = torch.tensor([[0.5, 4.0]])
     parameters.head_weight[0] = torch.tensor([[10.0, 100.0]])
-    out = mlp_forward(parameters, torch.ones(1, 1, 1, dtype=torch.float64), Tape.allocate(parameters, 1))
+    out = mlp_forward(parameters, torch.ones(1, 1, 1, dtype=torch.float64), MlpBuffers.allocate(parameters, 1))
     assert out.item() == pytest.approx(10.0 * 1.5 + 100.0 * 3.0, rel=1e-5)
 
 
@@ -228,7 +228,7 @@ def test_every_algorithm_learns_with_them_and_publishes_what_samplers_compute(na
         with torch.no_grad():
             expected = algorithm.net.forward(torch.from_numpy(obs))[0].t().numpy().copy()
     else:
-        config = dataclasses.replace(PARTS[algo](), **changes)
+        config = dataclasses.replace(SECTIONS[algo](), **changes)
         algorithm = create(algo, 3, 1 if discrete else 2, config, 0, num_actions=3 if discrete else None)
         layout = RowLayout(3, 1 if discrete else 2)
         for _ in range(3):
@@ -237,7 +237,7 @@ def test_every_algorithm_learns_with_them_and_publishes_what_samplers_compute(na
                 rows[:, layout.action] = rng.integers(3, size=(16, 1))
             algorithm.update(layout.split(torch.from_numpy(rows), 0.9))
         net = algorithm.critics.online if algorithm.actor is None else algorithm.actor.online
-        expected = mlp_forward(net, torch.from_numpy(obs)[None], Tape.allocate(net, 5))[0].t().numpy().copy()
+        expected = mlp_forward(net, torch.from_numpy(obs)[None], MlpBuffers.allocate(net, 5))[0].t().numpy().copy()
     assert algorithm.updates_skipped() == 0
     policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
     np.testing.assert_allclose(policy._forward(obs), expected, rtol=1e-4, atol=1e-5)
@@ -246,5 +246,5 @@ def test_every_algorithm_learns_with_them_and_publishes_what_samplers_compute(na
 def test_images_have_layers_of_their_own_and_say_so():
     with pytest.raises(ConfigError, match=r"ppo.activation = 'elu' and ppo.layer_norm = False: networks for images"):
         learner("ppo", task(discrete=True, frames=FRAMES), activation="elu")
-    with pytest.raises(ConfigError, match=r"dqn.layer_norm = True: networks for images have relu"):
-        create("dqn", 9, 1, PARTS["dqn"](layer_norm=True), 0, num_actions=3, frames=FRAMES)
+    with pytest.raises(ConfigError, match=r"dqn.layer_norm = True: networks for images use relu"):
+        create("dqn", 9, 1, SECTIONS["dqn"](layer_norm=True), 0, num_actions=3, frames=FRAMES)

@@ -12,17 +12,17 @@ from exact import exact
 from harness import PATIENCE_S
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import StreamPair, ThreadPair, thread_pair_for
-from spreeze.config.schema import PARTS
+from spreeze.algorithms.fused_mlp import TwoStreams, TwoThreads, thread_pair_for
+from spreeze.config.schema import SECTIONS
 
 OBS, ACT = 5, 2
 UPDATES = 1000
 
 
 def trained(name, dtype, pair):
-    config = dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32))
+    config = dataclasses.replace(SECTIONS[name](), hidden_sizes=(32, 32))
     algorithm = exact(create, name, OBS, ACT, config, 1, dtype=dtype)
-    algorithm.share(pair)
+    algorithm.set_parallel(pair)
     for batch in batches(UPDATES):
         algorithm.update(type(batch)(*(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in batch)))
     return {key: torch.from_numpy(value.copy()) for key, value in algorithm.state_arrays().items()}
@@ -31,7 +31,7 @@ def trained(name, dtype, pair):
 @pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-4)])
 def test_a_thousand_updates_in_two_lanes_are_those_of_one_core(name, dtype, tolerance):
-    with ThreadPair() as pair:
+    with TwoThreads() as pair:
         paired = trained(name, dtype, pair)
     for key, alone in trained(name, dtype, None).items():
         if alone.is_floating_point():
@@ -41,7 +41,7 @@ def test_a_thousand_updates_in_two_lanes_are_those_of_one_core(name, dtype, tole
 
 def test_both_calls_run_at_the_same_time():
     meeting = threading.Barrier(2, timeout=PATIENCE_S)
-    with ThreadPair() as pair:
+    with TwoThreads() as pair:
         pair.both(meeting.wait, meeting.wait)
 
 
@@ -50,7 +50,7 @@ def test_an_error_in_either_lane_reaches_the_caller_and_the_lanes_go_on():
         raise ValueError("thread")
 
     done = []
-    with ThreadPair() as pair:
+    with TwoThreads() as pair:
         with pytest.raises(ValueError, match="thread"):
             pair.both(lambda: done.append(1), fail)
         with pytest.raises(ValueError, match="thread"):
@@ -61,7 +61,7 @@ def test_an_error_in_either_lane_reaches_the_caller_and_the_lanes_go_on():
 
 def test_closing_ends_the_second_lane_and_may_be_done_twice():
     before = threading.active_count()
-    pair = ThreadPair()
+    pair = TwoThreads()
     assert threading.active_count() == before + 1
     pair.close()
     pair.close()
@@ -84,10 +84,10 @@ def test_threads_become_a_pair_first_and_threads_of_a_product_then(threads, pair
 ])  # fmt: skip
 def test_updates_of_a_pair_of_streams_are_those_of_one(name, changes):
     found = []
-    for pair in (None, StreamPair()):
-        config = dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32), **changes)
+    for pair in (None, TwoStreams()):
+        config = dataclasses.replace(SECTIONS[name](), hidden_sizes=(32, 32), **changes)
         algorithm = exact(create, name, OBS, ACT, config, 1, dtype=torch.float64)
-        algorithm.share(pair)
+        algorithm.set_parallel(pair)
         for batch in batches(50):
             algorithm.update(type(batch)(*(x.double() if isinstance(x, torch.Tensor) else x for x in batch)))
         found.append(algorithm.state_arrays())
@@ -132,7 +132,7 @@ def recording(monkeypatch):
 
 def test_branches_of_a_recording_begin_after_what_came_before_and_are_waited_for(recording):
     current, made = recording
-    pair, main = StreamPair(), current[0]
+    pair, main = TwoStreams(), current[0]
 
     def kernel(name):
         return lambda: current[-1].log.append(name)
@@ -146,7 +146,7 @@ def test_branches_of_a_recording_begin_after_what_came_before_and_are_waited_for
 
 def test_branches_within_branches_have_streams_of_their_own_which_later_ones_use_again(recording):
     current, made = recording
-    pair, used = StreamPair(), []
+    pair, used = TwoStreams(), []
 
     def note():
         used.append(current[-1])
@@ -164,7 +164,7 @@ def test_branches_within_branches_have_streams_of_their_own_which_later_ones_use
 
 def test_a_recording_that_fails_in_a_branch_leaves_the_pair_as_it_was(recording):
     current, made = recording
-    pair = StreamPair()
+    pair = TwoStreams()
 
     def fail():
         raise RuntimeError("capture")

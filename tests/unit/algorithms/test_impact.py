@@ -100,13 +100,13 @@ def test_advantages_are_those_of_the_target_network_and_are_computed_once():
     batch = rollout(made, spec, rng)
     first = made.evaluate(batch)
     for _ in range(3):
-        made.improve(first, None)
+        made.update_minibatch(first, None)
     assert made.target_updates == 0
     again = made.evaluate(batch)
     for before, after in zip(first.samples, again.samples, strict=True):
         torch.testing.assert_close(before, after)
     for _ in range(3):
-        made.improve(again, None)
+        made.update_minibatch(again, None)
     assert (made.updates, made.target_updates) == (6, 1), "every N x K updates"
     torch.testing.assert_close(made.target, made.net.flat)
 
@@ -168,7 +168,7 @@ def test_forbidden_actions_have_no_part_in_ratios_and_divergence(name):
     np.testing.assert_allclose(reference, batch.log_prob.reshape(-1), atol=1e-5)
     assert (evaluated.out.t()[torch.from_numpy(flat[:, 3:] == 0.0)] < -1e8).all()
     made._config = dataclasses.replace(made._config, lr=0.0)
-    made.improve(evaluated, None)
+    made.update_minibatch(evaluated, None)
     found = made.metrics()
     assert found["approx_kl"] == pytest.approx(0.0, abs=1e-8)
     assert found.get("target_divergence", 0.0) == 0.0

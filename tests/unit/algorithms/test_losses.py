@@ -73,11 +73,11 @@ def test_critic_gradient_is_that_of_half_the_squared_error(name):
     data = arrays(batch)
     flat = algorithm.critics.online.flat.numpy().copy()
     nets, target_nets = layers_of(algorithm.critics.online, flat), layers_of(algorithm.critics.target)
-    proposal = algorithm.propose(batch)
-    next_action = proposal.next_action.numpy().T.copy()
+    outputs = algorithm.actor_forward(batch)
+    next_action = outputs.next_action.numpy().T.copy()
     value = q_values(target_nets, data["next_obs"], next_action).min(0)
     if name == "sac":
-        value = value - ALPHA * proposal.next_log_prob.numpy()
+        value = value - ALPHA * outputs.next_log_prob.numpy()
     target = data["reward"] + GAMMA * (1 - data["terminated"]) * value
 
     def loss():
@@ -86,7 +86,7 @@ def test_critic_gradient_is_that_of_half_the_squared_error(name):
     indices, expected = numeric(loss, flat)
     mean_square = ((q_values(nets, data["obs"], data["action"]) - target) ** 2).mean()
     q_mean = q_values(nets, data["obs"], data["action"]).mean()
-    algorithm.critic_step(batch, proposal.next_action, proposal.next_log_prob)
+    algorithm.critic_step(batch, outputs.next_action, outputs.next_log_prob)
     np.testing.assert_allclose(algorithm.critics.gradient.flat.numpy()[indices], expected, rtol=1e-5, atol=1e-8)
     assert algorithm.metrics()["critic_loss"] == pytest.approx(mean_square)
     assert algorithm.metrics()["q_mean"] == pytest.approx(q_mean)
@@ -96,13 +96,13 @@ def test_sac_proposes_samples_with_their_density():
     algorithm, batch = made("sac"), batch_of()
     data = arrays(batch)
     ((layers, head),) = layers_of(algorithm.actor.online)
-    proposal = algorithm.propose(batch)
+    outputs = algorithm.actor_forward(batch)
     noise = algorithm._buffers.noise.numpy().T
     out = forward(layers, head, np.concatenate([data["next_obs"], data["obs"]]))
     action, log_prob = squashed_log_prob(out[:, :ACT], np.clip(out[:, ACT:], -20, 2), noise)
-    np.testing.assert_allclose(proposal.next_action.numpy().T, action[:B], rtol=1e-9)
-    np.testing.assert_allclose(proposal.action.numpy().T, action[B:], rtol=1e-9)
-    np.testing.assert_allclose(proposal.next_log_prob.numpy(), log_prob[:B], rtol=1e-9)
+    np.testing.assert_allclose(outputs.next_action.numpy().T, action[:B], rtol=1e-9)
+    np.testing.assert_allclose(outputs.action.numpy().T, action[B:], rtol=1e-9)
+    np.testing.assert_allclose(outputs.next_log_prob.numpy(), log_prob[:B], rtol=1e-9)
 
 
 @pytest.mark.parametrize("raise_log_std", [0.0, 1.9])
@@ -113,7 +113,7 @@ def test_sac_actor_gradient_is_that_of_alpha_log_prob_minus_least_q(raise_log_st
     flat = algorithm.actor.online.flat.numpy().copy()
     ((layers, head),) = layers_of(algorithm.actor.online, flat)
     critic_nets = layers_of(algorithm.critics.online)
-    proposal = algorithm.propose(batch)
+    outputs = algorithm.actor_forward(batch)
     noise = algorithm._buffers.noise.numpy().T[B:]
 
     def parts():
@@ -127,7 +127,7 @@ def test_sac_actor_gradient_is_that_of_alpha_log_prob_minus_least_q(raise_log_st
 
     indices, expected = numeric(loss, flat)
     log_prob, _ = parts()
-    algorithm.actor_step(algorithm.action_gradient(batch, proposal.action))
+    algorithm.actor_step(algorithm.action_gradient(batch, outputs.action))
     np.testing.assert_allclose(algorithm.actor.gradient.flat.numpy()[indices], expected, rtol=1e-5, atol=1e-8)
     # Temperature: d/d log_alpha of -log_alpha (mean log_prob + target entropy), target entropy -ACT.
     assert algorithm.alpha_gradient.item() == pytest.approx(-(log_prob.mean() - ACT))
@@ -145,8 +145,8 @@ def test_deterministic_actor_gradient_is_that_of_minus_the_first_q(name):
         return -q_values(critic_nets, obs, np.tanh(forward(layers, head, obs)))[0].mean()
 
     indices, expected = numeric(loss, flat)
-    proposal = algorithm.propose(batch)
-    algorithm.actor_step(algorithm.action_gradient(batch, proposal.action))
+    outputs = algorithm.actor_forward(batch)
+    algorithm.actor_step(algorithm.action_gradient(batch, outputs.action))
     np.testing.assert_allclose(algorithm.actor.gradient.flat.numpy()[indices], expected, rtol=1e-5, atol=1e-8)
     assert algorithm.critics.mean_action_value() == pytest.approx(-loss())
 
@@ -156,7 +156,7 @@ def test_deterministic_target_action_is_the_target_policys(name):
     algorithm, batch = made(name, **({"target_noise": 0.0} if name == "td3" else {})), batch_of()
     ((layers, head),) = layers_of(algorithm.actor.target)
     expected = np.tanh(forward(layers, head, batch.next_obs.numpy()))
-    np.testing.assert_allclose(algorithm.propose(batch).next_action.numpy().T, expected, rtol=1e-9)
+    np.testing.assert_allclose(algorithm.actor_forward(batch).next_action.numpy().T, expected, rtol=1e-9)
 
 
 def test_sac_action_gradient_follows_the_lesser_critic_of_each_row():

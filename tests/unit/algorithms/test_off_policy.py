@@ -13,10 +13,10 @@ import torch
 from batches import ACT, NAMES, OBS, batches, made, same
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import ThreadPair
+from spreeze.algorithms.fused_mlp import TwoThreads
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.sac import DiscreteSAC
-from spreeze.config.schema import PARTS, StopConfig
+from spreeze.config.schema import SECTIONS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.metrics.target_pace import TargetPace, slow_targets
@@ -41,12 +41,12 @@ def test_dropped_buffers_are_free_and_the_next_update_is_what_it_would_have_been
             return {id(thing) for thing in gc.get_objects()
                     if isinstance(thing, torch.Tensor) and {1999, 3998} & set(thing.shape)}  # fmt: skip
 
-    before, config = large(), dataclasses.replace(PARTS[name](), hidden_sizes=(16, 16))
+    before, config = large(), dataclasses.replace(SECTIONS[name](), hidden_sizes=(16, 16))
     with contextlib.ExitStack() as stack:
         found = []
         for drops in (False, True):
             algorithm = create(name, OBS, ACT, config, 1)
-            algorithm.share(stack.enter_context(ThreadPair()) if threads == 2 else None)
+            algorithm.set_parallel(stack.enter_context(TwoThreads()) if threads == 2 else None)
             for index, batch in enumerate(batches(4, size=1999)):
                 algorithm.update(batch)
                 if drops and index % 2:
@@ -90,10 +90,10 @@ def test_update_is_its_four_functions_in_order(name):
     whole, parts = made(name), made(name)
     for batch in batches(6):
         whole.update(batch)
-        proposal = parts.propose(batch)
-        parts.critic_step(batch, proposal.next_action, proposal.next_log_prob)
-        if proposal.action is not None:
-            parts.actor_step(parts.action_gradient(batch, proposal.action))
+        outputs = parts.actor_forward(batch)
+        parts.critic_step(batch, outputs.next_action, outputs.next_log_prob)
+        if outputs.action is not None:
+            parts.actor_step(parts.action_gradient(batch, outputs.action))
         parts.update_targets()
     assert same(whole.state_arrays(), parts.state_arrays())
 
@@ -187,7 +187,7 @@ def test_state_of_another_network_is_refused_and_nothing_is_changed(name):
 
 def test_unknown_algorithm_is_named_with_the_nearest_known():
     with pytest.raises(ConfigError, match="did you mean 'sac'"):
-        create("sacc", OBS, ACT, PARTS["sac"](), 0)
+        create("sacc", OBS, ACT, SECTIONS["sac"](), 0)
 
 
 def test_td3_moves_actor_and_targets_only_at_every_delayed_update():
@@ -203,7 +203,7 @@ def test_td3_moves_actor_and_targets_only_at_every_delayed_update():
 
 @pytest.mark.parametrize("discrete", [False, True])
 def test_sac_moves_actor_and_temperature_only_at_every_delayed_update(discrete):
-    config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(16, 16), policy_delay=3)
+    config = dataclasses.replace(SECTIONS["sac"](), hidden_sizes=(16, 16), policy_delay=3)
     algorithm = DiscreteSAC(OBS, 3, config, 1) if discrete else create("sac", OBS, ACT, config, 1)
     moved = []
     for batch in batches(6):
@@ -283,11 +283,11 @@ def test_step_sizes_fall_to_a_tenth_at_the_end_of_a_run_or_to_nothing_where_it_i
 
 
 def test_a_run_is_over_by_the_stop_condition_that_comes_first():
-    stop = PARTS["stop"](seconds=100.0, env_steps=1000, updates=None, target_return=1.0)
+    stop = SECTIONS["stop"](seconds=100.0, env_steps=1000, updates=None, target_return=1.0)
     assert run_progress(stop, 0.0, 50.0, 100, 10**9) == 0.5
     assert run_progress(stop, 0.0, 50.0, 900, 0) == 0.9
     assert run_progress(stop, 300.0, 50.0, 0, 0) == 0.875, "a resumed run does not begin anew"
-    assert run_progress(PARTS["stop"](target_return=1.0), 0.0, 50.0, 900, 5) == 0.0
+    assert run_progress(SECTIONS["stop"](target_return=1.0), 0.0, 50.0, 900, 5) == 0.0
 
 
 def test_flat_adam_equals_torch_adam():
@@ -342,8 +342,8 @@ def test_discrete_actions_have_no_penalty():
     spec = EnvSpec(
         env_id="T-v0", import_module=None, obs_dim=4, action=Choices((3,)), max_episode_steps=10, reward_threshold=None
     )
-    with pytest.raises(ConfigError, match=r"action_penalty = 0.1: discrete actions are not squashed"):
-        PARTS["sac"](action_penalty=0.1).check_task(spec)
+    with pytest.raises(ConfigError, match=r"action_penalty = 0.1: discrete actions have no tanh"):
+        SECTIONS["sac"](action_penalty=0.1).check_task(spec)
 
 
 def test_an_on_policy_step_size_follows_env_steps_where_a_run_ends_by_them_and_else_the_clock_if_alone():
@@ -367,7 +367,7 @@ def test_an_on_policy_step_size_follows_env_steps_where_a_run_ends_by_them_and_e
                                                        ("gossip", "another host", 0.0)])  # fmt: skip
 def test_learners_whose_clocks_differ_keep_their_step_size(mixing, hosts, share):
     mix = SimpleNamespace(learners=2, mixing=mixing, hosts=hosts)
-    job = SimpleNamespace(stop=StopConfig(seconds=200.0), wall_base_s=200.0, mix=mix)
+    job = SimpleNamespace(stop=StopConfig(seconds=200.0), previous_wall_s=200.0, mix=mix)
     assert progress_of(job, lambda: 50.0)(0) == share
     job.stop = StopConfig(seconds=200.0, env_steps=1000)
     assert progress_of(job, lambda: 50.0)(100) == 0.2, "env steps are counted alike by all"
@@ -375,7 +375,7 @@ def test_learners_whose_clocks_differ_keep_their_step_size(mixing, hosts, share)
 
 def test_targets_that_follow_too_slowly_are_named_with_the_time_that_values_need():
     text = slow_targets(0.005, 230.0, 0.01)
-    assert "1.2 backups a second (tau 0.005 an update, 230 updates/s), so values need 87 s" in text
+    assert "1.2 backups/s (tau 0.005 an update, 230 updates/s), so values take 87 s" in text
     assert slow_targets(0.02, 230.0, 0.01) is None
     assert slow_targets(0.005, 0.0, 0.01) is slow_targets(0.005, 230.0, 0.0) is None, "no updates, or gamma is 1"
     pace = TargetPace(0.005, 0.99, 1)
@@ -385,5 +385,5 @@ def test_targets_that_follow_too_slowly_are_named_with_the_time_that_values_need
     for name, share in (("dqn", 0.25), ("sac", 0.5), ("td3", 0.25)):
         period = {"target_interval" if name == "dqn" else "policy_delay": 2}
         settings = {"tau": 0.5, "hidden_sizes": (8,), **period}
-        made = create(name, 3, 1, PARTS[name](**settings), 1, num_actions=2 if name == "dqn" else None)
+        made = create(name, 3, 1, SECTIONS[name](**settings), 1, num_actions=2 if name == "dqn" else None)
         assert made.target_share == share

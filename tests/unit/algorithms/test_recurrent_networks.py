@@ -190,7 +190,7 @@ def test_rollouts_of_any_age_are_used_in_whole_sequences(name):
     spec = task(obs_dim=3, actions=3, discrete=True)
     settings = {"recurrent": "lstm", "recurrent_size": 8, "sequence_length": L, "burn_in": 2, "minibatches": 3}
     algorithm = learner(name, spec, correction="none", **settings)
-    kept, rng = algorithm.room_for(2), np.random.default_rng(6)
+    kept, rng = algorithm.new_rollout_cache(2), np.random.default_rng(6)
     for number in range(2):
         kept[0, number] = algorithm.evaluate(recurrent_rollout(algorithm, spec, rng, T, N))
     one = kept[0, 1]
@@ -205,7 +205,7 @@ def test_rollouts_of_any_age_are_used_in_whole_sequences(name):
     assert len(found) == len(whole)
     before = algorithm.net.flat.clone()
     for part in algorithm.parts(kept, (0, 1)):
-        algorithm.improve(part, None)
+        algorithm.update_minibatch(part, None)
     assert algorithm.updates_skipped() == 0
     assert not torch.equal(algorithm.net.flat, before)
     assert len(algorithm.metrics()) > 5

@@ -185,7 +185,7 @@ def test_a_mask_that_allows_nothing_of_one_choice_is_an_error():
     one = make_task(ID, MODULE, args=("masked=True",))
     one.reset(seed=1)
     one.env.unwrapped._next = lambda: (np.zeros(7, np.float32), {"action_mask": np.array([1, 1, 1, 0, 0, 0, 0], bool)})
-    with pytest.raises(BadTransition, match="all False for choice 1, but the episode goes on"):
+    with pytest.raises(BadTransition, match="all False for choice 1, but the episode continues"):
         one.step(uniform_actions(one.spec, 1, np.random.default_rng(0), one.env.unwrapped.mask[None])[0])
 
 

@@ -10,18 +10,25 @@ from batches import ACT, NAMES, OBS, batches
 from exact import exact
 
 from spreeze.algorithms import create, fused_mlp
-from spreeze.algorithms.fused_mlp import Tape, ThreadPair, mlp_backward, mlp_forward, mlp_gradients, new_parameters
-from spreeze.config.schema import PARTS
+from spreeze.algorithms.fused_mlp import (
+    MlpBuffers,
+    TwoThreads,
+    mlp_backward,
+    mlp_forward,
+    mlp_gradients,
+    new_parameters,
+)
+from spreeze.config.schema import SECTIONS
 
 ROWS = 700
 
 
 def trained(name, hidden, paired=False):
-    config = dataclasses.replace(PARTS[name](), hidden_sizes=hidden)
+    config = dataclasses.replace(SECTIONS[name](), hidden_sizes=hidden)
     with contextlib.ExitStack() as stack:
-        pair = stack.enter_context(ThreadPair()) if paired else None
+        pair = stack.enter_context(TwoThreads()) if paired else None
         algorithm = exact(create, name, OBS, ACT, config, 1)
-        algorithm.share(pair)
+        algorithm.set_parallel(pair)
         for batch in batches(4, ROWS):
             algorithm.update(type(batch)(*(x.double() if isinstance(x, torch.Tensor) else x for x in batch)))
         return algorithm.state_arrays()
@@ -44,10 +51,10 @@ def test_rows_in_chunks_give_the_update_of_all_rows_at_once(name, hidden, paired
 def test_slopes_are_the_gradient_of_ones():
     parameters = new_parameters((5, 8, 8, 1), 2, torch.device("cpu"), torch.float64)
     parameters.initialise(torch.Generator().manual_seed(0))
-    x, tape = torch.randn(2, 7, 5, dtype=torch.float64), Tape.allocate(parameters, 7)
-    mlp_forward(parameters, x, tape)
-    slopes = mlp_gradients(parameters, tape).clone()
-    mlp_forward(parameters, x, tape)
-    tape.grad_out.fill_(1.0)
-    torch.testing.assert_close(slopes, mlp_backward(parameters, tape, None, None))
+    x, buffers = torch.randn(2, 7, 5, dtype=torch.float64), MlpBuffers.allocate(parameters, 7)
+    mlp_forward(parameters, x, buffers)
+    slopes = mlp_gradients(parameters, buffers).clone()
+    mlp_forward(parameters, x, buffers)
+    buffers.grad_out.fill_(1.0)
+    torch.testing.assert_close(slopes, mlp_backward(parameters, buffers, None, None))
     assert slopes.abs().max() > 0

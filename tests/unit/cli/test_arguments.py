@@ -4,7 +4,7 @@ import pytest
 
 from spreeze.cli.arguments import FLAG_OF, build_parser, parse_band, user_values
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import SECTIONS
 from spreeze.errors import ConfigError
 
 ISSUE_FLAGS = [
@@ -33,7 +33,7 @@ def test_all_promised_flags_exist_and_help_says_default_and_unit():
             assert "(default: " in action.help, action.option_strings
     for key, flag in FLAG_OF.items():
         part, name = key.split(".")
-        unit = next(i for i in dataclasses.fields(PARTS[part]) if i.name == name).metadata["unit"]
+        unit = next(i for i in dataclasses.fields(SECTIONS[part]) if i.name == name).metadata["unit"]
         if unit:
             action = next(a for a in build_parser()._actions if flag in a.option_strings)
             assert f"[{unit}]" in action.help

@@ -203,13 +203,13 @@ def _host(**fields):
 @pytest.mark.parametrize(("host", "named", "status", "remedy"), [
     (_host(), "host 0 environment", "ok", None),
     ({"name": "beta", "address": "10.0.0.2", "failure": "ActorDiedError: no module spreeze"}, "host 0", "fail",
-     "install the same Spreeze there"),
+     "install the same version of Spreeze there"),
     (_host(versions=doctor.versions() | {"spreeze": "0.0.1"}), "host 0 versions", "fail", "same versions"),
     (_host(versions=doctor.versions() | {"gymnasium": "1.1"}), "host 0 versions", "warn", "same versions"),
-    (_host(env=None, env_error="no module my_robot"), "host 0 environment", "fail", "on that host too"),
+    (_host(env=None, env_error="no module my_robot"), "host 0 environment", "fail", "on that host, too"),
     (_host(clock_difference_s=-7.0), "host 0 network", "warn", "NTP"),
-    (_host(round_trip_s=0.5), "host 0 network", "warn", "lag"),
-    (_host(bandwidth_bytes_per_s=1e6), "host 0 network", "warn", "no faster"),
+    (_host(round_trip_s=0.5), "host 0 network", "warn", "delays"),
+    (_host(bandwidth_bytes_per_s=1e6), "host 0 network", "warn", "slow network"),
 ])  # fmt: skip
 def test_each_host_of_a_cluster_is_told_with_what_it_lacks(monkeypatch, host, named, status, remedy):
     asked = []

@@ -80,7 +80,7 @@ def test_a_good_environment_is_described_timed_weighed_and_drawn():
     assert "observation 5, 2 continuous actions" in checks["environment"].text
     assert "sac" in checks["environment"].text
     assert "--set ppo.recurrent=lstm" in checks["recurrent"].text
-    assert "for each further one" in checks["env memory"].text
+    assert "for each additional one" in checks["env memory"].text
     assert "draws 60 x 48" in checks["env pictures"].text
     checkup = found["checkup"]
     assert 1000 <= checkup["step_us_p50"] <= checkup["step_us_p99"] <= checkup["step_us_max"]
@@ -109,13 +109,13 @@ def test_an_environment_that_ignores_its_seed_is_found_out(bad_envs):
     checks, _ = check_env("Unseeded-v0", bad_envs)
     note = _named(checks)["env checker"]
     assert note.status == "warn"
-    assert "evaluations will not repeat" in note.text
+    assert "evaluations are not reproducible" in note.text
 
 
 def test_an_observation_that_changes_its_shape_is_named_with_environment_and_shapes(bad_envs):
     (found,), figures = check_env("Growing-v0", bad_envs)
     assert (found.status, figures) == ("fail", None)
-    assert "Growing-v0 returned observation = shape (2,); the space says (1,)" in found.text
+    assert "Growing-v0 returned observation = shape (2,); expected (1,)" in found.text
 
 
 def test_a_sampler_of_it_ends_with_that_line_too(bad_envs):
@@ -126,7 +126,7 @@ def test_a_sampler_of_it_ends_with_that_line_too(bad_envs):
         for _ in range(1000):
             sampling.step(np.zeros((2, 1), np.float32), 0)
 
-    with pytest.raises(WorkerError, match=r"Growing-v0 returned observation = shape \(2,\); the space says \(1,\)"):
+    with pytest.raises(WorkerError, match=r"Growing-v0 returned observation = shape \(2,\); expected \(1,\)"):
         sample()
     sampling.close()
 
@@ -142,7 +142,7 @@ def test_a_module_that_is_missing_is_named(bad_envs):
     ("said", "words"),
     [
         ("\x1b[33mWARN: For Box action spaces, we recommend using a symmetric and normalized space\x1b[0m", None),
-        ("Deterministic step observations are not equivalent for the same seed and action", "will not repeat"),
+        ("Deterministic step observations are not equivalent for the same seed and action", "are not reproducible"),
         ("\x1b[33mWARN: something  new\x1b[0m", "something new"),
     ],
 )

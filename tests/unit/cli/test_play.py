@@ -105,7 +105,7 @@ def test_a_pointer_cannot_lead_out_of_the_run(runs_dir):
     [
         ("secnd", RunError, "did you mean 'second'"),
         ("nothing.safetensors", RunError, "no weights file"),
-        ("..", ConfigError, "allowed"),
+        ("..", ConfigError, "expected"),
     ],
 )
 def test_what_cannot_be_found_is_said_in_one_line(runs_dir, name, error, words):
@@ -187,8 +187,8 @@ def test_an_evaluation_plays_none_of_the_episodes_that_chose_the_policy_and_one_
         (["latest", "--episodes", "0"], "at least 1"),
         (["latest", "--seed", "-1"], "at least 0"),
         (["foreign"], "add --import"),
-        (["latest", "--csv", "/no/such/folder/x.csv"], "no folder"),
-        (["latest", "--video", "/no/such/folder/x.mp4"], "no folder"),
+        (["latest", "--csv", "/no/such/folder/x.csv"], "no such directory"),
+        (["latest", "--video", "/no/such/folder/x.mp4"], "no such directory"),
     ],
 )
 def test_evaluate_refuses_in_one_line_with_exit_code_2(runs_dir, capfd, args, words):
@@ -203,7 +203,7 @@ def test_an_environment_that_raises_is_one_line(runs_dir, tmp_path, monkeypatch,
     monkeypatch.setenv("SPREEZE_FAULT_P_CRASH", "1.0")
     assert run_evaluate(runs_dir, "latest", "--video", str(tmp_path / "x.mp4")) == 2
     assert (
-        f"{FAULT}: no episode of 3 came to its end; the last error: seed 1000002, step 1: RuntimeError: injected fault"
+        f"{FAULT}: none of 3 episodes finished; last error: seed 1000002, step 1: RuntimeError: injected fault"
     ) in capfd.readouterr().err
     assert not list(tmp_path.glob("*x.mp4*"))
     assert (
@@ -324,7 +324,7 @@ def test_play_refuses_in_one_line_with_exit_code_2(runs_dir, capfd, args, words)
 @pytest.mark.parametrize(
     ("raised", "code", "words"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "play.mp4"), ResourceError.exit_code, "make room"),
+        (OSError(errno.ENOSPC, "No space left on device", "play.mp4"), ResourceError.exit_code, "free some disk space"),
         (KeyboardInterrupt(), 0, ""),
     ],
 )
@@ -409,6 +409,6 @@ def test_a_window_ends_when_it_has_nothing_to_show(runs_dir, monkeypatch, capfd)
 def test_an_environment_that_is_not_made_in_time_is_told_with_the_setting(runs_dir, monkeypatch, capfd, verb):
     monkeypatch.setenv("SPREEZE_FAULT_INIT_S", "1000")
     assert verb.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--start-deadline-s", "1"]) == 2
-    assert f"{FAULT} was not made within 1 s; for one that takes longer to start: --start-deadline-s 2" in (
+    assert f"{FAULT} was not made within 1 s; if it needs longer to start, set --start-deadline-s 2" in (
         capfd.readouterr().err
     )

@@ -219,7 +219,7 @@ def changes(spec):
 def test_another_environment_is_refused(run, spec, name):
     made = dataclasses.replace(spec, **changes(spec)[name])
     check_environment(run, spec)
-    with pytest.raises(EnvironmentError_, match=r"run: trained .*; nothing was changed: resume it with"):
+    with pytest.raises(EnvironmentError_, match=r"run: trained .*; nothing was changed; resume it with"):
         check_environment(run, made)
 
 

@@ -121,7 +121,7 @@ def test_a_sweep_that_is_going_on_is_not_gone_on_with_at_the_same_time(tmp_path,
     sweep.Sweep("x", None, None, 1, []).write(tmp_path)
     with sweep._held(tmp_path, "x"):
         assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 2
-    assert "sweep x is going on in another process" in capsys.readouterr().err
+    assert "sweep x is running in another process" in capsys.readouterr().err
     assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 0
 
 
@@ -146,7 +146,7 @@ def test_automatic_names_of_sweeps_that_start_together_differ(tmp_path):
 def test_flags_that_a_resumed_sweep_would_ignore_are_refused(tmp_path, capsys, flags):
     sweep.Sweep("x", None, None, 1, []).write(tmp_path)
     assert sweep.main(["--resume", "x", *flags, "--runs-dir", str(tmp_path)]) == 2
-    assert f"leave out {flags[0]}" in capsys.readouterr().err
+    assert f"remove {flags[0]}" in capsys.readouterr().err
 
 
 def test_a_profile_and_the_tuner_are_for_all_runs_of_a_sweep(tmp_path, capsys):

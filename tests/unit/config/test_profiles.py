@@ -48,9 +48,9 @@ def test_a_written_profile_says_unit_and_reason_of_each_value_and_holds_nothing_
 
 def test_a_profile_of_a_provisional_result_says_so(tmp_path):
     path = tmp_path / "shared.toml"
-    record = RECORD | {"provisional": {"load": "other programs kept\n1.9 of 2 cores busy"}}
+    record = RECORD | {"provisional": {"load": "other programs used\n1.9 of 2 cores"}}
     path.write_text(profile_text(resolve([]), record, "2 cores"))
-    assert "# Provisional: other programs kept 1.9 of 2 cores busy" in path.read_text().splitlines()
+    assert "# Provisional: other programs used 1.9 of 2 cores" in path.read_text().splitlines()
     assert "about" in tomllib.loads(path.read_text())
 
 

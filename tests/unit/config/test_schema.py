@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spreeze.algorithms.sac import SACConfig
-from spreeze.config.schema import PARTS, Config, LearnerConfig, ReplayConfig, RunConfig, SamplingConfig, check_name
+from spreeze.config.schema import SECTIONS, Config, LearnerConfig, ReplayConfig, RunConfig, SamplingConfig, check_name
 from spreeze.errors import ConfigError
 
-FIELDS = [(part, item) for part, cls in PARTS.items() for item in dataclasses.fields(cls)]
+FIELDS = [(part, item) for part, cls in SECTIONS.items() for item in dataclasses.fields(cls)]
 
 
 def _taken(part, item, value, message):
     """Lines on a value that a part takes, or refuses in other words than those of a pattern."""
     try:
-        PARTS[part](**{item.name: value})
+        SECTIONS[part](**{item.name: value})
     except ConfigError as error:
         return [] if re.search(message, str(error)) else [f"{part}.{item.name} = {value!r}: {error}"]
     return [f"{part}.{item.name} = {value!r} is taken"]
@@ -75,7 +75,7 @@ def test_choices_suggest_the_near_one():
 def test_parts_that_contradict_each_other_are_refused():
     with pytest.raises(ConfigError, match=r"batch_size = 512 is larger than replay.capacity = 100"):
         Config(learner=LearnerConfig(batch_size=512), replay=ReplayConfig(capacity=100))
-    with pytest.raises(ConfigError, match="would wait for each other for ever"):
+    with pytest.raises(ConfigError, match="would deadlock"):
         ReplayConfig(samples_per_insert_min=9.0, samples_per_insert_max=8.0)
 
 

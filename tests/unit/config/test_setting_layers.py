@@ -43,7 +43,7 @@ def test_later_layers_win_and_every_value_knows_where_it_came_from():
 @pytest.mark.parametrize(
     ("values", "pattern"),
     [
-        ({"sacc": {"gamma": 1}}, r"^p: unknown part 'sacc'; did you mean 'sac'"),
+        ({"sacc": {"gamma": 1}}, r"^p: unknown section 'sacc'; did you mean 'sac'"),
         ({"sac": 3}, r"^p: sac = 3: expected a table"),
         ({"sac": {"gama": 1}}, r"^p: unknown key 'sac.gama'; did you mean 'gamma'"),
         ({"sac": {"gamma": "x"}}, r"^p: sac.gamma = 'x': expected float, got str"),
@@ -127,7 +127,7 @@ def test_assignments_are_values_of_json_or_python_or_bare_text(text, values):
     assert parse_assignment(text) == values
 
 
-@pytest.mark.parametrize("text", ["env.normalize_obs=off", "env.normalize_obs=TRUE", "learner.fuse=[true"])
+@pytest.mark.parametrize("text", ["env.normalize_obs=off", "env.normalize_obs=TRUE", "learner.compile=[true"])
 def test_a_switch_takes_no_text(text):
     with pytest.raises(ConfigError, match="expected bool, True or False, got str"):
         resolve([Layer("user", parse_assignment(text))])
@@ -135,7 +135,7 @@ def test_a_switch_takes_no_text(text):
 
 @pytest.mark.parametrize("text", ["", "x", "gamma=1", "sac.=1", ".gamma=1", "sac.gamma", "=1"])
 def test_malformed_assignments_are_refused(text):
-    with pytest.raises(ConfigError, match=r"expected part.field=value"):
+    with pytest.raises(ConfigError, match=r"expected section.field=value"):
         parse_assignment(text)
 
 
@@ -186,7 +186,7 @@ def _profile(tmp_path, text):
         ("[env]\nimport_module = 'os'", r"env.import_module may only be set on the command line"),
         ("[run]\nruns_dir = '/'", r"run.runs_dir may only be set on the command line"),
         ("[run]\nname = 'x'", r"run.name may only be set on the command line"),
-        ("[about]\nkeep = ['sac.gamma']\n[sac]\ntau = 0.5", "about.keep = .*expected a list of settings that this"),
+        ("[about]\nkeep = ['sac.gamma']\n[sac]\ntau = 0.5", "about.keep = .*expected a list of settings in this"),
         ("[about]\nkeep = 3\n[sac]\ntau = 0.5", "about.keep = 3: expected a list"),
         ("#" * 1_000_001, "at most 1000000"),
         ("a: &a [x]\nb: *a", "not valid TOML"),
@@ -220,7 +220,7 @@ def test_a_damaged_profile_is_no_task_s_and_none_means_no_profile(tmp_path, monk
     assert profiles.task_profile("F-v1") is None
     assert profiles.chosen_profile(None, "E-v1").values == {"sac": {"gamma": 0.5}}
     assert profiles.chosen_profile("none", "E-v1") is None
-    with pytest.raises(ConfigError, match="--profile none means no profile"):
+    with pytest.raises(ConfigError, match="--profile none is reserved for no profile"):
         profiles.export_path("none")
 
 
@@ -305,7 +305,7 @@ def test_a_profile_takes_algorithm_and_mode_together_or_neither(tmp_path, user, 
     layers = [read_profile(path, "T-v0"), Layer("user", {"run": user})]
     settings, reason = with_algorithm(layers, resolve(layers), spec)
     assert (settings.config.run.algo, settings.config.run.mode) == expected
-    assert ("takes them for this task" in (reason or "")) is (expected == ("ppo", "hts"))
+    assert ("sets them for this environment" in (reason or "")) is (expected == ("ppo", "hts"))
 
 
 def test_settings_for_one_algorithm_that_hold_on_their_machine_alone_are_left_out_elsewhere(tmp_path):
@@ -325,11 +325,13 @@ def test_what_a_profile_reached_is_told_by_task_or_pattern_and_as_plain_text(tmp
 def test_a_run_of_before_settings_were_dropped_is_read_without_them():
     text = to_toml(resolve([Layer("user", {"learner": {"batch_size": 512}})]))
     old = text.replace("[run]", "[run]\nforgiven_failures = 0").replace("[replay]", "[replay]\nchecksum = true")
+    old = old.replace("gpu_replay = true", "mirror = true").replace("compile = false", "fuse = false")
+    assert {"mirror = true", "fuse = false"} <= {line.split("  #")[0] for line in old.splitlines()}
     exchange = '[exchange]\ntransport = "shared"\nlisten = "127.0.0.1"\n'
     assert from_toml(old + exchange, "resumed run").config == from_toml(text, "resumed run").config
     spanning = from_toml(old + exchange + "learners = 3\n", "resumed run").config
     assert spanning.cluster.learners == 3
-    with pytest.raises(ConfigError, match=r"resumed run: unknown (key|part) 'exchange"):
+    with pytest.raises(ConfigError, match=r"resumed run: unknown (key|section) 'exchange"):
         from_toml(old + exchange + "never_there = 3\n", "resumed run")
 
 
@@ -387,5 +389,5 @@ def test_a_mode_alone_takes_the_first_algorithm_that_it_runs_for_the_task(mode, 
 
 def test_only_a_mode_that_was_asked_for_can_be_wrong():
     layers = [Layer("user", {"run": {"mode": "spreeze", "algo": "ppo"}})]
-    with pytest.raises(ConfigError, match="which mode spreeze does not have; use --mode serial, --mode hts"):
+    with pytest.raises(ConfigError, match="which mode spreeze does not provide; use --mode serial, --mode hts"):
         with_algorithm(layers, resolve(layers), DISCRETE)

@@ -19,7 +19,7 @@ from spreeze.envs.make import bullet_engine, bullet_missing, describe, make_env
 from spreeze.envs.task import make_task
 
 pytestmark = pytest.mark.skipif(
-    bullet_missing() is not None or bullet.unproven() is not None, reason="not the Bullet that equality is proven for"
+    bullet_missing() is not None or bullet.unproven() is not None, reason="not the verified version of Bullet"
 )
 LOCOMOTION = ("Walker2D", "Hopper", "HalfCheetah", "Ant", "Humanoid")
 
@@ -327,7 +327,7 @@ def test_pictures_come_from_the_package_s_own_environment(env_id):
 
 
 def test_another_version_of_bullet_falls_back_and_says_so(monkeypatch):
-    monkeypatch.setattr(bullet, "unproven", lambda: "equality is proven for pybullet 3.2.7, this is 3.3.0")
+    monkeypatch.setattr(bullet, "unproven", lambda: "verified for pybullet 3.2.7, not 3.3.0")
     env = make_env("HopperBulletEnv-v0")
     assert type(env.unwrapped).__module__.startswith(bullet.PLAIN_MODULE)
     env.close()
@@ -339,13 +339,13 @@ def test_another_version_of_bullet_falls_back_and_says_so(monkeypatch):
 def test_an_unknown_version_is_named(monkeypatch):
     versions = {"pybullet": "3.2.7", "pybullet-envs-gymnasium": "0.7.0"}
     monkeypatch.setattr(bullet.importlib.metadata, "version", versions.__getitem__)
-    assert bullet.unproven.__wrapped__() == "equality is proven for pybullet-envs-gymnasium 0.6.0, this is 0.7.0"
+    assert bullet.unproven.__wrapped__() == "verified for pybullet-envs-gymnasium 0.6.0, not 0.7.0"
 
 
 def test_the_choice_is_told_with_its_reason():
     assert bullet_engine("AntBulletEnv-v0").value == "fast"
     assert bullet_engine("AntBulletEnv-v0", plain=True).value == "plain"
-    assert "no fast one" in bullet_engine("PusherBulletEnv-v0").reason
+    assert "no faster equivalent" in bullet_engine("PusherBulletEnv-v0").reason
     assert bullet_engine("Pendulum-v1") is None
 
 

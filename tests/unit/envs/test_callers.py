@@ -61,12 +61,12 @@ def test_what_this_program_has_registered_is_found_by_the_module_that_makes_it(r
 
 
 @pytest.mark.parametrize(("task", "module", "words"), [
-    (3, None, "expected the Gymnasium id of a task, such as 'Pendulum-v1', or the class or function that makes it"),
+    (3, None, "expected the Gymnasium id of a task, such as 'Pendulum-v1', or a class or function that constructs it"),
     (outside(), None, "made inside of a function, where no other process can find it; put it at the top of the script"+
      " or of a module"),
-    (nested_env.NestedGoal, "image_env", "module 'image_env' has no such class or function"),
+    (nested_env.NestedGoal, "image_env", "module 'image_env' does not define it"),
     (gymnasium.envs.registration.EnvSpec("Nowhere-v0", "a:B"), None, "it is not registered"),
-    (gymnasium.envs.registration.EnvSpec("Pendulum-v1", "a:B"), None, "it differs from what is registered"),
+    (gymnasium.envs.registration.EnvSpec("Pendulum-v1", "a:B"), None, "it differs from the registered one"),
 ])  # fmt: skip
 def test_what_no_other_process_could_find_is_refused_with_what_to_give_instead(task, module, words):
     with pytest.raises(UsageError) as caught:
@@ -78,7 +78,7 @@ def test_what_no_other_process_could_find_is_refused_with_what_to_give_instead(t
 def test_an_environment_that_was_made_is_refused_with_its_id():
     with gymnasium.make("Pendulum-v1") as env, pytest.raises(UsageError, match="its id, 'Pendulum-v1', or its class"):
         spreeze.train(env)
-    with pytest.raises(UsageError, match="give its id or its class"):
+    with pytest.raises(UsageError, match="pass its id or its class"):
         spreeze.train(nested_env.NestedGoal())
 
 

@@ -167,7 +167,7 @@ def test_a_mode_takes_only_the_algorithms_that_it_runs_and_has_a_default_among_t
     with pytest.raises(
         ConfigError,
         match=r"--algo ppo: .* its own policy has just collected, which mode spreeze does "
-        r"not have; use --mode serial, .* or --mode tianji, or --algo dqn",
+        r"not provide; use --mode serial, .* or --mode tianji, or --algo dqn",
     ):
         check_algorithm("ppo", spec, MODES["spreeze"])
     with pytest.raises(ConfigError, match=r"--algo dqn: it learns from replay, which mode hts does not have"):

@@ -86,8 +86,8 @@ def test_what_the_user_calls_a_picture_is_one_scaled_from_its_bounds_unless_of_b
 
 @pytest.mark.parametrize(
     ("space", "words"),
-    [(box(5), "is no picture"), (S.Discrete(3), "is no picture"),
-     (S.Dict({"a": box(84, 84), "b": box(3)}), "is no picture"), (S.Box(-np.inf, np.inf, (84, 84)), "unbounded")],
+    [(box(5), "is not an image"), (S.Discrete(3), "is not an image"),
+     (S.Dict({"a": box(84, 84), "b": box(3)}), "is not an image"), (S.Box(-np.inf, np.inf, (84, 84)), "unbounded")],
 )  # fmt: skip
 def test_what_can_be_no_picture_is_refused_where_the_user_wants_one(space, words):
     with pytest.raises(EnvironmentError_, match=rf"env\.image = true: .*{words}"):
@@ -101,7 +101,7 @@ def test_a_board_of_bytes_is_observed_as_one_of_integers_and_the_doctor_says_so(
     assert boards["uint8"].shape == (5, 9)
     np.testing.assert_array_equal(boards["uint8"], boards["int64"])
     said = [check.text for check in _spaces(measured(make_task("habits/Board-v0", MODULE), 5))]
-    assert said[-1:] == ["observation (3, 3): taken as 9 numbers; if it is a picture: --set env.image=true"]
+    assert said[-1:] == ["observation (3, 3): taken as 9 numbers; for an image use --set env.image=true"]
 
 
 @pytest.mark.parametrize("sees", ["first", "eye", "tuple"])
@@ -142,10 +142,10 @@ def test_pictures_of_floats_are_numbers_until_the_user_says_otherwise():
     task = habits("sees=floats")
     task.env.close()
     assert task.spec.obs_dim == 40 * 52 * 3
-    assert "(40, 52, 3): taken as 6240 numbers; if it is a picture: --set env.image=true" in seen_as(task.spec)
+    assert "(40, 52, 3): taken as 6240 numbers; for an image use --set env.image=true" in seen_as(task.spec)
     task = habits("sees=floats", picture=True)
-    assert seen_as(task.spec).endswith("frames of 36 x 36 pixels, grey, the last 2 at a time; if it is none: --set "
-                                       "env.image=false")  # fmt: skip
+    assert seen_as(task.spec).endswith("frames of 36 x 36 pixels, grey, the last 2 at a time; otherwise use "
+                                       "--set env.image=false")  # fmt: skip
     exact, found = played(habits("sees=plain")).astype(int), played(task).astype(int)
     assert abs(exact - found).max() <= 1
 
@@ -159,7 +159,7 @@ def test_a_picture_that_is_none_is_refused_with_what_was_found(bad):
 
 
 def test_a_picture_beside_other_values_is_refused_with_remedies_that_work(monkeypatch):
-    with pytest.raises(EnvironmentError_, match=r"FilterObservation\(env, \['eye'\]\).*6240 values .*env\.image=false"):
+    with pytest.raises(EnvironmentError_, match=r"FilterObservation\(env, \['eye'\]\).*env\.image=false.*6240 values"):
         habits("sees=both")
     entry = lambda **given: FilterObservation(make_env(ID, MODULE, args=("sees=both",), picture=False), ["eye"])  # noqa: E731
     monkeypatch.setitem(
@@ -191,7 +191,7 @@ def test_a_known_description_stays_what_it_is_whatever_the_rule():
 def test_what_observes_what_it_draws_is_made_with_a_render_mode_and_says_so(drawn):
     probe = probe_env(ID, MODULE, steps=0, args=(f"drawn={drawn}", "sees=plain"))
     assert probe.spec.args == (f"drawn={drawn}", "sees=plain", "render_mode='rgb_array'")
-    assert "made with --env-arg render_mode=rgb_array" in probe.notes[0]
+    assert "so render_mode=rgb_array is used" in probe.notes[0]
     task = open_task(probe.spec)
     assert task.env.unwrapped.render_mode == "rgb_array"
     assert played(task).shape == (5, 1, 84, 84)
@@ -224,7 +224,7 @@ def test_masks_of_a_method_or_of_the_observation_are_used(mask, source):
         obs, *_ = task.step(np.float32(obs[3:].argmax()).reshape(1))
     task.env.close()
     probe = measured(habits(f"mask={mask}"), 50)  # a forbidden action would raise
-    assert probe.notes == (f"{source}: only the actions that it allows are taken",)
+    assert probe.notes == (f"{source}: invalid actions are masked",)
     assert check_up({"env_id": ID, "import_module": MODULE, "args": (f"mask={mask}",)}).notes == ()
     for row in POLICY_FORMATS:
         text = example(task.spec, row, "x")
@@ -237,7 +237,7 @@ def test_masks_that_cannot_be_used_are_said_to_be_unused():
     assert probe.notes == ("action_masks() is not used beside pictures",)
     assert _spaces(probe)[-1].status == "warn"
     probe = measured(habits(), 20)  # the method raises
-    assert probe.notes == ("action_masks() is not used as it is not one flag for each of 3 actions",)
+    assert probe.notes == ("action_masks() is not used because it does not have one flag for each of 3 actions",)
 
 
 # --- values out of range ---

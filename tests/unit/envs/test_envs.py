@@ -61,13 +61,13 @@ def test_an_unknown_id_is_answered_with_the_closest_known_one():
 
 
 @pytest.mark.parametrize(("env_id", "words"), [
-    ("NestedGoal-v7", "module 'nested_env' was imported, and there is no such id in it; did you mean 'NestedGoal-v0'"),
-    ("nested_env:NestedGoal-v7", "there is no such id, class or function in it; did you mean 'NestedGoal-v0'"),
-    ("nested_env:NestedGaol", "there is no such id, class or function in it; did you mean 'NestedGoal"),
-    ("Something", "there is no such id in it; it has NestedGoal-v0"),
-    ("Pendulum-v9", "there is no such id in it; did you mean 'Pendulum-v1'"),
-    ("nested_env:S", "there is no such id, class or function in it"),
-    ("nested_env:__doc__", "there is no such id, class or function in it"),
+    ("NestedGoal-v7", "module 'nested_env' was imported, but has no such id; did you mean 'NestedGoal-v0'"),
+    ("nested_env:NestedGoal-v7", "has no such id, class or function; did you mean 'NestedGoal-v0'"),
+    ("nested_env:NestedGaol", "has no such id, class or function; did you mean 'NestedGoal"),
+    ("Something", "has no such id; it has NestedGoal-v0"),
+    ("Pendulum-v9", "has no such id; did you mean 'Pendulum-v1'"),
+    ("nested_env:S", "has no such id, class or function"),
+    ("nested_env:__doc__", "has no such id, class or function"),
 ])  # fmt: skip
 def test_an_id_that_is_not_in_an_imported_module_is_told_as_such(env_id, words):
     with pytest.raises(EnvironmentError_, match=re.escape(words)):
@@ -101,7 +101,7 @@ def test_a_class_or_function_of_the_imported_module_is_an_environment_without_an
         assert env.unwrapped.place == 0.0
     with pytest.raises(EnvironmentError_, match="would import module 'nested_env': add --import nested_env"):
         make_env("nested_env:NestedGoal")
-    with pytest.raises(EnvironmentError_, match="could not be made: TypeError"):
+    with pytest.raises(EnvironmentError_, match="could not be constructed: TypeError"):
         make_env("nested_env:NestedGoal", "nested_env", args=("wrong=1",))
 
 
@@ -152,7 +152,7 @@ def test_the_default_task_is_walker_where_pybullet_is_installed():
 
 def test_a_constructor_that_raises_is_named(monkeypatch):
     monkeypatch.setenv("SPREEZE_FAULT_INIT_S", "soon")
-    with pytest.raises(EnvironmentError_, match=r"could not be made: ValueError"):
+    with pytest.raises(EnvironmentError_, match=r"could not be constructed: ValueError"):
         make_env(FAULT, FAULT_MODULE)
 
 
@@ -231,10 +231,10 @@ S = gymnasium.spaces
         (BOX1, S.Box(0.0, np.inf, (2,), np.float64), "unbounded"),
         (BOX1, S.Box(np.finfo(np.float32).min, np.finfo(np.float32).max, (2,), np.float32), "unbounded"),
         (BOX1, S.Box(0, 3, (2,), np.int64), "integers"),
-        (BOX1, S.Box(-1.0, 1.0, (0,), np.float32), "no component"),
-        (S.Dict({}), BOX1, "no component"),
+        (BOX1, S.Box(-1.0, 1.0, (0,), np.float32), "is empty"),
+        (S.Dict({}), BOX1, "is empty"),
         (S.Text(5), BOX1, "no fixed length"),
-        (S.Box(-1.0, 1.0, (3, 0), np.float32), BOX1, "no component"),
+        (S.Box(-1.0, 1.0, (3, 0), np.float32), BOX1, "is empty"),
     ],
 )
 def test_a_space_that_cannot_be_handled_is_named_with_what_would_fit(observation, action, words):
@@ -505,7 +505,7 @@ def test_the_time_of_a_step_leaves_out_what_it_waited_for_a_core(monkeypatch, st
     [
         ("EXIT_AT", "1", "exit code 0 before the first step"),
         ("SEGFAULT_AT", "1", "SIGSEGV"),
-        ("P_NAN", "1.0", "failed when tried: BadTransition"),
+        ("P_NAN", "1.0", "failed in the probe: BadTransition"),
         ("INIT_S", "60", "no environment step within 1 s"),
     ],
 )

@@ -12,7 +12,7 @@ from spreeze.config.schema import ImageConfig, LearnerConfig
 from spreeze.envs.images import AreaResize
 from spreeze.envs.task import ObsBuffer, make_task, open_task
 from spreeze.errors import ConfigError, EnvironmentError_, WeightsError
-from spreeze.inference.convolution import CNNS, Trunk, place
+from spreeze.inference.convolution import CNNS, Trunk, conv_layers
 from spreeze.inference.policy import Policy
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import Choices, FrameSpec, RowLayout, TransitionBatch
@@ -62,7 +62,7 @@ def test_any_uint8_image_becomes_frames(name, grey, channels):
 
 
 def test_images_with_continuous_actions_are_refused_with_the_reason_and_what_helps():
-    with pytest.raises(EnvironmentError_, match=r"no network for images; --set env.image=false"):
+    with pytest.raises(EnvironmentError_, match=r"with discrete actions only; use --set env.image=false"):
         counter("Steering")
     task = make_task("test/Steering-v0", "image_env", picture=False)
     assert (task.spec.frames, task.spec.obs_dim) == (None, 40 * 48 * 3)
@@ -186,7 +186,7 @@ def test_a_lost_life_ends_the_episode_where_asked_and_never_in_evaluation():
 def test_the_sampler_s_trunk_is_torch_s(cnn, shape):
     torch.manual_seed(0)
     layers, arrays = [], {}
-    for index, part in enumerate(place(cnn, *shape)):
+    for index, part in enumerate(conv_layers(cnn, *shape)):
         layer = nn.Conv2d(part.inputs, part.layer.channels, part.layer.kernel, part.layer.stride)
         arrays |= {f"conv{index}_w": layer.weight.detach().numpy(), f"conv{index}_b": layer.bias.detach().numpy()}
         layers += [layer, nn.ReLU()]
@@ -220,7 +220,7 @@ def by_torch(values, obs, duelling):
     """The same network written with torch's layers."""
     given = iter(values.online.tensors())
     x = obs.flatten(1, 2).float() / 255
-    for part in place("impala_small", 2, 36, 36):
+    for part in conv_layers("impala_small", 2, 36, 36):
         x = nn.functional.relu(nn.functional.conv2d(x, *next(given), stride=part.layer.stride))
     weight, bias = next(given)
     x = nn.functional.relu(x.permute(0, 2, 3, 1).flatten(1) @ weight + bias)

@@ -90,8 +90,8 @@ def test_after_a_terminated_episode_the_mask_does_not_matter_and_allows_all():
 
 @pytest.mark.parametrize(
     ("fault", "found"),
-    [("missing", "nothing, though the first reset gave one"), ("long", r"shape \(6,\); expected one"),
-     ("empty", "all False, but the episode goes on"), ("number", "expected True or 1"), ("text", r"no \(str\)")],
+    [("missing", "none, though the first reset had one"), ("long", r"shape \(6,\); expected one"),
+     ("empty", "all False, but the episode continues"), ("number", "expected True or 1"), ("text", r"no \(str\)")],
 )  # fmt: skip
 def test_a_mask_that_is_missing_or_wrong_is_an_error_by_name_counted_like_other_bad_values(fault, found, opened):
     one = made(f"fault={fault}")
@@ -117,7 +117,7 @@ def test_a_mask_that_is_missing_or_wrong_is_an_error_by_name_counted_like_other_
     rng = np.random.default_rng(0)
     for _ in range(8):
         envs.step(uniform_actions(SPEC, 1, rng, envs.obs), 0)
-    assert (envs.counts.rows_refused, envs.counts.env_errors, envs.counts.env_steps) == (2, 0, 6)
+    assert (envs.counts.transitions_rejected, envs.counts.env_errors, envs.counts.env_steps) == (2, 0, 6)
     assert "info['action_mask']" in told[0]
 
 
@@ -125,7 +125,7 @@ def test_images_with_masks_are_refused_with_the_remedy(monkeypatch):
     frames = FrameSpec(channels=1, height=4, width=4, stack=1, sign_rewards=False, options={})
     monkeypatch.setattr("spreeze.envs.task.describe",
                         lambda *args: dataclasses.replace(describe(*args), frames=frames))  # fmt: skip
-    with pytest.raises(EnvironmentError_, match="beside images, not supported: wrap it"):
+    with pytest.raises(EnvironmentError_, match="beside images, which is not supported: wrap it"):
         made()
 
 
@@ -347,7 +347,7 @@ def test_replay_has_the_masks_of_both_states_and_no_forbidden_action(name, n_ste
             reader.sample(rng, rows)
             algorithm.update(layout.split(torch.from_numpy(rows), 0.9))
             policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
-    assert (envs.counts.env_errors, envs.counts.rows_refused, envs.counts.env_steps) == (0, 0, 360)
+    assert (envs.counts.env_errors, envs.counts.transitions_rejected, envs.counts.env_steps) == (0, 0, 360)
     stored = ring.rows[: ring.total_committed()]
     assert not forbidden(stored[:, layout.obs], stored[:, layout.action]).size
     assert (stored[:, layout.next_obs][:, 10:].sum(1) >= 1).all()
@@ -367,7 +367,7 @@ def test_vector_engines_give_the_masks_of_the_last_and_of_the_first_state(mode, 
     )  # fmt: skip
     for _ in range(100):
         envs.step(uniform_actions(SPEC, 2, rng, envs.obs), 0)
-    assert (envs.counts.env_errors, envs.counts.rows_refused) == (0, 0)
+    assert (envs.counts.env_errors, envs.counts.transitions_rejected) == (0, 0)
     stored = ring.rows[: ring.total_committed()].copy()
     assert not forbidden(stored[:, layout.obs], stored[:, layout.action]).size
     ended = stored[:, layout.terminated] == 1.0
@@ -403,8 +403,8 @@ def test_rollouts_hold_no_forbidden_action(name, asks, opened):
         inference = Inference(answers, mailbox, slice(0, None, 1))
         while not rollouts.full:
             if asks:
-                client.ask()
-                inference.answer()
+                client.request()
+                inference.respond()
                 client.step()
             else:
                 envs.advance(answers)
@@ -413,7 +413,7 @@ def test_rollouts_hold_no_forbidden_action(name, asks, opened):
         algorithm.learn(batch, None)
         rollouts.mark()
         rollouts.swap()
-    assert (envs.counts.env_errors, envs.counts.rows_refused) == (0, 0)
+    assert (envs.counts.env_errors, envs.counts.transitions_rejected) == (0, 0)
     assert algorithm.updates_skipped() == 0
 
 
@@ -448,7 +448,7 @@ def whole_run(tmp_path, monkeypatch, call, *args):
     monkeypatch.setenv("FORBIDDEN_ACTIONS", str(noted))
     run, code, document = train(tmp_path, *args, tiny=())
     assert code == 0, run.stderr[-3000:]
-    assert [document[name] for name in ("env_errors", "rows_refused", "restarts", "updates_skipped")
+    assert [document[name] for name in ("env_errors", "transitions_rejected", "restarts", "updates_skipped")
             if name in document] in ([0, 0, 0], [0, 0, 0, 0])  # fmt: skip
     assert document["eval_return_mean"] >= 0.0
     scored = call("evaluate", run.path, "--episodes", "3", "--json", "--import", MODULE)

@@ -82,11 +82,11 @@ def test_the_order_in_which_keys_were_given_does_not_matter():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"speed": np.zeros(3)}, r"speed = shape \(3,\); the space says \(2,\)"),
+        ({"speed": np.zeros(3)}, r"speed = shape \(3,\); expected \(2,\)"),
         ({"speed": np.array([np.nan, 0.0])}, r"observation\[14\] = nan"),
-        ({"arm": (0, VALUE["arm"][1])}, r"arm\[0\] = 0; the space says 1 to 3"),
+        ({"arm": (0, VALUE["arm"][1])}, r"arm\[0\] = 0; expected 1 to 3"),
         ({"arm": (2,)}, r"arm\[1\] = missing"),
-        ({"dials": np.array([1, 3])}, r"dials = \[1 3\]; the space says 0 to 2 for a component"),
+        ({"dials": np.array([1, 3])}, r"dials = \[1 3\]; expected 0 to 2 for a component"),
         ({"flags": "on"}, r"flags = on \(str\)"),
     ],
 )

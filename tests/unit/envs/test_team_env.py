@@ -144,7 +144,7 @@ def test_mpe2_is_described_and_rivals_are_refused():
     spec = probe_env("mpe2:simple_spread_v3", steps=30).spec
     assert spec.team == TeamSpec(actions=(5, 5, 5), obs_dim=18, state_dim=0)
     assert (spec.obs_dim, spec.max_episode_steps) == (54, 25)
-    with pytest.raises(EnvironmentError_, match="play against each other"):
+    with pytest.raises(EnvironmentError_, match="its agents compete"):
         make_env("mpe2:simple_tag_v3")
     with pytest.raises(EnvironmentError_, match="did you mean 'simple_spread_v3'"):
         make_env("mpe2:simple_sprad_v3")
@@ -157,7 +157,7 @@ def test_a_team_gets_qmix_alone_and_one_agent_never_does(uneven):
     for other in ("dqn", "ppo"):
         with pytest.raises(ConfigError, match=f"--algo {other}: .* 2 agents with 2 discrete actions each; qmix fits"):
             check_algorithm(other, spec, MODES["serial"])
-    with pytest.raises(ConfigError, match=r"mode hts does not have; use --mode spreeze, .* or --mode tianji$"):
+    with pytest.raises(ConfigError, match=r"mode hts does not provide; use --mode spreeze, .* or --mode tianji$"):
         default_algorithm(spec, MODES["hts"])
     alone = make_task("CartPole-v1").spec
     with pytest.raises(ConfigError, match=r"is for several agents .*; CartPole-v1 has 2 discrete actions; dqn and sac"):

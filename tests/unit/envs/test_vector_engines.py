@@ -202,7 +202,7 @@ def test_what_is_not_finite_or_of_another_shape_is_refused_by_name():
     with pytest.raises(BadTransition, match="Counter-v0 returned reward"):
         task.step(np.zeros((2, 1), np.float32))
     task.env.step = lambda actions: (np.zeros((2, 3)), np.zeros(2), np.zeros(2), np.zeros(2), {})
-    with pytest.raises(BadTransition, match=r"shape \(2, 3\) for 2 environments; each should have 2 values"):
+    with pytest.raises(BadTransition, match=r"shape \(2, 3\) for 2 environments; expected 2 values each"):
         task.step(np.zeros((2, 1), np.float32))
     task.close()
 

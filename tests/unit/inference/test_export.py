@@ -19,7 +19,7 @@ from rollouts import FRAMES, learner, task
 from spreeze.algorithms import create
 from spreeze.cli import export as command
 from spreeze.config.algorithms import rows
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import SECTIONS
 from spreeze.dashboard import control
 from spreeze.envs import two_step_game
 from spreeze.envs.task import ActionScaling, make_task
@@ -63,7 +63,7 @@ def made(name, spec, **settings):
         algorithm = learner(name, spec, **settings)
         meta = algorithm.policy_meta()
     else:
-        config = dataclasses.replace(PARTS[name](), **settings)
+        config = dataclasses.replace(SECTIONS[name](), **settings)
         options = ({"masked": True} if spec.action_mask else {}) | ({"frames": spec.frames} if spec.frames else {})
         options |= {"team": spec.team} if spec.team else {}
         algorithm = create(
@@ -223,7 +223,7 @@ def test_a_policy_with_memory_takes_its_state_and_gives_the_next_in_each_format(
 
 def test_a_network_of_ones_own_is_refused_with_the_reason():
     spec = dataclasses.replace(VECTOR, import_module="my_nets")
-    with pytest.raises(ConfigError, match=r"network 'residual' of your own module my_nets.*torch\.export"):
+    with pytest.raises(ConfigError, match=r"custom network 'residual' of my_nets.*torch\.export"):
         export.operations({}, {"policy": "deterministic", "network": "residual"}, spec)
 
 
@@ -391,10 +391,10 @@ def test_what_cannot_be_exported_is_refused_and_leaves_no_file(pendulum, tmp_pat
         return capsys.readouterr().err
 
     assert "no such format; did you mean 'onnx'?" in refused("--format", "onx")
-    assert "there is no folder" in refused("--out", tmp_path / "no" / "x.onnx")
-    assert "it is a folder" in refused("--out", tmp_path)
+    assert "no such directory" in refused("--out", tmp_path / "no" / "x.onnx")
+    assert "it is a directory" in refused("--out", tmp_path)
     (tmp_path / "there.npz").write_text("mine")
-    assert "there.npz exists: give another --out, or --force" in refused(
+    assert "there.npz exists: choose another --out, or overwrite it with --force" in refused(
         "--format", "numpy", "--out", tmp_path / "there.npz"
     )
     assert "cannot write /proc/x.npz" in refused("--format", "numpy", "--out", "/proc/x.npz")
@@ -447,7 +447,7 @@ def test_the_page_gives_the_policy_and_its_example_as_a_zip(pendulum):
 def test_the_page_says_why_there_is_no_policy_to_download(pendulum, monkeypatch):
     onnx = POLICY_FORMATS[0]
     (pendulum / "config.toml").write_text("[sac]\nnetwork = 'mine'\n")
-    assert "module of your own" in control.why_no_export(pendulum, onnx)
+    assert "custom module" in control.why_no_export(pendulum, onnx)
     for path in (pendulum / "weights").iterdir():
         path.unlink()
     assert "no weights" in control.why_no_export(pendulum, onnx)

@@ -141,8 +141,8 @@ def test_a_path_with_a_part_of_300_letters_is_one_line(capsys, verb):
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.EMFILE, "no more files can be opened; raise the limit with ulimit -n"),
-        (errno.ENFILE, "no more files can be opened"),
+        (errno.EMFILE, "raise the limit of open files with ulimit -n"),
+        (errno.ENFILE, "raise the limit of open files"),
         (errno.ENAMETOOLONG, "check the path"),
         (errno.ELOOP, "check the path"),
     ],

@@ -10,7 +10,7 @@ import torch
 from harness import PATIENCE_S
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import Tape, mlp_forward
+from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_forward
 from spreeze.algorithms.sac import SACConfig
 from spreeze.algorithms.td3 import DDPGConfig, TD3Config
 from spreeze.errors import UsageError, WeightsError
@@ -30,7 +30,7 @@ def policy_of(algorithm, **extra):
 
 def torch_output(algorithm, obs):
     net = algorithm.actor.online
-    return mlp_forward(net, torch.from_numpy(obs)[None], Tape.allocate(net, len(obs)))[0].t().numpy().copy()
+    return mlp_forward(net, torch.from_numpy(obs)[None], MlpBuffers.allocate(net, len(obs)))[0].t().numpy().copy()
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
@@ -118,7 +118,7 @@ def test_number_of_rows_may_change_between_calls():
     ("change", "message"),
     [
         ({"w1": None}, "no 'w1'"),
-        ({"w0": np.zeros((OBS + 1, 32), np.float32)}, "takes 7, gets 6"),
+        ({"w0": np.zeros((OBS + 1, 32), np.float32)}, "has 7 inputs, expected 6"),
         ({"head_w": np.zeros((24, 5), np.float32), "head_b": np.zeros(5, np.float32)}, "5 outputs; 6"),
         ({"b0": np.zeros(3, np.float32)}, "do not fit"),
         ({"obs_mean": np.zeros(2, np.float32), "obs_std": np.zeros(2, np.float32)}, "normalizer has shapes"),

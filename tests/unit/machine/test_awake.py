@@ -13,7 +13,7 @@ from harness import PATIENCE_S, poll
 from spreeze.cli import train
 from spreeze.machine.awake import AwakeClock
 from spreeze.machine.processes import go_on, stop_family
-from spreeze.run_directory import RunDir, ask
+from spreeze.run_directory import RunDir, send_request
 from spreeze.runtime.interrupts import Interrupts
 
 
@@ -94,7 +94,7 @@ with Interrupts() as interrupts:
     interrupts.on_stop = lambda: print("stop", flush=True)
     began_s, began_awake_s = time.monotonic(), AWAKE()
     print("ready", flush=True)
-    while not interrupts.asked:
+    while not interrupts.stop_requested:
         time.sleep(0.01)
     print(time.monotonic() - began_s - (AWAKE() - began_awake_s), AWAKE.slept_s, flush=True)
 """
@@ -148,7 +148,7 @@ def test_a_second_ctrl_c_ends_a_process_that_is_held_up_with_all_that_it_has_sta
             psutil.wait_procs([child], timeout=0.5)
             assert process.poll() is None, "one Ctrl-C is no hurry"
             process.send_signal(signal.SIGINT)
-            assert process.communicate(timeout=PATIENCE_S)[0] == "interrupted, and ended by force\n"
+            assert process.communicate(timeout=PATIENCE_S)[0] == "interrupted and killed\n"
             assert process.returncode == 130
             poll(lambda: not child.is_running(), what="the end of what it has started")
         finally:
@@ -193,14 +193,14 @@ def test_a_run_pauses_while_the_program_that_called_train_is_stopped(tmp_path):
         look = train._pause_with(caller.pid, run_dir)
         try:
             look()
-            assert not run_dir.asked("pause")
+            assert not run_dir.requested("pause")
             caller.send_signal(signal.SIGSTOP)
-            poll(lambda: look() or run_dir.asked("pause"), what="a pause")
+            poll(lambda: look() or run_dir.requested("pause"), what="a pause")
             caller.send_signal(signal.SIGCONT)
-            poll(lambda: look() or not run_dir.asked("pause"), what="its end")
-            ask(run_dir.path, "pause")  # the user's own
+            poll(lambda: look() or not run_dir.requested("pause"), what="its end")
+            send_request(run_dir.path, "pause")  # the user's own
             look()
-            assert run_dir.asked("pause")
+            assert run_dir.requested("pause")
         finally:
             caller.kill()
             run_dir.close()

@@ -283,4 +283,4 @@ def test_unknown_figures_of_a_lost_gpu_are_left_out_and_named():
     while monitor.trouble is None:
         assert monitor.poll() == {}
     monitor.close()
-    assert monitor.trouble == "GPU 0 gives no figures (lost?)"
+    assert monitor.trouble == "GPU 0 does not respond (lost?)"

@@ -13,11 +13,11 @@ from spreeze.metrics.comparison import (
     RunGroup,
     bootstrap_interval,
     final_metric,
-    parted,
     read_curve,
     report,
     required_time,
     running_mean,
+    split_by_settings,
     spread,
     spread_text,
     text,
@@ -248,13 +248,13 @@ def test_runs_are_parted_by_a_setting_only_where_it_differs():
         curve(HTS, 1, (1, 1.0), **{key: "none"}),
         curve(SERIAL, 1, (1, 1.0), **{key: "delayed"}),
     ]
-    assert [found.group.variant for found in parted(curves)] == [f"{key}=delayed", f"{key}=none", ""]
-    assert [found.group.variant for found in parted(curves, ())] == ["", "", ""]
+    assert [found.group.variant for found in split_by_settings(curves)] == [f"{key}=delayed", f"{key}=none", ""]
+    assert [found.group.variant for found in split_by_settings(curves, ())] == ["", "", ""]
     stops = [curve(HTS, 1, (1, 1.0), **{"stop.seconds": seconds}) for seconds in ("300", "600")]
-    assert [found.group.variant for found in parted(stops)] == ["", ""], "longer, and otherwise the same"
+    assert [found.group.variant for found in split_by_settings(stops)] == ["", ""], "longer, and otherwise the same"
     apart = ["stop.seconds=300", "stop.seconds=600"]
-    assert [found.group.variant for found in parted(stops, ["stop.seconds"])] == apart, "by --by"
-    assert [found.group.variant for found in parted(stops, also=["stop.seconds"])] == apart
+    assert [found.group.variant for found in split_by_settings(stops, ["stop.seconds"])] == apart, "by --by"
+    assert [found.group.variant for found in split_by_settings(stops, also=["stop.seconds"])] == apart
 
 
 def test_settings_of_algorithms_that_no_run_has_part_nothing():
@@ -262,7 +262,7 @@ def test_settings_of_algorithms_that_no_run_has_part_nothing():
         curve(HTS, 1, (1, 1.0), **{"impact.slots": "2", "ppo.epochs": "5"}),
         curve(HTS, 2, (1, 1.0), **{"impact.slots": "16", "ppo.epochs": "10"}),
     ]
-    assert [found.group.variant for found in parted(curves)] == ["ppo.epochs=5", "ppo.epochs=10"]
+    assert [found.group.variant for found in split_by_settings(curves)] == ["ppo.epochs=5", "ppo.epochs=10"]
 
 
 @pytest.mark.parametrize("seeds", [3, 5])
@@ -360,7 +360,7 @@ def test_settings_that_differ_part_the_groups_of_the_table(runs_dir, capfd):
         (["h1", "--policies", "0"], "at least 1"),
         (["h1", "--resamples", "5"], "at least 100"),
         (["h1", "--limit-s", "0"], "more than 0"),
-        (["h1", "--by", "epochs"], "expected part.field"),
+        (["h1", "--by", "epochs"], "expected section.field"),
         (["h1", "--by", "rollout.corection"], "did you mean 'rollout.correction'?"),
         (["h3"], "no run 'h3'"),
         (["fresh"], "no evaluation yet"),
@@ -377,7 +377,7 @@ def test_what_cannot_be_compared_is_said_in_one_line(runs_dir, capfd, args, word
 
 def test_several_runs_without_a_protocol_are_refused(runs_dir, capfd):
     assert evaluate.main(["h1", "h2", "--runs-dir", str(runs_dir)]) == 2
-    assert "--protocol hts compares runs" in capfd.readouterr().err
+    assert "compare several with --protocol hts" in capfd.readouterr().err
 
 
 def test_an_unknown_spread_is_a_dash():

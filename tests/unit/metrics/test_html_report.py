@@ -85,7 +85,7 @@ def test_the_sample_run_has_its_curves_settings_with_sources_tuner_machine_and_p
     text = html_report.make([SAMPLE])
     found = parsed(text)
     assert {"img", "polyline", "svg", "table"} <= found.tags
-    for words in ("Learning curves", "Updates a second [1/s]", "The tuner", "chosen", "profile pendulum", "torch",
+    for words in ("Learning curves", "Updates/s [1/s]", "The tuner", "chosen", "profile pendulum", "torch",
                   "Machine and versions", "Samplers beside the learner"):  # fmt: skip
         assert words in found.said, words
 
@@ -171,7 +171,7 @@ def test_the_command_writes_the_file_and_says_what_it_cannot(make_run, tmp_path,
     assert command.main(["b", *args]) == 2
     assert "no run 'b'" in capsys.readouterr().err
     assert command.main(["a", *args, "--out", str(tmp_path / "no" / "out.html")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert "no such directory" in capsys.readouterr().err
 
 
 def test_more_runs_than_fit_are_refused():
@@ -200,10 +200,10 @@ def test_runs_of_a_sweep_are_parted_by_what_it_varies_and_no_other_experiment_by
     name = "evaluation.episodes"
     config = paths[0] / "config.toml"
     config.write_text(re.sub(r"(?m)^episodes = \d+", "episodes = 3", config.read_text()))
-    together, parted = (set(parsed(html_report.make(paths, also=also)).said) for also in ((), (name,)))
+    together, split_by_settings = (set(parsed(html_report.make(paths, also=also)).said) for also in ((), (name,)))
     assert "Settings in which they differ" not in together
-    assert {name, "Settings in which they differ"} <= parted
-    assert any(words.endswith(f"{name}=3") for words in parted)
+    assert {name, "Settings in which they differ"} <= split_by_settings
+    assert any(words.endswith(f"{name}=3") for words in split_by_settings)
 
 
 def test_sources_are_read_back_as_they_were_written():

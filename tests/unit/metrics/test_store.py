@@ -57,6 +57,20 @@ def test_series_of_a_part_takes_unit_from_its_metric(path):
     assert MetricsReader(path).series("cpu_core_use/3").unit == "share"
 
 
+def test_series_under_the_names_of_version_0_1_are_read_and_continued_under_those_of_today(path):
+    _fill(path, 3, name="external_cpu_cores").close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE series SET name = 'foreign_cores'")
+    reader = MetricsReader(path)
+    assert reader.names() == ["external_cpu_cores"]
+    assert reader.series("external_cpu_cores").mean.tolist() == [0.0, 1.0, 2.0]
+    writer = MetricsWriter(path)
+    writer.write(3.0, 3, {"external_cpu_cores": 9.0})
+    writer.close()
+    assert reader.latest()["external_cpu_cores"].value == 9.0
+    assert [point.value for point in reader.tail(["external_cpu_cores"], 1.5)["external_cpu_cores"]] == [2.0, 9.0]
+
+
 def test_none_and_nan_are_left_out(path):
     writer = MetricsWriter(path)
     writer.write(0.0, 0, {"updates": None, "alpha": math.nan, "q_mean": math.inf, "actor_loss": -1.0})
@@ -508,10 +522,10 @@ def test_damaged_files_do_not_pile_up_for_ever(path):
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [
-        ("attempt to write a readonly database", "make the file and its folder writable"),
-        ("unable to open database file", "make the file and its folder writable"),
-        ("database or disk is full", "make room on the disk"),
-        ("disk I/O error", "look at the disk"),
+        ("attempt to write a readonly database", "make the file and its directory writable"),
+        ("unable to open database file", "make the file and its directory writable"),
+        ("database or disk is full", "free some disk space"),
+        ("disk I/O error", "check the disk"),
     ],
 )
 def test_trouble_is_told_once_and_its_end_with_the_rows_lost(path, monkeypatch, error, remedy):
@@ -533,7 +547,7 @@ def test_trouble_is_told_once_and_its_end_with_the_rows_lost(path, monkeypatch, 
         writer.write(float(t), t, {"updates": float(t)})
     (told,) = writer.reports()
     assert (
-        told.text == f"metrics are not stored (metrics.db: {error}): they wait in memory, the newest 50 values at "
+        told.text == f"metrics are not stored (metrics.db: {error}): they are kept in memory, the newest 50 values at "
         f"most; {told.text.rpartition('; ')[2]}"
     )
     assert told.text.rpartition("; ")[2].startswith(remedy)
@@ -541,7 +555,7 @@ def test_trouble_is_told_once_and_its_end_with_the_rows_lost(path, monkeypatch, 
     writer.write(200.0, 200, {"updates": 200.0})
     (told,) = writer.reports()
     lost = f"{writer.rows_dropped} rows of them were lost"
-    assert re.fullmatch(rf"metrics are stored again, after \d+ s; {lost}", told.text)
+    assert re.fullmatch(rf"metrics are stored again after \d+ s; {lost}", told.text)
     assert 100 < writer.rows_dropped < 200
     writer.close()
     assert MetricsReader(path).series("updates").mean.tolist()[-1] == 200.0

@@ -14,7 +14,7 @@ from spreeze.algorithms.td3 import DDPG
 from spreeze.cli.terminal import plain_line
 from spreeze.config.algorithms import find_row
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.schema import PARTS, LearnerConfig
+from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.dashboard import live_api
 from spreeze.errors import WorkerError
 from spreeze.metrics.store import MetricsReader
@@ -57,8 +57,9 @@ def told(monkeypatch):
     row = dataclasses.replace(find_row("ddpg"), continuous=Telling)
     monkeypatch.setattr("spreeze.algorithms.find_row", lambda name, import_module: row)
     with filled() as ring:
-        trainer = ReplayTrainer(SPEC, "ddpg", PARTS["ddpg"](hidden_sizes=(8, 8)), ring.spec.layout, ReplayReader(ring),
-                                LearnerConfig(batch_size=16, device="cpu"), seed=1, normalize_obs=False)  # fmt: skip
+        trainer = ReplayTrainer(SPEC, "ddpg", SECTIONS["ddpg"](hidden_sizes=(8, 8)), ring.spec.layout,
+                                ReplayReader(ring), LearnerConfig(batch_size=16, device="cpu"), seed=1,
+                                normalize_obs=False)  # fmt: skip
         trainer.update(1)
         yield trainer.metrics(wait_s=0.0, publish_s=0.0)
 
@@ -129,7 +130,9 @@ def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_
     assert MetricsReader(path / "metrics.db").latest()["weight_norm"].value == value
     assert shown.more == (("weight_norm", value),)
     assert "weight norm" in plain_line(shown)
-    assert live_api.answer(path, 0.0, 0, "", table)["series"]["weight_norm"]["y"] == [pytest.approx(value, rel=1e-5)]
+    assert live_api.live_response(path, 0.0, 0, "", table)["series"]["weight_norm"]["y"] == [
+        pytest.approx(value, rel=1e-5)
+    ]
     (card,) = [chart for chart in live_api.as_json("updates", table) if chart["key"] == "weight_norm"]
     assert (card["title"], card["unit"], card["group"], card["series"]) == (
         "Size of the policy", "norm", "Learning", ("weight_norm", "weight_norm/*"))  # fmt: skip
@@ -177,8 +180,8 @@ def test_a_row_says_whether_its_slot_goes_on_over_a_restart():
         "rows_redrawn",
     }
     assert set(TABLE.cumulative("sampler")) == {
-        "env_steps", "episodes", "rows_refused", "env_errors", "policy_s", "env_s", "write_s", "wait_s", "returns",
-        "returns_sum", "returns_square_sum"}  # fmt: skip
+        "env_steps", "episodes", "transitions_rejected", "env_errors", "policy_s", "env_s", "write_s", "wait_s",
+        "returns", "returns_sum", "returns_square_sum"}  # fmt: skip
     assert TABLE.cumulative("evaluator") == ()
     table = MetricTable((*METRICS, ROW._replace(kind=Kind.COUNTER, cumulative=True)))
     assert set(table.cumulative("learner")) - set(TABLE.cumulative("learner")) == {"weight_norm"}
@@ -290,9 +293,9 @@ def test_a_sampler_s_counts_come_back_by_their_names():
     finally:
         status.close()
     assert found == {
-        "env_steps": 101.0, "episodes": 102.0, "episode_return": 3.0, "episode_length": 4.0, "rows_refused": 105.0,
-        "env_errors": 106.0, "policy_s": 107.0, "env_s": 108.0, "write_s": 109.0, "wait_s": 110.0,
-        "policy_version": 0.0, "returns": 111.0, "returns_sum": 112.0, "returns_square_sum": 113.0,
+        "env_steps": 101.0, "episodes": 102.0, "episode_return": 3.0, "episode_length": 4.0,
+        "transitions_rejected": 105.0, "env_errors": 106.0, "policy_s": 107.0, "env_s": 108.0, "write_s": 109.0,
+        "wait_s": 110.0, "policy_version": 0.0, "returns": 111.0, "returns_sum": 112.0, "returns_square_sum": 113.0,
     }  # fmt: skip
 
 
@@ -300,8 +303,8 @@ def test_which_slots_go_on_after_a_restart_follows_from_the_rows():
     times = {"wait_s", "gather_s", "critic_s", "actor_s", "learn_s", "publish_s"}
     assert set(TABLE.cumulative("learner")) == times | {"rows_redrawn"}, "updates come back with a checkpoint"
     assert set(TABLE.cumulative("sampler")) == {
-        "env_steps", "episodes", "rows_refused", "env_errors", "policy_s", "env_s", "write_s", "wait_s", "returns",
-        "returns_sum", "returns_square_sum",
+        "env_steps", "episodes", "transitions_rejected", "env_errors", "policy_s", "env_s", "write_s", "wait_s",
+        "returns", "returns_sum", "returns_square_sum",
     }  # fmt: skip
     counted = ROW._replace(name="made_up_count", writer="learner", kind=Kind.COUNTER, chart=None)
     assert "made_up_count" not in MetricTable((*METRICS, counted)).cumulative("learner")

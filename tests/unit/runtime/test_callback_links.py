@@ -8,7 +8,7 @@ import pytest
 
 from spreeze.envs.task_source import CHANGED, merged
 from spreeze.errors import ConfigError, UsageError
-from spreeze.run_directory import RunDir, ask
+from spreeze.run_directory import RunDir, send_request
 from spreeze.runtime.callbacks.callback import BaseCallback, Logger
 from spreeze.runtime.callbacks.environment_arguments import EnvironmentArguments
 from spreeze.runtime.callbacks.links import callbacks_of, check_callbacks
@@ -76,19 +76,19 @@ def test_changed_arguments_add_up_and_wrong_requests_are_told(tmp_path):
     try:
         arguments = EnvironmentArguments(plan, run_dir, lambda level, text: events.append((level, text)))
         for text in ('["length=20"]', '["length=30", "x=1"]'):
-            ask(run_dir.path, "env-args", text)
+            send_request(run_dir.path, "env-args", text)
             arguments.look()
         assert arguments.version == 2
         assert json.loads((run_dir.path / CHANGED).read_text()) == ["length=30", "x=1"]
         for text in ("{", "3", '["nonsense"]', '["id=3"]', "[3]"):
-            ask(run_dir.path, "env-args", text)
+            send_request(run_dir.path, "env-args", text)
             arguments.look()
         plan.spec.env_id = "vector:CartPole-v1"
-        ask(run_dir.path, "env-args", '["length=20"]')
+        send_request(run_dir.path, "env-args", '["length=20"]')
         arguments.look()
         assert arguments.version == 2
         assert [level for level, _ in events] == ["info", "info", *["warning"] * 6]
-        assert EnvironmentArguments(plan, run_dir, print).version == 1  # a resume goes on with them
+        assert EnvironmentArguments(plan, run_dir, print).version == 1  # a resume continuing with them
     finally:
         run_dir.close()
     assert merged(("a=1", "b=2"), ["b=3", "c=4"]) == ("a=1", "b=3", "c=4")

@@ -23,7 +23,7 @@ from spreeze.runtime.cluster.bridge import Bridge
 from spreeze.runtime.cluster.gateway import GatewayActor
 from spreeze.runtime.cluster.host import HostSamplers, sum_counters
 from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, check_installed, check_reachable, parse_address
-from spreeze.transport.chunks import Taken, seal_chunk, seal_json, unseal_chunk, unseal_json
+from spreeze.transport.chunks import Taken, sign_chunk, sign_json, verify_chunk, verify_json
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingHandle, RingSpec
 from spreeze.transport.status_table import StatusTable
@@ -52,16 +52,16 @@ def job(spec):
 
 
 def told(answer):
-    return unseal_json(SECRET, b"answer", answer)
+    return verify_json(SECRET, b"answer", answer)
 
 
 @contextlib.contextmanager
 def gateway(job):
-    made = GatewayActor(SECRET, seal_json(SECRET, b"job", job.to_json() if job else {}))
+    made = GatewayActor(SECRET, sign_json(SECRET, b"job", job.to_json() if job else {}))
     try:
         yield made
     finally:
-        assert told(made.end(seal_json(SECRET, b"end", {})))["ended"]
+        assert told(made.end(sign_json(SECRET, b"end", {})))["ended"]
 
 
 class Stream:
@@ -73,7 +73,7 @@ class Stream:
     def pull(self, allowed=None):
         allowed = len(self.rows) + 1000 if allowed is None else allowed
         request = {"epoch": self.epoch, "allowed": allowed}
-        chunk = unseal_chunk(SECRET, self.layout, self.gateway.pull(seal_json(SECRET, b"pull", request)))
+        chunk = verify_chunk(SECRET, self.layout, self.gateway.pull(sign_json(SECRET, b"pull", request)))
         self.events += chunk.facts["events"]
         if chunk.epoch:
             self.epoch = chunk.epoch
@@ -118,14 +118,14 @@ def test_samplers_of_a_host_do_not_go_on_further_than_the_driver_allows(job):
         assert len(stream.rows) <= 100 + slack
         before = len(stream.rows)
         request = {"epoch": stream.epoch + 1, "allowed": 10**6}  # meant for another epoch: it does not count
-        chunk = unseal_chunk(SECRET, job.layout, there.pull(seal_json(SECRET, b"pull", request)))
+        chunk = verify_chunk(SECRET, job.layout, there.pull(sign_json(SECRET, b"pull", request)))
         assert before + len(chunk.rows) <= 100 + slack
 
 
 def test_a_gateway_does_nothing_for_who_does_not_know_the_secret(job):
     with gateway(job) as there:
-        stranger = seal_json(bytes(range(32)), b"pull", {"epoch": 0, "allowed": 10**6})
-        chunk = unseal_chunk(SECRET, job.layout, there.pull(stranger))
+        stranger = sign_json(bytes(range(32)), b"pull", {"epoch": 0, "allowed": 10**6})
+        chunk = verify_chunk(SECRET, job.layout, there.pull(stranger))
         assert (chunk.epoch, len(chunk.rows)) == (0, 0)
         assert "signed" in chunk.facts["failure"]
         for method in ("weights", "ping", "check", "end"):
@@ -133,7 +133,7 @@ def test_a_gateway_does_nothing_for_who_does_not_know_the_secret(job):
         assert there.bandwidth(stranger) == b""
         assert there._samplers.is_alive(), "the end was not meant"
     imposter = GatewayActor(SECRET, stranger)
-    assert "signed" in unseal_chunk(SECRET, job.layout, imposter.pull(seal_json(SECRET, b"pull", {}))).facts["failure"]
+    assert "signed" in verify_chunk(SECRET, job.layout, imposter.pull(sign_json(SECRET, b"pull", {}))).facts["failure"]
 
 
 def test_a_host_takes_what_its_own_tuner_says_and_goes_by_its_cores_where_that_fails(job, monkeypatch, tmp_path):
@@ -179,12 +179,12 @@ def test_a_host_that_cannot_make_the_environment_says_why(job, spec):
 def test_a_look_at_a_host_tells_what_it_has(spec):
     with gateway(None) as there:
         task = {"env_id": spec.env_id, "import_module": MODULE}
-        found = told(there.check(seal_json(SECRET, b"check", task)))
+        found = told(there.check(sign_json(SECRET, b"check", task)))
         assert (found["env"]["obs_dim"], found["env_error"]) == (3, None)
         assert {"spreeze", "torch", "gymnasium"} <= set(found["versions"])
         assert found["cores"] > 0
-        assert len(there.bandwidth(seal_json(SECRET, b"bandwidth", {"bytes": 1000}))) == 1000
-        missing = told(there.check(seal_json(SECRET, b"check", {"env_id": "NoSuchTask-v0"})))
+        assert len(there.bandwidth(sign_json(SECRET, b"bandwidth", {"bytes": 1000}))) == 1000
+        missing = told(there.check(sign_json(SECRET, b"check", {"env_id": "NoSuchTask-v0"})))
         assert "NoSuchTask" in missing["env_error"]
 
 
@@ -214,7 +214,7 @@ class NodesDouble:
 
     def place(self, node, secret, job):
         self.secret = secret
-        self.gateways[node.id] = GatewayDouble(self, secret, unseal_json(secret, b"job", job))
+        self.gateways[node.id] = GatewayDouble(self, secret, verify_json(secret, b"job", job))
         return self.gateways[node.id]
 
     def drop(self, gateway):
@@ -249,7 +249,7 @@ class GatewayDouble:
         self.epoch, self.first, self.allowed, self.error = next(self.epochs), 0, 0, None
 
     def pull(self, request):
-        asked = unseal_json(self.secret, b"pull", request)
+        asked = verify_json(self.secret, b"pull", request)
         self.requests.append(asked)
         if asked["epoch"] == self.epoch:
             self.allowed = asked["allowed"]
@@ -263,14 +263,14 @@ class GatewayDouble:
         slots = dict.fromkeys(SLOTS["sampler"], 0.0) | {"env_steps": float(self.first + count)}
         first, self.first = self.first, self.first + count
         taken = Taken([rows.reshape(-1).view(np.uint8).data] if count else [], [(count, 0)] if count else [])
-        return seal_chunk(self.secret, self.epoch, first, taken, {"events": [], "slots": slots, **self.facts})
+        return sign_chunk(self.secret, self.epoch, first, taken, {"events": [], "slots": slots, **self.facts})
 
     def call(self, method, request):
         def answer():
             if method == "weights":
                 self.weights.append(request)
-                return seal_json(self.secret, b"answer", {"weights": self.told, "time_s": 0.0})
-            return seal_json(self.secret, b"answer", {"came_s": 0.0, "went_s": 0.0})
+                return sign_json(self.secret, b"answer", {"weights": self.told, "time_s": 0.0})
+            return sign_json(self.secret, b"answer", {"came_s": 0.0, "went_s": 0.0})
 
         return next(self.nodes._numbers), self, answer
 
@@ -311,10 +311,10 @@ class Scene:
     def turns(self, count):
         for _ in range(count):
             for host in self.bridge._hosts:
-                host.resume_s = host.asked_s = 0.0
+                host.resume_s = host.requested_s = 0.0
             self.bridge.turn()
             for host in self.bridge._hosts:  # as if the pace were over already
-                host.asked_s = 0.0
+                host.requested_s = 0.0
                 if host.gateway is not None:
                     self.bridge._ask(host, time.monotonic())
 
@@ -473,7 +473,7 @@ def test_pulls_of_a_host_are_paced_and_wait_longer_with_more_hosts(scene):
     bridge, there = scene.bridge, scene.nodes.gateways["a"]
     bridge._hosts[0].pulls.clear()
     there.requests.clear()
-    bridge._hosts[0].asked_s = now = time.monotonic()
+    bridge._hosts[0].requested_s = now = time.monotonic()
     for later_s, count in ((0.05, 0), (0.09, 1), (0.12, 1), (0.18, 2), (0.27, 2)):
         bridge._ask(bridge._hosts[0], now + later_s)
         assert len(there.requests) == count
@@ -542,7 +542,7 @@ def test_addresses():
 
 
 def test_an_address_where_nothing_listens_is_refused_at_once():
-    with pytest.raises(ConfigError, match=r"nothing answers there .*ray start --head"):
+    with pytest.raises(ConfigError, match=r"no answer .*ray start --head"):
         check_reachable(parse_address("127.0.0.1:9"))
 
 
@@ -557,7 +557,7 @@ def test_a_server_that_is_no_ray_head_is_refused_at_once():
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(ConfigError, match="what listens there is no Ray head"):
+        with pytest.raises(ConfigError, match="this is not a Ray head node"):
             check_reachable(parse_address(f"127.0.0.1:{server.getsockname()[1]}"))
         thread.join()
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from spreeze.runtime.cpu_governor import CHANGES_PER_MINUTE, STEP, Facts, Governor
 
-QUIET = Facts(usable_cores=4.0, foreign_cores=0.0, learner_cores=1.0, other_cores=0.0, sampler_cores=3.0,
+QUIET = Facts(usable_cores=4.0, external_cpu_cores=0.0, learner_cores=1.0, other_cores=0.0, sampler_cores=3.0,
               learner_wait_share=0.0, samples_per_insert=64.0)  # fmt: skip
 
 
 def facts(governor, foreign=0.0, **changes):
     """A second in which every active sampler wants one core."""
-    return dataclasses.replace(QUIET, **{"foreign_cores": foreign, "sampler_cores": governor.active, **changes})
+    return dataclasses.replace(QUIET, **{"external_cpu_cores": foreign, "sampler_cores": governor.active, **changes})
 
 
 def feed(governor, seconds, foreign=0.0, **changes):
@@ -39,7 +39,7 @@ def test_two_foreign_cores_of_four_leave_half_of_three_samplers_beside_the_learn
     assert second == 2  # two seconds in a row ask for it
     # 4 cores - (2.0 - 0.5) of others - 1 of the learner - half the dead band = 1.375, but half of three work on.
     assert change.active == governor.active == 1.5
-    assert "other programs keep 2.00 of 4 usable cores busy" in change.reason
+    assert "other programs use 2.00 of 4 usable cores" in change.reason
 
 
 def test_a_run_that_does_not_give_way_rests_only_for_a_share_to_be_left_free():
@@ -128,7 +128,7 @@ def test_the_share_to_be_left_free_is_left_though_nobody_uses_it():
     governor = Governor(3, leave_free=0.25)
     [(second, change)] = feed(governor, 100)
     assert (second, change.active) == (5, 1.875)  # 4 cores - 1 free - 1 learner - half the dead band
-    assert "1.00 are to stay free" in change.reason
+    assert "1.00 are left free" in change.reason
     assert feed(governor, 60, foreign=1.0) == []  # that is what it was left for
     assert feed(governor, 5, foreign=2.0)[0][1].active == 1.0
 
@@ -195,7 +195,7 @@ class Machine:
                       "foreign": (foreign, max(foreign, 1e-9))}  # fmt: skip
             given_cores = _shared(self.cores, wanted)
             change = self.governor.feed(Facts(
-                usable_cores=self.cores, foreign_cores=max(0.0, given_cores["foreign"] + self._noise()),
+                usable_cores=self.cores, external_cpu_cores=max(0.0, given_cores["foreign"] + self._noise()),
                 learner_cores=max(0.0, 1.0 + self._noise()), other_cores=max(0.0, 0.2 + self._noise()),
                 sampler_cores=max(0.0, active * (1.0 + self._noise())), learner_wait_share=0.0,
             ))  # fmt: skip
@@ -320,7 +320,7 @@ class TwoRuns:
             for run, governor in enumerate(self.governors):
                 other = given_cores[f"learner {1 - run}"] + given_cores[f"samplers {1 - run}"]
                 change = governor.feed(Facts(
-                    usable_cores=self.cores, foreign_cores=max(0.0, given_cores["foreign"] + self._noise()),
+                    usable_cores=self.cores, external_cpu_cores=max(0.0, given_cores["foreign"] + self._noise()),
                     sibling_cores=max(0.0, other + self._noise()), learner_cores=1.2 + self._noise(), other_cores=0.0,
                     sampler_cores=active[run] * (1.0 + self._noise()), learner_wait_share=0.0,
                 ))  # fmt: skip

@@ -117,7 +117,7 @@ def test_foreign_cores_are_the_busy_ones_less_our_own_processes_with_threads_and
     load = reader.sample(pids)
     assert load.ran == pytest.approx({"learner": 0.55, "sampler-0": 0.2})
     assert load.wanted == pytest.approx({"learner": 0.85, "sampler-0": 0.3})
-    assert load.foreign_cores == pytest.approx((1.4 + 1.6) / 2 - 0.75)
+    assert load.external_cpu_cores == pytest.approx((1.4 + 1.6) / 2 - 0.75)
 
 
 def test_under_a_quota_cores_beyond_it_hide_foreign_load_until_our_own_threads_wait(proc, tmp_path):
@@ -130,11 +130,11 @@ def test_under_a_quota_cores_beyond_it_hide_foreign_load_until_our_own_threads_w
     proc.ticks = {0: [100] + [0] * 9, 1: [100] + [0] * 9, 7: [0] * 10}
     proc.stat()
     proc.thread(100, 1.0, 0.0)
-    assert reader.sample({"learner": 100}).foreign_cores == 0.0  # one of three cores, and we need but 1.5
+    assert reader.sample({"learner": 100}).external_cpu_cores == 0.0  # one of three cores, and we need but 1.5
     proc.ticks = {0: [200] + [0] * 9, 1: [150] + [0] * 9, 7: [0] * 10}
     proc.stat()
     proc.thread(100, 1.5, 0.5)  # half a core where 1.5 are allowed, and waiting: somebody else has the rest
-    assert reader.sample({"learner": 100}).foreign_cores == pytest.approx(1.0)
+    assert reader.sample({"learner": 100}).external_cpu_cores == pytest.approx(1.0)
 
 
 def test_another_run_with_its_supervisor_and_what_it_started_is_no_stranger(proc, tmp_path):
@@ -175,7 +175,7 @@ def test_another_run_with_its_supervisor_and_what_it_started_is_no_stranger(proc
     load = second(51.2, {name: 7.0 + gained_s for name, gained_s in ran_s.items()})
     assert load.ran == pytest.approx({"supervisor": 0.3, "learner": 0.0})
     assert load.sibling_cores == pytest.approx(0.05 + 0.4 + 0.1 + 0.5 * 0.3)
-    assert load.foreign_cores == pytest.approx(1.2 - 0.3 - 0.7)
+    assert load.external_cpu_cores == pytest.approx(1.2 - 0.3 - 0.7)
 
 
 def test_under_a_quota_another_run_that_uses_it_up_is_no_stranger_either(proc, tmp_path):
@@ -190,7 +190,7 @@ def test_under_a_quota_another_run_that_uses_it_up_is_no_stranger_either(proc, t
         proc.named(300, "learner", allowed="83")
         load = reader.sample({"learner": 100})
     assert load.sibling_cores == pytest.approx(1.0)
-    assert load.foreign_cores == 0.0
+    assert load.external_cpu_cores == 0.0
 
 
 def test_where_the_kernel_does_not_tell_there_is_no_load(tmp_path):
@@ -208,7 +208,7 @@ def test_a_busy_process_of_ours_is_ours_and_one_of_others_is_foreign():
 
         def seen():
             loads.append(reader.sample({"ours": ours.pid}))
-            return loads[0] is not None and loads[0].ran["ours"] > 0.05 and loads[0].foreign_cores > 0.05
+            return loads[0] is not None and loads[0].ran["ours"] > 0.05 and loads[0].external_cpu_cores > 0.05
 
         poll(lambda: time.sleep(0.2) or seen(), what=lambda: str(loads))
         assert loads[0].wanted["ours"] >= loads[0].ran["ours"]
@@ -366,12 +366,12 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
 class Told:
     """A reader that says what it is told."""
 
-    foreign_cores = 0.0
+    external_cpu_cores = 0.0
 
     def sample(self, pids):
         return CpuContention(
             usable_cores=2.0,
-            foreign_cores=self.foreign_cores,
+            external_cpu_cores=self.external_cpu_cores,
             ran={},
             wanted={"learner": 1.0, "sampler-0": 0.5, "sampler-1": 0.5, "supervisor": 0.02},
         )
@@ -389,18 +389,18 @@ def test_changes_are_posted_on_the_board_told_as_events_and_measured(status):
     def seconds(count, baseline=200, pid=7):
         for _ in range(2 * count):
             now[0] += 0.5
-            numbers = governing.look(reading(baseline), {"learner": pid})
+            numbers = governing.update(reading(baseline), {"learner": pid})
         return numbers
 
-    told.foreign_cores = 1.0
+    told.external_cpu_cores = 1.0
     assert seconds(20, baseline=-1)["samplers_active"] == 2.0  # learning has not begun: nobody to protect
     assert shares(status, 2) == [1.0, 1.0]
     assert events == []
     numbers = seconds(6)
-    assert numbers == {"samplers_active": 1.0, "foreign_cores": 1.0}
+    assert numbers == {"samplers_active": 1.0, "external_cpu_cores": 1.0}
     assert sorted(shares(status, 2)) == [0.0, 1.0]
-    assert events[0].startswith("governor: 2 -> 1 of 2 samplers active: other programs keep 1.00 of 2 usable cores")
-    told.foreign_cores = 0.0
+    assert events[0].startswith("governor: 2 -> 1 of 2 samplers active: other programs use 1.00 of 2 usable cores")
+    told.external_cpu_cores = 0.0
     seconds(5)
     seconds(2, pid=8)  # the learner was started again: what it wants is not known for a while
     assert seconds(3, pid=8)["samplers_active"] == 1.0
@@ -423,13 +423,13 @@ class FourSamplers:
         self.governing.leave_free(0.9)
         for _ in range(20):
             self.now_s += 0.5
-            active = self.governing.look(self.reading(), {"learner": 7})["samplers_active"]
+            active = self.governing.update(self.reading(), {"learner": 7})["samplers_active"]
         assert active == 0.125
 
     def sample(self, pids):
         """As ``ContentionReader``: others keep 1.2 of 2 cores, and each active sampler wants 0.3."""
         wanted = {"learner": 1.0, "sampler-0": 0.3 * sum(shares(self.status, 4))}
-        return CpuContention(usable_cores=2.0, foreign_cores=1.2, ran={}, wanted=wanted)
+        return CpuContention(usable_cores=2.0, external_cpu_cores=1.2, ran={}, wanted=wanted)
 
     def reading(self):
         return reading(inserted=self.ring.total_committed())
@@ -442,7 +442,7 @@ class FourSamplers:
             obs, action, reward = (np.zeros((self.rows_per_look, size), np.float32) for size in (*width, 1))
             self.writers[index].write(obs, action, reward[:, 0], reward[:, 0], obs)
         self.now_s += 0.5
-        self.governing.look(self.reading(), {"learner": 7})
+        self.governing.update(self.reading(), {"learner": 7})
         return working
 
     def close(self):
@@ -495,8 +495,8 @@ def test_where_the_load_cannot_be_read_every_sampler_works(status, tmp_path):
         reader=ContentionReader(role_of, cores=TWO_CORES, root=tmp_path),
     )
     for _ in range(30):
-        numbers = governing.look(reading(), {"learner": 7})
-    assert numbers == {"samplers_active": 2.0, "foreign_cores": None}
+        numbers = governing.update(reading(), {"learner": 7})
+    assert numbers == {"samplers_active": 2.0, "external_cpu_cores": None}
     assert shares(status, 2) == [1.0, 1.0]
     assert events == []
 
@@ -514,7 +514,7 @@ class OnlyThese:
             return None
         return CpuContention(
             usable_cores=2.0,
-            foreign_cores=sum(load.ran.get(name, 0.0) for name in named),
+            external_cpu_cores=sum(load.ran.get(name, 0.0) for name in named),
             ran={},
             wanted={name: cores for name, cores in load.wanted.items() if name not in named},
         )
@@ -564,7 +564,7 @@ def test_a_run_gives_way_to_a_busy_process_and_takes_back_when_it_ends(tmp_path,
         script.end()
         run_dir.close()
     assert (outcome.stopped_by, outcome.error, outcome.restarts) == ("stop request", None, 0)
-    assert script.rested.foreign_cores > 0.25
+    assert script.rested.external_cpu_cores > 0.25
     nobody_waits = dataclasses.replace(script.rested, learner_shares={"wait": 0.0}, sampler_shares={"wait": 0.0})
     assert "Other programs are the limit" in bottleneck(nobody_waits).sentence
     reader = MetricsReader(run_dir.path / "metrics.db")

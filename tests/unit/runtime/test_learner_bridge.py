@@ -19,7 +19,7 @@ from spreeze.runtime.cluster.host_run import HostRun, HostRunJob
 from spreeze.runtime.cluster.learner_bridge import LearnerBridge
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import gossip
-from spreeze.transport.chunks import seal_json, unseal_json
+from spreeze.transport.chunks import sign_json, verify_json
 from spreeze.transport.gossip import GossipMemory, GossipMessage, seal_messages
 from spreeze.types import Choices, EnvSpec
 from spreeze.workers.jobs import LearnerBridgeJob
@@ -76,7 +76,7 @@ def test_a_host_gets_a_learner_that_joins_and_the_run_goes_on_when_the_host_is_g
             assert there.memory.order(0) > (-1, -1), "it has messages too"
             family = psutil.Process().children(recursive=True)
             nodes.living = []
-            poll(lambda: made.turn() or "host host-at-127.0.0.1 died; the ring closes over its learner" in events)
+            poll(lambda: made.turn() or "host host-at-127.0.0.1 died; its learner is removed from the ring" in events)
             assert memory.living() == (0,)
             poll(lambda: not there.is_alive())
             left = [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
@@ -104,7 +104,7 @@ def test_a_learner_that_returns_begins_a_new_epoch_though_its_numbers_begin_anew
         for start in range(2):
             if start == 1:  # Ray starts an actor anew whose process died
                 nodes.actors[0]._run.memory.close()
-                nodes.actors[0].__init__(made._secret, seal_json(made._secret, b"job", a_job().to_json()))
+                nodes.actors[0].__init__(made._secret, sign_json(made._secret, b"job", a_job().to_json()))
             _side(nodes.actors[0]._run.memory, 1).send(np.full(2, start, np.float32), 5 - start)
             _turned(made, lambda start=start: memory.order(1) == (start, 5 - start), f"message of start {start}")
             assert [message.parameters.tolist() for message in own.receive()] == [[start, start]]
@@ -156,11 +156,11 @@ def test_a_host_whose_learner_has_other_networks_is_given_up_and_told_why(withou
 
 
 def test_messages_that_are_not_signed_or_of_an_earlier_start_are_not_stored(without_runs):
-    there = GatewayActor(SECRET, seal_json(SECRET, b"job", a_job().to_json()))
+    there = GatewayActor(SECRET, sign_json(SECRET, b"job", a_job().to_json()))
     message, start = GossipMessage(0, 1, np.ones(2, np.float32)), there._run.start_name.encode()
 
     def given(secret, kind, message=message):
-        return unseal_json(SECRET, b"answer", there.give(seal_messages(secret, kind, [message])))
+        return verify_json(SECRET, b"answer", there.give(seal_messages(secret, kind, [message])))
 
     assert "not signed" in given(b"x" * 32, b"give " + start)["failure"]
     assert "not signed" in given(SECRET, b"give of another start")["failure"]
@@ -172,8 +172,8 @@ def test_messages_that_are_not_signed_or_of_an_earlier_start_are_not_stored(with
         failure = given(SECRET, b"give " + start, message._replace(sender=sender))["failure"]
         assert f"learner {sender} does not learn on another host" in failure
     assert there._run.memory.order(1) == (-1, -1), "only its own learner writes there"
-    assert there.listen(seal_json(b"x" * 32, b"listen", {"start": "", "after": [-1, -1]})) == b""
-    there.end(seal_json(SECRET, b"end", {}))
+    assert there.listen(sign_json(b"x" * 32, b"listen", {"start": "", "after": [-1, -1]})) == b""
+    there.end(sign_json(SECRET, b"end", {}))
 
 
 def test_a_host_with_another_version_of_spreeze_gets_no_learner(memory, monkeypatch):
@@ -268,6 +268,6 @@ def test_a_cluster_of_ray_gives_the_run_learners_on_its_hosts_and_ends_them_with
     pytest.importorskip("ray")
     with Run(tmp_path, *_SMALL, "--cluster", "local:1", "--host-samplers", "1", tiny=()) as run:
         run.wait_for(lambda: run.numbers().get("gossip_messages", 0) > 0.3, what="messages of the host's learner")
-        assert any("gets a learner" in event for event in run.events())
+        assert any("starts a learner" in event for event in run.events())
         code, document = run.stop()
     assert (code, document["error"], document["restarts"]) == (0, None, 0)

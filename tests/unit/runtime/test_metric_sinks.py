@@ -124,7 +124,7 @@ def test_wandb_gets_every_row_offline_where_there_is_no_key_and_a_resumed_run_ke
     assert told[1] == {"log": {"Speed/updates_per_s": 3.25, "env_steps": 16, "wall_s": 0.5}}
     assert told[2]["log"]["Evaluation/return_mean"] == -3.5
     assert told[3] == {"finish": 0}
-    assert any("to send it: wandb sync" in text for text in made.events)
+    assert any("upload it with wandb sync" in text for text in made.events)
 
 
 def test_mlflow_gets_rows_settings_and_events_and_a_resumed_run_goes_on_there(made):
@@ -164,12 +164,12 @@ def test_a_sink_that_fails_is_an_event_and_the_others_get_everything(made, scala
     logged = made.start(tensorboard=None, mlflow="failing")
     for step in range(5):
         logged.sample(float(step), step, {"updates_per_s": step + 0.5})
-    poll(lambda: logged.look() or any("is off" in text for text in made.events))
+    poll(lambda: logged.poll() or any("is disabled" in text for text in made.events))
     logged.event(5.0, "info", "supervisor", "still here")
     logged.close(failed=False)
-    (text,) = [text for text in made.events if "mlflow is off" in text]
-    assert f"tensorboard: to watch: tensorboard --logdir {made.path.parent}" in made.events
-    assert text.startswith("mlflow is off, the run goes on: OSError: No space left on device; ")
+    (text,) = [text for text in made.events if "mlflow is disabled" in text]
+    assert f"tensorboard: view it with tensorboard --logdir {made.path.parent}" in made.events
+    assert text.startswith("mlflow is disabled; the run continues: OSError: No space left on device; ")
     assert scalars(made.path)["Speed/updates_per_s"] == [(step, step + 0.5) for step in range(5)]
 
 
@@ -183,12 +183,12 @@ def test_a_sink_that_hangs_is_switched_off_and_its_rows_are_counted(made, monkey
     for step in range(10):
         logged.sample(step / 1e4, step, {"updates_per_s": 1.0})
     if limit == "OPEN_S":
-        poll(lambda: logged.look() or not sink.open)
+        poll(lambda: logged.poll() or not sink.open)
     logged.close(failed=False)
-    assert made.events[0] == "wandb does not keep up: its oldest rows are dropped"
-    assert made.events[-1].startswith("wandb is off, the run goes on: no answer for ")
+    assert made.events[0] == "wandb does not keep up; the oldest rows are dropped"
+    assert made.events[-1].startswith("wandb is disabled; the run continues: no answer for ")
     lost = 11 if limit == "OPEN_S" else 12  # with the opening row, and the one that ends it
-    assert f"; {lost} rows are lost to it" in made.events[-1]
+    assert f"; {lost} rows were not logged" in made.events[-1]
 
 
 IMPATIENT = """
@@ -218,8 +218,8 @@ def test_a_run_and_its_resumption_log_what_the_store_has_though_other_sinks_hang
     path = tmp_path / "runs" / "real"
     reader = MetricsReader(path / "metrics.db")
     texts = [event.text for event in reader.events(1000)]
-    assert sum(text.startswith("wandb is off") for text in texts) == 2
-    assert sum(text.startswith("mlflow is off") for text in texts) == 2
+    assert sum(text.startswith("wandb is disabled") for text in texts) == 2
+    assert sum(text.startswith("mlflow is disabled") for text in texts) == 2
     logged = scalars(path)
     for tag in ("More/updates", "Return/eval_return", "Learning/critic_loss"):
         (points,) = reader.tail([tag.split("/")[1]], -1.0).values()
@@ -251,7 +251,7 @@ def test_the_end_waits_for_sinks_whose_descriptors_are_above_1023():
                 late=lambda: None,
                 reap=lambda: None,
                 fileno=lambda: high,
-                look=lambda: setattr(sink, "open", False),
+                poll=lambda: setattr(sink, "open", False),
             )
             high = fcntl.fcntl(null, fcntl.F_DUPFD, 1024)
             logged._sinks.append(sink)

@@ -16,7 +16,7 @@ from spreeze.machine.hardware import read_machine
 from spreeze.runtime.launcher import Prewarm, RunContext, WorkerSpec
 from spreeze.transport.status_table import StatusTable
 from spreeze.types import Jsonable
-from spreeze.workers.main import place, receive
+from spreeze.workers.main import install_fds, receive
 from spreeze.workers.roles import Address
 
 pytestmark = pytest.mark.cold
@@ -190,7 +190,7 @@ def test_descriptors_get_the_numbers_that_the_job_knows(tmp_path):
     fds = [os.open(path, os.O_CREAT | os.O_RDWR) for path in paths]
     highest = max(fds)
     places = [fds[1], fds[0], highest + 10]  # two of them swap their numbers
-    place(fds, places)
+    install_fds(fds, places)
     try:
         assert [os.readlink(f"/proc/self/fd/{number}") for number in places] == [str(path) for path in paths]
         assert not Path(f"/proc/self/fd/{fds[2]}").exists()
@@ -204,7 +204,7 @@ def test_a_number_in_use_is_never_taken(tmp_path):
     with open(tmp_path / "in use", "w") as used:
         fd = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)
         with pytest.raises(OSError, match="in use"):
-            place([fd], [used.fileno()])
+            install_fds([fd], [used.fileno()])
         assert os.readlink(f"/proc/self/fd/{used.fileno()}") == str(tmp_path / "in use")
         for left in os.listdir("/proc/self/fd"):
             name = f"/proc/self/fd/{left}"

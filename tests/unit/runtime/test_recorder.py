@@ -34,13 +34,13 @@ def made(tmp_path, monkeypatch):
         logging=SimpleNamespace(sinks=()),
         callback=SimpleNamespace(classes=()),
         env=SimpleNamespace(import_module=None),
-        wiring=SimpleNamespace(balanced=False),
+        data_flow=SimpleNamespace(balanced=False),
     )
     earlier = EarlierSessions()
     plan = SimpleNamespace(config=config, batch_size=1, learners=1, policies=1, earlier=earlier)
     notes = []
     found = recorder.Recorder(
-        plan, SimpleNamespace(path=tmp_path, asked=lambda name: False), SimpleNamespace(note=notes.append)
+        plan, SimpleNamespace(path=tmp_path, requested=lambda name: False), SimpleNamespace(note=notes.append)
     )
     found.notes = notes
     yield found
@@ -55,8 +55,7 @@ def test_an_evaluation_that_was_cut_says_of_how_many_episodes_it_is_and_is_no_be
     made.evaluation(RECORD | {"episodes": 4, "episodes_cut": 6, "whole": False}, final=True)
     assert (made.outcome.eval_return, made.outcome.eval_best) == (7.0, None)
     assert counts(made.outcome) == (4, 6, 0)
-    assert made.notes == ["final evaluation: 4 of 10 episodes, the others would have taken too long; only whole rounds "
-                          "count"]  # fmt: skip
+    assert made.notes == ["final evaluation: 4 of 10 episodes, the others would take too long"]  # fmt: skip
 
 
 def test_that_nobody_evaluates_while_a_return_is_waited_for_is_told_and_not_each_time(made, monkeypatch):
@@ -68,14 +67,9 @@ def test_that_nobody_evaluates_while_a_return_is_waited_for_is_told_and_not_each
         made.evaluates(False)
         made.evaluates(False)
         made.evaluates(True)
-    assert (
-        told
-        == [
-            "nobody evaluates until the evaluator is started again, so the target return of 5 cannot end the "
-            "run meanwhile"
-        ]
-        * 2
-    ), "at the first and the tenth time"
+    assert told == ["without an evaluator, the target return of 5 cannot stop the run"] * 2, (
+        "at the first and the tenth time"
+    )
     made._plan.config.stop.at_return = False
     made.evaluates(False)
     assert len(told) == 2
@@ -100,7 +94,7 @@ def test_a_target_is_reached_when_the_evaluator_says_so_and_it_is_told_by_how_ma
     assert made.outcome.time_to_target_s is not None
     assert made.stop_reason() == "target_return"
     assert made.notes == [
-        "target return 5 not confirmed: 3.25, the mean of 20 episodes from fresh starts",
+        "target return 5 not confirmed: 3.25, the mean of 20 episodes on fresh seeds",
         "target return 5 reached: 5.5, the mean of 40 episodes",
     ]
 
@@ -156,7 +150,7 @@ def test_without_a_whole_round_the_score_of_before_stays_and_it_is_said(made):
     made.evaluation(RECORD)
     made.no_final_evaluation(6.0)
     assert (made.outcome.eval_return, counts(made.outcome)) == (7.0, (10, 0, 0))
-    assert made.notes[-1].startswith("no full set of episodes ended within 6 s; the last score")
+    assert made.notes[-1].startswith("no complete evaluation within 6 s; using the last evaluation")
 
 
 def test_the_closing_words_tell_the_final_metric_of_more_than_one_evaluation():
@@ -168,7 +162,7 @@ def test_the_closing_words_tell_the_final_metric_of_more_than_one_evaluation():
 @pytest.mark.parametrize(("cut", "lost", "words"), [
     (0, 0, "greedy return 7.0 (best 8.0)"),
     (6, 0, "greedy return 7.0 (best 8.0; of 4 episodes, 6 cut short)"),
-    (4, 2, "greedy return 7.0 (best 8.0; of 4 episodes, 4 cut short, 2 lost to errors of the environment)"),
+    (4, 2, "greedy return 7.0 (best 8.0; of 4 episodes, 4 cut short, 2 lost to environment errors)"),
 ])  # fmt: skip
 def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
     document = {
@@ -194,13 +188,13 @@ def session(path, notes, *, sessions, policies=1):
         callback=SimpleNamespace(classes=()),
         env=SimpleNamespace(import_module=None),
         stop=SimpleNamespace(target_return=None, target_evaluations=1, seconds=None),
-        wiring=SimpleNamespace(balanced=False),
+        data_flow=SimpleNamespace(balanced=False),
     )
     plan = SimpleNamespace(
         config=config, batch_size=1, learners=policies, policies=policies, earlier=EarlierSessions(sessions=sessions)
     )
     return recorder.Recorder(
-        plan, SimpleNamespace(path=path, asked=lambda name: False), SimpleNamespace(note=notes.append)
+        plan, SimpleNamespace(path=path, requested=lambda name: False), SimpleNamespace(note=notes.append)
     )
 
 
@@ -215,7 +209,7 @@ def test_a_damaged_file_of_metrics_is_told_and_its_evaluations_come_from_the_csv
     second = session(tmp_path, notes, sessions=1)
     assert [note.partition(":")[0] for note in notes] == ["warning", "metrics"]
     assert "metrics.db is damaged (file is not a database): it is metrics.db.damaged from now on" in notes[0]
-    assert notes[1] == "metrics: 3 evaluations of earlier sessions come from eval.csv"
+    assert notes[1] == "metrics: 3 evaluations of earlier sessions were read from eval.csv"
     assert (second.outcome.eval_best, second.outcome.eval_final_evaluations) == (9.0, 3)
     second.close()
     reader = MetricsReader(tmp_path / "metrics.db")
@@ -248,20 +242,20 @@ def test_metrics_that_cannot_be_stored_are_told_at_once_and_at_the_end(tmp_path,
     made = session(tmp_path, notes, sessions=0)
     made.evaluation(RECORD)
     made.close()
-    assert notes[0].startswith("warning: metrics are not stored (metrics.db: disk I/O error): they wait in memory")
+    assert notes[0].startswith("warning: metrics are not stored (metrics.db: disk I/O error): they are kept in memory")
     lost = made.outcome.metrics_rows_lost
     assert lost >= 3, "the warning itself, the evaluation, its values"
-    assert notes[1].startswith(f"warning: {lost} rows of metrics of this session are lost: metrics are not stored")
+    assert notes[1].startswith(f"warning: {lost} rows of metrics were lost in this session: metrics are not stored")
     assert len(notes) == 2
 
 
 def test_missing_figures_of_a_gpu_are_told_when_they_begin_and_end(made):
-    for trouble in (None, "GPU 0 gives no figures (lost?)", "the driver has not answered for 4 s", None, "x", None):
+    for trouble in (None, "GPU 0 does not respond (lost?)", "the driver has not answered for 4 s", None, "x", None):
         made._utilisation = SimpleNamespace(trouble=trouble, close=lambda: None)
         made._tell_trouble()
     assert made.notes == [
-        "warning: figures of a GPU are missing: GPU 0 gives no figures (lost?)",
-        "the figures of the GPU are there again",
+        "warning: GPU metrics are missing: GPU 0 does not respond (lost?)",
+        "GPU metrics are available again",
     ]
 
 

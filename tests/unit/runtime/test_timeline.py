@@ -53,14 +53,14 @@ def test_workers_note_phases_only_while_they_are_recorded(status, tmp_path, monk
     sampler, learner = (WorkerContext(Address(role), status, row, None)
                         for row, role in enumerate(("sampler", "learner")))  # fmt: skip
     recorder = Timeline(status, {"sampler-0": 0, "learner": 1}, tmp_path, lambda: 61.0)
-    sampler.beat(Phase.STEP)
+    sampler.heartbeat(Phase.STEP)
     assert not recorder.is_due
     recorder.begin()
-    sampler.beat(Phase.WAIT)
-    sampler.beat(Phase.STEP)
+    sampler.heartbeat(Phase.WAIT)
+    sampler.heartbeat(Phase.STEP)
     assert recorder.is_due
     recorder.finish()
-    learner.beat(Phase.UPDATE)
+    learner.heartbeat(Phase.UPDATE)
     assert (recorder.is_due, recorder.recorded, int(status.events(0)[0]), int(status.events(1)[0])) == (
         False, True, 2, 0)  # fmt: skip
     [worker] = json.loads((tmp_path / TIMELINE).read_text())["workers"]

@@ -133,7 +133,7 @@ def test_damage_falls_back_to_the_one_before_and_says_so(store):
 def test_damage_everywhere_is_an_error_and_not_a_fresh_start(store):
     for updates in (1, 2):
         (save(store, updates) / "MANIFEST.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* verifies"):
+    with pytest.raises(CheckpointError, match=r"no valid checkpoint in .*"):
         store.load_latest()
 
 

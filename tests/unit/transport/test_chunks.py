@@ -14,18 +14,18 @@ from spreeze.errors import TransportError
 from spreeze.transport.chunks import (
     LEAST_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
-    Ledger,
-    RowOutlet,
+    RowReader,
+    SequenceTracker,
     Taken,
     outlet_limiter,
     outlet_spec,
-    seal,
-    seal_chunk,
-    seal_json,
     shares,
-    unseal,
-    unseal_chunk,
-    unseal_json,
+    sign,
+    sign_chunk,
+    sign_json,
+    verify,
+    verify_chunk,
+    verify_json,
 )
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
@@ -42,7 +42,7 @@ class HostDouble:
 
     def __init__(self, layout=LAYOUT):
         self.ring = ReplayRing.create(outlet_spec(layout, SAMPLERS, ENVS))
-        self.outlet = RowOutlet(self.ring)
+        self.outlet = RowReader(self.ring)
         self.sinks = [ShardWriter(self.ring, shard) for shard in range(SAMPLERS)]
         self.limiter = outlet_limiter(SAMPLERS, ENVS)
 
@@ -58,7 +58,7 @@ class HostDouble:
         if allowed is not None:
             self.outlet.allow(allowed)
         first = self.outlet.taken
-        return seal_chunk(SECRET, self.outlet.epoch, first, self.outlet.take(), {"told": first})
+        return sign_chunk(SECRET, self.outlet.epoch, first, self.outlet.take(), {"told": first})
 
     def close(self):
         self.ring.close()
@@ -75,11 +75,11 @@ def host(layout=LAYOUT):
 
 def test_rows_of_all_samplers_arrive_whole_in_order_and_once_with_their_policy_s_version():
     with host() as there, contextlib.closing(ReplayRing.create(outlet_spec(LAYOUT, 1, 1000))) as ring:
-        sink, ledger, written = ShardWriter(ring, 0), Ledger(), 0
+        sink, ledger, written = ShardWriter(ring, 0), SequenceTracker(), 0
         for turn in range(40):
             for shard in range(SAMPLERS):
                 written += ENVS * there.sample(shard, version=turn)
-            chunk = unseal_chunk(SECRET, LAYOUT, there.pull(allowed=10_000))
+            chunk = verify_chunk(SECRET, LAYOUT, there.pull(allowed=10_000))
             assert ledger.admit(chunk) == 0
             assert chunk.facts == {"told": ledger.next_row - len(chunk.rows)}
             for part, (count, version) in zip(np.split(chunk.rows, SAMPLERS), chunk.segments, strict=True):
@@ -101,7 +101,7 @@ def test_samplers_stop_where_the_driver_says_and_before_a_row_would_be_overwritt
                 pass
             assert allowed <= there.outlet.waiting + ENVS
             assert there.outlet.waiting <= allowed + slack
-            assert there.outlet.is_spent or allowed == 0
+            assert there.outlet.quota_used or allowed == 0
         there.outlet.allow(10**9)
         while there.sample(0):  # one sampler alone, the others stand still
             pass
@@ -110,7 +110,7 @@ def test_samplers_stop_where_the_driver_says_and_before_a_row_would_be_overwritt
         while there.outlet.waiting:
             data = there.pull(allowed=0)
             assert len(data) <= MOST_CHUNK_BYTES + 2000
-            chunk = unseal_chunk(SECRET, WIDE, data)
+            chunk = verify_chunk(SECRET, WIDE, data)
             seen += len(chunk.rows)
         assert seen == there.outlet.taken > MOST_CHUNK_BYTES // WIDE.row_bytes
 
@@ -118,11 +118,11 @@ def test_samplers_stop_where_the_driver_says_and_before_a_row_would_be_overwritt
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(["sample", "arrive", "lose", "twice", "late", "restart"]), max_size=60))
 def test_no_row_counts_twice_none_is_invented_and_what_a_gap_shows_is_counted(events):
-    ledger, stored, sent, on_the_way, epoch, lost = Ledger(), [], {}, [], 0, 0
+    ledger, stored, sent, on_the_way, epoch, lost = SequenceTracker(), [], {}, [], 0, 0
     next_row, late = 0, []
 
     def deliver(message):
-        chunk = unseal_chunk(SECRET, LAYOUT, message)
+        chunk = verify_chunk(SECRET, LAYOUT, message)
         known = ledger.admit(chunk)
         stored.extend((chunk.epoch, row) for row in chunk.rows[known:, LAYOUT.reward].astype(int).tolist())
 
@@ -133,7 +133,7 @@ def test_no_row_counts_twice_none_is_invented_and_what_a_gap_shows_is_counted(ev
             rows[:, LAYOUT.reward] = next_row, next_row + 1
             sent.update({(epoch, next_row): 1, (epoch, next_row + 1): 1})
             taken = Taken([rows.reshape(-1).view(np.uint8).data], [(2, 0)])
-            on_the_way.append(seal_chunk(SECRET, epoch, next_row, taken, {}))
+            on_the_way.append(sign_chunk(SECRET, epoch, next_row, taken, {}))
             next_row += 2
         elif event == "restart":
             late += on_the_way[:1]
@@ -157,16 +157,16 @@ def test_no_row_counts_twice_none_is_invented_and_what_a_gap_shows_is_counted(ev
 
 def test_a_chunk_that_is_lost_leaves_a_gap_and_one_of_a_closed_epoch_is_refused():
     with host() as there, host() as again:
-        ledger, chunks = Ledger(), []
+        ledger, chunks = SequenceTracker(), []
         for _ in range(3):
             there.sample(0)
-            chunks.append(unseal_chunk(SECRET, LAYOUT, there.pull(allowed=1000)))
+            chunks.append(verify_chunk(SECRET, LAYOUT, there.pull(allowed=1000)))
         assert [ledger.admit(chunk) for chunk in (chunks[0], chunks[2], chunks[1])] == [0, 0, ENVS]
         assert (ledger.lost_rows, ledger.refused_rows, ledger.rows) == (ENVS, ENVS, 2 * ENVS)
         again.sample(0)
-        assert ledger.admit(unseal_chunk(SECRET, LAYOUT, again.pull())) == 0
+        assert ledger.admit(verify_chunk(SECRET, LAYOUT, again.pull())) == 0
         there.sample(1)
-        assert ledger.admit(unseal_chunk(SECRET, LAYOUT, there.pull())) == ENVS
+        assert ledger.admit(verify_chunk(SECRET, LAYOUT, there.pull())) == ENVS
         assert (ledger.epoch, ledger.rows) == (again.outlet.epoch, 3 * ENVS)
 
 
@@ -174,30 +174,30 @@ def test_what_is_not_signed_with_the_run_s_secret_is_not_read():
     with host() as there:
         there.sample(0)
         message = there.pull()
-    unseal_chunk(SECRET, LAYOUT, message)
+    verify_chunk(SECRET, LAYOUT, message)
     for place in (0, 31, 32, 40, 100, len(message) - 1):
         forged = bytearray(message)
         forged[place] ^= 1
         with pytest.raises(TransportError, match="is not signed with"):
-            unseal_chunk(SECRET, LAYOUT, bytes(forged))
+            verify_chunk(SECRET, LAYOUT, bytes(forged))
     for wrong in (message[:-1], message + b"\0", b"", b"short", message[32:]):
         with pytest.raises(TransportError, match="is not signed with"):
-            unseal_chunk(SECRET, LAYOUT, wrong)
+            verify_chunk(SECRET, LAYOUT, wrong)
     with pytest.raises(TransportError, match="is not signed with"):
-        unseal_chunk(bytes(32), LAYOUT, message)
+        verify_chunk(bytes(32), LAYOUT, message)
     with pytest.raises(TransportError, match="is not signed with"):
-        unseal(SECRET, b"weights", message)  # of another kind
+        verify(SECRET, b"weights", message)  # of another kind
 
 
 @given(st.binary(max_size=200))
 def test_noise_under_the_secret_is_an_error_and_nothing_else(noise):
     with contextlib.suppress(TransportError):
-        unseal_chunk(SECRET, LAYOUT, seal(SECRET, b"chunk", noise))
+        verify_chunk(SECRET, LAYOUT, sign(SECRET, b"chunk", noise))
     head = struct.pack("<8sqqII", b"SPCHUNK\x01", 1, 0, 0, len(noise))
     with contextlib.suppress(TransportError):
-        unseal_chunk(SECRET, LAYOUT, seal(SECRET, b"chunk", head, noise))
+        verify_chunk(SECRET, LAYOUT, sign(SECRET, b"chunk", head, noise))
     with contextlib.suppress(TransportError):
-        assert isinstance(unseal_json(SECRET, b"pull", seal(SECRET, b"pull", noise)), dict)
+        assert isinstance(verify_json(SECRET, b"pull", sign(SECRET, b"pull", noise)), dict)
 
 
 @pytest.mark.parametrize("segments", [[[1, 0]], [[-1, 0], [5, 0]], [[4]], "ab", None, [[4, "x"]]])
@@ -206,7 +206,7 @@ def test_segments_that_do_not_fit_the_rows_are_refused(segments):
     rows = bytes(4 * LAYOUT.row_bytes)
     head = struct.pack("<8sqqII", b"SPCHUNK\x01", 1, 0, 4, len(told))
     with pytest.raises(TransportError, match="segments"):
-        unseal_chunk(SECRET, LAYOUT, seal(SECRET, b"chunk", head, told, rows))
+        verify_chunk(SECRET, LAYOUT, sign(SECRET, b"chunk", head, told, rows))
 
 
 def test_rows_of_another_layout_are_refused():
@@ -214,11 +214,11 @@ def test_rows_of_another_layout_are_refused():
         there.sample(0)
         message = there.pull()
     with pytest.raises(TransportError, match="same version of Spreeze"):
-        unseal_chunk(SECRET, RowLayout(obs_dim=3, action_dim=2), message)
+        verify_chunk(SECRET, RowLayout(obs_dim=3, action_dim=2), message)
 
 
 def test_json_goes_there_and_back():
-    assert unseal_json(SECRET, b"job", seal_json(SECRET, b"job", {"a": [1, None, "b"]})) == {"a": [1, None, "b"]}
+    assert verify_json(SECRET, b"job", sign_json(SECRET, b"job", {"a": [1, None, "b"]})) == {"a": [1, None, "b"]}
     assert LEAST_CHUNK_BYTES < MOST_CHUNK_BYTES
 
 

@@ -10,7 +10,7 @@ from harness import FAULT, HIDDEN_SIZES, Run, train
 from spreeze.algorithms import create
 from spreeze.algorithms.sac import SACConfig
 from spreeze.config.modes import modes
-from spreeze.run_directory import TIMELINE, ask, group_folder
+from spreeze.run_directory import TIMELINE, group_folder, send_request
 from spreeze.transport.gossip import Gossip
 from spreeze.transport.weights import VersionedParameters, WeightsStore
 from spreeze.workers.replay_trainer import PeerAverage
@@ -122,17 +122,17 @@ def test_a_learner_that_joins_others_begins_with_the_mean_of_theirs(shared):
 
 
 def test_the_mode_runs_what_learns_from_replay_and_says_what_it_does():
-    wiring = modes()["tianji"].replay
-    assert (wiring.averages, wiring.several_learners) == (True, True)
-    assert not modes()["spreeze"].replay.averages
+    data_flow = modes()["tianji"].replay
+    assert (data_flow.averages_parameters, data_flow.several_learners) == (True, True)
+    assert not modes()["spreeze"].replay.averages_parameters
 
 
 def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tmp_path):
     with Run(tmp_path, *FAULT, *_TWO, "--set", "learner.average_interval=5") as run:
         run.wait_for(lambda: sum("with 1 other learner" in event for event in run.events()) >= 2,
                      what="means of both learners")  # fmt: skip
-        ask(run.path, "timeline")
-        run.wait_for((run.path / TIMELINE).exists, what="what each worker does")
+        send_request(run.path, "timeline")
+        run.wait_for((run.path / TIMELINE).exists, what="record the phases of all workers")
         before = len(run.events())
         run.children()["learner-g1"].kill()
         run.wait_for(lambda: any("with 0 other learners" in event for event in run.events()[before:]),
@@ -186,4 +186,4 @@ def test_a_group_alone_learns_on_policy_as_in_mode_hts_bit_for_bit(tmp_path):
 def test_samplers_of_several_learners_infer_for_themselves(tmp_path):
     run, code, _ = train(tmp_path, "--env", "CartPole-v1", "--algo", "ppo", *_TWO, "--inference-workers", "1")
     assert code == 2
-    assert "the samplers of several learners infer for themselves; leave it out" in run.stdout + run.stderr
+    assert "with several learners, samplers run the policy themselves; remove it" in run.stdout + run.stderr

@@ -229,7 +229,7 @@ def test_equal_rates_give_exactly_the_ages_of_one_common_ring():
         assert np.quantile(age, quantile) == pytest.approx(np.quantile(expected, quantile), rel=0.05)
 
 
-def in_turns(ring, rows_per_turn, rows):
+def serial(ring, rows_per_turn, rows):
     """Four samplers write so many rows in all, one after the other; a row's number is its place in the order."""
     writers = [ShardWriter(ring, shard) for shard in range(4)]
     for turn, number in enumerate(range(0, rows, rows_per_turn)):
@@ -240,19 +240,19 @@ def in_turns(ring, rows_per_turn, rows):
 def test_samplers_that_rest_in_turn_leave_what_one_common_ring_would():
     """Four shards of 1,024 rows, of which 1,024 // 64 = 16 next to each writer are left out."""
     with ring_of(RowLayout(1, 1), shards=4, rows=1024) as ring:
-        in_turns(ring, rows_per_turn=32, rows=12_288)  # 32 turns fit into a shard
+        serial(ring, rows_per_turn=32, rows=12_288)  # 32 turns fit into a shard
         reader = ReplayReader(ring)
         assert reader.available == 4 * (1024 - 16)
         assert drawn_numbers(reader, draws=20_000).min() >= 12_288 - 4096
     with ring_of(RowLayout(1, 1), shards=4, rows=1024) as ring:
-        in_turns(ring, rows_per_turn=96, rows=12_320)  # 10 turns and 64 rows fit: up to 96 rows of each are missing
+        serial(ring, rows_per_turn=96, rows=12_320)  # 10 turns and 64 rows fit: up to 96 rows of each are missing
         assert 4 * (1024 - 16 - 96) <= ReplayReader(ring).available <= 4 * (1024 - 16)
 
 
 def test_a_sampler_that_writes_alone_leaves_less_than_one_common_ring_would():
     """As reckoned in the reader's docstring; ages are known to a block of 64 rows of each resting shard."""
     with ring_of(RowLayout(1, 1), shards=4, rows=1024) as ring:
-        alone = in_turns(ring, rows_per_turn=32, rows=4096)[0]
+        alone = serial(ring, rows_per_turn=32, rows=4096)[0]
         put(alone, 4096, 2048)
         assert 0 <= ReplayReader(ring).available - (3 * 512 + 1024 - 16) <= 3 * 64
         put(alone, 6144, 2048)

@@ -7,7 +7,7 @@ import pytest
 
 from spreeze.errors import CheckpointError, TransportError
 from spreeze.transport.protocols import StepRows
-from spreeze.transport.rollouts import Answers, InferenceMailbox, Rollouts, RolloutSpec, RolloutWriter
+from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts, RolloutSpec, RolloutWriter
 
 SPEC = RolloutSpec(sync_interval=3, num_envs=2, obs_shape=(2,), images=False, action_dim=1, log_steps=4)
 
@@ -87,10 +87,10 @@ def test_an_episode_that_was_announced_but_whose_last_row_was_not_committed_goes
 
 def test_an_abandoned_episode_ends_truncated_at_its_last_row_and_the_next_one_begins(rollouts, columns):
     columns.commit((0, 1), rows(1))
-    question = columns.question(0)
+    request_id = columns.request_id(0)
     columns.abandon(0)
-    assert columns.question(0) == question + 1, "the old answer is none to the new question"
-    assert columns.question(1) == question
+    assert columns.request_id(0) == request_id + 1, "the old answer is none to the new question"
+    assert columns.request_id(1) == request_id
     assert [part.tolist() for part in rollouts.episode_of(BOTH)] == [[1, 0], [1, 0]]
     assert rollouts.played(0).tolist() == []
     columns.commit((0, 1), rows(2, (True, False)))
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_other_sizes_is_refused(rollouts, columns, changed):
     rollouts.swap()
     other = Rollouts.create(RolloutSpec(**(SPEC.to_json() | {"obs_shape": (2,)} | changed)))
     try:
-        with pytest.raises(CheckpointError, match="has 2 environments, now it is"):
+        with pytest.raises(CheckpointError, match="has 2 environments, not"):
             other.restore(rollouts.state_arrays(with_batch=True), 1)
     finally:
         other.close()
@@ -264,10 +264,10 @@ def test_questions_and_answers_carry_the_state():
     mailbox = InferenceMailbox.create(WITH_MEMORY)
     try:
         env, state = np.array([1]), np.array([[5.0, 6.0]], np.float32)
-        mailbox.ask(env, np.zeros((1, 2)), np.zeros((1, 1)), (state,), np.array([1]))
+        mailbox.request(env, np.zeros((1, 2)), np.zeros((1, 1)), (state,), np.array([1]))
         assert mailbox.state_of(env)[0].tolist() == [[5, 6]]
-        mailbox.answer(env, Answers(np.zeros((1, 1)), np.zeros(1), 3, (state + 1,)))
-        assert mailbox.answers(env).state[0].tolist() == [[6, 7]]
+        mailbox.respond(env, Responses(np.zeros((1, 1)), np.zeros(1), 3, (state + 1,)))
+        assert mailbox.responses(env).state[0].tolist() == [[6, 7]]
         assert mailbox.state_of(env)[0].tolist() == [[5, 6]], "whoever answers again gives the same answer"
     finally:
         mailbox.close()
@@ -284,12 +284,12 @@ def test_questions_are_pending_until_answered_and_answers_come_back_to_their_env
     try:
         every, odd = slice(0, None, 1), slice(1, None, 2)
         assert mailbox.pending(every).size == 0
-        mailbox.ask(np.array([1]), np.array([[5, 6]]), np.array([[0.5]]), (), np.array([1]))
+        mailbox.request(np.array([1]), np.array([[5, 6]]), np.array([[0.5]]), (), np.array([1]))
         assert mailbox.pending(every).tolist() == mailbox.pending(odd).tolist() == [1]
-        mailbox.answer(np.array([1]), Answers(np.array([[7.0]]), np.array([-2.0]), np.array([4])))
+        mailbox.respond(np.array([1]), Responses(np.array([[7.0]]), np.array([-2.0]), np.array([4])))
         assert mailbox.pending(every).size == 0
         assert mailbox.answered.tolist() == [0, 1]
-        action, log_prob, version, state = mailbox.answers(np.array([1]))
+        action, log_prob, version, state = mailbox.responses(np.array([1]))
         assert (action.tolist(), log_prob.tolist(), version.tolist(), state) == ([[7.0]], [-2.0], [4], ())
     finally:
         mailbox.close()

@@ -134,7 +134,7 @@ class CrewMachine(RuleBasedStateMachine):
     def time_passes(self, seconds, silent):
         self.stage.now += seconds
         for name in self._living()[silent:]:
-            self.stage.beat(name, Phase.STEP if name.startswith("sampler") else Phase.WAIT)
+            self.stage.heartbeat(name, Phase.STEP if name.startswith("sampler") else Phase.WAIT)
         self._watch()
 
     @rule(refuse=st.booleans())

@@ -97,14 +97,14 @@ def test_a_batch_beyond_the_memory_cap_fails_alone(short):
             measuring.learner(settings, within_s=30.0, on_result=_deaf), key=lambda rate: rate.setting[BATCH]
         )
     assert small.failure is None
-    assert large.failure == "out of memory: more than the 0.2 GB that a candidate may take"
+    assert large.failure == "out of memory: more than the 0.2 GB limit of a candidate"
     assert large.updates_per_s == ()
 
 
 def test_a_setting_that_the_schema_rejects_is_data(pendulum, short):
     with _measuring(pendulum) as measuring:
         (rate,) = measuring.learner([_learner(threads=0)], within_s=10.0, on_result=_deaf)
-        (joint,) = measuring.joint([_joint().but(ENVS, 0)], within_s=10.0, on_result=_deaf)
+        (joint,) = measuring.joint([_joint().replace(ENVS, 0)], within_s=10.0, on_result=_deaf)
     assert "learner.threads = 0" in rate.failure
     assert "sampling.envs_per_sampler = 0" in joint.failure
 
@@ -246,7 +246,7 @@ def test_an_environment_without_a_step_within_the_deadline_is_data(short, monkey
             (rate,) = measuring.joint([_joint()], within_s=10.0, on_result=_deaf)
     finally:
         del os.environ["SPREEZE_FAULT_HANG_AT"]
-    assert "sampler-0 took no env step within 6 s" in rate.failure
+    assert "sampler-0 did no env step within 6 s" in rate.failure
 
 
 def test_no_room_in_shared_memory_is_data(pendulum, monkeypatch, short):
@@ -305,7 +305,7 @@ def test_a_learner_alone_and_one_beside_samplers_are_measured_with_the_same_sett
     beside = trials.replay_plan(pendulum, _joint(setting), 10**9).config
     turns = []
     monkeypatch.setattr(
-        measure.UpdateHelper, "answer", lambda self, turn: turns.append(turn) or {"failure": "not tried"}
+        measure.UpdateHelper, "run_turn", lambda self, turn: turns.append(turn) or {"failure": "not tried"}
     )
     with _measuring(pendulum) as measuring:
         measuring.learner([setting], within_s=1.0, on_result=_deaf)
@@ -358,7 +358,7 @@ def test_what_was_measured_while_the_tuner_was_stopped_is_measured_again(pendulu
     monkeypatch.setattr(trials, "AWAKE", clock)
     monkeypatch.setattr(measure.UpdateHelper, "_answer", lambda self, turn: answers.append(clock()) or clock())
     helper = measure.UpdateHelper(pendulum, 10**9, Interrupts())
-    assert helper.answer(None) == pytest.approx(0.4)
+    assert helper.run_turn(None) == pytest.approx(0.4)
     assert len(answers) == 2
     clock.readings = 0
     candidate = TrialResult(stage=trials.JOINT, setting=_joint())
@@ -388,7 +388,7 @@ def test_repeats_are_as_long_as_measured_starts_leave_time_for(pendulum, monkeyp
         clock[0] += start_s + turn.repeats * turn.repeat_s
         return {"updates_per_s": [100.0] * turn.repeats, "memory_bytes": 1, "start_s": start_s}
 
-    monkeypatch.setattr(measure.UpdateHelper, "answer", answer)
+    monkeypatch.setattr(measure.UpdateHelper, "run_turn", answer)
     settings = [_learner(batch_size=2**power, device="cuda:0") for power in range(7, 13)]
     rates = _measuring(pendulum).learner(settings, within_s=14.0, on_result=_deaf)
     assert [rate.setting for rate in rates] == settings, "none starved"

@@ -66,7 +66,7 @@ def patient(monkeypatch):
 
 
 def test_settings_with_and_without_inference_workers_are_measured_beside_the_learner_and_nobody_is_left(plan, patient):
-    settings = [SMALL, SMALL.but(INFERENCE_WORKERS, 0), SMALL.but(INFERENCE_WORKERS, 2)]
+    settings = [SMALL, SMALL.replace(INFERENCE_WORKERS, 0), SMALL.replace(INFERENCE_WORKERS, 2)]
     told = []
     found = measuring(plan).joint(settings, within_s=60.0, on_result=told.append)
     assert told == found
@@ -202,7 +202,7 @@ def tuned(monkeypatch, tmp_path):
 
     def tune(fresh=False, **parts):
         rows = []
-        listener = run.Listener(say=lambda text: None, on_row=rows.append)
+        listener = run.TunerCallbacks(say=lambda text: None, on_row=rows.append)
         return *run.tuned_layer(settings_of(**parts), PROBE, machine, Interrupts(), listener, fresh=fresh), rows
 
     return tune
@@ -267,6 +267,6 @@ def test_where_nothing_can_be_measured_a_run_gets_what_the_choice_says(tuned, mo
 
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
 def test_the_serial_mode_is_refused_before_anything_is_measured(tuned, algo):
-    with pytest.raises(ConfigError, match="leaves nothing to choose"):
+    with pytest.raises(ConfigError, match="has nothing to tune"):
         tuned(run={"mode": "serial", "algo": algo})
     assert Asleep.asked == 0

@@ -125,11 +125,11 @@ def test_the_papers_objective_finds_the_knee_and_fills_the_cores_up_to_its_targe
         machine = random_machine(dice)
         tuning, _, knobs = _tuned(machine, objective="paper")
         setting = chosen(tuning)
-        time_1, time_2 = (machine.update_s(setting.but(BATCH, size)) for size in (1, 1001))
+        time_1, time_2 = (machine.update_s(setting.replace(BATCH, size)) for size in (1, 1001))
         row = (time_2 - time_1) / 1000
         knee = paper_batch(time_1 - row, row, 0.85)
-        knees += setting[BATCH] == min(knee, 2**15) or machine.update_s(setting.but(BATCH, knee)) > 0.25
-        allowed = [setting.but(SAMPLERS, number) for number in range(1, max(1, int(knobs.cores)) + 1)]
+        knees += setting[BATCH] == min(knee, 2**15) or machine.update_s(setting.replace(BATCH, knee)) > 0.25
+        allowed = [setting.replace(SAMPLERS, number) for number in range(1, max(1, int(knobs.cores)) + 1)]
         best = max(true_score(machine, knobs, one) for one in allowed)
         fills += true_score(machine, knobs, setting) >= 0.8 * best
     assert knees >= 0.85 * count
@@ -195,7 +195,7 @@ def test_a_mode_that_takes_few_env_steps_keeps_the_environments_of_a_sampler():
     assert _tuned(quick)[0].choices[ENVS].value == 32
     choice = _tuned(quick, knobs=replace(quick.problem(), balanced=True))[0].choices[ENVS]
     assert choice.value == quick.problem().configured[ENVS] == 8
-    assert "one update for each env step needs no more" in choice.reason
+    assert "enough for one update per env step" in choice.reason
 
 
 @pytest.mark.parametrize(("batch", "wanted"), [(128, 128.0), (1024, 512.0)])
@@ -233,16 +233,16 @@ def test_rates_in_the_reasons_leave_the_watchers_their_share_of_a_full_machine()
 
     for less, more in zip(promised(beside), promised(alone), strict=True):
         assert less == pytest.approx(0.72 * more, abs=1.0)
-    assert any("28 % below those measured" in note for note in beside.notes)
-    assert not any("below those measured" in note for note in alone.notes)
+    assert any("28 % lower than measured" in note for note in beside.notes)
+    assert not any("lower than measured" in note for note in alone.notes)
     roomy = _tuned(Machine(), knobs=replace(Machine().problem(pins={SAMPLERS: 1}), watcher_cores=0.28))[0]
-    assert not any("below those measured" in note for note in roomy.notes)
+    assert not any("lower than measured" in note for note in roomy.notes)
 
 
 def test_a_balance_that_holds_the_learner_counts_in_the_score():
     problem = replace(Machine().problem(), balanced=True)
     for batch, ratio, updates in ((512, 512.0, 1000.0), (2048, 512.0, 250.0)):
-        setting = problem.configured.but(BATCH, batch).but(RATIO, ratio)
+        setting = problem.configured.replace(BATCH, batch).replace(RATIO, ratio)
         assert worth(problem, setting, 2000.0, 1000.0, None).updates_per_s == updates
 
 
@@ -269,16 +269,17 @@ def test_what_a_profile_keeps_stays_and_the_bounds_of_the_ratio_hold_whatever_th
     machine, band = Machine(), {RATIO: 4.0, RATIO_MAX: 16.0, BATCH: 2048, ENVS: 64}
     tuning, bench, _ = _tuned(machine, knobs=replace(machine.problem(pins=band), kept=frozenset(band)))
     assert {name: tuning.choices[name].value for name in band} == band
-    assert all(
-        choice.reason.endswith("kept: the profile says so") for name, choice in tuning.choices.items() if name in band
-    )
+    assert all(choice.reason.endswith("kept by the profile") for name, choice in tuning.choices.items() if name in band)
     assert {one[RATIO] for one in bench.asked if RATIO in one} <= {0.0, 4.0}
 
 
 def test_an_engine_that_steps_all_in_one_call_gets_many_of_them():
     problem = replace(Machine(step_us=150.0).problem(), one_call=True)
     choice = _tuned(Machine(step_us=150.0), knobs=problem)[0].choices[ENVS]
-    assert (choice.value, choice.reason) == (32, "32 environments a sampler: their engine steps all in one call")
+    assert (choice.value, choice.reason) == (
+        32,
+        "32 environments per sampler: the engine steps all of them in one call",
+    )
 
 
 @pytest.mark.parametrize(
@@ -286,13 +287,13 @@ def test_an_engine_that_steps_all_in_one_call_gets_many_of_them():
     [
         (Machine(), {DEVICE: "cuda:0"}, "this machine offers cpu"),
         (Machine(), {PRECISION: "bfloat16"}, "this machine offers float32"),
-        (Machine(), {SAMPLERS: 400}, "400 with 1 environments each need 44.7 GiB: 16.0 GiB of memory may be used"),
+        (Machine(), {SAMPLERS: 400}, "400 with 1 environments each need 44.7 GiB: 16.0 GiB of memory available"),
         (Machine(), {CAPACITY: 10**9}, r"replay.capacity = 1000000000: needs 223.5 GiB, memory leaves"),
         (Machine(shared_memory_bytes=10**7), {CAPACITY: 10**6}, "shared memory leaves 8.6 MiB"),
         (Machine(), {CAPACITY: 10_000, BATCH: 20_000}, "replay holds 10000 transitions"),
-        (Machine(), {RATIO: 9.0, RATIO_MAX: 3.0}, "would wait for each other"),
-        (Machine(crash_from_batch=64), {BATCH: 4096}, "learner.batch_size = 4096 cannot work here: out of mem"),
-        (Machine(crash_from_samplers=2), {SAMPLERS: 3}, "sampling.samplers = 3 cannot work here: no env step"),
+        (Machine(), {RATIO: 9.0, RATIO_MAX: 3.0}, "would deadlock"),
+        (Machine(crash_from_batch=64), {BATCH: 4096}, "learner.batch_size = 4096 does not work here: out of mem"),
+        (Machine(crash_from_samplers=2), {SAMPLERS: 3}, "sampling.samplers = 3 does not work here: no env step"),
         (Machine(shared_memory_bytes=10_000), {}, "replay has room for 37 transitions, at least 5000"),
         (Machine(memory_bytes=3 * 10**8), {}, "not even one sampler fits"),
     ],
@@ -344,11 +345,11 @@ def test_a_reason_says_what_the_rows_of_the_table_say_or_that_it_was_not_measure
         machine = random_machine(random.Random(seed))
         tuning, _, problem = _tuned(machine, noise=0.05, seed=seed, budget_s=random.Random(seed).choice([15.0, 60.0]))
         low, configured = tuning.choices["replay.samples_per_insert_min"], problem.configured[RATIO]
-        told = re.search(r"(expected, not measured: )?updates (\S+ %|new), env steps (\S+ %|new) against", low.reason)
+        told = re.search(r"(estimated: )?updates (\S+ %|new), env steps (\S+ %|new) against", low.reason)
         if told is None:
             continue
         assert any(told[0] in note for note in tuning.notes)
-        settings = [tuning.centre, tuning.centre.but(RATIO, configured)]
+        settings = [tuning.centre, tuning.centre.replace(RATIO, configured)]
         rows = {one.setting: one for one in tuning.results if one.stage == JOINT and one.ran}
         known = [rows[setting] for setting in settings if setting in rows]
         seen["expected" if told[1] else "measured"] += 1
@@ -381,7 +382,7 @@ def test_the_default_objective_takes_no_small_batch_and_says_why():
     tuning, bench, _ = _tuned(FLAT)
     choice = tuning.choices["learner.batch_size"]
     assert choice.value == LEAST_BATCH
-    assert f"below {LEAST_BATCH} it takes none unless you set one" in choice.reason
+    assert f"below {LEAST_BATCH} batch sizes are only used if set explicitly" in choice.reason
     assert min(one[BATCH] for one in bench.asked) == LEAST_BATCH
 
 
@@ -469,7 +470,7 @@ def test_where_load_stays_the_run_gets_what_a_run_without_the_tuner_has():
         tuning, bench = _beside(machine, 12.0, seed, knobs=problem)
         assert tuning.fell_back
         assert chosen(tuning) == Setting({**{name: CONFIGURED[name] for name in chosen(tuning)}, SAMPLERS: 1})
-        assert "scattered by" in tuning.doubts[0]
+        assert "vary by" in tuning.doubts[0]
         assert "profile" in tuning.doubts[0]
         assert bench.left_s > -10.0
 
@@ -532,7 +533,7 @@ def test_without_time_for_samplers_the_facts_are_enough_on_a_quiet_machine_alone
     assert (quiet.fell_back, chosen(quiet)[BATCH]) == (False, CONFIGURED[BATCH]), "facts move nothing that is learned"
     beside = tune(machine.problem(), bench, lambda row: None, busy=lambda: True)
     assert beside.fell_back
-    assert "time was up before samplers" in beside.doubts[0]
+    assert "out of time before samplers" in beside.doubts[0]
 
 
 def test_one_window_is_no_evidence_for_another_batch():

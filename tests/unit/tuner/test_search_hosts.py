@@ -41,7 +41,7 @@ def test_what_memory_has_no_room_for_is_not_tried():
     machine = Machine(lambda one: 1000.0 * one[SAMPLERS])
     tune(problem(samplers=4, memory_bytes=10**9, env_bytes=0), machine, lambda result: None)
     assert max(one[SAMPLERS] for one in machine.asked) <= 9
-    with pytest.raises(ConfigError, match="memory has no room"):
+    with pytest.raises(ConfigError, match="do not fit into memory"):
         tune(problem(memory_bytes=10**8), machine, lambda result: None)
 
 

@@ -107,7 +107,7 @@ class Bench:
 
     def tune(self, user=None, *, fresh=False, probe=PROBE):
         settings = resolve([Layer("user", {"env": {"id": "Pendulum-v1"}, **(user or {})})])
-        listener = run.Listener(
+        listener = run.TunerCallbacks(
             say=self.said.append, on_row=self.rows.append, before=lambda: self.before.append(len(self.rows))
         )
         return run.tuned_layer(settings, probe, self.machine, Interrupts(), listener, fresh=fresh)
@@ -361,7 +361,7 @@ def test_a_tuner_that_is_stopped_is_not_waited_for(bench):
     finally:
         holder.kill()
         holder.communicate()
-    assert any("is stopped: measuring all the same" in text for text in bench.said)
+    assert any("is stopped: measuring anyway" in text for text in bench.said)
     assert not any("waiting for it" in text for text in bench.said)
     assert any(f"process {holder.pid}" in note for note in record["notes"])
 
@@ -513,7 +513,7 @@ def test_pinned_values_stay(bench):
 def test_other_programs_that_kept_cores_busy_are_told(bench, others, told):
     bench.others = others
     _, record = bench.tune()
-    assert any("other programs kept 0.9" in note for note in record["notes"]) == told
+    assert any("other programs used 0.9" in note for note in record["notes"]) == told
     assert record["other_programs_cores"] == others
 
 
@@ -552,7 +552,7 @@ def test_a_result_made_beside_other_programs_is_used_told_and_measured_again_onc
     bench.said.clear()
     again, reused = bench.tune()
     assert (again, reused["reused"], bench.measured) == (layer, True, 1)
-    for text in (f"other programs kept {BUSY:.1f} of", "provisional: used now"):
+    for text in (f"other programs used {BUSY:.1f} of", "provisional: used now"):
         assert any(text in line for line in bench.said), text
         assert any(text in note for note in reused["notes"]), text
     bench.others = 0.6 * BUSY
@@ -561,7 +561,7 @@ def test_a_result_made_beside_other_programs_is_used_told_and_measured_again_onc
     bench.said.clear()
     _, quiet = bench.tune()
     assert (bench.measured, quiet["provisional"], quiet.get("reused")) == (2, {}, None)
-    assert any("measuring again: the machine is quieter now" in line for line in bench.said)
+    assert any("measuring again because the machine is quieter now" in line for line in bench.said)
     assert len(bench.records()) == 1
     bench.others = BUSY
     _, kept = bench.tune()
@@ -575,7 +575,7 @@ def test_beside_other_programs_what_is_learned_stays_as_configured(bench):
     bench.others = BUSY
     _, beside = bench.tune(user, fresh=True)
     assert (beside["choice"][BATCH], beside["choice"][RATIO], beside["choice"][RATIO_MAX]) == (256, 8.0, 512.0)
-    assert "other programs computed meanwhile" in beside["reasons"][BATCH]
+    assert "other programs were active" in beside["reasons"][BATCH]
 
 
 @pytest.mark.parametrize("share", [0.01, 0.14])

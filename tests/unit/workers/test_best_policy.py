@@ -11,12 +11,12 @@ from test_evaluator import expected_return, job_of
 from spreeze.envs.task import make_task
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.workers import evaluator
-from spreeze.workers.best_policy import BestPolicy, Candidate, Tally
+from spreeze.workers.best_policy import BestPolicy, Candidate, ReturnStats
 from spreeze.workers.evaluator import Evaluation, WeightsWatch, fresh_seeds, run_episodes, score
 
 
 def candidate(mean, std=0.0, name=b"w"):
-    return Candidate(Tally(10, mean, std), name, {"return_mean": mean})
+    return Candidate(ReturnStats(10, mean, std), name, {"return_mean": mean})
 
 
 def kept(folder):
@@ -26,14 +26,14 @@ def kept(folder):
 
 def test_the_bound_is_that_of_students_distribution():
     returns = np.arange(1.0, 11.0)
-    tally = Tally(10, returns.mean(), returns.std())
-    assert tally.bound == pytest.approx(5.5 - 1.383 * 3.02765 / 10**0.5, abs=0.01), "t of a table, 9 degrees of freedom"
-    assert Tally(1, 3.0, 0.0).bound == 3.0
+    stats = ReturnStats(10, returns.mean(), returns.std())
+    assert stats.bound == pytest.approx(5.5 - 1.383 * 3.02765 / 10**0.5, abs=0.01), "t of a table, 9 degrees of freedom"
+    assert ReturnStats(1, 3.0, 0.0).bound == 3.0
 
 
 def test_two_tallies_together_are_that_of_all_episodes():
     first, second = np.array([1.0, 2.0, 6.0]), np.array([-4.0, 10.0])
-    both = Tally(3, first.mean(), first.std()).with_more(Tally(2, second.mean(), second.std()))
+    both = ReturnStats(3, first.mean(), first.std()).with_more(ReturnStats(2, second.mean(), second.std()))
     together = np.concatenate([first, second])
     assert both == pytest.approx((5, together.mean(), together.std()))
 
@@ -53,7 +53,7 @@ def test_a_confirmed_policy_is_replaced_only_by_one_that_is_better_over_all_of_i
         best.offer(candidate(0.0, 1.0))
     assert best.due() is None
     best.offer(candidate(100.0, 10.0, b"first"))
-    best.tested(best.due(), Tally(10, 90.0, 10.0))
+    best.record_retest(best.due(), ReturnStats(10, 90.0, 10.0))
     assert kept(tmp_path) == (b"first", 95.0, True)
     best.offer(candidate(94.0, 0.0, b"no better"))
     assert best._challenger is None
@@ -62,12 +62,12 @@ def test_a_confirmed_policy_is_replaced_only_by_one_that_is_better_over_all_of_i
     best.offer(candidate(125.0, 90.0, b"wide"))
     lucky = best.due()
     assert lucky.data == b"lucky"
-    best.tested(lucky, Tally(10, 40.0, 30.0))
+    best.record_retest(lucky, ReturnStats(10, 40.0, 30.0))
     assert kept(tmp_path) == (b"first", 95.0, True)
     assert best.due() is best._challenger is None
     best.offer(candidate(120.0, 1.0, b"second"))
     assert best.due() is None, "one test in eight evaluations"
-    best.tested(best._challenger, Tally(10, 118.0, 1.0))  # the end of the run
+    best.record_retest(best._challenger, ReturnStats(10, 118.0, 1.0))  # the end of the run
     assert kept(tmp_path) == (b"second", 119.0, True)
     again = BestPolicy(tmp_path)
     again.offer(candidate(118.5, 0.0, b"later"))
@@ -78,11 +78,11 @@ def test_tests_that_no_challenger_took_do_not_follow_at_once(tmp_path):
     best = BestPolicy(tmp_path)
     for _ in range(8):
         best.offer(candidate(100.0, 10.0))
-    best.tested(best.due(), Tally(10, 100.0, 10.0))
+    best.record_retest(best.due(), ReturnStats(10, 100.0, 10.0))
     for _ in range(40):
         best.offer(candidate(50.0, 1.0))
     best.offer(candidate(130.0, 1.0))
-    best.tested(best.due(), Tally(10, 30.0, 1.0))
+    best.record_retest(best.due(), ReturnStats(10, 30.0, 1.0))
     for _ in range(7):
         best.offer(candidate(131.0, 1.0))
         assert best.due() is None
@@ -96,13 +96,13 @@ def test_the_challenger_outlives_its_process_and_a_confirmed_bound_is_that_of_al
     again = BestPolicy(tmp_path)  # before it is confirmed
     for _ in range(8):
         again.offer(candidate(0.0))
-    again.tested(again.due(), Tally(10, 90.0, 10.0))
+    again.record_retest(again.due(), ReturnStats(10, 90.0, 10.0))
     facts = json.loads((tmp_path / "checkpoints" / "best.json").read_text())
-    assert facts["bound"] == Tally(10, 100.0, 10.0).with_more(Tally(10, 90.0, 10.0)).bound
+    assert facts["bound"] == ReturnStats(10, 100.0, 10.0).with_more(ReturnStats(10, 90.0, 10.0)).bound
     again.offer(candidate(130.0, 1.0, b"second"))
     last = BestPolicy(tmp_path)
     assert last._challenger.data == b"second"
-    last.tested(last._challenger, Tally(10, 128.0, 1.0))
+    last.record_retest(last._challenger, ReturnStats(10, 128.0, 1.0))
     assert kept(tmp_path) == (b"second", 129.0, True)
     assert BestPolicy(tmp_path)._challenger is None
 
@@ -111,7 +111,7 @@ def test_a_test_without_a_result_changes_nothing_and_is_not_repeated_at_once(tmp
     best = BestPolicy(tmp_path)
     for _ in range(8):
         best.offer(candidate(1.0))
-    best.tested(best.due(), None)
+    best.record_retest(best.due(), None)
     assert kept(tmp_path) == (b"w", 1.0, False)
     assert best.due() is None
 

@@ -24,7 +24,7 @@ class Place:
 
     def __init__(self, slots=4, uses=2, **settings):
         spec = RolloutSpec(sync_interval=T, num_envs=2 * M, obs_shape=(SPEC.obs_dim,), images=False, action_dim=1,
-                           log_steps=1, num_slots=slots, max_uses=uses, free_running=True)  # fmt: skip
+                           log_steps=1, num_slots=slots, max_uses=uses, asynchronous=True)  # fmt: skip
         self.rollouts = Rollouts.create(spec)
         self.sinks = [RolloutWriter(self.rollouts, first, M) for first in (0, M)]
         self.learner = partial(learner, "impact", SPEC, "none", slots=slots, uses=uses, least_uses=0, hidden_sizes=(4,),
@@ -34,7 +34,13 @@ class Place:
 
     def open(self, base=0, session=1.0):
         return BufferTrainer(
-            self.made, self.rollouts, M, meta={}, progress=lambda env_steps: 0.0, env_steps_base=base, session=session
+            self.made,
+            self.rollouts,
+            M,
+            meta={},
+            progress=lambda env_steps: 0.0,
+            previous_env_steps=base,
+            session=session,
         )
 
     def close(self):
@@ -72,7 +78,7 @@ def test_each_rollout_is_used_k_times_and_evaluated_once(place, monkeypatch):
 
 def test_minibatches_have_equally_many_rows_of_every_rollout_and_each_of_them_once_in_a_use(monkeypatch):
     place, drawn = Place(uses=3, minibatches=2), []
-    monkeypatch.setattr(place.made, "improve", lambda part, progress: drawn.append(part))
+    monkeypatch.setattr(place.made, "update_minibatch", lambda part, progress: drawn.append(part))
     try:
         place.fill(0)
         place.fill(1, version=1)

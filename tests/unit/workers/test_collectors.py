@@ -175,14 +175,14 @@ def test_a_bad_transition_is_counted_refused_and_never_stored():
     plan.faults["step"] = _raise_when(lambda task: task.number == 0, BadTransition("reward", "nan"))
     sampling.step(_actions(0), 0)
     assert rows.rows == []
-    assert (sampling.counts.rows_refused, sampling.counts.env_errors) == (1, 0)
+    assert (sampling.counts.transitions_rejected, sampling.counts.env_errors) == (1, 0)
 
 
 def test_the_first_bad_transition_ends_it_when_asked_so():
     plan = Plan()
     sampling, _ = _sampling(plan, nan_policy="fail")
     plan.faults["step"] = _raise_when(lambda task: task.number == 1, BadTransition("observation[0]", "inf"))
-    with pytest.raises(WorkerError, match=r"environment 1 gave a bad transition: .*observation\[0\] = inf"):
+    with pytest.raises(WorkerError, match=r"environment 1 returned an invalid transition: .*observation\[0\] = inf"):
         sampling.step(_actions(0, 0), 0)
 
 

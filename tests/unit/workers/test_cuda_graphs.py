@@ -14,8 +14,8 @@ from batches import same
 from played_graphs import LAYOUT, SPEC, PlayedGraph, filled
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import StreamPair
-from spreeze.config.schema import PARTS, LearnerConfig
+from spreeze.algorithms.fused_mlp import TwoStreams
+from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.inference.policy import exploring_arrays
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import Choices
@@ -43,7 +43,7 @@ CASES = [("sac", {}), ("sac", {"critics": "quantile"}), ("td3", {"critics": "cat
 
 def launches_of(ring, name, changes=None, **options):
     discrete = 2 if name == "dqn" else None
-    config = dataclasses.replace(PARTS[name](), hidden_sizes=(8, 8), **(changes or {}))
+    config = dataclasses.replace(SECTIONS[name](), hidden_sizes=(8, 8), **(changes or {}))
     algorithm = create(name, 3, 1, config, 1, num_actions=discrete)
     mirror = GpuReplay(ReplayReader(ring), BATCH, CPU, 5)
     mirror.pull()
@@ -106,10 +106,7 @@ def test_work_that_cannot_be_recorded_goes_on_singly_and_says_why_once():
         for _ in range(10):
             assert launches.run() == single.run() == 1
         assert same(plain.state_arrays(), algorithm.state_arrays())
-        assert told == [
-            "kernels are launched one by one: no graph could be recorded: operation not permitted when stream is "
-            "capturing"
-        ]
+        assert told == ["no CUDA graphs: recording failed: operation not permitted when stream is capturing"]
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -118,7 +115,7 @@ def test_after_a_recording_that_failed_the_allocator_is_not_asked_for_its_cache(
         def record(self, work, generators):
             super().record(work, generators)
             if fails:
-                assert isinstance(self.algorithm.critics.pair, StreamPair)
+                assert isinstance(self.algorithm.critics.parallel, TwoStreams)
                 raise NotRecorded("operation not permitted when stream is capturing")
 
     asked = []
@@ -130,7 +127,7 @@ def test_after_a_recording_that_failed_the_allocator_is_not_asked_for_its_cache(
         assert asked == [True], "nothing was recorded yet"
         while learning.updates < 6:
             learning.update()
-        assert (learning.algorithm.critics.pair is None) == fails
+        assert (learning.algorithm.critics.parallel is None) == fails
         learning.release_cached()
         assert learning.drop_gpu_replay(), "and it stays so without the mirror"
         learning.release_cached()
@@ -141,7 +138,7 @@ def test_after_a_recording_that_failed_the_allocator_is_not_asked_for_its_cache(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_on_a_gpu_a_recording_that_fails_costs_no_update_and_no_memory():
     with filled() as ring:
-        learning = learning_of(ring, device="cuda:0", mirror=True, updates_per_launch=1)
+        learning = learning_of(ring, device="cuda:0", gpu_replay=True, updates_per_launch=1)
         update = learning._launches._update
 
         def waits(rows):
@@ -151,7 +148,7 @@ def test_on_a_gpu_a_recording_that_fails_costs_no_update_and_no_memory():
         learning._launches._update = waits
         while learning.updates < 12:
             learning.update()
-        assert any("no graph could be recorded" in note for note in learning.notes)
+        assert any("recording failed" in note for note in learning.notes)
         learning.drop_gpu_replay()
         learning.release_cached()
         learning.set_batch_size(BATCH // 2)
@@ -194,7 +191,7 @@ def test_a_graph_holds_whole_periods():
 
 @pytest.mark.parametrize(
     ("facts", "words"),
-    [({"split": True, "period": 1}, "two devices"), ({"split": False, "period": 1000}, "every 1000 updates"),
+    [({"split": True, "period": 1}, "different devices"), ({"split": False, "period": 1000}, "every 1000 updates"),
      ({"split": False, "period": 2}, None)],
 )  # fmt: skip
 def test_what_cannot_be_a_graph_is_known_before(facts, words):
@@ -262,7 +259,7 @@ def test_a_failed_recording_is_an_answer_but_a_lost_device_ends_the_process(monk
 
 @pytest.mark.parametrize(
     ("free_rows", "held", "words"),
-    [(10_000, 512, "is copied to cpu"), (500, 400, "only the newest 400 of 512 rows"), (200, None, "from the host")],
+    [(10_000, 512, "is mirrored on cpu"), (500, 400, "only the newest 400 of 512 rows"), (200, None, "on the host")],
 )
 def test_a_mirror_is_as_large_as_the_devices_free_memory_allows(free_rows, held, words):
     with filled() as ring:
@@ -287,7 +284,7 @@ def test_memory_that_is_gone_when_the_mirror_is_made_gives_a_smaller_one(monkeyp
 
 def learning_of(ring, *, policy_average=0.0, explore_average=False, normalize_returns=True, **options):
     config = dataclasses.replace(
-        PARTS["sac"](),
+        SECTIONS["sac"](),
         hidden_sizes=(8, 8),
         policy_average=policy_average,
         explore_average=explore_average,
@@ -296,7 +293,9 @@ def learning_of(ring, *, policy_average=0.0, explore_average=False, normalize_re
     own = {"normalize_obs": False, **options}
     own = {name: own[name] for name in ("normalize_obs", "session", "loaded_rows") if name in own}
     options = {name: value for name, value in options.items() if name not in own}
-    how = LearnerConfig(**{"batch_size": BATCH, "device": "cpu", "mirror": False, "updates_per_launch": 0, **options})
+    how = LearnerConfig(
+        **{"batch_size": BATCH, "device": "cpu", "gpu_replay": False, "updates_per_launch": 0, **options}
+    )
     return ReplayTrainer(SPEC, "sac", config, LAYOUT, ReplayReader(ring), how, seed=1, **own)
 
 
@@ -321,13 +320,13 @@ def test_a_learner_with_a_mirror_counts_its_updates_and_tells_lag_and_age(device
 def test_two_streams_share_an_update_only_while_it_is_recorded_as_a_graph(options, shared):
     with filled() as ring:
         learning = learning_of(ring, **options)
-        assert learning.algorithm.critics.pair is None
+        assert learning.algorithm.critics.parallel is None
         learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
-        assert isinstance(learning.algorithm.critics.pair, StreamPair) == shared
+        assert isinstance(learning.algorithm.critics.parallel, TwoStreams) == shared
         for _ in range(4):
             learning.update()
         learning.shrink()
-        assert learning.algorithm.critics.pair is None
+        assert learning.algorithm.critics.parallel is None
         learning.update()
 
 
@@ -343,7 +342,8 @@ def test_a_mirror_that_is_given_back_leaves_batches_from_the_host():
 
 
 @pytest.mark.parametrize(
-    ("free", "words"), [(10**9, "replay is copied to cpu"), (10, "batches come from the host: a copy of replay needs")]
+    ("free", "words"),
+    [(10**9, "replay is mirrored on cpu"), (10, "batches are gathered on the host: a copy of replay needs")],
 )
 def test_a_learner_says_where_its_batches_come_from(monkeypatch, free, words):
     monkeypatch.setattr(learning_module, "free_bytes", lambda device: free)
@@ -352,7 +352,7 @@ def test_a_learner_says_where_its_batches_come_from(monkeypatch, free, words):
         learning._open_gpu_replay()
         assert len(learning.notes) == 1
         assert words in learning.notes[0]
-        assert learning.drop_gpu_replay() == ("is copied" in words)
+        assert learning.drop_gpu_replay() == ("is mirrored" in words)
 
 
 def test_batches_of_a_mirror_are_normalised_as_those_of_the_host(monkeypatch):
@@ -475,7 +475,7 @@ def test_a_split_with_a_mirror_launches_kernels_one_by_one_and_says_so():
         learning = learning_of(ring, updates_per_launch=1, device="cpu+cpu")
         learning._actor_device = torch.device("meta")  # stands in for a second device
         learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: pytest.fail("recorded"))
-        assert learning.notes == ["kernels are launched one by one: actor and critics are on two devices"]
+        assert learning.notes == ["no CUDA graphs: actor and critics are on different devices"]
 
 
 def averaged(steps, decay, counts):
@@ -513,7 +513,7 @@ def test_the_policy_is_published_as_an_average_and_as_the_newest_for_samplers(gr
 @pytest.mark.parametrize(("name", "changes"), [*CASES, ("dqn", {"duelling": True})])
 def test_an_average_leaves_what_is_learned_as_it_was_and_goes_on_after_a_resume(name, changes):
     def learner(policy_average=0.0):
-        config = dataclasses.replace(PARTS[name](), hidden_sizes=(8, 8), policy_average=policy_average, **changes)
+        config = dataclasses.replace(SECTIONS[name](), hidden_sizes=(8, 8), policy_average=policy_average, **changes)
         spec = dataclasses.replace(SPEC, action=Choices((2,))) if name == "dqn" else SPEC
         return ReplayTrainer(
             spec,
@@ -521,7 +521,7 @@ def test_an_average_leaves_what_is_learned_as_it_was_and_goes_on_after_a_resume(
             config,
             LAYOUT,
             ReplayReader(ring),
-            LearnerConfig(batch_size=BATCH, device="cpu", mirror=False, updates_per_launch=0),
+            LearnerConfig(batch_size=BATCH, device="cpu", gpu_replay=False, updates_per_launch=0),
             seed=1,
             normalize_obs=True,
         )
@@ -556,7 +556,7 @@ def test_samplers_may_explore_with_the_average_too():
 
 def learner_of(ring, name, per_launch, device="cpu"):
     """A learner that takes large steps, so that what it did not do shows."""
-    config = dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32), actor_lr=1e-2, critic_lr=1e-2)
+    config = dataclasses.replace(SECTIONS[name](), hidden_sizes=(32, 32), actor_lr=1e-2, critic_lr=1e-2)
     return ReplayTrainer(
         SPEC,
         name,
@@ -617,7 +617,7 @@ def test_on_a_gpu_graphs_give_the_parameters_of_single_updates_and_never_wait(na
             with HostWaits("cuda:0") as waits:
                 learning.update()
             assert waits.count == 0
-            assert not any("one by one" in note for note in learning.notes), "a graph was recorded"
+            assert not any("no CUDA graphs" in note for note in learning.notes), "a graph was recorded"
         check_the_same_way(*moved)
 
 

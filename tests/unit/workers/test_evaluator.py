@@ -21,7 +21,7 @@ from spreeze.envs.task import make_task
 from spreeze.transport.status_table import STOP, WEIGHTS_HINT, StatusTable
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.workers import evaluator
-from spreeze.workers.best_policy import BestPolicy, Candidate, Tally
+from spreeze.workers.best_policy import BestPolicy, Candidate, ReturnStats
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import (
     COLUMNS,
@@ -275,8 +275,8 @@ def test_the_last_evaluation_tests_the_challenger_though_the_newest_weights_were
         evaluation.test_best(lambda: False, print)
     best = BestPolicy(tmp_path)
     while best.due() is None:
-        best.offer(Candidate(Tally(4, -1e9, 1.0), b"", {}))
-    best.tested(best.due(), Tally(4, -1e9, 0.0))  # confirmed
+        best.offer(Candidate(ReturnStats(4, -1e9, 1.0), b"", {}))
+    best.record_retest(best.due(), ReturnStats(4, -1e9, 0.0))  # confirmed
     publish(store, GOOD, 2)
     with contextlib.closing(Evaluation(job_of(tmp_path), lambda *error: None)) as evaluation:
         evaluation.evaluate(WeightsWatch(tmp_path).newer(0), lambda: False)

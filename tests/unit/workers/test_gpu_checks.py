@@ -43,7 +43,7 @@ def test_each_check_runs_on_a_processor(name):
 def test_a_check_runs_in_a_process_of_its_own(monkeypatch):
     found = in_child(IN_A_CHILD, CPU)
     assert found.ok, found
-    assert "times halved, goes on with" in found.text
+    assert "times halved, continuing with" in found.text
     assert "KeyError: 'made up'" in in_child("made up", CPU).text
     monkeypatch.setattr(gpu_checks, "LIMIT_S", 0.01)
     assert in_child(IN_A_CHILD, CPU) == (False, "not done within 0 s")
@@ -74,7 +74,7 @@ class Refusing(PlayedGraph):
     [
         (PlayedGraph, True, "tolerance 0.01), 10 cases; the host waited 0 times"),
         (Idle, False, "parameter changes differ by"),
-        (Refusing, False, "sac: kernels are launched one by one: no graph could be recorded"),
+        (Refusing, False, "sac: no CUDA graphs: recording failed"),
     ],
 )
 def test_graphs_are_compared_with_single_kernels(monkeypatch, graph, ok, words):
@@ -94,7 +94,7 @@ def test_a_recording_that_fails_is_right_where_updates_go_on(monkeypatch):
     monkeypatch.setattr(gpu_checks, "CudaGraph", Spoils)
     found = gpu_checks.failed_capture(PRETENDED)
     assert found.ok, found
-    assert found.text.endswith("no graph could be recorded: a wait of the host (pretended)")
+    assert found.text.endswith("recording failed: a wait of the host (pretended)")
 
 
 def test_parameter_changes_that_differ_are_wrong_and_the_worst_case_is_named(monkeypatch):

@@ -25,7 +25,7 @@ class Counting(DeviceStream):
     """The stream of the copies, which counts the rows that travel."""
 
     def __init__(self):
-        super().__init__(CPU, beside=True)
+        super().__init__(CPU, side=True)
         self.rows = 0
 
     def copy(self, to, source):
@@ -59,7 +59,7 @@ def test_every_row_that_the_ring_gives_is_drawn_bit_for_bit_and_about_equally_of
 def test_only_new_rows_travel_and_the_newest_are_there_after_each_pull():
     with ring_of(rows=64) as ring:
         copies = Counting()
-        writer, mirror = ShardWriter(ring, 0), mirror_of(ring, beside=copies)
+        writer, mirror = ShardWriter(ring, 0), mirror_of(ring, side_stream=copies)
         for start in range(0, 40, 8):
             put(writer, start, 8)
             mirror.pull()
@@ -87,7 +87,7 @@ def test_wrapping_round_many_times_leaves_the_newest_rows_of_the_ring():
 def test_a_pull_after_a_long_pause_skips_what_would_be_overwritten_at_once():
     with ring_of(rows=64) as ring:
         copies = Counting()
-        writer, mirror = ShardWriter(ring, 0), mirror_of(ring, beside=copies)
+        writer, mirror = ShardWriter(ring, 0), mirror_of(ring, side_stream=copies)
         put(writer, 0, 20)
         mirror.pull()
         for start in range(20, 500, 16):
@@ -155,7 +155,7 @@ def test_rows_announced_as_overwritten_during_the_copy_are_not_taken():
         put(writer, 0, 64)
         reader = Overwritten(ring)
         copies = Counting()
-        mirror = GpuReplay(reader, DRAWS, CPU, 5, beside=copies)
+        mirror = GpuReplay(reader, DRAWS, CPU, 5, side_stream=copies)
         # After the mirror noted what is committed, the writer goes on by half of the ring.
         reader.during = [lambda: put(writer, 64, 32)]
         mirror.pull()
@@ -199,7 +199,7 @@ def test_an_empty_ring_gives_an_error_and_not_a_row():
     with ring_of() as ring:
         mirror = mirror_of(ring)
         mirror.pull()
-        with pytest.raises(TransportError, match="no replay row"):
+        with pytest.raises(TransportError, match="replay is empty"):
             mirror.draw()
 
 
@@ -267,7 +267,7 @@ def test_the_first_copies_come_after_the_zeros_that_fill_the_memory(monkeypatch)
         put(ShardWriter(ring, 0), 1, 40)
         with monkeypatch.context() as patch:
             patch.setattr(mirror_module.torch, "zeros", late_zeros(main))
-            mirror = mirror_of(ring, main=main, beside=beside)
+            mirror = mirror_of(ring, main=main, side_stream=beside)
         assert main.done == 0, "nothing waits for the zeros until the first copy"
         mirror.pull()
         main.drive()
@@ -292,7 +292,11 @@ def test_on_a_gpu_the_first_copies_come_after_the_zeros_that_fill_the_memory():
 def test_a_draw_begins_after_the_copies_of_its_windows_however_late_these_are(most):
     main, beside, total = LateLane(), LateLane(), 40
     with ring_of(rows=64) as ring:
-        writer, mirror, rng = ShardWriter(ring, 0), mirror_of(ring, main=main, beside=beside), np.random.default_rng(1)
+        writer, mirror, rng = (
+            ShardWriter(ring, 0),
+            mirror_of(ring, main=main, side_stream=beside),
+            np.random.default_rng(1),
+        )
         put(writer, 0, total)
         for count in rng.integers(1, most + 1, size=100).tolist():
             put(writer, total, count)

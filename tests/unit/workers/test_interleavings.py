@@ -15,7 +15,7 @@ from rollout_double import Ascent
 from spreeze.envs.task import Task, make_task, open_task
 from spreeze.errors import WorkerError
 from spreeze.testing import SYNTHETIC_ID as ENV_ID
-from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, RolloutSpec, put_back
+from spreeze.transport.rollouts import InferenceMailbox, LearnerMemory, Rollouts, RolloutSpec, restore_rollouts
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, reset_seed
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
@@ -45,9 +45,9 @@ class HandMovedRun:
         self._make_asking = make_asking
         rollout_spec = RolloutSpec.of(spec, T, ROLLOUT_SAMPLERS * ENVS)
         self.rollouts, self.mailbox = Rollouts.create(rollout_spec), InferenceMailbox.create(rollout_spec)
-        self.handover = Handover(policies=VersionedParameters.create(), states=VersionedParameters.create())
+        self.memory = LearnerMemory(policies=VersionedParameters.create(), states=VersionedParameters.create())
         if saved is not None:
-            put_back(*saved, self.rollouts, self.handover)
+            restore_rollouts(*saved, self.rollouts, self.memory)
         self.learning = self.new_learning()
         self.samplers = [self.new_sampler(index) for index in range(ROLLOUT_SAMPLERS)]
         self.asking = [self.new_asking(index) for index in range(ROLLOUT_SAMPLERS)]
@@ -57,7 +57,7 @@ class HandMovedRun:
     def new_learning(self):
         return OnPolicyTrainer(
             Ascent(self.spec.obs_dim, self.spec.action_dim, policy_average=self._policy_average), self.rollouts,
-            self.handover, lag=self.lag, meta={}, batch_size=T * ROLLOUT_SAMPLERS * ENVS,
+            self.memory, lag=self.lag, meta={}, batch_size=T * ROLLOUT_SAMPLERS * ENVS,
             progress=lambda env_steps: min(1.0, env_steps / 1000), fingerprints=self.path,
         )  # fmt: skip
 
@@ -75,7 +75,7 @@ class HandMovedRun:
         return self._make_asking(self.samplers[index], self.mailbox, index * ENVS, ENVS)
 
     def new_policies(self):
-        return RolloutPolicy(self.rollouts, self.handover.policies)
+        return RolloutPolicy(self.rollouts, self.memory.policies)
 
     def move(self, dice, deaths):
         """One of them does one thing, or dies and comes back."""
@@ -93,13 +93,13 @@ class HandMovedRun:
             if not self.inference_workers:
                 self.samplers[index].advance(self.policies[index])
             elif dice.random() < 0.5:
-                self.asking[index].ask()
+                self.asking[index].request()
             else:
                 self.asking[index].step()
         elif self.inference_workers:
             index = int(dice.integers(len(self.inferences)))
             self.inferences[index] = self.new_inference(index) if dies else self.inferences[index]
-            self.inferences[index].answer()
+            self.inferences[index].respond()
 
     def run(self, intervals, *, schedule, deaths=0.0):
         dice = np.random.default_rng(schedule)
@@ -109,7 +109,7 @@ class HandMovedRun:
     def close(self):
         for sampler in self.samplers:
             sampler.close()
-        for part in (self.rollouts, self.mailbox, self.handover.policies, self.handover.states):
+        for part in (self.rollouts, self.mailbox, self.memory.policies, self.memory.states):
             part.close()
 
 
@@ -354,8 +354,8 @@ class ArrivalOrder(MailboxClient):
 
     stream = np.random.default_rng(0)
 
-    def ask(self):
-        envs = super().ask()
+    def request(self):
+        envs = super().request()
         self._mailbox.noise[envs] = self.stream.standard_normal((len(envs), 2), np.float32)
         return envs
 
@@ -419,7 +419,7 @@ def test_an_environment_that_does_not_repeat_is_named(spec, tmp_path):
         parts.run(2, schedule=1)
         env = next(e for e in range(4) if len(parts.rollouts.played(e)))
         parts.rollouts.last_obs(env)[0] += 1.0
-        with pytest.raises(WorkerError, match=rf"environment {env} is not repeatable: .* observed something else"):
+        with pytest.raises(WorkerError, match=rf"environment {env} is not deterministic: .* differs"):
             parts.new_sampler(env // ENVS)
     finally:
         parts.close()

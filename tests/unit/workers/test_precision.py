@@ -9,9 +9,9 @@ import torch
 from batches import ACT, OBS, batches
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import Tape, mlp_backward, mlp_forward, new_parameters
+from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_backward, mlp_forward, new_parameters
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.schema import PARTS, LearnerConfig
+from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.errors import ConfigError
 from spreeze.machine.hardware import check_precision, has_bfloat16_unit, mkl_lacks_avx512
 from spreeze.workers import torch_devices
@@ -20,7 +20,7 @@ from spreeze.workers.torch_devices import largest_matmul, matmuls_in
 NAMES = ["ddpg", "sac", "td3"]
 CPU, ROWS = torch.device("cpu"), 256
 WIDE = "avx2 avx512f avx512bw avx512dq avx512vl"
-HAS_UNIT = pytest.mark.skipif(not has_bfloat16_unit(), reason="this processor has no bfloat16 unit")
+HAS_UNIT = pytest.mark.skipif(not has_bfloat16_unit(), reason="this CPU has no bfloat16 unit")
 
 
 def machine(tmp_path, flags, vendor="GenuineIntel", family=6):
@@ -71,7 +71,7 @@ def test_rounding_to_bfloat16_is_recognised(monkeypatch):
 
 @pytest.mark.parametrize(
     ("precision", "on_gpu", "words"),
-    [("tf32", False, "matmuls on GPUs"), ("bfloat16", True, "use tf32"), ("bfloat16", False, "would only imitate it")],
+    [("tf32", False, "needs a GPU"), ("bfloat16", True, "use tf32"), ("bfloat16", False, "; use float32")],
 )
 def test_what_a_device_does_not_have_is_refused_with_what_to_use(tmp_path, precision, on_gpu, words):
     with pytest.raises(ConfigError, match=f"learner.precision = {precision}: .*{words}"):
@@ -87,7 +87,7 @@ def test_what_a_device_has_is_accepted(tmp_path):
 def test_a_gpu_that_is_too_old_for_tf32_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (7, 5))
     with (
-        pytest.raises(ConfigError, match=r"tf32: cuda:0 is older than compute capability 8.0"),
+        pytest.raises(ConfigError, match=r"tf32: cuda:0 has a compute capability below 8.0"),
         matmuls_in("tf32", "cuda:0"),
     ):
         pass
@@ -119,12 +119,12 @@ def passed(precision, dtype):
         x = torch.randn(1, ROWS, 22, generator=generator).expand(2, -1, -1).to(dtype)
         used = new_parameters(parameters.sizes, 2, CPU, dtype)
         used.flat.copy_(parameters.flat)
-        tape = Tape.allocate(used, ROWS)
-        mlp_forward(used, x, tape)
-        tape.grad_out.copy_(torch.linspace(0.5, 1.5, ROWS, dtype=dtype).expand(2, 1, ROWS))
-        mlp_backward(used, tape, x.transpose(1, 2), gradient)
+        buffers = MlpBuffers.allocate(used, ROWS)
+        mlp_forward(used, x, buffers)
+        buffers.grad_out.copy_(torch.linspace(0.5, 1.5, ROWS, dtype=dtype).expand(2, 1, ROWS))
+        mlp_backward(used, buffers, x.transpose(1, 2), gradient)
         return {
-            "out": tape.out.double(),
+            "out": buffers.out.double(),
             "first": gradient.weights[0].double(),
             "second": gradient.weights[1].double(),
             "head": gradient.head_weight.double(),
@@ -156,7 +156,7 @@ def test_bfloat16_really_rounds_the_inputs_of_large_products_and_only_these():
 @HAS_UNIT
 @pytest.mark.parametrize("name", NAMES)
 def test_after_many_updates_bfloat16_is_close_to_float32(name):
-    config = dataclasses.replace(PARTS[name](), hidden_sizes=(64, 64))
+    config = dataclasses.replace(SECTIONS[name](), hidden_sizes=(64, 64))
     policies = []
     for precision in ("float32", "bfloat16"):
         with matmuls_in(precision, "cpu"):

@@ -94,16 +94,16 @@ def test_failures_in_a_row_are_told_by_powers_of_ten(publisher_of):
         publisher.offer(arrays, {}, 1, version)
         assert publisher.flush(PATIENCE_S)
         told += publisher.failures()
-    cause = "the last good ones stay: [Errno 28] No space left on device"
+    cause = "the previous weights remain in use: [Errno 28] No space left on device"
     times = ("", " 10 times in a row", " 100 times in a row")
-    assert told == [f"weights not published{words}, {cause}" for words in times]
+    assert told == [f"publishing weights failed{words}; {cause}" for words in times]
     gate.failure = None
     publisher.offer(arrays, {}, 1, 121)
     assert publisher.flush(PATIENCE_S)
     gate.failure = OSError(28, "No space left on device")
     publisher.offer(arrays, {}, 1, 122)
     assert publisher.flush(PATIENCE_S)
-    assert publisher.failures() == [f"weights not published, {cause}"], "another failure, told again"
+    assert publisher.failures() == [f"publishing weights failed; {cause}"], "another failure, told again"
 
 
 def test_weights_that_are_not_finite_leave_the_last_good_ones(tmp_path, publisher_of):

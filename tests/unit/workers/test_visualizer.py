@@ -156,7 +156,7 @@ def test_an_environment_that_cannot_be_drawn_is_told_once_and_ends_quietly(tmp_p
         wait_until(lambda: not thread.is_alive())
     (message,) = running.messages
     assert (message["kind"], message["level"]) == ("event", "warning")
-    assert "no pictures" in message["text"]
+    assert "visualizer disabled" in message["text"]
     assert not running.errors
     assert not (tmp_path / "live.jpg").exists()
 
@@ -187,7 +187,7 @@ def test_a_fault_in_the_middle_drops_the_clip_and_goes_on(tmp_path, monkeypatch)
         wait_until(lambda: crashes)
         frames = slots(status)["frames"]
         wait_until(lambda: slots(status)["frames"] > frames + 2)
-    assert any("picture failed" in message["text"] for message in running.messages)
+    assert any("rendering failed" in message["text"] for message in running.messages)
     assert not running.errors
 
 
@@ -211,7 +211,7 @@ def test_many_failures_in_a_row_end_nothing_and_the_next_attempts_are_told_rarel
         re.sub(r" \(test_visualizer.py:\d+\)$", "", message["text"])
         for message in running.messages
         if "failed" in message["text"]
-    ] == ["picture failed: RuntimeError: no display", "picture failed 10 times in a row: RuntimeError: no display"]
+    ] == ["rendering failed: RuntimeError: no display", "rendering failed 10 times in a row: RuntimeError: no display"]
     assert not running.errors
 
 

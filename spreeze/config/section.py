@@ -1,4 +1,4 @@
-"""A part of a configuration: a frozen dataclass whose fields know meaning, unit and range, checked when it is built."""
+"""Sections of a configuration: frozen dataclasses whose fields carry meaning, unit and range, checked when built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from spreeze.errors import ConfigError, did_you_mean
 
 Condition = Callable[[Any], bool]
-"""True if a run reads a setting, by how its mode runs its algorithm (``modes.Wiring``)."""
+"""True if a run reads a setting, by how its mode runs its algorithm (``modes.DataFlow``)."""
 
 
 def setting(
@@ -39,10 +39,10 @@ def setting(
     switch inverts its default (``--no-...`` if the default is on). ``default_text`` is what the command line says of
     a default that other settings decide.
 
-    ``read`` says which runs it makes a difference to, where they are not those of its part. A ``fixed`` one cannot
-    change on resume, because the stored state depends on it; that holds in derived parts too. The value of a
+    ``read`` says which runs it makes a difference to, where they are not those of its section. A ``fixed`` one cannot
+    change on resume, because the stored state depends on it; that holds in derived sections too. The value of a
     ``machine`` one holds only on the machine that it was chosen on. A ``shared`` one is in exported profiles though its
-    part is ``personal``. No profile may set a ``command_line_only`` one: it names code, a host or a place for files.
+    section is ``personal``. No profile may set a ``command_line_only`` one: it names code, a host or a place for files.
     Only the tuner reads a ``tuner`` one.
     """
     known = {
@@ -63,19 +63,19 @@ def setting(
     return field(default=default, metadata=known)
 
 
-def always(wiring: Any) -> bool:
+def always(data_flow: Any) -> bool:
     """The condition of settings that every run reads."""
     return True
 
 
-def unoffered(wiring: Any) -> bool:
+def unoffered(data_flow: Any) -> bool:
     """The condition of settings that neither the tuner nor the page offers: they name the run, its task or its end."""
     return False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """Base of all parts: checks type and range of every field when built."""
+class Section:
+    """Base of all sections: checks type and range of every field when built."""
 
     read: ClassVar[Condition] = always
     """The runs in which its settings make a difference."""
@@ -84,7 +84,7 @@ class Part:
 
     @classmethod
     def marked(cls, mark: str) -> list[str]:
-        """The fields that ``setting(MARK=True)`` marks here or in a part that this one is derived from."""
+        """The fields that ``setting(MARK=True)`` marks here or in a section that this one is derived from."""
         bases = [base for base in cls.__mro__ if dataclasses.is_dataclass(base)]
         return [
             item.name

@@ -1,9 +1,9 @@
-"""Networks of a user's own module, by autograd, with the members that a perceptron has.
+"""Custom networks by autograd, with the interface of perceptrons.
 
-A module of ``--import`` declares ``NETWORKS = (NetworkRow(name=..., make=...),)``; ``make(inputs, outputs)`` gives a
-``torch.nn.Module`` from [M, I] to [M, K], without buffers. It stands in for every perceptron of an algorithm: actor and
-critics, or policy and value. To whatever calls it, it looks like a perceptron whose first layer is the identity, so
-that the gradient by that layer is the gradient by the input. A backward pass computes the outputs anew.
+The ``--import`` module declares ``NETWORKS = (NetworkRow(name=..., make=...),)``; ``make(inputs, outputs)`` returns a
+``torch.nn.Module`` from [M, I] to [M, K], without buffers. It replaces every perceptron of an algorithm: actor and
+critics, or policy and value. For callers it is a perceptron whose first layer is the identity. A backward pass computes
+the outputs again.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.algorithms.fused_mlp import HiddenLayers, Parameters, Tape, host_copies
+from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, Parameters, host_copies
 from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, torch
 
 
-class OwnParameters(Parameters):
+class ModuleParameters(Parameters):
     """Views of a flat vector as the parameters of S modules; ``sizes`` = (I, I, K)."""
 
     def __init__(
@@ -40,42 +40,44 @@ class OwnParameters(Parameters):
         self.weights, self.weights_t, self.biases = [identity], [identity], []
 
     def one(self, index: int) -> Parameters:
-        return OwnParameters(self.flat, self.sizes, self.layers, self._modules[index : index + 1], self._first + index)
+        return ModuleParameters(
+            self.flat, self.sizes, self.layers, self._modules[index : index + 1], self._first + index
+        )
 
     def over(self, flat: Tensor) -> Parameters:
-        return OwnParameters(flat, self.sizes, self.layers, self._modules, self._first)
+        return ModuleParameters(flat, self.sizes, self.layers, self._modules, self._first)
 
     def views(self) -> list[Tensor]:
         return [tensor for each in self._each for tensor in each.values()]
 
     def initialise(self, generator: torch.Generator) -> None:
-        """As the modules initialise themselves, by a seed of ``generator``."""
+        """Runs the initialisation of the modules, with a seed from ``generator``."""
         seed = int(torch.randint(2**62, (1,), generator=generator))
         for module, views in zip(modules_of(self.layers, self.sizes, self.stack, seed), self._each, strict=True):
             for name, tensor in module.named_parameters():
                 views[name].copy_(tensor.detach())
 
-    def forward(self, x: Tensor, tape: Tape) -> Tensor:
-        tape.hidden[0].copy_(x)
+    def forward(self, x: Tensor, buffers: MlpBuffers) -> Tensor:
+        buffers.hidden[0].copy_(x)
         with torch.no_grad():
             for index, module in enumerate(self._modules):
-                out = torch.func.functional_call(module, self._each[index], (tape.hidden[0][index],))
-                tape.out[index].copy_(out.t())
-        return tape.out
+                out = torch.func.functional_call(module, self._each[index], (buffers.hidden[0][index],))
+                buffers.out[index].copy_(out.t())
+        return buffers.out
 
-    def backward(self, tape: Tape, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
-        """Gradients of the sum of ``grad_out`` [S, K, M] times the outputs at the tape's input, which come first."""
+    def backward(self, buffers: MlpBuffers, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
+        """Gradients of the sum of ``grad_out`` [S, K, M] times the outputs at the buffers' input, which come first."""
         for index, module in enumerate(self._modules):
             with torch.inference_mode(False), torch.enable_grad():
-                x = tape.hidden[0][index].clone().requires_grad_()
+                x = buffers.hidden[0][index].clone().requires_grad_()
                 leaves = {name: view.detach().clone().requires_grad_() for name, view in self._each[index].items()}
                 out = torch.func.functional_call(module, leaves, (x,))
                 found = torch.autograd.grad(out, [x, *leaves.values()], grad_out[index].t().clone())
-            tape.grads[0][index].copy_(found[0])
-            if isinstance(gradient, OwnParameters):
+            buffers.grads[0][index].copy_(found[0])
+            if isinstance(gradient, ModuleParameters):
                 for own, value in zip(gradient._each[index].values(), found[1:], strict=True):
                     own.add_(value) if add else own.copy_(value)
-        return tape.grads[0]
+        return buffers.grads[0]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of the first module's parameters, as ``inference.own_network`` reads them."""
@@ -94,19 +96,21 @@ def modules_of(layers: HiddenLayers, sizes: tuple[int, ...], stack: int, seed: i
         torch.manual_seed(seed % 2**62)
         made = [row.make(sizes[0], sizes[-1]) for _ in range(stack)]
         if not isinstance(made[0], torch.nn.Module):
-            raise ConfigError(f"network {row.name!r}: make gave {type(made[0]).__name__}; expected a torch.nn.Module")
+            raise ConfigError(
+                f"network {row.name!r}: make returned {type(made[0]).__name__}; expected a torch.nn.Module"
+            )
         if any(True for _ in made[0].buffers()):
             raise ConfigError(
-                f"network {row.name!r} has buffers, such as those of batch norm, which would not be "
-                "published with its weights; use layers that have parameters alone"
+                f"network {row.name!r} has buffers, such as those of batch norm, which are not published with the "
+                f"weights; use layers without buffers"
             )
         like = next(made[0].parameters())
         with torch.no_grad():
             out = made[0](like.new_zeros(3, sizes[0]))
     if not isinstance(out, torch.Tensor):
         raise ConfigError(
-            f"network {row.name!r}: it gave {type(out).__name__} in place of a tensor, as recurrent "
-            "layers do, whose state would not be kept; use a network from rows to rows, or ppo.recurrent=lstm"
+            f"network {row.name!r}: it returned {type(out).__name__} instead of a tensor, like recurrent layers, which "
+            "are not supported; use a network from rows to rows, or ppo.recurrent=lstm"
         )
     shape = tuple(out.shape)
     if shape != (3, sizes[-1]):
