@@ -107,7 +107,7 @@ def test_a_run_of_a_script_s_environment_is_used_from_the_command_line(tmp_path)
 @pytest.mark.parametrize("task", ["Slope", "lambda: Slope()"])
 def test_what_a_notebook_or_console_defines_is_refused_with_what_to_do(tmp_path, task):
     line = last_error("-c", script(task), cwd=tmp_path)
-    assert "Slope is defined in this notebook or console, which the processes of a run cannot import" in line
+    assert "Slope is defined in this notebook or console, which other processes cannot import" in line
     assert "%%writefile my_envs.py" in line
     assert not (tmp_path / "runs").exists()
 
