@@ -306,7 +306,7 @@ def end_all(sinks: list[Any], on_event: Callable[[str, str], None], *, failed: b
             names = " and ".join(sink.name for sink in left)
             on_event("info", f"waiting for {names} to end; Ctrl-C skips this")
         for sink in left:
-            sink.look()
+            sink.poll()
     for sink in sinks:
         sink.late()
         sink.reap()

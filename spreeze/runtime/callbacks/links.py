@@ -112,7 +112,7 @@ class CallbackLinks:
             self._next_s = wall_s + _METRICS_S
             self.call("on_metrics", dict(values))
         for link in self._links:
-            link.look()
+            link.poll()
 
     def close(self, reason: str, hurry: Callable[[], bool]) -> None:
         """Tells all callbacks that the run ends, and waits for them, for ten seconds each without an answer."""

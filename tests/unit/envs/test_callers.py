@@ -62,8 +62,7 @@ def test_what_this_program_has_registered_is_found_by_the_module_that_makes_it(r
 
 @pytest.mark.parametrize(("task", "module", "words"), [
     (3, None, "expected the Gymnasium id of a task, such as 'Pendulum-v1', or a class or function that constructs it"),
-    (outside(), None, "defined inside a function, so other processes cannot import it; define it at module level"+
-     " or of a module"),
+    (outside(), None, "defined inside a function, so other processes cannot import it; define it at module level"),
     (nested_env.NestedGoal, "image_env", "module 'image_env' does not define it"),
     (gymnasium.envs.registration.EnvSpec("Nowhere-v0", "a:B"), None, "it is not registered"),
     (gymnasium.envs.registration.EnvSpec("Pendulum-v1", "a:B"), None, "it differs from the registered one"),
