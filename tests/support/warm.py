@@ -67,7 +67,7 @@ _SUBREAPER = 36
 _MOST_FDS = 250
 _FAR = 400
 """The descriptor of the line to a nursery has such a number: those of a run are what they would be without it."""
-_ANSWER_S = 60.0
+_ANSWER_S = 240.0
 
 
 def main(fd: int) -> None:
@@ -269,15 +269,20 @@ class Nursery:
         if os.getpid() != self._owner:
             return None
         message = json.dumps(told).encode() + b"\n"
-        with self._lock, contextlib.suppress(OSError, ValueError):
+        with self._lock:
             self._prctl(_SUBREAPER, 1, 0, 0, 0)  # only meanwhile: orphans of a run become no children of it
             try:
                 sent = socket.send_fds(self._line, [message], fds)
                 self._line.sendall(message[sent:])
                 return int(self._line.recv(32)) or None
+            except (
+                OSError,
+                ValueError,
+            ):  # it has ended, or hangs: an answer that comes late is that of no other request
+                self._line.close()
+                return None
             finally:
                 self._prctl(_SUBREAPER, 0, 0, 0, 0)
-        return None
 
 
 class FirstNursery:
