@@ -120,7 +120,7 @@ def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
     assert document["env_errors"] + document["transitions_rejected"] > 1
     assert document["eval_episodes"] > 0
     assert document["eval_episodes_lost"] > 0
-    assert errors_of(run, "supervisor")
+    assert errors_of(run, "sampler-0")
     assert any("environment" in event and "its episode is lost" in event for event in run.events())
 
 
