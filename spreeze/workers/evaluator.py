@@ -199,7 +199,7 @@ class Evaluation:
 
         Returns:
             The record, or None if stopped or if no episode finished. It adds to the columns of ``eval.csv``:
-            ``success_rate``, None where the environment does not say,
+            ``success_rate`` where the environment says it,
             ``episodes_cut`` by the stop, ``episodes_lost`` to errors, ``whole`` (none cut, and no more lost than
             finished, so that scores are comparable), and ``target`` (see ``_check_target``).
         """
@@ -214,8 +214,9 @@ class Evaluation:
             "updates": int(weights.meta.get("updates", 0)), "epoch": weights.epoch, "version": weights.version,
             "group": group, **score(episodes)._asdict(),
             "episodes_cut": cut, "episodes_lost": lost, "whole": not cut and lost <= len(episodes),
-            "success_rate": success_rate(episodes),
         }  # fmt: skip
+        if (success := success_rate(episodes)) is not None:
+            record["success_rate"] = success
         self.evaluations += 1
         append_row(group_folder(self._run_dir, group) / "eval.csv", record)
         if record["whole"]:
