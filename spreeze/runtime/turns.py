@@ -107,7 +107,8 @@ class TurnedWorker(Worker):
         return RUN
 
     def turn(self) -> None:
-        if self._code is not None:
+        """Works until it yields; not between an interrupt and the supervisor's word to stop."""
+        if self._code is not None or self._context.is_ahead:
             return
         try:
             next(self._turns)
@@ -126,8 +127,7 @@ class TurnedWorker(Worker):
         self._code, self._launcher.has_news = code, True
 
     def poll(self) -> int | None:
-        """Its exit code, as a process has it. The one that noticed an interrupt before the supervisor has not ended."""
-        return None if self._code == 0 and self._context.is_ahead else self._code
+        return self._code
 
     def signal_group(self, number: signal.Signals) -> None:
         """Ends it where that kills a process; a pause of this process is one of all its workers."""
