@@ -75,7 +75,7 @@ def test_an_algorithm_of_an_imported_module_brings_its_own_settings(module):
     assert "bonus = 2.0  # user" in to_toml(settings)
     assert settings.with_layer(Layer("late", {NAME: {"gamma": 0.5}})).config.algorithm.gamma == 0.5
     check_algorithm(NAME, SPEC, find_mode("spreeze"))
-    with pytest.raises(ConfigError, match="it learns from replay, which mode hts does not have"):
+    with pytest.raises(ConfigError, match="it learns from replay, which mode hts does not provide"):
         check_algorithm(NAME, SPEC, find_mode("hts"))
     with pytest.raises(ConfigError, match=f"user: {NAME}.bonus = 1000.0: allowed is -100 to 100"):
         asked("--algo", NAME, "--import", module, "--set", f"{NAME}.bonus=1000")

@@ -229,7 +229,7 @@ def asked(*argv):
 
 
 @pytest.mark.parametrize(("argv", "words"), [
-    (("--mode", "gala", "--algo", "dqn"), "--algo dqn: it learns from replay, which mode gala does not have"),
+    (("--mode", "gala", "--algo", "dqn"), "--algo dqn: it learns from replay, which mode gala does not provide"),
     (("--mode", "gala", "--algo", "a2c", "--learners", "0"), "run.learners = 0: allowed is 1 to 16"),
     (("--mode", "gala", "--set", "gala.topology=star"), "topology = .star.: allowed is ring, exponential, full"),
     (("--mode", "gala", "--algo", "a2c", "--max-staleness", "-1"), "max_staleness = -1: allowed is 0 to"),

@@ -114,7 +114,7 @@ def test_the_algorithm_implies_its_mode_and_is_refused_in_others(algo):
     (("--algo", "impact", "--set", "impact.ratio=R4"), "impact.ratio = 'R4': allowed is R1, R2, R3"),
     (("--algo", "appo", "--set", "appo.uses=1", "--set", "appo.least_uses=4"), "least_uses = 4 is above uses = 1"),
     (("--mode", "impact", "--algo", "ppo"), "--algo ppo: it learns from what its own policy has just collected"),
-    (("--mode", "impact", "--algo", "dqn"), "--algo dqn: it learns from replay, which mode impact does not have"),
+    (("--mode", "impact", "--algo", "dqn"), "--algo dqn: it learns from replay, which mode impact does not provide"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused(argv, words):
     with pytest.raises(ConfigError, match=words):

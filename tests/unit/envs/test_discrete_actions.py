@@ -170,7 +170,7 @@ def test_a_mode_takes_only_the_algorithms_that_it_runs_and_has_a_default_among_t
         r"not provide; use --mode serial, .* or --mode tianji, or --algo dqn",
     ):
         check_algorithm("ppo", spec, MODES["spreeze"])
-    with pytest.raises(ConfigError, match=r"--algo dqn: it learns from replay, which mode hts does not have"):
+    with pytest.raises(ConfigError, match=r"--algo dqn: it learns from replay, which mode hts does not provide"):
         check_algorithm("dqn", spec, MODES["hts"])
     for mode in ("serial", "hts"):
         check_algorithm("a2c", spec, MODES[mode])

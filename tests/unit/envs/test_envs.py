@@ -81,7 +81,7 @@ def test_an_id_that_a_known_package_lacks_is_no_reason_to_import_it_once_more(tm
     monkeypatch.setattr(gymnasium, "registry", dict(gymnasium.registry))
     monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry)
     try:
-        with pytest.raises(EnvironmentError_, match=r"no such id in it; did you mean 'MiniGrid-Made-5x5-v0'"):
+        with pytest.raises(EnvironmentError_, match=r"has no such id; did you mean 'MiniGrid-Made-5x5-v0'"):
             make_env("MiniGrid-Made-5x5-v9", "minigrid")
         with pytest.raises(EnvironmentError_, match=r"comes from module 'minigrid': add --import minigrid"):
             make_env("MiniGrid-Made-5x5-v9")
