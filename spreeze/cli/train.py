@@ -513,7 +513,7 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
         env_id=plan.spec.env_id,
         algo=plan.config.run.algo,
         mode=plan.config.run.mode,
-        data_flow=recorded(plan.config.data_flow),
+        wiring=recorded(plan.config.data_flow),
         seed=plan.config.run.seed,
         nonce=run_dir.nonce,
         command=sys.argv,
