@@ -151,7 +151,7 @@ def test_every_replay_algorithm_learns_with_it_and_resumes_bit_by_bit(module, na
     obs = rng.standard_normal((5, 3)).astype(np.float32)
     net = first.critics.online if first.actor is None else first.actor.online
     expected = mlp_forward(net, torch.from_numpy(obs)[None], MlpBuffers.allocate(net, 5))[0].t().numpy()
-    np.testing.assert_allclose(policy_of(first)._forward(obs), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(policy_of(first)._forward(obs, ())[0], expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(first.policy_snapshot()()["net.last.bias"], first.policy_arrays()["net.last.bias"])
 
 

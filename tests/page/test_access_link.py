@@ -119,7 +119,7 @@ def test_where_the_folder_cannot_be_written_a_terminal_still_lets_in(tmp_path, t
 def test_where_neither_is_there_it_is_said(tmp_path, log):
     (tmp_path / "file").touch()
     LoginTokens(tmp_path / "file").open(ADDRESS)
-    assert "cannot be written" in log.text
+    assert "is not writable" in log.text
     assert TOKEN.findall(log.text) == []
 
 

@@ -140,7 +140,7 @@ def test_duelling_streams_stay_apart_and_the_published_head_gives_the_same_value
     obs = np.random.default_rng(0).normal(size=(50, OBS)).astype(np.float32)
     policy = Policy.from_weights(dqn.policy_arrays(), dqn.policy_meta())
     q = q_of(dqn.critics.online, obs, duelling=True)[0]
-    np.testing.assert_allclose(policy._forward(obs), q, atol=1e-5)
+    np.testing.assert_allclose(policy._forward(obs, ())[0], q, atol=1e-5)
     np.testing.assert_array_equal(policy.act(obs, ())[0][:, 0], q.argmax(1))
 
 

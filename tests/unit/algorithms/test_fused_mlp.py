@@ -200,7 +200,7 @@ def test_two_threads_and_the_sampler_s_numpy_give_the_same(layers):
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
     meta = {"policy": "categorical", "num_actions": 3, "obs_dim": 4, "hidden_sizes": [9, 8], **layers.meta}
     policy = Policy.from_weights(policy_arrays(parameters), meta)
-    np.testing.assert_allclose(policy._forward(x[0].numpy()), found[0][0][0].t(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(policy._forward(x[0].numpy(), ())[0], found[0][0][0].t(), rtol=1e-4, atol=1e-5)
 
 
 def test_layer_norm_by_hand():
@@ -240,7 +240,7 @@ def test_every_algorithm_learns_with_them_and_publishes_what_samplers_compute(na
         expected = mlp_forward(net, torch.from_numpy(obs)[None], MlpBuffers.allocate(net, 5))[0].t().numpy().copy()
     assert algorithm.updates_skipped() == 0
     policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
-    np.testing.assert_allclose(policy._forward(obs), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(policy._forward(obs, ())[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_images_have_layers_of_their_own_and_say_so():
