@@ -172,7 +172,7 @@ def test_the_newest_versions_stay_whatever_lies_between_them(step):
         assert parameters.newest == (1, 4 * step)
         os.pwrite(max(parameters.fds, key=_slot_header), _HEADER.pack(*_EMPTY), 0)  # it is being written over
         assert parameters.read_latest().arrays["w"][0] == 3.0, "the newest but one"
-        with pytest.raises(WeightsError, match="is not published"):
+        with pytest.raises(WeightsError, match="was not published"):
             parameters.publish_over_oldest({"w": np.zeros(2, np.float32)}, {}, 0, 100)
     finally:
         parameters.close()

@@ -4,6 +4,8 @@ import dataclasses
 import os
 from types import SimpleNamespace
 
+from harness import PATIENCE_S
+
 from spreeze.runtime.cluster.gateway import GatewayActor
 from spreeze.runtime.cluster.ray_nodes import Node
 
@@ -27,7 +29,7 @@ class HostsWithoutRay:
 
     def drop(self, gateway):
         if gateway.actor._run is not None:
-            gateway.actor._run.end(10.0)
+            gateway.actor._run.end(PATIENCE_S)
 
     def ready(self, references, timeout_s):
         return list(references)
