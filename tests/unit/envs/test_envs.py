@@ -230,7 +230,7 @@ S = gymnasium.spaces
         (BOX1, S.Box(-np.inf, np.inf, (2,), np.float32), "unbounded"),
         (BOX1, S.Box(0.0, np.inf, (2,), np.float64), "unbounded"),
         (BOX1, S.Box(np.finfo(np.float32).min, np.finfo(np.float32).max, (2,), np.float32), "unbounded"),
-        (BOX1, S.Box(0, 3, (2,), np.int64), "integers"),
+        (BOX1, S.Box(0, 3, (2,), np.int64), "integer dtype"),
         (BOX1, S.Box(-1.0, 1.0, (0,), np.float32), "is empty"),
         (S.Dict({}), BOX1, "is empty"),
         (S.Text(5), BOX1, "no fixed length"),
