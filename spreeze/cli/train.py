@@ -324,11 +324,11 @@ def _without_code(values: dict[str, dict[str, Any]], asked: Values) -> list[str]
     notes = []
     address = values.get("cluster", {}).pop("address", None)
     if address is not None and "address" not in asked.get("cluster", {}):
-        notes.append(f"it had other hosts, --cluster {clean(address, 80)}: give again to use them")
+        notes.append(f"it used other hosts (--cluster {clean(address, 80)}): pass that again to use them")
     callbacks = values.get("callback", {}).pop("classes", ())
     if callbacks and "classes" not in asked.get("callback", {}):
         flags = " ".join(f"--callback {clean(text, 80)!r}" for text in callbacks)
-        notes.append(f"it had callbacks, {flags}: give again to use them")
+        notes.append(f"it had callbacks ({flags}): pass them again to use them")
     return notes
 
 

@@ -187,7 +187,7 @@ def test_the_form_takes_algorithm_and_mode_of_a_profile_that_names_them_until_th
         return [page.selectbox(key=box.key).value for box in boxes]
 
     def tells():
-        return any("are what profile bullet-locomotion takes" in one.value for one in page.caption)
+        return any("are what profile bullet-locomotion sets" in one.value for one in page.caption)
 
     assert shown("HalfCheetahBulletEnv-v0") == ["ppo", "hts"]
     assert tells()

@@ -72,7 +72,7 @@ def test_a_curriculum_raises_an_argument_of_the_environment_as_the_return_grows(
     assert summary["eval_return_mean"] == 10.0  # by the run's own arguments
     assert summary["restarts"] == summary["env_errors"] == 0
     with Run(tmp_path, "--import", "own_callbacks", "--resume", "run", tiny=()) as again:
-        told = "it had callbacks, --callback 'own_callbacks:Curriculum(most=30)'"
+        told = "it had callbacks (--callback 'own_callbacks:Curriculum(most=30)')"
         again.wait_for(lambda: told in again.stderr, what="the word on callbacks")
         again.until_progress()
         assert 29.0 < again.numbers()["episode_return"] <= 30.0

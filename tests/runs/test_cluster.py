@@ -100,7 +100,7 @@ def test_a_run_with_simulated_hosts_learns_and_its_resume_leaves_them_out(tmp_pa
     with Run(tmp_path, "--resume", "run", "--env-steps", str(int(steps) + 500)) as again:
         code, document = again.end()
     assert (code, document["env_steps"] > steps) == (0, True)
-    assert "it had other hosts, --cluster local:1: pass it again" in again.stderr
+    assert "it used other hosts (--cluster local:1): pass that again" in again.stderr
     assert "host" not in "".join(again.children())
 
 

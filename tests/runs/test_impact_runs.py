@@ -176,7 +176,7 @@ def test_the_memory_that_is_asked_for_counts_what_the_learner_keeps():
 
 
 def test_inference_workers_are_refused_where_samplers_wait_for_nobody():
-    with pytest.raises(ConfigError, match=r"inference_workers = 1: in mode impact samplers .* infer for themselves"):
+    with pytest.raises(ConfigError, match=r"inference_workers = 1: in mode impact samplers run the policy themselves"):
         plan(2, "--algo", "impact", "--set", "rollout.inference_workers=1")
 
 
@@ -202,7 +202,7 @@ def test_each_sampler_has_a_slot_to_fill_besides_its_share_of_those_to_read():
 def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
     filled = iter([False, False, True, False])
     columns = SimpleNamespace()
-    envs = SimpleNamespace(counts=SamplerStats(), columns=columns, open=lambda: [0])
+    envs = SimpleNamespace(counts=SamplerStats(), columns=columns, info=None, open=lambda: [0])
 
     def advance(policies):
         columns.filled = next(filled)
@@ -213,6 +213,7 @@ def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
         throttled=lambda now_s: False,
         account_work=lambda since_s: None,
         heartbeat=lambda phase: None,
+        report_info=lambda info, start_s: None,
         slots=np.zeros(len(SLOTS["sampler"])),
     )
     with contextlib.closing(Wakeup.create()) as wakeup:

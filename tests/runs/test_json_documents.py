@@ -100,7 +100,7 @@ def test_arguments_that_cannot_be_read_are_refused_in_the_same_way(capsys, argv)
     assert list(json.loads(told.out)) == ["error", "kind"]
     assert told.err.startswith("error: ")
     assert told.err.count("\n") == 1
-    assert f"(python -m spreeze {argv[0]}" in told.err
+    assert f"(see python -m spreeze {argv[0]}" in told.err
 
 
 def test_errors_on_purpose_become_a_line_and_a_code(capsys):
