@@ -295,8 +295,8 @@ def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -
     if render_mode != "rgb_array" or modes is None or "rgb_array" in modes:
         return env
     env.close()
-    how = f"only as {', '.join(map(str, modes))}, which needs a display" if modes else "not at all"
-    raise EnvironmentError_(f"{name} renders {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
+    how = f"renders only as {', '.join(map(str, modes))}, which needs a display" if modes else "does not render"
+    raise EnvironmentError_(f"{name} {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
 
 
 def _render_offscreen() -> None:

@@ -130,7 +130,7 @@ def test_an_environment_that_hangs_costs_an_episode_and_its_run_ends_as_asked(tm
         "it has not returned within 1 s in phase STEP (sampling.step_deadline_s = 1); its stack is in logs/run.log"
         in event
     )
-    assert "testing.py" in (run.path / "logs" / "run.log").read_text(), "the stack names the culprit"
+    assert "fault_envs.py" in (run.path / "logs" / "run.log").read_text(), "the stack names the culprit"
 
 
 class Ending(Exception):

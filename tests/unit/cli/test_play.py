@@ -121,7 +121,9 @@ def test_a_run_without_weights_is_named(tmp_path):
         find_weights("new", tmp_path, "latest")
 
 
-@pytest.mark.parametrize("named", [{"import_module": "someones_module"}, {"env_id": "someones_module:Fault-v0"}])
+@pytest.mark.parametrize(
+    "named", [{"import_module": "someones_module"}, {"env_id": "someones_module:Fault-v0", "import_module": None}]
+)
 def test_a_weights_file_cannot_make_a_module_be_imported(runs_dir, named):
     weights = read_weights(find_weights("second", runs_dir, "best"))
     assert spec_of(weights, FAULT_MODULE).env_id == FAULT

@@ -257,7 +257,7 @@ def test_what_a_mode_gives_for_a_session_is_not_what_was_asked_for():
     settings, _ = with_algorithm([*layers, user], resolve([*layers, user]), spec)
     machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=4.0))
     plan = train_module._plan(settings, probe_of(spec), machine, None)
-    asked, given = plan.asked.config.replay, plan.config.replay
+    asked, given = plan.requested_settings.config.replay, plan.config.replay
     assert given.samples_per_insert_min == given.samples_per_insert_max == asked.serial_ratio(256)
     assert asked.samples_per_insert_max > asked.samples_per_insert_min, "another batch has another ratio on resume"
 

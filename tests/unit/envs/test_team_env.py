@@ -228,7 +228,7 @@ def test_foraging_players_are_a_team_whose_last_step_is_a_truncation(monkeypatch
     with contextlib.closing(make_env("lbf:Foraging-5x5-2p-1f-v3", args=("max_episode_steps=7",))) as env:
         env.reset(seed=3)
         assert [env.step(np.zeros(2, int))[3] for _ in range(7)] == [False] * 6 + [True]
-    with pytest.raises(EnvironmentError_, match="draws not at all: no clips"):
+    with pytest.raises(EnvironmentError_, match="does not render: no clips"):
         make_env("lbf:Foraging-5x5-2p-1f-v3", render_mode="rgb_array")
     monkeypatch.setenv("DISPLAY", ":0")
     with pytest.raises(EnvironmentError_, match="does not support render_mode"):

@@ -219,7 +219,7 @@ def test_a_prefix_names_an_engine():
 
 def test_an_engine_that_is_missing_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    monkeypatch.setattr("spreeze.envs.vector_engines.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("spreeze.envs.families.importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentError_, match=r"pip install 'spreeze\[envpool\]'"):
         make_env("envpool:Pendulum-v1")
 
