@@ -197,8 +197,8 @@ def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_s
     one.run()
     assert drawn == [256, 128, 64, 64, 64, 64, 64]
     assert one.events()[1:] == [
-        "batch 256 does not fit into the memory of cpu: continuing with 128; set --batch-size 128",
-        "batch 128 does not fit into the memory of cpu: continuing with 64; set --batch-size 64",
+        "batch 256 does not fit into the memory of cpu; continuing with 128; set --batch-size 128",
+        "batch 128 does not fit into the memory of cpu; continuing with 64; set --batch-size 64",
     ]
     assert one.ring.sampled == 5 * 64
     assert one.context.named(one.context.slots)["batch_size"] == 64
@@ -220,7 +220,7 @@ def test_f19_stub_a_mirror_of_replay_gives_its_memory_back_before_the_batch_gets
     assert drawn == [256, 256, 128, 128]
     assert one.events()[1:] == [
         "out of memory on cpu: freed the GPU copy of replay; batches are gathered on the host",
-        "batch 256 does not fit into the memory of cpu: continuing with 128; set --batch-size 128",
+        "batch 256 does not fit into the memory of cpu; continuing with 128; set --batch-size 128",
     ]
 
 
@@ -267,7 +267,7 @@ def test_f19_a_processor_without_memory_for_the_batch_goes_on_with_what_fits(tmp
     assert 4096 <= drawn[-1] < 65536
     halved = drawn[:-1]
     assert events[1:] == [
-        f"batch {size} does not fit into the memory of cpu: continuing with {size // 2}; set --batch-size {size // 2}"
+        f"batch {size} does not fit into the memory of cpu; continuing with {size // 2}; set --batch-size {size // 2}"
         for size in halved[:-1]
     ]
     loaded = CheckpointStore(tmp_path / "checkpoints").load_latest()
