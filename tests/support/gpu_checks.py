@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -416,7 +417,7 @@ def _sampled_ring() -> Iterator[ReplayRing]:
                 "bench",
                 {
                     "env": {"id": "Pendulum-v1"},
-                    "replay": {"checksum": True, "capacity": 4096, "learning_starts": 100},
+                    "replay": {"capacity": 4096, "learning_starts": 100},
                     "sac": {"hidden_sizes": (16, 16)},
                     "learner": {"device": "cpu"},
                     "visualizer": {"enabled": False},
@@ -429,6 +430,7 @@ def _sampled_ring() -> Iterator[ReplayRing]:
     candidate, failures = TrialResult(stage=JOINT, setting=setting), []
     machine = read_machine()
     with (
+        unittest.mock.patch.dict(os.environ, {"SPREEZE_TEST_CHECKSUM": "1"}),
         Interrupts() as interrupts,
         Trial(
             REPLAY,

@@ -254,7 +254,7 @@ def test_a_host_has_the_settings_of_the_run_but_not_those_of_this_machine(values
         "cluster": {"samplers": 3},
     }
     settings = resolve([Layer("user", asked | values)])
-    flags = RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False).host_arguments
+    flags = RunPlan(settings=settings, spec=SPEC, samplers=1, all_learners=2, free_core=False).host_arguments
     assert set(told) <= set(flags)
     assert not set(not_told) & set(flags)
     assert flags[flags.index("--seed") + 1] == "7"

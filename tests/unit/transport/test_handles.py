@@ -60,6 +60,8 @@ def test_a_worker_of_the_same_process_gets_descriptors_that_it_may_close():
         copy = with_own_descriptors(job)
         assert (copy.seed, copy.replay.spec) == (job.seed, job.replay.spec)
         copy.replay.attach().close()
+        for own_copy in (copy.mix.board, copy.mix.shared):
+            os.close(*own_copy.fds)
         assert ring.total_committed() == 0
         os.fstat(ring.fd)
         assert copy.samplers == job.samplers, "which nobody but their owner closes"

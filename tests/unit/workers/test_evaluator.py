@@ -136,7 +136,9 @@ def test_each_new_version_is_evaluated_and_written_down_and_the_best_is_kept(tmp
 
 def test_the_best_of_an_earlier_session_is_not_replaced_by_a_worse_one(tmp_path, store):
     (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "best.json").write_text(json.dumps({"return": 1.0, "version": 9, "epoch": 1}))
+    (tmp_path / "checkpoints" / "best.json").write_text(
+        json.dumps({"return": 1.0, "std": 0.1, "played": 30, "confirmed": True, "version": 9, "epoch": 1})
+    )
     publish(store, GOOD, 1)
     with running(job_of(tmp_path)) as body:
         wait_until(lambda: body.messages("evaluation"))

@@ -282,8 +282,10 @@ def collected(spec, make_task=open_task):
     parts = HandMovedRun(spec, None, inference_workers=0, make_task=make_task)
     try:
         parts.run(1, schedule=1)
-        rollout = parts.rollouts.batch(0)._asdict()
-        return {name: array.copy() for name, array in rollout.items() if array is not None}, parts.told
+        batch = parts.rollouts.batch(0)  # views of memory that is closed below
+        copies = {name: array.copy() for name, array in batch._asdict().items() if array is not None}
+        del batch
+        return copies, parts.told
     finally:
         parts.close()
 
