@@ -10,10 +10,13 @@ a metric             metrics/table.py                            its row; its wo
 a setting or a flag  config/schema.py                            ``setting(..., flag="--name")``, then who reads it
 a kind of worker     workers/NAME.py, workers/roles.py           its job and what does it; its row
 a family of tasks    envs/families.py                            its row, and what makes its environments
-a weight transport   transport/weights.py, workers/context.py    as ``transport/protocols.py`` says; where it is opened
+a weight transport   transport/weights.py, workers/context.py    for files; rollout modes create their own memory
 ===================  ==========================================  ==================================================
 
-``tests/contract/test_newcomer.py`` adds one of each and looks whether all of Spreeze knows it.
+A mode with a data path of its own may need more files: see ``assets/docs/architecture.md``. A transport implements an
+interface of ``transport/protocols.py``.
+
+``tests/contract/test_newcomer.py`` adds one of each, except a transport, and checks that all of Spreeze knows it.
 
 A module that ``--import`` names may declare algorithms, modes, knobs, metrics and networks of its own in one file.
 

@@ -1,4 +1,4 @@
-"""On-policy algorithms: base class, gradients, networks and distributions of PPO and A2C.
+"""On-policy algorithms: base class, gradients, networks and distributions of PPO, A2C and IMPACT.
 
 They learn from rollouts of T env steps of N environments. theta(j) are the parameters that collect rollout j, D(j) its
 data. A mode may collect rollout j while the algorithm learns from D(j - 1), so the parameters can be one rollout ahead
@@ -341,7 +341,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._latest = objective, log_ratio, value, samples.target
 
     def _penalise(self, out: Tensor, grad_out: Tensor) -> None:
-        """Adds the gradients of a further loss by the outputs [K, M] to ``grad_out`` and ``net.grad_log_std``."""
+        """Adds gradients of a further loss, with respect to outputs [K, M], to ``grad_out`` and ``grad_log_std``."""
 
     def _tensor(self, array: np.ndarray, normalizer: Normalizer | None = None) -> Tensor:
         """A copy on the device; of observations normalised."""
@@ -446,7 +446,7 @@ class OnPolicyAlgorithm(Algorithm):
 
 
 def _cut_off(batch: RolloutBatch) -> np.ndarray:
-    """The steps [T, N] whose next observation no further row of the rollout holds: truncated ones, and the last."""
+    """The steps [T, N] whose next observation is not a row of the rollout: truncated ones, and the last."""
     asked = np.array(batch.truncated, dtype=bool)
     asked[-1] = True
     return asked
@@ -520,7 +520,7 @@ class MlpActorCritic:
 
 
 class CategoricalDistribution:
-    """A independent choices; outputs are the logits of all their options, one choice after the other.
+    """Independent choices, A of them; outputs are the logits of all their options, one choice after the other.
 
     Log-probabilities and entropies are sums over the choices. ``backward`` and ``entropy`` refer to the latest
     ``log_prob``.

@@ -36,8 +36,8 @@ class DataFlow:
     lag: int | None = None
     """Lag of the collecting policy behind the learner in rollouts; None: off-policy, from replay."""
     asynchronous: bool = False
-    """The learner does not pace the samplers, which wait at most for uses of their oldest rollout: for algorithms that
-    take rollouts of any age, whose lag is then at least ``lag``."""
+    """Samplers run at their own pace; they block only before overwriting a rollout that has not had its minimum uses.
+    For algorithms that take rollouts of any age, whose lag is then at least ``lag``."""
     inference_workers: bool = False
     """``rollout.inference_workers`` processes may run the policy for the samplers of one learner."""
     mixes_parameters: bool = False
@@ -242,7 +242,10 @@ def declared_by(module: str, name: str) -> Iterable[Any]:
 
 
 def recorded(data_flow: DataFlow) -> dict[str, Any]:
-    """Form of a mode in ``run.json``, so that the page can show one that it may not import."""
+    """Form of a mode in ``run.json``, so that the page can show one that it may not import.
+
+    Its keys, and ``wiring`` above them, are older than the names in the code; they stay, so that old runs can be read.
+    """
     return {
         "lag": data_flow.lag,
         "free_running": data_flow.asynchronous,

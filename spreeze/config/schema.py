@@ -27,22 +27,27 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def _replay(data_flow: DataFlow) -> bool:
+    """True if learners use replay."""
     return data_flow.lag is None
 
 
 def _rollouts(data_flow: DataFlow) -> bool:
+    """True if learners use rollouts."""
     return data_flow.lag is not None
 
 
 def _processes(data_flow: DataFlow) -> bool:
+    """True if workers are processes of their own."""
     return not data_flow.serial
 
 
 def _mixes(data_flow: DataFlow) -> bool:
+    """True if learners mix parameters as in GALA."""
     return data_flow.mixes_parameters
 
 
 def _governed(data_flow: DataFlow) -> bool:
+    """True if the CPU governor can rest samplers: the learner does not wait for them."""
     return not data_flow.serial and (data_flow.lag is None or data_flow.asynchronous)
 
 
@@ -145,7 +150,7 @@ class EnvConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(Section):
-    """Frames of environments that observe images; the lines marked ALE hold for Atari games alone."""
+    """Frames of environments that observe images; settings marked "Atari:" hold for Atari games alone."""
 
     stack: int = setting(4, "number of stacked frames in an observation", unit="frames", low=1, high=16, fixed=True)
     size: int = setting(84, "height and width of a frame", unit="pixels", low=36, high=512, fixed=True)
@@ -262,7 +267,7 @@ class SamplingConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig(Section):
-    """Collection of rollouts in modes hts, serial and impact."""
+    """Collection of rollouts, in all modes in which learners use them."""
 
     read = _rollouts
 
@@ -444,7 +449,7 @@ class ClusterConfig(Section):
     learners: int | None = setting(
         None,
         "gala, tianji: learners of all hosts together, one on each other host; not set: run.learners and "
-        "one for each of local:N, else three more",
+        "one for each host of local:N, or three more with other addresses",
         unit="learners",
         low=2,
         high=64,
@@ -647,7 +652,7 @@ class Config:
         return find_mode(self.run.mode, self.env.import_module)
 
     def rollout_cores(self, usable: float) -> float:
-        """Cores for samplers of rollouts: without those to stay free, where no governor keeps them free."""
+        """Cores for samplers of rollouts: less ``leave_free`` where no governor enforces it."""
         return usable if self.data_flow.asynchronous else usable * (1.0 - self.tuning.leave_free)
 
     def rollout_samplers(self, usable: float) -> int:
@@ -762,7 +767,7 @@ def _class_of(section: str, config: Config | None) -> type[Section]:
 def active_settings(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The settings that make a difference to the chosen mode and algorithm: what the tuner chooses, and the others.
 
-    What names the run, its task and its end is not among them.
+    Settings that name the run, its task or its end are left out.
     """
     algo, data_flow, sections = config.run.algo, config.data_flow, config.sections()
     sections = {algo: sections[algo]} | sections

@@ -27,7 +27,8 @@ class Family(NamedTuple):
 
     prefix: str
     make: Callable[..., Any]
-    """Makes one, for ``vector_engines.open_vector`` or ``team_env.make_team``."""
+    """Makes what its tasks need: (name, num_envs, seed, args) -> vector environment for ``vector_engines.open_vector``;
+    for teams (name, import_module, render_mode, args) -> parallel environment for ``team_env.make_team``."""
     team: bool = False
     """Its tasks have several agents; else each environment is a vector of N that its own engine steps."""
     package: str = ""

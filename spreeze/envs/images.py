@@ -6,7 +6,7 @@ an episode ended by a lost life (Mnih et al. 2015, "Human-level control"); actio
 itself as the episode (Machado et al. 2018, arXiv 1709.06009). ``ImageConfig`` says which hold.
 
 The emulator has no randomness left: whether an action sticks and how long a game idles is drawn here, from the seed
-of the reset. So a game can start from a snapshot in 0.2 ms, where loading it for a seed takes 150.
+of the reset. So a game can start from a snapshot, which is far faster than loading it for a seed.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         return out
 
     def _picture(self, observation: Any) -> np.ndarray:
-        """The picture itself, its values those of bytes."""
+        """The picture from the observation, scaled to 0..255."""
         source = self._source
         try:
             for key in source.path:
@@ -179,7 +179,7 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         self._screen, self._before, self._first = (np.zeros((height, width), np.uint8) for _ in range(3))
         self._rng = np.random.default_rng()
         self._snapshot: Any = None
-        self._done = self._actions[0]
+        self._last_action = self._actions[0]
         self._lives = 0
         self._over = True
         self._is_new = True
@@ -214,7 +214,7 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         else:
             self._ale.restoreState(self._snapshot)
         self._screen[...] = self._first  # a snapshot has no screen
-        self._done = self._actions[0]
+        self._last_action = self._actions[0]
 
     def _load(self) -> None:
         self.env.reset(seed=0)  # whatever the seed, the same game: nothing in it is random
@@ -235,8 +235,8 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         """One frame of the emulator; with the given probability the action before continues (Machado et al. 2018)."""
         sticky = self._options.sticky_actions
         if not sticky or self._rng.random() >= sticky:
-            self._done = action
-        reward: float = self._ale.act(self._done)
+            self._last_action = action
+        reward: float = self._ale.act(self._last_action)
         return reward
 
     def _idle(self, frames: int) -> None:

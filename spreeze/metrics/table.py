@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 SUPERVISOR = "supervisor"
 ALGORITHM = "algorithm"
-"""Writer of an algorithm's own metrics; they come through slots of the learner."""
+"""Writer of an algorithm's own metrics; its gauges arrive as messages, everything else through slots."""
 GROUPS = ("Task", "Speed", "Machine", "Balance", "Learning")
 """Groups of charts on the Live page, from top to bottom."""
 RETURN = "Return"
@@ -345,7 +345,7 @@ METRICS: tuple[Metric, ...] = (
            kind=Kind.RATE, parts="host", chart=Chart("host_rate", "Env steps/s by host", "Speed"), each=True),
     Metric("host_lag", "updates", "updates by which a host's policy lags behind the newest one", "host", slot="host.lag",
            parts="host", chart=Chart("host_lag", "Policy lag, by host", "Balance"), each=True),
-    Metric("host_weights_delay_s", "s", "time time from the publication of weights to their use on a host", "host",
+    Metric("host_weights_delay_s", "s", "delay between publishing weights and a host using them", "host",
            slot="host.weights_delay_s", parts="host", chart=Chart("host_delay", "Weight delay by host", "Balance")),
     Metric("host_chunks", "chunks", "chunks of rows received from a host", "host", kind=Kind.COUNTER,
            slot="host.chunks", parts="host"),

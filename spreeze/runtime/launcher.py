@@ -146,7 +146,7 @@ class Launcher:
     """Starts each worker in a fresh interpreter."""
 
     silent_s: float | None = None
-    """Time after which this process counts as hung, if it may hang."""
+    """Time after which this process counts as hung; None: never."""
 
     def supervised(self, run_dir: Path, nonce: str) -> contextlib.AbstractContextManager[None]:
         """A context for as long as workers run; ``nonce`` is the run's."""
@@ -256,7 +256,7 @@ def begin_log(run_dir: Path, name: str, logs: LogKeeper | None) -> Log | KeptLog
 
 
 def open_log(log: Log | KeptLog) -> IO[bytes]:
-    """Returns the file descriptor of a process's log, or of the null device if it cannot be opened."""
+    """Returns a file object for a process's log, or for the null device if it cannot be opened."""
     try:
         return log.open() if isinstance(log, KeptLog) else open(log.path, "ab")
     except OSError:
@@ -264,7 +264,7 @@ def open_log(log: Log | KeptLog) -> IO[bytes]:
 
 
 def log_file(run_dir: Path, name: str) -> IO[bytes]:
-    """The log of a process without an environment, or the null device if it cannot be opened."""
+    """A file object for the log of a process without environments; see ``open_log``."""
     return open_log(Log.now(log_path(run_dir, name)))
 
 

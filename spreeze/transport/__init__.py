@@ -1,8 +1,8 @@
 """Communication between processes: shared memory, files, sockets. Independent of algorithms and environments.
 
-*Interfaces.* Samplers write to a ``TransitionSink`` or ``RolloutSink``, learners read from a ``BatchSource`` or
-``RolloutReader``, and parameters go from a ``ParameterPublisher`` to a ``ParameterSource``: see ``protocols``. A new
-transport is one more class, and one more line in the contract tests.
+*Interfaces.* Samplers write to a ``TransitionSink`` or ``RolloutSink``, learners read from a ``BatchSource`` or a
+``RolloutReader``, and parameters go from a ``ParameterPublisher`` to a ``ParameterSource``: see ``protocols``, and
+``rollouts`` for the reader of rollouts. A new transport is one more class, and one more line in the contract tests.
 
 *Channels.* The supervisor creates all channels, so they outlive every worker. A job contains a ``handle`` of each one,
 to which its worker attaches (``handles``); the descriptors that a process inherits follow from these handles.
@@ -30,8 +30,9 @@ In a circular buffer as in IMPACT, samplers wait only for bounds on uses: a read
 and a writer may have to wait for a minimum before it overwrites one. One counter per environment, stored last, tells
 which rows are complete, and where a restarted sampler continues. This protocol is model-checked, too.
 
-*Between learners*, parameters go through shared memory, or between hosts through ``gloo_gossip`` in its own threads, so
-that learners never wait for the network. Both implement ``Gossip``, with the same contract test.
+*Between learners* of a host, parameters go through shared memory (``gossip``). Between hosts,
+``runtime.cluster.learner_bridge`` copies messages from one host's memory to the other's, so no learner waits for the
+network.
 
 *Weights* are immutable files with an atomically replaced pointer; a hint in shared memory makes the check for new
 weights a single load. Each evaluation and each clip belongs to one version of the weights. With ``policy_average``, a

@@ -235,10 +235,10 @@ class GossipMemory:
             return False
         return pid > 0
 
-    # --- for who connects it with other hosts' ---
+    # --- for the process that copies messages between hosts ---
 
     def hear(self, numbers: Iterable[int]) -> None:
-        """Notes that these learners are there now, as far as they are other hosts'."""
+        """Notes that these learners are there now; ignores this host's own."""
         for number in set(numbers).intersection(range(len(self._messages))).difference(self.own):
             self._presence["heard_s"][number] = time.monotonic()
 
@@ -268,7 +268,7 @@ class GossipMemory:
 
 
 def seal_messages(secret: bytes, kind: bytes, messages: Sequence[GossipMessage]) -> bytes:
-    """Messages as bytes that only who knows the secret can make; ``kind`` tells them from others."""
+    """Messages as bytes, signed with the secret; ``kind`` tells them from others."""
     arrays = [np.ascontiguousarray(message.parameters) for message in messages]
     told = [
         (message.sender, message.epoch, message.number, array.dtype.str, len(array))

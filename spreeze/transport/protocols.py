@@ -1,6 +1,6 @@
 """The interfaces between samplers and learners, and their guarantees.
 
-No call blocks on a peer, alive or dead: every call returns at once with what there is. The tests
+No call blocks on a peer, alive or dead: every call returns at once with what there is. The tests in
 ``tests/contract/`` run over every implementation.
 """
 

@@ -25,9 +25,8 @@ size of ``knobs.LEAST_BATCH`` no B0 fits, so ``return`` chooses smaller ones onl
 1. Memory limits replay (at least four batches), batch size, samplers and environments. A pinned setting that does not
    fit is rejected, with the limit that it exceeds.
 2. Learners alone, if the mode has such knobs: growing batch sizes while they pay, on each device, then more threads.
-Two
-   threads split an update, and are tried with two or more cores; more threads split each matmul, and are tried up to
-   half of the cores, because a matmul stalls if one of its threads waits for a core. ``t(B) = a + b B`` is fitted.
+   Two threads split an update, and are tried with two or more cores; more threads split each matmul, and are tried up
+   to half of the cores, because a matmul stalls if one of its threads waits for a core. ``t(B) = a + b B`` is fitted.
    Updates slower than 1 s are not considered; a crash, a hang or lack of memory rules out larger batch sizes.
 3. Whole runs with these learners: numbers of samplers, without a rate limit, up to one more than the remaining cores. A
    model of shared cores (physical cores, SMT siblings, quota) interpolates and predicts all combinations of learner,

@@ -94,8 +94,7 @@ def _devices(problem: TuningProblem) -> list[Device]:
 
 def _threads(problem: TuningProblem, setting: Setting) -> list[int]:
     # Two threads share an update as a pair, which a busy core slows by its share only. More also share each matmul, and
-    # are only tried up to half of the cores: a matmul whose threads wait for a busy core stalls altogether (1.3 instead
-    # of 81 updates/s were seen on two cores).
+    # are only tried up to half of the cores: a matmul whose threads wait for a busy core stalls altogether.
     if problem.pin(THREADS) is not None:
         return [problem.pin(THREADS)]
     if setting[DEVICE] != "cpu":

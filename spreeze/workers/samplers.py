@@ -1,7 +1,8 @@
 """The workers that step environments, and those that infer for them.
 
-A sampler of replay writes into its shard, one of rollouts into its columns. Actions of paced rollouts belong to
-whichever environments have requested one (HTS-RL, section 3); without inference workers a sampler draws its own.
+Replay samplers append to their own shard of the ring, rollout samplers to their own environment columns. In paced
+modes, inference workers answer whichever environments have a pending request (HTS-RL, section 3); without them each
+sampler runs the policy itself.
 """
 
 from __future__ import annotations
