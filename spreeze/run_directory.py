@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze import __version__
-from spreeze.config.schema import check_name, may_name
+from spreeze.config.schema import check_name, is_valid_name
 from spreeze.errors import ResourceError, RunError, did_you_mean, refuse_newer
 from spreeze.formatting import clean
 
@@ -596,7 +596,7 @@ def state_of(path: Path) -> str:
 
 def list_runs(runs_dir: Path) -> list[Path]:
     """Returns all run directories with valid names, oldest first."""
-    found = [path for path in _run_directories(runs_dir) if may_name(path.name)]
+    found = [path for path in _run_directories(runs_dir) if is_valid_name(path.name)]
     return sorted(found, key=lambda path: (_age_key(path)[1], path.name))
 
 
@@ -613,7 +613,7 @@ def _age_key(path: Path) -> tuple[bool, float]:
 
 def misnamed_runs(runs_dir: Path) -> list[Path]:
     """Run directories that no command takes because of their names, such as a file manager's "walk (copy)"."""
-    return sorted(path for path in _run_directories(runs_dir) if not may_name(path.name))
+    return sorted(path for path in _run_directories(runs_dir) if not is_valid_name(path.name))
 
 
 def _run_directories(runs_dir: Path) -> list[Path]:

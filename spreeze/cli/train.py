@@ -440,7 +440,7 @@ def _plan(
             f"as in mode serial: the controller of mode {config.run.mode} keeps this balance",
         )
     cluster, all_learners = None if config.cluster.address is None else parse_address(config.cluster.address), 0
-    if cluster is not None and data_flow.other_learners:
+    if cluster is not None and data_flow.supports_remote_learners:
         all_learners = config.cluster.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
         unknown = config.cluster.learners is None and not cluster.local
         if unknown and data_flow.mixes_parameters and settings.sources.get("gala.scale_lr") in (None, RESUMED):

@@ -48,17 +48,17 @@ class DataFlow:
     """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field."""
 
     @property
-    def several_learners(self) -> bool:
+    def supports_learner_groups(self) -> bool:
         """``run.learners`` of them may learn side by side, each with samplers and buffer of its own."""
-        return self.other_learners or self.other_hosts
+        return self.supports_remote_learners or self.supports_remote_samplers
 
     @property
-    def other_hosts(self) -> bool:
+    def supports_remote_samplers(self) -> bool:
         """Samplers of other hosts may take part (``--cluster``)."""
-        return self.lag is None and not self.serial and not self.other_learners
+        return self.lag is None and not self.serial and not self.supports_remote_learners
 
     @property
-    def other_learners(self) -> bool:
+    def supports_remote_learners(self) -> bool:
         """Each other host has learners of its own, which join this one's (``--cluster``)."""
         return self.mixes_parameters or self.averages_parameters
 

@@ -799,14 +799,14 @@ def algorithm_section(name: str, import_module: str | None = None) -> type[Any]:
     return row.config
 
 
-def may_name(name: str) -> bool:
+def is_valid_name(name: str) -> bool:
     """True if a run or profile may have this name."""
     return _NAME.fullmatch(name) is not None and name.split(".")[0].lower() not in _RESERVED
 
 
 def check_name(name: str) -> str:
     """Rejects a run or profile name that could leave its directory or trouble a file system."""
-    if not may_name(name):
+    if not is_valid_name(name):
         raise ConfigError(
             f"name {name[:80]!r}: expected up to 128 letters, digits, '.', '_' and '-', beginning "
             "with a letter or digit, and no reserved name (con, prn, aux, nul, latest)"

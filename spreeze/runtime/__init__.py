@@ -21,7 +21,7 @@ has to measure, and replaced by a new process if it does not fit or has died.
 lower one a sampler starves as soon as another program computes, and the learner waits for it. Evaluator and visualizer,
 for which nobody waits, run at nice 5 and 15, and use at most 15 % and 10 % of a core while no core is free.
 ``tuning.give_way`` lowers the priority of all workers by 10. Linux may share the cores between sessions first
-(autogroup): ``launcher.leads`` decides when workers get their own sessions.
+(autogroup): ``launcher.group_arguments`` decides when workers get their own sessions.
 
 *The governor* pauses samplers to leave cores free (``tuning.leave_free``), or to give way further than priorities do.
 Its rules are in ``cpu_governor``; each change is an event with its reason. It starts five seconds after learning, and

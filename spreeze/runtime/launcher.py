@@ -205,7 +205,7 @@ class Launcher:
                 close_fds=True,
                 pass_fds=fds,
                 env=child_environment(spec.threads, run_context.nonce, spec.name),
-                **leads(run_context.gives_way),
+                **group_arguments(run_context.gives_way),
             )
         mark(process.pid, run_context.nonce)
         return process
@@ -215,7 +215,7 @@ FRESH = Launcher()
 _AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
-class _Leads(TypedDict):
+class _GroupArguments(TypedDict):
     process_group: int | None
     start_new_session: bool
 
@@ -223,7 +223,7 @@ class _Leads(TypedDict):
 _FEW_CORES = 2.0
 
 
-def leads(gives_way: bool, cores: CoreFacts | None = None, autogroups: Path = _AUTOGROUPS) -> _Leads:
+def group_arguments(gives_way: bool, cores: CoreFacts | None = None, autogroups: Path = _AUTOGROUPS) -> _GroupArguments:
     """Arguments with which a worker leads its process group; in two cases it leads a session, too.
 
     Where Linux shares each core between sessions before it looks at their processes (autogroup), a run in one session
@@ -339,7 +339,7 @@ class Prewarm(Launcher):
                 close_fds=True,
                 pass_fds=(theirs.fileno(),),
                 env=child_environment(self._threads, self.nonce, _PREWARMED),
-                **leads(self._gives_way),
+                **group_arguments(self._gives_way),
             )
         mark(self._process.pid, self.nonce)
 

@@ -122,9 +122,9 @@ class RunPlan:
     def _check_cluster(self) -> None:
         """Rejects other hosts where their rows cannot be used."""
         config = self.config
-        if config.data_flow.other_learners:
+        if config.data_flow.supports_remote_learners:
             return
-        if not config.data_flow.other_hosts:
+        if not config.data_flow.supports_remote_samplers:
             raise ConfigError(
                 f"--cluster: in mode {config.run.mode} other hosts cannot be used; use --mode spreeze "
                 "with an off-policy algorithm, --mode gala or tianji, or remove --cluster"
@@ -143,7 +143,7 @@ class RunPlan:
     def _check_learners(self) -> None:
         """Rejects several learners if the mode has one, or if their samplers are too few or not shared out evenly."""
         learners, run = self.learners, self.config.run
-        if learners > 1 and not self.config.data_flow.several_learners:
+        if learners > 1 and not self.config.data_flow.supports_learner_groups:
             raise ConfigError(
                 f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; remove it, or use "
                 f"--mode spreeze for off-policy algorithms, --mode gala for ppo and a2c"

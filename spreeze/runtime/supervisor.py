@@ -41,7 +41,7 @@ from spreeze.runtime.launcher import (
     WorkerSpec,
     begin_log,
     child_environment,
-    leads,
+    group_arguments,
     open_log,
 )
 from spreeze.runtime.plan import RunPlan
@@ -350,7 +350,7 @@ def _final_evaluation(
                 stdout=subprocess.PIPE,
                 stderr=output,
                 env=child_environment(1, run_dir.nonce, "evaluator"),
-                **leads(gives_way),
+                **group_arguments(gives_way),
             )
         mark(process.pid, run_dir.nonce)
     except OSError as error:  # no reason to fail a run that has ended well

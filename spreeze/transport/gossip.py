@@ -80,9 +80,9 @@ class Gossip:
         """Whose messages this learner receives."""
         self.staleness: dict[int, int] = {}
         """In-neighbour -> messages sent here since its last message was received."""
-        self.close_over(range(len(slots)))
+        self.restrict_to(range(len(slots)))
 
-    def close_over(self, living: Sequence[int]) -> None:
+    def restrict_to(self, living: Sequence[int]) -> None:
         """Leaves the others out of the graph, until they are among the living again."""
         self.in_neighbours = in_neighbours(self._topology, self._learner, living)
         self.staleness = {peer: self.staleness.get(peer, 0) for peer in self.in_neighbours}
@@ -108,7 +108,7 @@ class Gossip:
             if held[1] == self._number:
                 return None  # the peer's next one is for the next mix
             message = self._numbered(peer, self._number) if held[1] < self._number else None
-        return self.latest(peer, held) if message is None else message
+        return self.newest(peer, held) if message is None else message
 
     def overdue(self) -> tuple[int, ...]:
         """Neighbours above the staleness limit, from which the learner must receive before it continues."""
@@ -120,7 +120,7 @@ class Gossip:
             if age > self._max_staleness and not (self._max_staleness == 0 and self._held[peer][1] >= self._number)
         )  # one that is ahead is not waited for
 
-    def latest(self, peer: int, newer_than: tuple[int, int] | None = None) -> GossipMessage | None:
+    def newest(self, peer: int, newer_than: tuple[int, int] | None = None) -> GossipMessage | None:
         """A learner's newest message, received or not; None if there is none, or none newer than (epoch, number)."""
         return _message(peer, self._slots[peer].read_latest(newer_than))
 
@@ -128,7 +128,7 @@ class Gossip:
         """A learner's message of that number, or a newer one where it is gone; None while there is neither."""
         message = self._numbered(peer, number)
         if message is None:
-            newest = self.latest(peer)
+            newest = self.newest(peer)
             message = newest if newest is not None and newest.number > number else None
         return message
 
@@ -246,7 +246,7 @@ class GossipMemory:
         """Notes that a learner of another host is gone."""
         self._presence["heard_s"][number] = -SILENT_S
 
-    def order(self, number: int) -> tuple[int, int]:
+    def newest_version(self, number: int) -> tuple[int, int]:
         """Epoch and number of a learner's newest message; -1 each before the first."""
         return self._messages[number].newest or (-1, -1)
 

@@ -182,9 +182,9 @@ class Mixer:
         start, gossip = time.monotonic(), self._gossip
         while (elapsed_s := time.monotonic() - start) < _NEWS_S:
             living = self._living()
-            gossip.close_over(living)
+            gossip.restrict_to(living)
             alone = len(living) == 1 and elapsed_s > _ALONE_S
-            if alone or any(gossip.latest(peer) for peer in gossip.in_neighbours) or not self._wait():
+            if alone or any(gossip.newest(peer) for peer in gossip.in_neighbours) or not self._wait():
                 return
 
     def begin(self, parameters: np.ndarray, number: int) -> None:
@@ -240,14 +240,14 @@ class Mixer:
         """The mean of the gradients [d] of all living learners at their step of that number."""
         gossip = self._gossip
         if self._returned and not self._ahead:
-            newest = [message.number for peer in range(self.spec.learners) if (message := gossip.latest(peer))]
+            newest = [message.number for peer in range(self.spec.learners) if (message := gossip.newest(peer))]
             self._ahead = max(0, max(newest, default=0) - number)
         number += self._ahead
         own = self._joined(gradient)
         gossip.send(own, number)
         start, found = time.monotonic(), {}
         while True:
-            gossip.close_over(self._living())
+            gossip.restrict_to(self._living())
             for peer in gossip.in_neighbours:
                 if peer not in found and (message := gossip.at(peer, number)) is not None:
                     found[peer] = message.parameters
@@ -281,7 +281,7 @@ class Mixer:
     def _gossiped(self, parameters: np.ndarray, number: int) -> np.ndarray:
         """Sends, and takes the mean with what has arrived; waits for those that are overdue."""
         gossip, board = self._gossip, self.board
-        gossip.close_over(self._living())
+        gossip.restrict_to(self._living())
         message = self._joined(parameters)
         gossip.send(message, number)
         stale, own = max(gossip.staleness.values(), default=0), self.spec.learner
@@ -291,7 +291,7 @@ class Mixer:
         start = time.monotonic()
         while gossip.overdue() and self._wait():
             found |= {message.sender: message.parameters for message in gossip.receive()}
-            gossip.close_over(self._living())
+            gossip.restrict_to(self._living())
         self.waited_s += time.monotonic() - start
         self.messages += (1.0 - _LATE) * (len(found) - self.messages)
         return self._mean_of([message, *found.values()]) if found else parameters
@@ -306,7 +306,7 @@ class Mixer:
     def _neighbours(self) -> np.ndarray | None:
         """The newest message of an in-neighbour, or else of any other learner of this host."""
         if self.spec.hosts is not None and self.spec.mixing in _SENDING_PARAMETERS:
-            newest = (self._gossip.latest(peer) for peer in self._gossip.in_neighbours)
+            newest = (self._gossip.newest(peer) for peer in self._gossip.in_neighbours)
             return next((message.parameters for message in newest if message is not None), None)
         peers = [*self._gossip.in_neighbours, *(peer for peer in self._living() if peer != self.spec.learner)]
         for peer in peers:

@@ -103,7 +103,7 @@ class SamplerStats:
                 slots[index] = base[index] + value
 
 
-class Interlude(Protocol):
+class BetweenEpisodes(Protocol):
     """Activity of an environment between two episodes that are collected."""
 
     @property
@@ -142,7 +142,7 @@ class Collector:
         """Versions of the arguments that each environment was made with."""
         self.on_episode: Callable[[float, int, bool | None], None] = _ignore
         """Called with return, length and success of each episode."""
-        self.interlude: Interlude | None = None
+        self.interlude: BetweenEpisodes | None = None
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self._is_slow = True

@@ -120,7 +120,7 @@ class ReplayTrainer:
         self._launches: GraphedUpdates | None = None
         self._recording_failed = False
         """PyTorch's allocator then considers it unfinished, and ``torch.cuda.empty_cache`` would fail."""
-        self._units: DeviceUnits | None = None
+        self._device_normalizer: DeviceNormalizer | None = None
         # Rewards that are signs have one size in all tasks.
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
         self.returns = ReturnMoments() if scales else None
@@ -185,8 +185,8 @@ class ReplayTrainer:
             make_graph=make_graph if graphs else None,
             on_failure=self._note_failed_recording,
         )
-        self._units = DeviceUnits(self._layout, self._device, DeviceStream(self._device))
-        self._renew_units()
+        self._device_normalizer = DeviceNormalizer(self._layout, self._device, DeviceStream(self._device))
+        self._renew_device_normalizer()
 
     def _fuse(self) -> None:
         """Compiles the parts of an update by a few updates on zeros, which leave the state as it was.
@@ -232,7 +232,7 @@ class ReplayTrainer:
 
     def drop_gpu_replay(self) -> bool:
         """Frees GPU replay; batches come from the host from now on. False if there is none."""
-        launches, self._launches, self._units = self._launches, None, None
+        launches, self._launches, self._device_normalizer = self._launches, None, None
         if launches is None:
             return False
         launches.gpu_replay.settle()
@@ -272,7 +272,7 @@ class ReplayTrainer:
         self.algorithm.drop_buffers()
         self._host_batch: TransitionBatch | None = None
         self._frames: torch.Tensor | None = None
-        self._seen: torch.Tensor | None = None
+        self._actor_obs: torch.Tensor | None = None
         self._rows, self._rows_np = torch.empty(0), np.empty(0, np.float32)
         self._rows = torch.empty((batch_size, self._layout.width), dtype=torch.float32, pin_memory=pinned)
         self._rows_np = self._rows.numpy()
@@ -280,7 +280,7 @@ class ReplayTrainer:
             shape = (batch_size, self._layout.window, *self._frame_shape)
             self._frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
         if self._actor_device != self._device:
-            self._seen = torch.empty((2, batch_size, self._layout.obs_dim), pin_memory=pinned)
+            self._actor_obs = torch.empty((2, batch_size, self._layout.obs_dim), pin_memory=pinned)
         if self._launches is not None:
             self._launches.set_batch_size(batch_size)
 
@@ -291,7 +291,7 @@ class ReplayTrainer:
         else:
             self._launches.gpu_replay.pull()
         if self.normalizer is not None and self._count_rows(self.normalizer):
-            self._renew_units()
+            self._renew_device_normalizer()
         self._refreshed_s = perf_counter()
 
     def _count_rows(self, normalizer: Normalizer) -> bool:
@@ -316,7 +316,7 @@ class ReplayTrainer:
             return  # a sampler was just writing them
         self.returns.merge(count, total / count, max(m2, 0.0))
         self._returns_counted = np.array(sums)
-        self._renew_units()
+        self._renew_device_normalizer()
 
     @property
     def return_scale(self) -> float:
@@ -330,12 +330,12 @@ class ReplayTrainer:
     def set_averaged_statistics(self, values: np.ndarray) -> None:
         """Replaces the statistics by the mean over several learners."""
         set_averaged_statistics((self.normalizer, self.returns), values)
-        self._renew_units()
+        self._renew_device_normalizer()
 
-    def _renew_units(self) -> None:
+    def _renew_device_normalizer(self) -> None:
         """Brings the statistics to the device where batches are drawn there."""
-        if self._units is not None:
-            self._units.renew(self.normalizer, 1.0 / self.return_scale, float(self._reward_clip))
+        if self._device_normalizer is not None:
+            self._device_normalizer.renew(self.normalizer, 1.0 / self.return_scale, float(self._reward_clip))
 
     def update(self, most: int | None = None) -> int:
         """Takes one gradient step, or several with a graph; returns how many, at most ``most`` (None: no limit)."""
@@ -407,9 +407,9 @@ class ReplayTrainer:
     def _update_with(self, rows: torch.Tensor) -> None:
         """Runs one update with rows of GPU replay, without the host."""
         actor_batch = None
-        if self._units is not None:
-            self._units.apply(rows)
-        if self._seen is not None:
+        if self._device_normalizer is not None:
+            self._device_normalizer.apply(rows)
+        if self._actor_obs is not None:
             layout = self._layout
             there = torch.stack((rows[:, layout.obs], rows[:, layout.next_obs])).to(self._actor_device)
             actor_batch = TransitionBatch(there[0], None, None, None, None, None, there[1])
@@ -456,10 +456,10 @@ class ReplayTrainer:
 
     def _actor_batch(self) -> TransitionBatch | None:
         """The actor's part of the batch on its own device; None if it shares the critics' device."""
-        if self._seen is None:
+        if self._actor_obs is None:
             return None
-        torch.stack((self._rows[:, self._layout.obs], self._rows[:, self._layout.next_obs]), out=self._seen)
-        there = self._seen.to(self._actor_device, non_blocking=True)
+        torch.stack((self._rows[:, self._layout.obs], self._rows[:, self._layout.next_obs]), out=self._actor_obs)
+        there = self._actor_obs.to(self._actor_device, non_blocking=True)
         if self._actor_device in self._copied:
             self._copied[self._actor_device].record(torch.cuda.current_stream(self._actor_device))
         return TransitionBatch(there[0], None, None, None, None, None, there[1])
@@ -577,7 +577,7 @@ class ReplayTrainer:
         if state.get("session") == self._session:
             self._rows_counted = [int(rows) for rows in state["counted"]["rows"]]
             self._returns_counted = np.array(state["counted"]["returns"])
-        self._renew_units()
+        self._renew_device_normalizer()
 
 
 class PolicyAverage:
@@ -692,7 +692,7 @@ class PeerAverage:
         return [found for found, since in self._newest.values() if self._version - since < _GONE_AFTER]
 
 
-class DeviceUnits:
+class DeviceNormalizer:
     """Scales batches as ``Normalizer.apply`` and ``ReplayTrainer`` do on the host, by the latest ``renew``.
 
     A reward that is not finite counts as 0.

@@ -198,7 +198,7 @@ def test_in_lockstep_nobody_waits_for_ever_though_the_numbers_differ(memory, sta
     """After the death of one, or a resume from checkpoints of different rollouts."""
     sides, numbers = [memory.side(learner, "full", max_staleness=0) for learner in range(2)], list(starts)
     for side, number in zip(sides, numbers, strict=True):
-        side.close_over([0, 1])
+        side.restrict_to([0, 1])
         _send(side, number)
     _wait_for(sides[0], 1, starts[1])
     _wait_for(sides[1], 0, starts[0])
@@ -219,12 +219,12 @@ def test_the_ring_closes_over_the_dead_and_opens_for_who_returns(ring):
     _send(sides[0], 1)
     _send(sides[2], 1)
     assert sides[2].overdue() == (1,)
-    sides[2].close_over([0, 2])
+    sides[2].restrict_to([0, 2])
     assert (sides[2].in_neighbours, sides[2].overdue()) == ((0,), ())
     assert _received(sides[2]) == [(0, 1, [1.0, 1.0])]
-    sides[2].close_over([0, 1, 2])
+    sides[2].restrict_to([0, 1, 2])
     assert sides[2].in_neighbours == (1,)
-    sides[0].close_over([0])
+    sides[0].restrict_to([0])
     assert (sides[0].in_neighbours, sides[0].receive()) == ((), [])
 
 
@@ -236,7 +236,7 @@ def test_all_hear_all_in_the_full_graph(ring):
         for sender in {0, 1, 2} - {learner}:
             _wait_for(side, sender, 7)
     assert [sorted(message.sender for message in side.receive()) for side in sides] == [[1, 2], [0, 2], [0, 1]]
-    assert sides[0].latest(1).number == 7
+    assert sides[0].newest(1).number == 7
 
 
 def test_senders_killed_in_the_middle_of_a_message_leave_whole_ones_and_successors_go_on(ring):
@@ -252,7 +252,7 @@ def test_senders_killed_in_the_middle_of_a_message_leave_whole_ones_and_successo
         finally:
             os.kill(child.pid, signal.SIGKILL)
             child.wait()
-        last = reader.latest(0)
+        last = reader.newest(0)
         assert (last.epoch, last.number) >= seen
         assert (last.parameters == last.number).all()
         seen = last.epoch, last.number

@@ -209,7 +209,7 @@ class LearnerBridge:
             return
         host.silent = False
         if facts.get("start", "") != host.start:
-            host.begin(str(facts["start"]), self._memory.order(host.number)[0] + 1)
+            host.begin(str(facts["start"]), self._memory.newest_version(host.number)[0] + 1)
         if facts.get("learns"):
             self._memory.hear((host.number,))
         else:

@@ -32,7 +32,7 @@ from spreeze.types import Choices, FrameSpec, RowLayout
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.evaluator import run_episodes
 from spreeze.workers.gpu_replay import DeviceStream
-from spreeze.workers.replay_trainer import DeviceUnits
+from spreeze.workers.replay_trainer import DeviceNormalizer
 from spreeze.workers.samplers import Inference, MailboxClient
 
 ID, MODULE, K = "tests/Masked-v0", "masked_env", masked_env.NUM_ACTIONS
@@ -194,7 +194,7 @@ def test_the_normaliser_leaves_the_mask_as_it_is():
     layout, cpu = RowLayout(3, 1), torch.device("cpu")
     whole = torch.zeros(100, layout.width)
     whole[:, layout.obs] = whole[:, layout.next_obs] = torch.from_numpy(before)
-    units = DeviceUnits(layout, cpu, DeviceStream(cpu))
+    units = DeviceNormalizer(layout, cpu, DeviceStream(cpu))
     units.renew(normalizer, 1.0, 10.0)
     units.apply(whole)
     np.testing.assert_array_equal(whole[:, layout.next_obs], rows)

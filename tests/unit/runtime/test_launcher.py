@@ -22,7 +22,7 @@ from spreeze.metrics.table import Phase
 from spreeze.modes import assemble
 from spreeze.runtime import launcher
 from spreeze.runtime.assembly import assembled
-from spreeze.runtime.launcher import Launcher, Prewarm, RunContext, leads
+from spreeze.runtime.launcher import Launcher, Prewarm, RunContext, group_arguments
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import status_table as words
 
@@ -155,7 +155,7 @@ def test_workers_lead_sessions_where_the_kernel_shares_few_cores_by_session_or_t
     if enabled is not None:
         (tmp_path / "autogroups").write_text(enabled)
     facts = CoreFacts(ids=tuple(range(int(cores))), quota=None, usable=cores, physical=None, reason="as told")
-    how = leads(gives_way, facts, tmp_path / "autogroups")
+    how = group_arguments(gives_way, facts, tmp_path / "autogroups")
     assert how == {"process_group": None if own else 0, "start_new_session": own}
 
 

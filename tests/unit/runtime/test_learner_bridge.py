@@ -73,7 +73,7 @@ def test_a_host_gets_a_learner_that_joins_and_the_run_goes_on_when_the_host_is_g
             assert len(nodes.actors) == 1, "there is one learner more"
             run.wait_for(lambda: made.turn() or run.numbers().get("gossip_messages", 0) > 0.3, what="messages")
             there = nodes.actors[0]._run
-            assert there.memory.order(0) > (-1, -1), "it has messages too"
+            assert there.memory.newest_version(0) > (-1, -1), "it has messages too"
             family = psutil.Process().children(recursive=True)
             nodes.living = []
             poll(lambda: made.turn() or "host host-at-127.0.0.1 died; its learner is removed from the ring" in events)

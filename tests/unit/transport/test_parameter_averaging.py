@@ -123,7 +123,7 @@ def test_a_learner_that_joins_others_begins_with_the_mean_of_theirs(shared):
 
 def test_the_mode_runs_what_learns_from_replay_and_says_what_it_does():
     data_flow = modes()["tianji"].replay
-    assert (data_flow.averages_parameters, data_flow.several_learners) == (True, True)
+    assert (data_flow.averages_parameters, data_flow.supports_learner_groups) == (True, True)
     assert not modes()["spreeze"].replay.averages_parameters
 
 
