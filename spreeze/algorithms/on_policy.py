@@ -341,7 +341,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._latest = objective, log_ratio, value, samples.target
 
     def _penalise(self, out: Tensor, grad_out: Tensor) -> None:
-        """Adds gradients of a further loss, with respect to outputs [K, M], to ``grad_out`` and ``grad_log_std``."""
+        """Adds a further loss's gradients with respect to outputs [K, M] to ``grad_out`` and ``net.grad_log_std``."""
 
     def _tensor(self, array: np.ndarray, normalizer: Normalizer | None = None) -> Tensor:
         """A copy on the device; of observations normalised."""
