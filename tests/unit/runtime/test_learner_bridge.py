@@ -106,9 +106,11 @@ def test_a_learner_that_returns_begins_a_new_epoch_though_its_numbers_begin_anew
                 nodes.actors[0]._run.memory.close()
                 nodes.actors[0].__init__(made._secret, sign_json(made._secret, b"job", a_job().to_json()))
             _side(nodes.actors[0]._run.memory, 1).send(np.full(2, start, np.float32), 5 - start)
-            _turned(made, lambda start=start: memory.order(1) == (start, 5 - start), f"message of start {start}")
+            _turned(
+                made, lambda start=start: memory.newest_version(1) == (start, 5 - start), f"message of start {start}"
+            )
             assert [message.parameters.tolist() for message in own.receive()] == [[start, start]]
-            _turned(made, lambda: nodes.actors[0]._run.memory.order(0) == (0, 1), "this host's message")
+            _turned(made, lambda: nodes.actors[0]._run.memory.newest_version(0) == (0, 1), "this host's message")
 
 
 def test_a_learner_is_left_out_at_once_when_its_process_ends_and_after_a_while_when_its_host_is_silent(
@@ -152,7 +154,7 @@ def test_a_host_whose_learner_has_other_networks_is_given_up_and_told_why(withou
         _side(nodes.actors[0]._run.memory, 1).send(np.zeros(3, np.float32), 1)
         _turned(made, lambda: any("has no learner" in event for event in events), "that it is given up")
         assert "its learner 1 has 3 parameters, where learner 1 of this run has 2" in events[-1]
-        assert memory.order(1) == (-1, -1)
+        assert memory.newest_version(1) == (-1, -1)
 
 
 def test_messages_that_are_not_signed_or_of_an_earlier_start_are_not_stored(without_runs):
@@ -165,13 +167,13 @@ def test_messages_that_are_not_signed_or_of_an_earlier_start_are_not_stored(with
     assert "not signed" in given(b"x" * 32, b"give " + start)["failure"]
     assert "not signed" in given(SECRET, b"give of another start")["failure"]
     assert "not signed" in given(SECRET, b"listen " + start)["failure"]
-    assert there._run.memory.order(0) == (-1, -1)
+    assert there._run.memory.newest_version(0) == (-1, -1)
     assert given(SECRET, b"give " + start) == {}
-    assert there._run.memory.order(0) == (0, 1)
+    assert there._run.memory.newest_version(0) == (0, 1)
     for sender in (1, 2, -1):
         failure = given(SECRET, b"give " + start, message._replace(sender=sender))["failure"]
         assert f"learner {sender} does not learn on another host" in failure
-    assert there._run.memory.order(1) == (-1, -1), "only its own learner writes there"
+    assert there._run.memory.newest_version(1) == (-1, -1), "only its own learner writes there"
     assert there.listen(sign_json(b"x" * 32, b"listen", {"start": "", "after": [-1, -1]})) == b""
     there.end(sign_json(SECRET, b"end", {}))
 
