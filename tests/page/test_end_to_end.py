@@ -274,9 +274,7 @@ def test_the_form_shows_what_its_command_starts(tmp_path):
 
 def shown(driver, name):
     """The value that a select box of the form shows."""
-    return driver.execute_script(
-        f"return document.querySelector('.st-key-start_{name} [data-baseweb=select]')?.innerText?.trim()"
-    )
+    return driver.execute_script(f"return document.querySelector('.st-key-start_{name} input')?.value")
 
 
 def pick(driver, name, value):
@@ -284,6 +282,7 @@ def pick(driver, name, value):
     from selenium.webdriver.common.keys import Keys
 
     box = driver.find_element(By.CSS_SELECTOR, f".st-key-start_{name} input")
+    box.send_keys(Keys.CONTROL, "a")
     box.send_keys(value, Keys.ENTER)
     web.wait(lambda: shown(driver, name) == value, lambda: text(driver))
 
