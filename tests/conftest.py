@@ -83,10 +83,10 @@ def _descriptors() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def warm_starts(request):
-    """Processes of Spreeze start warm in ``tests/runs``, but in tests that are marked ``cold``."""
+    """Processes of Spreeze start warm in ``tests/runs`` and in tests marked ``warm``, but in those marked ``cold``."""
     marks = {mark.name for mark in request.node.iter_markers()}
     _NURSERY.wanted = "cold" not in marks and ("warm" in marks or request.path.parent.name == "runs")
-    if request.path.parent.name != "runs":
+    if not (_NURSERY.wanted or request.path.parent.name == "runs"):
         _NURSERY.close()  # to tests of processes it is one too many
     return _NURSERY
 

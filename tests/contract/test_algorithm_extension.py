@@ -16,6 +16,8 @@ from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
 from spreeze.types import Box, EnvSpec
 
+pytestmark = pytest.mark.warm
+
 NAME, MODULE = "eager_sac", "made_up_algorithm"
 SOURCE = f'''
 from dataclasses import dataclass

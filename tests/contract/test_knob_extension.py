@@ -17,6 +17,8 @@ from spreeze.tuner.knobs import KNOBS, knobs_of
 from spreeze.tuner.problem import JOINT, LEARNER, SAMPLERS, Knob, Setting
 from spreeze.tuner.search import tune
 
+pytestmark = pytest.mark.warm
+
 MODULE, NAME = "made_up_knob", "learner.publish_interval_s"
 SOURCE = f'''
 from spreeze.tuner.problem import Knob

@@ -29,6 +29,8 @@ from spreeze.inference.policy import Policy
 from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers.replay_trainer import ReplayTrainer
 
+pytestmark = pytest.mark.warm
+
 MODULE = "made_up_networks"
 SOURCE = """
 import torch

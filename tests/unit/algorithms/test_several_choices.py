@@ -19,6 +19,8 @@ from spreeze.inference.policy import Policy
 from spreeze.transport.weights import encode
 from spreeze.types import Choices
 
+pytestmark = pytest.mark.warm
+
 NVEC = (3, 2, 4)
 SPEC = dataclasses.replace(task(obs_dim=5), action=Choices(NVEC, (1, 0, 5), (3,)))
 MASKED = dataclasses.replace(SPEC, obs_dim=5 + sum(NVEC), action_mask=True)

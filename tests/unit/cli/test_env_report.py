@@ -16,6 +16,8 @@ from spreeze.envs.task import make_task, open_task
 from spreeze.errors import EnvironmentError_, WorkerError
 from spreeze.workers.collectors import TransitionCollector
 
+pytestmark = pytest.mark.warm
+
 EXTENDING = (Path(__file__).resolve().parents[3] / "assets/docs/extending.md").read_text(encoding="utf-8")
 BAD_ENVS = """
 import gymnasium
