@@ -13,6 +13,7 @@ from spreeze.dashboard.components import plain
 from spreeze.dashboard.run_data import SAMPLE_NAME, RunRow, row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, whole
+from spreeze.run_directory import LIVE_STATES
 
 PAGES: dict[str, tuple[str, str]] = {
     "live": ("Live", "live.page"),
@@ -81,7 +82,8 @@ def sidebar() -> None:
             f"{plain((facts.algo or DASH).upper())}, mode {plain(facts.mode)}, seed {whole(facts.seed)}  \n"
             f":gray[{plain(facts.title)}]"
         )
-    st.sidebar.caption("You can close this page: training continues.")
+    if any(facts.state in LIVE_STATES for facts in rows.values()):
+        st.sidebar.caption("You can close this page: training continues.")
 
 
 def _short(facts: RunRow) -> str:
