@@ -238,7 +238,7 @@ def live_response(
             series = {name: _columns(points) for name, points in tail.items()}
         series |= {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in whole}
         count, last = reader.last_evaluation()
-        best = max(reader.extreme_evaluations(0, count, 1), key=lambda one: one.return_mean, default=None)
+        best = reader.best_evaluation()
         news = _news(reader, evals_seen, count)
         events = reader.events(12)
     fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}

@@ -740,6 +740,13 @@ class MetricsReader:
             rows = query(f"SELECT rowid, {fields} FROM evaluations ORDER BY rowid DESC LIMIT 1")
             return (int(rows[0][0]), _evaluation(rows[0][1:])) if rows else (0, None)
 
+    def best_evaluation(self) -> EvaluationRow | None:
+        """The evaluation with the highest mean return."""
+        with self._session() as query:
+            fields = ", ".join(EvaluationRow._fields)
+            rows = query(f"SELECT {fields} FROM evaluations ORDER BY return_mean DESC LIMIT 1")
+            return _evaluation(rows[0]) if rows else None
+
     @contextlib.contextmanager
     def held(self) -> Iterator[MetricsReader]:
         """A reader for several queries: its calls share one connection and one time limit."""

@@ -175,6 +175,17 @@ def test_events_and_evaluations_come_back_without_control_characters(path):
     writer.close()
 
 
+def test_the_best_and_the_last_evaluation_are_found(path):
+    assert MetricsReader(path).best_evaluation() is None
+    writer = MetricsWriter(path)
+    rows = [EvaluationRow(float(t), t, t, 0, t, 10, mean, 1.0, 20.0) for t, mean in ((1, -5.0), (2, 7.0), (3, 6.0))]
+    writer.evaluation(*rows)
+    reader = MetricsReader(path)
+    assert reader.best_evaluation() == rows[1]
+    assert reader.last_evaluation() == (3, rows[2])
+    writer.close()
+
+
 def test_full_disk_is_counted_and_made_good_later(path, monkeypatch):
     full = [True]
 
