@@ -19,14 +19,13 @@ import re
 import shlex
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from spreeze.formatting import clean
-from spreeze.machine.processes import end_with_parent, leave_to_supervisor
+from spreeze.runtime import socket_process
 
 NICE = 15
 """Niceness, equal to the visualizer's: the imports take seconds of a core."""
@@ -353,21 +352,7 @@ def serve(line: socket.socket) -> None:
 
 def main(argv: list[str]) -> None:
     """The process of one sink; ``argv`` has the descriptor of its socket."""
-    end_with_parent()
-    leave_to_supervisor()
-    with contextlib.suppress(OSError):
-        os.nice(NICE)
-    line, code = socket.socket(fileno=int(argv[0])), 1
-    try:
-        serve(line)
-        code = 0
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            line.sendall(json.dumps({"failed": clean(f"{type(error).__name__}: {error}")}).encode() + b"\n")
-        with contextlib.suppress(OSError):  # the disk of the log may be full
-            traceback.print_exc()
-    finally:
-        os._exit(code)  # threads and exit handlers of a library may hang
+    socket_process.run(argv, serve, nice=NICE, describe=lambda error: clean(f"{type(error).__name__}: {error}"))
 
 
 if __name__ == "__main__":

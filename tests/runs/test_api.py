@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from harness import BATCH_SIZE, HIDDEN_SIZES, PATIENCE_S, REPO, poll
+from racing_threads import race
 
 import spreeze
 from spreeze import Run, load_policy
@@ -323,7 +324,7 @@ def test_threads_that_share_a_policy_get_the_answers_that_each_would_get_alone(t
     policy = load_policy(_weights(tmp_path, SPEC, exploration_noise=0.0))
     batches = [np.random.default_rng(seed).normal(size=(1 + seed % 3, 2)) for seed in range(30)]
     alone = [policy.predict(obs) for obs in batches]
-    wrong, interval_s, together = [], sys.getswitchinterval(), threading.Barrier(4)
+    wrong, together = [], threading.Barrier(4)
 
     def work():
         together.wait()
@@ -331,15 +332,7 @@ def test_threads_that_share_a_policy_get_the_answers_that_each_would_get_alone(t
             found = [policy.predict(obs, deterministic) for obs in batches]
             wrong.extend(one for one, own in zip(found, alone, strict=True) if not np.allclose(one, own))
 
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
-    finally:
-        sys.setswitchinterval(interval_s)
+    race(work)
     assert wrong == []
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
-import os
 import socket
 import sys
 import traceback
@@ -16,7 +14,7 @@ from typing import Any
 
 from spreeze.errors import ConfigError, described
 from spreeze.inference.user_modules import import_named
-from spreeze.machine.processes import end_with_parent, leave_to_supervisor
+from spreeze.runtime import socket_process
 from spreeze.runtime.callbacks.callback import DECLARED, BaseCallback, Logger
 from spreeze.workers.context import is_power_of_ten
 
@@ -104,21 +102,7 @@ class _Hooked:
 
 def main(argv: list[str]) -> None:
     """The process of one callback; ``argv`` has the descriptor of its socket."""
-    end_with_parent()
-    leave_to_supervisor()
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
-    line, code = socket.socket(fileno=int(argv[0])), 1
-    try:
-        serve(line)
-        code = 0
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            line.sendall(json.dumps({"failed": described(error, _MOST_TEXT)}).encode() + b"\n")
-        with contextlib.suppress(OSError):  # the disk of the log may be full
-            traceback.print_exc()
-    finally:
-        os._exit(code)  # threads of a user's library may hang
+    socket_process.run(argv, serve, nice=_NICE, describe=lambda error: described(error, _MOST_TEXT))
 
 
 if __name__ == "__main__":

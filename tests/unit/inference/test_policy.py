@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 import torch
-from harness import PATIENCE_S
+from racing_threads import race
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_forward
@@ -164,7 +163,7 @@ def test_two_threads_at_once_are_refused_and_never_get_wrong_answers(kind):
     make, ask = ASKED[kind]
     batches = [np.random.default_rng(seed).normal(size=(1 + seed % 3, OBS)).astype(np.float32) for seed in range(40)]
     alone = [ask(make(), obs, np.random.default_rng(0)) for obs in batches]
-    shared, wrong, refused, interval_s = make(), [], [], sys.getswitchinterval()
+    shared, wrong, refused = make(), [], []
 
     def work():
         while not refused and not wrong:
@@ -176,15 +175,7 @@ def test_two_threads_at_once_are_refused_and_never_get_wrong_answers(kind):
                 else:
                     wrong.extend([] if np.array_equal(found, own) else [found])
 
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
-    finally:
-        sys.setswitchinterval(interval_s)
+    race(work)
     assert wrong == []
     assert "used by two threads at once" in refused[0]
     assert np.array_equal(ask(shared, batches[0], np.random.default_rng(0)), alone[0]), "it serves the next one"
