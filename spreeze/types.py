@@ -378,12 +378,16 @@ class PolicyFormat(NamedTuple):
     """Packages that writing and checking a file needs, beside NumPy."""
     runs_on: str
     """Package that a program with this file needs, as pip knows it."""
+    exact: bool = True
+    """False: weights are rounded, so that actions may differ from the policy's."""
 
 
 POLICY_FORMATS = (
     PolicyFormat("onnx", ".onnx", ("onnx", "onnxruntime"), "onnxruntime"),
     PolicyFormat("torch", ".pt2", ("torch",), "torch"),
     PolicyFormat("numpy", ".npz", (), "numpy"),
+    PolicyFormat("c", ".h", (), "a C99 compiler"),
+    PolicyFormat("c-int8", ".h", (), "a C99 compiler", exact=False),
 )
 
 

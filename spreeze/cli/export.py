@@ -7,6 +7,7 @@ import contextlib
 import csv
 import importlib.util
 import io
+import json
 import keyword
 import os
 import re
@@ -30,7 +31,7 @@ from spreeze.envs.families import FAMILIES
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.task import ActionScaling
 from spreeze.errors import ConfigError, RunError, did_you_mean
-from spreeze.inference import export
+from spreeze.inference import c_source, export
 from spreeze.inference.policy import Policy
 from spreeze.inference.user_modules import is_script, is_within
 from spreeze.machine.output import emit, say
@@ -97,17 +98,26 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
     is_file = args.run.endswith(".safetensors") or path == pretrained_policies().get(args.run)
     name = path.stem if is_file else find_run(args.run, Path(args.runs_dir)).name
     out = Path(args.out or f"{name}{row.suffix}")
-    program = out.with_name(f"{out.stem}_{row.name}_example.py")
+    in_c = row.suffix == ".h"
+    program = out.with_name(f"{out.stem}_{row.name}_example.{'c' if in_c else 'py'}")
     _check_places([out, program], force=args.force)
     missing = [package for package in row.packages if importlib.util.find_spec(package) is None]
     if missing:
         raise ConfigError(f"--format {row.name} needs {' and '.join(missing)}: pip install 'spreeze[export]'")
     steps = export.operations(weights.arrays, weights.meta, spec)
-    code = example(spec, row, out.name, export.state_dim(steps))
+    code = (
+        c_example(spec, out.name, name, export.state_dim(steps))
+        if in_c
+        else example(spec, row, out.name, export.state_dim(steps))
+    )
     data = export.encode(row.name, steps, spec, _about(weights, spec, name))
     with _in_place([out, program]) as (temporary, temporary_program):
         files.write_bytes(temporary, data)
-        check = _compared(export.open_policy(row.name, temporary), steps, weights, spec)
+        check = (
+            None
+            if in_c and c_source.compiler() is None
+            else _compared(export.open_policy(row.name, temporary), steps, weights, spec, exact=row.exact)
+        )
         files.write_bytes(temporary_program, code.encode())
     document = {
         "file": str(out),
@@ -116,33 +126,39 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
         "weights": str(weights.path),
         "env": spec.env_id,
         "bytes": len(data),
-        **check._asdict(),
+        **(dict.fromkeys(export.Agreement._fields) if check is None else check._asdict()),
     }
     return document, "\n".join(
         [
             f"{out}: {len(data):,} bytes, {len(steps)} operations, from {weights.path}",
             _told(check, spec),
-            f"{program}: a program that plays it without Spreeze:",
+            f"{program}: a program that {'calls' if in_c else 'plays'} it without Spreeze:",
             "",
             code,
         ]
     )
 
 
-def _compared(act: export.Act, steps: list[export.Operation], weights: Weights, spec: EnvSpec) -> export.Agreement:
+def _compared(
+    act: export.Act, steps: list[export.Operation], weights: Weights, spec: EnvSpec, *, exact: bool
+) -> export.Agreement:
     obs, state = export.draw_obs(spec, weights.arrays, OBSERVATIONS, seed=0), export.draw_state(steps, OBSERVATIONS, 1)
     drawn, after = Policy.from_weights(weights.arrays, weights.meta).act(obs, state)
     actions = ActionScaling(spec)(drawn)
     if spec.choices is not None:
         actions = spec.choices.to_env(actions)
-    return export.check(act, steps, actions, obs, spec, state, after)
+    return export.check(act, steps, actions, obs, spec, state, after, exact=exact)
 
 
-def _told(check: export.Agreement, spec: EnvSpec) -> str:
+def _told(check: export.Agreement | None, spec: EnvSpec) -> str:
+    if check is None:
+        return f"not checked: there is no C compiler ({', '.join(c_source.COMPILERS)}) here"
     beside = f"checked beside our policy on {check.observations:,} observations"
     if spec.choices is None:
         return f"{beside}: actions differ by at most {check.difference:.1e} of half their range"
     ties = f" ({check.ties} left out, where two actions are equally good up to rounding)" if check.ties else ""
+    if check.difference:
+        return f"{beside}: another action for {check.difference:.0f}{ties}"
     return f"{beside}: the same action for each{ties}"
 
 
@@ -260,6 +276,30 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str, state_dim: int = 0
     functions = _obs_lines(spec)
     lines += [_make_line(spec, plain_id), *functions, *([""] if functions else []), "", *_loop(spec, row, state_dim)]
     return "\n".join(lines) + "\n"
+
+
+def c_example(spec: EnvSpec, file_name: str, run: str, state_dim: int) -> str:
+    """A C program that acts three times on an observation of zeros."""
+    name = c_source.c_name(run)
+    big = name.upper()
+    layout = c_source.comment("; ".join(spec.obs_layout) or spec.env_id)
+    memory = f"static float state[{big}_STATE]; /* zeros where an episode begins */\n            " if state_dim else ""
+    return textwrap.dedent(f"""\
+        /* cc -O3 -o policy THIS_FILE -lm && ./policy */
+        #include <stdio.h>
+        #include {json.dumps(file_name)}
+
+        int main(void) {{
+            static {"uint8_t" if spec.frames else "float"} obs[{big}_OBS]; /* {layout} */
+            {memory}{"float" if spec.choices is None else "int32_t"} action[{big}_ACTIONS];
+            for (int step = 0; step < 3; step++) {{
+                {name}_act(obs, {"state, " if state_dim else ""}action);
+                for (int i = 0; i < {big}_ACTIONS; i++) printf("%g ", (double)action[i]);
+                printf("\\n");
+            }}
+            return 0;
+        }}
+    """)
 
 
 _OPEN = {

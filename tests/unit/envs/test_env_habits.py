@@ -226,7 +226,7 @@ def test_masks_of_a_method_or_of_the_observation_are_used(mask, source):
     probe = measured(habits(f"mask={mask}"), 50)  # a forbidden action would raise
     assert probe.notes == (f"{source}: invalid actions are masked",)
     assert check_up({"env_id": ID, "import_module": MODULE, "args": (f"mask={mask}",)}).notes == ()
-    for row in POLICY_FORMATS:
+    for row in POLICY_FORMATS[:3]:  # programs in Python
         text = example(task.spec, row, "x")
         assert ('get_wrapper_attr("action_masks")' if mask == "method" else 'obs["action_mask"]') in text
 
