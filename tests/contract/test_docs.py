@@ -17,6 +17,7 @@ import spreeze
 from spreeze.__main__ import VERBS
 from spreeze.bench.__main__ import build_parser as bench_parser
 from spreeze.cli.arguments import build_parser
+from spreeze.cli import export
 from spreeze.cli.evaluate import build_parser as evaluate_parser
 from spreeze.cli.tune import tune_parser
 from spreeze.config.algorithms import ALGORITHMS
@@ -85,7 +86,9 @@ def test_every_flag_that_is_printed_exists(text, monkeypatch, capsys):
     known = _flags(tune_parser()) | _flags(evaluate_parser()) | {"--help"} | of_others
     for parser in _benches().values():
         known |= _flags(parser)
-    known |= _flags_of_benchmarks(monkeypatch, capsys)
+    with contextlib.suppress(SystemExit):
+        export.main(["--help"])
+    known |= _printed_flags(capsys.readouterr().out) | _flags_of_benchmarks(monkeypatch, capsys)
     assert _printed_flags(text) - known == set()
 
 
