@@ -16,8 +16,8 @@ from sources import FILES, nodes
 import spreeze
 from spreeze.__main__ import VERBS
 from spreeze.bench.__main__ import build_parser as bench_parser
-from spreeze.cli.arguments import build_parser
 from spreeze.cli import export
+from spreeze.cli.arguments import build_parser
 from spreeze.cli.evaluate import build_parser as evaluate_parser
 from spreeze.cli.tune import tune_parser
 from spreeze.config.algorithms import ALGORITHMS
