@@ -39,6 +39,18 @@ def pytest_configure(config):
         config.option.markexpr = ""
 
 
+def _is_warm(node) -> bool:
+    """True for tests whose processes start warm: those in ``tests/runs`` and those marked so, unless marked cold."""
+    marks = {mark.name for mark in node.iter_markers()}
+    return "cold" not in marks and ("warm" in marks or node.path.parent.name == "runs")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Tests with warm starts come first: the nursery begins once, and the longest tests are not the last ones."""
+    items.sort(key=lambda item: not _is_warm(item))
+
+
 def pytest_runtest_setup(item):
     """Skips what needs more CUDA devices than there are: ``gpu`` needs one, ``gpu(2)`` two."""
     marks = [mark.args[0] if mark.args else 1 for mark in item.iter_markers("gpu")]
@@ -84,8 +96,7 @@ def _descriptors() -> set[str]:
 @pytest.fixture(autouse=True)
 def warm_starts(request):
     """Processes of Spreeze start warm in ``tests/runs`` and in tests marked ``warm``, but in those marked ``cold``."""
-    marks = {mark.name for mark in request.node.iter_markers()}
-    _NURSERY.wanted = "cold" not in marks and ("warm" in marks or request.path.parent.name == "runs")
+    _NURSERY.wanted = _is_warm(request.node)
     if not (_NURSERY.wanted or request.path.parent.name == "runs"):
         _NURSERY.close()  # to tests of processes it is one too many
     return _NURSERY

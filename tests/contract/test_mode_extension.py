@@ -62,6 +62,7 @@ def test_a_mode_of_an_imported_module_passes_every_check_of_the_command_line(mod
         check_tunable(config)
 
 
+@pytest.mark.warm
 def test_it_runs_and_gives_the_bits_of_the_mode_that_it_wraps_and_the_page_shows_it(module, tmp_path):
     run, code, document = train(tmp_path, *PENDULUM, "--mode", NAME, "--import", module, "--updates", "20")
     assert (code, document["mode"]) == (0, NAME)

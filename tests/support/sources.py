@@ -31,6 +31,7 @@ def tree(path):
     return parsed(path)
 
 
+@functools.cache
 def nodes(path):
     """Every node of a file of the package."""
-    return ast.walk(tree(path))
+    return tuple(ast.walk(tree(path)))

@@ -294,6 +294,7 @@ def test_a_clip_of_a_foreign_run_stays_inside(copy, tmp_path, capsys, monkeypatc
     assert find_weights("run", copy.parent).is_file()
 
 
+@pytest.mark.warm
 def test_a_plain_copy_of_a_run_is_resumed(copy, tmp_path):
     updates = json.loads((copy / "run.json").read_text())["updates"]
     _, code, document = train(tmp_path, "--resume", "run", "--updates", str(updates + 50), tiny=())

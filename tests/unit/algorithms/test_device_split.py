@@ -80,24 +80,13 @@ def test_overlapped_the_actor_follows_the_critics_of_before_the_update(name):
     assert same(overlapped.state_arrays(), parts.state_arrays())
 
 
+@pytest.mark.warm
 def test_a_split_run_ends_with_the_very_parameters_of_one_device(tmp_path):
     hashes = {
         json.loads(
             verb(
-                "train",
-                "--env",
-                "Pendulum-v1",
-                "--mode",
-                "serial",
-                "--updates",
-                "60",
-                "--device",
-                device,
-                "--runs-dir",
-                str(tmp_path / device),
-                "--set",
-                "sac.hidden_sizes=[16,16]",
-                "--json",
+                *f"train --env Pendulum-v1 --mode serial --updates 60 --device {device} --json".split(),
+                *("--set", "sac.hidden_sizes=[16,16]", "--runs-dir", tmp_path / device),
             ).stdout
         )["parameters_sha256"]
         for device in ("cpu", "cpu+cpu")
@@ -224,31 +213,14 @@ def test_with_a_gpu_state_moves_between_the_kinds_of_device(name, first, second)
     assert other.updates_skipped() == 0
 
 
+@pytest.mark.warm
 @pytest.mark.parametrize("mode", ["serial", "spreeze"])
 def test_a_run_whose_gpu_is_gone_says_so_at_resume_and_goes_on_where_it_is_told_to(tmp_path, mode):
     common = ("--runs-dir", str(tmp_path), "--json", "--name", "x")
     first = verb(
-        "train",
-        "--env",
-        "Pendulum-v1",
-        "--mode",
-        mode,
-        "--updates",
-        "5",
-        "--device",
-        "cpu",
-        "--set",
-        "sac.hidden_sizes=[8,8]",
-        "--set",
-        "replay.learning_starts=300",
-        "--samplers",
-        "1",
-        "--no-visualizer",
-        "--batch-size",
-        "32",
-        "--set",
-        "evaluation.episodes=1",
-        *common,
+        *f"train --env Pendulum-v1 --mode {mode} --updates 5 --device cpu --samplers 1 --batch-size 32".split(),
+        *("--no-visualizer", "--set", "sac.hidden_sizes=[8,8]", "--set", "replay.learning_starts=300"),
+        *("--set", "evaluation.episodes=1", *common),
     )
     assert json.loads(first.stdout)["updates"] == 5
     # What a run of a GPU leaves behind: the name of the device, and a checkpoint with the state of its generator.

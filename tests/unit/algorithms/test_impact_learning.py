@@ -6,7 +6,7 @@ import pytest
 from counted_impact import counted_curve
 
 
-@pytest.mark.parametrize("algo", ["impact", "appo"])
+@pytest.mark.parametrize("algo", ["impact", pytest.param("appo", marks=pytest.mark.slow)])
 def test_a_pole_stands_after_some_ten_thousand_steps_of_samplers_that_lag(algo):
     flags = ["--env", "CartPole-v1", "--algo", algo, "--sync-interval", "16", "--set", "evaluation.episodes=5"]
     curve = counted_curve(flags, 36_000, 4_000)

@@ -129,6 +129,7 @@ def test_runs_with_other_settings_have_figures_of_their_own(tmp_path, monkeypatc
     ]
 
 
+@pytest.mark.warm
 def test_a_failing_run_is_told_with_its_last_line():
     with pytest.raises(SpreezeError, match="unknown environment"):
         train(["--env", "NoSuchTask-v0"], PATIENCE_S)

@@ -119,6 +119,7 @@ def test_what_cannot_be_part_of_a_vector_is_refused_with_the_reason(space, words
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.warm
 def test_a_nested_task_is_probed_shown_by_the_doctor_and_trained_on(tmp_path):
     checks, probe = doctor.check_env("NestedGoal-v0", "nested_env")
     found = next(check for check in checks if "layout" in check.name)

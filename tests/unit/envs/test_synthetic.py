@@ -149,6 +149,7 @@ def test_any_id_takes_arguments():
     assert gymnasium.make("Pendulum-v1").unwrapped.g == 10.0
 
 
+@pytest.mark.warm
 def test_arguments_of_a_run_reach_every_process_and_are_written_down(tmp_path):
     def seen(run):
         return run.numbers().get("updates", 0) > 0 and "eval_return" in run.numbers()

@@ -351,6 +351,7 @@ def test_a_mujoco_task_draws_without_a_display():
     assert done.stdout == "(480, 480, 3)\n", done.stderr
 
 
+@pytest.mark.warm
 @needs_envpool
 @pytest.mark.slow
 def test_a_run_steps_envpool_and_is_evaluated_in_it(tmp_path):

@@ -64,6 +64,7 @@ def a_job(**changed):
     return HostRunJob(**{"arguments": (), "number": 1, "learners": 2, "version": __version__} | changed)
 
 
+@pytest.mark.warm
 @pytest.mark.cold
 def test_a_host_gets_a_learner_that_joins_and_the_run_goes_on_when_the_host_is_gone(tmp_path, memory):
     with Run(tmp_path, *_SMALL, messages=memory.handle(), tiny=()) as run:
@@ -265,6 +266,7 @@ def test_a_host_has_the_settings_of_the_run_but_not_those_of_this_machine(values
     assert flags[flags.index("--profile") + 1] == "none", "what is default here would be the task's profile's there"
 
 
+@pytest.mark.warm
 @pytest.mark.slow
 def test_a_cluster_of_ray_gives_the_run_learners_on_its_hosts_and_ends_them_with_it(tmp_path):
     pytest.importorskip("ray")

@@ -127,6 +127,7 @@ def test_the_mode_runs_what_learns_from_replay_and_says_what_it_does():
     assert not modes()["spreeze"].replay.averages_parameters
 
 
+@pytest.mark.warm
 def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tmp_path):
     with Run(tmp_path, *FAULT, *_TWO, "--set", "learner.average_interval=5") as run:
         run.wait_for(lambda: sum("with 1 other learner" in event for event in run.events()) >= 2,
@@ -150,6 +151,7 @@ def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tm
     assert all(WeightsStore(group_folder(run.path, group) / "weights").read_latest() for group in (0, 1))
 
 
+@pytest.mark.warm
 def test_on_policy_learners_average_too_and_go_on_when_one_is_killed(tmp_path):
     small = ("--envs-per-sampler", "2", "--set", f"ppo.hidden_sizes={HIDDEN_SIZES}", "--no-evaluator",
              "--set", "learner.checkpoint_interval_s=0.5", "--no-visualizer", "--no-governor")  # fmt: skip
@@ -177,12 +179,14 @@ def test_on_policy_learners_average_too_and_go_on_when_one_is_killed(tmp_path):
     assert (code, document["error"], document["mode"], len(document["learners"])) == (0, None, "tianji", 2)
 
 
+@pytest.mark.warm
 def test_a_group_alone_learns_on_policy_as_in_mode_hts_bit_for_bit(tmp_path):
     cart = ("--env", "CartPole-v1", "--algo", "ppo", "--sync-interval", "16", "--samplers", "1", "--env-steps", "800")
     found = [train(tmp_path, *cart, "--mode", mode, name=mode)[2]["parameters_sha256"] for mode in ("tianji", "hts")]
     assert found[0] == found[1]
 
 
+@pytest.mark.warm
 def test_samplers_of_several_learners_infer_for_themselves(tmp_path):
     run, code, _ = train(tmp_path, "--env", "CartPole-v1", "--algo", "ppo", *_TWO, "--inference-workers", "1")
     assert code == 2
