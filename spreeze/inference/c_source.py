@@ -213,9 +213,10 @@ class _Source:
 
     def _constant(self, values: np.ndarray, kind: str = "float") -> str:
         self._arrays += 1
-        name, flat = f"{self._name}_c{self._arrays}", np.ravel(values).tolist()
+        name = f"{self._name}_c{self._arrays}"
+        flat = np.ravel(np.asarray(values, np.float32) if kind == "float" else values).tolist()
         if kind == "float":
-            flat = ["-3.402823466e38f" if value == -math.inf else _float(value) for value in np.float32(flat).tolist()]
+            flat = ["-3.402823466e38f" if value == -math.inf else _float(value) for value in flat]
         lines = textwrap.fill(", ".join(map(str, flat)), 116, initial_indent="    ", subsequent_indent="    ")
         self._constants.append(f"static const {kind} {name}[{len(flat)}] = {{\n{lines}\n}};")
         return name
@@ -412,7 +413,8 @@ def open_header(path: Path) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], An
     if declared is None:
         raise ConfigError(f"{path}: not a header of a policy")
     name, obs_type, stateful, action_type, actions = declared.groups()
-    shape = json.loads((re.search(r"^ \* action: (\[.*\])$", text, re.MULTILINE) or [0, f"[{actions}]"])[1])
+    told = re.search(r"^ \* action: (\[.*\])$", text, re.MULTILINE)
+    shape = json.loads(told[1]) if told else [int(actions)]
     big = name.upper()
     program = f"""#include "{path.resolve()}"
 void each(int rows, const {obs_type} *obs, float *state, {action_type} *action);
