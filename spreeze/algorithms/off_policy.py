@@ -222,11 +222,18 @@ class OffPolicyAlgorithm(Algorithm):
         self._buffers = None
 
     def metrics(self) -> dict[str, float]:
-        found = self.critics.metrics()
-        if self.actor is not None:
-            found["actor_loss"] = -self.critics.mean_action_value()
-            found["actor_grad_norm"] = self.actor.adam.gradient_norm
-        return finite(found)
+        """Metrics of the latest step (reads the device)."""
+        critics, found = self.critics, dict[str, float]()
+        if critics.td_error is not None and critics.goal is not None:
+            found["critic_loss"] = critics.td_error.square().mean().item()
+            found["q_mean"] = (critics.td_error.mean() + critics.goal.mean()).item()
+            found["critic_grad_norm"] = critics.adam.gradient_norm
+        return finite(found | self._actor_metrics())
+
+    def _actor_metrics(self) -> dict[str, float]:
+        if self.actor is None:
+            return {}
+        return {"actor_loss": -self.critics.mean_action_value(), "actor_grad_norm": self.actor.adam.gradient_norm}
 
     def updates_skipped(self) -> int:
         """Skipped steps of critics or actor, whichever are more."""
@@ -304,28 +311,17 @@ class CriticNetworks(TrainedNetworks[F]):
     """Threads or streams that split the work, if any; a change needs new buffers."""
     _buffers: Any = None
     """Buffers that depend on the batch size."""
-    _td_error: Tensor | None = None  # [S, B], of the latest step
-    _goal: Tensor | None = None  # [B], of the latest step
+    td_error: Tensor | None = None  # [S, B], of the latest step
+    goal: Tensor | None = None  # [B], of the latest step
     action_value: Tensor | None = None
     """[B], Q-values of the latest fresh actions."""
-
-    def metrics(self) -> dict[str, float]:
-        """critic_loss, q_mean and critic_grad_norm of the latest step (reads the device)."""
-        error, goal = self._td_error, self._goal
-        if error is None or goal is None:
-            return {}
-        return {
-            "critic_loss": error.square().mean().item(),
-            "q_mean": (error.mean() + goal.mean()).item(),
-            "critic_grad_norm": self.adam.gradient_norm,
-        }
 
     def mean_action_value(self) -> float:
         """Mean Q of the latest fresh actions, NaN if there are none (reads the device)."""
         return math.nan if self.action_value is None else self.action_value.mean().item()
 
     def drop_buffers(self) -> None:
-        self._buffers = self._td_error = self._goal = self.action_value = None
+        self._buffers = self.td_error = self.goal = self.action_value = None
 
 
 class Chunk:
@@ -444,7 +440,7 @@ class Critics(CriticNetworks[Parameters]):
         ``fill`` sets a chunk's ``buffers.grad_out`` and ``td_error`` from the outputs in its buffers.
         """
         buffers = self._sized(obs_action.shape[0])
-        self._td_error, self._goal = buffers.td_error, mean_goal
+        self.td_error, self.goal = buffers.td_error, mean_goal
         streams = self.parallel if isinstance(self.parallel, TwoStreams) else None
 
         def differentiate(chunks: list[Chunk]) -> None:
@@ -552,8 +548,8 @@ class ActionValues(CriticNetworks[N]):
         """
         q = self._q(obs, self.online, record=True)
         index = action.expand(len(q), 1, -1)
-        self._td_error, self._goal = torch.gather(q, 1, index)[:, 0] - target, target
-        derivative = self._td_error if loss_gradient is None else loss_gradient(self._td_error)
+        self.td_error, self.goal = torch.gather(q, 1, index)[:, 0] - target, target
+        derivative = self.td_error if loss_gradient is None else loss_gradient(self.td_error)
         self._differentiate(obs, torch.zeros_like(q).scatter_(1, index, derivative.unsqueeze(1)))
         if self._dueling is not None:
             self._mlp_gradient.head_weight.mul_(self._dueling.mask)

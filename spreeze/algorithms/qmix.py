@@ -236,7 +236,7 @@ class TeamValues(CriticNetworks[TeamNetworks]):
             value = self.online.team_value(obs.clone(), action.clone(), leaf)
             error = value.detach() - target.clone()
             (found,) = torch.autograd.grad(value, leaf, error / len(error))
-        self._td_error, self._goal = error.unsqueeze(0), target
+        self.td_error, self.goal = error.unsqueeze(0), target
         self.gradient.flat.copy_(found)
         self.adam.step()
 

@@ -164,9 +164,9 @@ class _SoftActorCritic(OffPolicyAlgorithm):
         self.critics.update_target(self._config.tau)
         self.updates += 1
 
-    def metrics(self) -> dict[str, float]:
+    def _actor_metrics(self) -> dict[str, float]:
         alpha = self.log_alpha.exp().item()
-        found = super().metrics() | {"alpha": alpha}
+        found = super()._actor_metrics() | {"alpha": alpha}
         if self._buffers is not None:
             entropy = -self._buffers.negative_entropy.mean().item()
             found |= finite({"entropy": entropy, "actor_loss": -alpha * entropy - self.critics.mean_action_value()})

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from spreeze.config.modes import DataFlow
-from spreeze.dashboard.run_data import data_flow, newest_log, newest_timeline
+from spreeze.dashboard import control
+from spreeze.dashboard.run_data import data_flow, newest_log, newest_timeline, run_path, runs_dir
+from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics import student_quantile
 from spreeze.metrics.bottleneck import Side, bottleneck
@@ -201,6 +207,25 @@ PUBLISHED: dict[tuple[str, str], Published] = {
 
 def published(algo: str | None, env_id: str | None) -> Published | None:
     return PUBLISHED.get((algo or "", env_id or ""))
+
+
+HEADERS = {"Cache-Control": "no-store", "Content-Encoding": "identity"}
+"""No compression: on one machine it takes longer than sending, and Streamlit would compress even pictures."""
+
+
+def live(request: Request) -> Response:
+    """Route ``/api/live``: news of the run ``run`` since ``since``, as ``live_response`` gives them."""
+    query = request.query_params
+    activity = control.activity(runs_dir(), query.get("run"))
+    document: dict[str, Any] = {"page": {"key": activity.key, "lines": activity.lines}}
+    try:
+        path = run_path(query.get("run", ""), runs_dir())
+        since, seen = max(0.0, float(query.get("since", 0))), max(0, int(query.get("evals", 0)))
+        document |= live_response(path, since, seen, query.get("epoch", ""), scores=query.get("scores", ""))
+        text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    except (RunError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:  # of a damaged run
+        text = json.dumps({"page": document["page"], "error": clean(error)})
+    return Response(text, media_type="application/json", headers=HEADERS)
 
 
 def live_response(

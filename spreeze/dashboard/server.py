@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import streamlit as st
@@ -23,12 +22,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spreeze.dashboard import control, live_api, navigation
+from spreeze.dashboard import live_api, navigation
 from spreeze.dashboard.access import Guard, LoginTokens, is_page
 from spreeze.dashboard.components import prefix
 from spreeze.dashboard.run_data import run_path, runs_dir
 from spreeze.errors import RunError
-from spreeze.formatting import clean
 from spreeze.run_directory import is_alive, send_request
 
 
@@ -78,13 +76,11 @@ SCRIPT = str(Path(__file__).with_name("navigation.py"))
 _MAX_PICTURE_BYTES = 2_000_000
 _PICTURE_WAIT_S = 1.0
 _PICTURE_POLL_S = 0.04
-_HEADERS = {"Cache-Control": "no-store", "Content-Encoding": "identity"}
-"""No compression: on one machine it takes longer than sending, and Streamlit would compress even pictures."""
 
 
 def routes() -> list[Route]:
     base = prefix()
-    return [Route(f"{base}/api/live", live), Route(f"{base}/live.jpg", picture)]
+    return [Route(f"{base}/api/live", live_api.live), Route(f"{base}/live.jpg", picture)]
 
 
 def address() -> str:
@@ -139,29 +135,6 @@ class BaseAddress:
         await self._app(scope, receive, send if plain else with_address)
 
 
-def live(request: Request) -> Response:
-    """News of the run ``run`` since ``since``; see ``live_api.live_response``."""
-    query = request.query_params
-    activity = control.activity(runs_dir(), query.get("run"))
-    page = {"page": {"key": activity.key, "lines": activity.lines}}
-    try:
-        path = run_path(query.get("run", ""), runs_dir())
-        since, seen = float(query.get("since", 0)), int(query.get("evals", 0))
-        text = _json(
-            page
-            | live_api.live_response(
-                path, max(0.0, since), max(0, seen), query.get("epoch", ""), scores=query.get("scores", "")
-            )
-        )
-    except (RunError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:  # of a damaged run
-        text = _json(page | {"error": clean(error)})
-    return Response(text, media_type="application/json", headers=_HEADERS)
-
-
-def _json(document: dict[str, Any]) -> str:
-    return json.dumps(document, separators=(",", ":"), allow_nan=False)
-
-
 async def picture(request: Request) -> Response:
     """The newest picture of the agent as soon as it differs from ``after``; 204 if there is none within a second.
 
@@ -170,15 +143,15 @@ async def picture(request: Request) -> Response:
     try:
         path = run_path(request.query_params.get("run", ""), runs_dir())
     except RunError:
-        return Response(status_code=204, headers=_HEADERS)
+        return Response(status_code=204, headers=live_api.HEADERS)
     await asyncio.to_thread(watched, path)
     deadline_s = time.monotonic() + _PICTURE_WAIT_S
     while True:
         tag, data = read_picture(path / "live.jpg", request.query_params.get("after", ""))
         if data is not None:
-            return Response(data, media_type="image/jpeg", headers={**_HEADERS, "X-Picture": tag})
+            return Response(data, media_type="image/jpeg", headers={**live_api.HEADERS, "X-Picture": tag})
         if time.monotonic() >= deadline_s or await request.is_disconnected():
-            return Response(status_code=204, headers=_HEADERS)
+            return Response(status_code=204, headers=live_api.HEADERS)
         await asyncio.sleep(_PICTURE_POLL_S)
 
 

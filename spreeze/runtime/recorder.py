@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,7 +123,8 @@ class Recorder:
         """Rows of a saved replay."""
         self._target_reached = False
         self._scores: dict[int, float] = {}
-        self._reported: dict[int, dict[str, float]] = {}
+        self.reported: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+        """group -> gauges of its algorithm as its learner sent them; the newest of each counts until the next one."""
         self._info = InfoMeans()
         self._callback_values: dict[str, float] = {}
         self._samplers_alive = 0
@@ -260,13 +261,6 @@ class Recorder:
         self._view.update(self.snapshot(state))
         self._run_dir.write_state(state="stopping", checkpoint_left_bytes=left_bytes)
 
-    def report(self, group: int, values: Any) -> None:
-        """Takes the gauges among the metrics of a learner; the newest of each counts until the next one."""
-        known = self._reported.setdefault(group, {})
-        for name, value in values.items() if isinstance(values, dict) else ():
-            if isinstance(value, int | float) and (metric := self._table.get(name)) is not None and metric.is_sent:
-                known[name] = float(value)
-
     def info(self, message: Mapping[str, Any]) -> None:
         """Takes sums of what environments gave in ``info``."""
         told = self._info.add(message)
@@ -284,10 +278,11 @@ class Recorder:
     def _gauges(self, groups: tuple[GroupSample, ...]) -> dict[str, float]:
         """The reported gauges: means over the learners that have learned, and of several learners each one's own."""
         each: dict[str, dict[int, float]] = {}
-        for group, values in self._reported.items():
+        for group, values in self.reported.items():
             for name, value in values.items() if group < len(groups) and groups[group].learned else ():
-                if math.isfinite(value):
-                    each.setdefault(name, {})[group] = value
+                known = isinstance(value, int | float) and math.isfinite(value)
+                if known and (metric := self._table.get(name)) is not None and metric.is_sent:
+                    each.setdefault(name, {})[group] = float(value)
         found = {name: sum(values.values()) / len(values) for name, values in each.items()}
         if len(groups) > 1:
             found |= {f"{name}/{group}": value for name, values in each.items() for group, value in values.items()}

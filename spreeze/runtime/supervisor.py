@@ -293,7 +293,7 @@ class _Supervisor:
             elif kind == "evaluation":
                 self._recorder.evaluation(message)
             elif kind == "metrics" and (handle := self._workers.handles.get(source)) is not None:
-                self._recorder.report(handle.spec.address.group, message.get("values"))
+                self._recorder.reported[handle.spec.address.group] |= message["values"]
             elif kind == "episode":
                 self._recorder.episode(source, *message["numbers"])
             elif kind == "info":

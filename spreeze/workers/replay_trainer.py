@@ -52,6 +52,8 @@ _AVERAGE_EVERY = 8
 """Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
 _AVERAGE = "policy_average"
 _LEAST_BATCH = 32
+_UNIT_POWERS = {"q_mean": 1, "actor_loss": 1, "critic_loss": 2}
+"""Metrics of algorithms in powers of the unit of returns."""
 _PARTS = ("actor_forward", "critic_step", "action_gradient", "actor_step")
 """Parts of an update that ``torch.compile`` fuses; between them stand the optimizers, each one kernel already."""
 _GONE_AFTER = 4
@@ -491,14 +493,13 @@ class ReplayTrainer:
             "replay_fill": self._reader.available / self._reader.capacity,
             "rows_redrawn": self.rows_redrawn,
             "updates_skipped": self.algorithm.updates_skipped(),
-            **self._learned(),
+            "return_scale": self.return_scale,
+            # The algorithm's own, in the units of the task.
+            **{
+                name: value * self.return_scale ** _UNIT_POWERS.get(name, 0)
+                for name, value in self.algorithm.metrics().items()
+            },
         }
-
-    def _learned(self) -> dict[str, float]:
-        """The algorithm's metrics in the units of the task."""
-        found, scale = self.algorithm.metrics(), self.return_scale
-        powers = {"q_mean": 1, "actor_loss": 1, "critic_loss": 2}
-        return {name: value * scale ** powers.get(name, 0) for name, value in found.items()} | {"return_scale": scale}
 
     def policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         arrays, meta = self.policy_snapshot()

@@ -121,6 +121,19 @@ def test_every_class_on_the_page_of_the_architecture_exists():
     assert printed - {node.name for path in FILES for node in nodes(path) if isinstance(node, ast.ClassDef)} == set()
 
 
+def test_every_method_on_the_page_of_the_architecture_exists():
+    printed = set(re.findall(r"(?:`|^)(_?[A-Z]\w+\.\w+)(?:`| +)", ARCHITECTURE, re.MULTILINE)) - {"LATEST.json"}
+    assert len(printed) > 20
+    classes = [node for path in FILES for node in nodes(path) if isinstance(node, ast.ClassDef)]
+    methods = {
+        f"{kind.name}.{item.name}" for kind in classes for item in kind.body if isinstance(item, ast.FunctionDef)
+    }
+    for script in (ROOT / "spreeze" / "dashboard").glob("*.js"):
+        for kind, body in re.findall(r"^class (\w+) {(.*?)^}", script.read_text(), re.MULTILINE | re.DOTALL):
+            methods |= {f"{kind}.{name}" for name in re.findall(r"^  (?:async )?(\w+)\(", body, re.MULTILINE)}
+    assert printed - methods == set()
+
+
 def test_every_private_function_of_torch_is_listed_with_tests_that_watch_it():
     private = re.compile(r"\btorch\.(?:_C\.)?_(?!_)\w+|\btorch\.ops\.aten\.\w+")
     used = {name for path in FILES for name in private.findall(path.read_text(encoding="utf-8"))} - {"torch._C"}

@@ -113,7 +113,9 @@ def test_returns_of_each_learner_arrive_though_they_carry_the_earlier_time_of_th
     assert [later["series"][name]["t"] for name in later["whole"]] == [[2.0], [2.0, 4.0]]
     assert later["series"]["eval_return/1"]["y"] == [2.0, 3.0]
     assert news(later["scores"])["series"] == {}
-    assert json.loads(server.live(ask(run, f"run=r1&since=9.5&epoch=n:1&scores={later['scores']}")).body)["whole"] == []
+    assert (
+        json.loads(live_api.live(ask(run, f"run=r1&since=9.5&epoch=n:1&scores={later['scores']}")).body)["whole"] == []
+    )
 
 
 _TAKE_WHOLE = """
@@ -257,14 +259,14 @@ def test_a_damaged_store_is_an_answer_with_one_line(run):
     (run / "metrics.db").write_bytes(b"x" * 5000)
     with pytest.raises(RunError):
         live_api.live_response(run, 0.0, 0, "")
-    document = json.loads(server.live(ask(run, "run=r1")).body)
+    document = json.loads(live_api.live(ask(run, "run=r1")).body)
     assert "metrics" in document["error"]
     assert "\n" not in document["error"]
 
 
 @pytest.mark.parametrize("query", ["run=../r1", "run=r1&since=x", "run=", "run=r1%00", "run=nothing"])
 def test_odd_requests_get_one_line(run, query):
-    assert "error" in json.loads(server.live(ask(run, query)).body)
+    assert "error" in json.loads(live_api.live(ask(run, query)).body)
 
 
 def test_the_picture_is_handed_out_and_none_yet_is_no_error(run):

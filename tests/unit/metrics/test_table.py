@@ -112,7 +112,7 @@ def record(tmp_path, reading, table, *messages, groups=1, name="run"):
         for group in range(groups):
             for values in messages:
                 more = values if group == 0 else {name: value + group for name, value in values.items()}
-                recorder.report(group, more)
+                recorder.reported[group] |= more
         recorder.sample(reading, pids=None)
     finally:
         recorder.close()
@@ -258,7 +258,7 @@ def test_only_gauges_of_an_algorithm_are_taken_from_a_message(tmp_path):
         learner.context.post(updates=3.0)
         learner.context.post(batch_size=16.0)
         bad = {"critic_loss": 2.0, "updates": 9e9, "unknown": 1.0, "alpha": "high", "q_mean": None}
-        path, _ = record(tmp_path, CounterSample(1.0, (learner.group(),)), TABLE, bad, None, 3)
+        path, _ = record(tmp_path, CounterSample(1.0, (learner.group(),)), TABLE, bad)
     latest = {name: point.value for name, point in MetricsReader(path / "metrics.db").latest().items()}
     assert (latest["critic_loss"], latest["updates"]) == (2.0, 3.0)
     assert not {"unknown", "alpha", "q_mean"} & latest.keys()
