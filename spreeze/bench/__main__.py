@@ -7,12 +7,13 @@ import math
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from spreeze.bench import Row, line
 from spreeze.bench.runs import Say
-from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.arguments import Parser, add_flag, add_import, guarded
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
 from spreeze.run_directory import find_run, versions
@@ -50,8 +51,8 @@ def build_parser() -> argparse.ArgumentParser:
     benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
     for name, bench in BENCHES.items():
         one = benches.add_parser(name, help=bench.help, description=bench.help)
-        one.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
-        one.add_argument("--repeats", type=int, default=5, help="repeats of each figure (default: 5)")
+        add_flag(one, "--json", text="one JSON document on standard output", default=False)
+        add_flag(one, "--repeats", text="repeats of each figure", default=5)
         bench.add_flags(one)
     return parser
 
@@ -60,110 +61,78 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_task(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--env", default=_WALKER, help=f"Gymnasium id (default: {_WALKER})")
-    add(
-        "--plain-env",
-        action="store_true",
-        help="use the package's own Bullet tasks, not our faster equivalents (default: off)",
-    )
-    add("--envs-per-sampler", type=int, default=None, help="environments in a sampler (default: 8)")
-    add(
-        "--import",
-        dest="import_module",
-        metavar="MODULE",
-        default=None,
-        help="Python Python module to import first (default: none)",
-    )
-    add(
-        "--env-arg",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="for the environment's constructor, as often as needed (default: none)",
-    )
+    add = partial(add_flag, parser)
+    add("--env", text="Gymnasium id", default=_WALKER)
+    text = "use the package's own Bullet tasks, not our faster equivalents"
+    add("--plain-env", text=text, default=False)
+    add("--envs-per-sampler", text="environments in a sampler", shown="8", type=int)
+    add_import(parser)
+    text = "for the environment's constructor, as often as needed"
+    add("--env-arg", text=text, default=[], metavar="KEY=VALUE")
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     _add_task(parser)
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement [s] (default: 3)")
+    add_flag(parser, "--seconds", text="length of one measurement [s]", default=3.0, shown="3")
 
 
 def _add_rates(parser: argparse.ArgumentParser) -> None:
     _add_task(parser)
-    parser.add_argument("--seconds", type=float, default=90.0, help="length of one run [s] (default: 90)")
-    parser.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
+    add_flag(parser, "--seconds", text="length of one run [s]", default=90.0, shown="90")
+    add_flag(parser, "--runs-dir", text="where runs go", default="runs")
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
     _add_task(parser)
-    parser.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
-    parser.add_argument(
-        "--target-return",
-        type=float,
-        default=-200.0,
-        help="mean of 10 greedy episodes (default: -200, for Pendulum-v1)",
-    )
-    parser.add_argument("--algo", default=None, help="algorithm (default: follows from task and mode)")
-    parser.add_argument(
+    add = partial(add_flag, parser)
+    add("--runs-dir", text="where runs go", default="runs")
+    add("--target-return", text="mean of 10 greedy episodes", default=-200.0, shown="-200, for Pendulum-v1")
+    add("--algo", text="algorithm", shown="follows from task and mode")
+    add(
         "--modes",
-        nargs=2,
+        text="the two that are compared, such as hts and serial with --algo ppo",
         default=("spreeze", "serial"),
+        shown="spreeze serial",
+        type=str,
+        nargs=2,
         metavar="MODE",
-        help="the two that are compared, such as hts and serial with --algo ppo (default: spreeze serial)",
     )
-    parser.add_argument(
-        "--held",
-        action="store_true",
-        help="runs end, and are timed, when the mean of 5 evaluations in a row reaches it (default: "
-        "the first evaluation that does)",
-    )
-    parser.add_argument("--limit", type=float, default=180.0, help="a run is given up after that [s] (default: 180)")
+    text = "runs end, and are timed, when the mean of 5 evaluations in a row reaches it"
+    add("--held", text=text, default=False, shown="the first evaluation that does")
+    add("--limit", text="a run is given up after that [s]", default=180.0, shown="180")
 
 
 def _add_learner(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--batch-size", type=int, nargs="+", default=[256], help="batch sizes (default: 256)")
-    add("--algo", choices=("sac", "td3", "ddpg"), default="sac", help="algorithm (default: sac)")
-    add("--threads", type=int, choices=(1, 2), default=1, help="threads of the learner (default: 1)")
-    add("--precision", choices=("float32", "bfloat16"), default="float32", help="of the matmuls (default: float32)")
-    add("--device", default="cpu", help="device or split, such as cuda:0, split or cpu+cpu (default: cpu)")
-    add("--overlap", action="store_true", help="the actor one update late (default: off)")
-    add("--updates-per-launch", type=int, default=1, help="updates in one graph of a GPU, 0 for no graph (default: 1)")
+    add = partial(add_flag, parser)
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[256], help="batch sizes (default: 256)")
+    add("--algo", text="algorithm", default="sac", choices=("sac", "td3", "ddpg"))
+    add("--threads", text="threads of the learner", default=1, type=int, choices=(1, 2))
+    add("--precision", text="of the matmuls", default="float32", choices=("float32", "bfloat16"))
+    add("--device", text="device or split, such as cuda:0, split or cpu+cpu", default="cpu")
+    add("--overlap", text="the actor one update late", default=False)
+    add("--updates-per-launch", text="updates in one graph of a GPU, 0 for no graph", default=1)
 
 
 def _add_gpu(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--device", default=None, help="device to measure; cpu tries the bench itself (default: the first GPU)")
-    add("--minutes", type=float, default=8.0, help="time after which nothing is begun any more (default: 8)")
-    add("--small", action="store_true", help="small networks, short measurements: to try the bench (default: off)")
+    add = partial(add_flag, parser)
+    add("--device", text="device to measure; cpu tries the bench itself", shown="the first GPU")
+    add("--minutes", text="time after which nothing is begun any more", default=8.0, shown="8")
+    add("--small", text="small networks, short measurements: to try the bench", default=False)
 
 
 def _add_curve(parser: argparse.ArgumentParser) -> None:
     from spreeze.bench.runs import CURVE_AXES
 
-    add = parser.add_argument
-    add("runs", nargs="+", help="run names or paths, or latest")
-    add("--runs-dir", default="runs", help="where runs are (default: runs)")
-    add("--out", default="curve.png", help="picture to write (default: curve.png)")
-    add(
-        "--axes", nargs="+", choices=CURVE_AXES, default=CURVE_AXES, help="what the return is drawn over (default: all)"
-    )
-    add(
-        "--target-return",
-        type=float,
-        nargs="+",
-        default=[],
-        metavar="R",
-        help="returns whose times are told, first and held (default: none)",
-    )
-    add(
-        "--updates",
-        type=float,
-        default=math.inf,
-        metavar="N",
-        help="figures of the evaluations up to so many updates (default: all)",
-    )
+    add = partial(add_flag, parser)
+    parser.add_argument("runs", nargs="+", help="run names or paths, or latest")
+    add("--runs-dir", text="where runs are", default="runs")
+    add("--out", text="picture to write", default="curve.png")
+    text = "what the return is drawn over"
+    add("--axes", text=text, default=CURVE_AXES, shown="all", nargs="+", choices=CURVE_AXES)
+    text = "returns whose times are told, first and held"
+    add("--target-return", text=text, default=(), shown="none", type=float, nargs="+", metavar="R")
+    text = "figures of the evaluations up to so many updates"
+    add("--updates", text=text, default=math.inf, shown="all", metavar="N")
 
 
 # --- what they measure ---

@@ -9,6 +9,7 @@ import argparse
 import errno
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +17,8 @@ from spreeze.config.layers import Values, parse_assignment
 from spreeze.config.schema import FLAG_OF, SamplingConfig, field_of, kind_of
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError, UsageError
 from spreeze.machine.output import emit, print_error, say
+
+CHECKPOINTS = ("best", "latest")
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,25 +91,63 @@ def check_output(path: str | None) -> None:
         raise RunError(f"cannot write {path}: it is a directory; name a file in it")
 
 
+def add_flag(
+    parser: argparse._ActionsContainer,
+    *names: str,
+    text: str,
+    default: Any = None,
+    shown: str | None = None,
+    **more: Any,
+) -> None:
+    """Adds a flag, with its default in the help text and of its default's type; a switch where that is False.
+
+    A list as default: the flag may be repeated. ``shown`` is the text of a default that says more than its value.
+    """
+    if default is False:
+        more |= {"action": "store_true"}
+    elif isinstance(default, list):
+        more |= {"action": "append"}
+    elif default is not None and "choices" not in more:
+        more.setdefault("type", type(default))
+    if shown is None:
+        shown = "off" if default is False else "none" if default is None or default == [] else str(default)
+    parser.add_argument(*names, default=default, help=f"{text} (default: {shown})", **more)
+
+
 def add_common_flags(parser: argparse.ArgumentParser, *, inherited: bool = False) -> None:
     """``--runs-dir`` and ``--json``; ``inherited`` where another parser sets their defaults."""
-    runs_dir, as_json = (argparse.SUPPRESS, argparse.SUPPRESS) if inherited else ("runs", False)
-    parser.add_argument(
-        "--runs-dir", default=runs_dir, metavar="DIR", help="parent directory of run directories (default: runs)"
-    )
-    parser.add_argument(
-        "--json", action="store_true", default=as_json, help="print one JSON document to standard output (default: off)"
-    )
+    add_flag(parser, "--runs-dir", text="parent directory of run directories", default="runs", metavar="DIR")
+    add_flag(parser, "--json", text="print one JSON document to standard output", default=False)
+    if inherited:
+        parser.set_defaults(runs_dir=argparse.SUPPRESS, json=argparse.SUPPRESS)
+
+
+def add_import(parser: argparse._ActionsContainer) -> None:
+    """``--import``, for verbs that have no settings of a run."""
+    add_flag(parser, "--import", text="Python module to import first", dest="import_module", metavar="MODULE")
+
+
+def add_checkpoint(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """``--checkpoint``, for verbs that load weights."""
+    add_flag(parser, "--checkpoint", text=f"best or latest weights{more}", default="best", choices=CHECKPOINTS)
+
+
+def add_centre(parser: argparse._ActionsContainer, more: str = "") -> None:
+    """``--centre``, for verbs that average over seeds."""
+    text = f"average over seeds: mean, or iqm (interquartile mean{more})"
+    add_flag(parser, "--centre", text=text, default="mean", choices=("mean", "iqm"))
 
 
 def add_start_deadline(parser: argparse.ArgumentParser) -> None:
     """``--start-deadline-s``, for verbs that make an environment and have no settings of a run."""
-    parser.add_argument(
+    add_flag(
+        parser,
         "--start-deadline-s",
-        type=_seconds,
+        text="longest time to construct and reset an environment [s]",
         default=SamplingConfig().start_deadline_s,
+        shown="120",
+        type=_seconds,
         metavar="S",
-        help="longest time to construct and reset an environment [s] (default: 120)",
     )
 
 
@@ -130,58 +171,45 @@ def build_parser() -> argparse.ArgumentParser:
         if flag not in added:
             _add(parser, flag, key)
             added.add(flag)
-    parser.add_argument(
+    add = partial(add_flag, parser)
+    add(
         "--env-arg",
-        action="append",
+        text="keyword argument of the environment's constructor, may be repeated; VALUE is a Python or JSON "
+        "literal (True, None, [1, 2], '{\"a\": 1}') or a string without quotes",
         default=[],
         metavar="KEY=VALUE",
-        help="keyword argument of the environment's constructor, may be repeated; VALUE is a Python or JSON "
-        "literal (True, None, [1, 2], '{\"a\": 1}') or a string without quotes (default: none)",
     )
-    parser.add_argument(
+    add(
         "--callback",
-        action="append",
+        text="a spreeze.BaseCallback that hears of the run and steers it, as often as needed; "
+        "'my_callbacks:Curriculum(goal=5)' gives it arguments",
         default=[],
         metavar="MODULE:CLASS",
-        help="a spreeze.BaseCallback that hears of the run and steers it, as often as needed; "
-        "'my_callbacks:Curriculum(goal=5)' gives it arguments (default: none)",
     )
-    parser.add_argument(
+    add(
         "--samples-per-insert",
+        text="transitions drawn / transitions inserted: samplers wait below MIN, the learner waits above MAX [ratio]",
+        shown="8:512; td3: 16:512",
         metavar="MIN:MAX",
-        default=None,
-        help="transitions drawn / transitions inserted: samplers wait below MIN, the learner waits above MAX "
-        "[ratio] (default: 8:512; td3: 16:512)",
     )
-    parser.add_argument(
+    add(
         "--auto",
-        action="store_true",
-        help="benchmark this machine (up to 60 s, cached) to choose batch size, learner threads and samplers; "
-        "settings given here are kept (default: off)",
+        text="benchmark this machine (up to 60 s, cached) to choose batch size, learner threads and samplers; "
+        "settings given here are kept",
+        default=False,
     )
-    parser.add_argument("--fresh", action="store_true", help="with --auto: ignore the cached result (default: off)")
-    parser.add_argument(
+    add("--fresh", text="with --auto: ignore the cached result", default=False)
+    add(
         "--profile",
+        text="settings from profiles/NAME.toml or a .toml file; none: no profile",
+        shown="that of the environment",
         metavar="NAME|PATH",
-        default=None,
-        help="settings from profiles/NAME.toml or a .toml file; none: no profile (default: that of the environment)",
     )
-    parser.add_argument(
-        "--resume",
-        metavar="RUN|latest",
-        default=None,
-        help="resume a run by name or path, or the latest one (default: a new run)",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON document to standard output at the end (default: off)"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="any setting, such as --set sac.gamma=0.98; config.toml of a run lists them all (default: none)",
-    )
+    text = "resume a run by name or path, or the latest one"
+    add("--resume", text=text, shown="a new run", metavar="RUN|latest")
+    add("--json", text="print one JSON document to standard output at the end", default=False)
+    text = "any setting, such as --set sac.gamma=0.98; config.toml of a run lists them all"
+    add("--set", text=text, default=[], metavar="SECTION.FIELD=VALUE")
     return parser
 
 
@@ -198,22 +226,14 @@ def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
         or item.metadata["default_text"]
         or ("none" if item.default is None else item.default or "none" if kind is tuple else item.default)
     )
-    text = f"{doc}{f' [{unit}]' if unit else ''} (default: {default})".replace("%", "%%")
-    if kind is tuple:  # of names; the setting itself checks each
-        parser.add_argument(flag, dest=flag, default=None, type=_names, help=text, metavar="NAME,NAME")
-        return
-    parser.add_argument(
-        flag,
-        dest=flag,
-        default=None,
-        type=kind,
-        choices=choices,
-        help=text,
-        metavar=None if choices else item.name.upper(),
-    )
+    text = f"{doc}{f' [{unit}]' if unit else ''}".replace("%", "%%")
+    more = {"type": _names, "metavar": "NAME,NAME"} if kind is tuple else {"type": kind, "choices": choices}
+    more.setdefault("metavar", None if choices else item.name.upper())
+    add_flag(parser, flag, text=text, shown=str(default).replace("%", "%%"), dest=flag, **more)
 
 
 def _names(text: str) -> tuple[str, ...]:
+    """Names, each of which the setting itself checks."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

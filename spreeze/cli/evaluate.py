@@ -5,12 +5,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spreeze.cli.arguments import Parser, add_common_flags, add_start_deadline, check_output, guarded
+from spreeze.cli.arguments import (
+    Parser,
+    add_centre,
+    add_checkpoint,
+    add_common_flags,
+    add_flag,
+    add_import,
+    add_start_deadline,
+    check_output,
+    guarded,
+)
 from spreeze.config.profiles import shipped
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.task import Task, check_fits, frame_options, make_task
@@ -27,7 +38,6 @@ from spreeze.transport.weights import LATEST, Weights, read_weights
 from spreeze.types import EnvSpec, spec_from
 from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list, success_rate
 
-CHECKPOINTS = ("best", "latest")
 _FIRST_SEED = 1_000_000
 _PRETRAINED = shipped("assets/policies")
 
@@ -39,60 +49,37 @@ def build_parser() -> argparse.ArgumentParser:
         "interval.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help=f"{run_or_policy()}; several runs with --protocol")
-    parser.add_argument("--episodes", type=int, default=10, help="episodes to run (default: 10)")
-    parser.add_argument(
+    add = partial(add_flag, parser)
+    add("--episodes", text="episodes to run", default=10)
+    add(
         "--seed",
-        type=int,
+        text="seed of the first episode",
         default=_FIRST_SEED,
-        help="seed of the first episode (default: "
-        f"{_FIRST_SEED}, disjoint from the seeds with which a run selects its best policy)",
+        shown=f"{_FIRST_SEED}, disjoint from the seeds with which a run selects its best policy",
     )
-    parser.add_argument(
-        "--checkpoint", choices=CHECKPOINTS, default="best", help="best or latest weights (default: best)"
-    )
-    parser.add_argument("--csv", metavar="FILE", help="write a CSV file with one row per episode (default: none)")
-    parser.add_argument("--video", metavar="FILE", help="record the first episode as an MP4 clip (default: none)")
-    parser.add_argument(
-        "--import", dest="import_module", metavar="MODULE", help="Python module to import first (default: none)"
-    )
+    add_checkpoint(parser)
+    add("--csv", text="write a CSV file with one row per episode", metavar="FILE")
+    add("--video", text="record the first episode as an MP4 clip", metavar="FILE")
+    add_import(parser)
     add_start_deadline(parser)
     add_common_flags(parser)
     protocol = parser.add_argument_group("compare recorded evaluations of runs, without new episodes")
-    protocol.add_argument(
-        "--protocol",
-        choices=("hts",),
-        help="protocol of HTS-RL: final, final-time and "
-        "required-time metric with bootstrap intervals over seeds (default: none)",
-    )
-    protocol.add_argument(
-        "--target",
-        type=float,
-        action="append",
-        default=[],
-        metavar="SCORE",
-        help="score of the required-time metric, may be repeated (default: none)",
-    )
-    protocol.add_argument(
-        "--limit-s",
-        type=float,
-        default=None,
-        help="wall time of the final-time metric [s] (default: the duration of the fastest run per environment)",
-    )
-    protocol.add_argument("--policies", type=int, default=POLICIES, help="number of policies per metric (default: 10)")
-    protocol.add_argument(
-        "--centre",
-        choices=("mean", "iqm"),
-        default="mean",
-        help="average over seeds: mean, or iqm (interquartile mean, from four seeds on) (default: mean)",
-    )
-    protocol.add_argument("--resamples", type=int, default=RESAMPLES, help="bootstrap resamples (default: 10000)")
-    protocol.add_argument(
+    add = partial(add_flag, protocol)
+    text = "protocol of HTS-RL: final, final-time and required-time metric with bootstrap intervals over seeds"
+    add("--protocol", text=text, choices=("hts",))
+    text = "score of the required-time metric, may be repeated"
+    add("--target", text=text, default=[], type=float, metavar="SCORE")
+    text = "wall time of the final-time metric [s]"
+    add("--limit-s", text=text, shown="the duration of the fastest run per environment", type=float)
+    add("--policies", text="number of policies per metric", default=POLICIES)
+    add_centre(protocol, ", from four seeds on")
+    add("--resamples", text="bootstrap resamples", default=RESAMPLES)
+    add(
         "--by",
+        text="group runs by this setting only, may be repeated",
+        shown="by all settings that differ between runs of the same environment, algorithm and mode",
         action="append",
-        default=None,
         metavar="SECTION.FIELD",
-        help="group runs by this setting only, may be repeated (default: by all settings that differ between "
-        "runs of the same environment, algorithm and mode)",
     )
     return parser
 

@@ -17,16 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from spreeze import __version__
-from spreeze.cli.arguments import Parser, add_common_flags, check_output, guarded
-from spreeze.cli.evaluate import (
-    CHECKPOINTS,
-    find_weights,
-    policy_of,
-    pretrained_policies,
-    recorded_spec,
-    run_or_policy,
-    spec_of,
-)
+from spreeze.cli.arguments import Parser, add_checkpoint, add_common_flags, add_flag, check_output, guarded
+from spreeze.cli.evaluate import find_weights, policy_of, pretrained_policies, recorded_spec, run_or_policy, spec_of
 from spreeze.envs.families import FAMILIES
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.task import ActionScaling
@@ -56,16 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "evaluations instead.",
     )
     parser.add_argument("run", metavar="RUN", help=run_or_policy())
-    parser.add_argument(
-        "--format", default=names[0], metavar="|".join(names), help=f"output format (default: {names[0]})"
-    )
-    parser.add_argument(
-        "--checkpoint", choices=CHECKPOINTS, default="best", help="best or latest weights (default: best)"
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", help="output file (default: the name of the run, in the working directory)"
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite existing files (default: off)")
+    add_flag(parser, "--format", text="output format", default=names[0], metavar="|".join(names))
+    add_checkpoint(parser)
+    text = "output file"
+    add_flag(parser, "--out", text=text, shown="the name of the run, in the working directory", metavar="FILE")
+    add_flag(parser, "--force", text="overwrite existing files", default=False)
     add_common_flags(parser)
     args = parser.parse_args(argv)
     return guarded(lambda: _export(args, names), as_json=args.json)

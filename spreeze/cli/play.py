@@ -7,13 +7,21 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from spreeze.cli.arguments import Parser, add_start_deadline, check_output, guarded
+from spreeze.cli.arguments import (
+    Parser,
+    add_checkpoint,
+    add_flag,
+    add_import,
+    add_start_deadline,
+    check_output,
+    guarded,
+)
 from spreeze.cli.evaluate import (
-    CHECKPOINTS,
     environment_errors,
     find_weights,
     policy_of,
@@ -40,25 +48,14 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m spreeze play", description="Show a policy in a window, or record a clip if there is no display."
     )
     parser.add_argument("run", metavar="RUN", help=run_or_policy())
-    parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
-    parser.add_argument(
-        "--checkpoint",
-        choices=CHECKPOINTS,
-        default="best",
-        help="best or latest weights; both are reloaded while a run trains (default: best)",
-    )
-    parser.add_argument(
-        "--clip",
-        metavar="FILE",
-        help="record an MP4 clip even with a display (default: in the run's video folder, or next to the weights file)",
-    )
-    parser.add_argument(
-        "--episodes", type=int, help="number of episodes (default: in a window until Ctrl-C, in a clip 1)"
-    )
-    parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
-    parser.add_argument(
-        "--import", dest="import_module", metavar="MODULE", help="Python module to import first (default: none)"
-    )
+    add = partial(add_flag, parser)
+    add("--runs-dir", text="directory of the runs", default="runs")
+    add_checkpoint(parser, "; both are reloaded while a run trains")
+    text = "record an MP4 clip even with a display"
+    add("--clip", text=text, shown="in the run's video folder, or next to the weights file", metavar="FILE")
+    add("--episodes", text="number of episodes", shown="in a window until Ctrl-C, in a clip 1", type=int)
+    add("--seed", text="seed of the first episode", default=10_000)
+    add_import(parser)
     add_start_deadline(parser)
     return parser
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from spreeze.cli.arguments import Parser, add_common_flags, check_output, guarded
+from spreeze.cli.arguments import Parser, add_centre, add_common_flags, add_flag, check_output, guarded
 from spreeze.errors import RunError
 from spreeze.formatting import clean
 from spreeze.machine.output import emit, say
@@ -18,23 +18,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m spreeze report",
         description="Write a self-contained HTML file: learning curves, rates, settings with their sources, the "
-        "tuner's table, machine, versions, "
-        "events.",
+        "tuner's table, machine, versions, events.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="name, path, or latest; several are compared")
-    parser.add_argument(
-        "--target",
-        type=float,
-        metavar="R",
-        help="also report the time to this return, first reached and held (default: off)",
-    )
-    parser.add_argument(
-        "--centre",
-        choices=("mean", "iqm"),
-        default="mean",
-        help="average over seeds: mean or iqm (interquartile mean) (default: mean)",
-    )
-    parser.add_argument("--out", metavar="FILE", default="report.html", help="output file (default: report.html)")
+    text = "also report the time to this return, first reached and held"
+    add_flag(parser, "--target", text=text, shown="off", type=float, metavar="R")
+    add_centre(parser)
+    add_flag(parser, "--out", text="output file", default="report.html", metavar="FILE")
     add_common_flags(parser)
     args = parser.parse_args(argv)
     return guarded(lambda: _report(args), as_json=args.json)

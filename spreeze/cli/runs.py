@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, add_common_flags, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, add_flag, guarded
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, percent, size
@@ -56,16 +56,16 @@ def main(argv: list[str] | None = None) -> int:
 
     verb("list", "list all runs, oldest first (default)", run=False)
     stop = verb("stop", "stop a run like Ctrl-C, and wait for its end")
-    stop.add_argument("--timeout", type=float, default=30.0, help="how long to wait [s] (default: 30)")
-    stop.add_argument("--force", action="store_true", help="kill the supervisor and its workers (default: off)")
+    add_flag(stop, "--timeout", text="how long to wait [s]", default=30.0, shown="30")
+    add_flag(stop, "--force", text="kill the supervisor and its workers", default=False)
     for name, (_, text) in _REQUESTS.items():
         verb(name, text)
     share = verb("leave-free", "change the share of the cores to leave free for other programs")
     share.add_argument("share", type=float, help="share of the usable cores, 0 to 0.9")
     about = verb("describe", "set title, note and tags of a run; without flags, show them")
-    about.add_argument("--title", help="title shown instead of the name; empty: the name (default: unchanged)")
-    about.add_argument("--note", help="free text (default: unchanged)")
-    about.add_argument("--tags", help="comma-separated tags, which replace the present ones (default: unchanged)")
+    add_flag(about, "--title", text="title shown instead of the name; empty: the name", shown="unchanged")
+    add_flag(about, "--note", text="free text", shown="unchanged")
+    add_flag(about, "--tags", text="comma-separated tags, which replace the present ones", shown="unchanged")
     rest = verb("visualizer", "pause or resume a run's visualizer")
     rest.add_argument("what", choices=("pause", "resume"))
     args = parser.parse_args(argv)

@@ -20,11 +20,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from spreeze.cli import train
-from spreeze.cli.arguments import Parser, add_common_flags, guarded
+from spreeze.cli.arguments import Parser, add_common_flags, add_flag, add_import, guarded
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import aligned
@@ -131,52 +132,34 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m spreeze sweep", description="Train every combination of settings with several seeds."
     )
-    parser.add_argument("--env", metavar="ID", help="environment (default: as in train)")
-    parser.add_argument(
-        "--import", dest="module", metavar="MODULE", help="Python module to import first (default: none)"
-    )
-    parser.add_argument("--algo", metavar="NAME", help="algorithm (default: from environment and mode)")
-    parser.add_argument("--mode", metavar="NAME", help="mode (default: as in train)")
-    parser.add_argument("--profile", metavar="NAME|PATH", help="profile (default: that of the environment)")
-    parser.add_argument(
-        "--auto",
-        action="store_true",
-        help="run the tuner for each setting; only one run at a time, since the tuner measures the whole machine "
-        "(default: off)",
-    )
-    parser.add_argument("--seeds", type=int, metavar="N", help="use seeds 1 to N (default: 3)")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE,VALUE",
-        help="values of a setting, may be repeated; write lists in brackets (default: none)",
-    )
-    parser.add_argument(
+    add = partial(add_flag, parser)
+    add("--env", text="environment", shown="as in train", metavar="ID")
+    add_import(parser)
+    add("--algo", text="algorithm", shown="from environment and mode", metavar="NAME")
+    add("--mode", text="mode", shown="as in train", metavar="NAME")
+    add("--profile", text="profile", shown="that of the environment", metavar="NAME|PATH")
+    text = "run the tuner for each setting; only one run at a time, since the tuner measures the whole machine"
+    add("--auto", text=text, default=False)
+    add("--seeds", text="use seeds 1 to N", shown="3", type=int, metavar="N")
+    text = "values of a setting, may be repeated; write lists in brackets"
+    add("--set", text=text, default=[], metavar="SECTION.FIELD=VALUE,VALUE")
+    add(
         "--seconds",
         "--stop-seconds",
+        text="training time per run [s]",
+        shown="none; stop.env_steps or stop.updates must be set",
         dest="stop_seconds",
         type=float,
         metavar="S",
-        help="training time per run [s] (default: none; stop.env_steps or stop.updates must be set)",
     )
-    parser.add_argument(
-        "--target",
-        type=float,
-        metavar="R",
-        help="report the time to this return; unlike --target-return of train, runs do not stop (default: off)",
-    )
-    parser.add_argument(
-        "--side-by-side",
-        type=int,
-        metavar="N",
-        help="number of parallel runs, each on its own cores (default: 1, or as the sweep was started)",
-    )
-    parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: from the time)")
-    parser.add_argument(
-        "--resume", metavar="NAME", help="continue a sweep; unfinished runs start again (default: a new sweep)"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan without running it (default: off)")
+    text = "report the time to this return; unlike --target-return of train, runs do not stop"
+    add("--target", text=text, shown="off", type=float, metavar="R")
+    text = "number of parallel runs, each on its own cores"
+    add("--side-by-side", text=text, shown="1, or as the sweep was started", type=int, metavar="N")
+    add("--name", text="name of the sweep", shown="from the time", metavar="NAME")
+    text = "continue a sweep; unfinished runs start again"
+    add("--resume", text=text, shown="a new sweep", metavar="NAME")
+    add("--dry-run", text="print the plan without running it", default=False)
     add_common_flags(parser)
     return parser
 
@@ -281,7 +264,7 @@ def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     """
     planned = {
         "env": "--env",
-        "module": "--import",
+        "import_module": "--import",
         "algo": "--algo",
         "mode": "--mode",
         "profile": "--profile",
@@ -317,7 +300,7 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
         profile = str(Path(profile).resolve())
     flags = {
         "--env": args.env,
-        "--import": args.module,
+        "--import": args.import_module,
         "--algo": args.algo,
         "--mode": args.mode,
         "--profile": profile,

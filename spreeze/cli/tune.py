@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
-from spreeze.cli.arguments import build_parser, check_output, guarded
+from spreeze.cli.arguments import add_flag, build_parser, check_output, guarded
 from spreeze.cli.terminal import show_tuning
 from spreeze.cli.train import layers_of
 from spreeze.config.layers import effect_notes, resolve, with_algorithm
@@ -30,20 +31,12 @@ def tune_parser() -> argparse.ArgumentParser:
         "Benchmark this machine with an environment to choose batch size, learner threads, device and samplers."
     )
     parser.epilog = "Takes the flags of train; settings given here are kept, the others are tuned."
-    parser.add_argument(
-        "--out", metavar="FILE", default=None, help="also write the result to this file (default: cache only)"
-    )
-    parser.add_argument(
-        "--no-learner",
-        action="store_true",
-        help="tune only samplers and environments, as --cluster does on hosts without a learner (default: off)",
-    )
-    parser.add_argument(
-        "--export",
-        metavar="NAME|PATH",
-        default=None,
-        help="save the result as profiles/NAME.toml or as a .toml file, for --profile (default: none)",
-    )
+    add = partial(add_flag, parser)
+    add("--out", text="also write the result to this file", shown="cache only", metavar="FILE")
+    text = "tune only samplers and environments, as --cluster does on hosts without a learner"
+    add("--no-learner", text=text, default=False)
+    text = "save the result as profiles/NAME.toml or as a .toml file, for --profile"
+    add("--export", text=text, metavar="NAME|PATH")
     return parser
 
 
