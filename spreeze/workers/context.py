@@ -31,8 +31,8 @@ _MAX_MESSAGE_BYTES = 4096
 _MOST_UNREAD_BYTES = 16_384
 """Unread bytes in the pipe, of at least 64 KiB, above which no metrics are sent: events and results have to fit."""
 _INFO_S = 1.0
-_NUMBER_BYTES, _ENVELOPE_BYTES = 32, 200
-"""Longest text of a number with its punctuation, and of the rest of a message."""
+_ENVELOPE_BYTES = 200
+"""Longest text of a message without its entries."""
 
 
 def open_weights(folder: Path) -> WeightsStore:
@@ -178,8 +178,11 @@ class WorkerContext:
         }
         self.post(**{name: value for name, value in metrics.items() if name not in sent})
         self._unsent |= sent
-        while self._unsent and self._has_room():
-            self.send("metrics", values=_one_message(self._unsent))
+        for part in _in_messages({"values": self._unsent}):
+            if not self._has_room():
+                break
+            self.send("metrics", **part)
+            self._unsent = {name: value for name, value in self._unsent.items() if name not in part["values"]}
 
     @property
     def run_dir(self) -> Path:
@@ -269,22 +272,10 @@ class WorkerContext:
         self.status.close()
 
 
-def _one_message(values: dict[str, float]) -> dict[str, float]:
-    """Takes out of ``values`` as many as one message holds: almost always all of them."""
-    found: dict[str, float] = {}
-    left_bytes = _MAX_MESSAGE_BYTES - _ENVELOPE_BYTES
-    for name in list(values):
-        left_bytes -= len(json.dumps(name)) + _NUMBER_BYTES
-        if found and left_bytes < 0:
-            break
-        found[name] = values.pop(name)
-    return found
-
-
 def _in_messages(found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
     """The entries of all dictionaries in ``found``, as many in each part as one message holds."""
-    parts: list[dict[str, dict[str, Any]]] = [{}]
-    left_bytes = _MAX_MESSAGE_BYTES - _ENVELOPE_BYTES
+    parts: list[dict[str, dict[str, Any]]] = []
+    left_bytes = 0
     for kind, entries in found.items():
         for name, value in entries.items():
             size = len(json.dumps({name: value}))

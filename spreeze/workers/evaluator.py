@@ -89,15 +89,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
         rows = read_rows(folder / "eval.csv")
         watches.append(WeightsWatch(folder, (rows[-1]["epoch"], rows[-1]["version"]) if rows else None))
     turn, asked = 0, context.evaluations_asked  # what was asked of an earlier process
-
-    def should_stop() -> bool:
-        context.heartbeat(Phase.EVALUATE)
-        return context.stopping
-
-    def on_failure(text: str) -> None:
-        context.event("warning", text)
-
-    with contextlib.closing(Evaluation(job, context.env_error)) as evaluation:
+    with contextlib.closing(_evaluation_of(context, job)) as evaluation:
         with contextlib.suppress(Exception):
             evaluation.prepare()  # ahead of the first weights, whose evaluation would report the error
         yield
@@ -112,7 +104,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
             was_asked, asked = context.evaluation_asked(asked), context.evaluations_asked
-            record = evaluation.attempt(found, should_stop, on_failure, group=group)
+            record = evaluation.attempt(found, group)
             if record is not None:
                 context.post(
                     evaluations=evaluation.evaluations,
@@ -128,7 +120,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
                         f"requested evaluation after {record['updates']} updates: mean return "
                         f"{record['return_mean']:.1f} of {record['episodes']} episodes",
                     )
-                evaluation.test_best(should_stop, on_failure)
+                evaluation.test_best()
             if evaluation.failures:
                 yield from context.pauses(pause_s(evaluation.failures))
             elif not job.has_free_core and job.config.interval_updates is None:
@@ -138,6 +130,16 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
 
 def _has_changed(hints: np.ndarray, hint: int) -> bool:
     return int(hints[words.WEIGHTS_HINT]) != hint
+
+
+def _evaluation_of(context: WorkerContext, job: EvaluatorJob) -> Evaluation:
+    """An evaluation that beats, stops and reports as the worker whose context it is."""
+
+    def should_stop() -> bool:
+        context.heartbeat(Phase.EVALUATE)
+        return context.stopping
+
+    return Evaluation(job, context.env_error, should_stop, partial(context.event, "warning"))
 
 
 class WeightsWatch:
@@ -162,9 +164,19 @@ class WeightsWatch:
 class Evaluation:
     """The evaluator's environments and files."""
 
-    def __init__(self, job: EvaluatorJob, on_error: Callable[[str, Exception, int], None]) -> None:
-        """``on_error`` gets where an environment raised, the error, and the number of errors so far."""
+    def __init__(
+        self,
+        job: EvaluatorJob,
+        on_error: Callable[[str, Exception, int], None],
+        should_stop: Callable[[], bool] = lambda: False,
+        on_failure: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """``on_error`` gets where an environment raised, the error, and the number of errors so far.
+
+        ``should_stop`` is asked before each env step; ``on_failure`` hears of attempts that failed as a whole.
+        """
         self._job, self._on_error, self._errors = job, on_error, 0
+        self._should_stop, self._on_failure = should_stop, on_failure
         self._run_dir = Path(job.run_dir)
         self._tasks: list[Task] = []
         remove_unfinished(self._run_dir / "checkpoints")  # from an evaluator killed while writing
@@ -189,9 +201,7 @@ class Evaluation:
         if not self._tasks:
             self._tasks.append(_new_task(self._make_task))
 
-    def evaluate(
-        self, weights: Weights, should_stop: Callable[[], bool], *, keep_partial: bool = False, group: int = 0
-    ) -> Record | None:
+    def evaluate(self, weights: Weights, group: int = 0, *, keep_partial: bool = False) -> Record | None:
         """Runs the episodes of one version and records them in the group's ``eval.csv``.
 
         With ``keep_partial``, the rounds finished before a stop count. The weights are kept if they are the best ones
@@ -205,7 +215,7 @@ class Evaluation:
         """
         self.prepare()
         seeds = self._seeds(weights, self._job.config.episodes, _FIRST, group)
-        episodes, lost = self._play(weights, seeds, should_stop, whole_rounds=keep_partial)
+        episodes, lost = self._play(weights, seeds, whole_rounds=keep_partial)
         cut = len(seeds) - len(episodes) - lost
         if not episodes or (cut and not keep_partial):
             return None
@@ -220,7 +230,7 @@ class Evaluation:
         self.evaluations += 1
         append_row(group_folder(self._run_dir, group) / "eval.csv", record)
         if record["whole"]:
-            stats, record["target"] = self._check_target(_return_stats(episodes), weights, should_stop, group)
+            stats, record["target"] = self._check_target(_return_stats(episodes), weights, group)
             self._best.offer(Candidate(stats, weights.to_bytes(), record))
         return record
 
@@ -228,7 +238,7 @@ class Evaluation:
         return fresh_seeds(count, self._job.config.seed, *weights.order, purpose, *more)
 
     def _check_target(
-        self, stats: ReturnStats, weights: Weights, should_stop: Callable[[], bool], group: int
+        self, stats: ReturnStats, weights: Weights, group: int
     ) -> tuple[ReturnStats, dict[str, Any] | None]:
         """Plays a second evaluation where the mean reaches the target return and its lower bound does not.
 
@@ -242,21 +252,19 @@ class Evaluation:
             return stats, None
         decides = stats
         if stats.episodes < FEWEST_EPISODES or stats.lower_bound(Z_99) < target:
-            confirming = self._confirm(target, weights, should_stop, group)
+            confirming = self._confirm(target, weights, group)
             if confirming is None:
                 return stats, None
             decides, stats = confirming, stats.with_more(confirming)
         self._target_reached = decides.mean >= target
         return stats, {"reached": self._target_reached, "episodes": decides.episodes, "return_mean": decides.mean}
 
-    def _confirm(
-        self, target: float, weights: Weights, should_stop: Callable[[], bool], group: int
-    ) -> ReturnStats | None:
+    def _confirm(self, target: float, weights: Weights, group: int) -> ReturnStats | None:
         """The returns of a second evaluation, as long as its result is open; None if it was cut."""
         found: list[Episode] = []
         for number in range(MOST_CONFIRMING // CONFIRMING_EPISODES):
             seeds = self._seeds(weights, CONFIRMING_EPISODES, _CONFIRM, group, number)
-            episodes, lost = self._play(weights, seeds, should_stop)
+            episodes, lost = self._play(weights, seeds)
             if len(episodes) + lost < len(seeds) or lost > len(episodes):
                 return None
             found += episodes
@@ -265,9 +273,7 @@ class Evaluation:
                 break
         return stats
 
-    def _play(
-        self, weights: Weights, seeds: Sequence[int], should_stop: Callable[[], bool], *, whole_rounds: bool = False
-    ) -> tuple[list[Episode], int]:
+    def _play(self, weights: Weights, seeds: Sequence[int], *, whole_rounds: bool = False) -> tuple[list[Episode], int]:
         """The finished episodes of these seeds, and the number lost to errors."""
         lost = 0
 
@@ -277,19 +283,17 @@ class Evaluation:
             self._errors += 1
             if is_power_of_ten(self._errors):
                 self._on_error(f"evaluation, seed {seeds[place]}, step {length + 1}", error, self._errors)
-            should_stop()  # the heartbeat: a new environment may take a while
+            self._should_stop()  # the heartbeat: a new environment may take a while
 
         policy = Policy.from_weights(weights.arrays, weights.meta)
         episodes = run_episodes(
-            self._make_task, policy.act, seeds, should_stop=should_stop,
-            heartbeat=should_stop, tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec),
+            self._make_task, policy.act, seeds, should_stop=self._should_stop, heartbeat=self._should_stop,
+            tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec),
             whole_rounds=whole_rounds, room=self._job.room,
         )  # fmt: skip
         return episodes, lost
 
-    def test_best(
-        self, should_stop: Callable[[], bool], on_failure: Callable[[str], None], *, last: bool = False
-    ) -> None:
+    def test_best(self, *, last: bool = False) -> None:
         """Plays the best policy or its challenger on fresh seeds if that is due; ``last``: in any case."""
         found = self._best.due(last=last)
         if found is None:
@@ -298,38 +302,26 @@ class Evaluation:
 
         def test() -> bool:
             self.prepare()
-            weights = decode(found.data, self._run_dir)
-            episodes, lost = self._play(
-                weights, self._seeds(weights, count, _RETEST, found.stats.episodes), should_stop
-            )
+            seeds = self._seeds(weights := decode(found.data, self._run_dir), count, _RETEST, found.stats.episodes)
+            episodes, lost = self._play(weights, seeds)
             if len(episodes) + lost == count:  # not stopped
                 self._best.record_retest(found, _return_stats(episodes) if lost <= len(episodes) else None)
             return True
 
-        if self._attempt(test, on_failure) is None:
+        if self._attempt(test) is None:
             self._best.record_retest(found, None)
 
-    def attempt(
-        self,
-        weights: Weights,
-        should_stop: Callable[[], bool],
-        on_failure: Callable[[str], None],
-        *,
-        keep_partial: bool = False,
-        group: int = 0,
-    ) -> Record | None:
+    def attempt(self, weights: Weights, group: int = 0) -> Record | None:
         """Like ``evaluate``, but reports a failure instead of raising it; the next attempt makes new environments."""
-        return self._attempt(
-            lambda: self.evaluate(weights, should_stop, keep_partial=keep_partial, group=group), on_failure
-        )
+        return self._attempt(partial(self.evaluate, weights, group))
 
-    def _attempt(self, work: Callable[[], T], on_failure: Callable[[str], None]) -> T | None:
+    def _attempt(self, work: Callable[[], T]) -> T | None:
         try:
             result = work()
         except Exception as error:
             self.failures += 1
             if is_power_of_ten(self.failures):
-                on_failure(f"evaluation failed{in_a_row(self.failures)}: {described(error)}"[:500])
+                self._on_failure(f"evaluation failed{in_a_row(self.failures)}: {described(error)}"[:500])
             self.close()
             return None
         self.failures = 0
@@ -350,7 +342,7 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
 
     def __init__(self, context: WorkerContext, job: EvaluatorJob) -> None:
         self._context, self._share = context, job.config.cpu_share
-        self._evaluation = Evaluation(job, context.env_error)
+        self._evaluation = _evaluation_of(context, job)
         rows = read_rows(Path(job.run_dir) / "eval.csv")
         self._watch = WeightsWatch(Path(job.run_dir), (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
         self._due_s, self._asked = time.monotonic(), context.evaluations_asked
@@ -378,19 +370,12 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
             return task
         self._asked, began_s = context.evaluations_asked, time.monotonic()
         self._evaluation.lend(task)
-        record = self._evaluation.attempt(weights, self._should_stop, self._warn)
+        record = self._evaluation.attempt(weights)
         if record is not None:
             context.send("evaluation", **record)
-            self._evaluation.test_best(self._should_stop, self._warn)
+            self._evaluation.test_best()
         self._due_s = time.monotonic() + (time.monotonic() - began_s) / self._share
         return self._evaluation.give_back()
-
-    def _should_stop(self) -> bool:
-        self._context.heartbeat(Phase.EVALUATE)
-        return self._context.stopping
-
-    def _warn(self, text: str) -> None:
-        self._context.event("warning", text)
 
 
 def turn_evaluation(
@@ -422,12 +407,9 @@ def read_rows(path: Path) -> list[Record]:
         cells = line.split(",")
         if len(cells) == len(COLUMNS):
             with contextlib.suppress(ValueError):
-                rows.append(dict(zip(COLUMNS, map(_number, cells), strict=True)))
+                numbers = (int(cell) if cell.lstrip("-").isdigit() else float(cell) for cell in cells)
+                rows.append(dict(zip(COLUMNS, numbers, strict=True)))
     return rows
-
-
-def _number(cell: str) -> int | float:
-    return int(cell) if cell.lstrip("-").isdigit() else float(cell)
 
 
 class Episode(NamedTuple):
@@ -463,8 +445,7 @@ def success_rate(episodes: Sequence[Episode]) -> float | None:
 
 
 def _return_stats(episodes: Sequence[Episode]) -> ReturnStats:
-    found = score(episodes)
-    return ReturnStats(found.episodes, found.return_mean, found.return_std)
+    return ReturnStats(*score(episodes)[:3])
 
 
 def seed_list(first_seed: int, episodes: int) -> range:
@@ -706,15 +687,14 @@ def final_evaluation(
         write_error(run_dir / "errors", "evaluator", error, f"environment-{count}")
         sys.stderr.write(event_text(where, error, count) + "\n")
 
-    evaluation = Evaluation(job, on_error)
+    def late() -> bool:
+        return time.monotonic() >= end_s
+
+    evaluation = Evaluation(job, on_error, late)
     try:
-
-        def late() -> bool:
-            return time.monotonic() >= end_s
-
-        record = known or evaluation.evaluate(weights, late, keep_partial=True, group=group)
+        record = known or evaluation.evaluate(weights, group, keep_partial=True)
         if not late():  # resetting its environments alone may take longer than what is left
-            evaluation.test_best(late, lambda text: None, last=True)
+            evaluation.test_best(last=True)
         on_record(record)
         return record
     finally:

@@ -152,7 +152,7 @@ class Learner:
         latest, checkpoint = self._weights.read_latest(None), self._checkpoints.load_latest()
         self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
         for damage in checkpoint.skipped if checkpoint else ():
-            self._report(f"checkpoint ignored: {damage}", "warning")
+            context.event("warning", f"checkpoint ignored: {damage}")
         feed.restore(checkpoint, self._epoch)
         del latest, checkpoint
         if self._is_new:
@@ -192,7 +192,7 @@ class Learner:
         if asked or now - self._saved_s >= self._job.learner.checkpoint_interval_s:
             self._checkpoints_asked = self._context.checkpoints_asked
             if self._checkpoint() and asked:
-                self._report(f"checkpoint written on request at update {self._trainer.updates}")
+                self._context.event("info", f"checkpoint written on request at update {self._trainer.updates}")
 
     def _is_publication_due(self, now: float) -> bool:
         every, before = self._job.publish_updates, self._offered_updates
@@ -215,7 +215,7 @@ class Learner:
 
     def _report_unpublished(self) -> None:
         for text in self._publisher.failures():
-            self._report(text, "warning")
+            self._context.event("warning", text)
 
     def _checkpoint(self) -> bool:
         """Writes a checkpoint; True if that succeeded."""
@@ -228,7 +228,7 @@ class Learner:
             self._unwritten += 1
             if is_power_of_ten(self._unwritten):
                 text = f"writing the checkpoint failed{in_a_row(self._unwritten)}; the previous one is kept: {error}"
-                self._report(text, "warning")
+                self._context.event("warning", text)
         self._context.saving(0)
         malloc_trim()
         self._saved_s = perf_counter()
@@ -265,9 +265,6 @@ class Learner:
         self._report_unpublished()
         context.post(updates=trainer.updates)
         context.send("finished", updates=trainer.updates, reason=reason, parameters_sha256=trainer.parameters_sha256())
-
-    def _report(self, text: str, level: str = "info") -> None:
-        self._context.event(level, text)
 
 
 class Offer(NamedTuple):

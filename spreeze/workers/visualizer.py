@@ -73,7 +73,10 @@ class _Show:
         self._live, self._viewer = run_dir / "live.jpg", run_dir / "control" / "viewer"
         self._videos = run_dir / "videos"
         self._videos.mkdir(parents=True, exist_ok=True)
-        _clear(run_dir, self._videos)
+        remove_unfinished(self._videos)
+        # Files of a killed visualizer, but no clip that ``play`` may be writing there.
+        for path in [*run_dir.glob(".live.jpg.*.tmp"), *self._videos.glob(".clip-*.tmp")]:
+            path.unlink(missing_ok=True)
         self._watch = WeightsWatch(run_dir)
         self._live_stride = max(1, round(task.render_fps / job.config.frames_per_s))
         self._clip_stride = clip_stride(task.render_fps)
@@ -106,21 +109,17 @@ class _Show:
                 context.sleep(_POLL_S)
                 continue
             try:
-                if self._failures:
-                    self._renew()
+                if self._failures:  # the environment may be what fails
+                    context.heartbeat(Phase.INIT)
+                    close_in_time(self._task.close)
+                    self._task = _open(self._job)
+                    self._restart()
                 self._frame(self._policy)
                 self._failures = 0
             except Exception as error:
                 self._failed(error)
             context.post(frames=self._frames, clips=self._clips, paused=0.0)
             self._rest(begin_s, time.process_time() - cpu_s)
-
-    def _renew(self) -> None:
-        """Takes a new environment: the old one may be what fails."""
-        self._context.heartbeat(Phase.INIT)
-        close_in_time(self._task.close)
-        self._task = _open(self._job)
-        self._restart()
 
     def _failed(self, error: Exception) -> None:
         """Tells of a picture that failed, and rests before the next attempt."""
@@ -244,13 +243,6 @@ def _prune(videos: Path) -> None:
 def _number_of(path: Path) -> int:
     number = path.name.split("-")[1]
     return int(number) if number.isdigit() else 0
-
-
-def _clear(run_dir: Path, videos: Path) -> None:
-    """Removes files of a killed visualizer, but no clip that ``play`` may be writing there."""
-    remove_unfinished(videos)
-    for path in [*run_dir.glob(".live.jpg.*.tmp"), *videos.glob(".clip-*.tmp")]:
-        path.unlink(missing_ok=True)
 
 
 def write_jpeg(path: Path, frame: np.ndarray) -> None:

@@ -19,9 +19,8 @@ from spreeze.algorithms.sac import DiscreteSAC
 from spreeze.config.schema import SECTIONS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
-from spreeze.metrics.target_pace import TargetPace, slow_targets
 from spreeze.types import Choices, EnvSpec
-from spreeze.workers.feeds import progress_of, run_progress, scheduled
+from spreeze.workers.feeds import TargetPace, progress_of, run_progress, scheduled, slow_targets
 
 
 def trained(name, count, seed=1, **changes):

@@ -125,11 +125,12 @@ def test_the_evaluator_tests_the_best_on_seeds_that_no_evaluation_uses(tmp_path,
 
     monkeypatch.setattr(evaluator, "run_episodes", noted)
     store, told = WeightsStore(tmp_path / "weights"), []
-    with contextlib.closing(Evaluation(job_of(tmp_path, episodes=2), lambda *error: None)) as evaluation:
+    job = job_of(tmp_path, episodes=2)
+    with contextlib.closing(Evaluation(job, print, on_failure=told.append)) as evaluation:
         for version, gain in enumerate([IDLE, BAD, IDLE, GOOD, IDLE, BAD, IDLE, IDLE, IDLE], start=1):
             publish(store, gain, version)
-            evaluation.evaluate(WeightsWatch(tmp_path).newer(0), lambda: False)
-            evaluation.test_best(lambda: False, told.append)
+            evaluation.evaluate(WeightsWatch(tmp_path).newer(0))
+            evaluation.test_best()
     assert [len(each) for each in seeds] == [2] * 10
     assert len({seed for each in seeds for seed in each}) == 20
     best = read_weights(tmp_path / "checkpoints" / "best.safetensors")

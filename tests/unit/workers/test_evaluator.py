@@ -273,15 +273,15 @@ def test_the_last_evaluation_takes_the_newest_weights_once(tmp_path, store):
 def test_the_last_evaluation_tests_the_challenger_though_the_newest_weights_were_evaluated_before(tmp_path, store):
     publish(store, BAD, 1)
     with contextlib.closing(Evaluation(job_of(tmp_path), lambda *error: None)) as evaluation:
-        evaluation.evaluate(WeightsWatch(tmp_path).newer(0), lambda: False)
-        evaluation.test_best(lambda: False, print)
+        evaluation.evaluate(WeightsWatch(tmp_path).newer(0))
+        evaluation.test_best()
     best = BestPolicy(tmp_path)
     while best.due() is None:
         best.offer(Candidate(ReturnStats(4, -1e9, 1.0), b"", {}))
     best.record_retest(best.due(), ReturnStats(4, -1e9, 0.0))  # confirmed
     publish(store, GOOD, 2)
     with contextlib.closing(Evaluation(job_of(tmp_path), lambda *error: None)) as evaluation:
-        evaluation.evaluate(WeightsWatch(tmp_path).newer(0), lambda: False)
+        evaluation.evaluate(WeightsWatch(tmp_path).newer(0))
     assert BestPolicy(tmp_path)._challenger is not None
     assert final_evaluation(job_of(tmp_path), budget_s=30.0)["version"] == 2
     assert BestPolicy(tmp_path)._challenger is None
@@ -302,18 +302,18 @@ def test_the_last_evaluation_keeps_to_its_budget_and_counts_a_prefix_of_the_seed
 def test_a_stop_leaves_whole_rounds_and_the_record_says_how_many_were_cut(tmp_path, store, monkeypatch):
     monkeypatch.setattr(evaluator, "envs_at_once", lambda spec: 4)
     publish(store, GOOD, 1)
-    asked = []
-    with contextlib.closing(Evaluation(job_of(tmp_path, episodes=10), lambda *error: None)) as evaluation:
-        found = evaluation.evaluate(
-            WeightsWatch(tmp_path).newer(0), lambda: len(asked) == 120 or asked.append(1), keep_partial=True
-        )
+    asked, most = [], [120]
+    with contextlib.closing(
+        Evaluation(job_of(tmp_path, episodes=10), print, lambda: len(asked) == most[0] or asked.append(1))
+    ) as evaluation:
+        found = evaluation.evaluate(WeightsWatch(tmp_path).newer(0), keep_partial=True)
         assert found["return_mean"] == expected_return(GOOD, 1, episodes=8), "two rounds of 50 steps, and a part of one"
         assert (found["episodes"], found["episodes_cut"], found["episodes_lost"]) == (8, 2, 0)
         assert not found["whole"]
         assert not (tmp_path / "checkpoints").exists()
         asked.clear()
-        weights = WeightsWatch(tmp_path).newer(0)
-        assert evaluation.evaluate(weights, lambda: len(asked) == 49 or asked.append(1), keep_partial=True) is None
+        most[0] = 49
+        assert evaluation.evaluate(WeightsWatch(tmp_path).newer(0), keep_partial=True) is None
 
 
 def test_the_last_evaluation_without_weights_or_time_is_none(tmp_path, store):
@@ -360,7 +360,7 @@ def played_seeds(monkeypatch, returns):
 def evaluated(tmp_path, version=1, **changes):
     publish(WeightsStore(tmp_path / "weights"), GOOD, version)
     with contextlib.closing(Evaluation(job_of(tmp_path, **changes), lambda *error: None)) as evaluation:
-        return evaluation.evaluate(WeightsWatch(tmp_path).newer(0), lambda: False)
+        return evaluation.evaluate(WeightsWatch(tmp_path).newer(0))
 
 
 def test_no_two_versions_are_evaluated_on_the_same_starts_and_a_repeated_evaluation_is(tmp_path, monkeypatch):
@@ -406,7 +406,7 @@ def test_a_policy_that_is_below_the_target_on_average_hardly_ever_ends_a_run(tmp
     weights, lucky = WeightsWatch(tmp_path).newer(0), 0
     with contextlib.closing(Evaluation(job_of(tmp_path, episodes=10, target_return=0.3), print)) as evaluation:
         for _ in range(300):
-            record = evaluation.evaluate(weights, lambda: False)
+            record = evaluation.evaluate(weights)
             lucky += record["return_mean"] >= 0.3
             assert record["target"] is None or not record["target"]["reached"]
     assert lucky > 20, "one evaluation of ten hands says so often"
@@ -417,7 +417,7 @@ def test_a_target_that_was_reached_is_not_confirmed_again(tmp_path, monkeypatch)
     publish(WeightsStore(tmp_path / "weights"), GOOD, 1)
     weights = WeightsWatch(tmp_path).newer(0)
     with contextlib.closing(Evaluation(job_of(tmp_path, episodes=2, target_return=50.0), print)) as evaluation:
-        found = [evaluation.evaluate(weights, lambda: False)["target"] for _ in range(2)]
+        found = [evaluation.evaluate(weights)["target"] for _ in range(2)]
     assert (found[0]["reached"], found[1]) == (True, None)
     assert [len(each) for each in seeds] == [2, 20, 2]
 
