@@ -140,14 +140,10 @@ def _add_curve(parser: argparse.ArgumentParser) -> None:
 
 def _extra(args: argparse.Namespace) -> list[str]:
     """The task's flags as ``train`` has them."""
-    envs = ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
-    module = ["--import", args.import_module] if args.import_module else []
-    return [
-        *envs,
-        *module,
-        *(["--plain-env"] if args.plain_env else []),
-        *(f"--env-arg={text}" for text in args.env_arg),
-    ]
+    found = ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
+    found += ["--import", args.import_module] if args.import_module else []
+    found += ["--plain-env"] if args.plain_env else []
+    return found + [f"--env-arg={text}" for text in args.env_arg]
 
 
 def _sampling(args: argparse.Namespace, say: Say) -> list[Row]:

@@ -56,34 +56,15 @@ def learner_rows(
         for batch_size in batch_sizes:
             largest = largest_matmul(config.hidden_sizes, batch_size)
             with matmuls_in(precision, device, largest), learner_threads(spec, threads, device) as parallel:
-                trainer = ReplayTrainer(
-                    spec,
-                    algo,
-                    config,
-                    layout,
-                    ReplayReader(ring),
-                    LearnerConfig(
-                        batch_size=batch_size, device=device, overlap=overlap, updates_per_launch=updates_per_launch
-                    ),
-                    seed=0,
-                    normalize_obs=False,
-                    parallel=parallel,
+                learner = LearnerConfig(
+                    batch_size=batch_size, device=device, overlap=overlap, updates_per_launch=updates_per_launch
                 )
-                rows += _measured(
-                    trainer,
-                    repeats,
-                    repeat_s,
-                    device,
-                    {
-                        "batch_size": batch_size,
-                        "algo": algo,
-                        "device": device,
-                        "learner_threads": threads,
-                        "precision": precision,
-                        "overlap": str(overlap),
-                        "notes": trainer.notes,
-                    },
-                )
+                more: dict[str, Any] = {"seed": 0, "normalize_obs": False, "parallel": parallel}
+                trainer = ReplayTrainer(spec, algo, config, layout, ReplayReader(ring), learner, **more)
+                case: dict[str, object] = {"batch_size": batch_size, "algo": algo, "device": device}
+                case |= {"learner_threads": threads, "precision": precision, "overlap": str(overlap)}
+                case["notes"] = trainer.notes
+                rows += _measured(trainer, repeats, repeat_s, device, case)
     return rows
 
 

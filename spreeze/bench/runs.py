@@ -106,29 +106,9 @@ def task_settings(layers: list[Layer]) -> tuple[Settings, EnvSpec]:
 
 def rates_rows(env_id: str, seconds: float, repeats: int, runs_dir: str, extra: list[str]) -> list[Row]:
     """Env steps and updates a second of the asynchronous run, at the same time."""
-    found = [
-        train(
-            [
-                "--env",
-                env_id,
-                "--samplers",
-                "1",
-                "--batch-size",
-                "256",
-                "--learner-threads",
-                "1",
-                "--seconds",
-                str(seconds),
-                "--seed",
-                str(seed + 1),
-                "--runs-dir",
-                runs_dir,
-                *extra,
-            ],
-            seconds + OUTSIDE_S,
-        )
-        for seed in range(repeats)
-    ]
+    flags = [f"--env={env_id}", "--samplers=1", "--batch-size=256", "--learner-threads=1", f"--runs-dir={runs_dir}"]
+    flags += [f"--seconds={seconds}", *extra]
+    found = [train([*flags, f"--seed={seed + 1}"], seconds + OUTSIDE_S) for seed in range(repeats)]
     targets = {"env_steps_per_s": ">= 1900", "updates_per_s": ">= 75"} if env_id.startswith("Walker2D") else {}
     return [
         row(name, unit, [document[name] for document in found], env=env_id, target=targets.get(name))
@@ -169,21 +149,8 @@ def time_to_target_rows(
 
 def until_target(env_id: str, target: float, runs_dir: str, limit_s: float, extra: list[str]) -> Train:
     """A run that ends at the target, or is given up; takes further flags."""
-    return lambda flags: train(
-        [
-            "--env",
-            env_id,
-            "--target-return",
-            str(target),
-            "--seconds",
-            str(limit_s),
-            "--runs-dir",
-            runs_dir,
-            *flags,
-            *extra,
-        ],
-        limit_s + OUTSIDE_S,
-    )
+    ends = [f"--env={env_id}", f"--target-return={target}", f"--seconds={limit_s}", f"--runs-dir={runs_dir}"]
+    return lambda flags: train([*ends, *flags, *extra], limit_s + OUTSIDE_S)
 
 
 def in_turn(
@@ -373,22 +340,14 @@ def _draw_group(axes: dict[str, Axes], label: str, paths: list[Path], colour: st
     seeds = ", ".join(str(read_run(path).get("seed", "?")) for path in paths)
     label = textwrap.fill(f"{label}, seed{'s' * (len(paths) > 1)} {seeds}: greedy, {episodes} episodes", _LEGEND_WIDTH)
     for name, axis in axes.items():
+        scale = _CURVE_AXES[name][0]
         lines = [
-            (
-                np.array([one[name] for one in rows]) / _CURVE_AXES[name][0],
-                np.array([one["return_mean"] for one in rows]),
-            )
+            (np.array([one[name] for one in rows]) / scale, np.array([one["return_mean"] for one in rows]))
             for rows in curves
         ]
-        for number, (x, mean) in enumerate(lines):
-            axis.plot(
-                x,
-                mean,
-                linewidth=1.6 if len(lines) == 1 else 0.8,
-                color=colour,
-                alpha=0.9,
-                label="" if number else label,
-            )
+        width = 1.6 if len(lines) == 1 else 0.8
+        for number, line in enumerate(lines):
+            axis.plot(*line, linewidth=width, color=colour, alpha=0.9, label="" if number else label)
         if len(lines) >= _FEWEST_FOR_MEDIAN:
             # Up to where the shortest run ends: a median of fewer would jump.
             x = np.linspace(max(one[0][0] for one in lines), min(one[0][-1] for one in lines), _TRAINING_POINTS)
@@ -411,11 +370,5 @@ def _draw_spread(axes: dict[str, Axes], path: Path, rows: list[Document], colour
     series = MetricsReader(path / "metrics.db").series("episode_return", max_points=_TRAINING_POINTS)
     for name, x in (("wall_s", series.t), ("env_steps", series.step)):
         if name in axes:
-            axes[name].plot(
-                x / _CURVE_AXES[name][0],
-                series.mean,
-                linewidth=0.8,
-                alpha=0.7,
-                color=colour,
-                label="episodes learned from",
-            )
+            style = {"linewidth": 0.8, "alpha": 0.7, "color": colour, "label": "episodes learned from"}
+            axes[name].plot(x / _CURVE_AXES[name][0], series.mean, **style)

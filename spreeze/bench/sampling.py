@@ -17,7 +17,7 @@ import numpy as np
 
 from spreeze.bench import Row, row
 from spreeze.bench.runs import task_settings
-from spreeze.config.layers import Layer
+from spreeze.config.layers import Layer, Values
 from spreeze.config.schema import LearnerConfig
 from spreeze.envs.task import ActionScaling, open_task, vector_maker
 from spreeze.machine.hardware import read_machine
@@ -50,22 +50,14 @@ def task_plan(
     env_args: tuple[str, ...] = (),
 ) -> RunPlan:
     """The task's own settings, without a limit on samples per insert."""
-    settings, spec = task_settings(
-        [
-            Layer(
-                "bench",
-                {
-                    "run": {"mode": "spreeze"},
-                    "env": {"id": env_id, "import_module": import_module, "plain": plain, "args": env_args},
-                    "sampling": {
-                        "samplers": samplers,
-                        **({"envs_per_sampler": envs_per_sampler} if envs_per_sampler else {}),
-                    },
-                    "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
-                },
-            )
-        ]
-    )
+    sampling = {"samplers": samplers} | ({"envs_per_sampler": envs_per_sampler} if envs_per_sampler else {})
+    values: Values = {
+        "run": {"mode": "spreeze"},
+        "env": {"id": env_id, "import_module": import_module, "plain": plain, "args": env_args},
+        "sampling": sampling,
+        "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
+    }
+    settings, spec = task_settings([Layer("bench", values)])
     return RunPlan(
         settings=settings, spec=spec, samplers=samplers, free_core=read_machine().cores.usable - samplers >= 2.0
     )
