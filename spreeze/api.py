@@ -11,6 +11,7 @@ of the caller, and can be watched, stopped and resumed from the command line.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -28,7 +29,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import numpy as np
 
 from spreeze import errors
-from spreeze.cli.evaluate import CHECKPOINTS, environment_errors, find_weights, policy_of, recorded_spec
+from spreeze.cli.arguments import CHECKPOINTS
+from spreeze.cli.evaluate import environment_errors, find_weights, policy_of, recorded_spec
 from spreeze.config.values import value_text
 from spreeze.envs.callers import called_by, name_of
 from spreeze.envs.make import refuse_foreign
@@ -579,6 +581,8 @@ def _train(options: Iterable[str], import_module: str | None, quiet: bool) -> Ru
     # Ctrl-C reaches the foreground group of a terminal and Python's main thread. A group of its own keeps a run that
     # the main thread waits for from getting it twice, which means hurry; any other thread would not be told.
     main = threading.current_thread() is threading.main_thread()
+    # The child finds the modules that this process finds.
+    paths = dict.fromkeys([*(path or os.getcwd() for path in sys.path), str(_ROOT)])
     with tempfile.TemporaryFile() as document:
         process = subprocess.Popen(
             [sys.executable, "-m", "spreeze.train", "--json", *options],
@@ -587,14 +591,16 @@ def _train(options: Iterable[str], import_module: str | None, quiet: bool) -> Ru
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            env=_environment(),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), ENDS_WITH: str(os.getpid())},
             process_group=0 if main else None,
         )
         lines: deque[str] = deque(maxlen=_LAST_LINES)
         with process, followed(sys.stdout) as output:
             interrupts = _follow(process, lines, None if quiet else output)
         document.seek(0)
-        found = _document(document.read())
+        found: dict[str, Any] = {}
+        with contextlib.suppress(ValueError, TypeError):
+            found |= json.loads(document.read())
     if "run_dir" not in found:
         if interrupts:
             raise KeyboardInterrupt
@@ -604,12 +610,6 @@ def _train(options: Iterable[str], import_module: str | None, quiet: bool) -> Ru
     if process.returncode:
         raise WorkerError(f"{found.get('error')}; the run is {found['run_dir']}")
     return Run(Path(found["run_dir"]), import_module=import_module)
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment; the child finds the modules that this process finds."""
-    paths = dict.fromkeys([*(path or os.getcwd() for path in sys.path), str(_ROOT)])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), ENDS_WITH: str(os.getpid())}
 
 
 def _follow(process: subprocess.Popen[str], lines: deque[str], output: TextIO | BackgroundWriter | None) -> int:
@@ -630,14 +630,6 @@ def _follow(process: subprocess.Popen[str], lines: deque[str], output: TextIO | 
         except BaseException:  # a handler of SIGTERM raised SystemExit, for example
             process.send_signal(signal.SIGINT)
             raise  # the caller waits for its end
-
-
-def _document(text: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _rejection(document: dict[str, Any], code: int, lines: Sequence[str]) -> SpreezeError:

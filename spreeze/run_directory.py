@@ -52,7 +52,6 @@ SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
 REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free", "timeline", "env-args")
 """Names of files in ``control`` by which a page or a command asks a live run for something."""
-"""One line for each comparison of the gradients of several learners (mode gala)."""
 TIMELINE = "timeline.json"
 """Trace of worker phases (``runtime.timeline``)."""
 LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
@@ -87,20 +86,9 @@ def names_from(name: str) -> Iterator[str]:
 
 def free_names(runs_dir: Path, name: str) -> Iterator[str]:
     """Names of ``names_from`` that neither a directory nor the launch of a page has."""
-    return (
-        found
-        for found in names_from(name)
-        if not (runs_dir / found).exists() and not (runs_dir / LAUNCHES / f"{found}.json").exists()
-    )
-
-
-def _made(runs_dir: Path, names: Iterable[str]) -> Path:
-    """The directory of the first name that no other process has; a FileExistsError if there is none."""
-    for name in names:
-        with contextlib.suppress(FileExistsError):
-            (runs_dir / name).mkdir(mode=0o700)
-            return runs_dir / name
-    raise FileExistsError
+    for found in names_from(name):
+        if not (runs_dir / found).exists() and not (runs_dir / LAUNCHES / f"{found}.json").exists():
+            yield found
 
 
 def new_nonce() -> str:
@@ -156,19 +144,21 @@ class RunDir:
                     f"{runs_dir}: a run needs {MIN_FREE_DISK_BYTES / 1e6:.0f} MB of disk, "
                     f"{free / 1e6:.0f} MB are free; free some disk space or choose another --runs-dir"
                 )
-            path = _made(runs_dir, free_names(runs_dir, name) if numbered else (name,))
+            for free_name in free_names(runs_dir, name) if numbered else ():
+                path = runs_dir / free_name
+                with contextlib.suppress(FileExistsError):  # another process may be faster
+                    path.mkdir(mode=0o700)
+                    break
+            else:
+                path = runs_dir / name
+                path.mkdir(mode=0o700)
             for sub in SUBDIRECTORIES:
                 (path / sub).mkdir(mode=0o700)
         except FileExistsError:
-            is_run = (runs_dir / name / "run.json").is_file()
-            raise RunError(
-                f"{runs_dir / name} exists"
-                + (
-                    f"; choose another --name, or --resume {name}"
-                    if is_run
-                    else ", but it is not a run (no run.json); choose another --name, or delete it"
-                )
-            ) from None
+            remedy = ", but it is not a run (no run.json); choose another --name, or delete it"
+            if (runs_dir / name / "run.json").is_file():
+                remedy = f"; choose another --name, or --resume {name}"
+            raise RunError(f"{runs_dir / name} exists{remedy}") from None
         except OSError as error:
             raise ResourceError(f"cannot write below {runs_dir}: {error}") from None
         fd, guarded = _lock(path)
@@ -374,11 +364,7 @@ def take_lock(fd: int, how: int) -> bool | None:
 
 
 def _lock(path: Path) -> tuple[int, bool]:
-    """Takes the run's lock; retries, because each call of ``is_alive`` holds it for a moment.
-
-    Returns:
-        Its descriptor, and whether it guards anything.
-    """
+    """The descriptor of the run's lock, and whether it guards anything; retries: ``is_alive`` holds it for a moment."""
     deadline = time.monotonic() + _LOCK_S
     while True:
         fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -766,19 +752,15 @@ def replace_text(path: Path, text: str, mode: int = 0o666, *, durable: bool = Fa
                 os.fsync(file.fileno())
         os.replace(temporary, path)
         if durable:
-            _sync_folder(path.parent)
+            folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def make_runs_dir(path: Path) -> None:

@@ -98,7 +98,7 @@ def add_flag(
     default: Any = None,
     shown: str | None = None,
     **more: Any,
-) -> None:
+) -> argparse.Action:
     """Adds a flag, with its default in the help text and of its default's type; a switch where that is False.
 
     A list as default: the flag may be repeated. ``shown`` is the text of a default that says more than its value.
@@ -111,15 +111,17 @@ def add_flag(
         more.setdefault("type", type(default))
     if shown is None:
         shown = "off" if default is False else "none" if default is None or default == [] else str(default)
-    parser.add_argument(*names, default=default, help=f"{text} (default: {shown})", **more)
+    return parser.add_argument(*names, default=default, help=f"{text} (default: {shown})", **more)
 
 
 def add_common_flags(parser: argparse.ArgumentParser, *, inherited: bool = False) -> None:
     """``--runs-dir`` and ``--json``; ``inherited`` where another parser sets their defaults."""
-    add_flag(parser, "--runs-dir", text="parent directory of run directories", default="runs", metavar="DIR")
-    add_flag(parser, "--json", text="print one JSON document to standard output", default=False)
-    if inherited:
-        parser.set_defaults(runs_dir=argparse.SUPPRESS, json=argparse.SUPPRESS)
+    flags = [
+        add_flag(parser, "--runs-dir", text="parent directory of run directories", default="runs", metavar="DIR"),
+        add_flag(parser, "--json", text="print one JSON document to standard output", default=False),
+    ]
+    for flag in flags if inherited else ():
+        flag.default = argparse.SUPPRESS
 
 
 def add_import(parser: argparse._ActionsContainer) -> None:
@@ -227,7 +229,9 @@ def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
         or ("none" if item.default is None else item.default or "none" if kind is tuple else item.default)
     )
     text = f"{doc}{f' [{unit}]' if unit else ''}".replace("%", "%%")
-    more = {"type": _names, "metavar": "NAME,NAME"} if kind is tuple else {"type": kind, "choices": choices}
+    more: dict[str, Any] = {"type": kind, "choices": choices}
+    if kind is tuple:
+        more = {"type": _names, "metavar": "NAME,NAME"}
     more.setdefault("metavar", None if choices else item.name.upper())
     add_flag(parser, flag, text=text, shown=str(default).replace("%", "%%"), dest=flag, **more)
 

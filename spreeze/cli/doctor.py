@@ -59,6 +59,11 @@ class Check:
     remedy: str | None = None
 
 
+def _finding(name: str, text: str, remedy: str | None = None) -> Check:
+    """A finding that is a warning where it has a remedy."""
+    return Check(name, "ok" if remedy is None else "warn", text, remedy)
+
+
 _GPU_BUSY, _GPU_HELD = 0.10, 0.25
 """Shares of a GPU's time and memory above which other programs are at work on it."""
 _UNEVEN = 10.0
@@ -96,37 +101,21 @@ def speed(probe: Probe) -> str:
 
 
 def _spaces(probe: Probe) -> list[Check]:
-    spec = probe.spec
+    spec, fitting = probe.spec, fitting_algorithms(probe.spec)
     limit = "no time limit" if spec.max_episode_steps is None else f"at most {spec.max_episode_steps} env steps"
-    fit = ", ".join(fitting_algorithms(spec))
-    found = [Check(
-        "environment", "ok",
-        f"{spec.env_id}: observation {spec.obs_dim}, {actions_text(spec)}, {limit}; algorithms that fit: {fit}",
-    )]  # fmt: skip
-    if spec.choices is not None and "sac" in fitting_algorithms(spec):
-        found.append(
-            Check(
-                "discrete sac",
-                "ok",
-                "with discrete actions try dqn or ppo first: where an episode's end "
-                "is a loss, sac learns only because sac.max_alpha bounds its temperature",
-            )
-        )
-    if recurrent := [name for name in fitting_algorithms(spec) if may_be_recurrent(name, spec)]:
-        found.append(
-            Check(
-                "recurrent",
-                "ok",
-                f"where an observation does not tell all, --set {recurrent[0]}.recurrent=lstm "
-                f"gives the policy a memory ({', '.join(recurrent)})",
-            )
-        )
+    text = f"{spec.env_id}: observation {spec.obs_dim}, {actions_text(spec)}, {limit}"
+    found = [_finding("environment", f"{text}; algorithms that fit: {', '.join(fitting)}")]
+    if spec.choices is not None and "sac" in fitting:
+        text = "with discrete actions try dqn or ppo first: where an episode's end is a loss, sac learns only because"
+        found.append(_finding("discrete sac", f"{text} sac.max_alpha bounds its temperature"))
+    if recurrent := [name for name in fitting if may_be_recurrent(name, spec)]:
+        text = f"where an observation does not tell all, --set {recurrent[0]}.recurrent=lstm gives the policy a memory"
+        found.append(_finding("recurrent", f"{text} ({', '.join(recurrent)})"))
     if spec.obs_layout:
-        found.append(Check("env layout", "ok", "; ".join(spec.obs_layout)))
+        found.append(_finding("env layout", "; ".join(spec.obs_layout)))
     if (taken := seen_as(spec)) is not None:
-        found.append(Check("env observation", "ok", taken))
-    found += [Check("env notes", "warn" if " is not used" in note else "ok", note) for note in probe.notes]
-    return found
+        found.append(_finding("env observation", taken))
+    return found + [Check("env notes", "warn" if " is not used" in note else "ok", note) for note in probe.notes]
 
 
 def _closer(
@@ -138,41 +127,30 @@ def _closer(
     except SpreezeError as error:
         remedy = "the environment fails after some steps: reproduce it in a plain loop"
         return [Check("env speed", "fail", clean(error), remedy)], None
-    memory = f"{size(probe.memory_bytes)} for the first environment in a process"
-    checks = _speeds(found)
+    memory, checks = f"{size(probe.memory_bytes)} for the first environment in a process", [_speeds(found)]
     if found["alone"] is None:
-        checks.append(
-            Check("env memory", "ok", f"{memory}, {size(found['further_env_bytes'])} for each additional one")
-        )
+        memory = f"{memory}, {size(found['further_env_bytes'])} for each additional one"
+        checks.append(_finding("env memory", memory))
     else:
-        checks += [
-            Check("env memory", "ok", memory),
-            Check(
-                "environments",
-                "warn",
-                f"a second instance in the same process fails: {found['alone']}",
-                "training uses one sampler with one environment, which also runs the evaluations",
-            ),
-        ]
-    return [*checks, *_values(found["largest_observation"], probe.spec.obs_dim), _notes(found["notes"])], found
+        text = f"a second instance in the same process fails: {found['alone']}"
+        remedy = "training uses one sampler with one environment, which also runs the evaluations"
+        checks += [_finding("env memory", memory), _finding("environments", text, remedy)]
+    checks += _values(found["largest_observation"], probe.spec.obs_dim)
+    notes = clean("; ".join(found["notes"]) or "Gymnasium's checker: no warnings", 600)
+    remedy = "training works, but fix these warnings first"
+    return [*checks, _finding("env checker", notes, remedy if found["notes"] else None)], found
 
 
 def _values(largest: float, obs_dim: int) -> list[Check]:
     """A warning of observations that networks do not learn from as they are."""
     if largest <= _LARGE_OBSERVATION:
         return []
-    return [
-        Check(
-            "env observation",
-            "warn",
-            f"the largest of its {obs_dim} values was {largest:.3g}; networks learn best from values of about 1",
-            "scale observations with --set env.normalize_obs=true, or remove entries that grow without bound, "
-            "such as a clock",
-        )
-    ]
+    text = f"the largest of its {obs_dim} values was {largest:.3g}; networks learn best from values of about 1"
+    remedy = "scale observations with --set env.normalize_obs=true, or remove entries that grow without bound, "
+    return [_finding("env observation", text, f"{remedy}such as a clock")]
 
 
-def _speeds(found: dict[str, Any]) -> list[Check]:
+def _speeds(found: dict[str, Any]) -> Check:
     names = ("step_us_p50", "step_us_p99", "step_us_max", "reset_us_median")
     p50, p99, worst, reset = (found[name] for name in names)
     text = (
@@ -180,45 +158,22 @@ def _speeds(found: dict[str, Any]) -> list[Check]:
         f"a step {p50:.0f} us (median), {p99:.0f} us (p99), longest {worst / p50:.0f} times the median; "
         f"a reset {reset:.0f} us"
     )
+    remedy = None
     if p99 > _UNEVEN * p50:
-        return [
-            Check(
-                "env speed",
-                "warn",
-                text,
-                "step times vary, and the environments of a sampler wait for the slowest: "
-                "try --envs-per-sampler 1 and more --samplers",
-            )
-        ]
-    if reset > _SLOW_RESET * p50 and reset > 10_000:
-        return [
-            Check(
-                "env speed",
-                "warn",
-                text,
-                "resets are slow: longer episodes, or a reset that reuses the simulation, would help",
-            )
-        ]
-    return [Check("env speed", "ok", text)]
-
-
-def _notes(notes: list[str]) -> Check:
-    if not notes:
-        return Check("env checker", "ok", "Gymnasium's checker: no warnings")
-    return Check("env checker", "warn", clean("; ".join(notes), 600), "training works, but fix these warnings first")
+        remedy = "step times vary, and the environments of a sampler wait for the slowest: "
+        remedy += "try --envs-per-sampler 1 and more --samplers"
+    elif reset > _SLOW_RESET * p50 and reset > 10_000:
+        remedy = "resets are slow: longer episodes, or a reset that reuses the simulation, would help"
+    return _finding("env speed", text, remedy)
 
 
 def _pictures(env_id: str, import_module: str | None, args: tuple[str, ...], timeout_s: float) -> Check:
     try:
         found = in_child("draw", env_id, import_module, deadline_s=timeout_s, args=args)
     except SpreezeError as error:
-        return Check(
-            "env pictures",
-            "warn",
-            clean(error),
-            "training works without rendering; --no-visualizer silences this warning",
-        )
-    return Check("env pictures", "ok", f"draws {found['width']} x {found['height']} without a window")
+        remedy = "training works without rendering; --no-visualizer silences this warning"
+        return _finding("env pictures", clean(error), remedy)
+    return _finding("env pictures", f"draws {found['width']} x {found['height']} without a window")
 
 
 _SLOW_CLOCK_S, _SLOW_TRIP_S, _SLOW_BYTES_PER_S = 1.0, 0.2, 20e6
@@ -234,26 +189,13 @@ def check_cluster(
         found = survey(parse_address(address), task)
     except SpreezeError as error:
         return [Check("cluster", "fail", clean(error, 600), "not used; --cluster runs samplers on other hosts")], None
-    hosts, authenticated = found["hosts"], found["authenticated"]
+    hosts = found["hosts"]
     text = f"Ray {found['ray']}, {len(hosts)} other host{'' if len(hosts) == 1 else 's'}"
-    checks = [
-        Check(
-            "cluster",
-            "ok" if hosts else "warn",
-            text,
-            None if hosts else "run ray start --address HOST:PORT on another machine",
-        )
-    ]
-    if not authenticated:
-        checks.append(
-            Check(
-                "cluster token",
-                "warn",
-                "no authentication: whoever reaches its ports can run code on these hosts",
-                "ray get-auth-token --generate, copy ~/.ray/auth_token to all hosts, and set "
-                "RAY_AUTH_MODE=token there before ray start",
-            )
-        )
+    checks = [_finding("cluster", text, None if hosts else "run ray start --address HOST:PORT on another machine")]
+    if not found["authenticated"]:
+        remedy = "ray get-auth-token --generate, copy ~/.ray/auth_token to all hosts, and set RAY_AUTH_MODE=token"
+        text = "no authentication: whoever reaches its ports can run code on these hosts"
+        checks.append(_finding("cluster token", text, f"{remedy} there before ray start"))
     for index, host in enumerate(hosts):
         checks += _host_checks(f"host {index}", host, versions())
     return checks, found
@@ -263,68 +205,38 @@ def _host_checks(name: str, host: dict[str, Any], own: dict[str, Any]) -> list[C
     """Findings on one host of the cluster."""
     where = clean(host["name"] or host["address"], 60)
     if "failure" in host:
-        return [
-            Check(
-                name,
-                "fail",
-                f"{where}: {clean(host['failure'], 300)}",
-                "install the same version of Spreeze there, in the Python environment that runs ray start",
-            )
-        ]
+        remedy = "install the same version of Spreeze there, in the Python environment that runs ray start"
+        return [Check(name, "fail", f"{where}: {clean(host['failure'], 300)}", remedy)]
     theirs = host["versions"]
     packages = ", ".join(f"{package} {theirs.get(package)}" for package in ("spreeze", "torch", "gymnasium"))
+    bandwidth, trip_s, clock_s = (host[key] for key in ("bandwidth_bytes_per_s", "round_trip_s", "clock_difference_s"))
     text = (
         f"{where}: {host['cores']:g} usable cores, {size(host['memory_free_bytes'])} free; python "
-        f"{host['python']}, {packages}; round trip {1e3 * host['round_trip_s']:.1f} ms, "
-        f"{size(host['bandwidth_bytes_per_s'])}/s, clock {1e3 * host['clock_difference_s']:+.1f} ms"
+        f"{host['python']}, {packages}; round trip {1e3 * trip_s:.1f} ms, "
+        f"{size(bandwidth)}/s, clock {1e3 * clock_s:+.1f} ms"
     )
-    checks = [Check(name, "ok", text)]
+    checks = [_finding(name, text)]
     differ = [
         f"{package} {theirs.get(package)}, here {own.get(package)}"
         for package in ("spreeze", "gymnasium", "numpy")
         if theirs.get(package) != own.get(package)
     ]
     if differ:
-        checks.append(
-            Check(
-                f"{name} versions",
-                "fail" if differ[0].startswith("spreeze") else "warn",
-                "; ".join(differ),
-                "install the same versions there",
-            )
-        )
+        status: Status = "fail" if differ[0].startswith("spreeze") else "warn"
+        checks.append(Check(f"{name} versions", status, "; ".join(differ), "install the same versions there"))
     if host.get("env_error"):
-        checks.append(
-            Check(
-                f"{name} environment",
-                "fail",
-                host["env_error"],
-                "install the packages of the environment on that host, too",
-            )
-        )
+        remedy = "install the packages of the environment on that host, too"
+        checks.append(Check(f"{name} environment", "fail", host["env_error"], remedy))
     elif host.get("env"):
         step_us = host["env"]["step_us"]
-        checks.append(
-            Check(f"{name} environment", "ok", "made and stepped" if step_us is None else f"{step_us:.0f} us a step")
-        )
-    slow = [
-        words
-        for words, bad in (
-            (f"clocks differ by {host['clock_difference_s']:+.1f} s", abs(host["clock_difference_s"]) > _SLOW_CLOCK_S),
-            (f"a round trip takes {1e3 * host['round_trip_s']:.0f} ms", host["round_trip_s"] > _SLOW_TRIP_S),
-            (f"{size(host['bandwidth_bytes_per_s'])}/s", host["bandwidth_bytes_per_s"] < _SLOW_BYTES_PER_S),
-        )
-        if bad
-    ]
+        text = "made and stepped" if step_us is None else f"{step_us:.0f} us a step"
+        checks.append(_finding(f"{name} environment", text))
+    slow = [f"clocks differ by {clock_s:+.1f} s"] if abs(clock_s) > _SLOW_CLOCK_S else []
+    slow += [f"a round trip takes {1e3 * trip_s:.0f} ms"] if trip_s > _SLOW_TRIP_S else []
+    slow += [f"{size(bandwidth)}/s"] if bandwidth < _SLOW_BYTES_PER_S else []
     if slow:
-        checks.append(
-            Check(
-                f"{name} network",
-                "warn",
-                "; ".join(slow),
-                "synchronise the clocks by NTP; a slow network delays policies and limits the rate of transitions",
-            )
-        )
+        remedy = "synchronise the clocks by NTP; a slow network delays policies and limits the rate of transitions"
+        checks.append(_finding(f"{name} network", "; ".join(slow), remedy))
     return checks
 
 
@@ -341,28 +253,25 @@ _ENCODER = "import av; av.codec.Codec('h264', 'w'); print(av.__version__)"
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     """Python 3.11 runs everything; newer versions have MuJoCo in place of Bullet, which has no wheels for them."""
-    text = ".".join(str(part) for part in version)
-    if version[:2] > (3, 11):
-        return Check("Python", "warn", text, "the Bullet tasks need Python 3.11; MuJoCo is used by default instead")
-    return Check("Python", "ok", text)
+    remedy = "the Bullet tasks need Python 3.11; MuJoCo is used by default instead" if version[:2] > (3, 11) else None
+    return _finding("Python", ".".join(str(part) for part in version), remedy)
 
 
 def check_torch(timeout_s: float = CHILD_TIMEOUT_S, *, has_gpu: bool = False) -> Check:
     code, output = _child(_TORCH, timeout_s)
     if code is None:
-        return Check("PyTorch", "warn", f"still importing after {timeout_s:g} s", "try again; the disk may be slow")
+        return _finding("PyTorch", f"still importing after {timeout_s:g} s", "try again; the disk may be slow")
     try:
         version, cuda, devices = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError, TypeError):
         return Check("PyTorch", "fail", clean(output[-200:]) or f"exit code {code}", "pip install 'torch>=2.11,<2.14'")
-    if cuda is None and has_gpu:
-        return Check("PyTorch", "warn", f"{version}, built for CPU", "a build with CUDA would use the GPU")
     if cuda is None:
-        return Check("PyTorch", "ok", f"{version}, built for CPU")
+        remedy = "a build with CUDA would use the GPU" if has_gpu else None
+        return _finding("PyTorch", f"{version}, built for CPU", remedy)
     if not devices:
         remedy = "without a usable GPU the CPU build is smaller; with one, update the NVIDIA driver"
-        return Check("PyTorch", "warn", f"{version}, CUDA {cuda}, sees no GPU", remedy)
-    return Check("PyTorch", "ok", f"{version}, CUDA {cuda}, {devices} GPU(s)")
+        return _finding("PyTorch", f"{version}, CUDA {cuda}, sees no GPU", remedy)
+    return _finding("PyTorch", f"{version}, CUDA {cuda}, {devices} GPU(s)")
 
 
 def check_packages() -> Check:
@@ -374,7 +283,7 @@ def check_packages() -> Check:
             missing.append(name)
     if missing:
         return Check("libraries", "fail", f"missing: {', '.join(missing)}", "pip install -e .")
-    return Check("libraries", "ok", ", ".join(found))
+    return _finding("libraries", ", ".join(found))
 
 
 def check_default_task(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
@@ -387,37 +296,36 @@ def check_default_task(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
         remedy = "pip install --force-reinstall " + ("pybullet==3.2.7" if is_bullet(env_id) else "'gymnasium[mujoco]'")
         return Check("default task", "fail", clean(error), remedy)
     if env_id == FALLBACK_ID:
-        return Check("default task", "warn", f"{choice.reason}; {speed(probe)}", "pip install 'gymnasium[mujoco]'")
-    return Check("default task", "ok", f"{env_id if is_bullet(env_id) else choice.reason}: {speed(probe)}")
+        return _finding("default task", f"{choice.reason}; {speed(probe)}", "pip install 'gymnasium[mujoco]'")
+    return _finding("default task", f"{env_id if is_bullet(env_id) else choice.reason}: {speed(probe)}")
 
 
 def check_encoder(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
     """H.264 encoding, which only clips need."""
     code, output = _child(_ENCODER, timeout_s)
     if code == 0:
-        return Check("video encoder", "ok", f"PyAV {clean(output.splitlines()[-1], 40)} with H.264")
+        return _finding("video encoder", f"PyAV {clean(output.splitlines()[-1], 40)} with H.264")
     text = clean(output[-120:]) or "does not answer"
-    return Check("video encoder", "warn", text, "pip install 'av>=14'; or --no-visualizer")
+    return _finding("video encoder", text, "pip install 'av>=14'; or --no-visualizer")
 
 
 def check_cores(machine: Machine) -> Check:
     cores = machine.cores
     physical = "" if cores.physical is None else f", {cores.physical} physical"
     text = f"{cores.usable:g} usable of {machine.cpu_model or 'an unknown processor'}{physical}: {cores.reason}"
-    if cores.usable < 2:
-        return Check("processor", "warn", text, "samplers and learner share one core; allow at least 2 cores")
-    return Check("processor", "ok", text)
+    remedy = "samplers and learner share one core; allow at least 2 cores" if cores.usable < 2 else None
+    return _finding("processor", text, remedy)
 
 
 def check_memory(machine: Machine, replay: ReplayConfig) -> Check:
-    need = replay_bytes(replay) + 2 * PROCESS_BYTES
-    usable = machine.memory.usable_bytes
-    limit = machine.memory.cgroup_limit_bytes
+    need, memory = replay_bytes(replay) + 2 * PROCESS_BYTES, machine.memory
+    limit = memory.cgroup_limit_bytes
     bound = "" if limit is None else f" (cgroup limit {size(limit)})"
-    text = f"{size(usable)} free of {size(machine.memory.total_bytes)}{bound}; the default run takes about {size(need)}"
-    if usable < need:
-        return Check("memory", "fail", text, "close other programs, or lower --replay-capacity and --samplers")
-    return Check("memory", "ok", text)
+    text = f"{size(memory.usable_bytes)} free of {size(memory.total_bytes)}{bound}; the default run takes about "
+    if memory.usable_bytes < need:
+        remedy = "close other programs, or lower --replay-capacity and --samplers"
+        return Check("memory", "fail", f"{text}{size(need)}", remedy)
+    return _finding("memory", f"{text}{size(need)}")
 
 
 def check_shared_memory(machine: Machine, replay: ReplayConfig, nameless: bool = hasattr(os, "memfd_create")) -> Check:
@@ -425,10 +333,9 @@ def check_shared_memory(machine: Machine, replay: ReplayConfig, nameless: bool =
     need, free = replay_bytes(replay), machine.shared_memory_free_bytes
     text = f"replay of {replay.capacity:,} rows needs {size(need)}; /dev/shm has {size(free)} free"
     if nameless:
-        return Check("shared memory", "ok", f"{text} (nameless memory: not bound by it)")
-    if free is not None and free < need:
-        return Check("shared memory", "warn", text, "docker run --shm-size=1g, or lower --replay-capacity")
-    return Check("shared memory", "ok", text)
+        return _finding("shared memory", f"{text} (nameless memory: not bound by it)")
+    remedy = "docker run --shm-size=1g, or lower --replay-capacity"
+    return _finding("shared memory", text, remedy if free is not None and free < need else None)
 
 
 def check_disk(runs_dir: Path) -> Check:
@@ -442,7 +349,7 @@ def check_disk(runs_dir: Path) -> Check:
     if free < MIN_FREE_DISK_BYTES:
         remedy = f"a run needs {size(MIN_FREE_DISK_BYTES)}: free some, or choose another --runs-dir"
         return Check("disk", "fail", text, remedy)
-    return Check("disk", "ok", text)
+    return _finding("disk", text)
 
 
 def check_sqlite(runs_dir: Path) -> Check:
@@ -458,37 +365,30 @@ def check_sqlite(runs_dir: Path) -> Check:
     except (OSError, sqlite3.Error) as error:
         return Check("metrics store", "fail", f"SQLite in {runs_dir}: {clean(error)}", remedy)
     if mode != "wal":
-        return Check("metrics store", "warn", f"SQLite journal is '{mode}', not 'wal'", remedy)
-    return Check("metrics store", "ok", f"SQLite {sqlite3.sqlite_version} with write-ahead log")
+        return _finding("metrics store", f"SQLite journal is '{mode}', not 'wal'", remedy)
+    return _finding("metrics store", f"SQLite {sqlite3.sqlite_version} with write-ahead log")
 
 
 def check_gpus(machine: Machine) -> Check:
     if not machine.gpus:
-        return Check("GPU", "warn", machine.gpu_reason, "none; the learner runs on the CPU")
+        return _finding("GPU", machine.gpu_reason, "none; the learner runs on the CPU")
     text = f"{'; '.join(map(_gpu_text, machine.gpus))}; driver {machine.gpus[0].driver}"
     busy = [gpu for gpu in machine.gpus if (gpu.use or 0.0) >= _GPU_BUSY or _held_share(gpu) >= _GPU_HELD]
-    if busy:
-        names = ", ".join(f"GPU {gpu.index}" for gpu in busy)
-        return Check(
-            "GPU",
-            "warn",
-            text,
-            f"other programs use {names} (see nvidia-smi); rates measured now will not be representative",
-        )
-    return Check("GPU", "ok", text)
+    names = ", ".join(f"GPU {gpu.index}" for gpu in busy)
+    remedy = f"other programs use {names} (see nvidia-smi); rates measured now will not be representative"
+    return _finding("GPU", text, remedy if busy else None)
 
 
 def _gpu_text(gpu: GpuFacts) -> str:
     """Name, memory and current load of one GPU."""
     total, free = gpu.memory_bytes, gpu.memory_free_bytes
-    used = None if total is None or free is None else total - free
     now = GpuSnapshot(
         index=gpu.index,
         power_w=gpu.power_w,
         power_limit_w=gpu.power_limit_w,
         clock_hz=gpu.clock_hz,
         clock_max_hz=gpu.clock_max_hz,
-        memory_used_bytes=used,
+        memory_used_bytes=None if total is None or free is None else total - free,
         memory_bytes=total,
     )
     return f"{gpu.name}: kernels run {percent(gpu.use)} of the time, {now.figures} in use"
@@ -504,25 +404,23 @@ def _held_share(gpu: GpuFacts) -> float:
 def check_display() -> Check:
     if has_display():
         found = os.environ.get("WAYLAND_DISPLAY") or os.environ.get("DISPLAY")
-        return Check("display", "ok", clean(found or "native", 60))
-    return Check("display", "warn", "none", "spreeze play writes a clip instead of opening a window")
+        return _finding("display", clean(found or "native", 60))
+    return _finding("display", "none", "spreeze play writes a clip instead of opening a window")
 
 
 def check_power(machine: Machine) -> Check:
     """A laptop on battery is slower, so measurements on it do not hold later."""
     if machine.power_source == "battery":
         remedy = "plug it in: on battery the processor is slower, and measurements are not representative"
-        return Check("power", "warn", "on battery", remedy)
-    return Check("power", "ok", machine.power_source or "no battery reported")
+        return _finding("power", "on battery", remedy)
+    return _finding("power", machine.power_source or "no battery reported")
 
 
 def check_other_runs(runs_dir: Path) -> Check:
     alive = [run.name for run in list_runs(runs_dir) if is_alive(run)]
-    if alive:
-        text = f"{len(alive)} running: {clean(', '.join(alive), 200)}"
-        remedy = "they share the cores; stop one with python -m spreeze runs stop NAME"
-        return Check("other runs", "warn", text, remedy)
-    return Check("other runs", "ok", "none")
+    text = f"{len(alive)} running: {clean(', '.join(alive), 200)}" if alive else "none"
+    remedy = "they share the cores; stop one with python -m spreeze runs stop NAME"
+    return _finding("other runs", text, remedy if alive else None)
 
 
 def examine(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -106,9 +107,9 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    rules = comparison.rules_of(
+    rules = comparison.Rules(
         policies=args.policies,
-        targets=args.target,
+        targets=tuple(args.target),
         limit_s=args.limit_s,
         resamples=args.resamples,
         robust=args.centre == "iqm",
@@ -116,7 +117,7 @@ def _compare(args: argparse.Namespace) -> int:
     paths = [find_run(run, Path(args.runs_dir)) for run in args.runs]
     found = comparison.report_of(paths, args.by, rules)
     if args.json:
-        emit(comparison.document(found))
+        emit({"protocol": "hts", **dataclasses.asdict(found)})
     else:
         say(comparison.text(found))
     return 0
@@ -144,19 +145,7 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
     policy = policy_of(weights, spec)
 
     def make() -> Task:
-        with start_limit(spec.env_id, args.start_deadline_s):
-            task = make_task(
-                spec.env_id,
-                args.import_module,
-                "rgb_array" if args.video else None,
-                args=spec.args,
-                plain=spec.plain,
-                image=frame_options(spec),
-                picture=spec.frames is not None,
-                action_mask=spec.action_mask,
-            )
-        check_fits(spec, task.spec, weights.path)
-        return task
+        return open_checked(spec, weights.path, args, "rgb_array" if args.video else None)
 
     seeds, lost = seed_list(args.seed, args.episodes), list[str]()
 
@@ -168,35 +157,52 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
         if not episodes:
             raise EnvironmentError_(f"{spec.env_id}: none of {args.episodes} episodes finished; last error: {lost[-1]}")
     if args.csv:
-        _write_csv(Path(args.csv), episodes)
+        lines = ["seed,return,length,terminated\n"]
+        lines += [f"{e.seed},{e.episode_return!r},{e.length},{int(e.terminated)}\n" for e in episodes]
+        Path(args.csv).write_text("".join(lines), encoding="utf-8")
     return _document(weights, spec.env_id, episodes, lost, args)
 
 
 _FIRST_WORD_S = 5.0
 
 
-@contextlib.contextmanager
-def start_limit(env_id: str, limit_s: float) -> Iterator[None]:
-    """Limits how long an environment may take to be made, and says after a while that it is waited for.
+def open_checked(spec: EnvSpec, where: Path, args: argparse.Namespace, render_mode: str | None) -> Task:
+    """The environment of the weights in ``where``; says after a while that it is waited for.
 
     Raises:
-        EnvironmentError_: it took longer.
+        EnvironmentError_: it cannot be made, takes longer than ``--start-deadline-s``, or does not fit the weights.
     """
+    limit_s = args.start_deadline_s
 
     def tell(waited_s: float) -> None:
-        say(
-            f"waiting for {env_id} to start: {waited_s:.0f} s so far, at most {limit_s:g} s (--start-deadline-s)",
-            as_json=True,
-        )  # to stderr: stdout is for the summary
+        text = (
+            f"waiting for {spec.env_id} to start: {waited_s:.0f} s so far, at most {limit_s:g} s (--start-deadline-s)"
+        )
+        say(text, as_json=True)  # to stderr: stdout is for the summary
 
     try:
         with time_limit(limit_s, every_s=_FIRST_WORD_S, on_wait=tell):
-            yield
+            task = make_task(
+                spec.env_id,
+                args.import_module,
+                render_mode,
+                args=spec.args,
+                plain=spec.plain,
+                image=frame_options(spec),
+                picture=spec.frames is not None,
+                action_mask=spec.action_mask,
+            )
     except OutOfTime:
         raise EnvironmentError_(
-            f"{env_id} was not made within {limit_s:g} s; if it needs longer to start, set --start-deadline-s "
+            f"{spec.env_id} was not made within {limit_s:g} s; if it needs longer to start, set --start-deadline-s "
             f"{2 * limit_s:g}"
         ) from None
+    try:
+        check_fits(spec, task.spec, where)
+    except EnvironmentError_:
+        close_in_time(task.close)
+        raise
+    return task
 
 
 @contextlib.contextmanager
@@ -223,12 +229,6 @@ def _recorder(path: str | None) -> Any:
 
     with contextlib.ExitStack() as stack:
         yield on_step
-
-
-def _write_csv(path: Path, episodes: Sequence[Episode]) -> None:
-    lines = ["seed,return,length,terminated"]
-    lines += [f"{e.seed},{e.episode_return!r},{e.length},{int(e.terminated)}" for e in episodes]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _document(

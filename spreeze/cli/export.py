@@ -106,24 +106,12 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
             else _compared(export.open_policy(row.name, temporary), steps, weights, spec, exact=row.exact)
         )
         files.write_bytes(temporary_program, code.encode())
-    document = {
-        "file": str(out),
-        "example": str(program),
-        "format": row.name,
-        "weights": str(weights.path),
-        "env": spec.env_id,
-        "bytes": len(data),
-        **(dict.fromkeys(export.Agreement._fields) if check is None else check._asdict()),
-    }
-    return document, "\n".join(
-        [
-            f"{out}: {len(data):,} bytes, {len(steps)} operations, from {weights.path}",
-            _told(check, spec),
-            f"{program}: a program that {'calls' if in_c else 'plays'} it without Spreeze:",
-            "",
-            code,
-        ]
-    )
+    found = dict.fromkeys(export.Agreement._fields) if check is None else check._asdict()
+    document: dict[str, Any] = {"file": str(out), "example": str(program), "format": row.name}
+    document |= {"weights": str(weights.path), "env": spec.env_id, "bytes": len(data), **found}
+    text = f"{out}: {len(data):,} bytes, {len(steps)} operations, from {weights.path}\n{_told(check, spec)}"
+    does = "calls" if in_c else "plays"
+    return document, f"{text}\n{program}: a program that {does} it without Spreeze:\n\n{code}"
 
 
 def _compared(
@@ -171,11 +159,7 @@ def _check_places(paths: list[Path], *, force: bool) -> None:
 
 @contextlib.contextmanager
 def _in_place(paths: list[Path]) -> Any:
-    """Yields a temporary path for each of ``paths``, which get their names at the end; none stays after an error.
-
-    Raises:
-        RunError: one cannot be written.
-    """
+    """Yields a temporary path for each of ``paths``, which get their names at the end; a RunError if that fails."""
     temporary = [path.with_name(files.temp_name() + path.suffix) for path in paths]
     try:
         yield temporary

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,16 +23,16 @@ from spreeze.cli.arguments import (
 from spreeze.cli.evaluate import (
     environment_errors,
     find_weights,
+    open_checked,
     policy_of,
     pretrained_policies,
     run_or_policy,
     spec_of,
-    start_limit,
 )
 from spreeze.envs.make import has_display, is_bullet
-from spreeze.envs.task import ObsBuffer, Task, check_fits, frame_options, make_task
+from spreeze.envs.task import ObsBuffer, Task
 from spreeze.errors import ConfigError, SpreezeError, WeightsError, described
-from spreeze.inference.policy import State
+from spreeze.inference.policy import Policy, State
 from spreeze.machine.output import say, stdout_to_stderr
 from spreeze.machine.processes import close_in_time, no_child_left
 from spreeze.run_directory import refuse_links
@@ -96,18 +95,8 @@ class _Stage:
         """
         spec = source.spec
         if self._task is None:
-            with start_limit(spec.env_id, self._args.start_deadline_s):
-                self._task = make_task(
-                    spec.env_id,
-                    self._args.import_module,
-                    "human" if self.in_window else "rgb_array",
-                    args=spec.args,
-                    plain=spec.plain,
-                    image=frame_options(spec),
-                    picture=spec.frames is not None,
-                    action_mask=spec.action_mask,
-                )
-            check_fits(spec, self._task.spec, source.weights.path)
+            mode = "human" if self.in_window else "rgb_array"
+            self._task = open_checked(spec, source.weights.path, self._args, mode)
         return self._task
 
     def close(self) -> None:
@@ -166,11 +155,7 @@ class _Source:
 
 
 def _identity(path: Path) -> tuple[str, int, int, int]:
-    """Changes when the file is replaced: the best weights always have the same name.
-
-    Raises:
-        WeightsError: the file cannot be read.
-    """
+    """Changes when the file is replaced: the best weights keep their name. A WeightsError if it cannot be read."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -178,52 +163,32 @@ def _identity(path: Path) -> tuple[str, int, int, int]:
     return str(path), status.st_ino, status.st_mtime_ns, status.st_size
 
 
-class _Lost(Exception):
-    """An error of the environment, the cause, that ends an episode."""
-
-
-@contextlib.contextmanager
-def _losing() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise _Lost from error
-
-
 class _Episode:
-    """One episode; each of its methods raises ``_Lost`` where the environment raises."""
+    """One episode, and the error of the environment that ended it, if one did."""
 
-    def __init__(self, source: _Source) -> None:
-        self._policy, self._state = source.policy, State()
+    def __init__(self) -> None:
         self.total, self.length = 0.0, 0
-        self.lost: str | None = None
-        """The error that ended it."""
+        self.lost: Exception | None = None
 
-    def begin(self, task: Task, seed: int) -> None:
-        self._task, self._obs = task, ObsBuffer(1, task.spec)
-        self._limit = task.spec.max_episode_steps or MAX_STEPS
-        with _losing():
-            self._obs.start(0, task.reset(seed=seed))
-
-    def step(self) -> bool:
-        """Takes one env step; False at the end of the episode."""
-        drawn, self._state = self._policy.act(self._obs.array, self._state)
-        action = self._task.unscale_action(drawn)
-        with _losing():
-            obs, reward, terminated, truncated = self._task.step(action[0])
-        self._obs.put(0, obs)
-        self.total += reward
-        self.length += 1
-        return not (terminated or truncated or self.length >= self._limit)
-
-    def lose(self, lost: _Lost, stage: _Stage) -> None:
-        """Notes why it ended; the next one has a new environment."""
-        self.lost = described(lost.__cause__ or lost)
-        stage.close()
-
-    def picture(self) -> np.ndarray:
-        with _losing():
-            return self._task.render()
+    def play(
+        self, task: Task, policy: Policy, seed: int, draw: Callable[[int], np.ndarray | None]
+    ) -> Iterator[np.ndarray | None]:
+        """Yields what ``draw`` gives at each step but the last; it gets the number of steps so far."""
+        obs, state = ObsBuffer(1, task.spec), State()
+        limit = task.spec.max_episode_steps or MAX_STEPS
+        try:
+            obs.start(0, task.reset(seed=seed))
+            running = True
+            while running:
+                yield draw(self.length)
+                drawn, state = policy.act(obs.array, state)
+                seen, reward, terminated, truncated = task.step(task.unscale_action(drawn)[0])
+                obs.put(0, seen)
+                self.total += reward
+                self.length += 1
+                running = not (terminated or truncated or self.length >= limit)
+        except Exception as error:
+            self.lost = error
 
 
 _MOST_LOST = 3
@@ -236,25 +201,24 @@ def _window(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
     shown = begun = in_a_row = 0
     while args.episodes is None or begun < args.episodes:
         source.renew()
-        task, episode = stage.task(source), _Episode(source)
-        try:
-            episode.begin(task, args.seed + begun)
-            due_s = time.monotonic()
-            running = True
-            while running:
-                running = episode.step()
-                if bullet:
-                    with _losing():
-                        task.env.render()  # moves Bullet's camera, and waits for the next frame
-                due_s = max(due_s + 1.0 / task.render_fps, time.monotonic() - 0.1)
-                time.sleep(max(0.0, due_s - time.monotonic()))
+        task, episode = stage.task(source), _Episode()
+
+        def draw(length: int, task: Task = task) -> None:
+            if bullet and length:
+                task.env.render()  # moves Bullet's camera, and waits for the next frame
+
+        due_s = time.monotonic()
+        for _ in episode.play(task, source.policy, args.seed + begun, draw):
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            due_s = max(due_s + 1.0 / task.render_fps, time.monotonic() - 0.1)
+        begun += 1
+        if episode.lost is None:
             shown, in_a_row = shown + 1, 0
-        except _Lost as lost:
+        else:
             in_a_row += 1
             if in_a_row == min(_MOST_LOST, args.episodes or _MOST_LOST):
-                raise lost.__cause__ or lost from None
-            episode.lose(lost, stage)
-        begun += 1
+                raise episode.lost from None
+            stage.close()  # the next one has a new environment
         say(_line(source, episode), as_json=True)  # to stderr: stdout is for the summary
     return f"{shown} episode{'' if shown == 1 else 's'} shown" + (f", {begun - shown} lost" if begun > shown else "")
 
@@ -266,34 +230,26 @@ def _clip(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
     with ClipWriter(path, stage.task(source).render_fps / stride) as clip:
         for number in range(count):
             source.renew()
-            task, episode = stage.task(source), _Episode(source)
-            try:
-                episode.begin(task, args.seed + number)
-                clip.add(episode.picture())
-                while episode.step():
-                    if episode.length % stride == 0:
-                        clip.add(episode.picture())
-            except _Lost as error:
+            task, episode = stage.task(source), _Episode()
+
+            def draw(length: int, task: Task = task) -> np.ndarray | None:
+                return None if length % stride else task.render()
+
+            for picture in episode.play(task, source.policy, args.seed + number, draw):
+                if picture is not None:
+                    clip.add(picture)
+            if episode.lost is not None:
                 lost += 1
                 if lost == count:
-                    raise error.__cause__ or error from None
-                episode.lose(error, stage)
+                    raise episode.lost from None
+                stage.close()
             lines.append(_line(source, episode))
-    return "\n".join(
-        [
-            *lines,
-            *([f"{count - lost} of {count} episodes, {lost} lost"] if lost else []),
-            f"clip: {path}" + ("" if args.clip or has_display() else " (no display for a window)"),
-        ]
-    )
+    lines += [f"{count - lost} of {count} episodes, {lost} lost"] if lost else []
+    return "\n".join([*lines, f"clip: {path}" + ("" if args.clip or has_display() else " (no display for a window)")])
 
 
 def _default_clip(weights: Weights) -> Path:
-    """A file in the run's ``videos``, or beside the weights if they are not in a run; of a pretrained policy here.
-
-    Raises:
-        RunError: that folder has links that lead out of it.
-    """
+    """A file in the run's ``videos``, or beside the weights if they are not in a run; of a pretrained policy here."""
     if weights.path in pretrained_policies().values():
         return Path(f"play-{weights.path.stem}.mp4")
     folder = weights.path.absolute().parent
@@ -308,5 +264,5 @@ def _default_clip(weights: Weights) -> Path:
 def _line(source: _Source, episode: _Episode) -> str:
     version = f"{source.weights.epoch}-{source.weights.version}"
     if episode.lost is not None:
-        return f"weights {version}: episode lost at step {episode.length + 1}: {episode.lost}"
+        return f"weights {version}: episode lost at step {episode.length + 1}: {described(episode.lost)}"
     return f"weights {version}: return {episode.total:.1f} in {episode.length} env steps"

@@ -116,19 +116,8 @@ def _cell(value: Any, form: str, unit: str = "") -> str:
 
 def _row(path: Path) -> dict[str, Any]:
     run = read_run(path)
-    names = (
-        "env_id",
-        "algo",
-        "mode",
-        "seed",
-        "started",
-        "wall_s",
-        "env_steps",
-        "updates",
-        "eval_best",
-        "eval_final",
-        "exit_reason",
-    )
+    names: tuple[str, ...] = ("env_id", "algo", "mode", "seed", "started")
+    names += ("wall_s", "env_steps", "updates", "eval_best", "eval_final", "exit_reason")
     return {
         "name": path.name,
         "state": state_of(path),

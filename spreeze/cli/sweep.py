@@ -32,17 +32,8 @@ from spreeze.formatting import aligned
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import end_with_parent, kill_and_wait
-from spreeze.metrics.comparison import (
-    HELD,
-    Rules,
-    Spread,
-    final_metric,
-    read_curve,
-    required_time,
-    spread,
-    spread_text,
-    whole,
-)
+from spreeze.metrics import comparison
+from spreeze.metrics.comparison import Rules, Spread
 from spreeze.run_directory import existing_parent, make_runs_dir, names_from, read_json, read_run, take_lock, write_json
 from spreeze.runtime.interrupts import Interrupts
 
@@ -85,6 +76,10 @@ class Sweep:
     target: float | None
     side_by_side: int
     runs: list[SweepRun]
+
+    @property
+    def tunes(self) -> bool:
+        return any("--auto" in run.arguments for run in self.runs)
 
     def renamed(self, name: str) -> Sweep:
         """This plan under another name, before its first run."""
@@ -168,7 +163,7 @@ def _sweep(args: argparse.Namespace) -> int:
     runs_dir = Path(args.runs_dir)
     sweep = _continued(args, runs_dir) if args.resume else _new(args, runs_dir)
     left = [run for run in sweep.runs if run.state != "finished"]
-    if sweep.side_by_side > 1 and _tunes(sweep):
+    if sweep.side_by_side > 1 and sweep.tunes:
         raise ConfigError(
             f"--side-by-side {sweep.side_by_side}: with --auto one run at a time, for the tuner measures "
             "the whole machine; " + ("add --side-by-side 1" if args.resume else "leave one of them out")
@@ -239,18 +234,12 @@ def _carried_out(
         emit({"sweep": asdict(sweep), "table": rows})
     if interrupts.stop_requested:
         return 130
-    stopped = [run.name for run in sweep.runs if run.state == "interrupted"]
+    stopped, failed = ([run.name for run in sweep.runs if run.state == state] for state in ("interrupted", "failed"))
+    again = f"--resume {sweep.name} runs them again"
     if stopped:
-        say(
-            f"excluded, because they did not finish: {', '.join(stopped)}; --resume {sweep.name} runs them again",
-            as_json=args.json,
-        )
-    failed = [run.name for run in sweep.runs if run.state == "failed"]
+        say(f"excluded, because they did not finish: {', '.join(stopped)}; {again}", as_json=args.json)
     if failed:
-        print_error(
-            f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; "
-            f"--resume {sweep.name} runs them again"
-        )
+        print_error(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; {again}")
     return 1 if failed else 0
 
 
@@ -262,19 +251,8 @@ def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
 
     A finished run whose directory was deleted is done again.
     """
-    planned = {
-        "env": "--env",
-        "import_module": "--import",
-        "algo": "--algo",
-        "mode": "--mode",
-        "profile": "--profile",
-        "auto": "--auto",
-        "seeds": "--seeds",
-        "set": "--set",
-        "stop_seconds": "--seconds",
-        "target": "--target",
-        "name": "--name",
-    }
+    same = ("env", "algo", "mode", "profile", "auto", "seeds", "set", "target", "name")
+    planned = {name: f"--{name}" for name in same} | {"import_module": "--import", "stop_seconds": "--seconds"}
     values = {flag: getattr(args, name) for name, flag in planned.items()}
     given = [flag for flag, value in values.items() if value is not None and value is not False and value != []]
     if given:
@@ -311,12 +289,8 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     runs = []
     for seed in range(1, seeds + 1):
         for number, (setting, chosen) in enumerate(grid(args.set), 1):
-            assignments = [word for text in chosen for word in ("--set", text)]
-            runs.append(
-                SweepRun(
-                    setting, seed, [*common, *assignments, "--seed", str(seed)], check_name(f"{name}-c{number}-s{seed}")
-                )
-            )
+            arguments = [*common, *(word for text in chosen for word in ("--set", text)), "--seed", str(seed)]
+            runs.append(SweepRun(setting, seed, arguments, check_name(f"{name}-c{number}-s{seed}")))
     sweep = Sweep(name, args.stop_seconds, args.target, 1 if args.side_by_side is None else args.side_by_side, runs)
     if args.name is not None and (taken := sweep.taken(runs_dir)) is not None:
         raise RunError(f"{taken} exists; choose another --name than {name}")
@@ -395,10 +369,6 @@ def _check_disk(runs_dir: Path, count: int) -> None:
         )
 
 
-def _tunes(sweep: Sweep) -> bool:
-    return any("--auto" in run.arguments for run in sweep.runs)
-
-
 def plan_text(sweep: Sweep, left: int) -> str:
     settings = list(dict.fromkeys(run.setting for run in sweep.runs))
     seeds = len({run.seed for run in sweep.runs})
@@ -406,7 +376,7 @@ def plan_text(sweep: Sweep, left: int) -> str:
     if sweep.stop_seconds is not None:
         rounds = -(-left // sweep.side_by_side)
         text += f", {rounds * sweep.stop_seconds / 60.0:.1f} min of training, and a few seconds to start each"
-        text += ", a minute more for each setting that is tuned" * _tunes(sweep)
+        text += ", a minute more for each setting that is tuned" * sweep.tunes
     return "\n".join([text, *(f"  {setting}" for setting in settings if setting)])
 
 
@@ -469,24 +439,10 @@ def _start(run: SweepRun, cores: Sequence[int], runs_dir: Path) -> _Child:
         run.attempts += 1
     run.state, run.error = "running", None
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the run has ended
+    command = [sys.executable, "-c", f"from {__name__} import begin; begin()", str(os.getpid())]
+    command += [",".join(map(str, cores)), *run.arguments, "--runs-dir", str(runs_dir), "--set", f"run.name={run.name}"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"from {__name__} import begin; begin()",
-            str(os.getpid()),
-            ",".join(map(str, cores)),
-            *run.arguments,
-            "--runs-dir",
-            str(runs_dir),
-            "--set",
-            f"run.name={run.name}",
-            "--json",
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        start_new_session=True,
+        [*command, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
     )
     return _Child(run, process, errors)
 
@@ -514,7 +470,7 @@ def _note_end(child: _Child, runs_dir: Path, tell: Callable[[str], None]) -> Non
         run.error = f"exit code {code}: {lines[-1] if lines else 'no output'}"
     else:
         try:
-            read_curve(runs_dir / run.name)
+            comparison.read_curve(runs_dir / run.name)
         except RunError as error:
             run.state, run.error = "failed", str(error)
     tell(f"{run.name} {run.state}" + (f" ({run.error})" if run.error else ""))
@@ -548,13 +504,13 @@ def table(sweep: Sweep, runs_dir: Path) -> list[dict[str, Any]]:
         known = []
         for run in done:
             with contextlib.suppress(RunError):
-                if (curve := read_curve(runs_dir / run.name)) is not None:
+                if (curve := comparison.read_curve(runs_dir / run.name)) is not None:
                     known.append(curve.evaluations)
         row: dict[str, Any] = {"setting": setting or "as given", "seeds": len(done)}
-        row["final"] = _as_row([value for found in known if (value := final_metric(found)) is not None])
-        row["best"] = _as_row([max(record.return_mean for record in whole(found)) for found in known])
-        for key, count in (("to_target_s", 1), ("held_s", HELD)) if sweep.target is not None else ():
-            times = [required_time(whole(found), sweep.target or 0.0, count) for found in known]
+        row["final"] = _as_row([value for found in known if (value := comparison.final_metric(found)) is not None])
+        row["best"] = _as_row([max(record.return_mean for record in comparison.whole(found)) for found in known])
+        for key, count in (("to_target_s", 1), ("held_s", comparison.HELD)) if sweep.target is not None else ():
+            times = [comparison.required_time(comparison.whole(found), sweep.target or 0.0, count) for found in known]
             reached = [at_s for at_s in times if at_s is not None]
             row[key] = _as_row(reached) if len(reached) == len(done) else None
             row[f"{key}_reached"] = len(reached)
@@ -564,7 +520,7 @@ def table(sweep: Sweep, runs_dir: Path) -> list[dict[str, Any]]:
 
 def _as_row(values: Sequence[float]) -> dict[str, Any] | None:
     """Interquartile mean with its bootstrap interval (Agarwal et al. 2021)."""
-    found = spread(values, Rules(robust=True))
+    found = comparison.spread(values, Rules(robust=True))
     return None if found is None else dataclasses.asdict(found)
 
 
@@ -576,7 +532,7 @@ def table_text(rows: Sequence[dict[str, Any]], target: float | None) -> str:
     for row in rows:
         counts = {key: row.get(f"{key}_reached", row[key]["seeds"] if row[key] else 0) for key in keys}
         cells = [
-            spread_text(None if row[key] is None else Spread(**row[key]))
+            comparison.spread_text(None if row[key] is None else Spread(**row[key]))
             + (f" ({counts[key]} of {row['seeds']})" if counts[key] < row["seeds"] else "")
             for key in keys
         ]

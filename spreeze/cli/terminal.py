@@ -143,7 +143,8 @@ class TerminalView:
             return
         if not self._live.is_started:
             self._live.start()
-        picture = panel(snapshot, self._console.width, ascii_only=_ascii_only(self._console))
+        ascii_only = not self._console.encoding.lower().startswith("utf")
+        picture = panel(snapshot, self._console.width, ascii_only=ascii_only)
         self._live.update(picture, refresh=True)
 
     def _guarded(self, action: Callable[[], Any]) -> None:
@@ -157,10 +158,6 @@ class TerminalView:
             silence(self._console.file)
         finally:
             self._busy = False
-
-
-def _ascii_only(console: Console) -> bool:
-    return not console.encoding.lower().startswith("utf")
 
 
 def export_svg(snapshot: Snapshot, width: int = 100) -> str:

@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     with Interrupts() as interrupts, contextlib.ExitStack() as stack:
-        resumed = find_run(args.resume, _runs_dir(args)) if args.resume else None
+        resumed = find_run(args.resume, Path(getattr(args, "--runs-dir") or "runs")) if args.resume else None
         if resumed is not None:
             refuse_links(resumed)  # before anything in it is read
         machine = read_machine()
@@ -104,12 +104,11 @@ def _train(args: argparse.Namespace) -> int:
         check_callbacks(settings.config.callback.classes)
         for note in notes:
             say(note, as_json=args.json)
+        config = settings.config
+        # A learner process will be needed, and has a core to load on in the meantime.
+        wanted = config.mode.starts_processes and machine.cores.usable >= 2 and not args.fresh
         head_start = stack.enter_context(
-            Prewarm(
-                settings.config.learner.threads,
-                wanted=_can_prewarm(args, settings, machine),
-                gives_way=settings.config.tuning.give_way,
-            )
+            Prewarm(config.learner.threads, wanted=wanted, gives_way=config.tuning.give_way)
         )
         probe = probe_of(
             settings.config,
@@ -121,7 +120,10 @@ def _train(args: argparse.Namespace) -> int:
         if resumed is not None:
             check_environment(resumed, probe.spec)
         settings, why = with_algorithm(base, settings, probe.spec)
-        auto = _can_tune(args, probe)
+        auto = args.auto
+        if auto and (untunable := untunable_env(probe)) is not None:
+            auto = False
+            say(f"not tuned: {untunable}; using profile and defaults", as_json=args.json)
         earlier, untold = earlier_sessions(resumed, settings.config) if resumed else (EarlierSessions(), None)
         for line in filter(None, (why, *_task_notes(args, settings, probe), machine.one_line(), untold)):
             say(line, as_json=args.json)
@@ -177,8 +179,7 @@ def _train(args: argparse.Namespace) -> int:
 def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> list[str]:
     """Flags without effect, and how the environment is made and observed."""
     found = effect_notes(settings, tuned=args.auto)
-    if args.fresh and not args.auto:
-        found.append("no effect without --auto: --fresh")
+    found += ["no effect without --auto: --fresh"] if args.fresh and not args.auto else []
     part = settings.config.env
     engine = bullet_engine(part.id, plain=part.plain, args=part.args)
     about = (seen_as(probe.spec), *probe.notes, None if engine is None else engine.reason)
@@ -206,19 +207,6 @@ def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tupl
     return config, check
 
 
-def _can_tune(args: argparse.Namespace, probe: Probe) -> bool:
-    """True if the tuner is requested and can measure with this environment; prints the reason if it cannot."""
-    why = untunable_env(probe) if args.auto else None
-    if why is not None:
-        say(f"not tuned: {why}; using profile and defaults", as_json=args.json)
-    return args.auto and why is None
-
-
-def _can_prewarm(args: argparse.Namespace, settings: Settings, machine: Machine) -> bool:
-    """True if a learner process will be needed and has a core to load on in the meantime."""
-    return settings.config.mode.starts_processes and machine.cores.usable >= 2 and not args.fresh
-
-
 def _tuned(
     args: argparse.Namespace,
     settings: Settings,
@@ -229,20 +217,14 @@ def _tuned(
     before: Callable[[], None],
 ) -> tuple[Layer, dict[str, Any]]:
     """Tunes; rows go to ``tune-progress.jsonl`` as they are measured. ``before`` is called before the first trial."""
-    rows: list[TrialResult] = []
 
     def note(row: TrialResult) -> None:
-        lines = (
-            [row.as_json()]
-            if rows
-            else [{"labels": {knob.name: knob.column for knob in knobs_of(settings.config)}}, row.as_json()]
-        )
-        rows.append(row)
         with contextlib.suppress(OSError), open(run_dir.path / PROGRESS, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.write(json.dumps(row.as_json()) + "\n")
 
+    labels = {"labels": {knob.name: knob.column for knob in knobs_of(settings.config)}}
     with contextlib.suppress(OSError):
-        (run_dir.path / PROGRESS).unlink(missing_ok=True)  # from an earlier session
+        (run_dir.path / PROGRESS).write_text(json.dumps(labels) + "\n", encoding="utf-8")
     layer, record = tuned_layer(
         settings,
         probe,
@@ -255,10 +237,6 @@ def _tuned(
     if not record.get("reused"):
         show_tuning(record, sys.stderr if args.json else sys.stdout, reasons=False)
     return layer, record
-
-
-def _runs_dir(args: argparse.Namespace) -> Path:
-    return Path(getattr(args, "--runs-dir") or "runs")
 
 
 def _fixed(config: Config) -> list[str]:
@@ -346,17 +324,10 @@ def _look_at(address: str) -> str:
 def tune_arguments(settings: Settings) -> tuple[str, ...]:
     """Flags of ``spreeze tune`` with which another host measures samplers and environments for this task."""
     part, run = settings.config.env, settings.config.run
-    return (
-        "--env",
-        part.id,
-        "--algo",
-        run.algo,
-        "--mode",
-        run.mode,
-        *(("--import", part.import_module) if part.import_module else ()),
-        *(("--plain-env",) if part.plain else ()),
-        *(f"--env-arg={text}" for text in part.args),
-    )
+    found = ["--env", part.id, "--algo", run.algo, "--mode", run.mode]
+    found += ["--import", part.import_module] if part.import_module else []
+    found += ["--plain-env"] if part.plain else []
+    return (*found, *(f"--env-arg={text}" for text in part.args))
 
 
 def _plan(
@@ -492,16 +463,21 @@ def _check_machine(plan: RunPlan, machine: Machine) -> None:
         )
 
 
+def _unwritten(run_dir: RunDir, error: OSError) -> ResourceError:
+    return ResourceError(f"{run_dir.path} cannot be written: {error}; free some disk space or choose --runs-dir")
+
+
 def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
     """Writes ``env.json`` and the first state to ``run.json``; a ResourceError if there is no room."""
     try:
         write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec), durable=True)
     except OSError as error:
-        raise ResourceError(
-            f"{run_dir.path} cannot be written: {error}; free some disk space or choose --runs-dir"
-        ) from None
+        raise _unwritten(run_dir, error) from None
     sessions, before, now_s = plan.earlier.sessions + 1, read_run(run_dir.path), time.time()
     counters = {name: getattr(plan.earlier, name) for name in ("env_steps", "updates", "episodes", "wall_s")}
+    started: dict[str, Any] = {}
+    if sessions == 1 or started_s(before) is None:
+        started = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now_s)), "started_s": now_s}
     run_dir.write_state(
         durable=True,
         state="starting",
@@ -522,11 +498,7 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
         machine=machine.one_line(),
         **process_identity(os.getpid()),
         host=socket.gethostname(),
-        **(
-            {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now_s)), "started_s": now_s}
-            if sessions == 1 or started_s(before) is None
-            else {}
-        ),
+        **started,
     )
 
 
@@ -540,18 +512,17 @@ def _run(
     launcher: Launcher,
 ) -> int:
     _check_disk(plan, run_dir)
-    settings_before = _settings_bytes(run_dir.path) if plan.earlier.sessions else None
+    settings_before = None
+    with contextlib.suppress(OSError):
+        settings_before = (run_dir.path / "config.toml").read_bytes() if plan.earlier.sessions else None
     checkpoints_before = _checkpoint_times(run_dir.path)
     try:
-        write_settings(
-            run_dir.path, plan.requested_settings or plan.settings
-        )  # a resumed run may have another batch, other hosts
+        # A resumed run may have another batch, other hosts.
+        write_settings(run_dir.path, plan.requested_settings or plan.settings)
         if tune_record is not None:
             write_json(run_dir.path / "tune.json", tune_record)
     except OSError as error:
-        raise ResourceError(
-            f"{run_dir.path} cannot be written: {error}; free some disk space or choose --runs-dir"
-        ) from None
+        raise _unwritten(run_dir, error) from None
     run_dir.write_state(samples_per_insert_band=plan.config.replay.samples_per_insert_band)
     view = open_view(json_mode=args.json)
     interrupts.on_stop = view.leave
@@ -622,12 +593,6 @@ def _checkpoint_times(run: Path) -> dict[str, int]:
     return {}
 
 
-def _settings_bytes(run: Path) -> bytes | None:
-    with contextlib.suppress(OSError):
-        return (run / "config.toml").read_bytes()
-    return None
-
-
 def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
     """Rejects ``--save-replay`` if the disk cannot hold two copies, the old and the new one."""
     if not plan.config.replay.save or plan.config.on_policy is not None:
@@ -641,47 +606,29 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
 
 
 def _closing(document: dict[str, Any], import_module: str | None) -> str:
-    more = f" --import {import_module}" if import_module else ""
+    """The results of a run, and how to watch and to continue it."""
 
     def text(name: str, form: str = ".1f") -> str:
         value = document.get(name)
         return "-" if value is None else format(value, form)
 
+    kinds = (("cut", "cut short"), ("lost", "lost to environment errors"))
+    lost = [f", {count} {words}" for kind, words in kinds if (count := document.get(f"eval_episodes_{kind}"))]
+    best = f"best {text('eval_return_best')}" + (
+        f"; of {document['eval_episodes']} episodes{''.join(lost)}" * bool(lost)
+    )
+    more = [f", success rate {percent(rate)}"] if (rate := document.get("eval_success_rate")) is not None else []
+    if (count := document.get("eval_return_final_evaluations") or 0) > 1:  # else it is the last evaluation
+        more += [f", {document['eval_return_final']:.1f} over the last {count} evaluations"]
+    if (first := document.get("time_to_target_s")) is not None:
+        held = document.get("time_to_target_held_s")
+        more += [f", target after {first:.1f} s", "" if held is None else f", held after {held:.1f} s"]
+    run = f"{document['run_dir']}{f' --import {import_module}' if import_module else ''}"
     return (
         f"stopped by {document['stopped_by']} after {text('wall_s')} s: {document['env_steps']} env steps "
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
-        f"(best {text('eval_return_best')}{_missing(document)})"
-        f"{_success(document)}{_final(document)}{_target(document)}\n"
-        f"watch it: python -m spreeze play {document['run_dir']}{more}\n"
-        f"continue: python -m spreeze.train --resume {document['run_dir']}{more}"
+        f"({best}){''.join(more)}\n"
+        f"watch it: python -m spreeze play {run}\n"
+        f"continue: python -m spreeze.train --resume {run}"
     )
-
-
-def _final(document: dict[str, Any]) -> str:
-    """The final metric, where it is more than the last evaluation."""
-    final, count = document.get("eval_return_final"), document.get("eval_return_final_evaluations")
-    if final is None or count is None or count < 2:
-        return ""
-    return f", {final:.1f} over the last {count} evaluations"
-
-
-def _success(document: dict[str, Any]) -> str:
-    rate = document.get("eval_success_rate")
-    return "" if rate is None else f", success rate {percent(rate)}"
-
-
-def _target(document: dict[str, Any]) -> str:
-    """When the target return was reached first, and when by the mean of several evaluations."""
-    first, held = document.get("time_to_target_s"), document.get("time_to_target_held_s")
-    if first is None:
-        return ""
-    return f", target after {first:.1f} s" + ("" if held is None else f", held after {held:.1f} s")
-
-
-def _missing(document: dict[str, Any]) -> str:
-    """Describes the episodes that the last evaluation lacks."""
-    kinds = (("cut", "cut short"), ("lost", "lost to environment errors"))
-    counts = [(document.get(f"eval_episodes_{kind}"), words) for kind, words in kinds]
-    missing = "".join(f", {count} {words}" for count, words in counts if count)
-    return f"; of {document['eval_episodes']} episodes{missing}" if missing else ""

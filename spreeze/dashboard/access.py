@@ -123,8 +123,8 @@ class LoginTokens:
                 f"{where}\n  The token works once; its browser stays authorised for 30 days.\n"
                 f"  On your own machine, {SETTING}=off disables the token.\n"
             )
-            if self._file is not None and _has_desktop():
-                show(self._file)
+            if self._file is not None and "SSH_CONNECTION" not in os.environ and has_display():
+                show(self._file)  # on the screen of whoever reads the terminal
         elif self._file is not None:
             say(
                 f"{where}, with a token. Open {self._file} in a browser, or copy the address from it:\n"
@@ -161,11 +161,6 @@ class LoginTokens:
             except OSError:
                 self._file = None
         return invitation
-
-
-def _has_desktop() -> bool:
-    """True if a window would appear on the screen of whoever reads the terminal."""
-    return "SSH_CONNECTION" not in os.environ and has_display()
 
 
 def show(file: Path) -> None:
@@ -221,8 +216,10 @@ class Guard:
             await self._app(scope, receive, send)
             return
         request = HTTPConnection(scope)
-        known = self._knows(request)
-        token = _token_of(request) if self._tokens.asked else None
+        cookie = request.cookies.get(_name(request), "")
+        known = secrets.compare_digest(cookie.encode(), self._tokens.cookie_token.encode())
+        visit = scope["type"] == "http" and scope["method"] == "GET"
+        token = request.query_params.get(_PARAMETER) if visit and self._tokens.asked else None
         if token is not None and (known or self._tokens.redeem(token)):
             await self._redirection(request)(scope, receive, send)
         elif not self._lets_in(request, known=known):
@@ -244,10 +241,6 @@ class Guard:
         )
         foreign = not own or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and not visit)
         return not foreign and (known or not self._tokens.asked or request.scope["path"].endswith(_HEALTH))
-
-    def _knows(self, request: HTTPConnection) -> bool:
-        found = request.cookies.get(_name(request))
-        return found is not None and secrets.compare_digest(found.encode(), self._tokens.cookie_token.encode())
 
     def _cookie(self, request: HTTPConnection) -> str:
         # Lax, not Strict: the browser is opened on a file, and a Strict cookie would not survive its redirect.
@@ -293,13 +286,6 @@ def _name(request: HTTPConnection) -> str:
 def _port(request: HTTPConnection) -> int:
     server = request.scope.get("server")
     return server[1] if server else 0
-
-
-def _token_of(request: HTTPConnection) -> str | None:
-    """The token in the address of a requested page."""
-    if request.scope["type"] != "http" or request.scope["method"] != "GET":
-        return None
-    return request.query_params.get(_PARAMETER)
 
 
 def _refusal(request: HTTPConnection) -> ASGIApp:

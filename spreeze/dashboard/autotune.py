@@ -208,43 +208,24 @@ def batch_figure(tuning: TuningView) -> go.Figure:
     chart = _figure("batch size [transitions]", "update frames/s")
     for i, threads in enumerate(sorted({r.setting[THREADS] for r in tuning.updates})):
         rows = [r for r in tuning.updates if r.setting[THREADS] == threads and r.frames_per_s is not None]
-        chart.add_scatter(
-            x=[r.setting[BATCH] for r in rows],
-            y=[r.frames_per_s for r in rows],
-            mode="markers",
-            name=f"{threads} thread" + ("s" if threads > 1 else ""),
-            marker={"size": 9, "color": COLOURS[i % len(COLOURS)]},
-        )
+        marker = {"size": 9, "color": COLOURS[i % len(COLOURS)]}
+        frames = [r.frames_per_s for r in rows]
+        _add_points(chart, rows, BATCH, frames, f"{threads} thread" + ("s" if threads > 1 else ""), marker)
     a, b = tuning.record.get("cost_a_s"), tuning.record.get("cost_b_s_per_row")
     measured = sorted({r.setting[BATCH] for r in tuning.updates})
     if isinstance(a, float) and isinstance(b, float):
         sizes = np.geomspace(measured[0], measured[-1], 100)
+        grey = {"color": "#888888"}
+        frames = (sizes / (a + b * sizes)).tolist()
         chart.add_scatter(
-            x=sizes.tolist(),
-            y=(sizes / (a + b * sizes)).tolist(),
-            mode="lines",
-            name="fit B / (a + b B)",
-            line={"color": "#888888", "width": 1.5},
+            x=sizes.tolist(), y=frames, mode="lines", name="fit B / (a + b B)", line=grey | {"width": 1.5}
         )
-        paper = paper_batch(tuning)
+        paper, dotted = paper_batch(tuning), grey | {"dash": "dot"}
         if paper is not None:
-            chart.add_vline(x=paper, line={"dash": "dot", "color": "#888888"})
-            chart.add_scatter(
-                x=[None],
-                y=[None],
-                mode="lines",
-                name="knee of the paper's rule",
-                line={"dash": "dot", "color": "#888888"},
-            )
+            chart.add_vline(x=paper, line=dotted)
+            chart.add_scatter(x=[None], y=[None], mode="lines", name="knee of the paper's rule", line=dotted)
     chosen = [r for r in tuning.updates if r.is_choice(tuning.choice)]
-    if chosen:
-        chart.add_scatter(
-            x=[r.setting[BATCH] for r in chosen],
-            y=[r.frames_per_s for r in chosen],
-            mode="markers",
-            name="chosen",
-            marker=_CHOSEN | {"size": 16},
-        )
+    _add_points(chart, chosen, BATCH, [r.frames_per_s for r in chosen], "chosen", _CHOSEN | {"size": 16})
     chart.update_xaxes(type="log", tickvals=measured, ticktext=[number(size) for size in measured])
     return _with_room_for_legend(chart)
 
@@ -273,39 +254,31 @@ def sampler_figure(tuning: TuningView) -> go.Figure:
                 marker={"size": 9, "symbol": _SYMBOLS[i % len(_SYMBOLS)]},
             )
     if single := [rows[0] for rows in kinds.values() if rows not in curves]:
-        chart.add_scatter(
-            x=[r.setting[SAMPLERS] for r in single],
-            y=[r.env_steps_per_s for r in single],
-            mode="markers",
-            name="env steps/s, other settings (see the table)",
-            opacity=0.6,
-            text=[_kind(r).removeprefix(", ") for r in single],
-            hoverinfo="text+y",
-            marker={"size": 8, "color": COLOURS[2]},
-        )
+        name, texts = "env steps/s, other settings (see the table)", [_kind(r).removeprefix(", ") for r in single]
+        more = {"opacity": 0.6, "text": texts, "hoverinfo": "text+y"}
+        marker = {"size": 8, "color": COLOURS[2]}
+        _add_points(chart, single, SAMPLERS, [r.env_steps_per_s for r in single], name, marker, **more)
     chosen = [r for r in tuning.joint if r.is_choice(tuning.choice)]
-    if chosen:
-        chart.add_scatter(
-            x=[r.setting[SAMPLERS] for r in chosen],
-            y=[r.env_steps_per_s for r in chosen],
-            mode="markers",
-            name="chosen",
-            marker=_CHOSEN | {"size": 18},
-        )
-    chart.update_layout(
-        yaxis2={
-            "title": "updates/s",
-            "overlaying": "y",
-            "side": "right",
-            "rangemode": "tozero",
-            "showgrid": False,
-            "tickmode": "auto",
-            "nticks": 5,
-        }
-    )
+    _add_points(chart, chosen, SAMPLERS, [r.env_steps_per_s for r in chosen], "chosen", _CHOSEN | {"size": 18})
+    right = {"overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False}
+    chart.update_layout(yaxis2=right | {"title": "updates/s", "tickmode": "auto", "nticks": 5})
     counts = {r.setting[SAMPLERS] for r in tuning.joint}
     chart.update_xaxes(dtick=1 if max(counts) < 10 else None, range=[min(counts) - 0.5, max(counts) + 0.5])
     return _with_room_for_legend(chart)
+
+
+def _add_points(
+    chart: go.Figure,
+    rows: list[MeasuredRow],
+    key: str,
+    y: list[float | None],
+    name: str,
+    marker: dict[str, Any],
+    **more: Any,
+) -> None:
+    """Draws a point for each row, if there are any: a setting across, a figure up."""
+    if rows:
+        chart.add_scatter(x=[r.setting[key] for r in rows], y=y, mode="markers", name=name, marker=marker, **more)
 
 
 def _kind(row: MeasuredRow) -> str:

@@ -17,30 +17,8 @@ from spreeze.dashboard.live_api import COLOURS, drawn, published
 from spreeze.dashboard.run_data import row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, duration, number
-from spreeze.metrics.comparison import (
-    IGNORED,
-    POLICIES,
-    RESAMPLES,
-    TIMES,
-    WORST_OF,
-    Curve,
-    Line,
-    Report,
-    Rules,
-    RunGroup,
-    band,
-    differing,
-    group_cells,
-    on_grid,
-    read_curve,
-    report,
-    returns,
-    running_mean,
-    split_by_settings,
-    verdicts,
-    whole,
-    worst_of_last,
-)
+from spreeze.metrics import comparison
+from spreeze.metrics.comparison import Curve, Line, Report, Rules, RunGroup
 from spreeze.metrics.html_report import MOST_RUNS
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_json
@@ -116,7 +94,8 @@ def page() -> None:
     curves = grouped(found, grouping or _SETTINGS, varied)
     lines: dict[str, list[Line]] = {}
     for path, curve in curves.items():
-        line = returns(curve.evaluations, _AXES[axis]) if metric == _GREEDY else _series(path, metric, _AXES[axis])
+        at = _AXES[axis]
+        line = comparison.returns(curve.evaluations, at) if metric == _GREEDY else _series(path, metric, at)
         lines.setdefault(f"{curve.group.env} {curve.group.label}", []).append(line)
     st.plotly_chart(figure(lines, axis, metric, centre != "mean"), config=CONFIG, key="compare_chart")
     st.caption("Band: 95 % bootstrap interval over runs (1,000 resamples). A single run has no band.")
@@ -132,7 +111,7 @@ def page() -> None:
         disabled=len(curves) > MOST_RUNS,
         help=crowded if len(curves) > MOST_RUNS else "A self-contained HTML file.",
     )
-    differ = differing(list(curves.values()), varied)
+    differ = comparison.differing(list(curves.values()), varied)
     _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()}, differ)
     _differences(list(curves.values()), differ)
 
@@ -176,7 +155,7 @@ def _read(names: list[str]) -> dict[Path, Curve]:
     for name in names:
         try:
             path = run_path(name, runs_dir())
-            curve = read_curve(path)
+            curve = comparison.read_curve(path)
         except RunError as error:
             st.warning(components.plain(str(error)))
             continue
@@ -188,7 +167,7 @@ def _read(names: list[str]) -> dict[Path, Curve]:
 def grouped(curves: Mapping[Path, Curve], grouping: str, varied: Sequence[str] = ()) -> dict[Path, Curve]:
     """The curves with the groups that make one curve each; ``varied`` settings part runs whatever they are."""
     if grouping == _SETTINGS:
-        return dict(zip(curves, split_by_settings(list(curves.values()), also=varied), strict=True))
+        return dict(zip(curves, comparison.split_by_settings(list(curves.values()), also=varied), strict=True))
     variants = {
         path: curve.name if grouping == _EACH else "tuned" if (path / "tune.json").is_file() else "fixed"
         for path, curve in curves.items()
@@ -222,33 +201,18 @@ def figure(groups: Mapping[str, Sequence[Line]], axis: str, metric: str, robust:
     chart = go.Figure()
     for i, (name, lines) in enumerate(groups.items()):
         colour = COLOURS[i % len(COLOURS)]
-        found = band(*on_grid(lines), robust)
+        found = comparison.band(*comparison.on_grid(lines), robust)
         both = np.isfinite(found.low)
         if both.any():
             x = np.concatenate([found.x[both], found.x[both][::-1]])
             y = np.concatenate([found.high[both], found.low[both][::-1]])
-            chart.add_scatter(
-                x=x.tolist(),
-                y=y.tolist(),
-                fill="toself",
-                line_width=0,
-                fillcolor=colour,
-                opacity=0.2,
-                hoverinfo="skip",
-                showlegend=False,
-                mode="lines",
-                legendgroup=name,
-            )
+            band_of = {"fill": "toself", "fillcolor": colour, "opacity": 0.2, "line_width": 0, "legendgroup": name}
+            chart.add_scatter(x=x.tolist(), y=y.tolist(), mode="lines", hoverinfo="skip", showlegend=False, **band_of)
         known = np.isfinite(found.centre)
-        seeds = f"{len(lines)} run" + ("s" if len(lines) > 1 else "")
-        chart.add_scatter(
-            x=found.x[known].tolist(),
-            y=found.centre[known].tolist(),
-            mode="lines",
-            name=html.escape(f"{name} ({seeds})", quote=False),
-            line={"color": colour, "width": 2},
-            legendgroup=name,
-        )
+        title = html.escape(f"{name} ({len(lines)} run{'s' if len(lines) > 1 else ''})", quote=False)
+        line = {"color": colour, "width": 2}
+        across, up = (values[known].tolist() for values in (found.x, found.centre))
+        chart.add_scatter(x=across, y=up, mode="lines", name=title, line=line, legendgroup=name)
     chart.update_layout(
         height=420,
         margin={"l": 50, "r": 10, "t": 10, "b": 40},
@@ -276,22 +240,22 @@ def _scores(curves: list[Curve], *, robust: bool) -> dict[str, Report]:
         target = cell.number_input(
             f"Target return of {components.plain(task)}", key=key, step=0.1, help="Used for the times to target."
         )
-        found[task] = report(own, Rules(targets=(float(target),), robust=robust))
+        found[task] = comparison.report(own, Rules(targets=(float(target),), robust=robust))
     return found
 
 
 def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence[str]) -> None:
     flags = " --centre iqm" if found[0].rules.robust else ""
     names = [name for name in differ if name.replace(".", "_").isidentifier()]  # they come out of files of runs
-    if any(name.startswith(IGNORED) for name in names):
+    if any(name.startswith(comparison.IGNORED) for name in names):
         flags += "".join(f" --by {name}" for name in names)
-    for sentence in (sentence for part in found for sentence in verdicts(part)):
+    for sentence in (sentence for part in found for sentence in comparison.verdicts(part)):
         st.markdown(f"**{components.plain(sentence)}.**")
     _group_table(found)
     _run_table(found, curves)
     st.caption(
-        f"From all episodes of the last {POLICIES} evaluated policies, with a [95 % bootstrap interval over "
-        f"seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, called final, "
+        f"From all episodes of the last {comparison.POLICIES} evaluated policies, with a [95 % bootstrap interval over "
+        f"seeds, {comparison.RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, called final, "
         f"final-time and required-time there; `python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the "
         "same."
     )
@@ -302,80 +266,57 @@ def _target(curves: list[Curve]) -> float:
     listed = published(curves[0].group.algo, curves[0].group.env)
     reached: dict[RunGroup, float] = {}
     for curve in curves:
-        means = running_mean(curve.evaluations, POLICIES)
-        best = max(means[POLICIES - 1 :] or means[-1:])  # fewer than ten policies reach nothing
+        means = comparison.running_mean(curve.evaluations, comparison.POLICIES)
+        best = max(means[comparison.POLICIES - 1 :] or means[-1:])  # fewer than ten policies reach nothing
         reached[curve.group] = min(best, reached.get(curve.group, math.inf))
     highest = max(reached.values())
     return listed.value if listed is not None and highest >= listed.value else math.floor(10.0 * highest) / 10.0
 
 
+def _show_table(rows: list[dict[str, str]], key: str, helps: Mapping[str, str]) -> None:
+    """A table; ``helps`` is title of a column -> what it says when the pointer is over it."""
+    config = {title: st.column_config.TextColumn(help=text) for title, text in helps.items()}
+    st.dataframe(rows, hide_index=True, key=key, column_config=config)
+
+
 def _group_table(reports: list[Report]) -> None:
-    st.dataframe(
-        [
-            {**({"task": found.runs[0].group.env} if len(reports) > 1 else {}), **cells}
-            for found in reports
-            for cells in group_cells(found)
-        ],
-        hide_index=True,
-        key="compare_groups",
-        column_config={
-            "final return": st.column_config.TextColumn(
-                help=f"Mean over all episodes of the last {POLICIES} evaluated policies."
-            ),
-            "return at equal time": st.column_config.TextColumn(
-                help="The same, up to the wall time that all runs of the environment reached."
-            ),
-            **{
-                title: st.column_config.TextColumn(
-                    help=f"Wall time until {what} reached the target [h:min:s]; a dash until all seeds did."
-                )
-                for title, (_, what) in TIMES.items()
-            },
-        },
-    )
+    rows = [
+        ({"task": found.runs[0].group.env} if len(reports) > 1 else {}) | cells
+        for found in reports
+        for cells in comparison.group_cells(found)
+    ]
+    helps = {
+        "final return": f"Mean over all episodes of the last {comparison.POLICIES} evaluated policies.",
+        "return at equal time": "The same, up to the wall time that all runs of the environment reached.",
+    }
+    for title, (_, what) in comparison.TIMES.items():
+        helps[title] = f"Wall time until {what} reached the target [h:min:s]; a dash until all seeds did."
+    _show_table(rows, "compare_groups", helps)
 
 
 def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
-    st.dataframe(
-        [
-            {
-                "run": run.name,
-                **({"task": run.group.env} if len(reports) > 1 else {}),
-                "group": run.group.label,
-                "final return": number(run.final),
-                "at equal time": number(run.final_time),
-                **{title: duration(getattr(run, kind)[0]) for title, (kind, _) in TIMES.items()},
-                "best": number(max(record.return_mean for record in whole(curves[run.name].evaluations))),
-                f"worst of {WORST_OF}": number(worst_of_last(curves[run.name].evaluations)),
-                "env steps": number(curves[run.name].evaluations[-1].env_steps),
-            }
-            for found in reports
-            for run in found.runs
-        ],
-        hide_index=True,
-        key="compare_runs_table",
-        column_config={
-            "final return": st.column_config.TextColumn(
-                help=f"Mean over all episodes of its last {POLICIES} evaluated policies, or fewer if it has fewer."
-            ),
-            "at equal time": st.column_config.TextColumn(
-                help="; ".join(
-                    f"the same, up to {duration(found.runs[0].limit_s)} of {found.runs[0].group.env} [h:min:s]"
-                    for found in reports
-                )
-            ),
-            "best": st.column_config.TextColumn(help="Highest mean return of one evaluation."),
-            f"worst of {WORST_OF}": st.column_config.TextColumn(help="Lowest of the latest evaluations."),
-        },
-    )
+    rows, worst, policies = [], f"worst of {comparison.WORST_OF}", comparison.POLICIES
+    for run in (run for found in reports for run in found.runs):
+        evaluations = curves[run.name].evaluations
+        task = {"task": run.group.env} if len(reports) > 1 else {}
+        final = {"final return": number(run.final), "at equal time": number(run.final_time)}
+        times = {title: duration(getattr(run, kind)[0]) for title, (kind, _) in comparison.TIMES.items()}
+        best = {"best": number(max(record.return_mean for record in comparison.whole(evaluations)))}
+        last = {worst: number(comparison.worst_of_last(evaluations)), "env steps": number(evaluations[-1].env_steps)}
+        rows.append({"run": run.name} | task | {"group": run.group.label} | final | times | best | last)
+    limits = ((duration(found.runs[0].limit_s), found.runs[0].group.env) for found in reports)
+    helps = {
+        "final return": f"Mean over all episodes of its last {policies} evaluated policies, or fewer if it has fewer.",
+        "at equal time": "; ".join(f"the same, up to {limit} of {env} [h:min:s]" for limit, env in limits),
+        "best": "Highest mean return of one evaluation.",
+        worst: "Lowest of the latest evaluations.",
+    }
+    _show_table(rows, "compare_runs_table", helps)
 
 
 def _differences(curves: list[Curve], names: Sequence[str]) -> None:
     """The settings in which the runs differ, one a line."""
     if names:
         st.markdown("**Settings in which these runs differ**")
-        st.dataframe(
-            [{"setting": name, **{curve.name: curve.settings.get(name, DASH) for curve in curves}} for name in names],
-            hide_index=True,
-            key="compare_settings",
-        )
+        rows = [{"setting": name} | {curve.name: curve.settings.get(name, DASH) for curve in curves} for name in names]
+        _show_table(rows, "compare_settings", {})

@@ -100,6 +100,13 @@ def tried(action: Callable[..., object], *args: object, note: str = "") -> None:
         st.session_state["control_note"] = note
 
 
+def act_button(
+    cell: Any, label: str, action: Callable[..., object], *args: object, note: str = "", **more: Any
+) -> None:
+    """A button of a page or cell that does something; errors and ``note`` as ``tried``, the rest as Streamlit's."""
+    cell.button(label, on_click=tried, args=(action, *args), kwargs={"note": note}, **more)
+
+
 def show_errors(folder: Path) -> None:
     """An action that was rejected and a start that failed, each until it is dismissed."""
     if error := st.session_state.get("control_error"):

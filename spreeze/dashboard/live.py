@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
@@ -66,10 +66,12 @@ def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
             st.markdown(f"For the running **{components.plain(name)}**:")
         line = st.container(horizontal=True, vertical_alignment="bottom")
         asked = now.phase in ("stopping", "late")
-        line.button(
+        components.act_button(
+            line,
             "Stopping" if asked else "Stop",
-            on_click=components.tried,
-            args=(control.stop, name, folder),
+            control.stop,
+            name,
+            folder,
             disabled=asked,
             key="stop",
             help="Stops like Ctrl-C: writes a checkpoint and evaluates once more.",
@@ -78,13 +80,8 @@ def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
         if now.phase in ("running", "paused"):
             commands += _steer_buttons(line, now, folder)
         if now.phase == "late":
-            line.button(
-                "Kill",
-                on_click=components.tried,
-                args=(control.kill, name, folder),
-                key="kill",
-                help="Kills the run; the latest checkpoint is kept.",
-            )
+            text = "Kills the run; the latest checkpoint is kept."
+            components.act_button(line, "Kill", control.kill, name, folder, key="kill", help=text)
             commands.append(control.runs_command(folder, "stop", "--force", name))
         with st.expander("Command line"):
             components.show_command("stop", *commands)
@@ -93,37 +90,22 @@ def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
 def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) -> list[str]:
     """Buttons that leave the run alive; returns the commands that do the same."""
     name, paused = now.name or "", now.phase == "paused"
-    pause = "continue" if paused else "pause"
     run = read_run(folder / name)
     parts = data_flow(run)
     one_process = parts is not None and parts.serial
+    pause = "Suspends all processes and frees the cores; replay and networks stay in memory."
+    trace = "Records and shows the phases of all workers for 0.25 s."
+    if one_process:
+        trace = "Not available: this mode has a single process."
     buttons = (
-        (
-            pause,
-            "Continue" if paused else "Pause",
-            "Suspends all processes and frees the cores; replay and networks stay in memory.",
-            False,
-        ),
+        ("continue" if paused else "pause", "Continue" if paused else "Pause", pause, False),
         ("evaluate", "Evaluate now", "Evaluates the newest policy now.", paused),
         ("checkpoint", "Save now", "Writes a checkpoint now.", paused),
-        (
-            "timeline",
-            "Timeline",
-            "Not available: this mode has a single process."
-            if one_process
-            else "Records and shows the phases of all workers for 0.25 s.",
-            paused or one_process,
-        ),
+        ("timeline", "Timeline", trace, paused or one_process),
     )
     for what, label, text, disabled in buttons:
-        line.button(
-            label,
-            key=f"steer_{what}",
-            on_click=components.tried,
-            args=(steer, name, folder, what),
-            help=text,
-            disabled=disabled,
-        )
+        more: dict[str, Any] = {"key": f"steer_{what}", "help": text, "disabled": disabled}
+        components.act_button(line, label, steer, name, folder, what, **more)
     commands = [control.runs_command(folder, what, name) for what, *_ in buttons]
     share = run.get("leave_free")
     if isinstance(share, int | float):  # else no governor watches it

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,38 +176,25 @@ class Published(NamedTuple):
         return f"RL Baselines3 Zoo after {steps} env steps: {self.value:g}"
 
 
-PUBLISHED: dict[tuple[str, str], Published] = {
-    ("sac", "AntBulletEnv-v0"): Published(3073.1, 1_000_000),
-    ("sac", "BipedalWalker-v3"): Published(297.7, 500_000),
-    ("sac", "HalfCheetahBulletEnv-v0"): Published(2792.2, 1_000_000),
-    ("sac", "HopperBulletEnv-v0"): Published(2603.5, 1_000_000),
-    ("sac", "LunarLanderContinuous-v2"): Published(260.4, 500_000),
-    ("sac", "MountainCarContinuous-v0"): Published(94.7, 50_000),
-    ("sac", "Pendulum-v1"): Published(-157.0, 20_000),
-    ("sac", "ReacherBulletEnv-v0"): Published(18.1, 300_000),
-    ("sac", "Walker2DBulletEnv-v0"): Published(2292.3, 1_000_000),
-    ("td3", "AntBulletEnv-v0"): Published(3300.0, 1_000_000),
-    ("td3", "BipedalWalker-v3"): Published(306.0, 1_000_000),
-    ("td3", "HalfCheetahBulletEnv-v0"): Published(2821.6, 1_000_000),
-    ("td3", "HopperBulletEnv-v0"): Published(2681.6, 1_000_000),
-    ("td3", "MountainCarContinuous-v0"): Published(93.5, 300_000),
-    ("td3", "Pendulum-v1"): Published(-151.9, 20_000),
-    ("td3", "ReacherBulletEnv-v0"): Published(17.1, 300_000),
-    ("td3", "Walker2DBulletEnv-v0"): Published(2213.7, 1_000_000),
-    ("ddpg", "AntBulletEnv-v0"): Published(2399.1, 1_000_000),
-    ("ddpg", "BipedalWalker-v3"): Published(197.5, 1_000_000),
-    ("ddpg", "HalfCheetahBulletEnv-v0"): Published(2078.3, 1_000_000),
-    ("ddpg", "HopperBulletEnv-v0"): Published(1157.1, 1_000_000),
-    ("ddpg", "MountainCarContinuous-v0"): Published(93.5, 300_000),
-    ("ddpg", "Pendulum-v1"): Published(-152.1, 20_000),
-    ("ddpg", "ReacherBulletEnv-v0"): Published(15.6, 300_000),
-    ("ddpg", "Walker2DBulletEnv-v0"): Published(1387.6, 1_000_000),
+_MILLION = 1_000_000
+PUBLISHED: dict[str, dict[str, tuple[float, int]]] = {
+    "AntBulletEnv-v0": {"sac": (3073.1, _MILLION), "td3": (3300.0, _MILLION), "ddpg": (2399.1, _MILLION)},
+    "BipedalWalker-v3": {"sac": (297.7, 500_000), "td3": (306.0, _MILLION), "ddpg": (197.5, _MILLION)},
+    "HalfCheetahBulletEnv-v0": {"sac": (2792.2, _MILLION), "td3": (2821.6, _MILLION), "ddpg": (2078.3, _MILLION)},
+    "HopperBulletEnv-v0": {"sac": (2603.5, _MILLION), "td3": (2681.6, _MILLION), "ddpg": (1157.1, _MILLION)},
+    "LunarLanderContinuous-v2": {"sac": (260.4, 500_000)},
+    "MountainCarContinuous-v0": {"sac": (94.7, 50_000), "td3": (93.5, 300_000), "ddpg": (93.5, 300_000)},
+    "Pendulum-v1": {"sac": (-157.0, 20_000), "td3": (-151.9, 20_000), "ddpg": (-152.1, 20_000)},
+    "ReacherBulletEnv-v0": {"sac": (18.1, 300_000), "td3": (17.1, 300_000), "ddpg": (15.6, 300_000)},
+    "Walker2DBulletEnv-v0": {"sac": (2292.3, _MILLION), "td3": (2213.7, _MILLION), "ddpg": (1387.6, _MILLION)},
 }
-"""(algorithm, task) -> the value in ``SOURCE``."""
+"""Task -> algorithm -> return and env steps in ``SOURCE``."""
 
 
 def published(algo: str | None, env_id: str | None) -> Published | None:
-    return PUBLISHED.get((algo or "", env_id or ""))
+    """The return of a task in ``SOURCE``, if it has one."""
+    found = PUBLISHED.get(env_id or "", {}).get(algo or "")
+    return None if found is None else Published(*found)
 
 
 HEADERS = {"Cache-Control": "no-store", "Content-Encoding": "identity"}
@@ -256,22 +244,28 @@ def live_response(
         # Returns of several learners carry the time of their weights, which is before the newest time that a page has.
         late = [name for name in names if name.startswith("eval_return/")]
         scored = ",".join(f"{latest[name].t}:{latest[name].value}" for name in late)
-        whole, series = names, {}
+        whole, series = names, dict[str, dict[str, list[Any]]]()
         if since > 0.0:
             whole, others = late if scored != scores else [], [name for name in names if name not in late]
             tail = reader.tail(others, since, _TAIL_ROWS) if newest > since else {}
-            series = {name: _columns(points) for name, points in tail.items()}
+            for name, points in tail.items():
+                t, step, value = zip(*points, strict=True)
+                series[name] = {"t": [round(x, 3) for x in t], "s": list(step), "y": _rounded(value)}
         series |= {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in whole}
         count, last = reader.last_evaluation()
         best = reader.best_evaluation()
-        news = _news(reader, evals_seen, count)
+        evaluations = _evaluations(reader, evals_seen, count)
         events = reader.events(12)
     fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
     if state not in LIVE_STATES:
         fresh.update(_whole_run(path))
     if state == "paused":
-        passing = {metric.name for metric in table.metrics if _of_the_moment(metric)}
-        fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] not in passing}
+        lasting = {
+            metric.name
+            for metric in table.metrics
+            if metric.kind not in (Kind.RATE, Kind.SHARE) and not metric.name.endswith("_use")
+        }
+        fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] in lasting}
     fresh = {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
     shown = snapshot_of(run, read_config(path), fresh, data_flow(run), state=state, table=table)
     if best is not None and last is not None and 2 * last.episodes >= best.episodes:  # run.json follows by seconds
@@ -286,8 +280,11 @@ def live_response(
         "scores": scored,
         "evals_next": count,
         "text": texts(shown, fresh, run, last, path, table),
-        "evals": _evaluations(news),
-        "shares": _shares(shown),
+        "evals": evaluations,
+        "shares": {
+            role: [[part, round(share, 4)] for part, share in split.items() if share >= 0.0]
+            for role, split in (("sampler", shown.sampler_shares), ("learner", shown.learner_shares))
+        },
         "cores": [round(use, 3) for use in shown.core_uses],
         "gpus": [_gpu(gpu, shown) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES),
@@ -300,11 +297,6 @@ def live_response(
         "learners": _learners(fresh, latest, table),
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
     }
-
-
-def _of_the_moment(metric: Metric) -> bool:
-    """True for metrics whose last value means nothing while a run is paused."""
-    return metric.kind in (Kind.RATE, Kind.SHARE) or metric.name.endswith("_use")
 
 
 def _new_timeline(path: Path, since: float) -> dict[str, Any] | None:
@@ -328,8 +320,15 @@ def texts(
     parts = data_flow(run)
     names = [tile[0] for tile in _TILES] + [name for stage in (parts.stages if parts else ()) for name in stage.items]
     interval = None if last is None else half_width(last)
+    drawn_s: float | None = None
+    with contextlib.suppress(OSError):
+        drawn_s = (path / "live.jpg").stat().st_mtime
     return {
-        **{name: _figure(metric, values.get(name)) for name in names if (metric := table.get(name)) is not None},
+        **{
+            name: {"share": percent, "B": size}.get(metric.unit, number)(values.get(name))
+            for name in names
+            if (metric := table.get(name)) is not None
+        },
         "state": shown.state,
         "wall": duration(shown.wall_s),
         "eval_return": DASH if last is None else number(last.return_mean),
@@ -337,13 +336,9 @@ def texts(
         "best": number(shown.eval_best),
         "final": number(shown.eval_final),
         "samplers_active": _samplers(shown),
-        "picture": _picture_age(path),
+        "picture": _age(drawn_s),
         "heartbeat": _age(run.get("heartbeat")) if shown.state in LIVE_STATES else DASH,
     }
-
-
-def _figure(metric: Metric, value: float | None) -> str:
-    return {"share": percent, "B": size}.get(metric.unit, number)(value)
 
 
 def _samplers(shown: Snapshot) -> str:
@@ -417,25 +412,13 @@ def _processes(values: Mapping[str, float]) -> list[list[Any]]:
 
 def _hosts(values: Mapping[str, float]) -> list[list[str]]:
     """Name, env steps a second, policy lag, chunks, chunks lost, and clock difference of each other host."""
-
-    def of(name: str, host: int) -> str:
-        return number(values.get(f"{name}/{host}"))
-
-    def clock(host: int) -> str:
-        value = values.get(f"host_clock_difference_s/{host}")
-        return DASH if value is None else f"{1e3 * value:+.0f} ms"
-
-    return [
-        [
-            f"host {host}",
-            f"{number(rate)}/s",
-            of("host_lag", host),
-            of("host_chunks", host),
-            of("host_chunks_lost", host),
-            clock(host),
-        ]
-        for host, rate in parts_of(values, "host_env_steps_per_s").items()
-    ]
+    rows = []
+    for host, rate in parts_of(values, "host_env_steps_per_s").items():
+        names = ("host_lag", "host_chunks", "host_chunks_lost")
+        clock_s = values.get(f"host_clock_difference_s/{host}")
+        rows.append([f"host {host}", f"{number(rate)}/s", *(number(values.get(f"{name}/{host}")) for name in names)])
+        rows[-1].append(DASH if clock_s is None else f"{1e3 * clock_s:+.0f} ms")
+    return rows
 
 
 def _learners(values: Mapping[str, float], latest: Mapping[str, Point], table: MetricTable) -> list[list[str]]:
@@ -461,31 +444,25 @@ def _gpu(gpu: GpuSnapshot, shown: Snapshot) -> str:
     return f"GPU {gpu.index}: kernels run {percent(gpu.use)} of the time{learner}, {gpu.figures}"
 
 
-def _news(reader: MetricsReader, seen: int, count: int) -> list[EvaluationRow]:
-    """Evaluations not yet sent; if there are too many, the best and worst of each bucket."""
+def _evaluations(reader: MetricsReader, seen: int, count: int) -> dict[str, list[float | int | None]]:
+    """Evaluations not yet sent with their 95 % intervals; of too many the best and worst of each bucket."""
     if count - seen > 2 * MAX_BUCKETS:
-        return reader.extreme_evaluations(seen, count, MAX_BUCKETS)
-    return reader.evaluations(seen) if count > seen else []
+        chosen = reader.extreme_evaluations(seen, count, MAX_BUCKETS)
+    else:
+        chosen = reader.evaluations(seen) if count > seen else []
 
+    def bounds(sign: int) -> list[float | int | None]:
+        halves = [(record.return_mean, half_width(record)) for record in chosen]
+        return [None if half is None else _finite(mean + sign * half) for mean, half in halves]
 
-def _evaluations(chosen: list[EvaluationRow]) -> dict[str, list[float | int | None]]:
-    bounds = [_interval(record) for record in chosen]
     return {
         "t": [round(record.t, 3) for record in chosen],
         "s": [record.env_steps for record in chosen],
         "u": [record.updates for record in chosen],
         "y": [_finite(record.return_mean) for record in chosen],
-        "lo": [low for low, _ in bounds],
-        "hi": [high for _, high in bounds],
+        "lo": bounds(-1),
+        "hi": bounds(1),
     }
-
-
-def _interval(record: EvaluationRow) -> tuple[float | None, float | None]:
-    """The 95 % interval; unknown for one episode."""
-    half = half_width(record)
-    if half is None:
-        return None, None
-    return _finite(record.return_mean - half), _finite(record.return_mean + half)
 
 
 def _thinned(series: Series, newest: Point) -> dict[str, list[Any]]:
@@ -508,26 +485,6 @@ def _thinned(series: Series, newest: Point) -> dict[str, list[Any]]:
 def _rounded(values: Iterable[float]) -> list[float]:
     """Rounds to six digits, which halves the length of the answer."""
     return [float(f"{value:.6g}") for value in values]
-
-
-def _columns(points: Sequence[Point]) -> dict[str, list[float]]:
-    t, step, value = zip(*points, strict=True)
-    return {"t": [round(x, 3) for x in t], "s": list(step), "y": _rounded(value)}
-
-
-def _shares(shown: Snapshot) -> dict[str, list[list[Any]]]:
-    splits = {"sampler": shown.sampler_shares, "learner": shown.learner_shares}
-    return {
-        role: [[part, round(share, 4)] for part, share in split.items() if share >= 0.0]
-        for role, split in splits.items()
-    }
-
-
-def _picture_age(path: Path) -> str:
-    try:
-        return _age((path / "live.jpg").stat().st_mtime)
-    except OSError:
-        return DASH
 
 
 def _age(moment: Any) -> str:

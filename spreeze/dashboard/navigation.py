@@ -22,7 +22,7 @@ PAGES: dict[str, tuple[str, str]] = {
     "compare": ("Compare", "compare.page"),
     "watch": ("Watch", "runs.watch"),
     "logs": ("Logs", "runs.logs"),
-    "about": ("About this machine", "about.page"),
+    "about": ("About this machine", "runs.machine"),
 }
 """Last part of the address -> title, and module and function; the first page is the default.
 

@@ -1,4 +1,4 @@
-"""Runs, Watch and Logs: the list of runs, actions on one, its clips, and its logs."""
+"""Runs, Watch, Logs and About: the list of runs, actions on one, its clips, its logs, and its machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import zipfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -15,7 +16,6 @@ from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.run_data import (
     SAMPLE,
     Clip,
-    RunRow,
     as_cli_argument,
     clips,
     log_files,
@@ -27,9 +27,9 @@ from spreeze.dashboard.run_data import (
     tail_lines,
 )
 from spreeze.errors import RunError
-from spreeze.formatting import DASH, duration, number, size, whole
+from spreeze.formatting import DASH, clean, duration, number, size, whole
 from spreeze.metrics.store import MetricsReader
-from spreeze.run_directory import LIVE_STATES, About, describe
+from spreeze.run_directory import LIVE_STATES, About, describe, read_run
 from spreeze.types import POLICY_FORMATS
 
 _DATE = re.compile(r"^\d{8}-\d{6}_(?=.)")
@@ -71,7 +71,7 @@ def _list(folder: Path) -> None:
         return
     table = [
         {
-            "run": _called(item),
+            "run": item.about.title or _DATE.sub("", item.name),  # a whole name would not fit
             "state": [item.state],
             "task": item.env_id or DASH,
             "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{whole(item.seed)}",
@@ -121,11 +121,6 @@ def _clicked(names: list[str]) -> None:
         st.session_state["runs_clicked"] = True
 
 
-def _called(item: RunRow) -> str:
-    """The title, or the name without the date that the tables show anyway: a whole name would not fit."""
-    return item.about.title or _DATE.sub("", item.name)
-
-
 def _one(path: Path, folder: Path) -> None:
     facts = row(path)
     alive = facts.state in LIVE_STATES
@@ -142,34 +137,27 @@ def _one(path: Path, folder: Path) -> None:
         key=f"trust_{path.name}",
         help="The run imports this module: its code will run on this machine.",
     )
-    cells[0].button(
+    components.act_button(
+        cells[0],
         "Resume",
-        on_click=components.tried,
-        args=(control.resume, path, folder, module),
-        kwargs={"note": f"{path.name} resumed; see the Live page."},
+        control.resume,
+        path,
+        folder,
+        module,
+        note=f"{path.name} resumed; see the Live page.",
         width="stretch",
         disabled=alive or recorded or not trusted,
         help="Continues from the latest checkpoint.",
     )
-    cells[1].button(
-        "Stop",
-        key="runs_stop",
-        on_click=components.tried,
-        args=(control.stop, path.name, folder),
-        kwargs={"note": f"Requested {path.name} to stop."},
-        disabled=not alive,
-        width="stretch",
-        help="Stops like Ctrl-C.",
-    )
+    more: dict[str, Any] = {"key": "runs_stop", "disabled": not alive, "width": "stretch", "help": "Stops like Ctrl-C."}
+    note = f"Requested {path.name} to stop."
+    components.act_button(cells[1], "Stop", control.stop, path.name, folder, note=note, **more)
     with cells[2].popover("Delete", disabled=alive or recorded, width="stretch"):
         st.write(f"Delete **{facts.name}** with its checkpoints and clips? This cannot be undone.")
         sure = st.text_input("Type its name to confirm", key=f"sure_{path.name}")
-        st.button(
-            "Delete permanently",
-            disabled=sure != path.name,
-            on_click=components.tried,
-            args=(control.delete, path, folder),
-            kwargs={"note": f"{path.name} was deleted."},
+        note = f"{path.name} was deleted."
+        components.act_button(
+            st, "Delete permanently", control.delete, path, folder, note=note, disabled=sure != path.name
         )
     if cells[3].button("Pack as ZIP", width="stretch", help="Settings, metrics and the best policy in one file."):
         st.download_button("Download", pack(path), f"{path.name}.zip", "application/zip")
@@ -361,3 +349,48 @@ def _events(path: Path) -> None:
         )
     else:
         st.caption("No events yet.")
+
+
+# --- the machine ---
+
+_SIGNS = {"ok": "\u2713", "warn": "!", "fail": "\u2717"}
+
+
+def machine() -> None:
+    """Findings of the doctor on this machine, and the machine of the selected run."""
+    st.subheader("About this machine", anchor=False)
+    st.caption(
+        "The doctor checks PyTorch, the default environment and the video encoder in separate processes (a "
+        "few seconds)."
+    )
+    flags = control.runs_dir_flags(runs_dir())
+    components.show_command("doctor", control.command_line("spreeze", "doctor", *flags))
+    if st.button("Check this machine", type="primary", key="doctor"):
+        with st.spinner("Examining ..."):
+            try:
+                st.session_state["doctor_report"] = control.doctor(*flags)
+            except RunError as error:
+                st.session_state["doctor_report"] = {"error": components.plain(error)}
+    if (found := st.session_state.get("doctor_report")) is not None:
+        _show_findings(found)
+    path = navigation.current()
+    if path is not None:
+        run = read_run(path)
+        st.subheader("Machine of the selected run", anchor=False)
+        st.write(components.plain(run.get("machine")))
+        versions = run.get("versions")
+        if isinstance(versions, dict):
+            rows = [{"part": clean(name), "version": clean(value or DASH)} for name, value in versions.items()]
+            st.dataframe(rows, hide_index=True)
+
+
+def _show_findings(document: dict[str, Any]) -> None:
+    if document.get("ok"):
+        st.success("Ready: the default command works.")
+    else:
+        st.error(document.get("error") or "Not ready: see the failed checks (\u2717).")
+    rows = [
+        (_SIGNS.get(check.get("status"), "?"), check.get("name"), check.get("text"), check.get("remedy"))
+        for check in document.get("checks", [])
+    ]
+    st.markdown(components.table(("", "what", "finding", "remedy"), rows))

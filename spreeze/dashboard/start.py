@@ -33,6 +33,8 @@ _TUNER_HELP = (
     "Benchmarks this machine for up to a minute and chooses batch size, threads and processes; the "
     "result is cached. Disabled in modes that have nothing to tune."
 )
+_KEPT: dict[str, Any] = {"persist_state": "session"}
+"""Options of a field whose value outlives a visit to another page."""
 FRESH = "start_fresh"
 """Key of the field that lets the tuner measure again."""
 
@@ -90,17 +92,9 @@ def form(folder: Path) -> None:
         _welcome(folder)
     with st.container(border=True):
         first = st.columns([2.4, 1, 1.1, 0.9, 1], vertical_alignment="bottom")
-        env_id = str(
-            first[0].selectbox(
-                "Task",
-                tasks(),
-                index=1,
-                accept_new_options=True,
-                key="start_env",
-                persist_state="session",
-                help="Any Gymnasium id. Pendulum-v1 takes seconds to learn.",
-            )
-        )
+        text = "Any Gymnasium id. Pendulum-v1 takes seconds to learn."
+        more: dict[str, Any] = {"accept_new_options": True, "key": "start_env", "help": text}
+        env_id = str(first[0].selectbox("Task", tasks(), index=1, **more, **_KEPT))
         env_id = known_task(env_id)
         last = st.columns([1, 1.2, 1.6, 4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
@@ -170,33 +164,15 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     if (usual := implied_mode(row)) in taking:
         taking = {usual: taking[usual], **taking}
     lines = "\n".join(f"- **{name}**: {components.plain(mode.doc)}" for name, mode in taking.items())
-    mode = taking[
-        _one_of(cells[2], "Mode", list(taking), "start_mode", f"How samplers and learners work together:\n{lines}")
-    ]
-    seed = cells[3].number_input(
-        "Seed",
-        0,
-        2**31 - 1,
-        RunConfig.seed,
-        key="start_seed",
-        persist_state="session",
-        help="Random seed of networks, exploration and environments.",
-    )
+    text = f"How samplers and learners work together:\n{lines}"
+    mode = taking[_one_of(cells[2], "Mode", list(taking), "start_mode", text)]
+    text = "Random seed of networks, exploration and environments."
+    seed = cells[3].number_input("Seed", 0, 2**31 - 1, RunConfig.seed, key="start_seed", help=text, **_KEPT)
     data_flow = mode.data_flow(on_policy=bool(row.on_policy))
     tunable = bool(data_flow and data_flow.knobs)
-    auto = cells[4].toggle(
-        "Autotune", value=True, key="start_auto", persist_state="session", disabled=not tunable, help=_TUNER_HELP
-    )
-    st.caption(
-        _reasons(
-            spec,
-            mode,
-            [name for name in algorithms if name not in fitting],
-            [name for name in known if name not in taking],
-            row,
-            task_profile(env_id),
-        )
-    )
+    auto = cells[4].toggle("Autotune", value=True, key="start_auto", **_KEPT, disabled=not tunable, help=_TUNER_HELP)
+    unfit, idle = [name for name in algorithms if name not in fitting], [name for name in known if name not in taking]
+    st.caption(_reasons(spec, mode, unfit, idle, row, task_profile(env_id)))
     if problem is not None:
         st.warning(components.plain(problem))
     try:
@@ -266,7 +242,7 @@ def _one_of(cell: DeltaGenerator, label: str, options: list[str], key: str, text
     """A select box whose options depend on other choices."""
     if st.session_state.get(key, options[0]) not in options:
         st.session_state[key] = options[0]  # not deleted: the browser would keep showing the old one
-    return str(cell.selectbox(label, options, key=key, persist_state="session", help=text))
+    return str(cell.selectbox(label, options, key=key, **_KEPT, help=text))
 
 
 def _own_environment(env_id: str) -> _Own:
@@ -274,7 +250,7 @@ def _own_environment(env_id: str) -> _Own:
     text = st.text_area(
         "Constructor arguments",
         key="start_args",
-        persist_state="session",
+        **_KEPT,
         placeholder="push=2.0",
         help="One KEY=VALUE per line, as for --env-arg.",
     )
@@ -282,7 +258,7 @@ def _own_environment(env_id: str) -> _Own:
     module = st.text_input(
         "Module that registers it",
         key="start_module",
-        persist_state="session",
+        **_KEPT,
         placeholder="my_robot",
         help="An installed Python module, or one in the working directory; enter the id under Task.",
     ).strip()
@@ -291,15 +267,13 @@ def _own_environment(env_id: str) -> _Own:
     trusted = st.checkbox(
         f"I trust {components.plain(module)}: its code will run on this machine with my permissions",
         key=f"start_trust_{module}",
-        persist_state="session",
+        **_KEPT,
     )
     if not trusted:
-        return _Own(
-            module,
-            args,
-            f"Tick under Your environment that you trust {components.plain(module)}: its code "
-            "will run on this machine.",
+        text = (
+            f"Tick under Your environment that you trust {components.plain(module)}: its code will run on this machine."
         )
+        return _Own(module, args, text)
     try:
         command = control.examine_command(env_id, module, args)
         if st.button(
@@ -324,7 +298,7 @@ def _profile(env_id: str) -> str | None:
         "Profile",
         ["", *profile_names()],
         key="start_profile",
-        persist_state="session",
+        **_KEPT,
         format_func=lambda name: name or usual,
         help="Settings from profiles/. Values below take precedence.",
     )
@@ -348,7 +322,7 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
     st.caption("The machine.")
     ask(list(_MACHINE))
     if request.auto:
-        st.checkbox("Measure again", key=FRESH, persist_state="session", help="Ignore cached results of the tuner.")
+        st.checkbox("Measure again", key=FRESH, **_KEPT, help="Ignore cached results of the tuner.")
     if knobs:
         st.caption(
             "Settings that the tuner chooses, unless you set them."
@@ -357,16 +331,9 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
         )
         ask(list(knobs), blank="automatic" if request.auto else "")
     others = tuple(key for key in others if key not in _MACHINE)
-    ask(
-        st.multiselect(
-            "More settings",
-            others,
-            key="start_more",
-            persist_state="session",
-            placeholder="choose by name",
-            help="All settings that this mode and algorithm use.",
-        )
-    )
+    text = "All settings that this mode and algorithm use."
+    more = st.multiselect("More settings", others, key="start_more", placeholder="choose by name", help=text, **_KEPT)
+    ask(more)
     return {key: value for key, value in values.items() if value is not None}
 
 

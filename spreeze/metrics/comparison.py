@@ -8,7 +8,6 @@ over the latest 10 policies first reaches a score. Each is a mean over seeds wit
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +61,15 @@ class Rules:
     level: float = LEVEL
     robust: bool = False
     """The centre over seeds is their interquartile mean, as the sweep's, not the mean of the protocol."""
+
+    def __post_init__(self) -> None:
+        """Raises a ConfigError, in words of the command line, if a number is out of range."""
+        if self.policies < 1:
+            raise ConfigError(f"--policies {self.policies}: at least 1")
+        if self.resamples < 100:
+            raise ConfigError(f"--resamples {self.resamples}: at least 100")
+        if self.limit_s is not None and not self.limit_s > 0.0:
+            raise ConfigError(f"--limit-s {self.limit_s:g}: more than 0")
 
 
 FEWEST_RUNS = 3
@@ -435,11 +443,6 @@ def report_of(paths: Sequence[Path], by: Sequence[str] | None, rules: Rules) -> 
     return report(split_by_settings(curves, by), rules)
 
 
-def document(found: Report) -> dict[str, Any]:
-    """The document of ``--json``."""
-    return {"protocol": "hts", **dataclasses.asdict(found)}
-
-
 def text(found: Report) -> str:
     """The tables, one block per task."""
     rules = found.rules
@@ -457,46 +460,28 @@ def text(found: Report) -> str:
 
 
 def _rows(found: Report, env: str) -> list[list[str]]:
-    targets = found.rules.targets
-    head = ["", "runs", "final metric", "final-time metric", *(f"time to {number(target)} [s]" for target in targets)]
-    return [
-        head,
-        *(_run_row(run) for run in found.runs if run.group.env == env),
-        *(_group_row(group) for group in found.groups if group.group.env == env),
-        *(_pair_row(pair) for pair in found.pairs if pair.group.env == env),
-    ]
-
-
-def _run_row(run: RunReport) -> list[str]:
-    seed = DASH if run.seed is None else str(run.seed)
-    return [
-        f"  {run.name} (seed {seed})",
-        "1",
-        number(run.final),
-        number(run.final_time),
-        *(number(value) for value in run.required_s),
-    ]
-
-
-def _group_row(group: GroupReport) -> list[str]:
-    times = zip(group.required_s, group.reached, strict=True)
-    return [
-        group.group.label,
-        str(group.runs),
-        spread_text(group.final),
-        spread_text(group.final_time),
-        *(f"{spread_text(value)} ({count} of {group.runs})" for value, count in times),
-    ]
-
-
-def _pair_row(pair: PairReport) -> list[str]:
-    return [
-        f"{pair.group.label} less {pair.against.label}, same seeds",
-        str(pair.seeds),
-        spread_text(pair.final),
-        spread_text(pair.final_time),
-        *(f"{spread_text(value)} of its time" for value in pair.required_ratio),
-    ]
+    """The table of one task: its runs, groups and pairs of groups."""
+    targets = (f"time to {number(target)} [s]" for target in found.rules.targets)
+    rows = [["", "runs", "final metric", "final-time metric", *targets]]
+    for run in found.runs:
+        if run.group.env == env:
+            known = map(number, (run.final, run.final_time, *run.required_s))
+            rows.append([f"  {run.name} (seed {DASH if run.seed is None else run.seed})", "1", *known])
+    for group in found.groups:
+        if group.group.env == env:
+            times = [
+                f"{spread_text(value)} ({count} of {group.runs})"
+                for value, count in zip(group.required_s, group.reached, strict=True)
+            ]
+            scores = [spread_text(group.final), spread_text(group.final_time)]
+            rows.append([group.group.label, str(group.runs), *scores, *times])
+    for pair in found.pairs:
+        if pair.group.env == env:
+            title = f"{pair.group.label} less {pair.against.label}, same seeds"
+            scores = [spread_text(pair.final), spread_text(pair.final_time)]
+            ratios = [f"{spread_text(value)} of its time" for value in pair.required_ratio]
+            rows.append([title, str(pair.seeds), *scores, *ratios])
+    return rows
 
 
 def group_cells(found: Report) -> list[dict[str, str]]:
@@ -595,19 +580,6 @@ def _remarks(found: Report) -> list[str]:
         if len(set(seeds)) < len(seeds):
             remarks.append(f"{group.group.env} {group.group.label}: a seed occurs twice")
     return ["", *remarks] if remarks else []
-
-
-def rules_of(
-    *, policies: int, targets: Sequence[float], limit_s: float | None, resamples: int, robust: bool = False
-) -> Rules:
-    """The rules that a command line asks for; a ConfigError if a number is out of range."""
-    if policies < 1:
-        raise ConfigError(f"--policies {policies}: at least 1")
-    if resamples < 100:
-        raise ConfigError(f"--resamples {resamples}: at least 100")
-    if limit_s is not None and not limit_s > 0.0:
-        raise ConfigError(f"--limit-s {limit_s:g}: more than 0")
-    return Rules(policies=policies, targets=tuple(targets), limit_s=limit_s, resamples=resamples, robust=robust)
 
 
 # --- curves over several runs ---

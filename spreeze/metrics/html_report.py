@@ -21,24 +21,8 @@ from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import DEFAULT, sources_of
 from spreeze.errors import ConfigError
 from spreeze.formatting import DASH, clean, duration, number, percent, whole
-from spreeze.metrics import tuning_record
-from spreeze.metrics.comparison import (
-    POLICIES,
-    RESAMPLES,
-    SMOOTHING,
-    Curve,
-    Line,
-    Rules,
-    band,
-    differing,
-    group_cells,
-    on_grid,
-    read_curve,
-    read_summary,
-    report,
-    returns,
-    split_by_settings,
-)
+from spreeze.metrics import comparison, tuning_record
+from spreeze.metrics.comparison import Curve, Line, Rules
 from spreeze.metrics.info_means import INFO
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import by_name
@@ -140,9 +124,9 @@ def make(
 
 
 def _read(path: Path) -> _Run:
-    state, curve = read_run(path), read_curve(path)
+    state, curve = read_run(path), comparison.read_curve(path)
     last = curve.evaluations[-1].return_mean if curve else None
-    return _Run(path, {**state, "state": state_of(path), "last_return": last}, read_summary(path), curve)
+    return _Run(path, {**state, "state": state_of(path), "last_return": last}, comparison.read_summary(path), curve)
 
 
 # --- text ---
@@ -163,14 +147,17 @@ def _written(value: object, form: Callable[[Any], str]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]], *, wide: Sequence[int] = ()) -> str:
-    """A table that scrolls by itself; columns in ``wide`` hold sentences, which wrap."""
+    """A table that scrolls by itself, if it has rows; columns in ``wide`` hold sentences, which wrap."""
 
     def line(cells: Sequence[object], tag: str) -> str:
         kinds = (' class="wide"' if place in wide else "" for place in range(len(cells)))
         return "".join(f"<{tag}{kind}>{_text(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
 
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in list(rows)[:_MOST_ROWS])
-    return f'<div class="scroll"><table><thead><tr>{line(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        body
+        and f'<div class="scroll"><table><thead><tr>{line(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def _section(title: str, *parts: str) -> str:
@@ -190,20 +177,12 @@ def _note(text: object) -> str:
 
 def _overview(runs: Sequence[_Run]) -> str:
     facts = [[_written(run.state.get(name), form) for name, _, form in _FACTS] for run in runs]
+    titles = [title for _, title, _ in _FACTS]
     if len(runs) > 1:
-        return _section(
-            "Runs",
-            _table(
-                ("run", *(title for _, title, _ in _FACTS)),
-                ([run.name, *cells] for run, cells in zip(runs, facts, strict=True)),
-            ),
-        )
-    (cells,) = facts
-    shown = "".join(
-        f"<div><dt>{_text(title)}</dt><dd>{_text(cell)}</dd></div>"
-        for (_, title, _), cell in zip(_FACTS, cells, strict=True)
-    )
-    return f"<section><dl>{shown}</dl></section>"
+        rows = ([run.name, *cells] for run, cells in zip(runs, facts, strict=True))
+        return _section("Runs", _table(("run", *titles), rows))
+    cells = (f"<dt>{_text(title)}</dt><dd>{_text(cell)}</dd>" for title, cell in zip(titles, facts[0], strict=True))
+    return f"<section><dl>{''.join(f'<div>{cell}</div>' for cell in cells)}</dl></section>"
 
 
 def _picture(run: _Run) -> str:
@@ -225,7 +204,7 @@ def _picture(run: _Run) -> str:
 
 def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, also: Sequence[str]) -> str:
     """Greedy returns of each task over wall time and env steps, with the protocol's metrics where seeds repeat."""
-    curves = split_by_settings([run.curve for run in runs if run.curve is not None], also=also)
+    curves = comparison.split_by_settings([run.curve for run in runs if run.curve is not None], also=also)
     if not curves:
         return _section("Learning curves", _note("No evaluation has ended yet."))
     parts = []
@@ -235,39 +214,36 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
         for axis, title in (("t", "wall time [s]"), ("env_steps", "env steps")):
             groups: dict[str, list[Line]] = {}
             for curve in own:
-                groups.setdefault(curve.group.label, []).append(returns(curve.evaluations, axis))
+                groups.setdefault(curve.group.label, []).append(comparison.returns(curve.evaluations, axis))
             traces = [
                 _trace(f"{label} ({len(lines)} run{'s' if len(lines) > 1 else ''})", lines, robust)
                 for label, lines in groups.items()
             ]
             charts.append(_chart(traces, title, "greedy return"))
         parts += [
-            _charts(f"{task}: greedy return, mean of {SMOOTHING} evaluations", charts),
+            _charts(f"{task}: greedy return, mean of {comparison.SMOOTHING} evaluations", charts),
             _scores(own, targets.get(task), robust),
         ]
     centre = "interquartile mean" if robust else "mean"
-    parts.append(
-        _note(
-            f"A curve is the {centre} over the runs of the same settings, up to the end of the shortest; "
-            "the band is the 95 % bootstrap interval over them, and one run has none."
-            if len(curves) > 1
-            else "One run: one seed says nothing about the spread over seeds."
-        )
+    told = (
+        f"A curve is the {centre} over the runs of the same settings, up to the end of the shortest; "
+        "the band is the 95 % bootstrap interval over them, and one run has none."
+        if len(curves) > 1
+        else "One run: one seed says nothing about the spread over seeds."
     )
-    parts.append(
-        _note(
-            f"Metrics of the HTS-RL paper: mean over the episodes of the last {POLICIES} evaluated policies, at the "
-            f"end, and up to the wall time that all runs of a task reached; the {centre} over seeds [95 % bootstrap "
-            f"interval, {RESAMPLES:,} resamples]."
-        )
+    metrics = (
+        f"Metrics of the HTS-RL paper: mean over the episodes of the last {comparison.POLICIES} evaluated policies, "
+        f"at the end, and up to the wall time that all runs of a task reached; the {centre} over seeds [95 % bootstrap "
+        f"interval, {comparison.RESAMPLES:,} resamples]."
     )
+    parts += [_note(told), _note(metrics)]
     return _section("Learning curves", *parts)
 
 
 def _scores(curves: Sequence[Curve], target: float | None, robust: bool) -> str:
     """The protocol's metrics of one task, group by group, and the times to its target, if there is one."""
-    found = report(curves, Rules(targets=() if target is None else (target,), robust=robust))
-    rows = group_cells(found)
+    found = comparison.report(curves, Rules(targets=() if target is None else (target,), robust=robust))
+    rows = comparison.group_cells(found)
     titles = [title if target is None else title.replace("target", number(target)) for title in rows[0]]
     return _table(titles, (list(row.values()) for row in rows))
 
@@ -300,16 +276,12 @@ def _rates(runs: Sequence[_Run]) -> str:
     """Rates over wall time, then those without warm-up from the summaries."""
     charts = _over_time(runs, _RATES)
     known = [row for row in _SUMMARY if any(run.summary.get(row[0]) is not None for run in runs)]
+    titles = ["run", *(title for _, title, _ in known)]
     rows = [[run.name, *(_written(run.summary.get(name), form) for name, _, form in known)] for run in runs]
-    if len(runs) == 1:
-        told = _table(
-            ("figure", "value"),
-            ([title, cell] for (_, title, _), cell in zip(known, rows[0][1:], strict=True)),
-            wide=(1,),
-        )
-    else:
-        told = _table(("run", *(title for _, title, _ in known)), rows, wide=(len(known),))
-    return _section("Rates", _charts("", charts), told if known else "", _time_split(runs[0]) if len(runs) == 1 else "")
+    if len(runs) > 1:
+        return _section("Rates", _charts("", charts), _table(titles, rows, wide=(len(known),)) if known else "")
+    told = _table(("figure", "value"), list(zip(titles, rows[0], strict=True))[1:], wide=(1,))
+    return _section("Rates", _charts("", charts), told, _time_split(runs[0]))
 
 
 def _time_split(run: _Run) -> str:
@@ -319,23 +291,15 @@ def _time_split(run: _Run) -> str:
         for name, value in (split.items() if isinstance(split, dict) else ())
         if isinstance(value, int | float)
     ]
-    return _folded("Where the time went", _table(("role: activity", "share of its time"), rows)) if rows else ""
+    return _folded("Where the time went", _table(("role: activity", "share of its time"), rows))
 
 
 def _differences(runs: Sequence[_Run], also: Sequence[str]) -> str:
     curves = [run.curve for run in runs if run.curve is not None]
-    names = differing(curves, also)[:_MOST_ROWS]
-    return (
-        _section(
-            "Settings in which they differ",
-            _table(
-                ("setting", *(curve.name for curve in curves)),
-                ([name, *(curve.settings.get(name, DASH) for curve in curves)] for name in names),
-            ),
-        )
-        if names
-        else ""
+    rows = (
+        [name, *(curve.settings.get(name, DASH) for curve in curves)] for name in comparison.differing(curves, also)
     )
+    return _section("Settings in which they differ", _table(("setting", *(curve.name for curve in curves)), rows))
 
 
 def _details(run: _Run, *, alone: bool) -> str:
@@ -358,22 +322,12 @@ def _tuner(path: Path) -> list[str]:
     parts, record = [], tuning.record
     if record:
         measured_at, objective, formula = (record.get(key) or DASH for key in ("measured_at", "objective", "formula"))
-        parts.append(
-            _note(
-                f"Measured {measured_at}; objective: {objective}; score: {formula} (U updates/s, B batch "
-                "size, E env steps/s)."
-            )
-        )
+        text = f"Measured {measured_at}; objective: {objective}; score: {formula}"
+        parts.append(_note(f"{text} (U updates/s, B batch size, E env steps/s)."))
     if tuning.doubts:
         parts.append(_note(f"Provisional: {'; '.join(tuning.doubts)}."))
-    if tuning.choice:
-        parts.append(
-            _table(
-                ("setting", "chosen", "why"),
-                ([key, value, tuning.reasons.get(key) or DASH] for key, value in tuning.choice.items()),
-                wide=(2,),
-            )
-        )
+    chosen = ([key, value, tuning.reasons.get(key) or DASH] for key, value in tuning.choice.items())
+    parts.append(_table(("setting", "chosen", "why"), chosen, wide=(2,)))
     for title, rows in tuning.stages:
         cells = tuning.table(rows[:_MOST_ROWS])
         parts.append(f"<h3>{_text(title)}</h3>" + _table(list(cells[0]), (list(line.values()) for line in cells)))
@@ -398,7 +352,7 @@ def _settings(path: Path) -> list[str]:
     chosen = [row for row in rows if row[2] != DEFAULT]
     head = ("setting", "value", "source")
     return [
-        _table(head, chosen) if chosen else "",
+        _table(head, chosen),
         _folded(f"{len(rows) - len(chosen)} defaults", _table(head, [row for row in rows if row not in chosen])),
     ]
 
@@ -414,15 +368,8 @@ def _machine(run: _Run) -> str:
 
 def _events(path: Path) -> str:
     events = MetricsReader(path / "metrics.db").events(_MOST_EVENTS)
-    return (
-        _table(
-            ("wall time", "level", "from", "what"),
-            ([duration(event.t), event.level, event.source, event.text] for event in events),
-            wide=(3,),
-        )
-        if events
-        else ""
-    )
+    rows = ([duration(event.t), event.level, event.source, event.text] for event in events)
+    return _table(("wall time", "level", "from", "what"), rows, wide=(3,))
 
 
 # --- charts ---
@@ -447,7 +394,7 @@ def _trace(name: str, lines: Sequence[Line], robust: bool) -> _Trace:
     """One run as it is, several as their centre with its interval, as far as all of them reach."""
     if len(lines) == 1:
         return _Trace(name, *lines[0], None, None)
-    found = band(*on_grid(lines, _POINTS), robust)
+    found = comparison.band(*comparison.on_grid(lines, _POINTS), robust)
     whole = found.runs == len(lines)
     return _Trace(name, found.x[whole], found.centre[whole], found.low[whole], found.high[whole])
 
@@ -478,25 +425,18 @@ def _chart(traces: Sequence[_Trace], x_title: str, y_title: str, *, from_zero: b
         kind = f"s{i % _COLOURS}"
         if trace.low is not None and trace.high is not None:
             both = np.isfinite(trace.low) & np.isfinite(trace.high)
-            outline = [
-                *plot.points(trace.x[both], trace.high[both]),
-                *reversed(plot.points(trace.x[both], trace.low[both])),
-            ]
-            marks.append(f'<polygon class="band {kind}" points="{" ".join(outline)}"/>' if outline else "")
+            low, high = (plot.points(trace.x[both], side[both]) for side in (trace.low, trace.high))
+            marks.append(f'<polygon class="band {kind}" points="{" ".join([*high, *reversed(low)])}"/>' if low else "")
         known = np.isfinite(trace.y)
         points = plot.points(trace.x[known], trace.y[known])
-        marks.append(
-            f'<polyline class="{kind}" points="{" ".join(points)}"/>'
-            if len(points) > 1
-            else "".join(f'<circle class="{kind}" r="3" cx="{x}" cy="{y}"/>' for x, y in (p.split(",") for p in points))
-        )
+        if len(points) > 1:
+            marks.append(f'<polyline class="{kind}" points="{" ".join(points)}"/>')
+        for x, y in (point.split(",") for point in points if len(points) == 1):
+            marks.append(f'<circle class="{kind}" r="3" cx="{x}" cy="{y}"/>')
     label = _text(f"{y_title} over {x_title}")
     picture = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(marks)}</svg>'
-    legend = (
-        "".join(f'<span class="s{i % _COLOURS}"><i></i>{_text(trace.name)}</span>' for i, trace in enumerate(traces))
-        if len(traces) > 1
-        else ""
-    )
+    names = (f'<span class="s{i % _COLOURS}"><i></i>{_text(trace.name)}</span>' for i, trace in enumerate(traces))
+    legend = "".join(names) if len(traces) > 1 else ""
     return f"<figure><h4>{_text(y_title)}</h4>{picture}<figcaption>{legend}</figcaption></figure>"
 
 

@@ -90,6 +90,9 @@ class EvaluationRow(NamedTuple):
     length_mean: float
 
 
+_FIELDS = ", ".join(EvaluationRow._fields)
+
+
 class Event(NamedTuple):
     """An event of a run; ``level`` is info, warning or error."""
 
@@ -300,12 +303,8 @@ class MetricsWriter:
         """Drops the oldest rows where too much waits: samples first, whose roll-ups stay, evaluations last."""
         if self._pending_values <= _MAX_PENDING:
             return
-        for dropped in (
-            (_INSERT_SAMPLE,),
-            tuple(rollup.insert for rollup in self._rollups),
-            (_INSERT_EVENT,),
-            (_INSERT_EVALUATION,),
-        ):
+        rollups = tuple(rollup.insert for rollup in self._rollups)
+        for dropped in ((_INSERT_SAMPLE,), rollups, (_INSERT_EVENT,), (_INSERT_EVALUATION,)):
             kept, events = [], 0
             for statement, row in self._pending:
                 events += statement is _INSERT_EVENT
@@ -321,9 +320,8 @@ class MetricsWriter:
         if self._connection is None:
             self._connection = self._connect(self._path)
             try:
-                self._series = {
-                    str(name): int(number) for name, number in self._connection.execute("SELECT name, id FROM series")
-                }
+                known = self._connection.execute("SELECT name, id FROM series")
+                self._series = {str(name): int(number) for name, number in known}
                 (newest_us,) = self._connection.execute("SELECT max(us) FROM samples").fetchone()
                 self._newest_us = -math.inf if newest_us is None else int(newest_us)
                 if not self._ended and not any(rollup.rows() for rollup in self._rollups):
@@ -377,13 +375,9 @@ class MetricsWriter:
         code = _code(error)
         if not self._trouble_told and (code not in _HELD or now_s - self._trouble_since_s >= _BUSY_S):
             self._trouble_told = True
-            self._reports.append(
-                Trouble(
-                    "warning",
-                    f"metrics are not stored ({self.trouble}): they are kept in memory, the newest {_MAX_PENDING:,} "
-                    f"values at most; {_REMEDIES.get(code or 0, _REMEDY)}",
-                )
-            )
+            text = f"metrics are not stored ({self.trouble}): they are kept in memory, the newest {_MAX_PENDING:,}"
+            remedy = _REMEDIES.get(code or 0, "check the disk and the file")
+            self._reports.append(Trouble("warning", f"{text} values at most; {remedy}"))
         self._disconnect()
         self._bound_pending()
 
@@ -392,9 +386,8 @@ class MetricsWriter:
         if self._trouble_told and self._trouble_since_s is not None:
             lost, took_s = self.rows_dropped - self._lost_before, time.monotonic() - self._trouble_since_s
             cost = f"{lost:,} rows of them were lost" if lost else "none of them was lost"
-            self._reports.append(
-                Trouble("warning" if lost else "info", f"metrics are stored again after {took_s:.0f} s; {cost}")
-            )
+            text = f"metrics are stored again after {took_s:.0f} s; {cost}"
+            self._reports.append(Trouble("warning" if lost else "info", text))
         self.trouble, self._trouble_since_s, self._trouble_told = None, None, False
 
     def _began_anew(self, error: Exception) -> bool:
@@ -416,13 +409,8 @@ class MetricsWriter:
             return False
         self.set_aside.append(self._path.with_name(free))
         why = "is a folder" if self.set_aside[-1].is_dir() else f"is damaged ({clean(error, 200)})"
-        self._reports.append(
-            Trouble(
-                "warning",
-                f"{self._path.name} {why}: it is {free} from now on, and a new file was started; earlier curves "
-                f"are in the old file",
-            )
-        )
+        text = f"{self._path.name} {why}: it is {free} from now on, and a new file was started; earlier curves are in"
+        self._reports.append(Trouble("warning", f"{text} the old file"))
         return True
 
     def _disconnect(self) -> None:
@@ -443,7 +431,6 @@ _DAMAGE = (
 )
 """SQLite's codes for a file that is no database, is damaged, or has other tables than ours."""
 _HELD = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_REMEDY = "check the disk and the file"
 _REMEDIES = {
     **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG), "free some disk space"),
     **dict.fromkeys(
@@ -572,12 +559,8 @@ class _Raw:
     def newest(self, number: int, after: float) -> tuple[float, int, float] | None:
         """The last (t, step, value) of a series that is later than ``after``."""
         t, step, value = self._sampled(number, after)
-        found = [
-            (float(t), int(step), float(value))
-            for t, step, value in self._query(
-                "SELECT t, step, value FROM points WHERE series = ? ORDER BY t DESC LIMIT 1", number
-            )
-        ]
+        ask = "SELECT t, step, value FROM points WHERE series = ? ORDER BY t DESC LIMIT 1"
+        found = [(float(at), int(steps), float(last)) for at, steps, last in self._query(ask, number)]
         found += [(float(t[-1]), int(step[-1]), float(value[-1]))] if len(t) else []
         return max(found, key=lambda row: row[0], default=None)
 
@@ -717,16 +700,14 @@ class MetricsReader:
     def evaluations(self, after: int = 0) -> list[EvaluationRow]:
         """Returns evaluations, oldest first, without the first ``after``."""
         with self._session() as query:
-            fields = ", ".join(EvaluationRow._fields)
-            return [_evaluation(row) for row in query(f"SELECT {fields} FROM evaluations WHERE rowid > ?", int(after))]
+            return [_evaluation(row) for row in query(f"SELECT {_FIELDS} FROM evaluations WHERE rowid > ?", int(after))]
 
     def extreme_evaluations(self, after: int, last: int, groups: int) -> list[EvaluationRow]:
         """Worst and best in each of at most ``groups`` equal parts of evaluations ``after + 1`` to ``last``."""
         width = max(1, math.ceil((last - after) / max(1, groups)))
-        fields = ", ".join(EvaluationRow._fields)
         # SQLite takes the other columns from the row that has the minimum or maximum.
         ask = " UNION ".join(
-            f"SELECT {fields} FROM (SELECT {fields}, {which}(return_mean) FROM evaluations WHERE rowid > ? "
+            f"SELECT {_FIELDS} FROM (SELECT {_FIELDS}, {which}(return_mean) FROM evaluations WHERE rowid > ? "
             f"AND rowid <= ? GROUP BY (rowid - 1 - ?) / ?)"
             for which in ("min", "max")
         )
@@ -736,15 +717,13 @@ class MetricsReader:
     def last_evaluation(self) -> tuple[int, EvaluationRow | None]:
         """The number of evaluations, and the newest one."""
         with self._session() as query:
-            fields = ", ".join(EvaluationRow._fields)
-            rows = query(f"SELECT rowid, {fields} FROM evaluations ORDER BY rowid DESC LIMIT 1")
+            rows = query(f"SELECT rowid, {_FIELDS} FROM evaluations ORDER BY rowid DESC LIMIT 1")
             return (int(rows[0][0]), _evaluation(rows[0][1:])) if rows else (0, None)
 
     def best_evaluation(self) -> EvaluationRow | None:
         """The evaluation with the highest mean return."""
         with self._session() as query:
-            fields = ", ".join(EvaluationRow._fields)
-            rows = query(f"SELECT {fields} FROM evaluations ORDER BY return_mean DESC LIMIT 1")
+            rows = query(f"SELECT {_FIELDS} FROM evaluations ORDER BY return_mean DESC LIMIT 1")
             return _evaluation(rows[0]) if rows else None
 
     @contextlib.contextmanager
@@ -834,14 +813,8 @@ def _rows(query: Query, raw: _Raw, number: int, since: float, max_points: int) -
         begun = _first(query(f"SELECT min(bucket) FROM {table} WHERE series = ?", number))
         if begun >= math.floor(last):  # the series started within this bucket: finer rows have all of it
             last = math.floor(last)
-        rows = query(
-            f"SELECT t, step, mean, min, max FROM {table} WHERE series = ? AND bucket >= ? AND bucket < ? AND t > ? "
-            "ORDER BY bucket",
-            number,
-            first,
-            last,
-            covered,
-        )
+        ask = f"SELECT t, step, mean, min, max FROM {table} WHERE series = ? AND bucket >= ? AND bucket < ? AND t > ?"
+        rows = query(f"{ask} ORDER BY bucket", number, first, last, covered)
         if rows:
             found.append(np.array(rows, np.float64).reshape(-1, 5))
             covered = found[-1][-1, 0]
@@ -860,14 +833,8 @@ def _bucketed(head: tuple[str, str, str], table: np.ndarray, max_points: int) ->
         starts = np.unique(edges)
         counts = np.diff(np.append(starts, len(table)))
         last = starts + counts - 1
-        table = np.column_stack(
-            [
-                table[last, 0],
-                table[last, 1],
-                np.add.reduceat(table[:, 2], starts) / counts,
-                np.minimum.reduceat(table[:, 3], starts),
-                np.maximum.reduceat(table[:, 4], starts),
-            ]
-        )
+        mean = np.add.reduceat(table[:, 2], starts) / counts
+        low, high = np.minimum.reduceat(table[:, 3], starts), np.maximum.reduceat(table[:, 4], starts)
+        table = np.column_stack([table[last, 0], table[last, 1], mean, low, high])
     t, step, mean, low, high = table.T
     return Series(*head, t, step, mean, low, high)

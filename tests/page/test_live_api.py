@@ -204,8 +204,11 @@ def test_evaluations_carry_the_interval_of_their_mean(run):
     assert live_api.live_response(run, 1.0, 1, "n:1")["evals"]["y"] == []
 
 
-def test_one_episode_has_no_interval():
-    sent = live_api._evaluations([EvaluationRow(1.0, 100, 10, 1, 10, 1, -100.0, 0.0, 200.0)])
+def test_one_episode_has_no_interval(run):
+    writer = MetricsWriter(run / "metrics.db")
+    writer.evaluation(EvaluationRow(1.0, 100, 10, 1, 10, 1, -100.0, 0.0, 200.0))
+    writer.close()
+    sent = live_api.live_response(run, 0.0, 0, "")["evals"]
     assert (sent["lo"], sent["y"], sent["hi"]) == ([None], [-100.0], [None])
 
 

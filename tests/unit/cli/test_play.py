@@ -65,7 +65,7 @@ def test_a_run_of_the_plain_environment_is_shown_in_it(runs_dir, monkeypatch, ve
         asked.append(options["plain"])
         raise EnvironmentError_("enough")
 
-    monkeypatch.setattr(verb, "make_task", make)
+    monkeypatch.setattr(evaluate, "make_task", make)
     assert verb.main([str(weights), "--import", FAULT_MODULE]) != 0
     assert asked == [True]
 
@@ -400,7 +400,9 @@ def test_a_window_ends_when_it_has_nothing_to_show(runs_dir, monkeypatch, capfd)
     monkeypatch.setenv("SPREEZE_FAULT_P_CRASH", "1.0")
     monkeypatch.setattr(play, "has_display", lambda: True)
     monkeypatch.setattr("spreeze.envs.make.has_display", lambda: True)
-    monkeypatch.setattr(play, "make_task", lambda env_id, module, mode, **more: make_task(env_id, module, "rgb_array"))
+    monkeypatch.setattr(
+        evaluate, "make_task", lambda env_id, module, mode, **more: make_task(env_id, module, "rgb_array")
+    )
     assert play.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE]) == 2
     told = capfd.readouterr().err
     assert told.count("episode lost at step 1: RuntimeError: injected fault") == 2

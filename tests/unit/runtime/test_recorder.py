@@ -153,12 +153,6 @@ def test_without_a_whole_round_the_score_of_before_stays_and_it_is_said(made):
     assert made.notes[-1].startswith("no complete evaluation within 6 s; using the last evaluation")
 
 
-def test_the_closing_words_tell_the_final_metric_of_more_than_one_evaluation():
-    document = {"eval_return_final": 512.34, "eval_return_final_evaluations": 10}
-    assert train._final(document) == ", 512.3 over the last 10 evaluations"
-    assert train._final(document | {"eval_return_final_evaluations": 1}) == train._final({}) == ""
-
-
 @pytest.mark.parametrize(("cut", "lost", "words"), [
     (0, 0, "greedy return 7.0 (best 8.0)"),
     (6, 0, "greedy return 7.0 (best 8.0; of 4 episodes, 6 cut short)"),
@@ -176,7 +170,11 @@ def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
         "eval_episodes_cut": cut,
         "eval_episodes_lost": lost,
     }
-    assert words in train._closing(document, None)
+    assert f"{words}\n" in train._closing(document, None)
+    final = {"eval_return_final": 512.34, "eval_return_final_evaluations": 10}
+    assert f"{words}, 512.3 over the last 10 evaluations\n" in train._closing(document | final, None)
+    one = train._closing(document | final | {"eval_return_final_evaluations": 1}, None)
+    assert "over the last" not in one, "one evaluation is the last"
     assert train._closing(document, "my_robot").count("runs/x --import my_robot") == 2
 
 
