@@ -341,80 +341,26 @@ def _plan(
     to_tune: bool = False,
 ) -> RunPlan:
     """Decides what is left open; ``tuned`` has the tuner's reasons, ``to_tune`` is a plan that it has still to see."""
-    config, requested = settings.config, settings
-    usable = machine.cores.usable
-    samplers, reasons = config.sampling.samplers, dict(tuned or {})
-    part, data_flow, inference_workers = config.rollout, config.data_flow, 0
-    if config.on_policy is not None:
-        learners = config.run.learners
-        cores = config.rollout_cores(usable)
-        most = max(1, config.rollout_samplers(usable) // learners) * learners
-        samplers = part.samplers or (1 if data_flow.serial else most)
-        inference_workers = config.inference_workers
-        if part.samplers is None and not data_flow.serial:
-            reasons["rollout.samplers"] = (
-                f"{cores:g} usable cores"
-                + _at_most(cores)
-                + ("" if learners == 1 else f", at least one for each of {learners} learners")
-            )
-        if "rollout.inference_workers" not in settings.sources and data_flow.inference_workers:
-            reasons["rollout.inference_workers"] = (
-                "none: each sampler runs the policy itself, which avoids the communication"
-            )
-        if machine.gpus and settings.sources.get("learner.device") == default_of(settings):
-            reasons["learner.device"] = (
-                f"{config.learner.device}: networks over vectors are too small to keep a GPU "
-                "busy; use --device cuda:0 to force it"
-            )
-    elif data_flow.serial:
-        samplers = 1
-    elif samplers is None:
-        learners = config.run.learners
-        threads = config.learner.threads * learners
-        samplers = config.samplers_beside(usable)
-        reasons["sampling.samplers"] = (
-            f"{usable:g} usable cores less {threads} for "
-            + ("the learner" if learners == 1 else f"{learners} learners, at least one for each")
-            + _at_most(usable - threads)
-        )
-    name = "sampling.samplers" if config.on_policy is None else "rollout.samplers"
+    config, reasons, on_policy = settings.config, dict(tuned or {}), settings.config.on_policy is not None
+    samplers, inference_workers = _samplers(settings, machine, reasons), config.inference_workers if on_policy else 0
+    row_bytes = 0 if on_policy else RowLayout.of(probe.spec, config.algorithm.n_step).row_bytes
     found = allowed(
         settings,
         probe,
         samplers,
         free_bytes=memory_limits().usable_bytes,
-        samplers_are_set=settings.sources.get(name) == USER,
-        shared_bytes=0
-        if to_tune or config.on_policy is not None
-        else config.replay.capacity * RowLayout.of(probe.spec, config.algorithm.n_step).row_bytes,
+        samplers_are_set=settings.sources.get("rollout.samplers" if on_policy else "sampling.samplers") == USER,
+        shared_bytes=0 if to_tune else config.replay.capacity * row_bytes,
     )
-    settings, samplers, reasons = found.settings, found.samplers, reasons | found.reasons
-    if config.on_policy is not None:  # a resumed run has as many environments as its stored rollouts
-        requested = settings
-    config = settings.config
-    part = config.rollout
-    if config.on_policy is not None and part.sync_interval is None:
-        envs = samplers // config.run.learners * part.envs_per_sampler
-        settings = settings.with_layer(
-            Layer(default_of(settings), {"rollout": {"sync_interval": config.rollout_interval(envs)}})
-        )
-        reasons["rollout.sync_interval"] = (
-            f"{envs * config.rollout_interval(envs)} env steps of {envs} environments "
-            f"together (rollout.size = {part.size})"
-        )
-    if data_flow.balanced and config.on_policy is None:
-        ratio = config.replay.serial_ratio(config.learner.batch_size)
-        settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(SAMPLES_PER_INSERT_BOUNDS, ratio)}))
-        reasons |= dict.fromkeys(
-            [f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS],
-            f"{ratio:g} rows drawn for each inserted one, "
-            f"as in mode serial: the controller of mode {config.run.mode} keeps this balance",
-        )
+    requested = found.settings if on_policy else settings  # a resumed run has as many environments as its rollouts
+    config, samplers, reasons = found.settings.config, found.samplers, reasons | found.reasons
+    settings = _with_intervals(found.settings, samplers, reasons)
     cluster, all_learners = None if config.cluster.address is None else parse_address(config.cluster.address), 0
-    if cluster is not None and data_flow.supports_remote_learners:
+    if cluster is not None and config.data_flow.supports_remote_learners:
         all_learners = config.cluster.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
         unknown = config.cluster.learners is None and not cluster.local
-        if unknown and data_flow.mixes_parameters and settings.sources.get("gala.scale_lr") in (None, RESUMED):
+        scale_is_open = settings.sources.get("gala.scale_lr") in (None, RESUMED)
+        if unknown and config.data_flow.mixes_parameters and scale_is_open:
             settings = settings.with_layer(Layer("cluster", {"gala": {"scale_lr": False}}))
             reasons["gala.scale_lr"] = (
                 "false: how many learners will come is not known; for the root of their number --set cluster.learners=N"
@@ -438,10 +384,57 @@ def _plan(
         sampler_bytes=found.sampler_bytes,
         start_s=probe.start_s,
         to_tune=to_tune,
-        free_core=usable - samplers - config.learner.threads * config.run.learners >= 1.0,
+        free_core=machine.cores.usable - samplers - config.learner.threads * config.run.learners >= 1.0,
         earlier=earlier,
         process_age_s=process_age_s(),
     )
+
+
+def _samplers(settings: Settings, machine: Machine, reasons: dict[str, str]) -> int:
+    """Number of samplers, as set or by the cores; adds the reasons for it, the device and inference workers."""
+    config, usable = settings.config, machine.cores.usable
+    learners, data_flow, part = config.run.learners, config.data_flow, config.rollout
+    if config.on_policy is None:
+        if data_flow.serial or config.sampling.samplers is not None:
+            return 1 if data_flow.serial else config.sampling.samplers or 1
+        threads = config.learner.threads * learners
+        whose = "the learner" if learners == 1 else f"{learners} learners, at least one for each"
+        text = f"{usable:g} usable cores less {threads} for {whose}{_at_most(usable - threads)}"
+        reasons["sampling.samplers"] = text
+        return config.samplers_beside(usable)
+    if part.samplers is None and not data_flow.serial:
+        cores = config.rollout_cores(usable)
+        each = "" if learners == 1 else f", at least one for each of {learners} learners"
+        reasons["rollout.samplers"] = f"{cores:g} usable cores{_at_most(cores)}{each}"
+    if "rollout.inference_workers" not in settings.sources and data_flow.inference_workers:
+        text = "none: each sampler runs the policy itself, which avoids the communication"
+        reasons["rollout.inference_workers"] = text
+    if machine.gpus and settings.sources.get("learner.device") == default_of(settings):
+        text = "networks over vectors are too small to keep a GPU busy; use --device cuda:0 to force it"
+        reasons["learner.device"] = f"{config.learner.device}: {text}"
+    most = max(1, config.rollout_samplers(usable) // learners) * learners
+    return part.samplers or (1 if data_flow.serial else most)
+
+
+def _with_intervals(settings: Settings, samplers: int, reasons: dict[str, str]) -> Settings:
+    """Settings with the length of a rollout, and with the balance of replay in modes that keep one; adds reasons."""
+    config = settings.config
+    part = config.rollout
+    if config.on_policy is not None and part.sync_interval is None:
+        envs = samplers // config.run.learners * part.envs_per_sampler
+        interval = config.rollout_interval(envs)
+        settings = settings.with_layer(Layer(default_of(settings), {"rollout": {"sync_interval": interval}}))
+        text = f"{envs * interval} env steps of {envs} environments together (rollout.size = {part.size})"
+        reasons["rollout.sync_interval"] = text
+    if config.data_flow.balanced and config.on_policy is None:
+        ratio = config.replay.serial_ratio(config.learner.batch_size)
+        settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(SAMPLES_PER_INSERT_BOUNDS, ratio)}))
+        text = (
+            f"{ratio:g} rows drawn for each inserted one, "
+            f"as in mode serial: the controller of mode {config.run.mode} keeps this balance"
+        )
+        reasons |= dict.fromkeys([f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS], text)
+    return settings
 
 
 def _at_most(cores: float) -> str:
