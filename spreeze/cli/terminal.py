@@ -7,7 +7,6 @@ view and never stops a run.
 from __future__ import annotations
 
 import contextlib
-import io
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -158,13 +157,6 @@ class TerminalView:
             silence(self._console.file)
         finally:
             self._busy = False
-
-
-def export_svg(snapshot: Snapshot, width: int = 100) -> str:
-    """The panel as a picture; ``assets/terminal.svg`` is made by it."""
-    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(panel(snapshot, width))
-    return console.export_svg(title="spreeze")
 
 
 def plain_line(snapshot: Snapshot) -> str:

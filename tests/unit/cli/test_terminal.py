@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from spreeze import formatting
-from spreeze.cli.terminal import PlainView, Screen, TerminalView, export_svg, open_view, panel, plain_line, sparkline
+from spreeze.cli.terminal import PlainView, Screen, TerminalView, open_view, panel, plain_line, sparkline
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot
 
 FULL = Snapshot(
@@ -223,6 +223,13 @@ def test_view_fits_the_stream(capsys, monkeypatch):
     assert captured.out == ""
     assert "note" in captured.err
     assert "env steps" in captured.err
+
+
+def export_svg(snapshot, width=100):
+    """The panel as a picture; ``assets/terminal.svg`` is made by it."""
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(panel(snapshot, width))
+    return console.export_svg(title="spreeze")
 
 
 def test_svg_is_well_formed_and_shows_the_run():
