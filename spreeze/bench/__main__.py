@@ -207,7 +207,7 @@ def _curve(args: argparse.Namespace, say: Say) -> list[Row]:
 
 
 def _gpu(args: argparse.Namespace, say: Say) -> list[Row]:
-    from spreeze.bench.gpu import gpu_rows
+    from spreeze.bench.learner import gpu_rows
 
     return gpu_rows(args, say)
 

@@ -1,20 +1,47 @@
-"""Updates/s of the whole learner, with its draws from replay, on a device or split over two."""
+"""Updates/s of the whole learner, with its draws from replay: ``bench learner`` and ``bench gpu``.
+
+The latter times a card by batch, precision and kind with the tuner's own probe, the most telling figures first, until
+the time is up. What has to be right on a card before its speed counts is tested by ``pytest -m gpu``.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
 
 from spreeze.bench import Row, row
+from spreeze.bench.runs import Say
 from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import SECTIONS, LearnerConfig
+from spreeze.errors import ConfigError, UsageError
+from spreeze.machine.gpu import read_gpus
+from spreeze.machine.hardware import check_precision, read_machine
+from spreeze.metrics import median
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
+from spreeze.tuner.measure import UpdateHelper
+from spreeze.tuner.model import fit_cost, paper_batch
 from spreeze.tuner.update_probe import updates_per_s
 from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers.collectors import fill_with_synthetic_rows
+from spreeze.workers.jobs import UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.torch_devices import HostWaits, largest_matmul, learner_threads, matmuls_in, resolve_device
+from spreeze.workers.torch_devices import (
+    HostWaits,
+    gpus_of,
+    largest_matmul,
+    learner_threads,
+    matmuls_in,
+    resolve_device,
+)
 
 OBS_DIM, ACTION_DIM = 22, 6
 """Sizes of Walker2DBulletEnv-v0."""
@@ -92,3 +119,205 @@ def _measured(trainer: ReplayTrainer, repeats: int, repeat_s: float, device: str
         row("crossed_bytes_per_update", "bytes", [crossed / updates], **case),
         row("host_waits_per_update", "waits", [waits.count / checked], **case),
     ]
+
+
+# --- a card ---
+
+BATCHES = (256, 1024, 4096, 8192, 16_384, 32_768, 65_536)
+SMALL_BATCHES = (64, 256)
+_DEADLINE_S, _FUSING_DEADLINE_S = 30.0, 150.0
+_SHORT_S, _LONG_S = 0.05, 0.3
+"""Length of one repeat, small and on a card."""
+_KNEE = 0.85
+"""Share of the highest update frame rate that the paper's batch has to reach (section 3.3)."""
+
+
+class LaunchKind(NamedTuple):
+    """A way to run the kernels of an update."""
+
+    settings: dict[str, Any]
+    """Fields of ``LearnerConfig``."""
+    reason: str = ""
+    """Reason why a processor does not have it; empty if it has."""
+
+
+_NO_GRAPHS = "a processor has no graphs"
+KINDS = {
+    "graph": LaunchKind({"updates_per_launch": 1}, _NO_GRAPHS),
+    "graph of 8": LaunchKind({"updates_per_launch": 8}, _NO_GRAPHS),
+    "eager": LaunchKind({"updates_per_launch": 0}),
+    "fused": LaunchKind({"updates_per_launch": 0, "compile": True}),
+    "fused graph": LaunchKind({"updates_per_launch": 1, "compile": True}, _NO_GRAPHS),
+    "replay on the host": LaunchKind(
+        {"updates_per_launch": 0, "gpu_replay": False}, "a processor has no copy of replay"
+    ),
+}
+
+
+class Rate(NamedTuple):
+    """One figure to take."""
+
+    precision: str
+    batch_size: int
+    kind: str
+
+    def needs_s(self) -> float:
+        """Time that it takes on a card, about."""
+        return 40.0 if "fused" in self.kind else 10.0 if self.batch_size == BATCHES[0] else 4.0
+
+
+def wanted(device: str, *, small: bool = False) -> list[Rate]:
+    """Measures all batch sizes with graphs, then the other kinds where they matter."""
+    batches = SMALL_BATCHES if small else BATCHES
+    first, large, last = batches[0], batches[len(batches) // 2], batches[-1]
+    found = [Rate(precision, batch, "graph") for precision in ("tf32", "float32") for batch in batches]
+    found += [Rate("tf32", batch, "eager") for batch in batches]
+    found += [Rate("tf32", batch, "replay on the host") for batch in (first, large)]
+    found += [Rate("tf32", first, "graph of 8"), Rate("float32", first, "graph of 8"), Rate("float32", first, "eager")]
+    found += [Rate("bfloat16", first, "graph")]
+    found += [Rate("tf32", batch, kind) for batch in (first, large, last) for kind in ("fused graph", "fused")]
+    if not gpus_of(device):  # float32 is what a processor has
+        found = [one._replace(precision="float32") if one.precision == "tf32" else one for one in found]
+    return list(dict.fromkeys(found))
+
+
+@contextlib.contextmanager
+def timer(device: str, *, small: bool = False) -> Iterator[Callable[[Rate, int], Row]]:
+    """A function that times a rate with so many repeats; where it cannot, the row has a ``failure``."""
+    hidden = (16, 16) if small else (256, 256)
+    settings = resolve([Layer("bench", {"sac": {"hidden_sizes": hidden}, "replay": {"capacity": 2**17}})])
+    plan = RunPlan(settings=settings, spec=synthetic_spec(), samplers=1, free_core=False)
+    repeat_s = _SHORT_S if small else _LONG_S
+    with Interrupts() as interrupts:
+        helper = UpdateHelper(plan, read_machine().memory.usable_bytes, interrupts)
+        try:
+            yield lambda rate, repeats: _timed(helper, plan, device, rate, repeats, repeat_s)
+        finally:
+            helper.close()
+
+
+def _timed(helper: UpdateHelper, plan: RunPlan, device: str, rate: Rate, repeats: int, repeat_s: float) -> Row:
+    kind, on_gpu = KINDS[rate.kind], bool(gpus_of(device))
+
+    def failed(reason: str) -> Row:
+        return row("updates_per_s", "1/s", [], **rate._asdict(), failure=reason)
+
+    if kind.reason and not on_gpu:
+        return failed(kind.reason)
+    try:
+        check_precision(rate.precision, on_gpu=on_gpu)
+    except ConfigError as error:
+        return failed(str(error))
+    learner = LearnerConfig(batch_size=rate.batch_size, precision=rate.precision, device=device, **kind.settings)
+    found = helper.run_turn(
+        UpdateTurn(
+            learner=learner,
+            algorithm=dataclasses.asdict(plan.config.algorithm),
+            repeats=repeats,
+            repeat_s=repeat_s,
+            kept=on_gpu,
+            deadline_s=_FUSING_DEADLINE_S if kind.settings.get("compile") else _DEADLINE_S,
+        )
+    )
+    if found.get("failure"):
+        return failed(found["failure"])
+    notes = [note for note in found["notes"] if "no CUDA graphs" in note or "not compiled" in note]
+    if notes:
+        return failed("; ".join(notes))
+    return row(
+        "updates_per_s",
+        "1/s",
+        found["updates_per_s"],
+        **rate._asdict(),
+        memory_bytes=found["memory_bytes"],
+        update_frames_per_s=median(found["updates_per_s"]) * rate.batch_size,
+    )
+
+
+# --- the verdict ---
+
+
+def verdict(rates: list[Row]) -> list[Row]:
+    """Rates that an H100 or H200 should reach, beside the best of these."""
+    known = [one for one in rates if one["value"] is not None]
+    graphs = [one for one in known if one["batch_size"] == BATCHES[0] and "graph" in one["kind"]]
+    return [
+        _judged("updates/s at 256, graph", 4000.0, graphs, per_batch=False),
+        _judged("update frames/s at 8,192", 12e6, [one for one in known if one["batch_size"] == 8192]),
+        _judged("update frames/s, best of all batches", 20e6, known),
+    ]
+
+
+def _judged(figure: str, bound: float, rates: list[Row], *, per_batch: bool = True) -> Row:
+    best = max(rates, key=lambda one: float(one["update_frames_per_s"]), default=None)
+    target = f">= {bound:,.0f}"
+    if best is None:
+        return row(figure, "1/s", [], target=target, verdict="not taken")
+    values = [value * (best["batch_size"] if per_batch else 1) for value in best["repeats"]]
+    return row(
+        figure,
+        "1/s",
+        values,
+        target=target,
+        verdict="met" if median(values) >= bound else "missed",
+        **{name: best[name] for name in Rate._fields},
+    )
+
+
+def knees(rates: list[Row]) -> list[Row]:
+    """By precision and kind the batch of the paper's rule, where enough batches were timed."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for one in rates:
+        if one["value"]:
+            points.setdefault(f"{one['precision']}, {one['kind']}", []).append((one["batch_size"], 1.0 / one["value"]))
+    costs = {name: fit_cost(own) for name, own in points.items() if len(own) > 1}
+    return [
+        row("batch of the paper's rule", "transitions", [paper_batch(*cost, _KNEE)], case=name)
+        for name, cost in costs.items()
+        if cost.b > 1e-11
+    ]
+
+
+# --- the command ---
+
+
+def missing_device() -> str | None:
+    """Why there is no GPU to measure, in one line; None where there is one."""
+    if torch.cuda.is_available():
+        return None
+    report = read_gpus()
+    if torch.version.cuda is None:
+        cause = f"PyTorch {torch.__version__} is built without CUDA"
+        cause += "" if report.gpus else f", and {report.reason}"
+        remedy = "install a CUDA build of PyTorch" + ("" if report.gpus else " on a machine with an NVIDIA GPU")
+    elif report.gpus:
+        cause, remedy = "PyTorch finds no GPU that it can use", "see that the driver is as new as PyTorch's CUDA"
+    else:
+        cause, remedy = report.reason, "take a machine with an NVIDIA GPU and its driver"
+    return f"no CUDA device: {cause}; {remedy}, or try the bench itself with --device cpu"
+
+
+def gpu_rows(args: argparse.Namespace, say: Say, clock: Callable[[], float] = time.monotonic) -> list[Row]:
+    """The rates that fit into ``args.minutes``, their knees, and on a GPU the verdict.
+
+    Raises:
+        UsageError: there is no such device, or no GPU and no device was named.
+    """
+    missing = missing_device() if args.device is None else None
+    if missing is not None:
+        raise UsageError(missing)
+    device, end_s = resolve_device(args.device or "cuda:0"), clock() + 60.0 * args.minutes
+    rates: list[Row] = []
+    with timer(device, small=args.small) as measure:
+        for rate in wanted(device, small=args.small):
+            if clock() + rate.needs_s() > end_s:
+                say(
+                    f"  {rate.precision}, batch {rate.batch_size}, {rate.kind}: left out, {args.minutes:g} minutes are "
+                    "over"
+                )
+                continue
+            rates.append(measure(rate, args.repeats))
+            found = rates[-1].get("failure") or f"{rates[-1]['value']:,.0f} updates/s"
+            say(f"  {rate.precision}, batch {rate.batch_size}, {rate.kind}: {found}")
+    judged = verdict(rates) if gpus_of(device) and not args.small else []
+    return [*rates, *knees(rates), *judged]

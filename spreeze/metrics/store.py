@@ -148,13 +148,6 @@ class _Rollup:
         return [cell.row(series, self._bucket) for series, cell in self._cells.items()]
 
 
-class Trouble(NamedTuple):
-    """Message to the user about the file; ``level`` is as in ``Event``."""
-
-    level: str
-    text: str
-
-
 class MetricsWriter:
     """The only writer of a run's metrics. Trouble with disk or file is reported, never raised."""
 
@@ -177,7 +170,7 @@ class MetricsWriter:
         self._trouble_since_s: float | None = None
         self._trouble_told = False
         self._lost_before = 0
-        self._reports: list[Trouble] = []
+        self._reports: list[tuple[str, str]] = []
         self.failures = 0
         """Transactions that failed so far."""
         self.rows_dropped = 0
@@ -226,8 +219,8 @@ class MetricsWriter:
                 self._add(_INSERT_EVALUATION, tuple(record))
         self._flush()
 
-    def reports(self) -> list[Trouble]:
-        """Messages about the file since the last call: trouble, its end with the rows lost, damage."""
+    def reports(self) -> list[tuple[str, str]]:
+        """Level and text of messages about the file since the last call: trouble, its end with rows lost, damage."""
         found, self._reports = self._reports, []
         return found
 
@@ -377,7 +370,7 @@ class MetricsWriter:
             self._trouble_told = True
             text = f"metrics are not stored ({self.trouble}): they are kept in memory, the newest {_MAX_PENDING:,}"
             remedy = _REMEDIES.get(code or 0, "check the disk and the file")
-            self._reports.append(Trouble("warning", f"{text} values at most; {remedy}"))
+            self._reports.append(("warning", f"{text} values at most; {remedy}"))
         self._disconnect()
         self._bound_pending()
 
@@ -387,7 +380,7 @@ class MetricsWriter:
             lost, took_s = self.rows_dropped - self._lost_before, time.monotonic() - self._trouble_since_s
             cost = f"{lost:,} rows of them were lost" if lost else "none of them was lost"
             text = f"metrics are stored again after {took_s:.0f} s; {cost}"
-            self._reports.append(Trouble("warning" if lost else "info", text))
+            self._reports.append(("warning" if lost else "info", text))
         self.trouble, self._trouble_since_s, self._trouble_told = None, None, False
 
     def _began_anew(self, error: Exception) -> bool:
@@ -410,7 +403,7 @@ class MetricsWriter:
         self.set_aside.append(self._path.with_name(free))
         why = "is a folder" if self.set_aside[-1].is_dir() else f"is damaged ({clean(error, 200)})"
         text = f"{self._path.name} {why}: it is {free} from now on, and a new file was started; earlier curves are in"
-        self._reports.append(Trouble("warning", f"{text} the old file"))
+        self._reports.append(("warning", f"{text} the old file"))
         return True
 
     def _disconnect(self) -> None:

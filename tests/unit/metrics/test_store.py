@@ -489,10 +489,10 @@ def test_a_damaged_file_is_told_kept_and_a_new_one_begun(path, damage):
         before = path.read_bytes()[100:] if path.is_file() else None
         writer = MetricsWriter(path)
         writer.write(100.0, 100, {"updates": 100.0})
-        (told,) = writer.reports()
+        ((level, told),) = writer.reports()
         name = "metrics.db.damaged" + ("" if count == 1 else "-2")
-        assert told.level == "warning"
-        assert f"it is {name} from now on" in told.text
+        assert level == "warning"
+        assert f"it is {name} from now on" in told
         assert (writer.trouble, writer.rows_dropped, writer.set_aside) == (None, 0, [path.with_name(name)])
         assert before is None or path.with_name(name).read_bytes()[100:] == before or damage is other_tables
         writer.close()
@@ -514,8 +514,8 @@ def test_damage_that_shows_while_a_run_writes_costs_no_later_row(path, monkeypat
     writer._connection.execute("PRAGMA shrink_memory")
     for t in range(300, 310):
         writer.write(float(t), t, {"updates": float(t)})
-    (told,) = writer.reports()
-    assert "metrics.db is damaged" in told.text
+    ((_, told),) = writer.reports()
+    assert "metrics.db is damaged" in told
     writer.close()
     assert MetricsReader(path).series("updates").mean.tolist()[-10:] == list(range(300, 310))
 
@@ -556,17 +556,17 @@ def test_trouble_is_told_once_and_its_end_with_the_rows_lost(path, monkeypatch, 
     writer = MetricsWriter(path, connect=connect)
     for t in range(200):
         writer.write(float(t), t, {"updates": float(t)})
-    (told,) = writer.reports()
+    ((_, told),) = writer.reports()
     assert (
-        told.text == f"metrics are not stored (metrics.db: {error}): they are kept in memory, the newest 50 values at "
-        f"most; {told.text.rpartition('; ')[2]}"
+        told == f"metrics are not stored (metrics.db: {error}): they are kept in memory, the newest 50 values at "
+        f"most; {told.rpartition('; ')[2]}"
     )
-    assert told.text.rpartition("; ")[2].startswith(remedy)
+    assert told.rpartition("; ")[2].startswith(remedy)
     bad[0] = False
     writer.write(200.0, 200, {"updates": 200.0})
-    (told,) = writer.reports()
+    ((_, told),) = writer.reports()
     lost = f"{writer.rows_dropped} rows of them were lost"
-    assert re.fullmatch(rf"metrics are stored again after \d+ s; {lost}", told.text)
+    assert re.fullmatch(rf"metrics are stored again after \d+ s; {lost}", told)
     assert 100 < writer.rows_dropped < 200
     writer.close()
     assert MetricsReader(path).series("updates").mean.tolist()[-1] == 200.0
