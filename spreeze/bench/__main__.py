@@ -7,13 +7,12 @@ import math
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from spreeze.bench import Row, line
 from spreeze.bench.runs import Say
-from spreeze.cli.arguments import Parser, add_flag, add_import, guarded
+from spreeze.cli.arguments import Parser, guarded
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
 from spreeze.run_directory import find_run, versions
@@ -46,13 +45,13 @@ def _bench(args: argparse.Namespace) -> int:
     return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     parser = Parser(prog="python -m spreeze bench", description="Measure Spreeze on this machine.")
     benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
     for name, bench in BENCHES.items():
         one = benches.add_parser(name, help=bench.help, description=bench.help)
-        add_flag(one, "--json", text="one JSON document on standard output", default=False)
-        add_flag(one, "--repeats", text="repeats of each figure", default=5)
+        one.flag("--json", text="one JSON document on standard output", default=False)
+        one.flag("--repeats", text="repeats of each figure", default=5)
         bench.add_flags(one)
     return parser
 
@@ -60,35 +59,33 @@ def build_parser() -> argparse.ArgumentParser:
 # --- flags ---
 
 
-def _add_task(parser: argparse.ArgumentParser) -> None:
-    add = partial(add_flag, parser)
-    add("--env", text="Gymnasium id", default=_WALKER)
+def _add_task(parser: Parser) -> None:
+    parser.flag("--env", text="Gymnasium id", default=_WALKER)
     text = "use the package's own Bullet tasks, not our faster equivalents"
-    add("--plain-env", text=text, default=False)
-    add("--envs-per-sampler", text="environments in a sampler", shown="8", type=int)
-    add_import(parser)
+    parser.flag("--plain-env", text=text, default=False)
+    parser.flag("--envs-per-sampler", text="environments in a sampler", shown="8", type=int)
+    parser.add_import()
     text = "for the environment's constructor, as often as needed"
-    add("--env-arg", text=text, default=[], metavar="KEY=VALUE")
+    parser.flag("--env-arg", text=text, default=[], metavar="KEY=VALUE")
 
 
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
+def _add_sampling(parser: Parser) -> None:
     _add_task(parser)
-    add_flag(parser, "--seconds", text="length of one measurement [s]", default=3.0, shown="3")
+    parser.flag("--seconds", text="length of one measurement [s]", default=3.0, shown="3")
 
 
-def _add_rates(parser: argparse.ArgumentParser) -> None:
+def _add_rates(parser: Parser) -> None:
     _add_task(parser)
-    add_flag(parser, "--seconds", text="length of one run [s]", default=90.0, shown="90")
-    add_flag(parser, "--runs-dir", text="where runs go", default="runs")
+    parser.flag("--seconds", text="length of one run [s]", default=90.0, shown="90")
+    parser.flag("--runs-dir", text="where runs go", default="runs")
 
 
-def _add_target(parser: argparse.ArgumentParser) -> None:
+def _add_target(parser: Parser) -> None:
     _add_task(parser)
-    add = partial(add_flag, parser)
-    add("--runs-dir", text="where runs go", default="runs")
-    add("--target-return", text="mean of 10 greedy episodes", default=-200.0, shown="-200, for Pendulum-v1")
-    add("--algo", text="algorithm", shown="follows from task and mode")
-    add(
+    parser.flag("--runs-dir", text="where runs go", default="runs")
+    parser.flag("--target-return", text="mean of 10 greedy episodes", default=-200.0, shown="-200, for Pendulum-v1")
+    parser.flag("--algo", text="algorithm", shown="follows from task and mode")
+    parser.flag(
         "--modes",
         text="the two that are compared, such as hts and serial with --algo ppo",
         default=("spreeze", "serial"),
@@ -98,41 +95,38 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         metavar="MODE",
     )
     text = "runs end, and are timed, when the mean of 5 evaluations in a row reaches it"
-    add("--held", text=text, default=False, shown="the first evaluation that does")
-    add("--limit", text="a run is given up after that [s]", default=180.0, shown="180")
+    parser.flag("--held", text=text, default=False, shown="the first evaluation that does")
+    parser.flag("--limit", text="a run is given up after that [s]", default=180.0, shown="180")
 
 
-def _add_learner(parser: argparse.ArgumentParser) -> None:
-    add = partial(add_flag, parser)
+def _add_learner(parser: Parser) -> None:
     parser.add_argument("--batch-size", type=int, nargs="+", default=[256], help="batch sizes (default: 256)")
-    add("--algo", text="algorithm", default="sac", choices=("sac", "td3", "ddpg"))
-    add("--threads", text="threads of the learner", default=1, type=int, choices=(1, 2))
-    add("--precision", text="of the matmuls", default="float32", choices=("float32", "bfloat16"))
-    add("--device", text="device or split, such as cuda:0, split or cpu+cpu", default="cpu")
-    add("--overlap", text="the actor one update late", default=False)
-    add("--updates-per-launch", text="updates in one graph of a GPU, 0 for no graph", default=1)
+    parser.flag("--algo", text="algorithm", default="sac", choices=("sac", "td3", "ddpg"))
+    parser.flag("--threads", text="threads of the learner", default=1, type=int, choices=(1, 2))
+    parser.flag("--precision", text="of the matmuls", default="float32", choices=("float32", "bfloat16"))
+    parser.flag("--device", text="device or split, such as cuda:0, split or cpu+cpu", default="cpu")
+    parser.flag("--overlap", text="the actor one update late", default=False)
+    parser.flag("--updates-per-launch", text="updates in one graph of a GPU, 0 for no graph", default=1)
 
 
-def _add_gpu(parser: argparse.ArgumentParser) -> None:
-    add = partial(add_flag, parser)
-    add("--device", text="device to measure; cpu tries the bench itself", shown="the first GPU")
-    add("--minutes", text="time after which nothing is begun any more", default=8.0, shown="8")
-    add("--small", text="small networks, short measurements: to try the bench", default=False)
+def _add_gpu(parser: Parser) -> None:
+    parser.flag("--device", text="device to measure; cpu tries the bench itself", shown="the first GPU")
+    parser.flag("--minutes", text="time after which nothing is begun any more", default=8.0, shown="8")
+    parser.flag("--small", text="small networks, short measurements: to try the bench", default=False)
 
 
-def _add_curve(parser: argparse.ArgumentParser) -> None:
+def _add_curve(parser: Parser) -> None:
     from spreeze.bench.runs import CURVE_AXES
 
-    add = partial(add_flag, parser)
     parser.add_argument("runs", nargs="+", help="run names or paths, or latest")
-    add("--runs-dir", text="where runs are", default="runs")
-    add("--out", text="picture to write", default="curve.png")
+    parser.flag("--runs-dir", text="where runs are", default="runs")
+    parser.flag("--out", text="picture to write", default="curve.png")
     text = "what the return is drawn over"
-    add("--axes", text=text, default=CURVE_AXES, shown="all", nargs="+", choices=CURVE_AXES)
+    parser.flag("--axes", text=text, default=CURVE_AXES, shown="all", nargs="+", choices=CURVE_AXES)
     text = "returns whose times are told, first and held"
-    add("--target-return", text=text, default=(), shown="none", type=float, nargs="+", metavar="R")
+    parser.flag("--target-return", text=text, default=(), shown="none", type=float, nargs="+", metavar="R")
     text = "figures of the evaluations up to so many updates"
-    add("--updates", text=text, default=math.inf, shown="all", metavar="N")
+    parser.flag("--updates", text=text, default=math.inf, shown="all", metavar="N")
 
 
 # --- what they measure ---
@@ -214,7 +208,7 @@ def _gpu(args: argparse.Namespace, say: Say) -> list[Row]:
 
 class Bench(NamedTuple):
     help: str
-    add_flags: Callable[[argparse.ArgumentParser], None]
+    add_flags: Callable[[Parser], None]
     rows: Callable[[argparse.Namespace, Say], list[Row]]
 
 

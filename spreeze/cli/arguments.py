@@ -9,7 +9,6 @@ import argparse
 import errno
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,6 +36,56 @@ class Parser(argparse.ArgumentParser):
         if self._as_json:
             emit({"error": line, "kind": UsageError.__name__})
         sys.exit(2)
+
+    def flag(
+        self,
+        *names: str,
+        text: str,
+        default: Any = None,
+        shown: str | None = None,
+        group: argparse._ArgumentGroup | None = None,
+        **more: Any,
+    ) -> argparse.Action:
+        """Adds a flag, with its default in the help text and of its default's type; a switch where that is False.
+
+        A list as default: the flag may be repeated. ``shown`` is the text of a default that says more than its value.
+        """
+        if default is False:
+            more |= {"action": "store_true"}
+        elif isinstance(default, list):
+            more |= {"action": "append"}
+        elif default is not None and "choices" not in more:
+            more.setdefault("type", type(default))
+        if shown is None:
+            shown = "off" if default is False else "none" if default is None or default == [] else str(default)
+        return (group or self).add_argument(*names, default=default, help=f"{text} (default: {shown})", **more)
+
+    def add_common_flags(self, *, inherited: bool = False) -> None:
+        """``--runs-dir`` and ``--json``; ``inherited`` where another parser sets their defaults."""
+        flags = [
+            self.flag("--runs-dir", text="parent directory of run directories", default="runs", metavar="DIR"),
+            self.flag("--json", text="print one JSON document to standard output", default=False),
+        ]
+        for flag in flags if inherited else ():
+            flag.default = argparse.SUPPRESS
+
+    def add_import(self) -> None:
+        """``--import``, for verbs that have no settings of a run."""
+        self.flag("--import", text="Python module to import first", dest="import_module", metavar="MODULE")
+
+    def add_checkpoint(self, more: str = "") -> None:
+        """``--checkpoint``, for verbs that load weights."""
+        self.flag("--checkpoint", text=f"best or latest weights{more}", default="best", choices=CHECKPOINTS)
+
+    def add_centre(self, more: str = "", group: argparse._ArgumentGroup | None = None) -> None:
+        """``--centre``, for verbs that average over seeds."""
+        text = f"average over seeds: mean, or iqm (interquartile mean{more})"
+        self.flag("--centre", text=text, default="mean", choices=("mean", "iqm"), group=group)
+
+    def add_start_deadline(self) -> None:
+        """``--start-deadline-s``, for verbs that make an environment and have no settings of a run."""
+        text, default = "longest time to construct and reset an environment [s]", SamplingConfig().start_deadline_s
+        self.flag("--start-deadline-s", text=text, default=default, shown="120", type=_seconds, metavar="S")
 
 
 def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
@@ -91,68 +140,6 @@ def check_output(path: str | None) -> None:
         raise RunError(f"cannot write {path}: it is a directory; name a file in it")
 
 
-def add_flag(
-    parser: argparse._ActionsContainer,
-    *names: str,
-    text: str,
-    default: Any = None,
-    shown: str | None = None,
-    **more: Any,
-) -> argparse.Action:
-    """Adds a flag, with its default in the help text and of its default's type; a switch where that is False.
-
-    A list as default: the flag may be repeated. ``shown`` is the text of a default that says more than its value.
-    """
-    if default is False:
-        more |= {"action": "store_true"}
-    elif isinstance(default, list):
-        more |= {"action": "append"}
-    elif default is not None and "choices" not in more:
-        more.setdefault("type", type(default))
-    if shown is None:
-        shown = "off" if default is False else "none" if default is None or default == [] else str(default)
-    return parser.add_argument(*names, default=default, help=f"{text} (default: {shown})", **more)
-
-
-def add_common_flags(parser: argparse.ArgumentParser, *, inherited: bool = False) -> None:
-    """``--runs-dir`` and ``--json``; ``inherited`` where another parser sets their defaults."""
-    flags = [
-        add_flag(parser, "--runs-dir", text="parent directory of run directories", default="runs", metavar="DIR"),
-        add_flag(parser, "--json", text="print one JSON document to standard output", default=False),
-    ]
-    for flag in flags if inherited else ():
-        flag.default = argparse.SUPPRESS
-
-
-def add_import(parser: argparse._ActionsContainer) -> None:
-    """``--import``, for verbs that have no settings of a run."""
-    add_flag(parser, "--import", text="Python module to import first", dest="import_module", metavar="MODULE")
-
-
-def add_checkpoint(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """``--checkpoint``, for verbs that load weights."""
-    add_flag(parser, "--checkpoint", text=f"best or latest weights{more}", default="best", choices=CHECKPOINTS)
-
-
-def add_centre(parser: argparse._ActionsContainer, more: str = "") -> None:
-    """``--centre``, for verbs that average over seeds."""
-    text = f"average over seeds: mean, or iqm (interquartile mean{more})"
-    add_flag(parser, "--centre", text=text, default="mean", choices=("mean", "iqm"))
-
-
-def add_start_deadline(parser: argparse.ArgumentParser) -> None:
-    """``--start-deadline-s``, for verbs that make an environment and have no settings of a run."""
-    add_flag(
-        parser,
-        "--start-deadline-s",
-        text="longest time to construct and reset an environment [s]",
-        default=SamplingConfig().start_deadline_s,
-        shown="120",
-        type=_seconds,
-        metavar="S",
-    )
-
-
 def _seconds(text: str) -> float:
     value = float(text)
     if not 1.0 <= value <= 1e6:
@@ -160,7 +147,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of ``spreeze.train``; the help of each setting gives its unit and default."""
     parser = Parser(
         prog="python -m spreeze train",
@@ -173,49 +160,48 @@ def build_parser() -> argparse.ArgumentParser:
         if flag not in added:
             _add(parser, flag, key)
             added.add(flag)
-    add = partial(add_flag, parser)
-    add(
+    parser.flag(
         "--env-arg",
         text="keyword argument of the environment's constructor, may be repeated; VALUE is a Python or JSON "
         "literal (True, None, [1, 2], '{\"a\": 1}') or a string without quotes",
         default=[],
         metavar="KEY=VALUE",
     )
-    add(
+    parser.flag(
         "--callback",
         text="a spreeze.BaseCallback that hears of the run and steers it, as often as needed; "
         "'my_callbacks:Curriculum(goal=5)' gives it arguments",
         default=[],
         metavar="MODULE:CLASS",
     )
-    add(
+    parser.flag(
         "--samples-per-insert",
         text="transitions drawn / transitions inserted: samplers wait below MIN, the learner waits above MAX [ratio]",
         shown="8:512; td3: 16:512",
         metavar="MIN:MAX",
     )
-    add(
+    parser.flag(
         "--auto",
         text="benchmark this machine (up to 60 s, cached) to choose batch size, learner threads and samplers; "
         "settings given here are kept",
         default=False,
     )
-    add("--fresh", text="with --auto: ignore the cached result", default=False)
-    add(
+    parser.flag("--fresh", text="with --auto: ignore the cached result", default=False)
+    parser.flag(
         "--profile",
         text="settings from profiles/NAME.toml or a .toml file; none: no profile",
         shown="that of the environment",
         metavar="NAME|PATH",
     )
     text = "resume a run by name or path, or the latest one"
-    add("--resume", text=text, shown="a new run", metavar="RUN|latest")
-    add("--json", text="print one JSON document to standard output at the end", default=False)
+    parser.flag("--resume", text=text, shown="a new run", metavar="RUN|latest")
+    parser.flag("--json", text="print one JSON document to standard output at the end", default=False)
     text = "any setting, such as --set sac.gamma=0.98; config.toml of a run lists them all"
-    add("--set", text=text, default=[], metavar="SECTION.FIELD=VALUE")
+    parser.flag("--set", text=text, default=[], metavar="SECTION.FIELD=VALUE")
     return parser
 
 
-def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
+def _add(parser: Parser, flag: str, key: str) -> None:
     item, kind = field_of(key), kind_of(key)
     doc, unit, choices = (item.metadata[name] for name in ("doc", "unit", "choices"))
     if kind is bool:
@@ -233,7 +219,7 @@ def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
     if kind is tuple:
         more = {"type": _names, "metavar": "NAME,NAME"}
     more.setdefault("metavar", None if choices else item.name.upper())
-    add_flag(parser, flag, text=text, shown=str(default).replace("%", "%%"), dest=flag, **more)
+    parser.flag(flag, text=text, shown=str(default).replace("%", "%%"), dest=flag, **more)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from spreeze.cli.arguments import Parser, add_common_flags, add_flag, add_import, add_start_deadline, guarded
+from spreeze.cli.arguments import Parser, guarded
 from spreeze.cli.terminal import Screen
 from spreeze.config.algorithms import actions_text, fitting_algorithms, may_be_recurrent
 from spreeze.config.schema import ReplayConfig
@@ -498,14 +498,14 @@ def _print(document: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m spreeze doctor", description="Check that this machine is ready for training.")
-    add_flag(parser, "--env", text="also test this environment", metavar="ID")
-    add_import(parser)
+    parser.flag("--env", text="also test this environment", metavar="ID")
+    parser.add_import()
     text = "keyword argument of its constructor, may be repeated"
-    add_flag(parser, "--env-arg", text=text, default=[], metavar="KEY=VALUE")
+    parser.flag("--env-arg", text=text, default=[], metavar="KEY=VALUE")
     text = "also check the other hosts of a Ray cluster: HOST:PORT, auto or local:N"
-    add_flag(parser, "--cluster", text=text, metavar="ADDRESS")
-    add_start_deadline(parser)
-    add_common_flags(parser)
+    parser.flag("--cluster", text=text, metavar="ADDRESS")
+    parser.add_start_deadline()
+    parser.add_common_flags()
     args = parser.parse_args(argv)
 
     def body() -> int:

@@ -6,23 +6,12 @@ import argparse
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spreeze.cli.arguments import (
-    Parser,
-    add_centre,
-    add_checkpoint,
-    add_common_flags,
-    add_flag,
-    add_import,
-    add_start_deadline,
-    check_output,
-    guarded,
-)
+from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.config.profiles import shipped
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.task import Task, check_fits, frame_options, make_task
@@ -43,40 +32,41 @@ _FIRST_SEED = 1_000_000
 _PRETRAINED = shipped("assets/policies")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     parser = Parser(
         prog="python -m spreeze evaluate",
         description="Evaluate trained weights over greedy episodes; report the mean return and its confidence "
         "interval.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help=f"{run_or_policy()}; several runs with --protocol")
-    add = partial(add_flag, parser)
-    add("--episodes", text="episodes to run", default=10)
-    add(
+    parser.flag("--episodes", text="episodes to run", default=10)
+    parser.flag(
         "--seed",
         text="seed of the first episode",
         default=_FIRST_SEED,
         shown=f"{_FIRST_SEED}, disjoint from the seeds with which a run selects its best policy",
     )
-    add_checkpoint(parser)
-    add("--csv", text="write a CSV file with one row per episode", metavar="FILE")
-    add("--video", text="record the first episode as an MP4 clip", metavar="FILE")
-    add_import(parser)
-    add_start_deadline(parser)
-    add_common_flags(parser)
+    parser.add_checkpoint()
+    parser.flag("--csv", text="write a CSV file with one row per episode", metavar="FILE")
+    parser.flag("--video", text="record the first episode as an MP4 clip", metavar="FILE")
+    parser.add_import()
+    parser.add_start_deadline()
+    parser.add_common_flags()
     protocol = parser.add_argument_group("compare recorded evaluations of runs, without new episodes")
-    add = partial(add_flag, protocol)
     text = "protocol of HTS-RL: final, final-time and required-time metric with bootstrap intervals over seeds"
-    add("--protocol", text=text, choices=("hts",))
+    parser.flag("--protocol", text=text, choices=("hts",), group=protocol)
     text = "score of the required-time metric, may be repeated"
-    add("--target", text=text, default=[], type=float, metavar="SCORE")
+    parser.flag("--target", text=text, default=[], type=float, metavar="SCORE", group=protocol)
     text = "wall time of the final-time metric [s]"
-    add("--limit-s", text=text, shown="the duration of the fastest run per environment", type=float)
-    add("--policies", text="number of policies per metric", default=POLICIES)
-    add_centre(protocol, ", from four seeds on")
-    add("--resamples", text="bootstrap resamples", default=RESAMPLES)
-    add(
+    parser.flag(
+        "--limit-s", text=text, shown="the duration of the fastest run per environment", type=float, group=protocol
+    )
+    parser.flag("--policies", text="number of policies per metric", default=POLICIES, group=protocol)
+    parser.add_centre(", from four seeds on", protocol)
+    parser.flag("--resamples", text="bootstrap resamples", default=RESAMPLES, group=protocol)
+    parser.flag(
         "--by",
+        group=protocol,
         text="group runs by this setting only, may be repeated",
         shown="by all settings that differ between runs of the same environment, algorithm and mode",
         action="append",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze import __version__
-from spreeze.cli.arguments import Parser, add_checkpoint, add_common_flags, add_flag, check_output, guarded
+from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.cli.evaluate import find_weights, policy_of, pretrained_policies, recorded_spec, run_or_policy, spec_of
 from spreeze.envs.families import FAMILIES
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
@@ -48,12 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "evaluations instead.",
     )
     parser.add_argument("run", metavar="RUN", help=run_or_policy())
-    add_flag(parser, "--format", text="output format", default=names[0], metavar="|".join(names))
-    add_checkpoint(parser)
+    parser.flag("--format", text="output format", default=names[0], metavar="|".join(names))
+    parser.add_checkpoint()
     text = "output file"
-    add_flag(parser, "--out", text=text, shown="the name of the run, in the working directory", metavar="FILE")
-    add_flag(parser, "--force", text="overwrite existing files", default=False)
-    add_common_flags(parser)
+    parser.flag("--out", text=text, shown="the name of the run, in the working directory", metavar="FILE")
+    parser.flag("--force", text="overwrite existing files", default=False)
+    parser.add_common_flags()
     args = parser.parse_args(argv)
     return guarded(lambda: _export(args, names), as_json=args.json)
 

@@ -6,20 +6,11 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from spreeze.cli.arguments import (
-    Parser,
-    add_checkpoint,
-    add_flag,
-    add_import,
-    add_start_deadline,
-    check_output,
-    guarded,
-)
+from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.cli.evaluate import (
     environment_errors,
     find_weights,
@@ -42,20 +33,19 @@ from spreeze.workers.evaluator import MAX_STEPS
 from spreeze.workers.visualizer import ClipWriter, clip_stride
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     parser = Parser(
         prog="python -m spreeze play", description="Show a policy in a window, or record a clip if there is no display."
     )
     parser.add_argument("run", metavar="RUN", help=run_or_policy())
-    add = partial(add_flag, parser)
-    add("--runs-dir", text="directory of the runs", default="runs")
-    add_checkpoint(parser, "; both are reloaded while a run trains")
+    parser.flag("--runs-dir", text="directory of the runs", default="runs")
+    parser.add_checkpoint("; both are reloaded while a run trains")
     text = "record an MP4 clip even with a display"
-    add("--clip", text=text, shown="in the run's video folder, or next to the weights file", metavar="FILE")
-    add("--episodes", text="number of episodes", shown="in a window until Ctrl-C, in a clip 1", type=int)
-    add("--seed", text="seed of the first episode", default=10_000)
-    add_import(parser)
-    add_start_deadline(parser)
+    parser.flag("--clip", text=text, shown="in the run's video folder, or next to the weights file", metavar="FILE")
+    parser.flag("--episodes", text="number of episodes", shown="in a window until Ctrl-C, in a clip 1", type=int)
+    parser.flag("--seed", text="seed of the first episode", default=10_000)
+    parser.add_import()
+    parser.add_start_deadline()
     return parser
 
 

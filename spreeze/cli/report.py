@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from spreeze.cli.arguments import Parser, add_centre, add_common_flags, add_flag, check_output, guarded
+from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.errors import RunError
 from spreeze.formatting import clean
 from spreeze.machine.output import emit, say
@@ -22,10 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="name, path, or latest; several are compared")
     text = "also report the time to this return, first reached and held"
-    add_flag(parser, "--target", text=text, shown="off", type=float, metavar="R")
-    add_centre(parser)
-    add_flag(parser, "--out", text="output file", default="report.html", metavar="FILE")
-    add_common_flags(parser)
+    parser.flag("--target", text=text, shown="off", type=float, metavar="R")
+    parser.add_centre()
+    parser.flag("--out", text="output file", default="report.html", metavar="FILE")
+    parser.add_common_flags()
     args = parser.parse_args(argv)
     return guarded(lambda: _report(args), as_json=args.json)
 

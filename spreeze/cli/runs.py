@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, add_common_flags, add_flag, guarded
+from spreeze.cli.arguments import Parser, guarded
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, percent, size
@@ -43,12 +43,12 @@ _MOST = 1e18
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m spreeze runs", description="List, steer, stop and describe runs.")
-    add_common_flags(parser)
+    parser.add_common_flags()
     common = Parser(add_help=False)  # a verb's flags may stand on either side of it
-    add_common_flags(common, inherited=True)
+    common.add_common_flags(inherited=True)
     verbs = parser.add_subparsers(dest="verb")
 
-    def verb(name: str, text: str, *, run: bool = True) -> argparse.ArgumentParser:
+    def verb(name: str, text: str, *, run: bool = True) -> Parser:
         made = verbs.add_parser(name, help=text, parents=[common])
         if run:
             made.add_argument("run", help="name, path, or latest")
@@ -56,16 +56,16 @@ def main(argv: list[str] | None = None) -> int:
 
     verb("list", "list all runs, oldest first (default)", run=False)
     stop = verb("stop", "stop a run like Ctrl-C, and wait for its end")
-    add_flag(stop, "--timeout", text="how long to wait [s]", default=30.0, shown="30")
-    add_flag(stop, "--force", text="kill the supervisor and its workers", default=False)
+    stop.flag("--timeout", text="how long to wait [s]", default=30.0, shown="30")
+    stop.flag("--force", text="kill the supervisor and its workers", default=False)
     for name, (_, text) in _REQUESTS.items():
         verb(name, text)
     share = verb("leave-free", "change the share of the cores to leave free for other programs")
     share.add_argument("share", type=float, help="share of the usable cores, 0 to 0.9")
     about = verb("describe", "set title, note and tags of a run; without flags, show them")
-    add_flag(about, "--title", text="title shown instead of the name; empty: the name", shown="unchanged")
-    add_flag(about, "--note", text="free text", shown="unchanged")
-    add_flag(about, "--tags", text="comma-separated tags, which replace the present ones", shown="unchanged")
+    about.flag("--title", text="title shown instead of the name; empty: the name", shown="unchanged")
+    about.flag("--note", text="free text", shown="unchanged")
+    about.flag("--tags", text="comma-separated tags, which replace the present ones", shown="unchanged")
     rest = verb("visualizer", "pause or resume a run's visualizer")
     rest.add_argument("what", choices=("pause", "resume"))
     args = parser.parse_args(argv)

@@ -20,12 +20,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from spreeze.cli import train
-from spreeze.cli.arguments import Parser, add_common_flags, add_flag, add_import, guarded
+from spreeze.cli.arguments import Parser, guarded
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import aligned
@@ -123,22 +122,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return guarded(lambda: _sweep(args), as_json=args.json)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         prog="python -m spreeze sweep", description="Train every combination of settings with several seeds."
     )
-    add = partial(add_flag, parser)
-    add("--env", text="environment", shown="as in train", metavar="ID")
-    add_import(parser)
-    add("--algo", text="algorithm", shown="from environment and mode", metavar="NAME")
-    add("--mode", text="mode", shown="as in train", metavar="NAME")
-    add("--profile", text="profile", shown="that of the environment", metavar="NAME|PATH")
+    parser.flag("--env", text="environment", shown="as in train", metavar="ID")
+    parser.add_import()
+    parser.flag("--algo", text="algorithm", shown="from environment and mode", metavar="NAME")
+    parser.flag("--mode", text="mode", shown="as in train", metavar="NAME")
+    parser.flag("--profile", text="profile", shown="that of the environment", metavar="NAME|PATH")
     text = "run the tuner for each setting; only one run at a time, since the tuner measures the whole machine"
-    add("--auto", text=text, default=False)
-    add("--seeds", text="use seeds 1 to N", shown="3", type=int, metavar="N")
+    parser.flag("--auto", text=text, default=False)
+    parser.flag("--seeds", text="use seeds 1 to N", shown="3", type=int, metavar="N")
     text = "values of a setting, may be repeated; write lists in brackets"
-    add("--set", text=text, default=[], metavar="SECTION.FIELD=VALUE,VALUE")
-    add(
+    parser.flag("--set", text=text, default=[], metavar="SECTION.FIELD=VALUE,VALUE")
+    parser.flag(
         "--seconds",
         "--stop-seconds",
         text="training time per run [s]",
@@ -148,14 +146,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
     )
     text = "report the time to this return; unlike --target-return of train, runs do not stop"
-    add("--target", text=text, shown="off", type=float, metavar="R")
+    parser.flag("--target", text=text, shown="off", type=float, metavar="R")
     text = "number of parallel runs, each on its own cores"
-    add("--side-by-side", text=text, shown="1, or as the sweep was started", type=int, metavar="N")
-    add("--name", text="name of the sweep", shown="from the time", metavar="NAME")
+    parser.flag("--side-by-side", text=text, shown="1, or as the sweep was started", type=int, metavar="N")
+    parser.flag("--name", text="name of the sweep", shown="from the time", metavar="NAME")
     text = "continue a sweep; unfinished runs start again"
-    add("--resume", text=text, shown="a new sweep", metavar="NAME")
-    add("--dry-run", text="print the plan without running it", default=False)
-    add_common_flags(parser)
+    parser.flag("--resume", text=text, shown="a new sweep", metavar="NAME")
+    parser.flag("--dry-run", text="print the plan without running it", default=False)
+    parser.add_common_flags()
     return parser
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 
-from spreeze.cli.arguments import add_flag, build_parser, check_output, guarded
+from spreeze.cli.arguments import Parser, build_parser, check_output, guarded
 from spreeze.cli.terminal import show_tuning
 from spreeze.cli.train import layers_of
 from spreeze.config.layers import effect_notes, resolve, with_algorithm
@@ -23,7 +22,7 @@ from spreeze.transport.files import replace_bytes
 from spreeze.tuner.run import TunerCallbacks, tuned_layer
 
 
-def tune_parser() -> argparse.ArgumentParser:
+def tune_parser() -> Parser:
     """The flags of ``spreeze.train`` and two more."""
     parser = build_parser()
     parser.prog = "python -m spreeze tune"
@@ -31,12 +30,11 @@ def tune_parser() -> argparse.ArgumentParser:
         "Benchmark this machine with an environment to choose batch size, learner threads, device and samplers."
     )
     parser.epilog = "Takes the flags of train; settings given here are kept, the others are tuned."
-    add = partial(add_flag, parser)
-    add("--out", text="also write the result to this file", shown="cache only", metavar="FILE")
+    parser.flag("--out", text="also write the result to this file", shown="cache only", metavar="FILE")
     text = "tune only samplers and environments, as --cluster does on hosts without a learner"
-    add("--no-learner", text=text, default=False)
+    parser.flag("--no-learner", text=text, default=False)
     text = "save the result as profiles/NAME.toml or as a .toml file, for --profile"
-    add("--export", text=text, metavar="NAME|PATH")
+    parser.flag("--export", text=text, metavar="NAME|PATH")
     return parser
 
 
