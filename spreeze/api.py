@@ -34,7 +34,7 @@ from spreeze.cli.evaluate import environment_errors, find_weights, policy_of, re
 from spreeze.config.values import value_text
 from spreeze.envs.callers import called_by, name_of
 from spreeze.envs.make import refuse_foreign
-from spreeze.envs.obs_flattening import MASK, Flattener, Leaf, LeafError, leaves_of
+from spreeze.envs.obs_flattening import MASK, Flattener, Leaf, LeafError, joined_mask, leaves_of
 from spreeze.envs.task import ActionScaling, open_env
 from spreeze.errors import ConfigError, EnvironmentError_, SpreezeError, UsageError, WorkerError, did_you_mean
 from spreeze.inference.policy import Policy, State, exploring_arrays
@@ -46,7 +46,7 @@ from spreeze.metrics.table import TABLE
 from spreeze.run_directory import find_run, read_config, read_json, state_of
 from spreeze.runtime.callbacks.callback import BaseCallback
 from spreeze.transport.weights import Weights, read_weights
-from spreeze.types import Box, EnvSpec
+from spreeze.types import EnvSpec
 
 if TYPE_CHECKING:
     import gymnasium
@@ -328,7 +328,7 @@ class TrainedPolicy:
         self._weights = weights
         self._free = {greedy: [self._made(greedy=greedy)] for greedy in (True, False)}
         """Policies that no thread uses now, whose buffers may be written to."""
-        self._unscale_action = ActionScaling(self.spec)
+        self._unscale_action, self._form = ActionScaling(self.spec), self.spec.form()
         self._rng = np.random.default_rng(seed)
         self._leaves = self._leaves_of_env() if self.spec.parts and not self.spec.team else ()  # teams join theirs
         self._flatten = Flattener(self._leaves)
@@ -356,11 +356,13 @@ class TrainedPolicy:
                 memory.
             deterministic: return the best action; otherwise sample one as for exploration.
             action_mask: mask [K] or [N, K], such as ``info["action_mask"]``; None: from the observation, if it has one.
+                For Dict and Tuple actions also such a structure of masks [n], for one observation.
 
         Returns:
             Continuous: float32 [*action_shape], or [N, *action_shape], within the bounds of the action space.
             Discrete: the environment's own number, ``np.int64``, or int64 [N].
             MultiDiscrete and MultiBinary: the environment's own numbers, int64 [*shape], or [N, *shape].
+            Dict and Tuple: such a structure of these, in the types of the environment's spaces.
             A team: one number for each agent, int64 [agents], or [N, agents].
 
         Raises:
@@ -372,12 +374,8 @@ class TrainedPolicy:
         if self.spec.action_mask or action_mask is not None:
             rows = np.concatenate([rows, self._mask(action_mask, len(rows))], axis=1)
         drawn, state = self._act(rows, state or (), greedy=deterministic)
-        action = self.spec.action
-        if isinstance(action, Box):
-            actions = self._unscale_action(drawn).reshape(len(rows), *_shape(action.shape, action.dim))
-        else:
-            actions = action.to_env(drawn)
-        return actions[0] if single else actions, state
+        actions = self._unscale_action(drawn)
+        return self._form(actions[0] if single else actions), state
 
     def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
         """Constructs an environment that is compatible with ``predict``.
@@ -418,7 +416,7 @@ class TrainedPolicy:
                 "info['action_mask'] of reset and step"
             )
         try:
-            found = np.atleast_2d(np.asarray(mask, np.float32))
+            found = np.atleast_2d(np.asarray(joined_mask(mask, choice, self.spec.action_parts), np.float32))
         except (TypeError, ValueError):
             raise UsageError(f"action_mask {str(mask)[:60]}: expected an array of 0 and 1") from None
         if found.shape != (count, self.spec.mask_dim):

@@ -2,7 +2,8 @@
 
 Shapes in all docstrings: B batch, T time, N environments stepped together, O observation size, A action size,
 K number of discrete actions, W row width. Actions that are choices are stored as A float32 components, each the index
-0 .. n-1 of one choice; a Discrete space has one. Torch is not imported here, because samplers never load it.
+0 .. n-1 of one choice; a Discrete space has one. Those of Dict and Tuple spaces are one row: the numbers of all boxes,
+then the indices of all choices. Torch is not imported here, because samplers never load it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import math
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -143,11 +145,75 @@ class Choices:
         return tuple(slice(end - count, end) for end, count in zip(ends, self.nvec, strict=True))
 
     def to_env(self, index: np.ndarray) -> np.ndarray:
-        """The environment's own numbers, int64 [N, *shape], of indices [N, A]."""
-        return (index.astype(np.int64) + self.start).reshape(len(index), *self.shape)
+        """The environment's own numbers, int64 [..., *shape], of indices [..., A]."""
+        return (index.astype(np.int64) + self.start).reshape((*index.shape[:-1], *self.shape))[()]
 
 
-ActionSpec = Box | Choices
+@dataclass(frozen=True)
+class Mixed:
+    """Actions of numbers and choices; policies give ``numbers in [-1, 1] | indices``."""
+
+    box: Box
+    choice: Choices
+
+    @property
+    def shape(self) -> None:
+        """None: ``EnvSpec.action_parts`` have shapes."""
+
+    @property
+    def dim(self) -> int:
+        """A: number of components."""
+        return self.box.dim + self.choice.dim
+
+    @property
+    def low(self) -> tuple[float, ...]:
+        """Lower bounds of the box and the environment's lowest number of each choice."""
+        return self.box.low + self.choice.low
+
+    @property
+    def high(self) -> tuple[float, ...]:
+        """Upper bounds of the box and the environment's highest number of each choice."""
+        return self.box.high + self.choice.high
+
+
+ActionSpec = Box | Choices | Mixed
+
+
+Converter = Callable[[np.ndarray], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionPart:
+    """A Box, Discrete, MultiDiscrete or MultiBinary within a Dict or Tuple."""
+
+    path: tuple[str | int, ...]
+    """Keys that lead to it; within a Tuple its number."""
+    begin: int
+    """Its first column of the flat action."""
+    shape: tuple[int, ...]
+    """The environment's own shape of it."""
+    dtype: str
+    start: tuple[int, ...] | None = None
+    """The environment's number for option 0 of each choice; None of a Box."""
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.begin, self.begin + math.prod(self.shape))
+
+    def form(self) -> Converter:
+        """A function from actions [..., A], as of ``EnvSpec.form``, to this part of them, [..., *shape]."""
+        columns, shape, dtype = self.columns, self.shape, np.dtype(self.dtype)
+        if self.start is None:
+            return lambda rows: rows[..., columns].reshape((*rows.shape[:-1], *shape)).astype(dtype)
+        start = np.array(self.start, np.int64)
+
+        def numbers(rows: np.ndarray) -> Any:
+            return (rows[..., columns].astype(np.int64) + start).reshape((*rows.shape[:-1], *shape)).astype(dtype)
+
+        if shape:
+            return numbers
+        kind, first = dtype.type, self.start[0]
+        return lambda rows: kind(int(rows[self.begin]) + first) if rows.ndim == 1 else numbers(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +248,7 @@ class EnvSpec:
     obs_dim: int
     """O: length of the flat float32 observation; where ``action_mask`` is true its last K values are the mask."""
     action: ActionSpec
-    """The action space: a box, or one or several choices."""
+    """The action space as one row: a box, one or several choices, or both."""
     max_episode_steps: int | None
     """Env steps after which the environment truncates an episode; None if it never does."""
     reward_threshold: float | None
@@ -201,6 +267,8 @@ class EnvSpec:
     """True if ``info["action_mask"]`` says at each step which of the K options are allowed."""
     team: TeamSpec | None = None
     """The agents where several act at once; None: a single one."""
+    action_parts: tuple[ActionPart, ...] = ()
+    """The parts of a Dict or Tuple action; empty for other spaces."""
 
     @property
     def action_dim(self) -> int:
@@ -208,9 +276,30 @@ class EnvSpec:
         return self.action.dim
 
     @property
+    def box(self) -> Box | None:
+        """The numbers of an action; None where there are only choices."""
+        if isinstance(self.action, Mixed):
+            return self.action.box
+        return self.action if isinstance(self.action, Box) else None
+
+    @property
     def choices(self) -> Choices | None:
-        """The action where it is made of choices; None where it is a Box."""
+        """The choices of an action; None where it is a Box."""
+        if isinstance(self.action, Mixed):
+            return self.action.choice
         return self.action if isinstance(self.action, Choices) else None
+
+    def form(self) -> Converter:
+        """A function from a row [A] to the action that ``env.step`` takes; of rows [N, A] each part is [N, ...].
+
+        The rows are numbers in the environment's unit and indices of choices.
+        """
+        if self.action_parts:
+            return nested([(part.path, part.form()) for part in self.action_parts])
+        if isinstance(self.action, Choices):
+            return self.action.to_env
+        shape = (-1,) if self.action.shape is None else self.action.shape
+        return lambda rows: rows.reshape((*rows.shape[:-1], *shape))
 
     @property
     def mask_dim(self) -> int:
@@ -222,6 +311,20 @@ class EnvSpec:
         """``obs_layout`` without the mask, which is its last entry; empty where the rest is a single Box."""
         parts = self.obs_layout[: len(self.obs_layout) - self.action_mask]
         return () if parts == (f"0:{self.obs_dim - self.mask_dim} observation (Box)",) else parts
+
+
+def nested(parts: list[tuple[tuple[str | int, ...], Callable[[Any], Any]]]) -> Callable[[Any], Any]:
+    """A function that makes dictionaries and tuples of what the functions at each path give."""
+    if not parts[0][0]:
+        return parts[0][1]
+    groups: dict[str | int, list[tuple[tuple[str | int, ...], Callable[[Any], Any]]]] = {}
+    for (key, *rest), make in parts:
+        groups.setdefault(key, []).append((tuple(rest), make))
+    found = {key: nested(group) for key, group in groups.items()}
+    if isinstance(parts[0][0][0], int):
+        ordered = [found[place] for place in range(len(found))]
+        return lambda rows: tuple([make(rows) for make in ordered])
+    return lambda rows: {key: make(rows) for key, make in found.items()}
 
 
 class TransitionBatch(NamedTuple):
@@ -434,9 +537,9 @@ def _value(name: str, hint: Any, value: Any) -> Any:
 
 
 def _has_fields(option: Any, value: Any) -> bool:
-    """True if a value could be of this one of several types, by the names of its fields."""
+    """True if a value could be of this one of several types; of dataclasses by the names of their fields."""
     if not dataclasses.is_dataclass(option) or not isinstance(value, dict):
-        return True
+        return option not in (str, int) or isinstance(value, option)
     return value.keys() <= {entry.name for entry in dataclasses.fields(option)}
 
 
@@ -457,8 +560,8 @@ def spec_from(data: Any) -> EnvSpec:
     except TypeError as error:
         raise ValueError(str(error)) from None
     sizes = {"obs_dim": spec.obs_dim, "action_dim": spec.action_dim}
-    if isinstance(spec.action, Choices):
-        sizes |= {"action.nvec": min(spec.action.nvec, default=0), "sum of action.nvec": spec.action.options}
+    if spec.choices is not None:
+        sizes |= {"action.nvec": min(spec.choices.nvec, default=0), "sum of action.nvec": spec.choices.options}
     if spec.max_episode_steps is not None:
         sizes["max_episode_steps"] = spec.max_episode_steps
     if spec.frames is not None:
@@ -495,16 +598,15 @@ def _with_action(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _contradictions(spec: EnvSpec) -> dict[str, bool]:
-    action, team = spec.action, spec.team
-    if isinstance(action, Choices):
-        unfit = {"action.start": len(action.start) != action.dim}
-    else:
-        pairs = list(zip(action.low, action.high, strict=False))
-        unfit = {
-            "action.low": not all(map(math.isfinite, (*action.low, *action.high))) or any(a > b for a, b in pairs),
-            "action.high": len(action.high) != action.dim,
-        }
+    action, team, unfit = spec.action, spec.team, dict[str, bool]()
+    if spec.choices is not None:
+        unfit["action.start"] = len(spec.choices.start) != spec.choices.dim
+    if (box := spec.box) is not None:
+        pairs = list(zip(box.low, box.high, strict=False))
+        unfit["action.low"] = not all(map(math.isfinite, (*box.low, *box.high))) or any(a > b for a, b in pairs)
+        unfit["action.high"] = len(box.high) != box.dim
     return unfit | {
+        "action_parts": not _parts_fit(spec),
         "env_id": not spec.env_id.strip(),
         "action.shape": action.shape is not None and math.prod(action.shape) != action.dim,
         "team": team is not None and (not isinstance(action, Choices) or action.nvec != team.actions),
@@ -512,3 +614,22 @@ def _contradictions(spec: EnvSpec) -> dict[str, bool]:
         "obs_shape": spec.obs_shape is not None and math.prod(spec.obs_shape) != spec.obs_dim - spec.mask_dim,
         "frames": spec.frames is not None and spec.frames.stack * spec.frames.frame_bytes > _MOST_VALUES,
     }
+
+
+def _parts_fit(spec: EnvSpec) -> bool:
+    """True if the parts of a nested action are all of its columns, boxes before choices."""
+    parts, numbers = spec.action_parts, 0 if spec.box is None else len(spec.box.low)
+    if not parts:
+        return not isinstance(spec.action, Mixed)
+    stops = [0, *(part.columns.stop for part in parts)]
+    kinds_fit = all(
+        (part.start is None) == (part.columns.stop <= numbers) and len(part.start or ()) in (0, math.prod(part.shape))
+        for part in parts
+    )
+    if not kinds_fit or sorted(stops) != sorted([*(part.begin for part in parts), spec.action_dim]):
+        return False
+    try:
+        spec.form()(np.zeros(spec.action_dim, np.float32))
+    except (ValueError, TypeError, IndexError, KeyError):
+        return False
+    return True

@@ -9,6 +9,7 @@ To understand an update, read these files, as ``tests/contract/test_reading.py``
 =============  ===========================
 sac            sac, off_policy, losses
 sac discrete   sac, off_policy, losses
+sac hybrid     sac, off_policy, losses
 td3            td3, off_policy, losses
 ddpg           td3, off_policy, losses
 dqn            dqn, off_policy, losses
@@ -62,13 +63,14 @@ def create(
     ``num_actions`` is None for continuous actions. ``import_module`` of the command's ``--import`` may declare the row.
     The class is called with (obs_dim, action_dim or num_actions, config, seed, device) and the options by name:
     where they are set, for continuous actions ``overlap``, for images ``frames``, for action masks
-    ``masked``, for several agents ``team``, for a network of the user's own ``network``.
+    ``masked``, for several agents ``team``, for numbers beside the choice ``numbers``, how many, for a network of the
+    user's own ``network``.
 
     Raises:
         ConfigError: no algorithm of that name for these actions.
     """
     kind, size = ("continuous", action_dim) if num_actions is None else ("discrete", num_actions)
-    kind = "team" if "team" in options else kind
+    kind = "team" if "team" in options else "hybrid" if "numbers" in options else kind
     network = find_network(config.network, import_module)
     options |= {} if network is None else {"network": network}
     algorithm: OffPolicyAlgorithm = _class(name, kind, import_module)(obs_dim, size, config, seed, device, **options)

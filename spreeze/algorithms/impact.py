@@ -28,7 +28,7 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
-from spreeze.algorithms.on_policy import CategoricalDistribution, OnPolicyAlgorithm, Passed, Samples
+from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.recurrent_networks import Sequences
 from spreeze.config.algorithm_settings import AsyncOnPolicyConfig
@@ -417,7 +417,7 @@ class Impact(Appo):
         """Adds ``eta KL(pi_target, pi_theta)``."""
         if not self._kl_coef or self._using is None:
             return
-        divergence, by_out, by_log_std = self._divergence_from(self._using, out)
+        divergence, by_out, by_log_std = self._kind.kl(self._using.out, self._using.log_std, out)
         weight = self._kl_coef / len(divergence)
         grad_out.add_(by_out, alpha=weight)
         if by_log_std is not None:
@@ -433,18 +433,12 @@ class Impact(Appo):
         if self._kl_coef:
             self._kl_coef = losses.adapted_coefficient(self._kl_coef, from_target, self._config.kl_target)
 
-    def _divergence_from(self, evaluated: Evaluated, out: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """``KL(pi_target, pi_theta)`` [M], and its gradients by outputs [K, M] and log standard deviations [A, M]."""
-        if isinstance(self._kind, CategoricalDistribution):
-            return *self._kind.kl(evaluated.out, out), None
-        return losses.gaussian_kl(evaluated.out, evaluated.log_std, out, self.net.log_std)
-
     def metrics(self) -> dict[str, float]:
         found = super().metrics()
         if self._using is not None:
             with torch.no_grad():
                 out = self._forward(self._using.samples.obs, self._using.samples.sequences)[0]
-                found["target_divergence"] = self._divergence_from(self._using, out)[0].mean().item()
+                found["target_divergence"] = self._kind.kl(self._using.out, self._using.log_std, out)[0].mean().item()
             found |= {"target_updates": float(self.target_updates), "kl_coef": self._kl_coef}
         return finite(found)
 

@@ -82,12 +82,15 @@ def tanh_backward(action: Tensor, grad_action: Tensor) -> Tensor:
     return torch.addcmul(grad_action, action * grad_action, action, value=-1.0)
 
 
-def mask_logits(values: Tensor, obs: Tensor) -> Tensor:
+def mask_logits(values: Tensor, obs: Tensor, numbers: int = 0) -> Tensor:
     """Returns values or logits [K, B] with invalid actions masked out, by the masks in obs [B, O].
 
     The masks are the last K columns (``types.EnvSpec``). The softmax of such logits is that over the allowed actions
-    alone (Huang and Ontanon 2022, arXiv 2006.14171, section 3); no gradient reaches the others.
+    alone (Huang and Ontanon 2022, arXiv 2006.14171, section 3); no gradient reaches the others. Before the logits there
+    may be outputs for ``numbers``, which stay.
     """
+    if numbers:
+        return torch.cat((values[:numbers], mask_logits(values[numbers:], obs)))
     return values.masked_fill(obs[:, -len(values) :].t() == 0.0, _FORBIDDEN)
 
 

@@ -121,9 +121,10 @@ class OnPolicyAlgorithm(Algorithm):
         self.policy_average = config.policy_average
         """Decay in one update of the average that a trainer publishes; 0: the newest policy."""
         self._device, self._config = torch.device(device), config
-        outputs, num_log_std = (spec.action_dim,) * 2 if spec.choices is None else (spec.choices.options, 0)
+        self._numbers = 0 if spec.box is None else spec.box.dim
+        outputs = self._numbers + (0 if spec.choices is None else spec.choices.options)
         generator = torch.Generator().manual_seed(seed)
-        shape = (outputs, num_log_std, config.hidden_sizes, generator, self._device)
+        shape = (outputs, self._numbers, config.hidden_sizes, generator, self._device)
         network = find_network(config.network, spec.import_module)
         layers = HiddenLayers(config.activation, config.layer_norm, network)
         config.check_task(spec)
@@ -136,11 +137,7 @@ class OnPolicyAlgorithm(Algorithm):
         else:
             self.net = MlpActorCritic(spec.obs_dim, *shape, layers)
         self.net.log_std.fill_(config.initial_log_std)
-        self._kind: CategoricalDistribution | GaussianDistribution = (
-            GaussianDistribution(self.net.log_std, self.net.grad_log_std)
-            if spec.choices is None
-            else CategoricalDistribution(spec.choices.nvec)
-        )
+        self._kind = distribution_of(spec, self.net.log_std, self.net.grad_log_std)
         self._masked = spec.action_mask
         self.optimiser = self._new_optimiser()
         self.optimiser.apart = self.net.of_value
@@ -324,7 +321,7 @@ class OnPolicyAlgorithm(Algorithm):
             out, value = self.net.forward(obs, sequences)
         else:
             out, value = self.net.forward(obs)
-        return (losses.mask_logits(out, obs) if self._masked else out), value
+        return (losses.mask_logits(out, obs, self._numbers) if self._masked else out), value
 
     def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
         """The gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""
@@ -527,7 +524,7 @@ class CategoricalDistribution:
     """
 
     def __init__(self, nvec: tuple[int, ...]) -> None:
-        self.meta = {"policy": "categorical", "nvec": list(nvec)}
+        self.meta: dict[str, Any] = {"policy": "categorical", "nvec": list(nvec)}
         self._nvec = list(nvec)
         self._log_pi: list[Tensor] = []
         self._index: tuple[Tensor, ...] = ()
@@ -559,13 +556,17 @@ class CategoricalDistribution:
             ]
         )
 
-    def kl(self, out_p: Tensor, out_q: Tensor) -> tuple[Tensor, Tensor]:
-        """``KL(p, q)`` [M] in nat of policies with outputs [K, M], and its gradient [K, M] by those of q."""
+    def kl(self, out_p: Tensor, log_std_p: Tensor, out_q: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """``KL(p, q)`` [M] in nat of policies with outputs [K, M], and its gradients by q's.
+
+        ``log_std_p`` [A, M] are log standard deviations of p; those of q are its own. The gradients are by outputs
+        [K, M] and log standard deviations [A, M], None without numbers.
+        """
         found = [
             losses.categorical_kl(torch.log_softmax(p, 0), torch.log_softmax(q, 0))
             for p, q in zip(self._split(out_p), self._split(out_q), strict=True)
         ]
-        return _sum([divergence for divergence, _ in found]), _joined([gradient for _, gradient in found])
+        return _sum([divergence for divergence, _ in found]), _joined([gradient for _, gradient in found]), None
 
     def entropy(self) -> float:
         """Mean in nat (reads the device)."""
@@ -585,7 +586,7 @@ class GaussianDistribution:
 
     def __init__(self, log_std: Tensor, grad_log_std: Tensor) -> None:
         self._log_std, self._grad_log_std = log_std, grad_log_std
-        self.meta = {"policy": "gaussian", "action_dim": len(log_std)}
+        self.meta: dict[str, Any] = {"policy": "gaussian", "action_dim": len(log_std)}
         self._z: Tensor | None = None
 
     def log_prob(self, out: Tensor, action: Tensor) -> Tensor:
@@ -599,5 +600,47 @@ class GaussianDistribution:
         self._grad_log_std.copy_(grad_log_std)
         return grad_mean
 
+    def kl(self, out_p: Tensor, log_std_p: Tensor, out_q: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        return losses.gaussian_kl(out_p, log_std_p, out_q, self._log_std)
+
     def entropy(self) -> float:
         return losses.gaussian_entropy(self._log_std).item()
+
+
+class MixedDistribution:
+    """Gaussian numbers and choices, independent: all is a sum over both; outputs are means, then logits."""
+
+    def __init__(self, numbers: GaussianDistribution, choices: CategoricalDistribution) -> None:
+        self._numbers, self._choices = numbers, choices
+        self._split = int(numbers.meta["action_dim"])
+        self.meta = numbers.meta | choices.meta | {"policy": "mixed"}
+
+    def log_prob(self, out: Tensor, action: Tensor) -> Tensor:
+        split = self._split
+        return self._numbers.log_prob(out[:split], action[:, :split]) + self._choices.log_prob(
+            out[split:], action[:, split:]
+        )
+
+    def backward(self, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
+        return torch.cat([kind.backward(grad_log_prob, entropy_weight) for kind in (self._numbers, self._choices)])
+
+    def kl(self, out_p: Tensor, log_std_p: Tensor, out_q: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        split = self._split
+        numbers, by_mean, by_log_std = self._numbers.kl(out_p[:split], log_std_p, out_q[:split])
+        choices, by_logits, _ = self._choices.kl(out_p[split:], log_std_p, out_q[split:])
+        return numbers + choices, torch.cat((by_mean, by_logits)), by_log_std
+
+    def entropy(self) -> float:
+        return self._numbers.entropy() + self._choices.entropy()
+
+
+Distribution = CategoricalDistribution | GaussianDistribution | MixedDistribution
+
+
+def distribution_of(spec: EnvSpec, log_std: Tensor, grad_log_std: Tensor) -> Distribution:
+    """The distribution of a task's actions, over parameters ``log_std`` [A] of its numbers and their gradient."""
+    numbers = GaussianDistribution(log_std, grad_log_std)
+    if spec.choices is None:
+        return numbers
+    choices = CategoricalDistribution(spec.choices.nvec)
+    return choices if spec.box is None else MixedDistribution(numbers, choices)

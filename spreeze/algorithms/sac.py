@@ -1,10 +1,10 @@
-"""Soft actor-critic with twin critics, for continuous and for discrete actions.
+"""Soft actor-critic with twin critics, for continuous actions, for discrete ones, and for both at once.
 
-Haarnoja et al. 2018 (arXiv 1812.05905), with automatic temperature; Christodoulou 2019 (arXiv 1910.07207). Departures
-from the authors' code: all networks take their step in the order critics, actor, temperature, targets; the
-temperature's step is on log alpha; both of an update's action draws (at ``next_obs`` for the target, at ``obs`` for the
-actor) are one pass of the actor over 2 B rows. With discrete actions every expectation over actions is computed exactly
-from the policy's probabilities: no action is drawn.
+Haarnoja et al. 2018 (arXiv 1812.05905), with automatic temperature; Christodoulou 2019 (arXiv 1910.07207); Delalleau et
+al. 2019 (arXiv 1912.11077). Departures from the authors' code: all networks take their step in the order critics,
+actor, temperature, targets; the temperature's step is on log alpha; both of an update's action draws (at ``next_obs``
+for the target, at ``obs`` for the actor) are one pass of the actor over 2 B rows. With discrete actions every
+expectation over actions is computed exactly from the policy's probabilities: no action is drawn.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import DistributionalConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
+from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.lazy_torch import Tensor, torch
-from spreeze.inference.policy import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.types import TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
 class SACConfig(DistributionalConfig):
-    """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); discrete: arXiv 1910.07207; hybrid: 1912.11077."""
 
     alpha_lr: float = setting(1e-3, "learning rate of the entropy coefficient (Adam)", low=0.0, high=1.0)
     policy_delay: int = setting(1, "critic steps per step of actor and entropy coefficient", low=1, high=100)
@@ -103,16 +103,18 @@ class _Buffers:
 
 
 class _GaussianBuffers(_Buffers):
-    """Buffers for actions that are drawn."""
+    """Buffers for actions that are drawn; further outputs are the ``logits`` [K, 2 B] of a choice."""
 
-    def __init__(self, parameters: Parameters, rows: int, parallel: Parallel | None) -> None:
+    def __init__(self, parameters: Parameters, rows: int, parallel: Parallel | None, action_dim: int) -> None:
         super().__init__(parameters, rows)
-        like, action_dim = parameters.flat, parameters.sizes[-1] // 2
+        like, ends = parameters.flat, 2 * action_dim
         self.passes = {count: MlpPasses(parameters, buffers, parallel) for count, buffers in self.mlp_by_rows.items()}
         self.fresh_passes = MlpPasses(parameters, self.fresh, parallel)
         self.noise = like.new_zeros(action_dim, 2 * rows)
-        self.mean, self.raw_log_std = self.mlp.out[0, :action_dim], self.mlp.out[0, action_dim:]
-        self.grad_mean, self.grad_log_std = self.fresh.grad_out[0, :action_dim], self.fresh.grad_out[0, action_dim:]
+        out, grad_out = self.mlp.out[0], self.fresh.grad_out[0]
+        self.mean, self.raw_log_std, self.logits = out[:action_dim], out[action_dim:ends], out[ends:]
+        self.grad_mean, self.grad_log_std = grad_out[:action_dim], grad_out[action_dim:ends]
+        self.grad_logits = grad_out[ends:]
         self.action = self.scaled_noise = like.new_zeros(action_dim, rows)
         self.log_std = like.new_zeros(action_dim, 2 * rows)
         self.fresh_log_std, self.fresh_raw_log_std = self.log_std[:, rows:], self.raw_log_std[:, rows:]
@@ -127,7 +129,12 @@ class _SoftActorCritic(OffPolicyAlgorithm):
     name = "sac"
     actor: TrainedNetworks[Parameters]
     _config: SACConfig
-    _log_alpha_max: float | None = None
+    _log_alpha_max: float | Tensor | None = None
+    _coefficients = 1
+    """Number of entropy coefficients."""
+    _masked = False
+    _num_actions = 0
+    """K, of a choice."""
 
     def __init__(
         self,
@@ -143,7 +150,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
         super().__init__(actor, critics, noise, meta, place, overlap=overlap)
         self._config, self.period = config, config.policy_delay
-        self.log_alpha = actor.online.flat.new_full((1,), math.log(config.initial_alpha))
+        self.log_alpha = actor.online.flat.new_full((self._coefficients,), math.log(config.initial_alpha))
         self.alpha = self.log_alpha.exp()
         self.alpha_gradient = torch.zeros_like(self.log_alpha)
         """[1], to log alpha."""
@@ -165,12 +172,19 @@ class _SoftActorCritic(OffPolicyAlgorithm):
         self.updates += 1
 
     def _actor_metrics(self) -> dict[str, float]:
-        alpha = self.log_alpha.exp().item()
+        alpha = self.log_alpha[-1].exp().item()
         found = super()._actor_metrics() | {"alpha": alpha}
         if self._buffers is not None:
             entropy = -self._buffers.negative_entropy.mean().item()
             found |= finite({"entropy": entropy, "actor_loss": -alpha * entropy - self.critics.mean_action_value()})
         return found
+
+    def _target_entropy_of_choice(self, obs: Tensor) -> Tensor | float:
+        """A share of the maximum: of the options that the masks in obs [B, O] allow."""
+        ratio = self._config.target_entropy_ratio
+        if not self._masked:
+            return ratio * math.log(self._num_actions)
+        return obs[:, -self._num_actions :].sum(1).log_().mean().mul_(ratio)
 
     def _tensors(self) -> dict[str, Tensor]:
         own = {"log_alpha": self.log_alpha}
@@ -219,13 +233,17 @@ class SAC(_SoftActorCritic):
         meta = {"policy": "squashed_gaussian", "obs_dim": obs_dim, "action_dim": action_dim,
                 "hidden_sizes": list(hidden), **layers.meta}  # fmt: skip
         super().__init__(actor, critics, config, seed, meta, place, overlap=overlap)
-        self._target_entropy = torch.full_like(self.alpha, config.target_entropy_per_action * action_dim)
+        self._begin(action_dim)
+
+    def _begin(self, action_dim: int) -> None:
+        self._action_dim, self._alpha_of_numbers = action_dim, self.alpha[:1]
+        self._target_entropy = torch.full_like(self.alpha, self._config.target_entropy_per_action * action_dim)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
         """Returns actions and log-densities at next_obs and, if the actor is updated, actions at obs, in one pass."""
         rows = batch.obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _GaussianBuffers(self.actor.online, rows, self._parallel)
+            self._buffers = _GaussianBuffers(self.actor.online, rows, self._parallel, self._action_dim)
         buffers = self._buffers
         filled = buffers.fill(batch, moves_actor=self._moves_actor())
         buffers.passes[filled].forward(buffers.x[:, :filled])
@@ -258,7 +276,10 @@ class SAC(_SoftActorCritic):
         buffers = self._buffers
         assert buffers is not None
         grad_mean, grad_log_std = losses.squashed_gaussian_backward(
-            buffers.action, buffers.scaled_noise, dq_da * buffers.minus_per_row, self.alpha * buffers.per_row
+            buffers.action,
+            buffers.scaled_noise,
+            dq_da * buffers.minus_per_row,
+            self._alpha_of_numbers * buffers.per_row,
         )
         buffers.grad_mean.copy_(grad_mean)
         if self._config.action_penalty > 0.0:
@@ -380,16 +401,141 @@ class DiscreteSAC(_SoftActorCritic):
         self.actor.adam.step()
         if self._config.tune_alpha:
             torch.neg(buffers.negative_entropy.mean(), out=self.alpha_gradient[0])
-            self.alpha_gradient.sub_(self._target_entropy(buffers.x_obs))
+            self.alpha_gradient.sub_(self._target_entropy_of_choice(buffers.x_obs))
             self._temperature_step()
 
-    def _target_entropy(self, obs: Tensor) -> Tensor | float:
-        ratio = self._config.target_entropy_ratio
-        if not self._masked:
-            return ratio * math.log(self._num_actions)
-        return obs[:, -self._num_actions :].sum(1).log_().mean().mul_(ratio)
+
+class HybridCritics(DiscreteCritics):
+    """Twin networks Q(s, numbers) with a value [K] for each choice; their input is ``obs | numbers``."""
+
+    def action_gradient(self, x: Tensor, prob: Tensor, numbers: int) -> Tensor:
+        """The gradient [A + K, B] of ``E_prob min Q`` by the numbers and by the probabilities [K, B]."""
+        values = self._q(x, self.online)
+        least, index = values.min(0, keepdim=True)
+        self.action_value = (least[0] * prob).sum(0)
+        self._buffers.grad_out.zero_().scatter_(0, index, prob.unsqueeze(0))
+        mlp_backward(self.online, self._buffers, None, None)
+        by_numbers = torch.bmm(self.online.weights[0][:, -numbers:], self._buffers.grads_t[0]).sum(0)
+        return torch.cat((by_numbers, least[0]))
+
+
+class HybridSAC(SAC):
+    """SAC over numbers and one of n choices, independent of each other given the state (arXiv 1912.11077).
+
+    The numbers are drawn, the expectation over the choice is exact. Either has an entropy coefficient of its own: those
+    of SAC and of discrete SAC. Between actor and critics, an action is the numbers and the choice's probabilities, its
+    log-probability that of the numbers and those of all choices.
+    """
+
+    critics: HybridCritics  # type: ignore[assignment]
+    _coefficients = 2
+
+    def __init__(
+        self,
+        obs_dim: int,
+        num_actions: int,
+        config: SACConfig,
+        seed: int,
+        device: str = "cpu",
+        *,
+        numbers: int,
+        masked: bool = False,
+        network: NetworkRow | None = None,
+    ) -> None:
+        place, hidden = DeviceSplit.parse(device), config.actor_sizes
+        init = torch.Generator().manual_seed(seed)
+        sizes = (obs_dim, *hidden, 2 * numbers + num_actions)
+        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
+        actor = TrainedNetworks(
+            lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init, target=False
+        )
+        critics = HybridCritics(
+            obs_dim + numbers,
+            num_actions,
+            config.hidden_sizes,
+            2,
+            config.critic_lr,
+            init,
+            place.critics,
+            layers=HiddenLayers(config.activation, config.critic_layer_norm, network),
+        )
+        meta = {"policy": "squashed_mixed", "obs_dim": obs_dim, "action_dim": numbers, "nvec": [num_actions],
+                "hidden_sizes": list(hidden), **layers.meta}  # fmt: skip
+        meta |= {"action_mask": True} if masked else {}
+        _SoftActorCritic.__init__(self, actor, critics, config, seed, meta, place)
+        self._begin(numbers)
+        self._masked, self._num_actions = masked, num_actions
+        self._log_alpha_max = torch.tensor([math.inf, math.log(config.max_alpha)], device=place.actor)
+
+    def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
+        next_numbers, next_log_prob, numbers = super().actor_forward(batch)
+        assert self._buffers is not None
+        assert next_log_prob is not None
+        buffers, rows = self._buffers, len(batch.obs)
+        filled = slice(0, rows if numbers is None else 2 * rows)
+        logits = buffers.logits[:, filled]
+        log_prob = (losses.mask_logits(logits, buffers.x[0, filled]) if self._masked else logits).log_softmax(0)
+        prob = log_prob.exp()
+        buffers.log_prob, buffers.prob = log_prob[:, rows:], prob[:, rows:]
+        return ActorOutputs(
+            torch.cat((next_numbers, prob[:, :rows])),
+            torch.cat((next_log_prob.unsqueeze(0), log_prob[:, :rows])),
+            None if numbers is None else torch.cat((numbers, buffers.prob)),
+        )
+
+    def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
+        """Target ``r + discount (E_pi(min Q' - alpha_c log pi(c|s')) - alpha log pi(a|s'))``, c the choice."""
+        assert next_log_prob is not None
+        numbers, alpha = self._action_dim, self._devices.to_critics(self.alpha)
+        x = torch.cat((batch.next_obs, next_action[:numbers].t()), 1)
+        soft = self.critics.values(x, target=True).amin(0)
+        soft.addcmul_(next_log_prob[1:], alpha[1], value=-1.0)
+        value = soft.mul_(next_action[numbers:]).sum(0).addcmul_(next_log_prob[0], alpha[0], value=-1.0)
+        target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
+        self.critics.step(batch.obs_action[:, :-1], batch.action[:, -1].long(), target)
+
+    def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
+        numbers = self._action_dim
+        x = torch.cat((batch.obs, action[:numbers].t()), 1)
+        return self.critics.action_gradient(x, action[numbers:], numbers)
+
+    def actor_step(self, dq_da: Tensor) -> None:
+        """Gradient step on ``mean(alpha log pi(a|s) + E_pi(alpha_c log pi(c|s) - Q(s, a, c)))``, c the choice."""
+        buffers, numbers = self._buffers, self._action_dim
+        assert buffers is not None
+        grad, self._negative_entropy_of_choice = losses.soft_policy_gradient(
+            buffers.prob, buffers.log_prob, dq_da[numbers:], self.alpha[1]
+        )
+        torch.mul(grad, buffers.per_row, out=buffers.grad_logits)
+        super().actor_step(dq_da[:numbers])
+
+    def _alpha_descent(self) -> None:
+        buffers = self._buffers
+        assert buffers is not None
+        target = self._target_entropy[0], self._target_entropy_of_choice(buffers.x_obs)
+        for place, negative in enumerate((buffers.negative_entropy, self._negative_entropy_of_choice)):
+            self.alpha_gradient[place] = -negative.mean() - target[place]
+        self._temperature_step()
+
+    def _actor_metrics(self) -> dict[str, float]:
+        """Those of SAC: entropy and loss of both parts; ``alpha`` is the choice's."""
+        found = super()._actor_metrics() | {"alpha_numbers": self.alpha[0].item()}
+        if self._buffers is not None:
+            of_numbers, of_choice = (
+                -part.mean().item() for part in (self._buffers.negative_entropy, self._negative_entropy_of_choice)
+            )
+            loss = -self.alpha[0].item() * of_numbers - found["alpha"] * of_choice - self.critics.mean_action_value()
+            found |= finite({"entropy": of_numbers + of_choice, "actor_loss": loss})
+        return found
 
 
 ALGORITHMS = (
-    AlgorithmRow(name="sac", config=SACConfig, continuous=SAC, discrete=DiscreteSAC, for_discrete={"sac.n_step": 3}),
+    AlgorithmRow(
+        name="sac",
+        config=SACConfig,
+        continuous=SAC,
+        discrete=DiscreteSAC,
+        hybrid=HybridSAC,
+        for_discrete={"sac.n_step": 3},
+    ),
 )

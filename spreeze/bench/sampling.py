@@ -232,9 +232,8 @@ class _Bare:
         """The actions as the environments take them: vectors, or integers of choices."""
         if self._vector is not None:
             return [self._vector.native(of_step) for of_step in self._unscale_action(actions)]
-        if self._spec.choices is not None:
-            return [self._spec.choices.to_env(of_step) for of_step in actions]
-        return self._unscale_action(actions)
+        form = self._spec.form()
+        return [[form(row) for row in self._unscale_action(of_step)] for of_step in actions]
 
     def close(self) -> None:
         for env in self._envs:

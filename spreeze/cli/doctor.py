@@ -28,7 +28,7 @@ from rich.text import Text
 
 from spreeze.cli.arguments import Parser, guarded
 from spreeze.cli.terminal import Screen
-from spreeze.config.algorithms import actions_text, fitting_algorithms, may_be_recurrent
+from spreeze.config.algorithms import actions_text, fitting_algorithms, may_be_recurrent, rows
 from spreeze.config.schema import ReplayConfig
 from spreeze.envs.make import FALLBACK_ID, default_env_id, has_display, is_bullet
 from spreeze.envs.pictures import seen_as
@@ -42,7 +42,7 @@ from spreeze.metrics.snapshot import GpuSnapshot
 from spreeze.run_directory import MIN_FREE_DISK_BYTES, existing_parent, is_alive, list_runs, versions
 from spreeze.runtime.cluster.ray_nodes import parse_address
 from spreeze.runtime.cluster.survey import survey
-from spreeze.types import RowLayout
+from spreeze.types import Choices, RowLayout
 
 Status = Literal["ok", "warn", "fail"]
 CHILD_TIMEOUT_S = 30.0
@@ -105,7 +105,12 @@ def _spaces(probe: Probe) -> list[Check]:
     limit = "no time limit" if spec.max_episode_steps is None else f"at most {spec.max_episode_steps} env steps"
     text = f"{spec.env_id}: observation {spec.obs_dim}, {actions_text(spec)}, {limit}"
     found = [_finding("environment", f"{text}; algorithms that fit: {', '.join(fitting)}")]
-    if spec.choices is not None and "sac" in fitting:
+    others: dict[str, list[str]] = {}
+    for row in rows(spec.import_module).values():
+        others.setdefault(row.why_not(spec), []).append(row.name)
+    told = "; ".join(f"{', '.join(names)}: {why}" for why, names in others.items() if why)
+    found += [_finding("other algorithms", f"what they take: {told}")] if told else []
+    if isinstance(spec.action, Choices) and "sac" in fitting:
         text = "with discrete actions try dqn or ppo first: where an episode's end is a loss, sac learns only because"
         found.append(_finding("discrete sac", f"{text} sac.max_alpha bounds its temperature"))
     if recurrent := [name for name in fitting if may_be_recurrent(name, spec)]:

@@ -371,8 +371,8 @@ def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
         policy = made(weights.arrays)
         if spec.choices is not None:
             needed = spec.choices.options if spec.team is None else max(spec.choices.nvec)
-            if policy.outputs != needed:
-                raise WeightsError(f"it has {policy.outputs} actions; {needed} are needed")
+            if policy.options != needed:
+                raise WeightsError(f"it has {policy.options} actions; {needed} are needed")
         exploring = made(exploring_arrays(weights.arrays))
         for actions, _ in (policy.act(obs, ()), exploring.act(obs, (), np.random.default_rng(0))):
             if actions.shape != (1, spec.action_dim):

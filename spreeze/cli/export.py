@@ -21,9 +21,10 @@ from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.cli.evaluate import find_weights, policy_of, pretrained_policies, recorded_spec, run_or_policy, spec_of
 from spreeze.envs.families import FAMILIES
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
+from spreeze.envs.obs_flattening import flags_of, options_of
 from spreeze.envs.task import ActionScaling
 from spreeze.errors import ConfigError, RunError, did_you_mean
-from spreeze.inference import c_source, export
+from spreeze.inference import agreement, c_source, export
 from spreeze.inference.policy import Policy
 from spreeze.inference.user_modules import is_script, is_within
 from spreeze.machine.output import emit, say
@@ -31,7 +32,7 @@ from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import find_run
 from spreeze.transport import files
 from spreeze.transport.weights import Weights, read_weights
-from spreeze.types import POLICY_FORMATS, EnvSpec, FrameSpec, PictureSpec, PolicyFormat
+from spreeze.types import POLICY_FORMATS, ActionPart, Choices, EnvSpec, FrameSpec, PictureSpec, PolicyFormat, nested
 
 OBSERVATIONS = 1000
 """Number of observations that the check compares."""
@@ -106,7 +107,7 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
             else _compared(export.open_policy(row.name, temporary), steps, weights, spec, exact=row.exact)
         )
         files.write_bytes(temporary_program, code.encode())
-    found = dict.fromkeys(export.Agreement._fields) if check is None else check._asdict()
+    found = dict.fromkeys(agreement.Agreement._fields) if check is None else check._asdict()
     document: dict[str, Any] = {"file": str(out), "example": str(program), "format": row.name}
     document |= {"weights": str(weights.path), "env": spec.env_id, "bytes": len(data), **found}
     text = f"{out}: {len(data):,} bytes, {len(steps)} operations, from {weights.path}\n{_told(check, spec)}"
@@ -116,25 +117,27 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
 
 def _compared(
     act: export.Act, steps: list[export.Operation], weights: Weights, spec: EnvSpec, *, exact: bool
-) -> export.Agreement:
+) -> agreement.Agreement:
     obs, state = export.draw_obs(spec, weights.arrays, OBSERVATIONS, seed=0), export.draw_state(steps, OBSERVATIONS, 1)
     drawn, after = Policy.from_weights(weights.arrays, weights.meta).act(obs, state)
     actions = ActionScaling(spec)(drawn)
-    if spec.choices is not None:
-        actions = spec.choices.to_env(actions)
-    return export.check(act, steps, actions, obs, spec, state, after, exact=exact)
+    if isinstance(spec.action, Choices):
+        actions = spec.action.to_env(actions)
+    return agreement.check(act, steps, actions, obs, spec, state, after, exact=exact)
 
 
-def _told(check: export.Agreement | None, spec: EnvSpec) -> str:
+def _told(check: agreement.Agreement | None, spec: EnvSpec) -> str:
     if check is None:
         return f"not checked: there is no C compiler ({', '.join(c_source.COMPILERS)}) here"
     beside = f"checked beside our policy on {check.observations:,} observations"
+    numbers = f"actions differ by at most {check.difference:.1e} of half their range"
     if spec.choices is None:
-        return f"{beside}: actions differ by at most {check.difference:.1e} of half their range"
+        return f"{beside}: {numbers}"
     ties = f" ({check.ties} left out, where two actions are equally good up to rounding)" if check.ties else ""
-    if check.difference:
-        return f"{beside}: another action for {check.difference:.0f}{ties}"
-    return f"{beside}: the same action for each{ties}"
+    if spec.box is not None:
+        same = f"other choices for {check.wrong}" if check.wrong else "the same choices for each"
+        return f"{beside}: {same}{ties}; numbers of {numbers}"
+    return f"{beside}: {f'another action for {check.wrong}' if check.wrong else 'the same action for each'}{ties}"
 
 
 def _about(weights: Weights, spec: EnvSpec, name: str) -> dict[str, Any]:
@@ -262,7 +265,7 @@ def c_example(spec: EnvSpec, file_name: str, run: str, state_dim: int) -> str:
 
         int main(void) {{
             static {"uint8_t" if spec.frames else "float"} obs[{big}_OBS]; /* {layout} */
-            {memory}{"float" if spec.choices is None else "int32_t"} action[{big}_ACTIONS];
+            {memory}{"int32_t" if isinstance(spec.action, Choices) else "float"} action[{big}_ACTIONS];
             for (int step = 0; step < 3; step++) {{
                 {name}_act(obs, {"state, " if state_dim else ""}action);
                 for (int i = 0; i < {big}_ACTIONS; i++) printf("%g ", (double)action[i]);
@@ -355,7 +358,16 @@ def _obs_lines(spec: EnvSpec) -> list[str]:
         if spec.team
         else []
     )
-    return (
+    masks = []
+    if spec.mask_dim and spec.action_parts and spec.choices is not None:
+        parts = [(part.path, options) for part, options in options_of(spec.choices, spec.action_parts)]
+        masks = [
+            "", "", *export.plain_source(flags_of).splitlines(), "", "", "def flat_mask(mask):",
+            f"    parts = {parts!r}",
+            "    nested = isinstance(mask, (dict, tuple))",
+            "    return np.concatenate([flags_of(mask, *part) for part in parts]) if nested else mask",
+        ]  # fmt: skip
+    return masks + (
         textwrap.dedent("""
 
         def flat(space, obs):  # nested observations in the order of their sorted keys
@@ -449,17 +461,38 @@ def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
             space = "gymnasium.spaces.Dict({key: env.observation_space[key] for key in obs if key != 'action_mask'})"
         vector = f"flat({space}, obs)" if spec.parts else "np.asarray(obs, np.float32).reshape(-1)"
         if spec.mask_dim:
+            mask = f"flat_mask({mask})" if spec.action_parts else mask
             vector = f"np.concatenate([{vector}, np.asarray({mask}, np.float32)])"
         see = [f"x = {vector}[None]"]
     shaped = ".reshape(env.action_space.shape)" if spec.choices is None else ""
     shaped += ".astype(env.action_space.dtype)" if spec.action.shape != () else ""
+    shaped = "" if spec.action_parts else shaped
     act = [f"action = {_ACT[row.name]}{shaped}"]
     if state_dim:
         body.append(f"state = np.zeros((1, {state_dim}), np.float32)  # the policy's memory of this episode")
         act = [f"actions, state = {_ACT_WITH_STATE[row.name]}", f"action = actions[0]{shaped}"]
+    if spec.action_parts:
+        act.append(f"action = {_structure(spec)}")
     body += ["while not done:", *(f"    {line}" for line in [*see, *act, *step])]
     body.append('print(f"seed {seed}: return {total:.1f}")')
     return ["for seed in range(3):", *(f"    {line}" for line in body), "env.close()"]
+
+
+def _structure(spec: EnvSpec) -> str:
+    """An expression for the environment's own action, of a row ``action``."""
+
+    def code(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{key!r}: {code(part)}" for key, part in value.items()) + "}"
+        return f"({', '.join(map(code, value))},)" if isinstance(value, tuple) else str(value)
+
+    def part(one: ActionPart) -> str:
+        own = f"action[{one.begin}:{one.columns.stop}]"
+        if spec.box is not None and one.start is not None:  # else the file has the environment's own numbers
+            own = f"({own}.astype(np.int64) + {list(one.start)})"
+        return f"{own}.astype({one.dtype!r}).reshape({one.shape}){'' if one.shape else '[()]'}"
+
+    return code(nested([(one.path, lambda _, one=one: part(one)) for one in spec.action_parts])(None))
 
 
 def _team_loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:

@@ -91,7 +91,7 @@ class ActorCriticConfig(AlgorithmConfig):
     )
 
     def check_task(self, spec: EnvSpec) -> None:
-        if spec.choices is not None and self.action_penalty > 0.0:
+        if spec.box is None and self.action_penalty > 0.0:
             raise ConfigError(f"action_penalty = {self.action_penalty:g}: discrete actions have no tanh; remove it")
 
     @property

@@ -31,6 +31,8 @@ class AlgorithmRow:
     """An ``OffPolicyAlgorithm`` for actions that are vectors of real numbers."""
     discrete: Maker = ""
     """An ``OffPolicyAlgorithm`` for one of n actions."""
+    hybrid: Maker = ""
+    """An ``OffPolicyAlgorithm`` for real numbers and one of n choices."""
     team: Maker = ""
     """An ``OffPolicyAlgorithm`` for several agents, each with one of n actions, that share one reward."""
     on_policy: Maker = ""
@@ -52,15 +54,27 @@ class AlgorithmRow:
 
     def fits(self, spec: EnvSpec) -> bool:
         """True if it can learn this environment."""
+        return not self.why_not(spec)
+
+    def why_not(self, spec: EnvSpec) -> str:
+        """Words for the tasks that it takes, if it cannot learn this one; empty where it can."""
         if spec.team is not None:
-            return bool(self.team)
+            return "" if self.team else "single agents only"
+        if self.team and not (self.on_policy or self.continuous or self.discrete):
+            return "several agents with discrete actions only"
         if self.on_policy:
-            return True
-        if spec.frames is not None:
-            return self.images and spec.action.dim == 1
+            return ""
+        if spec.frames is not None and not self.images:
+            return "no images"
         if spec.choices is None:
-            return bool(self.continuous)
-        return bool(self.discrete) and spec.choices.dim == 1
+            return "" if self.continuous else "no continuous actions"
+        if spec.choices.dim > 1:
+            return "one choice at a time only"
+        if spec.box is None:
+            return "" if self.discrete else "no discrete actions"
+        if spec.frames is not None:
+            return "no numbers beside a choice with images"
+        return "" if self.hybrid else "no numbers beside a choice"
 
     def runs_in(self, mode: Mode) -> bool:
         """True if the mode runs it."""
@@ -147,14 +161,13 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
     """Rejects an algorithm that does not fit the environment or the mode, with a ConfigError that says what would."""
     row, fitting = find_row(name, spec.import_module), fitting_algorithms(spec, mode)
     if not row.fits(spec):
-        why = "it is for several agents with discrete actions; " if row.team and spec.team is None else ""
         best = find_row(fitting_algorithms(spec)[0])
         use = (
             _listed(fitting, "fit")
             if fitting
             else (f"{_listed(fitting_algorithms(spec), 'fit')}: use --algo {best.name} with {_modes_of(best)}")
         )
-        raise ConfigError(f"--algo {name}: {why}{spec.env_id} has {task_text(spec)}; {use}")
+        raise ConfigError(f"--algo {name}: it takes {row.why_not(spec)}; {spec.env_id} has {task_text(spec)}; {use}")
     if not row.runs_in(mode):
         needs = "rollouts of any age" if row.off_policy_corrected else "what its own policy has just collected"
         needs = needs if row.on_policy else "replay"
@@ -180,11 +193,14 @@ def actions_text(spec: EnvSpec) -> str:
     if spec.team is not None:
         fewest, most = min(spec.team.actions), max(spec.team.actions)
         return f"{spec.team.size} agents with {most if fewest == most else f'{fewest} to {most}'} discrete actions each"
+    texts = []
     if spec.choices is not None:
         counts = [str(count) for count in dict.fromkeys(spec.choices.nvec)]
         among = f"{', '.join(counts)} discrete actions"
-        return among if spec.choices.dim == 1 else f"{spec.choices.dim} choices at once among {among}"
-    return "one continuous action" if spec.action_dim == 1 else f"{spec.action_dim} continuous actions"
+        texts.append(among if spec.choices.dim == 1 else f"{spec.choices.dim} choices at once among {among}")
+    if spec.box is not None:
+        texts.append("one continuous action" if spec.box.dim == 1 else f"{spec.box.dim} continuous actions")
+    return " beside ".join(texts)
 
 
 def _listed(names: tuple[str, ...] | list[str], verb: str) -> str:

@@ -432,7 +432,7 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
     spec = env.spec
     env_id = spec.id if spec is not None else type(env.unwrapped).__name__
     frames: FrameSpec | None = getattr(env, "frame_spec", None)
-    action = action_of(env_id, env.action_space)
+    action, parts = action_of(env_id, env.action_space)
     if frames is not None and isinstance(action, Box):
         raise EnvironmentError_(
             f"{env_id}: observation space is an image and action space {space_text(env.action_space)} is a Box; "
@@ -447,6 +447,7 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
         env_id=env_id,
         import_module=import_module,
         action=action,
+        action_parts=parts,
         obs_dim=obs_dim,
         obs_layout=layout,
         frames=frames,

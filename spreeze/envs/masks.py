@@ -1,22 +1,28 @@
 """Action masks that an environment gives elsewhere, brought to ``info["action_mask"]``, where Gymnasium has them.
 
 They may be an entry of the observation, as in RLlib and PettingZoo, or come from a method ``action_masks()``, as in
-SB3-contrib. Only choices have masks: one flag for each option, those of several choices one after the other.
+SB3-contrib. Only choices have masks: one flag for each option, those of several choices one after the other. In the
+info, the mask of a Dict or Tuple action may also be such a structure.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from spreeze.envs.action_spaces import choices_of
-from spreeze.envs.obs_flattening import MASK
+from spreeze.envs.obs_flattening import MASK, joined_mask
+from spreeze.envs.task import ActionScaling, uniform_actions
 from spreeze.types import Choices, EnvSpec
 
 IN_INFO, IN_OBSERVATION, BY_METHOD = f"info['{MASK}']", f"observation['{MASK}']", "action_masks()"
 _METHOD = "action_masks"
+_DRAWN = "drawn"
 
 
 class ObservedMask(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -111,3 +117,39 @@ def used_or_not(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> str | None:
     if MASK in (getattr(env.observation_space, "spaces", None) or ()):
         return f"{IN_OBSERVATION} is not used as a mask but as part of the observation, {why}"
     return f"{BY_METHOD} is not used {why}" if env.has_wrapper_attr(_METHOD) else None
+
+
+def sample_allowed(env: Any, spec: EnvSpec) -> None:
+    """Makes an environment's action space draw only what its latest mask allows: the checker knows no masks."""
+    latest, scaled, form = dict[str, Any](), ActionScaling(spec), spec.form()
+
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)  # the checker looks at the parameters
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if args and latest.get(MASK) is not latest.get(_DRAWN):  # drawn before a reset, under another mask
+                args = (env.action_space.sample(),)
+            result = method(*args, **kwargs)
+            latest[MASK] = joined_mask(_mask_of(env, result), spec.choices, spec.action_parts)
+            return result
+
+        return call
+
+    env.reset, env.step, env.action_space = noting(env.reset), noting(env.step), copy.deepcopy(env.action_space)
+    space, own = env.action_space, env.action_space.sample
+
+    def sample() -> Any:
+        mask = latest[_DRAWN] = latest.get(MASK)
+        if mask is None or isinstance(space, gymnasium.spaces.Discrete):
+            return own(None if mask is None else np.asarray(mask, np.int8))
+        action = form(scaled(uniform_actions(spec, 1, space.np_random, np.asarray(mask, np.float32)[None]))[0])
+        return action if spec.action_parts else action.astype(space.dtype)
+
+    space.sample = sample
+
+
+def _mask_of(env: Any, result: tuple[Any, ...]) -> Any:
+    """The mask after a reset or step of the environment itself, wherever it gives one."""
+    for given in (result[-1], result[0]):
+        if isinstance(given, dict) and MASK in given:
+            return given[MASK]
+    return env.action_masks() if hasattr(env, "action_masks") else None

@@ -12,6 +12,7 @@ replays observations does so with their masks, and replay has the mask of either
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 
 from spreeze.envs.scalars import array_like
 from spreeze.errors import EnvironmentError_
-from spreeze.types import Choices
+from spreeze.types import ActionPart, Choices
 
 MASK = "action_mask"
 """Key of the info that holds the mask, as in Gymnasium's Taxi-v3."""
@@ -99,10 +100,11 @@ def _collect(space: Any, path: Path, found: list[Leaf], what: str) -> None:
     found.append(Leaf(path, start, start + size, space))
 
 
-def mask_of(info: Any, choice: Choices, *, terminated: bool) -> np.ndarray:
+def mask_of(info: Any, choice: Choices, *, terminated: bool, parts: tuple[ActionPart, ...] = ()) -> np.ndarray:
     """The action mask of an observation, float32 [K]: 1 where an option is allowed, else 0.
 
-    After a terminated episode no action follows: then the info is not read, and all are allowed.
+    After a terminated episode no action follows: then the info is not read, and all are allowed. With the ``parts`` of
+    a Dict or Tuple action it may be such a structure of masks.
 
     Raises:
         LeafError: there is none, it is no row of K flags, or it allows nothing of a choice.
@@ -113,7 +115,7 @@ def mask_of(info: Any, choice: Choices, *, terminated: bool) -> np.ndarray:
     if given is None:
         raise LeafError(name, "none, though the first reset had one; return it from every reset and step")
     try:
-        mask = np.array(given, np.float32)
+        mask = np.array(joined_mask(given, choice, parts), np.float32)
     except (TypeError, ValueError):
         raise LeafError(name, f"{str(given)[:60]} ({type(given).__name__})") from None
     if mask.shape != (choice.options,):
@@ -125,6 +127,35 @@ def mask_of(info: Any, choice: Choices, *, terminated: bool) -> np.ndarray:
             where = "" if choice.dim == 1 else f" for choice {number}"
             raise LeafError(name, f"all False{where}, but the episode continues: allow an action, or terminate")
     return mask
+
+
+def joined_mask(mask: Any, choice: Choices | None, parts: tuple[ActionPart, ...]) -> Any:
+    """Flags [K] of a mask that is a structure like the action, as Gymnasium's ``sample`` takes it; others as they are.
+
+    A part without a mask, and one of None, allows all. A MultiBinary has two flags a bit, or its bits, 2 for any.
+    """
+    if choice is None or not parts or not isinstance(mask, dict | tuple):
+        return mask
+    return np.concatenate([flags_of(mask, part.path, options) for part, options in options_of(choice, parts)])
+
+
+def options_of(choice: Choices, parts: tuple[ActionPart, ...]) -> list[tuple[ActionPart, tuple[int, ...]]]:
+    """The parts with choices, and the numbers of options of these."""
+    own = [part for part in parts if part.start is not None]
+    return [(part, choice.nvec[part.begin - own[0].begin :][: math.prod(part.shape)]) for part in own]
+
+
+def flags_of(mask: Any, path: Any, options: Any) -> Any:
+    """Flags, one an option, of the part at ``path`` in a structure of masks."""
+    for key in path:
+        mask = None if mask is None or (isinstance(mask, dict) and key not in mask) else mask[key]
+    if mask is None:
+        return np.ones(sum(options))
+    while isinstance(mask, tuple) and isinstance(mask[0], tuple):
+        mask = sum(mask, ())
+    flat = np.concatenate([np.ravel(part) for part in (mask if isinstance(mask, tuple) else [mask])])
+    # Gymnasium's mask of bits: 0 and 1 are the only values allowed, 2 is any.
+    return np.stack((flat != 1, flat != 0), 1).ravel() if len(flat) == len(options) != sum(options) else flat
 
 
 class Flattener:

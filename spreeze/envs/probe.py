@@ -7,10 +7,8 @@ prints from C or takes the process down cannot harm the caller.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import faulthandler
-import functools
 import json
 import os
 import re
@@ -32,7 +30,6 @@ import numpy as np
 
 from spreeze.config.schema import Config, SamplingConfig
 from spreeze.envs.make import import_user_module, is_known_to_repeat, make_env, one_line
-from spreeze.envs.obs_flattening import MASK
 from spreeze.envs.task import Task, make_task, uniform_actions
 from spreeze.errors import EnvironmentError_, described
 from spreeze.machine.awake import AWAKE
@@ -474,9 +471,10 @@ class _Actions:
 
     def at(self, index: int) -> np.ndarray:
         mask = self._task.mask
-        action: np.ndarray = (
-            self._drawn[index] if mask is None else (uniform_actions(self._task.spec, 1, self._rng, mask[None])[0])
-        )
+        if mask is None:
+            drawn: np.ndarray = self._drawn[index]
+            return drawn
+        action: np.ndarray = self._task.unscale_action(uniform_actions(self._task.spec, 1, self._rng, mask[None]))[0]
         return action
 
 
@@ -614,7 +612,7 @@ def check_up(given: dict[str, Any]) -> Checkup:
         further_env_bytes=added,
         alone=alone,
         largest_observation=largest,
-        notes=_ask_gymnasium(make_env(**given), masked=tasks[0].spec.action_mask),
+        notes=_ask_gymnasium(make_env(**given), tasks[0].spec),
     )
 
 
@@ -662,42 +660,18 @@ def _reset_us(task: Task) -> float:
     return 1e6 * (time.perf_counter() - before)
 
 
-def _sample_allowed(env: Any) -> None:
-    """Makes an environment's action space draw only what its latest mask allows: the checker knows no masks."""
-    latest: dict[str, Any] = {}
-
-    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)  # the checker looks at the parameters
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = method(*args, **kwargs)
-            latest[MASK] = _mask_of(env, result)
-            return result
-
-        return call
-
-    env.reset, env.step, env.action_space = noting(env.reset), noting(env.step), copy.deepcopy(env.action_space)
-    sample = env.action_space.sample
-    env.action_space.sample = lambda: sample(latest.get(MASK))
-
-
-def _mask_of(env: Any, result: tuple[Any, ...]) -> np.ndarray | None:
-    """The mask after a reset or step of the environment itself, wherever it gives one."""
-    for given in (result[-1], result[0]):
-        if isinstance(given, dict) and MASK in given:
-            return np.asarray(given[MASK], np.int8)
-    return np.asarray(env.action_masks(), np.int8) if hasattr(env, "action_masks") else None
-
-
-def _ask_gymnasium(env: Any, *, masked: bool = False) -> tuple[str, ...]:
+def _ask_gymnasium(env: Any, spec: EnvSpec) -> tuple[str, ...]:
     """Findings of ``gymnasium.utils.env_checker`` on an environment, each sentence once."""
     from gymnasium.utils.env_checker import check_env
+
+    from spreeze.envs.masks import sample_allowed
 
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            if masked:
-                _sample_allowed(env.unwrapped)
+            if spec.action_mask:
+                sample_allowed(env.unwrapped, spec)
             check_env(env.unwrapped, skip_render_check=True, skip_close_check=True)
         except Exception as error:
             said.append(one_line(error) or described(error))

@@ -10,11 +10,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from spreeze.envs.action_spaces import action_of
+from spreeze.envs.action_spaces import action_of, row_of
 from spreeze.envs.obs_flattening import MASK, leaves_of
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import EnvironmentError_
-from spreeze.types import Choices, EnvSpec
+from spreeze.types import Box, Choices, EnvSpec
 
 
 class SingleEnv(gymnasium.Env[np.ndarray, Any]):
@@ -33,7 +33,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
             )
         self.action_space = getattr(env, "single_action_space", env.action_space)
         try:
-            self._action = action_of(env_id, self.action_space)
+            self._action, self._parts = action_of(env_id, self.action_space)
         except EnvironmentError_:
             env.close()
             raise
@@ -43,7 +43,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         )
         # Whether it gives masks shows in the info of a reset.
         self._obs_dim = math.prod(self.observation_space.shape or (0,))
-        self._masked = isinstance(self._action, Choices) and env.reset()[1].get(MASK) is not None
+        self._masked = not isinstance(self._action, Box) and env.reset()[1].get(MASK) is not None
         self._task = self._task_of(env)
 
     def _task_of(self, env: Any) -> VectorTask:
@@ -52,6 +52,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
             import_module=None,
             obs_dim=self._obs_dim,
             action=self._action,
+            action_parts=self._parts,
             max_episode_steps=None,
             reward_threshold=None,
             action_mask=self._masked,
@@ -69,8 +70,10 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         return self._shaped(self._task.reset(seed))
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        values = np.asarray(action, np.float32).reshape(1, -1)
-        done = self._task.step(values - self._action.low if isinstance(self._action, Choices) else values)
+        values = row_of(self._parts, action) if self._parts else np.asarray(action, np.float32)
+        values = values.reshape(1, -1)
+        is_number = isinstance(self._action, Choices) and not self._parts
+        done = self._task.step(values - self._action.low if is_number else values)
         obs, info = self._shaped(done.next_obs)
         return obs, float(done.reward[0]), bool(done.terminated[0]), bool(done.truncated[0]), info
 

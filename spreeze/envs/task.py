@@ -19,7 +19,7 @@ from spreeze.envs.scalars import FLOAT32_MAX, array_like, flag_of, number_of
 from spreeze.envs.vector_engines import VectorTask, open_vector
 from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.formatting import clean
-from spreeze.types import Box, Choices, EnvSpec
+from spreeze.types import Choices, EnvSpec
 
 if TYPE_CHECKING:
     import gymnasium
@@ -35,7 +35,7 @@ _LEAST = -FLOAT32_MAX
 
 
 class ActionScaling:
-    """Maps [-1, 1] to the bounds of a Box and clips there; choices stay indices.
+    """Maps [-1, 1] to the bounds of boxes and clips there; choices stay indices.
 
     What depends on the bounds alone is computed once: each call of NumPy costs a process that has just slept five
     microseconds.
@@ -43,12 +43,17 @@ class ActionScaling:
 
     def __init__(self, spec: EnvSpec, *, bounded: bool = False) -> None:
         """Args: ``bounded`` where the policy's actions lie in [-1, 1]: such bounds then need no clipping."""
-        self._choosing = spec.choices is not None
-        if not isinstance(spec.action, Box):
+        self._choosing = spec.box is None
+        if spec.box is None:
             return
-        self.low, self.high = spec.action.float32_bounds()
+        self.low, self.high = spec.box.float32_bounds()
         self._half = (self.high - self.low) * np.float32(0.5)
         self._middle = self.low + self._half
+        if spec.choices is not None:  # indices: 1 x + 0, within 0 .. n - 1
+            highest = np.array(spec.choices.nvec, np.float32) - 1.0
+            zeros = np.zeros_like(highest)
+            self.low, self.high = np.concatenate((self.low, zeros)), np.concatenate((self.high, highest))
+            self._half, self._middle = np.concatenate((self._half, zeros + 1.0)), np.concatenate((self._middle, zeros))
         self._unit = bool(np.all(self.low == -1.0) and np.all(self.high == 1.0))
         self._as_given = self._unit and bounded
 
@@ -90,7 +95,8 @@ class Task:
         self._action_shape = tuple(env.action_space.shape or ())
         self._action_dtype = env.action_space.dtype
         self._plain_action = len(self._action_shape) == 1 and self._action_dtype == np.float32
-        self._choices = spec.choices
+        self._choices = None if spec.action_parts else spec.choices
+        self._form = spec.form() if spec.action_parts else None
         self._masked = spec.choices if spec.action_mask else None
         self._steps = 0
         self.mask: np.ndarray | None = None
@@ -100,8 +106,8 @@ class Task:
         kind = getattr(self._action_dtype, "type", np.int64)
         self._numbers: list[Any] = []
         """The environment's number of each option, where an action is a single number."""
-        if spec.choices is not None and not spec.choices.shape:
-            self._numbers = [kind(spec.choices.start[0] + index) for index in range(spec.choices.options)]
+        if self._choices is not None and not self._choices.shape:
+            self._numbers = [kind(self._choices.start[0] + index) for index in range(self._choices.options)]
         self.info_numbers: InfoNumbers | None = None
         """Takes each step's ``info``, where its numbers become metrics."""
         self.success: bool | None = None
@@ -128,7 +134,7 @@ class Task:
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """One env step; returns next observation float32 [O], reward, terminated, truncated.
 
-        ``action`` is float32 [A] in the environment's own unit, or the indices of choices.
+        ``action`` is float32 [A]: numbers in the environment's own unit, indices of choices.
 
         Raises:
             BadTransition: wrong shape, a value that is not finite in float32, a mask that is missing or wrong, or not
@@ -140,6 +146,8 @@ class Task:
             result = self.env.step(self._choices.to_env(action.reshape(1, -1))[0].astype(self._action_dtype))
         elif self._plain_action:
             result = self.env.step(action)
+        elif self._form is not None:
+            result = self.env.step(self._form(action))
         else:
             result = self.env.step(action.reshape(self._action_shape).astype(self._action_dtype))
         try:
@@ -180,7 +188,7 @@ class Task:
     def _with_mask(self, obs: np.ndarray, choice: Choices, info: Any, *, terminated: bool = False) -> np.ndarray:
         """The observation followed by its action mask."""
         try:
-            self.mask = mask_of(info, choice, terminated=terminated)
+            self.mask = mask_of(info, choice, terminated=terminated, parts=self.spec.action_parts)
         except LeafError as error:
             place = f"step {self._steps} of its episode" if self._steps else "reset"
             raise self._bad(error.name, f"{error.found} (at {place})") from None
@@ -374,6 +382,11 @@ def check_fits(spec: EnvSpec, made: EnvSpec, where: Path | str) -> None:
     for trained, now, what in shapes:
         if trained != now and None not in (trained, now):  # an older version did not record it
             raise EnvironmentError_(f"{where}: trained on {what} of shape {trained}, but {made.env_id} has {now}")
+    if spec.action_parts != made.action_parts:
+        before, found = (clean([part.path for part in each.action_parts], 200) for each in (spec, made))
+        raise EnvironmentError_(
+            f"{where}: trained on an action of the parts {before}, but {made.env_id} has {found}, or others of these"
+        )
     if (spec.action.low, spec.action.high) != (made.action.low, made.action.high):
         raise EnvironmentError_(
             f"{where}: trained with actions {_bounds_text(spec)}, but those of {made.env_id} go {_bounds_text(made)}"
@@ -454,6 +467,10 @@ def uniform_actions(spec: EnvSpec, rows: int, rng: np.random.Generator, obs: np.
 
     With action masks, those that the masks at the end of ``obs`` [rows, O] allow; all of them if it is None.
     """
+    if spec.box is not None and spec.choices is not None:
+        only = dataclasses.replace(spec, action=spec.choices, action_parts=())
+        numbers = rng.uniform(-1.0, 1.0, (rows, spec.box.dim)).astype(np.float32)
+        return np.concatenate((numbers, uniform_actions(only, rows, rng, obs)), 1)
     if spec.action_mask and spec.choices is not None and obs is not None:
         draws = rng.random((rows, spec.mask_dim)) + obs[:, -spec.mask_dim :]
         allowed: np.ndarray = np.stack([np.argmax(draws[:, part], 1) for part in spec.choices.slices], 1)

@@ -60,6 +60,7 @@ class VectorTask:
             )
         space = getattr(env, "single_action_space", env.action_space)
         self._action_shape, self._action_dtype = tuple(space.shape or ()), space.dtype
+        self._form = spec.form()
         self._masked = spec.choices if spec.action_mask else None
         self._ended = np.zeros(self.num_envs, bool)
         self._fresh = np.zeros(self.num_envs, bool)
@@ -120,8 +121,10 @@ class VectorTask:
             raise BadTransition(field, f"shape {values.shape} for {self.num_envs} environments", self.spec.env_id)
         return values.reshape(self.num_envs)
 
-    def native(self, actions: np.ndarray) -> np.ndarray:
+    def native(self, actions: np.ndarray) -> Any:
         """Actions of ``step`` as the engine's own ``step`` takes them."""
+        if self.spec.action_parts:
+            return self._form(actions)
         if self.spec.choices is not None:
             return self.spec.choices.to_env(actions).astype(self._action_dtype)
         return actions.reshape(self.num_envs, *self._action_shape).astype(self._action_dtype, copy=False)
@@ -144,9 +147,9 @@ class VectorTask:
     def _mask(self, choice: Choices, infos: dict[str, Any], index: int, without: bool) -> np.ndarray:
         """The mask of one environment; Gymnasium says in ``_action_mask`` which of them gave one."""
         masks, given = infos.get(MASK), infos.get(f"_{MASK}")
-        own = {} if masks is None or (given is not None and not given[index]) else {MASK: masks[index]}
+        own = {} if masks is None or (given is not None and not given[index]) else {MASK: _mask_at(masks, index)}
         try:
-            return mask_of(own, choice, terminated=without)
+            return mask_of(own, choice, terminated=without, parts=self.spec.action_parts)
         except LeafError as error:
             raise BadTransition(error.name, f"{error.found} (environment {index})", self.spec.env_id) from None
 
@@ -172,6 +175,13 @@ def _joined(obs: Any, count: int) -> np.ndarray:
         return np.concatenate([_joined(obs[key], count) for key in sorted(obs)], 1)
     array: np.ndarray = np.asarray(obs, np.float32).reshape(count, -1)
     return array
+
+
+def _mask_at(masks: Any, index: int) -> Any:
+    """The mask of one environment; of a structure those parts beside which Gymnasium says who gave them."""
+    if not isinstance(masks, dict):
+        return masks[index]
+    return {key: _mask_at(part, index) for key, part in masks.items() if f"_{key}" in masks}
 
 
 def _of_one(obs: Any) -> Any:

@@ -306,8 +306,22 @@ class _Source:
     def _columns(self, count: np.ndarray) -> None:
         self._shape = (int(count),)
 
-    def _mask(self, count: np.ndarray) -> None:
-        self._call("mask", self._x, f"obs + {self._obs_size - int(count)}", int(count))
+    def _mask(self, count: np.ndarray, numbers: np.ndarray | int = 0) -> None:
+        self._call("mask", f"{self._x} + {int(numbers)}", f"obs + {self._obs_size - int(count)}", int(count))
+
+    def _squash(self, count: np.ndarray) -> None:
+        self._call("tanh", self._own(), int(count))
+
+    def _choose(self, count: np.ndarray, columns: np.ndarray, unused: np.ndarray) -> None:
+        x, numbers = self._x, int(count)
+        starts, sizes = (self._constant(part, "int32_t") for part in (columns[:, 0], (unused == 0.0).sum(1)))
+        y = self._new((numbers + len(columns),))
+        self._used["best"] = None
+        self._body += [
+            f"for (int i = 0; i < {numbers}; i++) {y}[i] = {x}[i];",
+            f"for (int r = 0; r < {len(columns)}; r++) "
+            f"{y}[{numbers} + r] = (float){self._name}_best({x} + {starts}[r], {sizes}[r]);",
+        ]
 
     def _gather(self, columns: np.ndarray) -> None:
         x, name = self._x, self._constant(columns, "int32_t")

@@ -2,9 +2,11 @@
 
 Each file takes observations as ``Policy`` does, float32 [N, O] or images uint8 [N, k, C, H, W], and gives greedy
 actions for ``env.step``: float32 [N, A] within the bounds, or the environment's own numbers, int64 [N] for Discrete and
-[N, *shape] for MultiDiscrete and MultiBinary; of a team of n agents int64 [N, n], an index for each. Normaliser,
-squashing and action scaling are inside; Spreeze is not needed. A policy with memory also takes and gives its state,
-float32 [N, S], zeros where an episode begins.
+[N, *shape] for MultiDiscrete and MultiBinary; of a team of n agents int64 [N, n], an index for each. Those of Dict and
+Tuple spaces are one row, of which the example makes the structure: float32 [N, A], the numbers of all boxes and then
+the index of each choice; int64 where all are choices, the environment's own numbers. Normaliser, squashing and action
+scaling are inside; Spreeze is not needed. A policy with memory also takes and gives its state, float32 [N, S], zeros
+where an episode begins.
 
 To add a format, write a ``PolicyFormat`` (types.py) and a row of ``_CODECS``; to add an operation, a row for it in each
 of the three tables, and in ``c_source``.
@@ -22,18 +24,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spreeze.errors import ConfigError, WeightsError
+from spreeze.errors import ConfigError
 from spreeze.inference import c_source
 from spreeze.inference.convolution import CNNS
-from spreeze.inference.policy import ACTIVATIONS, FORBIDDEN, NORM_EPS, OBS_CLIP, Policy, State, head_of
+from spreeze.inference.heads import FORBIDDEN, head_of
+from spreeze.inference.policy import ACTIVATIONS, NORM_EPS, OBS_CLIP, Policy, State
 from spreeze.inference.recurrence import CELLS, Cell
-from spreeze.types import Box, Choices, EnvSpec
+from spreeze.types import Choices, EnvSpec
 
 Arrays = dict[str, np.ndarray]
 Act = Callable[[np.ndarray, State], tuple[np.ndarray, State]]
 """From observations [N, ...] and state to greedy actions in the environment's own unit and the next state."""
-TOLERANCE = 1e-5
-"""Largest difference of a continuous action from our policy's, in halves of its range."""
 _OPSET, _IR_VERSION = 17, 8  # ONNX Runtime 1.14 reads these, of February 2023
 
 
@@ -42,16 +43,6 @@ class Operation(NamedTuple):
 
     kind: str
     values: tuple[np.ndarray, ...] = ()
-
-
-class Agreement(NamedTuple):
-    """Comparison of an exported file with our policy."""
-
-    observations: int
-    difference: float
-    """Largest difference of an action, in halves of its range; discrete: number of actions that differ."""
-    ties: int
-    """Observations left out, since two actions are equally good up to rounding."""
 
 
 # --- the list ---
@@ -83,7 +74,12 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
     if "recurrent" in meta:
         cell = Cell(arrays, meta)
         found.append(Operation(cell.kind, (cell.weight[:-1], cell.weight[-1])))
+    numbers = 0 if spec.box is None or spec.choices is None else spec.box.dim
     weights = [arrays[f"w{index}"] for index in range(hidden)] + [arrays["head_w"]]
+    head_b = arrays["head_b"]
+    if meta["policy"] == "squashed_mixed":  # without the log standard deviations
+        deviations = slice(numbers, 2 * numbers)
+        weights[-1], head_b = np.delete(weights[-1], deviations, 1), np.delete(head_b, deviations)
     for index, weight in enumerate(weights):
         found += _matmul(weight, spec if index == 0 else None)
         if index == hidden:
@@ -91,11 +87,11 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
         if meta.get("layer_norm"):
             found.append(Operation("layer_norm"))
         found += [Operation("add", (_f32(arrays[f"b{index}"]),)), Operation(activation)]
-    found.append(Operation("add", (_f32(arrays["head_b"]),)))
+    found.append(Operation("add", (_f32(head_b),)))
     if spec.team is not None and spec.choices is not None and len(set(spec.choices.nvec)) > 1:
         found.append(Operation("add", (_unused(spec.choices),)))
     if meta.get("action_mask"):
-        found.append(Operation("mask", (_i64(head.outputs),)))
+        found.append(Operation("mask", (_i64(head.options), *([_i64(numbers)] if numbers else []))))
     return found + _HEADS[str(meta["policy"])](spec)
 
 
@@ -127,11 +123,14 @@ def _clipped(spec: EnvSpec) -> list[Operation]:
 
 
 def _scaling(spec: EnvSpec) -> list[Operation]:
-    """Scales actions like ``envs.task.ActionScaling``."""
-    assert isinstance(spec.action, Box)
-    low, high = spec.action.float32_bounds()
+    """Scales actions like ``envs.task.ActionScaling``; indices that follow them stay."""
+    assert spec.box is not None
+    low, high = spec.box.float32_bounds()
     half = (high - low) * np.float32(0.5)
-    return [Operation("multiply", (half,)), Operation("add", (low + half,)), Operation("clip", (low, high))]
+    middle, ends = low + half, _f32(spec.choices.nvec if spec.choices else ()) - np.float32(1.0)
+    half, middle = np.concatenate((half, ends * 0 + 1)), np.concatenate((middle, ends * 0))
+    bounds = np.concatenate((low, ends * 0)), np.concatenate((high, ends))
+    return [Operation("multiply", (half,)), Operation("add", (middle,)), Operation("clip", bounds)]
 
 
 def _best(spec: EnvSpec) -> list[Operation]:
@@ -141,15 +140,28 @@ def _best(spec: EnvSpec) -> list[Operation]:
     best = Operation("argmax", (_i64(choice.start[0]) if alike else _i64(choice.start).reshape(choice.shape),))
     if spec.team is not None or not choice.shape:
         return [best]
-    # Each choice as a row of logits, those of fewer options filled up.
-    most = np.arange(max(choice.nvec))
-    columns = np.array(
-        [part.start + np.minimum(most, count - 1) for part, count in zip(choice.slices, choice.nvec, strict=True)]
-    )
-    found = [Operation("gather", (_i64(columns).reshape(*choice.shape, -1),))]
+    found = [Operation("gather", (_options(choice).reshape(*choice.shape, -1),))]
     if len(set(choice.nvec)) > 1:
         found.append(Operation("add", (_unused(choice).reshape(*choice.shape, -1),)))
     return [*found, best]
+
+
+def _options(choice: Choices) -> np.ndarray:
+    """Columns int64 [A, largest n] of each choice's options among all; where it has fewer, the last one again."""
+    most, parts = np.arange(max(choice.nvec)), zip(choice.slices, choice.nvec, strict=True)
+    return _i64([part.start + np.minimum(most, count - 1) for part, count in parts])
+
+
+def _mixed(spec: EnvSpec, *, squashed: bool) -> list[Operation]:
+    assert spec.box is not None
+    assert spec.choices is not None
+    numbers, clips = (
+        spec.box.dim,
+        np.repeat(_f32([1.0, np.finfo(np.float32).max]), [spec.box.dim, spec.choices.options]),
+    )
+    first = Operation("squash", (_i64(numbers),)) if squashed else Operation("clip", (-clips, clips))
+    columns = numbers + _options(spec.choices)
+    return [first, Operation("choose", (_i64(numbers), columns, _unused(spec.choices))), *_scaling(spec)]
 
 
 def _unused(choice: Choices) -> np.ndarray:
@@ -160,9 +172,10 @@ def _unused(choice: Choices) -> np.ndarray:
 
 _HEADS: dict[str, Callable[[EnvSpec], list[Operation]]] = {
     "squashed_gaussian": _squashed, "deterministic": _squashed, "gaussian": _clipped, "q_values": _best,
-    "categorical": _best,
+    "categorical": _best, "mixed": functools.partial(_mixed, squashed=False),
+    "squashed_mixed": functools.partial(_mixed, squashed=True),
 }  # fmt: skip
-"""Kinds of policy, as ``policy._HEADS``."""
+"""Kinds of policy, as ``heads._HEADS``."""
 
 
 def state_dim(steps: list[Operation]) -> int:
@@ -205,7 +218,9 @@ def run(policy: Mapping[str, np.ndarray], obs: np.ndarray, more: Any = ()) -> np
         "gelu": lambda x: x * (np.tanh(0.7978845608 * (x + 0.044715 * x * x * x)) + 1) / 2,
         "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
         "columns": lambda x, count: x[:, :count],
-        "mask": lambda x, count: np.where(obs[:, -count:] == 0, -np.inf, x),
+        "mask": lambda x, n, at=0: np.hstack((x[:, :at], np.where(obs[:, -n:] == 0, -np.inf, x[:, at:]))),
+        "squash": lambda x, n: np.hstack((np.tanh(x[:, :n]), x[:, n:])),
+        "choose": lambda x, n, at, unused: np.hstack((x[:, :n], (x[:, at] + unused).argmax(-1).astype(np.float32))),
         "gather": lambda x, columns: x[:, columns],
         "argmax": lambda x, first: x.argmax(-1) + first,
     }
@@ -243,8 +258,12 @@ def run_with_state(policy: Mapping[str, np.ndarray], obs: np.ndarray, state: np.
 
 def runner_source(*, with_state: bool) -> str:
     """The text of ``run``, or of that ``with_state`` too, which need nothing but NumPy, without annotations."""
-    text = inspect.getsource(run) + ("\n\n" + inspect.getsource(run_with_state) if with_state else "")
-    text = text.replace(": Any = ", "=")
+    return plain_source(run) + ("\n\n" + plain_source(run_with_state) if with_state else "")
+
+
+def plain_source(function: Callable[..., Any]) -> str:
+    """The text of a function without annotations."""
+    text = inspect.getsource(function).replace(": Any = ", "=")
     for annotation in (
         ": Mapping[str, Callable[..., Any]]",
         ": Mapping[str, np.ndarray]",
@@ -258,14 +277,15 @@ def runner_source(*, with_state: bool) -> str:
     return text
 
 
-def _numpy_arrays(steps: list[Operation]) -> Arrays:
+def numpy_arrays(steps: list[Operation]) -> Arrays:
+    """The arrays of a NumPy file, as ``run`` takes them."""
     found = {"operations": np.array([step.kind for step in steps])}
     return found | {f"{place}.{k}": value for place, step in enumerate(steps) for k, value in enumerate(step.values)}
 
 
 def _write_numpy(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, about=np.array(json.dumps(about)), **_numpy_arrays(steps))
+    np.savez(buffer, allow_pickle=False, about=np.array(json.dumps(about)), **numpy_arrays(steps))
     return buffer.getvalue()
 
 
@@ -308,6 +328,10 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
         "gather": lambda x, columns: x[:, torch.tensor(columns)],
         "argmax": lambda x, first: x.argmax(-1) + torch.tensor(first),
         "team": lambda x, shape: x[:, : shape[0] * shape[1]].unflatten(1, shape),
+        "squash": lambda x, count: torch.cat((torch.tanh(x[:, :count]), x[:, count:]), 1),
+        "choose": lambda x, count, columns, unused: torch.cat(
+            (x[:, :count], (x[:, torch.tensor(columns)] + unused).argmax(-1).float()), 1
+        ),
     }
 
     class Exported(torch.nn.Module):
@@ -326,7 +350,9 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
                     for k, value in enumerate(values)
                 ]
                 if kind == "mask":
-                    x = x.masked_fill(obs[:, -given[0] :] == 0.0, float("-inf"))
+                    count, at = (*given, 0)[:2]
+                    masked = x[:, at:].masked_fill(obs[:, -count:] == 0.0, float("-inf"))
+                    x = torch.cat((x[:, :at], masked), 1) if at else masked
                 elif kind in CELLS:
                     x, *after = _torch_cell(kind, x, *state, *given)
                 else:
@@ -399,6 +425,11 @@ class _Graph:
         self.nodes.append(self._helper.make_node(kind, given, [self.x], **attributes))
         return self.x
 
+    def columns(self, x: str, begin: np.ndarray, end: np.ndarray | None = None) -> str:
+        """The columns of ``x`` from one on, to the last without an ``end``."""
+        places = (begin, _i64(np.iinfo(np.int64).max) if end is None else end, _i64(1))
+        return self.node("Slice", x, *(self.constant(place.reshape(1)) for place in places))
+
     def over(self, kind: str, *values: Any, **attributes: Any) -> str:
         """Adds a node over ``x`` and constants."""
         return self.node(kind, self.x, *(self.constant(value) for value in values), **attributes)
@@ -434,11 +465,33 @@ def _onnx_flatten(graph: _Graph) -> None:
     graph.node("Flatten", axis=1)
 
 
-def _onnx_mask(graph: _Graph, count: np.ndarray) -> None:
-    out, end = graph.x, _i64([np.iinfo(np.int64).max])
-    mask = graph.node("Slice", "obs", graph.constant(-count.reshape(1)), graph.constant(end), graph.constant(_i64([1])))
+def _onnx_mask(graph: _Graph, count: np.ndarray, numbers: np.ndarray | None = None) -> None:
+    before, out = (None, graph.x) if numbers is None else _onnx_halves(graph, numbers)
+    mask = graph.columns("obs", -count)
     forbidden = graph.node("Equal", mask, graph.constant(_f32(0.0)))
-    graph.node("Where", forbidden, graph.constant(_f32(-np.inf)), out)
+    masked = graph.node("Where", forbidden, graph.constant(_f32(-np.inf)), out)
+    if before is not None:
+        graph.node("Concat", before, masked, axis=1)
+
+
+def _onnx_halves(graph: _Graph, count: np.ndarray) -> tuple[str, str]:
+    """The first columns and the others."""
+    x = graph.x
+    return graph.columns(x, _i64(0), count), graph.columns(x, count)
+
+
+def _onnx_squash(graph: _Graph, count: np.ndarray) -> None:
+    numbers, others = _onnx_halves(graph, count)
+    graph.node("Concat", graph.node("Tanh", numbers), others, axis=1)
+
+
+def _onnx_choose(graph: _Graph, count: np.ndarray, columns: np.ndarray, unused: np.ndarray) -> None:
+    x = graph.x
+    numbers = graph.columns(x, _i64(0), count)
+    graph.node("Gather", x, graph.constant(columns), axis=1)
+    graph.over("Add", unused)
+    graph.node("ArgMax", axis=-1, keepdims=0)
+    graph.node("Concat", numbers, graph.node("Cast", to=1), axis=1)
 
 
 def _onnx_team(graph: _Graph, shape: np.ndarray) -> None:
@@ -491,7 +544,7 @@ _ONNX: dict[str, Callable[..., Any]] = {
     "relu": lambda g: g.node("Relu"), "elu": lambda g: g.node("Elu", alpha=1.0), "gelu": _onnx_gelu,
     "silu": lambda g: g.node("Mul", g.x, g.node("Sigmoid")), "mask": _onnx_mask, "argmax": _onnx_argmax,
     "columns": lambda g, count: g.over("Slice", _i64([0]), count.reshape(1), _i64([1])),
-    "layer_norm": _onnx_layer_norm, "team": _onnx_team,
+    "layer_norm": _onnx_layer_norm, "team": _onnx_team, "squash": _onnx_squash, "choose": _onnx_choose,
     "gather": lambda g, columns: g.node("Gather", g.x, g.constant(columns), axis=1),
     **{kind: functools.partial(_onnx_cell, kind=kind) for kind in CELLS},
 }  # fmt: skip
@@ -512,8 +565,11 @@ def _write_onnx(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) ->
     ] or [[], []]
     obs = draw_obs(spec, {}, 1, seed=0)
     obs_type = TensorProto.UINT8 if obs.dtype == np.uint8 else TensorProto.FLOAT
-    action_type = TensorProto.FLOAT if spec.choices is None else TensorProto.INT64
-    shape: list[str | int | None] = ["batch", *([spec.action_dim] if spec.choices is None else spec.choices.shape)]
+    action_type = TensorProto.INT64 if isinstance(spec.action, Choices) else TensorProto.FLOAT
+    shape: list[str | int | None] = [
+        "batch",
+        *(spec.action.shape if isinstance(spec.action, Choices) else [spec.action_dim]),
+    ]
     graph.node("Identity")
     graph.nodes[-1].output[0] = "action"
     model = helper.make_model(
@@ -572,7 +628,7 @@ class _Codec(NamedTuple):
 
 def _write_c(steps: list[Operation], spec: EnvSpec, about: dict[str, Any], *, int8: bool) -> bytes:
     name = c_source.c_name(str(about.get("run", "policy")))
-    about = about | {"action": [spec.action_dim] if spec.choices is None else list(spec.choices.shape)}
+    about = about | {"action": list(spec.action.shape) if isinstance(spec.action, Choices) else [spec.action_dim]}
     return c_source.header(steps, draw_obs(spec, {}, 1, seed=0)[0], state_dim(steps), about, name, int8=int8).encode()
 
 
@@ -594,7 +650,7 @@ def open_policy(name: str, path: Path) -> Act:
     return _CODECS[name].open(path)
 
 
-# --- the check ---
+# --- observations to try a file with ---
 
 
 def draw_obs(spec: EnvSpec, arrays: Arrays, count: int, seed: int) -> np.ndarray:
@@ -618,57 +674,3 @@ def draw_state(steps: list[Operation], count: int, seed: int) -> State:
     """States of a policy with memory in the middle of ``count`` episodes; empty of one without."""
     width = state_dim(steps)
     return (np.random.default_rng(seed).uniform(-1.0, 1.0, (count, width)).astype(np.float32),) if width else ()
-
-
-def check(
-    act: Act,
-    steps: list[Operation],
-    expected: np.ndarray,
-    obs: np.ndarray,
-    spec: EnvSpec,
-    state: State = (),
-    expected_state: State = (),
-    *,
-    exact: bool = True,
-) -> Agreement:
-    """Compares an exported file with our policy's actions ``expected``, as ``env.step`` takes them, and next states.
-
-    Raises:
-        WeightsError: they differ, and the file is ``exact``.
-    """
-    found, after = act(obs, state)
-    count = len(obs)
-    for ours, theirs in zip(expected_state, after, strict=True):
-        if exact and not np.allclose(ours, theirs, rtol=0.0, atol=TOLERANCE):
-            raise WeightsError(
-                f"the exported policy's next states differ by up to {np.abs(ours - theirs).max():.2g}, more than "
-                f"{TOLERANCE:g}; no file was written"
-            )
-    if isinstance(spec.action, Choices):
-        given = _numpy_arrays(steps[:-1])
-        values = np.sort(run_with_state(given, obs, *state)[0] if state else run(given, obs), -1)
-        best = values[..., -1]
-        clear = best - values[..., -2] > TOLERANCE * np.maximum(1.0, np.abs(best))
-        if found.shape != expected.shape:
-            raise WeightsError(
-                f"the exported policy gives actions of shape {found.shape}, expected {expected.shape}; no file "
-                f"was written"
-            )
-        wrong = int(np.sum(((found != expected) & clear).reshape(count, -1).any(1)))
-        result = Agreement(count, wrong, int(np.sum(~clear.reshape(count, -1).all(1))))
-        if exact and (wrong or found.dtype != np.int64):
-            raise WeightsError(
-                f"the exported policy chose another action for {wrong} of {count} observations; no file was written"
-            )
-        return result
-    low, high = _f32(spec.action.low), _f32(spec.action.high)
-    half = 0.5 * (high - low)
-    rounding = np.spacing(np.maximum(np.abs(high), np.abs(low)))
-    gap = np.abs(found - expected)
-    result = Agreement(count, float(np.max(gap / half)), 0)
-    if exact and not np.all(gap <= TOLERANCE * half + rounding):
-        raise WeightsError(
-            f"the exported policy's actions differ by up to {result.difference:.2g} of half their "
-            f"range, more than {TOLERANCE:g}; no file was written"
-        )
-    return result

@@ -10,7 +10,6 @@ for the same row, but always one at all places of a matmul of 4, 8, 16 or 32 row
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -19,25 +18,20 @@ import numpy as np
 
 from spreeze.errors import UsageError, WeightsError
 from spreeze.inference.convolution import Trunk
+from spreeze.inference.heads import FORBIDDEN, Arrays, DrawingHead, Head, head_of
 from spreeze.inference.own_network import OwnNetwork
 from spreeze.inference.recurrence import Cell
-from spreeze.types import Choices
 
 OBS_CLIP = 10.0
 """Bound of a normalized observation."""
 TILE = 8
 """Rows of one matmul in ``draw``: at 2x256, 16 rows take 2.6 times as long, 4 rows three quarters."""
 
-FORBIDDEN = -math.inf
-"""Output for an action that the mask forbids: never the greatest, and of probability 0."""
-LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
-"""Range of SAC's log standard deviation, as in the authors' code for arXiv 1801.01290."""
 ACTIVATIONS = ("relu", "tanh", "silu", "gelu", "elu")
 """Functions between layers; ``gelu`` by its tanh formula (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
 NORM_EPS = 1e-5
 """Added to the variance in layer normalisation, as torch.nn does by default."""
 
-Arrays = dict[str, np.ndarray]
 State = tuple[np.ndarray, ...]
 """Arrays [N, ...] that a policy keeps between the steps of N episodes; empty before their first step, and always where
 it has no memory. A recurrent policy has one, [N, S]."""
@@ -57,14 +51,10 @@ _EXPLORING = "explore."
 """Prefix of the names of the newest weights in a file with an averaged policy."""
 
 # As float32 arrays, since a ufunc takes a microsecond to find the type of a Python number.
-_ZERO, _ONE, _MINUS_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32), np.array(-1.0, np.float32)
+_ZERO, _HALF = np.array(0.0, np.float32), np.array(0.5, np.float32)
 _OBS_LOW, _OBS_HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
-_LOG_STD_MIN, _LOG_STD_MAX = np.array(LOG_STD_MIN, np.float32), np.array(LOG_STD_MAX, np.float32)
-_MINUS_HALF, _HALF = np.array(-0.5, np.float32), np.array(0.5, np.float32)
 _GELU, _CUBE = np.array(math.sqrt(2.0 / math.pi), np.float32), np.array(0.044715, np.float32)
 _NORM_EPS = np.array(NORM_EPS, np.float32)
-_TINY = np.array(np.finfo(np.float32).tiny, np.float32)
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def with_exploring(arrays: Arrays, exploring: Arrays) -> Arrays:
@@ -139,7 +129,7 @@ class Policy:
         head, activation = head_of(meta, arrays), meta.get("activation", ACTIVATIONS[0])
         if activation not in ACTIVATIONS:
             raise WeightsError(f"weights need the activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
-        mask_dim = head.outputs if meta.get("action_mask") else 0
+        mask_dim = head.options if meta.get("action_mask") else 0
         if "network" in meta:
             own, shape = OwnNetwork(arrays, meta, head.outputs), (int(meta["obs_dim"]), head.outputs)
             return cls(
@@ -202,13 +192,13 @@ class Policy:
         return state[0]
 
     @property
-    def outputs(self) -> int:
-        """Values of the last layer: K for discrete actions."""
-        return self._head.outputs
+    def options(self) -> int:
+        """K: options of all choices; of policies without choices, values of the last layer."""
+        return self._head.options
 
     @property
     def noise_dim(self) -> int:
-        """Z: noise values of ``draw`` per action; standard normal, or uniform in [0, 1) for choices."""
+        """Z: noise values of ``draw`` per action; standard normal for numbers, uniform in [0, 1) for choices."""
         return self._drawing_head().noise_dim
 
     def draw(self, obs: np.ndarray, noise: np.ndarray, state: State = ()) -> tuple[np.ndarray, np.ndarray, State]:
@@ -278,8 +268,8 @@ class Policy:
         return out, state
 
     def _apply_mask(self, obs: np.ndarray, out: np.ndarray) -> None:
-        """Sets the outputs [N, K] of actions that the masks of obs [N, O] forbid to minus infinity."""
-        out[obs[:, -self._mask_dim :] == 0.0] = FORBIDDEN
+        """Sets the last K outputs [N, K], where the masks of obs [N, O] forbid an action, to minus infinity."""
+        out[:, -self._mask_dim :][obs[:, -self._mask_dim :] == 0.0] = FORBIDDEN
 
     def _run(self, x: np.ndarray, buffers: list[np.ndarray], row_by_row: bool = False) -> np.ndarray:
         """Passes x [N, I] through all layers, in ``buffers``; returns the last one."""
@@ -427,236 +417,6 @@ def _obs_scale(arrays: Arrays, obs_dim: int) -> tuple[np.ndarray, np.ndarray] | 
     if mean.shape != (obs_dim,) or std.shape != (obs_dim,):
         raise WeightsError(f"normalizer has shapes {mean.shape} and {std.shape}; ({obs_dim},) is needed")
     return mean, std
-
-
-class Head(ABC):
-    """Computes actions from the outputs of a network."""
-
-    outputs: int
-
-    @abstractmethod
-    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Actions [N, A] to collect experience with; ``out`` [N, K] may be overwritten."""
-
-    @abstractmethod
-    def greedy(self, out: np.ndarray) -> np.ndarray:
-        """Actions [N, A] without noise."""
-
-
-class DrawingHead(Head):
-    """A head that also takes noise from the caller."""
-
-    noise_dim: int
-    """Z: noise values per action."""
-
-    @abstractmethod
-    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Actions [N, A] by noise [N, Z], and their log-probabilities [N] in nat; ``out`` may be overwritten."""
-
-
-class SquashedGaussian(Head):
-    """``tanh(mean + exp(log_std) noise)``; outputs are means, then log standard deviations."""
-
-    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
-        self._actions = int(meta["action_dim"])
-        self.outputs = 2 * self._actions
-
-    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        action = rng.standard_normal((len(out), self._actions), np.float32)
-        # np.clip takes longer than its two ufuncs.
-        log_std = out[:, self._actions :]
-        np.maximum(log_std, _LOG_STD_MIN, out=log_std)
-        np.minimum(log_std, _LOG_STD_MAX, out=log_std)
-        action *= np.exp(log_std, out=log_std)
-        action += out[:, : self._actions]
-        np.tanh(action, out=action)
-        return action
-
-    def greedy(self, out: np.ndarray) -> np.ndarray:
-        action: np.ndarray = np.tanh(out[:, : self._actions])
-        return action
-
-
-class Deterministic(Head):
-    """``tanh(out)``; explores with clipped Gaussian noise, the same in all rows or growing from the first to the last.
-
-    Many environments at once explore better with noise of many sizes (PQL, arXiv 2307.12983).
-    """
-
-    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
-        self.outputs = int(meta["action_dim"])
-        least = _finite(meta.get("exploration_noise", 0.0))
-        self._range = least, _finite(meta.get("exploration_noise_max", least))
-        self._noise = np.full((1, 1), least, np.float32)
-
-    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        if len(out) != len(self._noise):
-            self._noise = np.linspace(*self._range, len(out), dtype=np.float32)[:, None]
-        action = rng.standard_normal(out.shape, np.float32)
-        action *= self._noise
-        action += np.tanh(out, out=out)
-        np.maximum(action, _MINUS_ONE, out=action)
-        np.minimum(action, _ONE, out=action)
-        return action
-
-    def greedy(self, out: np.ndarray) -> np.ndarray:
-        action: np.ndarray = np.tanh(out)
-        return action
-
-
-def _finite(value: object) -> float:
-    found = float(value)  # type: ignore[arg-type]
-    if not math.isfinite(found):
-        raise ValueError(f"{found} is neither a probability nor a noise scale")
-    return found
-
-
-class EpsilonGreedy(Head):
-    """The action of the highest value; explores with a share of random actions that falls linearly.
-
-    The share goes from ``epsilon_start`` to ``epsilon_end`` over ``epsilon_env_steps``. These are the env steps of the
-    whole run when the weights were published, plus those taken here since.
-    """
-
-    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
-        self.outputs = int(meta["num_actions"])
-        self._start, self._end = _finite(meta["epsilon_start"]), _finite(meta["epsilon_end"])
-        self._span = int(meta["epsilon_env_steps"])
-        self._env_steps = int(meta.get("env_steps", 0))
-        self._masked = bool(meta.get("action_mask"))
-        self._team: tuple[int, ...] = tuple(map(int, meta.get("team_actions", ())))
-        """Numbers of actions of the agents whose outputs follow each other row by row; empty for a single agent."""
-
-    @property
-    def epsilon(self) -> float:
-        if self._env_steps >= self._span:
-            return self._end
-        return self._start + (self._end - self._start) * self._env_steps / self._span
-
-    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        rows, epsilon = len(out), self.epsilon
-        self._env_steps += rows // (len(self._team) or 1)
-        action = self._best(out)
-        # One draw decides both: below epsilon, draw / epsilon is uniform again.
-        draw = rng.random(rows)
-        for row in np.flatnonzero(draw < epsilon).tolist():
-            if self._masked:
-                allowed = np.flatnonzero(out[row] != FORBIDDEN)
-                action[row] = allowed[min(int(draw[row] / epsilon * len(allowed)), len(allowed) - 1)]
-            else:
-                count = self._team[row % len(self._team)] if self._team else self.outputs
-                action[row] = min(int(draw[row] / epsilon * count), count - 1)
-        return _column(action, len(self._team) or 1)
-
-    def greedy(self, out: np.ndarray) -> np.ndarray:
-        return _column(self._best(out), len(self._team) or 1)
-
-    def _best(self, out: np.ndarray) -> np.ndarray:
-        """Index [N] of the highest value, of an agent of a team among its own actions."""
-        for agent, count in enumerate(self._team):
-            out[agent :: len(self._team), count:] = FORBIDDEN
-        best: np.ndarray = out.argmax(1)
-        return best
-
-
-class GaussianHead(DrawingHead):
-    """``mean + exp(log_std) noise``; outputs are means, the log standard deviations [A] are parameters of their own."""
-
-    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
-        self.outputs = self.noise_dim = int(meta["action_dim"])
-        log_std = np.ascontiguousarray(arrays["log_std"], np.float32)
-        if log_std.shape != (self.outputs,):
-            raise WeightsError(f"weights 'log_std' have shape {log_std.shape}; ({self.outputs},) is needed")
-        self._std = np.exp(log_std)
-        self._constant = np.float32(-np.sum(log_std, dtype=np.float64) - self.outputs * _HALF_LOG_2PI)
-
-    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Samples by standard normal noise [N, A], not bounded."""
-        action = noise * self._std
-        action += out
-        log_prob: np.ndarray = np.add.reduce(np.square(noise), 1)
-        log_prob *= _MINUS_HALF
-        log_prob += self._constant
-        return action, log_prob
-
-    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return self.greedy(self.draw(out, rng.standard_normal(out.shape, np.float32))[0])
-
-    def greedy(self, out: np.ndarray) -> np.ndarray:
-        action: np.ndarray = np.minimum(np.maximum(out, _MINUS_ONE), _ONE)
-        return action
-
-
-class CategoricalHead(DrawingHead):
-    """Samples each of A choices from the softmax of its own outputs, which follow each other."""
-
-    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
-        # Version 0.1.0 wrote the options of its one choice as num_actions.
-        choice = Choices(tuple(map(int, meta["nvec"] if "nvec" in meta else (meta["num_actions"],))))
-        self.outputs, self.noise_dim, self._slices = choice.options, choice.dim, choice.slices
-        self._masked = bool(meta.get("action_mask"))
-
-    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Samples by uniform noise [N, A] in [0, 1); log-probabilities add up."""
-        if self.noise_dim == 1:
-            return self._draw_one(out, noise)
-        found = [self._draw_one(out[:, part], noise[:, number, None]) for number, part in enumerate(self._slices)]
-        return np.concatenate([index for index, _ in found], 1), np.add.reduce([log_prob for _, log_prob in found])
-
-    def _draw_one(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The first option [N, 1] whose cumulative probability is above the noise [N, 1], and its logarithm [N]."""
-        out -= out.max(1, keepdims=True)
-        cumulative = np.cumsum(np.exp(out), axis=1)
-        total = cumulative[:, -1:]
-        # Rounding can make noise * total equal to the total, so the last action is not compared.
-        index = (cumulative[:, :-1] <= noise * total).sum(1, keepdims=True)
-        if self._masked:  # the last action may be forbidden
-            allowed = out[:, ::-1] != FORBIDDEN
-            np.minimum(index, out.shape[1] - 1 - allowed.argmax(1)[:, None], out=index)
-        log_prob: np.ndarray = (np.take_along_axis(out, index, 1) - np.log(total))[:, 0]
-        return index.astype(np.float32), log_prob
-
-    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Samples as the argmax of ``out - log E``, E standard exponential (Gumbel 1954)."""
-        noise = rng.standard_exponential(out.shape, np.float32)
-        np.maximum(noise, _TINY, out=noise)
-        out -= np.log(noise, out=noise)
-        return self.greedy(out)
-
-    def greedy(self, out: np.ndarray) -> np.ndarray:
-        if self.noise_dim == 1:
-            return _column(out.argmax(1))
-        return np.stack([out[:, part].argmax(1) for part in self._slices], 1).astype(np.float32)
-
-
-def _column(index: np.ndarray, agents: int = 1) -> np.ndarray:
-    """Indices [N * agents] as actions float32 [N, agents]."""
-    action: np.ndarray = index.astype(np.float32)
-    return action.reshape(-1, agents)
-
-
-_HEADS: dict[str, Callable[[dict[str, Any], Arrays], Head]] = {
-    "squashed_gaussian": SquashedGaussian,
-    "gaussian": GaussianHead,
-    "deterministic": Deterministic,
-    "q_values": EpsilonGreedy,
-    "categorical": CategoricalHead,
-}
-
-
-def head_of(meta: dict[str, Any], arrays: Arrays) -> Head:
-    """The head that an algorithm's ``policy_meta`` describes; ``arrays`` hold its own parameters, if any.
-
-    Raises:
-        WeightsError: an unknown kind, or a missing value.
-    """
-    kind = meta.get("policy")
-    if kind not in _HEADS:
-        raise WeightsError(f"weights hold a policy of kind {kind!r}; known are {', '.join(_HEADS)}")
-    try:
-        return _HEADS[kind](meta, arrays)
-    except KeyError as error:
-        raise WeightsError(f"weights of a {kind} policy have no {error}; publish them again") from None
 
 
 SPIKE, SPIKES = 1000.0, 0.1

@@ -284,6 +284,8 @@ METRICS: tuple[Metric, ...] = (
            chart=Chart("return_scale", "Reward scale", "Learning")),
     Metric("alpha", "ratio", "entropy coefficient (SAC)", "algorithm",
            chart=Chart("alpha", "Entropy coefficient", "Learning")),
+    Metric("alpha_numbers", "ratio", "entropy coefficient of the numbers beside a choice (SAC); alpha is the choice's",
+           "algorithm", chart=Chart("alpha", "Entropy coefficient", "Learning")),
     Metric("entropy", "nat",
            "mean negative log-probability of sampled actions (SAC); entropy of the policy (PPO, A2C)", "algorithm",
            chart=Chart("entropy", "Entropy", "Learning")),

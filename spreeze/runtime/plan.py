@@ -358,7 +358,8 @@ class RunPlan:
             spec = self.rollout_spec()
             rows = spec.num_slots * spec.sync_interval * spec.num_envs
             # Logits, or means and standard deviations.
-            outputs = 2 * spec.action_dim if self.spec.choices is None else self.spec.choices.options
+            box, choices = self.spec.box, self.spec.choices
+            outputs = (2 * box.dim if box else 0) + (choices.options if choices else 0)
             # Action, log-probability, advantage, target and value, float32.
             row_bytes = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 4 * (
                 spec.action_dim + 4 + outputs

@@ -559,9 +559,9 @@ class RolloutCollector(Collector):
         self.columns = RolloutWriter(rollouts, first, num_envs)
         self._rows = ObsBuffer(num_envs, spec)
         self._sign = spec.frames is not None and spec.frames.sign_rewards
-        noise_dim, uniform = rollouts.spec.action_dim, spec.choices is not None
+        noise_dim, numbers = rollouts.spec.action_dim, 0 if spec.box is None else spec.box.dim
         envs = range(first, first + num_envs)
-        self._noise = [ActionNoise(seed, env, noise_dim, uniform=uniform) for env in envs]
+        self._noise = [ActionNoise(seed, env, noise_dim, numbers) for env in envs]
         self._noise_rows = np.zeros((num_envs, noise_dim), np.float32)
         state_dim = rollouts.spec.state_dim
         self._state: State = (np.zeros((num_envs, state_dim), np.float32),) if state_dim else ()
@@ -736,10 +736,10 @@ def reset_seed(seed: int, env: int, episode: int) -> int:
 
 
 class ActionNoise:
-    def __init__(self, seed: int, env: int, noise_dim: int, *, uniform: bool) -> None:
-        """Draws noise uniformly from [0, 1) if ``uniform`` (discrete actions), else from a standard normal."""
+    def __init__(self, seed: int, env: int, noise_dim: int, numbers: int) -> None:
+        """Draws noise for so many ``numbers`` of an action from a standard normal, else uniformly from [0, 1)."""
         self._key = (seed, env)
-        self._noise_dim, self._uniform = noise_dim, uniform
+        self._noise_dim, self._numbers = noise_dim, numbers
         self._held: tuple[int, int] | None = None
         self._block = np.zeros((0, noise_dim), np.float32)
 
@@ -750,8 +750,8 @@ class ActionNoise:
             self._held = (episode, number)
             # The generator increments the first word; the other two identify the block.
             rng = np.random.Generator(np.random.Philox(key=self._key, counter=(0, number, episode, 0)))
-            draw = rng.random if self._uniform else rng.standard_normal
-            self._block = draw((_BLOCK_STEPS, self._noise_dim), np.float32)
+            normal = rng.standard_normal((_BLOCK_STEPS, self._numbers), np.float32)
+            self._block = np.hstack((normal, rng.random((_BLOCK_STEPS, self._noise_dim - self._numbers), np.float32)))
         noise: np.ndarray = self._block[row]
         return noise
 

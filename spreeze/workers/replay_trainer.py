@@ -89,10 +89,10 @@ class ReplayTrainer:
         """
         device = resolve_device(learner.device)
         devices = DeviceSplit.parse(device)
-        options: dict[str, Any] = {} if spec.frames is None else {"frames": spec.frames}
-        options |= {"overlap": True} if learner.overlap else {}
-        options |= {"masked": True} if spec.action_mask else {}
-        options |= {"team": spec.team} if spec.team is not None else {}
+        numbers = spec.box.dim if spec.box is not None and spec.choices is not None else None
+        given = {"frames": spec.frames, "overlap": learner.overlap or None, "masked": spec.action_mask or None}
+        given |= {"team": spec.team, "numbers": numbers}
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self.algorithm: OffPolicyAlgorithm = create(
             algo,
             spec.obs_dim,

@@ -51,11 +51,12 @@ def one_update(name):
         made = learner(name, spec, "on-policy")
         batch = rollout(made, spec, np.random.default_rng(0))
         return lambda: made.learn(batch, 0.5)
-    algo, _, discrete = name.partition(" ")
-    actions = 3 if discrete or algo in ("dqn", "qmix") else None
-    team = {"team": TeamSpec(actions=(3, 3), obs_dim=2, state_dim=0)} if algo == "qmix" else {}
-    made = create(algo, 4, 2, SECTIONS[algo](), 1, num_actions=actions, **team)
-    layout = RowLayout(4, 1 if actions and not team else 2)
+    algo, _, kind = name.partition(" ")
+    actions = 3 if kind or algo in ("dqn", "qmix") else None
+    options = {"team": TeamSpec(actions=(3, 3), obs_dim=2, state_dim=0)} if algo == "qmix" else {}
+    options |= {"numbers": 1} if kind == "hybrid" else {}
+    made = create(algo, 4, 2, SECTIONS[algo](), 1, num_actions=actions, **options)
+    layout = RowLayout(4, 1 if actions and not options else 2)
     batch = layout.split(torch.rand(8, layout.width), 0.99)  # discrete actions are cut to 0
     return lambda: [made.update(batch) for _ in range(2)]  # TD3 moves its actor at every other one
 

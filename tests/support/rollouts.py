@@ -45,16 +45,22 @@ def rollout(algorithm, spec, rng, steps=8, envs=4):
     next_obs = obs[1:].copy()
     next_obs[truncated] = obs[0, 0]
     flat, rows = obs[:-1].reshape(steps * envs, *obs.shape[2:]), steps * envs
-    noise = rng.random((rows, spec.action_dim)) if spec.choices else rng.standard_normal((rows, spec.action_dim))
-    action, log_prob, _ = policy.draw(flat, noise.astype(np.float32))
+    action, log_prob, _ = policy.draw(flat, _noise(spec, rng, rows))
     return RolloutBatch(
         obs[:-1], action.reshape(steps, envs, -1), log_prob.reshape(steps, envs),
         rng.standard_normal((steps, envs)).astype(np.float32), terminated, truncated, next_obs,
     )  # fmt: skip
 
 
+def _noise(spec, rng, rows):
+    numbers = spec.box.dim if spec.box else 0
+    noise = rng.random((rows, spec.action_dim)) if numbers < spec.action_dim else np.empty((rows, numbers))
+    noise[:, :numbers] = rng.standard_normal((rows, numbers))
+    return noise.astype(np.float32)
+
+
 def recurrent_rollout(algorithm, spec, rng, steps=8, envs=4):
-    """An interval as the algorithm's present policy with a memory would draw it, from random states on."""
+    """An interval as the algorithm's present policy, with or without memory, would draw it, from random states on."""
     policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
     obs = rng.standard_normal((steps + 1, envs, spec.obs_dim)).astype(np.float32)
     if spec.mask_dim:
@@ -68,8 +74,8 @@ def recurrent_rollout(algorithm, spec, rng, steps=8, envs=4):
     first = state = rng.standard_normal((envs, policy.state_dim)).astype(np.float32)
     drawn = []
     for step in range(steps):
-        noise = (rng.random if spec.choices else rng.standard_normal)((envs, spec.action_dim)).astype(np.float32)
-        *chosen, (state,) = policy.draw(obs[step], noise, (state,))
+        *chosen, after = policy.draw(obs[step], _noise(spec, rng, envs), (state,) if policy.state_dim else ())
+        state = after[0] if after else state
         state = np.where((terminated | truncated)[step, :, None], np.float32(0.0), state)
         drawn.append(chosen)
     action, log_prob = (np.stack(column) for column in zip(*drawn, strict=True))

@@ -77,7 +77,7 @@ def test_gradient_is_that_of_autograd(weight):
 
 def test_divergence_and_its_gradient_are_those_of_autograd():
     first, second = (torch.tensor(samples(seed=seed)[0]).t().contiguous() for seed in (1, 2))
-    divergence, gradient = CategoricalDistribution(NVEC).kl(first, second)
+    divergence, gradient = CategoricalDistribution(NVEC).kl(first, first[:0], second)[:2]
     leaf = second.clone().requires_grad_()
     pick = torch.distributions.Categorical
     expected = sum(
@@ -256,8 +256,8 @@ def test_a_run_goes_on_plays_and_is_exported(tmp_path):
     refused, code, _ = train(tmp_path, "--env", ID, "--import", MODULE, "--algo", "dqn", name="refused", tiny=())
     assert code == 2
     assert (
-        "--algo dqn: tests/Choices-v0 has 2 choices at once among 3, 4 discrete actions; "
-        "ppo, a2c, impact, appo and impala fit" in refused.stderr
+        "--algo dqn: it takes one choice at a time only; tests/Choices-v0 has 2 choices at once among 3, 4 discrete "
+        "actions; ppo, a2c, impact, appo and impala fit" in refused.stderr
     )
 
 

@@ -15,7 +15,7 @@ from spreeze.envs.make import describe
 from spreeze.envs.probe import Probe
 from spreeze.envs.task import HeldActions, Task, uniform_actions
 from spreeze.errors import ConfigError, WeightsError
-from spreeze.inference.policy import head_of
+from spreeze.inference.heads import head_of
 from spreeze.types import Box, Choices, FrameSpec, RowLayout
 from spreeze.workers.collectors import TransitionCollector
 
@@ -154,7 +154,9 @@ def test_the_default_algorithm_follows_the_actions_and_what_does_not_fit_is_refu
     choice = default_algorithm(spec, MODES["spreeze"])
     assert choice.value == "dqn"
     assert choice.reason == "algorithm dqn: the default for 3 discrete actions (sac fits too)"
-    with pytest.raises(ConfigError, match=r"--algo td3: Steps has 3 discrete actions; dqn and sac fit"):
+    with pytest.raises(
+        ConfigError, match=r"td3: it takes no discrete actions; Steps has 3 discrete actions; dqn and sac fit"
+    ):
         check_algorithm("td3", spec, MODES["spreeze"])
     check_algorithm("sac", spec, MODES["spreeze"])
 

@@ -226,7 +226,7 @@ S = gymnasium.spaces
         (BOX1, S.Discrete(1), "1 actions"),
         (BOX1, S.MultiDiscrete([1, 1]), "1 actions"),
         (BOX1, S.Sequence(S.Discrete(2)), "MultiDiscrete"),
-        (BOX1, S.Dict({"a": BOX1}), "not supported"),
+        (BOX1, S.Dict({"a": S.Text(2)}), "not supported"),
         (BOX1, S.Box(-np.inf, np.inf, (2,), np.float32), "unbounded"),
         (BOX1, S.Box(0.0, np.inf, (2,), np.float64), "unbounded"),
         (BOX1, S.Box(np.finfo(np.float32).min, np.finfo(np.float32).max, (2,), np.float32), "unbounded"),

@@ -7,12 +7,26 @@ import subprocess
 import numpy as np
 import pytest
 from harness import PATIENCE_S
-from test_export import BITS, DISCRETE, IMAGES, MASKED, SEVERAL, TEAM, VECTOR, actions_of, exported, made, normalised
+from test_export import (
+    BITS,
+    DISCRETE,
+    HYBRID,
+    IMAGES,
+    MASKED,
+    MIXED,
+    SEVERAL,
+    TEAM,
+    VECTOR,
+    actions_of,
+    exported,
+    made,
+    normalised,
+)
 from test_export import pendulum as pendulum  # a fixture
 
 from spreeze.cli.export import c_example
 from spreeze.errors import ConfigError
-from spreeze.inference import c_source, export
+from spreeze.inference import agreement, c_source, export
 from spreeze.inference.policy import ACTIVATIONS
 from spreeze.types import POLICY_FORMATS
 
@@ -21,6 +35,7 @@ KINDS = {  # one algorithm of each head on each kind of task
     "squashed": ("sac", VECTOR), "deterministic": ("td3", VECTOR), "gaussian": ("ppo", VECTOR),
     "values": ("dqn", DISCRETE), "masked": ("sac", MASKED), "images": ("ppo", IMAGES), "team": ("qmix", TEAM),
     "several": ("a2c", SEVERAL), "bits": ("impact", BITS),
+    "mixed": ("a2c", MIXED), "hybrid": ("sac", HYBRID),
 }  # fmt: skip
 
 
@@ -29,7 +44,9 @@ def compared(arrays, meta, spec, folder, row="c", count=1000):
     path = folder / "policy.h"
     path.write_bytes(export.encode(row, steps, spec, {"run": "walker-2"}))
     act = export.open_policy(row, path)
-    return export.check(act, steps, actions_of(arrays, meta, spec, obs), obs, spec, exact=row == "c"), path.read_text()
+    return agreement.check(
+        act, steps, actions_of(arrays, meta, spec, obs), obs, spec, exact=row == "c"
+    ), path.read_text()
 
 
 @needs_compiler
@@ -40,7 +57,8 @@ def test_a_header_acts_as_the_policy_and_gives_the_compiler_nothing_to_warn_of(k
     if spec.frames is None:
         arrays = normalised(arrays, spec.obs_dim, spec.mask_dim)
     check, text = compared(arrays, meta, spec, tmp_path, count=20 if spec.frames else 1000)
-    assert check.difference <= (1e-5 if spec.choices is None else 0)
+    assert check.difference <= (1e-5 if spec.box else 0)
+    assert not check.wrong
     assert "alloc" not in text.replace("without allocation", "")
     assert "math.h" not in text
 

@@ -24,11 +24,11 @@ from spreeze.dashboard import control
 from spreeze.envs import two_step_game
 from spreeze.envs.task import ActionScaling, make_task
 from spreeze.errors import ConfigError, WeightsError
-from spreeze.inference import c_source, export, policy
+from spreeze.inference import agreement, c_source, export, heads, policy
 from spreeze.inference.policy import ACTIVATIONS, Policy
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 from spreeze.transport.weights import WeightsStore, read_weights
-from spreeze.types import POLICY_FORMATS, Box, Choices, EnvSpec, TeamSpec
+from spreeze.types import POLICY_FORMATS, Box, Choices, EnvSpec, Mixed, TeamSpec
 from spreeze.workers.evaluator import run_episodes
 
 PYTHON_FORMATS = [row for row in POLICY_FORMATS if row.suffix != ".h"]
@@ -44,6 +44,12 @@ TEAM = dataclasses.replace(
 )
 SEVERAL = dataclasses.replace(task(obs_dim=5), action=Choices((3, 2, 4), (1, 0, -5), (3,)))
 BITS = dataclasses.replace(task(obs_dim=5 + 8), action=Choices((2,) * 4, shape=(2, 2)), action_mask=True)
+MIXED = dataclasses.replace(
+    task(obs_dim=5 + 9), action=Mixed(Box((-0.4, -2.0), (0.4, 1.0)), Choices((3, 2, 4), (1, 0, -5))), action_mask=True
+)
+HYBRID = dataclasses.replace(
+    task(obs_dim=5 + 3), action=Mixed(Box((-0.4, -2.0), (0.4, 1.0)), Choices((3,))), action_mask=True
+)
 TASKS = {
     "vector": VECTOR,
     "discrete": DISCRETE,
@@ -52,6 +58,8 @@ TASKS = {
     "team": TEAM,
     "several": SEVERAL,
     "bits": BITS,
+    "mixed": MIXED,
+    "hybrid": HYBRID,
 }
 CASES = [(row.name, kind) for row in rows().values() for kind, spec in TASKS.items() if row.fits(spec)]
 
@@ -67,6 +75,7 @@ def made(name, spec, **settings):
         config = dataclasses.replace(SECTIONS[name](), **settings)
         options = ({"masked": True} if spec.action_mask else {}) | ({"frames": spec.frames} if spec.frames else {})
         options |= {"team": spec.team} if spec.team else {}
+        options |= {"numbers": spec.box.dim} if spec.box and spec.choices else {}
         algorithm = create(
             name,
             spec.obs_dim,
@@ -90,7 +99,7 @@ def actions_of(arrays, meta, spec, obs):
     actions = ActionScaling(spec)(Policy.from_weights(arrays, meta).act(obs, ())[0])
     if spec.team is not None:
         return actions.astype(np.int64)
-    return actions if spec.choices is None else spec.choices.to_env(actions)
+    return spec.choices.to_env(actions) if isinstance(spec.action, Choices) else actions
 
 
 def compare(arrays, meta, spec, tmp_path, formats=FORMATS, count=300):
@@ -100,12 +109,12 @@ def compare(arrays, meta, spec, tmp_path, formats=FORMATS, count=300):
         if row.name in formats:
             path = tmp_path / f"policy{row.suffix}"
             path.write_bytes(export.encode(row.name, steps, spec, {"env": spec.env_id}))
-            found.append(export.check(export.open_policy(row.name, path), steps, expected, obs, spec))
+            found.append(agreement.check(export.open_policy(row.name, path), steps, expected, obs, spec))
     return found, expected, obs
 
 
 def test_every_kind_of_policy_and_every_activation_has_its_operations():
-    assert export._HEADS.keys() == policy._HEADS.keys()
+    assert export._HEADS.keys() == heads._HEADS.keys()
     assert set(ACTIVATIONS) <= export._ONNX.keys()
     assert export._CODECS.keys() == {row.name for row in POLICY_FORMATS}
 
@@ -119,11 +128,16 @@ def test_every_algorithm_acts_the_same_in_every_format(name, kind, tmp_path):
     count = 20 if spec.frames else 1000
     found, expected, obs = compare(arrays, meta, spec, tmp_path, count=count)
     assert [check.observations for check in found] == [count] * len(FORMATS)
-    if spec.choices is None:
+    if spec.box is not None:
         assert max(check.difference for check in found) <= 1e-5
-        assert (expected >= spec.action.low).all()
-        assert (expected <= spec.action.high).all()
-    if spec is BITS:
+        assert (expected[:, : spec.box.dim] >= spec.box.low).all()
+        assert (expected[:, : spec.box.dim] <= spec.box.high).all()
+    if spec in (MIXED, HYBRID):
+        columns = (
+            spec.obs_dim - spec.mask_dim + expected[:, 2:].astype(int) + [part.start for part in spec.choices.slices]
+        )
+        assert np.take_along_axis(obs, columns, 1).all()
+    elif spec is BITS:
         columns = spec.obs_dim - 8 + 2 * np.arange(4) + expected.reshape(count, 4)
         assert np.take_along_axis(obs, columns, 1).all()
     elif spec.action_mask:
@@ -170,8 +184,8 @@ def test_observations_of_the_check_lead_beyond_the_clips_of_the_normaliser():
     first = next(place for place, step in enumerate(steps) if step.kind == "clip")
     without = steps[:first] + steps[first + 1 :]
     with pytest.raises(WeightsError, match="differ by up to"):
-        export.check(
-            lambda x, state: (export.run(export._numpy_arrays(without), x), state),
+        agreement.check(
+            lambda x, state: (export.run(export.numpy_arrays(without), x), state),
             without,
             actions_of(arrays, meta, VECTOR, obs),
             obs,
@@ -184,7 +198,7 @@ def test_another_discrete_action_is_found_and_a_tie_is_left_out():
     steps, obs = export.operations(arrays, meta, DISCRETE), export.draw_obs(DISCRETE, arrays, 50, seed=1)
     expected = actions_of(arrays, meta, DISCRETE, obs)
     with pytest.raises(WeightsError, match="another action for 1 of 50"):
-        export.check(
+        agreement.check(
             lambda x, state: (np.where(np.arange(50) == 7, (expected - 2) % 4 + 3, expected), state),
             steps,
             expected,
@@ -192,10 +206,10 @@ def test_another_discrete_action_is_found_and_a_tie_is_left_out():
             DISCRETE,
         )
     arrays = {name: np.zeros_like(array) for name, array in arrays.items()}
-    equal = export.check(
+    equal = agreement.check(
         lambda x, state: (expected + 1, state), export.operations(arrays, meta, DISCRETE), expected, obs, DISCRETE
     )
-    assert equal == export.Agreement(50, 0.0, 50)
+    assert equal == agreement.Agreement(50, 0.0, 50)
 
 
 @pytest.mark.parametrize("spec", [VECTOR, DISCRETE], ids=["vector", "discrete"])
@@ -213,10 +227,10 @@ def test_a_policy_with_memory_takes_its_state_and_gives_the_next_in_each_format(
         path = tmp_path / f"policy{row.suffix}"
         path.write_bytes(export.encode(row.name, steps, spec, {"env": spec.env_id}))
         act = export.open_policy(row.name, path)
-        found = export.check(act, steps, expected, obs, spec, state, after)
-        assert found.difference < export.TOLERANCE
+        found = agreement.check(act, steps, expected, obs, spec, state, after)
+        assert found.difference < agreement.TOLERANCE
         with pytest.raises(WeightsError, match="next states differ by up to"):
-            export.check(act, steps, expected, obs, spec, state, (after[0] + 0.01,))
+            agreement.check(act, steps, expected, obs, spec, state, (after[0] + 0.01,))
         begun, _ = act(obs, (np.zeros_like(state[0]),))
         assert np.abs(begun - expected).max() > 1e-3
     program = command.example(spec, PYTHON_FORMATS[-1], "policy.npz", state_dim=state[0].shape[1])
@@ -289,7 +303,7 @@ def test_the_command_writes_a_checked_file_and_a_program_that_plays_without_spre
     program = tmp_path / f"mine_{row.name}_example.py"
     assert program.read_text() in told
     assert "import spreeze" not in program.read_text()
-    assert len(program.read_text().splitlines()) <= (24 if row.name != "numpy" else 60)
+    assert len(program.read_text().splitlines()) <= (24 if row.name != "numpy" else 62)
     lines = played(program, tmp_path).splitlines()
     assert [line.split(": return ")[0] for line in lines] == ["seed 0", "seed 1", "seed 2"]
     assert all(-2000.0 < float(line.split()[-1]) < 0.0 for line in lines)

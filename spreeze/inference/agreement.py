@@ -1,0 +1,93 @@
+"""Compares an exported policy with ours."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from spreeze.errors import WeightsError
+from spreeze.inference import export
+from spreeze.inference.policy import State
+from spreeze.types import Choices, EnvSpec
+
+TOLERANCE = 1e-5
+"""Largest difference of a continuous action from our policy's, in halves of its range."""
+
+
+class Agreement(NamedTuple):
+    """Comparison of an exported file with our policy."""
+
+    observations: int
+    difference: float
+    """Largest difference of an action, in halves of its range; discrete: number of actions that differ."""
+    ties: int
+    """Observations left out, since two actions are equally good up to rounding."""
+    wrong: int = 0
+    """Observations for which it chose another option."""
+
+
+def check(
+    act: export.Act,
+    steps: list[export.Operation],
+    expected: np.ndarray,
+    obs: np.ndarray,
+    spec: EnvSpec,
+    state: State = (),
+    expected_state: State = (),
+    *,
+    exact: bool = True,
+) -> Agreement:
+    """Compares an exported file with our policy's actions ``expected``, in the form of the file, and next states.
+
+    Raises:
+        WeightsError: they differ, and the file is ``exact``.
+    """
+    found, after = act(obs, state)
+    count = len(obs)
+    for ours, theirs in zip(expected_state, after, strict=True):
+        if exact and not np.allclose(ours, theirs, rtol=0.0, atol=TOLERANCE):
+            raise WeightsError(
+                f"the exported policy's next states differ by up to {np.abs(ours - theirs).max():.2g}, more than "
+                f"{TOLERANCE:g}; no file was written"
+            )
+    if found.shape != expected.shape or (exact and isinstance(spec.action, Choices) and found.dtype != np.int64):
+        raise WeightsError(
+            f"the exported policy gives actions of shape {found.shape} and type {found.dtype}, expected "
+            f"{expected.shape}; no file was written"
+        )
+    wrong, ties, difference = 0, 0, 0.0
+    if spec.choices is not None:
+        clear = _is_clear(steps, obs, state)
+        differs = found != expected if spec.box is None else (found != expected)[:, spec.box.dim :]
+        wrong, ties = (int(rows.reshape(count, -1).any(1).sum()) for rows in (differs & clear, ~clear))
+        if exact and wrong:
+            raise WeightsError(
+                f"the exported policy chose another action for {wrong} of {count} observations; no file was written"
+            )
+    if spec.box is not None:
+        low, high = np.array(spec.box.low, np.float32), np.array(spec.box.high, np.float32)
+        half = 0.5 * (high - low)
+        rounding = np.spacing(np.maximum(np.abs(high), np.abs(low)))
+        gap = np.abs(found - expected)[:, : len(low)]
+        difference = float(np.max(gap / half))
+        if exact and not np.all(gap <= TOLERANCE * half + rounding):
+            raise WeightsError(
+                f"the exported policy's actions differ by up to {difference:.2g} of half their "
+                f"range, more than {TOLERANCE:g}; no file was written"
+            )
+    return Agreement(count, wrong if spec.box is None else difference, ties, wrong)
+
+
+def _is_clear(steps: list[export.Operation], obs: np.ndarray, state: State) -> np.ndarray:
+    """True [N, ...] for each choice whose best option is better than the next by more than rounding."""
+    last = next(place for place, step in enumerate(steps) if step.kind in ("choose", "argmax"))
+    given = export.numpy_arrays(steps[:last])
+    values = export.run_with_state(given, obs, *state)[0] if state else export.run(given, obs)
+    if steps[last].kind == "choose":
+        _, columns, unused = steps[last].values
+        values = values[:, columns] + unused
+    values = np.sort(values, -1)
+    best = values[..., -1]
+    clear: np.ndarray = best - values[..., -2] > TOLERANCE * np.maximum(1.0, np.abs(best))
+    return clear
