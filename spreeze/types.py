@@ -238,6 +238,18 @@ class TeamSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GoalSpec:
+    """The two goals in the observation of a goal task (Plappert et al. 2018, arXiv 1802.09464)."""
+
+    achieved: tuple[int, int]
+    """First and end column of ``achieved_goal`` in the flat observation."""
+    desired: tuple[int, int]
+    """First and end column of ``desired_goal``; as many as those of ``achieved``."""
+    computes_reward: bool
+    """True if the environment has ``compute_reward``."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvSpec:
     """Static facts about an environment."""
 
@@ -269,6 +281,8 @@ class EnvSpec:
     """The agents where several act at once; None: a single one."""
     action_parts: tuple[ActionPart, ...] = ()
     """The parts of a Dict or Tuple action; empty for other spaces."""
+    goals: GoalSpec | None = None
+    """The goals of a task whose observation is a Dict of ``observation``, ``achieved_goal`` and ``desired_goal``."""
 
     @property
     def action_dim(self) -> int:

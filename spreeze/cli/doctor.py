@@ -29,7 +29,7 @@ from rich.text import Text
 from spreeze.cli.arguments import Parser, guarded
 from spreeze.cli.terminal import Screen
 from spreeze.config.algorithms import actions_text, fitting_algorithms, may_be_recurrent, rows
-from spreeze.config.schema import ReplayConfig
+from spreeze.config.replay_settings import ReplayConfig
 from spreeze.envs.make import FALLBACK_ID, default_env_id, has_display, is_bullet
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import START_S, Probe, in_child, probe_env
@@ -116,6 +116,10 @@ def _spaces(probe: Probe) -> list[Check]:
     if recurrent := [name for name in fitting if may_be_recurrent(name, spec)]:
         text = f"where an observation does not tell all, --set {recurrent[0]}.recurrent=lstm gives the policy a memory"
         found.append(_finding("recurrent", f"{text} ({', '.join(recurrent)})"))
+    if spec.goals is not None:
+        text = "--set replay.her=future also learns from goals that were achieved"
+        missing = "without compute_reward(achieved_goal, desired_goal, info) there is no hindsight (replay.her)"
+        found.append(_finding("goals", text if spec.goals.computes_reward else missing))
     if spec.obs_layout:
         found.append(_finding("env layout", "; ".join(spec.obs_layout)))
     if (taken := seen_as(spec)) is not None:

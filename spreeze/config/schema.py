@@ -16,6 +16,8 @@ from typing import Any
 from spreeze.config.algorithm_settings import AlgorithmConfig, AsyncOnPolicyConfig, OnPolicyConfig
 from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, DataFlow, Mode, find_mode
+from spreeze.config.replay_settings import ReplayConfig
+from spreeze.config.replay_settings import uses_replay as _replay
 from spreeze.config.section import Condition, Section, always, set_type, setting, unoffered
 from spreeze.errors import ConfigError
 
@@ -24,11 +26,6 @@ SINKS = ("tensorboard", "wandb", "mlflow")
 MIXINGS = ("gossip", "all_reduce", "hogwild", "none")
 _RESERVED = ("con", "prn", "aux", "nul", "latest")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-def _replay(data_flow: DataFlow) -> bool:
-    """True if learners use replay."""
-    return data_flow.lag is None
 
 
 def _rollouts(data_flow: DataFlow) -> bool:
@@ -169,59 +166,6 @@ class ImageConfig(Section):
     max_episode_frames: int = setting(
         108_000, "Atari: emulator frames after which an episode is truncated", unit="frames", low=100, high=10**9
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayConfig(Section):
-    """Shared-memory replay and the balance between its two sides."""
-
-    read = _replay
-
-    capacity: int = setting(
-        1_000_000,
-        "capacity of the replay buffer",
-        unit="transitions",
-        low=2,
-        high=10**10,
-        flag="--replay-capacity",
-        machine=True,
-    )
-    learning_starts: int = setting(
-        5_000, "env steps with uniformly random actions before the first update", unit="env steps", low=0, high=10**9
-    )
-    samples_per_insert_min: float = setting(
-        8.0, "samplers wait while fewer transitions than this were drawn per transition inserted", low=0.0, high=1e6
-    )
-    samples_per_insert_max: float = setting(
-        512.0,
-        "the learner waits while more transitions than this were drawn per transition inserted",
-        low=0.0,
-        high=1e9,
-    )
-    save: bool = setting(False, "save the replay buffer with every checkpoint", flag="--save-replay")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.samples_per_insert_min > self.samples_per_insert_max:
-            raise ConfigError(
-                f"samples_per_insert_min = {self.samples_per_insert_min:g} is above "
-                f"samples_per_insert_max = {self.samples_per_insert_max:g}: "
-                "samplers and learner would deadlock"
-            )
-
-    @property
-    def samples_per_insert_band(self) -> list[float]:
-        """Both bounds."""
-        return [self.samples_per_insert_min, self.samples_per_insert_max]
-
-    def serial_ratio(self, batch_size: int) -> float:
-        """See ``serial_ratio``; with the bounds of this section."""
-        return serial_ratio(batch_size, self.samples_per_insert_min, self.samples_per_insert_max)
-
-
-def serial_ratio(batch_size: int, low: float, high: float) -> float:
-    """Rows drawn for each inserted one in mode serial: one update after each env step, within a band."""
-    return min(max(float(batch_size), low), high)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from spreeze.config.schema import ImageConfig
 from spreeze.config.values import literal_or_text
 from spreeze.envs.action_spaces import action_of, space_text
 from spreeze.envs.families import engine_of, is_team
+from spreeze.envs.goals import goals_of
 from spreeze.envs.obs_flattening import leaves_of
 from spreeze.envs.pictures import picture_in, refuse_pictures
 from spreeze.envs.vector_engines import make_single
@@ -454,6 +455,7 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
         max_episode_steps=None if spec is None else getattr(env, "max_steps", None) or spec.max_episode_steps,
         obs_shape=None if frames is not None or layout else tuple(env.observation_space.shape or ()),
         reward_threshold=None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold),
+        goals=None if frames is not None else goals_of(env),
     )
 
 

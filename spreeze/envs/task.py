@@ -110,6 +110,8 @@ class Task:
             self._numbers = [kind(self._choices.start[0] + index) for index in range(self._choices.options)]
         self.info_numbers: InfoNumbers | None = None
         """Takes each step's ``info``, where its numbers become metrics."""
+        self.info: Any = {}
+        """``info`` of the latest step."""
         self.success: bool | None = None
         """True if the latest episode that has ended was a success; None if the environment does not say."""
         self.unscale_action = ActionScaling(spec)
@@ -165,6 +167,7 @@ class Task:
             terminated = self._flag("terminated", terminated)
         if truncated is not False and truncated is not True:
             truncated = self._flag("truncated", truncated)
+        self.info = info
         if isinstance(info, dict) and info:
             self._note(info, ended=terminated or truncated)
         if self._masked is not None:

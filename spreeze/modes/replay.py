@@ -31,13 +31,17 @@ left to the learner, as long as what hosts have in progress covers what is drawn
 class ReplayData(Data):
     """A group's replay."""
 
-    def __init__(self, ring: ReplayRing) -> None:
-        self.ring, self.size_bytes = ring, ring.spec.size_bytes
+    def __init__(self, ring: ReplayRing, rows_per_step: int) -> None:
+        """Rows with other goals are not counted as inserted."""
+        self.ring, self.size_bytes, self._rows_per_step = ring, ring.spec.size_bytes, rows_per_step
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
-        ring = self.ring
+        ring, rows = self.ring, self._rows_per_step
         return dataclasses.replace(
-            posted, inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled
+            posted,
+            inserted=ring.total_committed() // rows,
+            baseline_inserted=ring.baseline_inserted // rows,  # -1 stays
+            sampled=ring.sampled,
         )
 
     def fill(self, spec: EnvSpec) -> None:
@@ -61,7 +65,7 @@ def assemble(run: Assembly) -> None:
     sampler_wakeups = [run.wakeups(plan.samplers_of(group) if data_flow.balanced else 0) for group in groups]
     counted = range(plan.learners, plan.learners + plan.samplers + plan.hosts)
     for group, ring in enumerate(rings):
-        run.data.append(ReplayData(ring))
+        run.data.append(ReplayData(ring, config.replay.rows_per_step))
         run.learner(
             group,
             LearnerJob(
@@ -94,6 +98,8 @@ def assemble(run: Assembly) -> None:
                     gamma=config.algorithm.gamma,
                     nan_policy=config.sampling.nan_policy,
                     replay=ring.handle,
+                    her=config.replay.her,
+                    rows_per_step=config.replay.rows_per_step,
                     loaded_rows=int(ring.committed[index]),
                     limiter=_limiter(plan, ring),
                     wakeup=sampler_wakeups[group][index] if data_flow.balanced else None,
@@ -128,6 +134,8 @@ def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
         step_deadline_s=config.sampling.step_deadline_s,
         start_deadline_s=config.sampling.start_deadline_s,
         memory_limit_bytes=config.sampling.memory_limit_bytes,
+        her=config.replay.her,
+        rows_per_step=config.replay.rows_per_step,
         gives_way=config.tuning.give_way,
         tune=plan.host_tune,
     )
@@ -145,11 +153,17 @@ def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
 
 
 def _limiter(plan: RunPlan, ring: ReplayRing) -> RateLimiter:
-    part, config = plan.config.replay, plan.config
+    """The limiter in rows: its bounds are per env step, and learning starts after so many env steps.
+
+    Until an environment's first episode is over, an env step is one row; that lasts no longer than the time limit.
+    """
+    part, config, rows = plan.config.replay, plan.config, plan.config.replay.rows_per_step
+    envs = config.sampling.envs_per_sampler * ring.spec.num_shards
+    first = envs * (plan.spec.max_episode_steps or 0)
     return RateLimiter(
-        minimum=part.samples_per_insert_min,
-        maximum=part.samples_per_insert_max,
-        learning_starts=part.learning_starts,
+        minimum=part.samples_per_insert_min / rows,
+        maximum=part.samples_per_insert_max / rows,
+        learning_starts=part.learning_starts + (rows - 1) * max(0, part.learning_starts - first),
         batch_size=config.learner.batch_size,
-        rows_per_write=config.sampling.envs_per_sampler * ring.spec.num_shards,
+        rows_per_write=envs * rows,
     )

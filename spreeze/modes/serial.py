@@ -54,7 +54,8 @@ def assemble(run: Assembly) -> None:
             changes = _learner_changes(run.plan, job)
         if isinstance(job, LearnerJob | SamplerJob):
             limiter = job.limiter
-            ratio = run.plan.config.replay.serial_ratio(limiter.batch_size)
+            replayed = run.plan.config.replay
+            ratio = replayed.serial_ratio(limiter.batch_size) / replayed.rows_per_step
             limiter = WithoutWaiting(**dataclasses.asdict(limiter) | {"minimum": 0.0, "maximum": ratio})
             changes |= {"limiter": limiter, "policies": policies}
         if isinstance(job, SamplerJob):

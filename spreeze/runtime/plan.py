@@ -104,19 +104,36 @@ class RunPlan:
                 f"learner.overlap = true: it needs an actor with continuous actions, unlike "
                 f"{config.run.algo} with discrete ones; remove it"
             )
+        self._check_goals()
         samplers = self.samplers_of(0)
         shards = samplers + self.host_shards
-        smallest = shards * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
+        rows = config.replay.rows_per_step
+        smallest = shards * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth) * rows
         if config.replay.capacity < smallest:
             raise ConfigError(
                 f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "
                 f"{config.sampling.envs_per_sampler} environments each need at least {smallest}"
             )
-        if config.replay.learning_starts > config.replay.capacity:
+        if config.replay.learning_starts * rows > config.replay.capacity:
+            of_each = "" if rows == 1 else f", {rows} rows each,"
             raise ConfigError(
-                f"replay.learning_starts = {config.replay.learning_starts} is above replay.capacity = "
+                f"replay.learning_starts = {config.replay.learning_starts}{of_each} is above replay.capacity = "
                 f"{config.replay.capacity}: the first rows would be overwritten before learning starts; lower it, "
                 f"or raise the capacity"
+            )
+
+    def _check_goals(self) -> None:
+        """Rejects hindsight where transitions cannot have other goals."""
+        her, goals, env_id = self.config.replay.her, self.spec.goals, self.spec.env_id
+        if her != "off" and goals is None:
+            raise ConfigError(
+                f"replay.her = {her}: {env_id} has no goals; its observation has to be a Dict of observation, "
+                f"achieved_goal and desired_goal, both goals a Box or MultiBinary of one shape; remove it"
+            )
+        if her != "off" and goals is not None and not goals.computes_reward:
+            raise ConfigError(
+                f"replay.her = {her}: {env_id} has no compute_reward(achieved_goal, desired_goal, info), which gives "
+                f"the rewards under other goals; add it to the environment, or remove replay.her"
             )
 
     def _check_cluster(self) -> None:
@@ -174,7 +191,12 @@ class RunPlan:
 
     def _check_rollout(self) -> None:
         """Rejects inconsistent settings of an on-policy run."""
-        part = self.config.rollout
+        part, her = self.config.rollout, self.config.replay.her
+        if her != "off":
+            raise ConfigError(
+                f"replay.her = {her}: {self.config.run.algo} learns without replay; use sac, td3, ddpg or dqn, or "
+                f"remove it"
+            )
         if part.inference_workers and self.config.data_flow.asynchronous:
             raise ConfigError(
                 f"rollout.inference_workers = {part.inference_workers}: in mode {self.config.run.mode} "

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from spreeze.config.modes import declared_by
-from spreeze.config.schema import SECTIONS, Config, serial_ratio
+from spreeze.config.replay_settings import serial_ratio
+from spreeze.config.schema import SECTIONS, Config
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean, size
 from spreeze.tuner.model import MOST_USES, UPDATES_PER_STEP_BOUND, LearnerKind, ratio_bound

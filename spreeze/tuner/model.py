@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.config.schema import Config, serial_ratio
+from spreeze.config.replay_settings import serial_ratio
+from spreeze.config.schema import Config
 from spreeze.tuner.problem import (
     BATCH,
     DEVICE,

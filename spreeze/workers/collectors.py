@@ -227,6 +227,9 @@ class Collector:
 class TransitionCollector(Collector):
     """N environments stepped together; with ``make_vector`` all are one, and an error costs all its episodes."""
 
+    rows_per_step = 1
+    """Rows of an env step, at most."""
+
     def __init__(
         self,
         make_task: Callable[[], Task],
@@ -244,8 +247,7 @@ class TransitionCollector(Collector):
     ) -> None:
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
         self._unscale_action = ActionScaling(spec, bounded=True)
-        writer = VectorRowWriter if spec.frames is None else FrameRowWriter
-        self._rows: VectorRowWriter | FrameRowWriter = writer(spec, num_envs, sink, n_step, gamma)
+        self._rows = self._open_rows(spec, num_envs, sink, n_step, gamma)
         self.state = State()
         """The policy's state in the current episodes."""
         self._reward = np.zeros(num_envs, np.float32)
@@ -266,6 +268,11 @@ class TransitionCollector(Collector):
             self._versions.append(self._version)
             self._tasks.append(self._make_task())
             self._reset(index, seeds[index])
+
+    def _open_rows(
+        self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float
+    ) -> VectorRowWriter | FrameRowWriter:
+        return (VectorRowWriter if spec.frames is None else FrameRowWriter)(spec, num_envs, sink, n_step, gamma)
 
     @property
     def obs(self) -> np.ndarray:
@@ -768,19 +775,11 @@ def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
     for column in range(layout.obs_dim - spec.mask_dim, layout.obs_dim):
         obs[:, column] = next_obs[:, column] = 1.0  # all actions are allowed
     action, reward = uniform_actions(spec, count, rng), rng.standard_normal(count, np.float32)
-    steps, terminated = None if layout.num_steps is None else np.ones(count), np.zeros(count)
+    columns = [obs, action, reward, np.zeros(count), next_obs] + [np.ones(count)] * (layout.num_steps is not None)
     for shard in range(ring.spec.num_shards):
         writer, left = ShardWriter(ring, shard), ring.spec.rows_per_shard
         while left > 0:
-            part = slice(0, min(count, left))
-            writer.write(
-                obs[part],
-                action[part],
-                reward[part],
-                terminated[part],
-                next_obs[part],
-                None if steps is None else steps[part],
-            )
+            writer.write(*(column[:left] for column in columns))
             left -= count
 
 

@@ -148,6 +148,10 @@ class SamplerJob(AnySamplerJob):
     gamma: float
     limiter: RateLimiter
     replay: RingHandle
+    her: str = "off"
+    """Goals that are added, as ``ReplayConfig.her``."""
+    rows_per_step: int = 1
+    """Rows of one env step, at most: its transition, and those with other goals."""
     loaded_rows: int = 0
     """Rows of its shard that came from an earlier session."""
     stream: int | None = None
@@ -222,6 +226,9 @@ class HostJob(Jsonable):
     step_deadline_s: float = 30.0
     start_deadline_s: float = 120.0
     memory_limit_bytes: int | None = None
+    her: str = "off"
+    rows_per_step: int = 1
+    """Both as in ``SamplerJob``."""
     gives_way: bool = False
     """Samplers run at low priority there, too."""
     tune: tuple[str, ...] = ()

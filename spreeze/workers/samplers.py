@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -38,7 +39,12 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
     # The row count of the sink changes the stream after a restart, so no episode is repeated.
     stream = job.index if job.stream is None else job.stream
     rng = np.random.default_rng([job.seed, stream, sink.next_logical - job.loaded_rows])
-    sampling = TransitionCollector(
+    collector: Callable[..., TransitionCollector] = TransitionCollector
+    if job.rows_per_step > 1:
+        from spreeze.workers.hindsight import GoalCollector
+
+        collector = partial(GoalCollector, her=job.her, goals=job.rows_per_step - 1)
+    sampling = collector(
         TaskSource(job.spec, context.run_dir, lambda: context.env_args_version),
         job.num_envs,
         job.spec,
@@ -118,7 +124,7 @@ class SamplerLoop:
 
     def _may_insert(self) -> bool:
         self._counts = counts = self._sink.counts()
-        return self._job.limiter.may_insert(*counts, self._sampling.num_envs)
+        return self._job.limiter.may_insert(*counts, self._sampling.num_envs * self._sampling.rows_per_step)
 
     def _refresh_policy(self) -> None:
         hint = self._context.weights_hint

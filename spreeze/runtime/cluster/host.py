@@ -99,7 +99,8 @@ class HostSamplers(threading.Thread):
         stack.callback(logs.close)
         logs.start()
         self.samplers, self.envs_per_sampler = self._choose(nonce)
-        spec = outlet_spec(job.layout, self.samplers, self.envs_per_sampler)
+        rows = self.envs_per_sampler * job.rows_per_step
+        spec = outlet_spec(job.layout, self.samplers, rows)
         ring = stack.enter_context(contextlib.closing(ReplayRing.create(spec)))
         self._status = stack.enter_context(contextlib.closing(StatusTable.create(self.samplers)))
         outlet = RowReader(ring)
@@ -124,7 +125,9 @@ class HostSamplers(threading.Thread):
                 gamma=job.gamma,
                 nan_policy=job.nan_policy,
                 replay=ring.handle,
-                limiter=outlet_limiter(self.samplers, self.envs_per_sampler),
+                limiter=outlet_limiter(self.samplers, rows),
+                her=job.her,
+                rows_per_step=job.rows_per_step,
             )
             self._workers.add(
                 WorkerSpec(

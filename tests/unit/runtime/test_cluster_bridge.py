@@ -106,6 +106,18 @@ def test_a_gateway_gives_each_row_of_its_samplers_once_while_they_are_killed(job
     assert all(handle.process is None for handle in handles.values())
 
 
+def test_a_host_gives_the_rows_with_other_goals_and_counts_only_the_env_steps():
+    spec = make_task("BitFlip-v0", "goal_tasks").spec
+    job = HostJob(spec=spec, layout=RowLayout.of(spec, 1), n_step=1, gamma=0.99, nan_policy="drop", seed=3,
+                  envs_per_sampler=2, samplers=2, her="final", rows_per_step=2)  # fmt: skip
+    with gateway(job) as made:
+        stream = Stream(made, job.layout)
+        poll(lambda: (stream.pull(allowed=2000), len(stream.rows) > 2004)[1])  # they wait from there on
+        steps = poll(lambda: (found := made._samplers.facts()["slots"]["env_steps"]) >= 1002 and found)
+    episodes = 4 * 20  # of all environments: one is not over, and rows of another may wait
+    assert 2 * steps - 2 * episodes <= len(stream.rows) <= 2 * steps
+
+
 def test_samplers_of_a_host_do_not_go_on_further_than_the_driver_allows(job):
     with gateway(job) as there:
         stream = Stream(there, job.layout)

@@ -1,0 +1,118 @@
+"""Goals of goal tasks: where they lie in the observation, and the rewards and ends of steps had the goal been another.
+
+A goal task observes a Dict of ``observation``, ``achieved_goal`` and ``desired_goal``, and has
+``compute_reward(achieved_goal, desired_goal, info)``, as ``gymnasium_robotics.GoalEnv`` defines it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spreeze.envs.obs_flattening import leaves_of
+from spreeze.envs.scalars import FLOAT32_MAX
+from spreeze.errors import BadTransition
+from spreeze.types import GoalSpec
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    from spreeze.envs.task import Task
+
+ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+_PROVED_ROWS = 4
+"""Rows of the first batch whose results have to be those of single calls."""
+
+
+def goals_of(env: gymnasium.Env[Any, Any]) -> GoalSpec | None:
+    """The goals of an environment's observations; None where it has none that are vectors of one size."""
+    from gymnasium import spaces
+
+    space = env.observation_space
+    if not isinstance(space, spaces.Dict) or not {"observation", ACHIEVED, DESIRED} <= space.spaces.keys():
+        return None
+    places = {
+        leaf.path[0]: (leaf.start, leaf.stop)
+        for leaf in leaves_of(space, "observation space")
+        if len(leaf.path) == 1 and isinstance(leaf.space, spaces.Box | spaces.MultiBinary)
+    }
+    if not {ACHIEVED, DESIRED} <= places.keys() or space[ACHIEVED].shape != space[DESIRED].shape:
+        return None
+    return GoalSpec(
+        achieved=places[ACHIEVED], desired=places[DESIRED], computes_reward=env.has_wrapper_attr("compute_reward")
+    )
+
+
+class GoalRewards:
+    """Rewards and ends of many steps of one environment, each under a goal of its own."""
+
+    def __init__(self, task: Task) -> None:
+        env = task.env
+        self._space, self._env_id = env.observation_space[ACHIEVED], task.spec.env_id  # type: ignore[index]
+        self._reward = _Batched(env.get_wrapper_attr("compute_reward"))
+        ends = "compute_terminated"
+        self._terminated = _Batched(env.get_wrapper_attr(ends)) if env.has_wrapper_attr(ends) else None
+
+    def rewards(self, achieved: np.ndarray, desired: np.ndarray, infos: Sequence[Any]) -> np.ndarray:
+        """``compute_reward`` of n pairs of flat goals [n, G], float64 [n].
+
+        Raises:
+            BadTransition: a reward is no finite number.
+        """
+        found = self._reward(self._native(achieved), self._native(desired), infos)
+        try:
+            numbers = found.astype(np.float64)
+        except (TypeError, ValueError):
+            raise BadTransition("compute_reward", str(found.reshape(-1)[:1])[:60], self._env_id) from None
+        bad = ~(np.abs(numbers) <= FLOAT32_MAX)  # NaN, too
+        if bad.any():
+            raise BadTransition("compute_reward", str(numbers[bad][0]), self._env_id)
+        return numbers
+
+    def terminated(self, achieved: np.ndarray, desired: np.ndarray, infos: Sequence[Any]) -> np.ndarray | None:
+        """``compute_terminated`` of the same, bool [n]; None where the environment's ends do not depend on goals."""
+        if self._terminated is None:
+            return None
+        return self._terminated(self._native(achieved), self._native(desired), infos).astype(bool)
+
+    def _native(self, goals: np.ndarray) -> np.ndarray:
+        """Flat goals as the environment gives them, [n, *shape]."""
+        return goals.reshape(len(goals), *(self._space.shape or ())).astype(self._space.dtype)
+
+
+class _Batched:
+    """A function of goals, called for a whole batch where it can take one, else goal by goal."""
+
+    def __init__(self, function: Callable[[Any, Any, Any], Any]) -> None:
+        self._function = function
+        self._takes_batches: bool | None = None
+
+    def __call__(self, achieved: np.ndarray, desired: np.ndarray, infos: Sequence[Any]) -> np.ndarray:
+        """Results [n] of goals [n, ...]."""
+        if self._takes_batches is None and len(achieved) > 1:
+            self._takes_batches = self._proven(achieved, desired, infos)
+        if not self._takes_batches:
+            return self._one_by_one(achieved, desired, infos)
+        dicts = np.empty(len(infos), object)
+        dicts[:] = infos
+        return np.asarray(self._function(achieved, desired, dicts))
+
+    def _proven(self, *batch: Any) -> bool:
+        """True if a batch gives one result a row, and the first ones are those of single calls."""
+        try:
+            self._takes_batches = True
+            found = self(*batch)
+        except Exception:  # as a function of single goals raises, whatever it is
+            return False
+        if found.shape != (len(batch[0]),):
+            return False
+        try:
+            single = self._one_by_one(*(part[:_PROVED_ROWS] for part in batch))
+        except Exception:  # it takes nothing but batches
+            return True
+        return np.array_equal(found[:_PROVED_ROWS], single)
+
+    def _one_by_one(self, *batch: Any) -> np.ndarray:
+        return np.array([self._function(*row) for row in zip(*batch, strict=True)])

@@ -1,0 +1,166 @@
+"""Hindsight experience replay (Andrychowicz et al. 2017, arXiv 1707.01495): transitions with goals that were achieved.
+
+When an episode is over, each of its transitions is stored again with goals that the episode achieved, and with the
+rewards that the environment's ``compute_reward`` gives for these. So replay, reader and learner know nothing of goals.
+These rows are written little by little, at most k for each env step, so that the rows of a step are 1 + k once the
+first episode of each environment is over, and no burst of them holds up samplers or overwrites what is new.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from spreeze.envs.goals import GoalRewards
+from spreeze.envs.scalars import FLOAT32_MAX
+from spreeze.envs.task import Task
+from spreeze.transport.protocols import TransitionSink
+from spreeze.transport.replay_ring import write_rows
+from spreeze.types import EnvSpec, RowLayout
+from spreeze.workers.collectors import FrameRowWriter, StepBatch, TransitionCollector, VectorRowWriter
+
+_STREAM = 17
+"""Tells the draws of goals from other draws of the same seeds."""
+
+
+class GoalEpisode:
+    """Steps of one environment since its last reset."""
+
+    def __init__(self) -> None:
+        self.obs: list[np.ndarray] = []  # [O] each, as all below
+        self.action: list[np.ndarray] = []
+        self.next_obs: list[np.ndarray] = []
+        self.terminated: list[bool] = []
+        self.info: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.info)
+
+
+class Relabelling:
+    """Makes rows of replay of an episode whose transitions have other goals."""
+
+    def __init__(self, spec: EnvSpec, layout: RowLayout, goals: int, gamma: float, *, future: bool) -> None:
+        """``goals`` for each transition: drawn from those achieved after it (``future``), or the episode's last."""
+        assert spec.goals is not None
+        self.goals, self._future = goals, future
+        self._layout, self._gamma = layout, gamma
+        self.none = np.zeros((0, layout.width), np.float32)
+        self._achieved, self._desired = slice(*spec.goals.achieved), slice(*spec.goals.desired)
+
+    def rows(self, episode: GoalEpisode, rewards: GoalRewards, rng: np.random.Generator) -> np.ndarray:
+        """Rows [T k, W] float32 of the n-step transitions of T steps, each with its k goals.
+
+        A window ends with the episode, or where it terminates under the new goal. ``compute_truncated`` changes
+        nothing: the episode went on, and a step that is merely the last one has the value of what follows it.
+
+        Raises:
+            BadTransition: a reward is no finite number.
+            Exception: whatever the environment's functions raise.
+        """
+        layout, goals = self._layout, self.goals
+        obs, next_obs = np.stack(episode.obs), np.stack(episode.next_obs)
+        steps = len(obs)
+        start = np.repeat(np.arange(steps), goals)
+        chosen = start + (rng.random(len(start)) * (steps - start)).astype(np.int64) if self._future else steps - 1
+        goal = np.empty((len(start), self._achieved.stop - self._achieved.start), np.float32)
+        goal[...] = next_obs[chosen, self._achieved]
+        total, length = np.zeros(len(start)), np.zeros(len(start), np.int64)
+        ended = np.zeros(len(start), bool)
+        for age in range(layout.n_step):
+            live = np.flatnonzero(~ended & (start + age < steps))
+            at = start[live] + age
+            achieved, infos = next_obs[at, self._achieved], [episode.info[place] for place in at.tolist()]
+            total[live] += self._gamma**age * rewards.rewards(achieved, goal[live], infos)
+            over = rewards.terminated(achieved, goal[live], infos)
+            ended[live] = np.array(episode.terminated)[at] if over is None else over
+            length[live] = age + 1
+        rows = np.zeros((len(start), layout.width), np.float32)
+        rows[:, layout.obs], rows[:, layout.next_obs] = obs[start], next_obs[start + length - 1]
+        for columns in (layout.obs, layout.next_obs):
+            rows[:, columns][:, self._desired] = goal
+        rows[:, layout.action] = np.stack(episode.action)[start]
+        rows[:, layout.reward], rows[:, layout.terminated] = np.clip(total, -FLOAT32_MAX, FLOAT32_MAX), ended
+        if layout.num_steps is not None:
+            rows[:, layout.num_steps] = length
+        return rows
+
+
+class GoalRowWriter(VectorRowWriter):
+    """Writes rows of vector observations, and those with other goals after them."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        sink: TransitionSink,
+        n_step: int,
+        gamma: float,
+        relabelled: Callable[[int, GoalEpisode], np.ndarray],
+        goals: int,
+        info: Callable[[int], Any],
+    ) -> None:
+        """``relabelled`` gives the rows of an environment's episode, ``info`` that of its latest step."""
+        super().__init__(spec, num_envs, sink, n_step, gamma)
+        self._relabelled, self._info, self._most = relabelled, info, goals * num_envs
+        self._episodes = [GoalEpisode() for _ in range(num_envs)]
+        self._waiting: deque[np.ndarray] = deque()
+
+    def start(self, index: int | slice, obs: np.ndarray) -> None:
+        assert isinstance(index, int)
+        super().start(index, obs)
+        self._episodes[index] = GoalEpisode()
+
+    def store(self, batch: StepBatch) -> None:
+        obs, next_obs = self.obs, self._next_obs
+        super().store(batch)  # which exchanges the two
+        for index, episode in enumerate(self._episodes):
+            if index not in batch.broken:
+                episode.obs.append(obs[index].copy())
+                episode.action.append(batch.actions[index].copy())
+                episode.next_obs.append(next_obs[index].copy())
+                episode.terminated.append(bool(batch.terminated[index]))
+                episode.info.append(self._info(index))
+        self._waiting += [self._relabelled(index, self._episodes[index]) for index in batch.ended]
+        left = self._most
+        while self._waiting and left:
+            rows = self._waiting.popleft()
+            if len(rows) > left:
+                self._waiting.appendleft(rows[left:])
+            if len(rows):
+                write_rows(self._sink, rows[:left], batch.version)
+            left -= min(left, len(rows))
+
+
+class GoalCollector(TransitionCollector):
+    """N environments with goals; what ``compute_reward`` raises costs the other goals of its episode alone."""
+
+    def __init__(self, *args: Any, her: str, goals: int, seeds: list[int], **options: Any) -> None:
+        """Args: ``her``: future or final; ``goals``: of each transition, beside its own."""
+        self._her, self._goals = her, goals
+        self._goal_rng = np.random.default_rng([*seeds, _STREAM])
+        self._goal_rewards: WeakKeyDictionary[Task, GoalRewards] = WeakKeyDictionary()
+        super().__init__(*args, seeds=seeds, **options)
+        self.rows_per_step = 1 + goals
+
+    def _open_rows(
+        self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float
+    ) -> VectorRowWriter | FrameRowWriter:
+        self._relabelling = Relabelling(spec, sink.layout, self._goals, gamma, future=self._her == "future")
+        return GoalRowWriter(
+            spec, num_envs, sink, n_step, gamma, self._relabelled, self._goals, lambda index: self._tasks[index].info
+        )
+
+    def _relabelled(self, index: int, episode: GoalEpisode) -> np.ndarray:
+        task = self._tasks[index]
+        try:
+            if task not in self._goal_rewards:
+                self._goal_rewards[task] = GoalRewards(task)
+            return self._relabelling.rows(episode, self._goal_rewards[task], self._goal_rng)
+        except Exception as error:
+            self._count_error(f"environment {index}, rewards of other goals", error)
+            return self._relabelling.none
