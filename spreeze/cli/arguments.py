@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from spreeze.cli.habits import translated
 from spreeze.config.layers import Values, parse_assignment
 from spreeze.config.schema import FLAG_OF, SamplingConfig, field_of, kind_of
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError, UsageError
@@ -24,11 +25,19 @@ class Parser(argparse.ArgumentParser):
     """Reports a usage error like every other error: one line, exit code 2, a JSON document with ``--json``."""
 
     _as_json = False
+    trains = False
+    """True for the flags of ``spreeze.train``, which may be typed as other libraries have them (``habits``)."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
         # Of the class: a subparser, which may find the error, sees only its part of the command line.
-        Parser._as_json = "--json" in (sys.argv[1:] if args is None else args)
-        return super().parse_args(args, namespace)
+        Parser._as_json = "--json" in given
+        if self.trains:
+            try:
+                given = translated(given, lambda text: say(text, as_json=True))
+            except UsageError as error:
+                self.error(str(error))
+        return super().parse_args(given, namespace)
 
     def error(self, message: str) -> NoReturn:
         line = " ".join(f"{message} (see {self.prog} --help)".split())
@@ -155,6 +164,7 @@ def build_parser() -> Parser:
         "The environment's profile may change the defaults below.",
         epilog="Ctrl-C stops the run with a checkpoint and a final evaluation; press it twice to stop at once.",
     )
+    parser.trains = True
     added = set()
     for key, flag in FLAG_OF.items():
         if flag not in added:
