@@ -12,7 +12,7 @@ import keyword
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -492,7 +492,10 @@ def _structure(spec: EnvSpec) -> str:
             own = f"({own}.astype(np.int64) + {list(one.start)})"
         return f"{own}.astype({one.dtype!r}).reshape({one.shape}){'' if one.shape else '[()]'}"
 
-    return code(nested([(one.path, lambda _, one=one: part(one)) for one in spec.action_parts])(None))
+    def constant(text: str) -> Callable[[Any], str]:
+        return lambda _: text
+
+    return code(nested([(one.path, constant(part(one))) for one in spec.action_parts])(None))
 
 
 def _team_loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:

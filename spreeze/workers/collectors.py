@@ -775,7 +775,9 @@ def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
     for column in range(layout.obs_dim - spec.mask_dim, layout.obs_dim):
         obs[:, column] = next_obs[:, column] = 1.0  # all actions are allowed
     action, reward = uniform_actions(spec, count, rng), rng.standard_normal(count, np.float32)
-    columns = [obs, action, reward, np.zeros(count), next_obs] + [np.ones(count)] * (layout.num_steps is not None)
+    columns: list[Any] = [obs, action, reward, np.zeros(count), next_obs] + [np.ones(count)] * (
+        layout.num_steps is not None
+    )
     for shard in range(ring.spec.num_shards):
         writer, left = ShardWriter(ring, shard), ring.spec.rows_per_shard
         while left > 0:

@@ -90,9 +90,13 @@ class ReplayTrainer:
         device = resolve_device(learner.device)
         devices = DeviceSplit.parse(device)
         numbers = spec.box.dim if spec.box is not None and spec.choices is not None else None
-        given = {"frames": spec.frames, "overlap": learner.overlap or None, "masked": spec.action_mask or None}
+        given: dict[str, Any] = {
+            "frames": spec.frames,
+            "overlap": learner.overlap or None,
+            "masked": spec.action_mask or None,
+        }
         given |= {"team": spec.team, "numbers": numbers}
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        options = {name: value for name, value in given.items() if value is not None}
         self.algorithm: OffPolicyAlgorithm = create(
             algo,
             spec.obs_dim,
