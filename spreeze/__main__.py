@@ -19,6 +19,7 @@ VERBS: dict[str, str] = {
     "play": "watch a run's policy in a window, or as a clip",
     "runs": "list, steer, stop and describe runs",
     "export": "a run's policy as a file that runs without Spreeze, or its metrics as CSV",
+    "query": "SQL over the metrics, evaluations, events and settings of a run",
     "report": "one HTML file of a run, or of several compared",
     "doctor": "what this machine has and what is missing",
     "bench": "measure Spreeze on this machine",

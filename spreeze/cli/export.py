@@ -12,13 +12,14 @@ import keyword
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from spreeze import __version__
 from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.cli.evaluate import find_weights, policy_of, pretrained_policies, recorded_spec, run_or_policy, spec_of
+from spreeze.cli.query import TABLES, metric_rows
 from spreeze.envs.families import FAMILIES
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.obs_flattening import flags_of, options_of
@@ -185,7 +186,7 @@ def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     evaluations = out.with_name(f"{out.stem}_evaluations.csv")
     _check_places([out, evaluations], force=args.force)
     reader = MetricsReader(run / "metrics.db")
-    metrics = _metric_rows(reader)
+    metrics: list[Sequence[object]] = [TABLES["metrics"], *metric_rows(reader)]
     evaluated: list[Sequence[object]] = [EvaluationRow._fields, *reader.evaluations()]
     with _in_place([out, evaluations]) as places:
         for place, rows in zip(places, (metrics, evaluated), strict=True):
@@ -198,15 +199,6 @@ def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         f"{out}: {counts['points']:,} points, one a line (older than an hour: means of 10 s, older than a day: of "
         f"60 s)\n{evaluations}: {counts['evaluations']:,} evaluations",
     )
-
-
-def _metric_rows(reader: MetricsReader) -> list[Sequence[object]]:
-    rows: list[Sequence[object]] = [("wall_s", "env_steps", "metric", "unit", "mean", "min", "max")]
-    for name in reader.names():
-        series = reader.whole_series(name)
-        columns: Iterable[Any] = zip(*(column.tolist() for column in series[3:]), strict=True)
-        rows += [(t, int(step), name, series.unit, *values) for t, step, *values in columns]
-    return rows
 
 
 # --- the example ---
