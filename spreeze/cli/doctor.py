@@ -6,6 +6,7 @@ that a broken library can neither end nor hang this one.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -432,25 +433,17 @@ def check_other_runs(runs_dir: Path) -> Check:
     return _finding("other runs", text, remedy if alive else None)
 
 
-def examine(
-    env_id: str | None,
-    import_module: str | None,
-    runs_dir: Path,
-    env_args: tuple[str, ...] = (),
-    cluster: str | None = None,
-    start_deadline_s: float = START_S,
-    on_wait: Callable[[str], object] = lambda text: None,
-) -> dict[str, Any]:
+def examine(args: argparse.Namespace) -> dict[str, Any]:
     """Runs all checks, the slow ones in parallel; returns the JSON document."""
-    replay, machine = ReplayConfig(), read_machine()
+    replay, machine, runs_dir = ReplayConfig(), read_machine(), Path(args.runs_dir)
+    env_args = tuple(args.env_arg)
     with ThreadPoolExecutor(max_workers=3) as pool:
-        slow: list[Callable[[], Check]] = [
-            partial(check_torch, has_gpu=bool(machine.gpus)),
-            check_default_task,
-            check_encoder,
-        ]
-        waiting = [pool.submit(check) for check in slow]
-        asked = pool.submit(check_env, env_id, import_module, env_args, start_deadline_s, on_wait) if env_id else None
+        waiting = [pool.submit(check_torch, has_gpu=bool(machine.gpus))]
+        waiting += [pool.submit(check) for check in (check_default_task, check_encoder)]
+        asked = None
+        if args.env:
+            told = partial(say, as_json=True)
+            asked = pool.submit(check_env, args.env, args.import_module, env_args, args.start_deadline_s, told)
         quick = [
             check_cores(machine), check_memory(machine, replay), check_shared_memory(machine, replay),
             check_gpus(machine), check_disk(runs_dir), check_sqlite(runs_dir), check_display(), check_power(machine),
@@ -462,8 +455,8 @@ def examine(
             found, environment = asked.result()
             checks += found
     hosts = None
-    if cluster is not None:  # not beside the timings above
-        found, hosts = check_cluster(cluster, env_id, import_module, env_args)
+    if args.cluster is not None:  # not beside the timings above
+        found, hosts = check_cluster(args.cluster, args.env, args.import_module, env_args)
         checks += found
     return {
         "ok": all(check.status != "fail" for check in checks),
@@ -518,15 +511,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def body() -> int:
-        document = examine(
-            args.env,
-            args.import_module,
-            Path(args.runs_dir),
-            tuple(args.env_arg),
-            args.cluster,
-            args.start_deadline_s,
-            lambda text: say(text, as_json=True),
-        )
+        document = examine(args)
         if args.json:
             emit(document)
         else:
