@@ -77,10 +77,8 @@ def main(argv: list[str] | None = None) -> int:
 def _list(args: argparse.Namespace) -> int:
     rows = [_row(path) for path in list_runs(Path(args.runs_dir))]
     for path in misnamed_runs(Path(args.runs_dir)):
-        say(
-            f"not listed: {clean(path.name, 80)}; allowed are letters, digits, '.', '_' and '-'; rename it",
-            as_json=args.json,
-        )
+        text = "allowed are letters, digits, '.', '_' and '-'; rename it"
+        say(f"not listed: {clean(path.name, 80)}; {text}", as_json=args.json)
     if args.json:
         emit({"runs": rows})
         return 0
@@ -89,23 +87,12 @@ def _list(args: argparse.Namespace) -> int:
         return 0
     for row in rows:  # run directories may come from elsewhere
         row["name"], row["state"] = clean(row["name"], 128), clean(row["state"], 20)
-    width = max(len(row["name"]) for row in rows)
-    say(
-        f"{'run':{width}s}  {'state':9s} {'wall':>8s} {'env steps':>11s} {'updates':>9s} {'best return':>11s} "
-        f"{'last ten':>9s}"
-    )
+    line = f"{{:{max(len(row['name']) for row in rows)}s}}  {{:9s}} {{:>8s}} {{:>11s}} {{:>9s}} {{:>11s}} {{:>9s}}"
+    say(line.format("run", "state", "wall", "env steps", "updates", "best return", "last ten"))
+    forms = {"env_steps": ".0f", "updates": ".0f", "eval_best": ".1f", "eval_final": ".1f"}
     for row in rows:
-        cells = (
-            _cell(row["wall_s"], ".0f", " s"),
-            _cell(row["env_steps"], ".0f"),
-            _cell(row["updates"], ".0f"),
-            _cell(row["eval_best"], ".1f"),
-            _cell(row["eval_final"], ".1f"),
-        )
-        say(
-            f"{row['name']:{width}s}  {row['state']:9s} {cells[0]:>8s} {cells[1]:>11s} {cells[2]:>9s} {cells[3]:>11s} "
-            f"{cells[4]:>9s}"
-        )
+        cells = (_cell(row[name], form) for name, form in forms.items())
+        say(line.format(row["name"], row["state"], _cell(row["wall_s"], ".0f", " s"), *cells))
     return 0
 
 
