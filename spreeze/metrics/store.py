@@ -102,23 +102,6 @@ class Event(NamedTuple):
     text: str
 
 
-class _Cell:
-    def __init__(self, t: float, step: int, value: float) -> None:
-        self.t, self.step, self.last = t, step, value
-        self.low = self.high = self.total = value
-        self.n = 1
-
-    def add(self, t: float, step: int, value: float) -> None:
-        if t >= self.t:
-            self.t, self.step, self.last = t, step, value
-        self.low, self.high = min(self.low, value), max(self.high, value)
-        self.total += value
-        self.n += 1
-
-    def row(self, series: str, bucket: int) -> tuple[Any, ...]:
-        return (series, bucket, self.t, self.step, self.low, self.high, self.total / self.n, self.last, self.n)
-
-
 class _Rollup:
     """All open buckets of one width."""
 
@@ -126,7 +109,7 @@ class _Rollup:
         self.insert = f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
         self._width_s = width_s
         self._bucket = 0
-        self._cells: dict[str, _Cell] = {}
+        self._points: dict[str, list[tuple[float, int, float]]] = {}
 
     def add(self, points: Iterable[tuple[str, float, int, float]], t: float) -> list[tuple[Any, ...]]:
         """Adds points of time ``t``; returns the rows of the buckets that ended before it.
@@ -136,16 +119,19 @@ class _Rollup:
         bucket = math.floor(t / self._width_s)
         ended: list[tuple[Any, ...]] = []
         if bucket > self._bucket:
-            ended, self._cells, self._bucket = self.rows(), {}, bucket
+            ended, self._points, self._bucket = self.rows(), {}, bucket
         for series, at, step, value in points:
-            if series in self._cells:
-                self._cells[series].add(at, step, value)
-            else:
-                self._cells[series] = _Cell(at, step, value)
+            self._points.setdefault(series, []).append((at, step, value))
         return ended
 
     def rows(self) -> list[tuple[Any, ...]]:
-        return [cell.row(series, self._bucket) for series, cell in self._cells.items()]
+        rows = []
+        for series, points in self._points.items():
+            t, step, last = max(reversed(points), key=lambda point: point[0])  # of one time the one that came last
+            values = [value for _, _, value in points]
+            spread = (min(values), max(values), sum(values) / len(values))
+            rows.append((series, self._bucket, t, step, *spread, last, len(values)))
+        return rows
 
 
 class MetricsWriter:
