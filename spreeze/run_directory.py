@@ -59,8 +59,7 @@ MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2
 _HELD = (errno.EAGAIN, errno.EACCES)
 """Errors of ``flock`` where another process holds the lock; anything else means that the file system has no locks."""
-_FRESH_S = 60.0
-"""A run on another host without locks is alive while its heartbeat is no older."""
+_FRESH_S = 60.0  # A run on another host without locks is alive while its heartbeat is no older
 _MAX_BYTES, _TAIL_BYTES = 1_000_000, 64_000
 _STATE_FIELD, _START_FIELD = 0, 19
 """Indices in ``/proc/PID/stat`` after the name: state, and start time in ticks since boot."""

@@ -126,10 +126,8 @@ def _measured(trainer: ReplayTrainer, repeats: int, repeat_s: float, device: str
 BATCHES = (256, 1024, 4096, 8192, 16_384, 32_768, 65_536)
 SMALL_BATCHES = (64, 256)
 _DEADLINE_S, _FUSING_DEADLINE_S = 30.0, 150.0
-_SHORT_S, _LONG_S = 0.05, 0.3
-"""Length of one repeat, small and on a card."""
-_KNEE = 0.85
-"""Share of the highest update frame rate that the paper's batch has to reach (section 3.3)."""
+_SHORT_S, _LONG_S = 0.05, 0.3  # length of one repeat, small and on a card
+_KNEE = 0.85  # share of the highest update frame rate that the paper's batch has to reach (section 3.3)
 
 
 class LaunchKind(NamedTuple):

@@ -65,12 +65,9 @@ def _finding(name: str, text: str, remedy: str | None = None) -> Check:
     return Check(name, "ok" if remedy is None else "warn", text, remedy)
 
 
-_GPU_BUSY, _GPU_HELD = 0.10, 0.25
-"""Shares of a GPU's time and memory above which other programs are at work on it."""
-_UNEVEN = 10.0
-"""Ratio of p99 to median step time above which environments stepped together wait for the slowest."""
-_SLOW_RESET = 50.0
-"""Ratio of median reset time to median step time above which resets are reported as slow."""
+_GPU_BUSY, _GPU_HELD = 0.10, 0.25  # shares of a GPU's time and memory above which other programs are at work on it
+_UNEVEN = 10.0  # ratio of p99 to median step time above which environments stepped together wait for the slowest
+_SLOW_RESET = 50.0  # ratio of median reset time to median step time above which resets are reported as slow
 _LARGE_OBSERVATION = 1e6
 
 
@@ -252,8 +249,7 @@ def _host_checks(name: str, host: dict[str, Any], own: dict[str, Any]) -> list[C
 
 PROCESS_BYTES = 450 * 2**20
 """Rough resident memory of a learner with Torch; all other processes together take about as much."""
-_DEFAULT_LAYOUT = RowLayout(obs_dim=22, action_dim=6)
-"""Rows of the default task, Walker2DBulletEnv-v0."""
+_DEFAULT_LAYOUT = RowLayout(obs_dim=22, action_dim=6)  # rows of the default task, Walker2DBulletEnv-v0
 _TORCH = (
     "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available() "
     "and torch.cuda.device_count()]))"

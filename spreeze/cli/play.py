@@ -181,8 +181,7 @@ class _Episode:
             self.lost = error
 
 
-_MOST_LOST = 3
-"""Number of consecutive episodes lost to environment errors that ends the window."""
+_MOST_LOST = 3  # number of consecutive episodes lost to environment errors that ends the window
 
 
 def _window(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:

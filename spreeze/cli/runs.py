@@ -37,8 +37,7 @@ _REQUESTS: dict[str, tuple[str, str]] = {
 }
 """Verb -> the state to wait for, and its help text."""
 _OBEYED_S = 10.0
-_MOST = 1e18
-"""Larger numbers in a ``run.json`` are not plausible and shown as unknown."""
+_MOST = 1e18  # larger numbers in a run.json are not plausible and shown as unknown
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -42,11 +42,9 @@ _OF_EACH_RUN = {
     "run.runs_dir": "use --runs-dir for the directory",
 }
 """Settings that a sweep gives to each of its runs -> what to do instead."""
-_RUN_BYTES = 20_000_000
-"""Disk that a run takes at least: two checkpoints of small networks, metrics and log."""
+_RUN_BYTES = 20_000_000  # disk that a run takes at least: two checkpoints of small networks, metrics and log
 _POLL_S = 0.1
-_CLOSING_S = 60.0
-"""Time of an interrupted run for its checkpoint and last evaluation."""
+_CLOSING_S = 60.0  # time of an interrupted run for its checkpoint and last evaluation
 
 
 @dataclass

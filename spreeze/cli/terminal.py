@@ -29,10 +29,8 @@ _WAIT, _WAIT_COLOUR, _COLOURS = "wait", "bright_black", ("cyan", "green", "yello
 _SPARKS = "▁▂▃▄▅▆▇█"
 _ASCII_SPARKS = "_.-=+*#@"
 _MAX_WIDTH = 120
-_EVERY_S = 10.0
-"""Between two lines of a plain view."""
-_LEAVE_S = 0.3
-"""Longest wait for the terminal before Ctrl-Z stops the run."""
+_EVERY_S = 10.0  # between two lines of a plain view
+_LEAVE_S = 0.3  # longest wait for the terminal before Ctrl-Z stops the run
 
 
 def open_view(*, json_mode: bool = False) -> PlainView | TerminalView:
@@ -335,8 +333,7 @@ def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> 
     return "".join(sparks[round((value - low) * scale)] for value in shown)
 
 
-_PLAIN_WIDTH = 118
-"""Columns if the output is not a terminal."""
+_PLAIN_WIDTH = 118  # columns if the output is not a terminal
 
 
 def show_tuning(record: dict[str, Any], stream: TextIO, *, reasons: bool) -> None:

@@ -181,8 +181,7 @@ def show(file: Path) -> None:
 
 
 _READING = ("GET", "HEAD", "OPTIONS")
-_HEALTH = "/_stcore/health"
-"""Open to everybody; says only whether the server is up."""
+_HEALTH = "/_stcore/health"  # open to everybody; says only whether the server is up
 _PARAMETER = "token"
 _COOKIE_S = 30 * 86_400
 _FORBIDDEN, _SEE_OTHER = 403, 303

@@ -33,19 +33,15 @@ MAX_BUCKETS = 350
 _TAIL_ROWS = 600
 _LOG_LINES = 8
 STALE_S = 3.0
-_NORMAL = 1.959963984540054
-"""97.5 % quantile of the normal distribution."""
-_FALLEN = 0.25
-"""Part of the best return whose loss is told."""
-_NEW_S = 5.0
-"""Age of a timeline that is sent again, until every page has it."""
+_NORMAL = 1.959963984540054  # 97.5 % quantile of the normal distribution
+_FALLEN = 0.25  # part of the best return whose loss is told
+_NEW_S = 5.0  # age of a timeline that is sent again, until every page has it
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito (2008): distinguishable with any colour vision."""
 
 _MOST_PARTS = 8
-_SPLIT = (INFO, "callback")
-"""Metrics whose parts have a chart each."""
+_SPLIT = (INFO, "callback")  # metrics whose parts have a chart each
 
 
 def drawn(table: MetricTable = TABLE) -> list[Metric]:

@@ -33,8 +33,7 @@ _TUNER_HELP = (
     "Benchmarks this machine for up to a minute and chooses batch size, threads and processes; the "
     "result is cached. Disabled in modes that have nothing to tune."
 )
-_KEPT: dict[str, Any] = {"persist_state": "session"}
-"""Options of a field whose value outlives a visit to another page."""
+_KEPT: dict[str, Any] = {"persist_state": "session"}  # options of a field whose value outlives a visit to another page
 FRESH = "start_fresh"
 """Key of the field that lets the tuner measure again."""
 

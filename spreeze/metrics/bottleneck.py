@@ -16,15 +16,12 @@ from spreeze.metrics.snapshot import Snapshot
 WAITS = 0.10
 """Share of time above which a side counts as waiting; less is within the noise of two-second windows."""
 CPU_FULL = 0.85
-_BACKGROUND_CORES = 0.15
-"""Load of other programs that is always there, as for the governor."""
-_HEAVY_CORES = 0.5
-"""Load of other programs that is named whatever the bottleneck is: rates would be higher without it."""
+_BACKGROUND_CORES = 0.15  # load of other programs that is always there, as for the governor
+_HEAVY_CORES = 0.5  # load of other programs that is named whatever the bottleneck is: rates would be higher without it
 GPU_IDLE = 0.50
 POWER_IDLE = 0.40
 """Share of its power limit below which a GPU whose kernels run all the time has little to compute."""
-_AT_BOUND = 0.05
-"""Relative distance to a bound of the limiter that counts as being held by it."""
+_AT_BOUND = 0.05  # relative distance to a bound of the limiter that counts as being held by it
 
 
 class Side(StrEnum):

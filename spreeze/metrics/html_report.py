@@ -376,10 +376,8 @@ def _events(path: Path) -> str:
 
 _WIDTH, _HEIGHT = 480, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 40
-_MOST = 1e100
-"""Larger values are drawn as this one."""
-_COLOURS = 6
-"""Number of colours in ``_STYLE``; they come round again."""
+_MOST = 1e100  # larger values are drawn as this one
+_COLOURS = 6  # number of colours in _STYLE; they come round again
 
 
 class _Trace(NamedTuple):

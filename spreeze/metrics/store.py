@@ -33,22 +33,15 @@ TIERS: tuple[tuple[str, float, float], ...] = (("rollup_10s", 10.0, 86_400.0), (
 """(table, bucket width in s, how long it is kept in s), finest first."""
 
 _TIER_AGES = tuple((table, keep_s, f"bucket < ? / {width_s}") for table, width_s, keep_s in TIERS if keep_s < math.inf)
-_MAX_PENDING = 200_000
-"""Values that may wait in memory while the file cannot be written."""
-_FIRST_EVENTS = 100
-"""Events that are kept in any case, because the first ones tell what went wrong."""
+_MAX_PENDING = 200_000  # values that may wait in memory while the file cannot be written
+_FIRST_EVENTS = 100  # events that are kept in any case, because the first ones tell what went wrong
 _RETRY_S = 1.0
-_BUSY_S = 3.0
-"""Time that another program may lock the file before it is reported [s]."""
-_KEEPING_S = 600.0
-"""Time between two writes of roll-ups, each with the removal of what is too old."""
+_BUSY_S = 3.0  # time that another program may lock the file before it is reported [s]
+_KEEPING_S = 600.0  # time between two writes of roll-ups, each with the removal of what is too old
 _CHECKPOINT_S = 3600.0
-_CHECK_S = 2.0
-"""Longest check of an existing file for damage."""
-_MOST_SERIES = 4096
-"""Series whose values a sample can hold; others would be points."""
-_MOST_DAMAGED = 9
-"""Damaged files that may lie beside the file."""
+_CHECK_S = 2.0  # longest check of an existing file for damage
+_MOST_SERIES = 4096  # series whose values a sample can hold; others would be points
+_MOST_DAMAGED = 9  # damaged files that may lie beside the file
 _US = 1e6
 _NAN = struct.pack("<d", math.nan)
 _ROLLUP = (
@@ -147,8 +140,7 @@ class MetricsWriter:
         self._series: dict[str, int] = {}
         self._newest_us = -math.inf
         self._rollups = [_Rollup(table, width_s) for table, width_s, _ in TIERS]
-        self._ended: list[tuple[str, tuple[Any, ...]]] = []
-        """Roll-ups that are complete and not yet pending."""
+        self._ended: list[tuple[str, tuple[Any, ...]]] = []  # roll-ups that are complete and not yet pending
         self._pending: list[tuple[str, tuple[Any, ...]]] = []
         self._pending_values = 0
         self._retry_at_s = 0.0
@@ -399,8 +391,7 @@ class MetricsWriter:
             self._connection = None
 
 
-_TROUBLE = (sqlite3.Error, OSError, ValueError, TypeError, OverflowError)
-"""Failures of a transaction."""
+_TROUBLE = (sqlite3.Error, OSError, ValueError, TypeError, OverflowError)  # failures of a transaction
 _DAMAGE = (
     sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_CORRUPT,

@@ -17,8 +17,7 @@ from spreeze.run_directory import read_json, tail_text
 PROGRESS = "tune-progress.jsonl"
 """Rows of a running tuner; ``tune.json`` has them all at the end."""
 BATCH, THREADS, SAMPLERS = "learner.batch_size", "learner.threads", "sampling.samplers"
-_MOST = 1e18
-"""Larger numbers are not plausible and count as unknown."""
+_MOST = 1e18  # larger numbers are not plausible and count as unknown
 _NEEDED = {"learner": (BATCH, THREADS), "joint": (SAMPLERS,), "rollout": ()}
 """Stage of a row -> numbers that it needs to be drawn."""
 _OFTEN_ALIKE = ("learner.device", "learner.precision")

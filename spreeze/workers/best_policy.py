@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 from spreeze.metrics import student_quantile
 from spreeze.transport.files import replace_bytes, replace_json
 
-_TEST_EVERY = 8
-"""Evaluations for one test."""
+_TEST_EVERY = 8  # evaluations for one test
 Z_90, Z_99 = 1.2815515655446004, 2.3263478740408408
 """Quantiles of the normal distribution."""
 

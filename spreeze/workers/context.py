@@ -24,15 +24,12 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.roles import ROLES, Address
 
-_REST_S = 0.01
-"""Sleep while the governor pauses a sampler: it returns soon and takes almost no CPU time."""
-_MAX_MESSAGE_BYTES = 4096
-"""A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
+_REST_S = 0.01  # sleep while the governor pauses a sampler: it returns soon and takes almost no CPU time
+_MAX_MESSAGE_BYTES = 4096  # A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all
 _MOST_UNREAD_BYTES = 16_384
 """Unread bytes in the pipe, of at least 64 KiB, above which no metrics are sent: events and results have to fit."""
 _INFO_S = 1.0
-_ENVELOPE_BYTES = 200
-"""Longest text of a message without its entries."""
+_ENVELOPE_BYTES = 200  # longest text of a message without its entries
 
 
 def open_weights(folder: Path) -> WeightsStore:

@@ -62,8 +62,7 @@ Record = dict[str, Any]
 T = TypeVar("T")
 _POLL_S = 0.05
 _LOOK_S = 1.0
-_SLOW_START_S = 5.0
-"""Start time above which fewer environments are used in parallel [s]."""
+_SLOW_START_S = 5.0  # start time above which fewer environments are used in parallel [s]
 _LARGE_BYTES, _KEPT_FREE = 50_000_000, 3
 """No further environment is made where one takes so much memory and less than so many times as much is left."""
 MAX_STEPS = 10_000
@@ -72,8 +71,7 @@ FEWEST_EPISODES = 10
 """Fewest episodes whose lower bound alone can reach a target return."""
 CONFIRMING_EPISODES, MOST_CONFIRMING = 20, 100
 """Episodes of a round of the evaluation that confirms a target return, and of all rounds together."""
-_FIRST, _RETEST, _CONFIRM = range(3)
-"""Purposes of an evaluation: each plays seeds of its own."""
+_FIRST, _RETEST, _CONFIRM = range(3)  # purposes of an evaluation: each plays seeds of its own
 
 Act = Callable[[np.ndarray, State], tuple[np.ndarray, State]]
 """Like ``Policy.act``: maps observations [N, ...] and state to float32 actions [N, A] and the next state."""
@@ -571,8 +569,7 @@ class _Lockstep:
         self._next = 0
         self._done: dict[int, Episode] = {}
         self._envs = [_Env(row, task) for row, task in enumerate(pool[:count])]
-        self._gone: set[int] = set()
-        """Rows whose environment could not be made again."""
+        self._gone: set[int] = set()  # rows whose environment could not be made again
         spec = pool[0].spec
         self._limit = MAX_STEPS if spec.max_episode_steps is None else spec.max_episode_steps
         self._obs, self._state = ObsBuffer(count, spec), State()

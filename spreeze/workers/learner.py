@@ -23,8 +23,7 @@ _POLL_S = 0.0005
 _POST_S = 0.25
 FIRST_CHECKPOINT_S = 5.0
 """Time from the first update to the first checkpoint, unless the interval is shorter [s]."""
-_LAST_PUBLICATION_S = 5.0
-"""Longest wait for the disk to take the last weights of a run."""
+_LAST_PUBLICATION_S = 5.0  # longest wait for the disk to take the last weights of a run
 
 
 class Trainer(Protocol):
@@ -110,13 +109,10 @@ class Learner:
         self._weights = open_weights(Path(job.run_dir))
         self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", context.saving)
         self._publisher = Publisher(self._weights, context.weights_published)
-        self._epoch = 0
-        """Rises with each start of the learner."""
+        self._epoch = 0  # rises with each start of the learner
         # Where workers take turns, all others would wait for the evaluation of a policy that has learned nothing.
-        self._offered_updates = 0 if context.serial else -1
-        """Updates of the last offered policy."""
-        self._saved_updates = 0
-        """Updates in the newest checkpoint of this process."""
+        self._offered_updates = 0 if context.serial else -1  # updates of the last offered policy
+        self._saved_updates = 0  # updates in the newest checkpoint of this process
         found = context.named(context.slots)
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0

@@ -34,8 +34,7 @@ _FIRST_CLIP_S = 5.0
 _NEW_WEIGHTS_S = 3.0
 _MAX_CLIPS = 300
 _FEW_PIXELS = 2
-_WATCHED_S = 3.0
-"""A viewer asks for pictures many times a second and touches ``control/viewer`` once a second."""
+_WATCHED_S = 3.0  # A viewer asks for pictures many times a second and touches control/viewer once a second
 _UNWATCHED_PICTURE_S = 30.0
 """Longest age of ``live.jpg`` without a viewer, for users of the terminal and for the first view."""
 
@@ -90,8 +89,7 @@ class _Show:
         self._number = max((_number_of(path) for path in self._videos.glob("clip-*-v*.mp4")), default=0)
         self._obs = ObsBuffer(1, task.spec)
         self._seed = job.seed
-        self._returns: list[float] = []
-        """Returns of the episodes that ended in this clip."""
+        self._returns: list[float] = []  # returns of the episodes that ended in this clip
         self._restart()
 
     def run(self) -> None:
