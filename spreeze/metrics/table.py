@@ -364,24 +364,15 @@ METRICS: tuple[Metric, ...] = (
            parts="host"),
     Metric("restarts", "restarts", "restarts of worker processes", "supervisor", kind=Kind.COUNTER),
 )
-# fmt: on
 
 POSTED: tuple[InternalSlot, ...] = (
     InternalSlot("sampler.policy_version", "updates", "version of the policy that this sampler uses"),
-    InternalSlot(
-        "sampler.returns", "returns", "discounted returns whose deviation is the unit of rewards", cumulative=True
-    ),
+    InternalSlot("sampler.returns", "returns", "discounted returns whose deviation is the unit of rewards", cumulative=True),
     InternalSlot("sampler.returns_sum", "return", "sum of these", cumulative=True),
     InternalSlot("sampler.returns_square_sum", "return^2", "sum of their squares", cumulative=True),
     InternalSlot("learner.checkpoint_updates", "updates", "updates in the newest checkpoint"),
-    InternalSlot(
-        "learner.batch_size",
-        "transitions",
-        "batch size now; the learner halves it where a device has too little memory",
-    ),
-    InternalSlot(
-        "learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"
-    ),
+    InternalSlot("learner.batch_size", "transitions", "batch size now; the learner halves it where a device has too little memory"),
+    InternalSlot("learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"),
     InternalSlot("inference.rows", "rows", "observations that this inference worker has answered", cumulative=True),
     InternalSlot("inference.batches", "batches", "forward passes that it took for them", cumulative=True),
     InternalSlot("inference.policy_version", "rollouts", "rollout of the policy that it infers with"),
@@ -397,6 +388,7 @@ POSTED: tuple[InternalSlot, ...] = (
     InternalSlot("host.alive", "flag", "1 while it answers and gives rows"),
     InternalSlot("visualizer.paused", "flag", "1 while it rests"),
 )
+# fmt: on
 
 
 class MetricTable:
