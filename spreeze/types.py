@@ -351,6 +351,7 @@ class TransitionBatch(NamedTuple):
     terminated: Any  # [B]: 1.0 where the MDP ended; a truncated transition has 0.0
     discount: Any  # [B] or float: gamma^k for a transition over k env steps
     next_obs: Any  # [B, O]: at the end of an episode its true last observation
+    weight: Any = None  # [B]: factor of each row's loss; None: 1
 
 
 class RolloutBatch(NamedTuple):

@@ -21,7 +21,8 @@ appo           impact, on_policy, losses
 impala         impact, on_policy, losses
 =============  ===========================
 
-SAC and TD3 support distributional critics (``distributional``) with the same interface.
+SAC and TD3 support distributional critics (``distributional``) with the same interface. DQN has dueling streams and
+distributions (``value_heads``), and noise in its weights (``noisy_networks``).
 
 *Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``.
 Parameters are flat vectors, both critics are one stacked network, unused gradients are not computed, and Adam and the

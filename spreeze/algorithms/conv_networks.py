@@ -47,7 +47,7 @@ class ConvParameters:
     """Views of a flat vector: ``convolutions`` [(weight [C', C, k, k], bias [C'])] and the perceptron ``mlp``."""
 
     def __init__(self, flat: Tensor, conv: list[ConvLayer], sizes: tuple[int, ...]) -> None:
-        self.flat, self._strides = flat, [part.layer.stride for part in conv]
+        self.flat, self._conv, self._strides = flat, conv, [part.layer.stride for part in conv]
         self.convolutions: list[tuple[Tensor, Tensor]] = []
         offset = 0
         for part in conv:
@@ -57,6 +57,10 @@ class ConvParameters:
             self.convolutions.append((weight, flat[offset : offset + shape[0]]))
             offset += shape[0]
         self.mlp = Parameters(flat[offset:], sizes, 1)
+
+    def over(self, flat: Tensor) -> ConvParameters:
+        """Views of another vector in this form."""
+        return ConvParameters(flat, self._conv, self.mlp.sizes)
 
     @staticmethod
     def count(conv: list[ConvLayer], sizes: tuple[int, ...]) -> int:

@@ -17,12 +17,10 @@ from abc import abstractmethod
 from typing import Any
 
 from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, MlpBuffers, mlp_backward, mlp_forward
+from spreeze.algorithms.losses import pairs_for, projected, quantile_huber_gradient, truncated
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 from spreeze.inference.lazy_torch import Tensor, torch
-
-_PAIRS = 2**17
-"""Pairs of a quantile and a target formed at once on a CPU: they stay in the core's cache from one pass to the next."""
 
 
 def create_critics(
@@ -38,64 +36,6 @@ def create_critics(
     kinds: dict[str, type[Critics]] = {"twin": Critics, "quantile": QuantileCritics, "categorical": CategoricalCritics}
     made = kinds[config.critics] if isinstance(config, DistributionalConfig) else Critics
     return made(config, obs_dim, action_dim, stack, generator, device, layers)
-
-
-# --- the maths ---
-
-
-def truncated(values: Tensor, drop: int) -> Tensor:
-    """The pooled values [B, N] of each row without the ``drop`` highest, in any order: [B, N - drop].
-
-    Equation 10 of arXiv 2005.04269, before reward and discount, which keep the order. Sorting takes ten times as long.
-    """
-    return values.topk(values.shape[1] - drop, 1, largest=False, sorted=False).values
-
-
-def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor, scratch: Tensor | None = None) -> Tensor:
-    """Derivative by each quantile [Q, B] of ``mean_j |level - 1(u_j < 0)| huber(u_j)``, ``u_j = target_j - quantile``.
-
-    The loss is that of arXiv 1710.10044, eq. 10, with a threshold of 1 in the unit of the values: the deviation of
-    returns, unless rewards are raw. ``target`` is [M, B]; ``levels`` [Q] are the probabilities of the quantiles;
-    ``scratch`` (see ``pairs_for``) holds pairs. With c_j for u_j clamped to [-1, 1] the
-    derivative is ``mean_j ((1/2 - level) |c_j| - c_j / 2)``, so that each pair is clamped once. All Q M pairs are
-    formed. Searches in sorted targets with prefix sums need fewer operations, but took 3 to 4 times as long for 2 x 25
-    quantiles on a CPU core.
-    """
-    count, goals = len(quantiles), len(target)
-    scratch = pairs_for(quantiles, goals) if scratch is None else scratch
-    sums, sizes = torch.empty_like(quantiles), torch.empty_like(quantiles)
-    for start in range(0, count, step := scratch.shape[1]):
-        own = slice(start, min(start + step, count))
-        errors = scratch[:, : own.stop - start]
-        torch.sub(target.unsqueeze(1), quantiles[own], out=errors).clamp_(-1.0, 1.0)
-        torch.sum(errors, 0, out=sums[own])
-        torch.sum(errors.abs_(), 0, out=sizes[own])
-    return sizes.mul_(0.5 - levels.unsqueeze(1)).sub_(sums, alpha=0.5).div_(goals)
-
-
-def pairs_for(quantiles: Tensor, goals: int) -> Tensor:
-    """Memory [M, q, B] for pairs of q of the quantiles [Q, B] at once with M = ``goals`` targets; on a GPU q is Q."""
-    count, rows = quantiles.shape
-    at_once = max(1, _PAIRS // (goals * rows)) if quantiles.device.type == "cpu" else count
-    # In equal parts: none is left with a rest that is slower for its size.
-    return quantiles.new_empty(goals, -(-count // -(-count // min(at_once, count))), rows)
-
-
-def projected(prob: Tensor, target: Tensor, low: float, high: float) -> Tensor:
-    """Probabilities [K, B] on K equally spaced returns from ``low`` to ``high``, of returns ``target`` [M, B].
-
-    ``prob`` [M, B] are the probabilities of these, which are shared out between the two neighbours on the grid
-    (arXiv 1707.06887, algorithm 1; here M = K).
-    """
-    atoms = len(prob)
-    place = target.clamp(low, high).sub_(low).mul_((atoms - 1) / (high - low))
-    lower = place.floor().clamp_(max=atoms - 2)
-    share = (place - lower).mul_(prob)
-    index = lower.nan_to_num(0.0).long()
-    return torch.zeros_like(prob).scatter_add_(0, index, prob - share).scatter_add_(0, index + 1, share)
-
-
-# --- the critics ---
 
 
 class _Distributional(Critics):
@@ -116,7 +56,9 @@ class _Distributional(Critics):
     def _fill_mean_gradient(self, buffers: MlpBuffers, values: Tensor) -> None:
         """Fills ``values`` [S, rows] with each mean, and ``buffers.grad_out`` with its derivative."""
 
-    def _differentiate(self, obs_action: Tensor, target: Tensor, goal: Tensor, mean_goal: Tensor) -> None:
+    def _differentiate(
+        self, obs_action: Tensor, target: Tensor, goal: Tensor, mean_goal: Tensor, weight: Tensor | None
+    ) -> None:
         """One gradient step toward ``target`` [M, B].
 
         ``goal`` goes to ``_fill_loss_gradient``, ``mean_goal`` [B] to the metrics. Clamps hide what is not finite, so
@@ -124,6 +66,8 @@ class _Distributional(Critics):
         """
         total = target.sum(0)
         per_row = torch.sub(total, total).add_(self._sized(obs_action.shape[0]).per_row)
+        if weight is not None:
+            per_row.mul_(weight)
 
         def fill(chunk: Chunk) -> None:
             self._fill_loss_gradient(chunk.buffers, goal[:, chunk.rows], chunk.td_error)
@@ -169,9 +113,9 @@ class QuantileCritics(_Distributional):
         out = self._evaluate(next_obs, next_action).out
         return truncated(out.flatten(0, 1).t(), self._drop).t().contiguous()
 
-    def step(self, obs_action: Tensor, target: Tensor) -> None:
+    def step(self, obs_action: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         """One gradient step toward targets [M, B]; the loss of a critic is the mean over its quantiles."""
-        self._differentiate(obs_action, target, target, target.mean(0))
+        self._differentiate(obs_action, target, target, target.mean(0), weight)
 
     def _fill_loss_gradient(self, buffers: MlpBuffers, goal: Tensor, td_error: Tensor) -> None:
         quantiles = buffers.out.flatten(0, 1)
@@ -210,11 +154,11 @@ class CategoricalCritics(_Distributional):
         self._next_prob = prob.gather(0, least.expand(1, prob.shape[1], -1))[0]
         return self._grid.expand_as(self._next_prob).clone()
 
-    def step(self, obs_action: Tensor, target: Tensor) -> None:
+    def step(self, obs_action: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         """One gradient step on the cross-entropy with the projection of the targets [K, B]."""
         assert self._next_prob is not None
         goal = projected(self._next_prob, target, *self._range)
-        self._differentiate(obs_action, target, goal, (goal * self._grid).sum(0))
+        self._differentiate(obs_action, target, goal, (goal * self._grid).sum(0), weight)
 
     def _fill_loss_gradient(self, buffers: MlpBuffers, goal: Tensor, td_error: Tensor) -> None:
         torch.sub(buffers.out.softmax(1), goal, out=buffers.grad_out)

@@ -1,4 +1,7 @@
-"""Deep Q-learning (Mnih et al. 2015), optionally with double estimation and dueling streams.
+"""Deep Q-learning (Mnih et al. 2015), and by settings its extensions up to Rainbow (Hessel et al. 2018, 1710.02298).
+
+These are double estimation and n-step returns, both on, dueling streams, distributions of the return (``value_heads``),
+noisy networks (``noisy_networks``) and prioritised replay (``transport.prioritised_replay``).
 
 Departures from the paper: Adam instead of RMSProp, squared error under a bound of the gradient's norm, and optionally a
 soft target update. The clipped error of the paper, made for rewards that are signs, is Huber's loss with ``huber`` = 1:
@@ -18,18 +21,19 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
 from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, policy_arrays
 from spreeze.algorithms.off_policy import ActionValues, ActorOutputs, DiscreteCritics, OffPolicyAlgorithm
-from spreeze.config.algorithm_settings import ActionValueConfig
+from spreeze.algorithms.value_heads import CategoricalReturns, QuantileReturns, ReturnHead
+from spreeze.config.algorithm_settings import ActionValueConfig, ReturnRange
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
 from spreeze.errors import ConfigError
 from spreeze.inference.convolution import CNNS, conv_layers, features
 from spreeze.inference.lazy_torch import Tensor, torch
-from spreeze.types import FrameSpec, TransitionBatch
+from spreeze.types import EnvSpec, FrameSpec, TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig(ActionValueConfig):
-    """Deep Q-learning (Mnih et al. 2015) with double estimation and dueling streams as options."""
+class DQNConfig(ReturnRange, ActionValueConfig):
+    """Deep Q-learning (Mnih et al. 2015) with the extensions of Rainbow (arXiv 1710.02298) as options."""
 
     layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images", fixed=True)
     cnn: str = setting(
@@ -38,12 +42,36 @@ class DQNConfig(ActionValueConfig):
     duelling: bool = setting(
         False, "dueling network: separate streams for value and advantages (arXiv 1511.06581)", fixed=True
     )
+    critics: str = setting(
+        "mean",
+        "what is learned of each action's return: mean; quantile: quantiles (QR-DQN, arXiv 1710.10044); categorical: "
+        "probabilities on a grid (C51, arXiv 1707.06887)",
+        choices=("mean", "quantile", "categorical"),
+        fixed=True,
+    )
+    quantiles: int = setting(50, "critics = quantile: quantiles of each action", low=1, high=1000, fixed=True)
+    atoms: int = setting(51, "critics = categorical: atoms of each action", low=2, high=1001, fixed=True)
+    noisy: bool = setting(
+        False,
+        "explore by learned noise in the weights (arXiv 1706.10295) instead of random actions: epsilon is 0",
+        fixed=True,
+    )
+    noise_scale: float = setting(
+        0.5, "noisy: initial standard deviation of a weight, times the root of the layer's inputs", low=0.0, high=10.0
+    )
     huber: float = setting(
         0.0,
-        "threshold of the Huber loss, with normalize_returns in standard deviations of the return; 0: squared error",
+        "critics = mean: threshold of the Huber loss, with normalize_returns in standard deviations of the return; "
+        "0: squared error",
         low=0.0,
         high=1e9,
     )
+
+    def check_task(self, spec: EnvSpec) -> None:
+        super().check_task(spec)
+        for name, plain in (("duelling", False), ("noisy", False), ("critics", "mean")):
+            if self.network and getattr(self, name) != plain:
+                raise ConfigError(f"{name}: the custom network {self.network!r} has no such layers; remove one of them")
 
 
 class DQN(OffPolicyAlgorithm):
@@ -72,61 +100,83 @@ class DQN(OffPolicyAlgorithm):
         layers = HiddenLayers(config.activation, config.layer_norm, network)
         if network is not None and duelling:
             raise ConfigError("dqn.duelling = true: custom networks have no such streams; remove one of them")
+        self._atoms: Tensor | None = None
+        options: dict[str, Any] = {"duelling": duelling, "max_norm": bound, "head": self._new_head(config, there)}
+        options |= {"noise": config.noise_scale} if config.noisy else {}
         if frames is None:
-            self.critics = DiscreteCritics(
-                obs_dim, num_actions, hidden, 1, lr, init, there, duelling=duelling, layers=layers, max_norm=bound
-            )
+            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, layers=layers, **options)
         else:
             refuse_layers(layers, "dqn")
-            self.critics = ImageCritics(
-                frames, num_actions, config.cnn, hidden, lr, init, there, duelling=duelling, max_norm=bound
-            )
+            self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, **options)
             image = {"cnn": config.cnn, "image": self.critics.image}
         self._config, self.period = config, config.target_interval
         self._loss_gradient = partial(losses.huber_gradient, threshold=config.huber) if config.huber else None
-        self._next_q: Tensor | None = None
+        self._next_out: Tensor | None = None
         meta = {
             "policy": "q_values",
             "obs_dim": obs_dim,
             "num_actions": num_actions,
             "hidden_sizes": list(self.critics.mlp.sizes[1:-1]),
-            "epsilon_start": config.epsilon_start,
-            "epsilon_end": config.epsilon_end,
+            "epsilon_start": 0.0 if config.noisy else config.epsilon_start,
+            "epsilon_end": 0.0 if config.noisy else config.epsilon_end,
             "epsilon_env_steps": config.epsilon_env_steps,
             **image,
             **layers.meta,
         } | ({"action_mask": True} if masked else {})
+        if config.noisy:
+            outputs = {"quantile": config.quantiles, "categorical": config.atoms}.get(config.critics, 1)
+            meta["noisy"] = {"duelling": duelling, "outputs": outputs, "mean": config.critics == "quantile"}
         self._masked = masked
         super().__init__(None, self.critics, noise, meta)
 
+    def _new_head(self, config: DQNConfig, device: torch.device) -> ReturnHead | None:
+        if config.critics == "quantile":
+            return QuantileReturns(config.quantiles, device)
+        if config.critics == "mean":
+            return None
+        head = CategoricalReturns(config.atoms, config.v_min, config.v_max, device)
+        self._atoms = head.grid
+        return head
+
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
         """Next actions [1, B] as indices: the best allowed of the online network (double) or of the target network."""
-        # Without double estimation, critic_step reuses these values.
-        self._next_q = self.critics.values(batch.next_obs, target=not self._config.double)
-        next_q = losses.mask_logits(self._next_q[0], batch.next_obs) if self._masked else self._next_q[0]
+        # Without double estimation, critic_step reuses these outputs. Choice, value and step have noise of their own.
+        critics, target = self.critics, not self._config.double
+        critics.draw(self.draw_noise, target=target)
+        self._next_out = critics.outputs(batch.next_obs, target=target)
+        next_q = critics.values_of(self._next_out)[0]
+        next_q = losses.mask_logits(next_q, batch.next_obs) if self._masked else next_q
         return ActorOutputs(next_q.argmax(0, keepdim=True), None, None)
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
-        """Target ``r + discount Q'(s', a')``, squared error or Huber's loss."""
-        next_q = self.critics.values(batch.next_obs, target=True) if self._config.double else self._next_q
-        assert next_q is not None
-        value = next_q[0].gather(0, next_action)[0]
+        """Target ``r + discount Q'(s', a')``, squared error or Huber's loss; or each return in place of Q'."""
+        critics, next_out = self.critics, self._next_out
+        if self._config.double:
+            critics.draw(self.draw_noise, target=True)
+            next_out = critics.outputs(batch.next_obs, target=True)
+        assert next_out is not None
+        value = critics.next_value(next_out, next_action)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
-        self.critics.step(batch.obs, batch.action[:, 0].long(), target, self._loss_gradient)
+        critics.draw(self.draw_noise)
+        critics.step(batch.obs, batch.action[:, 0].long(), target, self._loss_gradient, batch.weight)
 
     def drop_buffers(self) -> None:
         super().drop_buffers()
-        self._next_q = None
+        self._next_out = None
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the Q network's weights, with a dueling head as the equivalent single layer."""
+        """Copies of the Q network's weights, with dueling streams and quantiles as the equivalent single layer.
+
+        The deviations of noisy ones keep their form, and their names begin with ``noise_``.
+        """
         if self.critics.mlp.layers.own is not None:
             return policy_arrays(self.critics.mlp)
         weight, bias = self.critics.policy_head()
         own = {"head_w": weight.t().contiguous(), "head_b": bias}
+        own |= {} if self._atoms is None else {"atoms": self._atoms}
         if isinstance(self.critics, ImageCritics):
-            own |= self.critics.online.trunk()
-        return policy_arrays(self.critics.mlp) | host_copies(own)
+            own |= self.critics.mean.trunk()
+        return policy_arrays(self.critics.mlp) | host_copies(own) | self.critics.noise_arrays()
 
 
 class ImageCritics(ActionValues[ConvParameters]):
@@ -142,8 +192,8 @@ class ImageCritics(ActionValues[ConvParameters]):
         generator: torch.Generator,
         device: torch.device,
         *,
-        duelling: bool = False,
-        max_norm: float | None = None,
+        duelling: bool,
+        **options: Any,
     ) -> None:
         self.image = [frames.stack * frames.channels, frames.height, frames.width]
         conv = conv_layers(cnn, *self.image)
@@ -153,9 +203,9 @@ class ImageCritics(ActionValues[ConvParameters]):
             return ConvParameters(flat, conv, sizes)
 
         super().__init__(
-            features(conv), num_actions, hidden_sizes, lr, generator, parameters, duelling=duelling, max_norm=max_norm
+            features(conv), num_actions, hidden_sizes, lr, generator, parameters, duelling=duelling, **options
         )
-        self._leaves = self.online.leaves()
+        self._leaves = self._online.leaves()
 
     def _q(self, obs: Tensor, networks: ConvParameters, *, record: bool = False) -> Tensor:
         if record:
@@ -165,14 +215,14 @@ class ImageCritics(ActionValues[ConvParameters]):
         else:
             with torch.no_grad():
                 out = networks.forward(obs, networks.tensors())
-        return (out if self._dueling is None else out @ self._dueling.joint.t()).t().unsqueeze(0)
+        return (out if self._dueling is None else self._dueling.join_rows(out)).t().unsqueeze(0)
 
     def _differentiate(self, obs: Tensor, grad_q: Tensor) -> None:
         grad = grad_q[0].t() / len(obs)
         out, self._buffers = self._buffers, None
         leaves = [tensor for pair in self._leaves for tensor in pair]
-        found = torch.autograd.grad(out, leaves, grad if self._dueling is None else grad @ self._dueling.joint)
-        own = [tensor for pair in self.gradient.tensors() for tensor in pair]
+        found = torch.autograd.grad(out, leaves, grad if self._dueling is None else self._dueling.part_rows(grad))
+        own = [tensor for pair in self._gradient.tensors() for tensor in pair]
         for tensor, value in zip(own, found, strict=True):
             tensor.copy_(value)
 

@@ -21,6 +21,8 @@ from spreeze.inference.lazy_torch import Tensor, functional, torch
 
 _LOG_2 = math.log(2.0)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+_PAIRS = 2**17
+"""Pairs of a quantile and a target formed at once on a CPU: they stay in the core's cache from one pass to the next."""
 _FORBIDDEN = -1e9
 """Value or logit of an invalid action: so low that its probability is exactly 0, but finite, so that probability times
 log-probability is 0 and not NaN."""
@@ -97,6 +99,58 @@ def mask_logits(values: Tensor, obs: Tensor, numbers: int = 0) -> Tensor:
 def huber_gradient(error: Tensor, threshold: float = 1.0) -> Tensor:
     """Gradient of Huber's loss (Huber 1964): the error, clamped to within the threshold; any shape."""
     return error.clamp(-threshold, threshold)
+
+
+def truncated(values: Tensor, drop: int) -> Tensor:
+    """The pooled values [B, N] of each row without the ``drop`` highest, in any order: [B, N - drop].
+
+    Equation 10 of arXiv 2005.04269, before reward and discount, which keep the order. Sorting takes ten times as long.
+    """
+    return values.topk(values.shape[1] - drop, 1, largest=False, sorted=False).values
+
+
+def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor, scratch: Tensor | None = None) -> Tensor:
+    """Derivative by each quantile [Q, B] of ``mean_j |level - 1(u_j < 0)| huber(u_j)``, ``u_j = target_j - quantile``.
+
+    The loss is that of arXiv 1710.10044, eq. 10, with a threshold of 1 in the unit of the values: the deviation of
+    returns, unless rewards are raw. ``target`` is [M, B]; ``levels`` [Q] are the probabilities of the quantiles;
+    ``scratch`` (see ``pairs_for``) holds pairs. With c_j for u_j clamped to [-1, 1] the
+    derivative is ``mean_j ((1/2 - level) |c_j| - c_j / 2)``, so that each pair is clamped once. All Q M pairs are
+    formed. Searches in sorted targets with prefix sums need fewer operations, but took 3 to 4 times as long for 2 x 25
+    quantiles on a CPU core.
+    """
+    count, goals = len(quantiles), len(target)
+    scratch = pairs_for(quantiles, goals) if scratch is None else scratch
+    sums, sizes = torch.empty_like(quantiles), torch.empty_like(quantiles)
+    for start in range(0, count, step := scratch.shape[1]):
+        own = slice(start, min(start + step, count))
+        errors = scratch[:, : own.stop - start]
+        torch.sub(target.unsqueeze(1), quantiles[own], out=errors).clamp_(-1.0, 1.0)
+        torch.sum(errors, 0, out=sums[own])
+        torch.sum(errors.abs_(), 0, out=sizes[own])
+    return sizes.mul_(0.5 - levels.unsqueeze(1)).sub_(sums, alpha=0.5).div_(goals)
+
+
+def pairs_for(quantiles: Tensor, goals: int) -> Tensor:
+    """Memory [M, q, B] for pairs of q of the quantiles [Q, B] at once with M = ``goals`` targets; on a GPU q is Q."""
+    count, rows = quantiles.shape
+    at_once = max(1, _PAIRS // (goals * rows)) if quantiles.device.type == "cpu" else count
+    # In equal parts: none is left with a rest that is slower for its size.
+    return quantiles.new_empty(goals, -(-count // -(-count // min(at_once, count))), rows)
+
+
+def projected(prob: Tensor, target: Tensor, low: float, high: float) -> Tensor:
+    """Probabilities [K, B] on K equally spaced returns from ``low`` to ``high``, of returns ``target`` [M, B].
+
+    ``prob`` [M, B] are the probabilities of these, which are shared out between the two neighbours on the grid
+    (arXiv 1707.06887, algorithm 1; here M = K).
+    """
+    atoms = len(prob)
+    place = target.clamp(low, high).sub_(low).mul_((atoms - 1) / (high - low))
+    lower = place.floor().clamp_(max=atoms - 2)
+    share = (place - lower).mul_(prob)
+    index = lower.nan_to_num(0.0).long()
+    return torch.zeros_like(prob).scatter_add_(0, index, prob - share).scatter_add_(0, index + 1, share)
 
 
 def soft_policy_gradient(prob: Tensor, log_prob: Tensor, values: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,9 @@ from spreeze.algorithms.fused_mlp import (
     policy_snapshot,
     row_chunks,
 )
+from spreeze.algorithms.noisy_networks import NoisyNetworks, perceptron_of
 from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.algorithms.value_heads import DuelingHead, ReturnHead
 from spreeze.config.algorithm_settings import ActorCriticConfig, AlgorithmConfig
 from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, torch
@@ -235,6 +237,11 @@ class OffPolicyAlgorithm(Algorithm):
             return {}
         return {"actor_loss": -self.critics.mean_action_value(), "actor_grad_norm": self.actor.adam.gradient_norm}
 
+    def row_errors(self) -> np.ndarray:
+        """Size of the error of each row [B] in the latest update: its priority in replay (reads the device)."""
+        found: np.ndarray = self.critics.row_errors().cpu().numpy()
+        return found
+
     def updates_skipped(self) -> int:
         """Skipped steps of critics or actor, whichever are more."""
         return max(adam.rejected for adam in self._adams)
@@ -315,6 +322,11 @@ class CriticNetworks(TrainedNetworks[F]):
     goal: Tensor | None = None  # [B], of the latest step
     action_value: Tensor | None = None
     """[B], Q-values of the latest fresh actions."""
+
+    def row_errors(self) -> Tensor:
+        """Size of each row's temporal difference [B] in the latest step, the mean over the critics."""
+        assert self.td_error is not None
+        return self.td_error.abs().mean(0)
 
     def mean_action_value(self) -> float:
         """Mean Q of the latest fresh actions, NaN if there are none (reads the device)."""
@@ -465,13 +477,15 @@ class Critics(CriticNetworks[Parameters]):
         q = self._evaluate(next_obs, next_action).q
         return q[0].clone() if self.online.stack == 1 else torch.minimum(*q)
 
-    def step(self, obs_action: Tensor, target: Tensor) -> None:
-        """One gradient step on ``sum over critics of mean (Q - target)^2 / 2``, the target [B]."""
+    def step(self, obs_action: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        """One gradient step on ``sum over critics of mean weight (Q - target)^2 / 2``; target [B], weight [B] (1)."""
         per_row = self._sized(obs_action.shape[0]).per_row
 
         def fill(chunk: Chunk) -> None:
             torch.sub(chunk.all_q, target[chunk.rows], out=chunk.td_error)
             torch.mul(chunk.td_error, per_row, out=chunk.all_grad)
+            if weight is not None:
+                chunk.all_grad.mul_(weight[chunk.rows])
 
         self._take_step(obs_action, target, fill)
 
@@ -499,8 +513,12 @@ def _action_gradients(chunks: list[Chunk]) -> None:
         torch.bmm(chunk.action_weights, chunk.buffers.grads_t[0], out=chunk.action_gradients)
 
 
-class ActionValues(CriticNetworks[N]):
-    """Networks Q(s, .) [K], optionally with dueling streams; subclasses evaluate and differentiate them."""
+class ActionValues(CriticNetworks[Any], Generic[N]):
+    """Networks Q(s, .) [K], optionally with dueling streams; subclasses evaluate and differentiate them.
+
+    With a ``head`` they give Z outputs for each action, with ``noise`` above 0 their weights are drawn
+    (``noisy_networks``).
+    """
 
     def __init__(
         self,
@@ -513,51 +531,118 @@ class ActionValues(CriticNetworks[N]):
         *,
         duelling: bool,
         max_norm: float | None = None,
+        head: ReturnHead | None = None,
+        noise: float = 0.0,
     ) -> None:
-        sizes = (inputs, *hidden_sizes, num_actions)
+        self._head, self._outputs = head, 1 if head is None else head.outputs
+        sizes = (inputs, *hidden_sizes, num_actions * self._outputs)
         if duelling:
-            sizes = (inputs, *hidden_sizes[:-1], 2 * hidden_sizes[-1], 1 + num_actions)
-        super().__init__(lambda: make(sizes), lr, generator, max_norm=max_norm)
-        self.mlp, self._mlp_gradient = _perceptron(self.online), _perceptron(self.gradient)
-        self._dueling = DuelingHead(self.mlp, num_actions) if duelling else None
+            sizes = (inputs, *hidden_sizes[:-1], 2 * hidden_sizes[-1], (1 + num_actions) * self._outputs)
+
+        def made() -> Any:
+            return NoisyNetworks(lambda: make(sizes), noise) if noise else make(sizes)
+
+        super().__init__(made, lr, generator, max_norm=max_norm)
+        self.noisy = isinstance(self.online, NoisyNetworks)
+        self._online, self._target = ((each.drawn if self.noisy else each) for each in (self.online, self.target))
+        self.mean: N = self.online.means if self.noisy else self.online
+        """The networks without noise."""
+        self._gradient: N = self.gradient.means if self.noisy else self.gradient
+        self.mlp = perceptron_of(self.mean)
+        self._dueling = DuelingHead(self.mlp, num_actions, self._outputs) if duelling else None
+        if self._dueling is not None:
+            self._dueling.initialise(self.mlp)
+            if self.noisy:
+                self._dueling.initialise(perceptron_of(self.online.deviations))
         self.target.flat.copy_(self.online.flat)
 
     @abstractmethod
     def _q(self, obs: Tensor, networks: N, *, record: bool = False) -> Tensor:
-        """Values [S, K, B]; ``record`` keeps what ``_differentiate`` needs."""
+        """Outputs [S, K Z, B]; ``record`` keeps what ``_differentiate`` needs."""
 
     @abstractmethod
     def _differentiate(self, obs: Tensor, grad_q: Tensor) -> None:
-        """Fills ``gradient`` from the sum over rows of that by the recorded values; their mean is differentiated."""
+        """Fills ``_gradient`` from the sum over rows of that by the recorded outputs; their mean is differentiated."""
 
     def policy_head(self) -> tuple[Tensor, Tensor]:
-        """Weight [K, H] and bias [K] that give the first network's action values."""
+        """Weight [K, H] and bias [K] that give the first network's action values, or its outputs where K is K Z."""
         weight, bias = self.mlp.head_weight[0], self.mlp.head_bias[0, :, 0]
+        if self._head is not None:
+            return self._folded(self._head, weight), self._folded(self._head, bias.unsqueeze(1))[:, 0]
         return (weight, bias) if self._dueling is None else (self._dueling.joint @ weight, self._dueling.joint @ bias)
 
+    def _folded(self, head: ReturnHead, rows: Tensor) -> Tensor:
+        rows = head.folded(rows.view(-1, self._outputs, rows.shape[1]))
+        return (rows if self._dueling is None else torch.tensordot(self._dueling.joint, rows, 1)).flatten(0, 1)
+
+    def noise_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the deviations of noisy weights, ``noise_w0`` and so on; none without noise."""
+        own = policy_arrays(perceptron_of(self.online.deviations)) if self.noisy else {}
+        return {f"noise_{name}": array for name, array in own.items()}
+
+    def draw(self, fill: Callable[[Tensor], None], *, target: bool = False) -> None:
+        """Draws the weights of noisy networks anew; ``fill`` fills a tensor with standard normal numbers."""
+        if self.noisy:
+            (self.target if target else self.online).draw(fill)
+
+    def outputs(self, obs: Tensor, *, target: bool = False) -> Tensor:
+        """Outputs [S, K Z, B] for all actions at obs [B, ...], in a buffer that the next call may overwrite."""
+        return self._q(obs, self._target if target else self._online)
+
     def values(self, obs: Tensor, *, target: bool = False) -> Tensor:
-        """Returns Q-values [S, K, B] of all actions at obs [B, ...], in a buffer that the next call may overwrite."""
-        return self._q(obs, self.target if target else self.online)
+        """Q-values [S, K, B] of all actions at obs [B, ...], in a buffer that the next call may overwrite."""
+        return self.values_of(self.outputs(obs, target=target))
+
+    def values_of(self, out: Tensor) -> Tensor:
+        """Q-values [S, K, B] of ``outputs``."""
+        return out if self._head is None else self._head.means(self._by_action(out))
+
+    def _by_action(self, out: Tensor) -> Tensor:
+        return out.view(len(out), -1, self._outputs, out.shape[2])
+
+    def next_value(self, out: Tensor, action: Tensor) -> Tensor:
+        """Value [B], or returns [M, B], of actions [1, B] by the first network's ``outputs``."""
+        if self._head is None:
+            return out[0].gather(0, action)[0]
+        index = action.unsqueeze(1).expand(1, self._outputs, -1)
+        return self._head.next_returns(self._by_action(out)[0].gather(0, index)[0])
 
     def step(
-        self, obs: Tensor, action: Tensor, target: Tensor, loss_gradient: Callable[[Tensor], Tensor] | None = None
+        self,
+        obs: Tensor,
+        action: Tensor,
+        target: Tensor,
+        loss_gradient: Callable[[Tensor], Tensor] | None = None,
+        weight: Tensor | None = None,
     ) -> None:
-        """One gradient step on ``sum over networks of mean loss(Q(s, a) - target)``.
+        """One gradient step on ``sum over networks of mean weight loss(Q(s, a) - target)``.
 
-        ``action`` [B] holds indices; ``loss_gradient`` is the derivative of the loss by its error, None of error^2 / 2.
+        ``action`` [B] holds indices; ``loss_gradient`` is the derivative of the loss by its error, None of error^2 / 2;
+        ``weight`` [B] is 1 if None. With a head the loss is its own and the target [M, B].
         """
-        q = self._q(obs, self.online, record=True)
-        index = action.expand(len(q), 1, -1)
-        self.td_error, self.goal = torch.gather(q, 1, index)[:, 0] - target, target
-        derivative = self.td_error if loss_gradient is None else loss_gradient(self.td_error)
-        self._differentiate(obs, torch.zeros_like(q).scatter_(1, index, derivative.unsqueeze(1)))
+        q = self._q(obs, self._online, record=True)
+        if self._head is None:
+            index = action.expand(len(q), 1, -1)
+            self.td_error, self.goal = torch.gather(q, 1, index)[:, 0] - target, target
+            derivative = self.td_error if loss_gradient is None else loss_gradient(self.td_error)
+            derivative = derivative if weight is None else derivative * weight
+            grad_q = torch.zeros_like(q).scatter_(1, index, derivative.unsqueeze(1))
+        else:
+            by_action, index = self._by_action(q), action.expand(1, 1, self._outputs, -1)
+            derivative, error, self.goal = self._head.loss_gradient(by_action.gather(1, index)[0, 0], target)
+            derivative = derivative if weight is None else derivative * weight
+            self.td_error = error.unsqueeze(0)
+            grad_q = torch.zeros_like(by_action).scatter_(1, index, derivative[None, None]).flatten(1, 2)
+        self._differentiate(obs, grad_q)
         if self._dueling is not None:
-            self._mlp_gradient.head_weight.mul_(self._dueling.mask)
+            perceptron_of(self._gradient).head_weight.mul_(self._dueling.mask)
+        if self.noisy:
+            self.online.set_gradient(self.gradient)
         self.adam.step()
 
-
-def _perceptron(networks: Parameters | ConvParameters) -> Parameters:
-    return networks if isinstance(networks, Parameters) else networks.mlp
+    def row_errors(self) -> Tensor:
+        """Sizes of the errors [B] of the latest step; with a head the losses."""
+        return super().row_errors() if self._head is None else self._head.row_losses()
 
 
 class DiscreteCritics(ActionValues[Parameters]):
@@ -573,47 +658,25 @@ class DiscreteCritics(ActionValues[Parameters]):
         generator: torch.Generator,
         device: torch.device,
         *,
-        duelling: bool = False,
         layers: HiddenLayers = RELU,
-        max_norm: float | None = None,
+        duelling: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            obs_dim,
-            num_actions,
-            hidden_sizes,
-            lr,
-            generator,
-            lambda sizes: new_parameters(sizes, stack, device, layers=layers),
-            duelling=duelling,
-            max_norm=max_norm,
-        )
+        def make(sizes: tuple[int, ...]) -> Parameters:
+            return new_parameters(sizes, stack, device, layers=layers)
+
+        super().__init__(obs_dim, num_actions, hidden_sizes, lr, generator, make, duelling=duelling, **options)
 
     def _q(self, obs: Tensor, networks: Parameters, *, record: bool = False) -> Tensor:
         if self._buffers is None or self._buffers.out.shape[2] != len(obs):
             self._buffers = MlpBuffers.allocate(networks, len(obs))
         out = mlp_forward(networks, obs.expand(networks.stack, -1, -1), self._buffers)
-        return out if self._dueling is None else torch.matmul(self._dueling.joint, out)
+        return out if self._dueling is None else self._dueling.join(out)
 
     def _differentiate(self, obs: Tensor, grad_q: Tensor) -> None:
         buffers: MlpBuffers = self._buffers
         if self._dueling is None:
             torch.mul(grad_q, 1.0 / len(obs), out=buffers.grad_out)
         else:
-            torch.matmul(self._dueling.joint.t(), grad_q.mul_(1.0 / len(obs)), out=buffers.grad_out)
-        mlp_backward(self.online, buffers, obs.t().expand(self.online.stack, -1, -1), self.gradient)
-
-
-class DuelingHead:
-    """A dueling head ``Q = V + A - mean A`` as the linear map ``joint`` [K, 1 + K] from its outputs V, A_1 .. A_K."""
-
-    def __init__(self, parameters: Parameters, num_actions: int) -> None:
-        like, half = parameters.flat, parameters.sizes[-2] // 2
-        self.joint = like.new_full((num_actions, 1 + num_actions), -1.0 / num_actions)
-        self.joint[:, 0] = 1.0
-        self.joint[:, 1:].diagonal().add_(1.0)
-        self.mask = torch.zeros_like(parameters.head_weight)
-        self.mask[:, 0, :half] = 1.0
-        self.mask[:, 1:, half:] = 1.0
-        # Each stream reads half of the layer, so its initial range is that for half the fan-in.
-        parameters.head_weight.mul_(self.mask).mul_(math.sqrt(2.0))
-        parameters.head_bias.mul_(math.sqrt(2.0))
+            self._dueling.part(grad_q.mul_(1.0 / len(obs)), buffers.grad_out)
+        mlp_backward(self._online, buffers, obs.t().expand(self._online.stack, -1, -1), self._gradient)

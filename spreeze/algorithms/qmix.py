@@ -121,7 +121,7 @@ class QMIX(OffPolicyAlgorithm):
         self.critics.count_states(batch.obs)
         value = self.critics.target.team_value(batch.next_obs, next_action.t())
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
-        self.critics.step(batch.obs, batch.action, target)
+        self.critics.step(batch.obs, batch.action, target, batch.weight)
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the weights of the agents' network; the mixer only learns."""
@@ -229,13 +229,14 @@ class TeamValues(CriticNetworks[TeamNetworks]):
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {"states": self._states}
 
-    def step(self, obs: Tensor, action: Tensor, target: Tensor) -> None:
-        """One gradient step on ``mean (Q_tot(s, a) - target)^2 / 2``; actions [B, n], target [B]."""
+    def step(self, obs: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        """One gradient step on ``mean weight (Q_tot(s, a) - target)^2 / 2``; actions [B, n], target, weight (1) [B]."""
         with torch.inference_mode(False), torch.enable_grad():
             leaf = self.online.flat.detach().requires_grad_()
             value = self.online.team_value(obs.clone(), action.clone(), leaf)
             error = value.detach() - target.clone()
-            (found,) = torch.autograd.grad(value, leaf, error / len(error))
+            factor = error if weight is None else error * weight.clone()
+            (found,) = torch.autograd.grad(value, leaf, factor / len(error))
         self.td_error, self.goal = error.unsqueeze(0), target
         self.gradient.flat.copy_(found)
         self.adam.step()

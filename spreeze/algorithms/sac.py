@@ -262,7 +262,8 @@ class SAC(_SoftActorCritic):
         assert next_log_prob is not None
         value = self.critics.next_value(batch.next_obs, next_action)
         value.addcmul_(next_log_prob, self._devices.to_critics(self.alpha), value=-1.0)
-        self.critics.step(batch.obs_action, losses.td_target(batch.reward, batch.terminated, batch.discount, value))
+        target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
+        self.critics.step(batch.obs_action, target, batch.weight)
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
         """Gradient of the minimum of the critics."""
@@ -380,7 +381,7 @@ class DiscreteSAC(_SoftActorCritic):
         soft.addcmul_(next_log_prob, self._devices.to_critics(self.alpha), value=-1.0)
         value = soft.mul_(next_action).sum(0)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
-        self.critics.step(batch.obs, batch.action[:, 0].long(), target)
+        self.critics.step(batch.obs, batch.action[:, 0].long(), target, weight=batch.weight)
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
         """Minimum Q-value of each action, the gradient of E_pi Q by its probability."""
@@ -492,7 +493,7 @@ class HybridSAC(SAC):
         soft.addcmul_(next_log_prob[1:], alpha[1], value=-1.0)
         value = soft.mul_(next_action[numbers:]).sum(0).addcmul_(next_log_prob[0], alpha[0], value=-1.0)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
-        self.critics.step(batch.obs_action[:, :-1], batch.action[:, -1].long(), target)
+        self.critics.step(batch.obs_action[:, :-1], batch.action[:, -1].long(), target, weight=batch.weight)
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
         numbers = self._action_dim

@@ -131,7 +131,8 @@ class DDPG(OffPolicyAlgorithm):
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount min Q'(s', a')`` (algorithm 1 of both papers); DDPG has one critic."""
         value = self.critics.next_value(batch.next_obs, next_action)
-        self.critics.step(batch.obs_action, losses.td_target(batch.reward, batch.terminated, batch.discount, value))
+        target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
+        self.critics.step(batch.obs_action, target, batch.weight)
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
         return self.critics.action_gradient(batch.obs, action, least=False)

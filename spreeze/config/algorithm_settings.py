@@ -61,6 +61,20 @@ class AlgorithmConfig(Section):
         high=0.999999,
     )
     explore_average: bool = setting(False, "samplers explore with the averaged policy, too")
+    priority_exponent: float = setting(
+        0.0,
+        "prioritised replay (arXiv 1511.05952): draw transitions in proportion to this power of their latest error, "
+        "0.5 to 0.7 as a rule; 0: uniformly",
+        low=0.0,
+        high=2.0,
+    )
+    importance_exponent: float = setting(
+        0.4,
+        "priority_exponent > 0: initial power of the importance weights, which correct for such draws; it rises "
+        "linearly to 1 at the first stop condition",
+        low=0.0,
+        high=1.0,
+    )
 
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a setting does not fit the task."""
@@ -101,7 +115,31 @@ class ActorCriticConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributionalConfig(ActorCriticConfig):
+class ReturnRange(Section):
+    """The grid of returns of categorical critics."""
+
+    v_min: float = setting(
+        -10.0,
+        "critics = categorical: lowest atom; with normalize_returns in standard deviations of the return",
+        low=-1e9,
+        high=1e9,
+        fixed=True,
+    )
+    v_max: float = setting(
+        10.0, "critics = categorical: highest atom, in the same unit", low=-1e9, high=1e9, fixed=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.v_min >= self.v_max:
+            raise ConfigError(
+                f"v_min = {self.v_min:g} is not below v_max = {self.v_max:g}; set them to the range of "
+                "discounted returns"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributionalConfig(ReturnRange, ActorCriticConfig):
     """Settings of the algorithms with two critics: what these learn of the return."""
 
     critics: str = setting(
@@ -116,16 +154,6 @@ class DistributionalConfig(ActorCriticConfig):
         2, "critics = quantile: highest quantiles per critic to drop from targets", low=0, high=999
     )
     atoms: int = setting(101, "critics = categorical: number of atoms", low=2, high=1001, fixed=True)
-    v_min: float = setting(
-        -10.0,
-        "critics = categorical: lowest atom; with normalize_returns in standard deviations of the return",
-        low=-1e9,
-        high=1e9,
-        fixed=True,
-    )
-    v_max: float = setting(
-        10.0, "critics = categorical: highest atom, in the same unit", low=-1e9, high=1e9, fixed=True
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,11 +161,6 @@ class DistributionalConfig(ActorCriticConfig):
             raise ConfigError(
                 f"drop_quantiles = {self.drop_quantiles}: none of quantiles = {self.quantiles} would be "
                 "left; drop fewer"
-            )
-        if self.v_min >= self.v_max:
-            raise ConfigError(
-                f"v_min = {self.v_min:g} is not below v_max = {self.v_max:g}; set them to the range of "
-                "discounted returns"
             )
 
     def check_task(self, spec: EnvSpec) -> None:

@@ -160,6 +160,19 @@ _FUNCTIONS = {
         static inline void P_mask(float *x, const float *mask, int n) {
             for (int i = 0; i < n; i++) x[i] = mask[i] == 0.0f ? -3.402823466e38f : x[i];
         }""",
+    "expected": """
+        static inline void P_expected(const float *x, int actions, int n, const float *returns, float *y) {
+            for (int k = 0; k < actions; k++, x += n) {
+                float most = x[0], total = 0.0f, sum = 0.0f;
+                for (int i = 1; i < n; i++) most = x[i] > most ? x[i] : most;
+                for (int i = 0; i < n; i++) {
+                    const float share = P_exp(x[i] - most);
+                    total += share;
+                    sum += share * returns[i];
+                }
+                y[k] = sum / total;
+            }
+        }""",
     "best": """
         static inline int32_t P_best(const float *x, int n) {
             int best = 0;
@@ -168,7 +181,7 @@ _FUNCTIONS = {
         }""",
 }
 _NEEDS = {"tanh1": ("exp",), "tanh": ("tanh1",), "silu": ("tanh1",), "gelu": ("tanh1",), "elu": ("exp",),
-          "lstm": ("tanh1",), "gru": ("tanh1",)}  # fmt: skip
+          "lstm": ("tanh1",), "gru": ("tanh1",), "expected": ("exp",)}  # fmt: skip
 
 
 def c_name(stem: str) -> str:
@@ -322,6 +335,11 @@ class _Source:
             f"for (int r = 0; r < {len(columns)}; r++) "
             f"{y}[{numbers} + r] = (float){self._name}_best({x} + {starts}[r], {sizes}[r]);",
         ]
+
+    def _expected(self, returns: np.ndarray) -> None:
+        x, actions = self._x, self._size // len(returns)
+        y = self._new((actions,))
+        self._call("expected", x, actions, len(returns), self._constant(returns), y)
 
     def _gather(self, columns: np.ndarray) -> None:
         x, name = self._x, self._constant(columns, "int32_t")

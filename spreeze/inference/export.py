@@ -88,6 +88,8 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
             found.append(Operation("layer_norm"))
         found += [Operation("add", (_f32(arrays[f"b{index}"]),)), Operation(activation)]
     found.append(Operation("add", (_f32(head_b),)))
+    if "atoms" in arrays:
+        found.append(Operation("expected", (_f32(arrays["atoms"]),)))
     if spec.team is not None and spec.choices is not None and len(set(spec.choices.nvec)) > 1:
         found.append(Operation("add", (_unused(spec.choices),)))
     if meta.get("action_mask"):
@@ -201,6 +203,11 @@ def run(policy: Mapping[str, np.ndarray], obs: np.ndarray, more: Any = ()) -> np
         patches = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], (2, 3))[:, :, ::stride, ::stride]
         return np.moveaxis(np.tensordot(patches, weight, ((1, 4, 5), (1, 2, 3))) + bias, 3, 1)
 
+    def expected(x: np.ndarray, returns: np.ndarray) -> Any:
+        x = x.reshape(len(x), -1, len(returns))
+        shares = np.exp(x - x.max(-1, keepdims=True))
+        return shares @ returns / shares.sum(-1)
+
     kinds: Mapping[str, Callable[..., Any]] = {
         "stack": lambda x, shape: x.reshape(shape).astype(np.float32),
         "conv": conv,
@@ -218,6 +225,7 @@ def run(policy: Mapping[str, np.ndarray], obs: np.ndarray, more: Any = ()) -> np
         "gelu": lambda x: x * (np.tanh(0.7978845608 * (x + 0.044715 * x * x * x)) + 1) / 2,
         "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
         "columns": lambda x, count: x[:, :count],
+        "expected": expected,
         "mask": lambda x, n, at=0: np.hstack((x[:, :at], np.where(obs[:, -n:] == 0, -np.inf, x[:, at:]))),
         "squash": lambda x, n: np.hstack((np.tanh(x[:, :n]), x[:, n:])),
         "choose": lambda x, n, at, unused: np.hstack((x[:, :n], (x[:, at] + unused).argmax(-1).astype(np.float32))),
@@ -325,6 +333,7 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
         "gelu": lambda x: functional.gelu(x, approximate="tanh"),
         "elu": functional.elu,
         "columns": lambda x, count: x[:, :count],
+        "expected": lambda x, returns: x.unflatten(1, (-1, len(returns))).softmax(2) @ returns,
         "gather": lambda x, columns: x[:, torch.tensor(columns)],
         "argmax": lambda x, first: x.argmax(-1) + torch.tensor(first),
         "team": lambda x, shape: x[:, : shape[0] * shape[1]].unflatten(1, shape),
@@ -499,6 +508,12 @@ def _onnx_team(graph: _Graph, shape: np.ndarray) -> None:
     graph.over("Reshape", _i64([-1, *shape]))
 
 
+def _onnx_expected(graph: _Graph, returns: np.ndarray) -> None:
+    graph.over("Reshape", _i64([0, -1, len(returns)]))
+    graph.node("Softmax", axis=2)
+    graph.over("MatMul", returns)
+
+
 def _onnx_argmax(graph: _Graph, first: np.ndarray) -> None:
     graph.node("ArgMax", axis=-1, keepdims=0)
     graph.over("Add", first)
@@ -545,6 +560,7 @@ _ONNX: dict[str, Callable[..., Any]] = {
     "silu": lambda g: g.node("Mul", g.x, g.node("Sigmoid")), "mask": _onnx_mask, "argmax": _onnx_argmax,
     "columns": lambda g, count: g.over("Slice", _i64([0]), count.reshape(1), _i64([1])),
     "layer_norm": _onnx_layer_norm, "team": _onnx_team, "squash": _onnx_squash, "choose": _onnx_choose,
+    "expected": _onnx_expected,
     "gather": lambda g, columns: g.node("Gather", g.x, g.constant(columns), axis=1),
     **{kind: functools.partial(_onnx_cell, kind=kind) for kind in CELLS},
 }  # fmt: skip

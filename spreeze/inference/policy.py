@@ -19,6 +19,7 @@ import numpy as np
 from spreeze.errors import UsageError, WeightsError
 from spreeze.inference.convolution import Trunk
 from spreeze.inference.heads import FORBIDDEN, Arrays, DrawingHead, Head, head_of
+from spreeze.inference.noisy_layers import NoisyLayers
 from spreeze.inference.own_network import OwnNetwork
 from spreeze.inference.recurrence import Cell
 
@@ -89,12 +90,15 @@ class Policy:
         mask_dim: int = 0,
         own: OwnNetwork | None = None,
         cell: Cell | None = None,
+        noise: NoisyLayers | None = None,
+        atoms: np.ndarray | None = None,
     ) -> None:
         """With ``own`` that is the network, and ``layers`` only say how many inputs and outputs it has.
 
-        A ``cell`` lies between the observation and the ``layers``.
+        A ``cell`` lies between the observation and the ``layers``. Where they explore, ``noise`` is added to them. With
+        ``atoms`` [Z] the network gives logits of these returns for each action.
         """
-        self._own, self._cell = own, cell
+        self._own, self._cell, self._noise, self._atoms = own, cell, noise, atoms
         self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
         self._activate, self._layer_norm, self._mask_dim = _ACTIVATE[activation], layer_norm, mask_dim
         self.obs_dim = layers[0][0].shape[0] if cell is None else cell.inputs
@@ -152,10 +156,14 @@ class Policy:
                 raise WeightsError(
                     f"the weights are inconsistent: a layer has {weight.shape[0]} inputs, expected {fan_in}"
                 )
-        if layers[-1][0].shape[1] != head.outputs:
-            raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {head.outputs} are needed")
+        atoms = np.ascontiguousarray(arrays["atoms"], np.float32) if "atoms" in arrays else None
+        outputs = head.outputs * (1 if atoms is None else len(atoms))
+        if layers[-1][0].shape[1] != outputs:
+            raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {outputs} are needed")
         scale = None if isinstance(trunk, TeamRows) else _obs_scale(arrays, inputs)
-        return cls(layers, head, scale, trunk, activation, bool(meta.get("layer_norm")), mask_dim, cell=cell)
+        noise = NoisyLayers(arrays, meta, layers) if "noisy" in meta else None
+        normed = bool(meta.get("layer_norm"))
+        return cls(layers, head, scale, trunk, activation, normed, mask_dim, cell=cell, noise=noise, atoms=atoms)
 
     def act(self, obs: np.ndarray, state: State, rng: np.random.Generator | None = None) -> tuple[np.ndarray, State]:
         """Actions [N, A] float32, a new array, and the state for the next step.
@@ -169,7 +177,7 @@ class Policy:
             raise _shared()
         self._busy = True
         try:
-            out, state = self._forward(obs, state)
+            out, state = self._forward(obs, state, rng)
             return self._head.greedy(out) if rng is None else self._head.explore(out, rng), state
         finally:
             self._busy = False
@@ -252,8 +260,13 @@ class Policy:
             )
         return self._drawing
 
-    def _forward(self, obs: np.ndarray, state: State) -> tuple[np.ndarray, State]:
-        """Raw output [N, K] of the network, in a buffer that the next call overwrites, and the next state."""
+    def _forward(
+        self, obs: np.ndarray, state: State, rng: np.random.Generator | None = None
+    ) -> tuple[np.ndarray, State]:
+        """Output [N, K] of the network, in a buffer that the next call overwrites, and the next state.
+
+        ``rng`` draws the noise of a network that has some; None: without.
+        """
         x = obs if self._trunk is None else self._trunk(obs)
         if len(x) != self._rows:
             self._rows = len(x)
@@ -262,7 +275,9 @@ class Policy:
         if self._cell is not None:
             following = self._cell(x, self._state(state, self._rows))
             x, state = following[:, : self._cell.size], (following,)
-        out = self._run(x, self._buffers)
+        out = self._run(x, self._buffers, rng=rng if self._noise is not None else None)
+        if self._atoms is not None:
+            out = expected_returns(out, self._atoms)
         if self._mask_dim:
             self._apply_mask(obs, out)
         return out, state
@@ -271,8 +286,10 @@ class Policy:
         """Sets the last K outputs [N, K], where the masks of obs [N, O] forbid an action, to minus infinity."""
         out[:, -self._mask_dim :][obs[:, -self._mask_dim :] == 0.0] = FORBIDDEN
 
-    def _run(self, x: np.ndarray, buffers: list[np.ndarray], row_by_row: bool = False) -> np.ndarray:
-        """Passes x [N, I] through all layers, in ``buffers``; returns the last one."""
+    def _run(
+        self, x: np.ndarray, buffers: list[np.ndarray], row_by_row: bool = False, rng: np.random.Generator | None = None
+    ) -> np.ndarray:
+        """Passes x [N, I] through all layers, in ``buffers``; returns the last one. ``rng`` draws their noise."""
         if self._own is not None:
             return self._own(x, buffers[-1], row_by_row=row_by_row)
         last = len(self._layers) - 1
@@ -281,6 +298,10 @@ class Policy:
                 np.matmul(x[:, None], weight, out=buffer[:, None])
             else:
                 np.dot(x, weight, out=buffer)
+            if rng is not None and self._noise is not None:
+                products, bias_noise = self._noise.draw(index, x, rng)
+                buffer += products
+                bias = bias + bias_noise
             if self._layer_norm and index < last:
                 buffer -= buffer.mean(1, keepdims=True)
                 variance = np.square(buffer).mean(1, keepdims=True)
@@ -308,6 +329,15 @@ def _scaled(x: np.ndarray, scale: tuple[np.ndarray, np.ndarray] | None) -> np.nd
     np.maximum(x, _OBS_LOW, out=x)
     np.minimum(x, _OBS_HIGH, out=x)
     return x
+
+
+def expected_returns(out: np.ndarray, atoms: np.ndarray) -> np.ndarray:
+    """Mean returns [N, K] by logits [N, K * Z] of the returns ``atoms`` [Z], by the softmax of each action's."""
+    logits = out.reshape(len(out), -1, len(atoms))
+    shares = np.exp(logits - logits.max(2, keepdims=True))
+    means: np.ndarray = np.dot(shares, atoms)
+    means /= shares.sum(2)
+    return means
 
 
 class TeamRows:

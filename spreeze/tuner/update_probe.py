@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 from spreeze.config.schema import algorithm_section
 from spreeze.machine.processes import end_with_parent, leave_to_supervisor
 from spreeze.machine.utilisation import private_memory_bytes
-from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
+from spreeze.transport.prioritised_replay import open_reader
+from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.transport.shared_memory import readable
 from spreeze.types import RowLayout
 from spreeze.workers.collectors import fill_with_synthetic_rows
@@ -158,7 +159,7 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
             job.algo,
             config,
             ring.spec.layout,
-            ReplayReader(ring),
+            open_reader(ring, config.priority_exponent),
             learner,
             seed=0,
             normalize_obs=job.normalize_obs,

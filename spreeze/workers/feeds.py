@@ -25,14 +25,16 @@ from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.gossip import Gossip, GossipMemory
 from spreeze.transport.mixing import Mixer, MixSpec
+from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.protocols import Arrays
-from spreeze.transport.replay_ring import ReplayReader, ReplayRing
+from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.rollouts import LearnerMemory, Rollouts
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.learner import Feed, Learner, Trainer
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
-from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
+from spreeze.workers.parameter_averages import PeerAverage
+from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import malloc_trim, open_device, resolve_device
 
 _POLL_S = 0.0005
@@ -120,7 +122,7 @@ class ReplayFeed(RestoredFeed):
             job.algo,
             config,
             ring.spec.layout,
-            ReplayReader(ring),
+            open_reader(ring, config.priority_exponent),
             job.learner,
             seed=job.seed,
             normalize_obs=job.normalize_obs,
@@ -131,7 +133,8 @@ class ReplayFeed(RestoredFeed):
         self.ends_by_env_steps = self._exact = context.serial
         self._policies = None if job.policies is None else job.policies.attach()
         self._epoch = 0
-        self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
+        self._limiter = job.limiter
+        self._anneals = config.lr_schedule != "constant" or config.priority_exponent > 0.0
         self.saved_ring = ring if job.save_replay else None
         self._replay = ring
         self._pace = TargetPace(self.trainer.algorithm.target_share, config.gamma, config.n_step)

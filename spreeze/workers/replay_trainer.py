@@ -25,8 +25,7 @@ from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig
 from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
 from spreeze.inference.return_scale import REWARD_CLIP, ReturnMoments, averaged_statistics, set_averaged_statistics
-from spreeze.transport.gossip import Gossip
-from spreeze.transport.mixing import as_float32, as_float64
+from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.protocols import BatchSource
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
@@ -40,6 +39,7 @@ from spreeze.workers.gpu_replay import (
     reason_against,
 )
 from spreeze.workers.on_policy_trainer import sha256_of
+from spreeze.workers.parameter_averages import PolicyAverage
 from spreeze.workers.torch_devices import free_bytes, kernels_of, out_of_memory, release_cached, resolve_device
 
 _REFRESH_S = 0.005
@@ -48,16 +48,12 @@ _LEAST_NEW_ROWS = 256
 """Rows that the normaliser waits for: it adds up so many in the time of a few."""
 _RAW_CLIP = 1e15
 """Bound of rewards that are not scaled: the square of a larger one, summed over weights, is beyond float32."""
-_AVERAGE_EVERY = 8
-"""Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
 _AVERAGE = "policy_average"
 _LEAST_BATCH = 32
 _UNIT_POWERS = {"q_mean": 1, "actor_loss": 1, "critic_loss": 2}
 """Metrics of algorithms in powers of the unit of returns."""
 _PARTS = ("actor_forward", "critic_step", "action_gradient", "actor_step")
 """Parts of an update that ``torch.compile`` fuses; between them stand the optimizers, each one kernel already."""
-_GONE_AFTER = 4
-"""Averagings without news from another learner after which it counts as gone; speeds differ by less."""
 
 
 class ReplayTrainer:
@@ -117,6 +113,10 @@ class ReplayTrainer:
         self._average = PolicyAverage(self.algorithm, config.policy_average) if config.policy_average else None
         self._explore_average = config.explore_average
         self._reader, self._layout, self._gamma = reader, layout, config.gamma
+        self._prioritised = reader if isinstance(reader, PrioritisedReader) else None
+        self._importance_exponent = config.importance_exponent
+        self._weight: torch.Tensor | None = None
+        """[B], importance weights of the batch's rows, with prioritised replay."""
         self._device, self._actor_device, self._device_text = devices.critics, devices.actor, device
         self._rng, self._seed = np.random.default_rng([seed, 7]), seed
         self._frame_shape = None if spec.frames is None else spec.frames.shape
@@ -151,7 +151,7 @@ class ReplayTrainer:
             self._fuse()
 
     def anneal(self, progress: float) -> None:
-        """Sets the learning rates for this share of the run, in whole thousandths: few changes, and repeatable."""
+        """Sets learning rates and importance weights for this share of the run, in whole thousandths: repeatable."""
         thousandths = int(1000.0 * min(max(progress, 0.0), 1.0))
         if thousandths != self._progress:
             self._progress = thousandths
@@ -160,6 +160,9 @@ class ReplayTrainer:
     def _open_gpu_replay(self) -> None:
         if self._frame_shape is not None:
             self.notes.append("image batches are gathered on the host, which assembles the frame stacks")
+            return
+        if self._prioritised is not None:
+            self.notes.append("batches are gathered on the host, without CUDA graphs: it holds the priorities of rows")
             return
         assert isinstance(self._reader, ReplayReader)
         gpu_replay, note = fitted_gpu_replay(
@@ -282,6 +285,8 @@ class ReplayTrainer:
         self._rows, self._rows_np = torch.empty(0), np.empty(0, np.float32)
         self._rows = torch.empty((batch_size, self._layout.width), dtype=torch.float32, pin_memory=pinned)
         self._rows_np = self._rows.numpy()
+        if self._prioritised is not None:
+            self._weight = torch.ones(batch_size, pin_memory=pinned)
         if self._frame_shape is not None:
             shape = (batch_size, self._layout.window, *self._frame_shape)
             self._frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
@@ -353,6 +358,10 @@ class ReplayTrainer:
         for copied in self._copied.values():
             copied.synchronize()  # the copy of the pinned rows may not be done yet
         self.rows_redrawn += self._draw()
+        if self._prioritised is not None and self._weight is not None:
+            exponent = self._importance_exponent
+            exponent += (1.0 - exponent) * self._progress / 1000.0
+            self._weight.numpy()[:] = self._prioritised.importance_weights(exponent)
         self._scale_rewards()
         if self.normalizer is not None:
             for columns in (self._layout.obs, self._layout.next_obs):
@@ -362,6 +371,8 @@ class ReplayTrainer:
         critic_s, actor_s = self.algorithm.update(batch, actor_batch)
         self.critic_s += critic_s
         self.actor_s += actor_s
+        if self._prioritised is not None:
+            self._prioritised.set_errors(self.algorithm.row_errors())
         self._count(1)
         return 1
 
@@ -471,9 +482,11 @@ class ReplayTrainer:
         return TransitionBatch(there[0], None, None, None, None, None, there[1])
 
     def _split(self, rows: torch.Tensor, frames: torch.Tensor | None) -> TransitionBatch:
-        if frames is None:
-            return self._layout.split(rows, self._gamma)
-        return self._layout.split_frames(rows, frames, self._gamma)
+        layout, gamma = self._layout, self._gamma
+        batch = layout.split(rows, gamma) if frames is None else layout.split_frames(rows, frames, gamma)
+        if self._weight is None:
+            return batch
+        return batch._replace(weight=self._weight.to(self._device, non_blocking=True))
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         lag_age = (0.0, 0.0)
@@ -544,6 +557,7 @@ class ReplayTrainer:
             "normalizer": self.normalizer.state() if self.normalizer else None,
             "returns": self.returns.state() if self.returns else None,
             "session": self._session,
+            "largest_error": self._prioritised.largest_error if self._prioritised else None,
             "counted": {"rows": self._rows_counted, "returns": self._returns_counted.tolist()},
         }
         tensors = self.algorithm.state_arrays()
@@ -582,119 +596,9 @@ class ReplayTrainer:
         if state.get("session") == self._session:
             self._rows_counted = [int(rows) for rows in state["counted"]["rows"]]
             self._returns_counted = np.array(state["counted"]["returns"])
+        if self._prioritised is not None:
+            self._prioritised.begin_again(float(state.get("largest_error") or 1.0))
         self._renew_device_normalizer()
-
-
-class PolicyAverage:
-    """An exponential average of a policy's weights over updates (Polyak and Juditsky 1992; Tarvainen and Valpola 2017).
-
-    After u updates it keeps ``min(decay, (1 + u) / (10 + u))`` of itself in an update, so that the first weights are
-    soon forgotten. It takes a step every ``_AVERAGE_EVERY`` updates, or after each launch of several, with the same
-    decay per update; outside of recorded graphs, on the stream that they run on.
-    """
-
-    def __init__(self, algorithm: OffPolicyAlgorithm, decay: float) -> None:
-        self._algorithm, self._decay = algorithm, decay
-        self.weights = algorithm.policy_parameters.clone()
-        self.updates = 0
-        """Updates at the latest step."""
-
-    def advance(self, updates: int) -> None:
-        """Takes a step if one is due."""
-        elapsed = updates - self.updates
-        if elapsed >= _AVERAGE_EVERY:
-            kept = min(self._decay, (1 + updates) / (10 + updates)) ** elapsed
-            self.weights.lerp_(self._algorithm.policy_parameters, 1.0 - kept)
-            self.updates = updates
-
-    def snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
-        """The algorithm's ``policy_snapshot`` with the averaged weights, for any way in which it reads its policy.
-
-        On a GPU the three copies run in the order of the stream, before the next update.
-        """
-        online = self._algorithm.policy_parameters
-        newest = online.clone()
-        online.copy_(self.weights)
-        try:
-            return self._algorithm.policy_snapshot()
-        finally:
-            online.copy_(newest)
-
-    def restore(self, weights: np.ndarray | None, updates: int) -> None:
-        """Continues a stored average; starts again at the present weights where there is none that fits."""
-        online = self._algorithm.policy_parameters
-        fits = weights is not None and weights.shape == tuple(online.shape)
-        self.weights.copy_(torch.from_numpy(np.array(weights)) if fits else online)
-        self.updates = updates
-
-
-class PeerAverage:
-    """The mean of the parameters of learners side by side, as in federated averaging (McMahan et al. 2017).
-
-    Every ``interval`` updates a learner sends its networks, targets and temperature, and the statistics that are the
-    units of what these read and say. It then takes the mean of these and of the newest of each other learner. Moments
-    of the optimizer stay its own. Nobody waits: a learner of which nothing new has come for ``_GONE_AFTER`` of these
-    steps, since it is dead, done or far slower, is left out until it sends again.
-    """
-
-    def __init__(
-        self,
-        algorithm: OffPolicyAlgorithm,
-        gossip: Gossip,
-        interval: int,
-        *,
-        joins: bool = False,
-        statistics: ReplayTrainer | None = None,
-    ) -> None:
-        """``gossip`` is that of all learners, each a neighbour of each. The ``statistics`` are averaged too.
-
-        One that ``joins`` others, which may have learned for long, takes the mean of theirs alone the first time.
-        """
-        self._algorithm, self._gossip, self._joins = algorithm, gossip, joins
-        self._statistics = statistics
-        self._interval, self._due, self._version = interval, -1, 0
-        self._newest: dict[int, tuple[np.ndarray, int]] = {}
-        """Number of another learner -> what it sent last, and the own version at which that was new."""
-        self._others = -1
-
-    def advance(self, updates: int) -> str | None:
-        """Averages if it is due after so many updates; a sentence when the number of others in the mean has changed."""
-        if self._due < 0:
-            self._due = updates + self._interval
-        if updates < self._due:
-            return None
-        self._due = updates + self._interval
-        arrays = self._algorithm.state_arrays()
-        names = [name for name, array in arrays.items() if array.dtype == np.float32 and "adam" not in name]
-        units = np.zeros(0) if self._statistics is None else self._statistics.averaged_statistics()
-        own = [np.concatenate([*(arrays[name].reshape(-1) for name in names), as_float32(units)])]
-        self._version += 1
-        others = self._living()
-        if self._joins and others:
-            self._joins, own = False, []
-        else:
-            self._gossip.send(own[0], self._version)
-        if others:
-            size, every = len(others[0]) - 2 * len(units), [*own, *others]
-            parts = np.split(
-                np.mean([message[:size] for message in every], 0), np.cumsum([arrays[name].size for name in names])[:-1]
-            )
-            means = {name: part.reshape(arrays[name].shape) for name, part in zip(names, parts, strict=True)}
-            self._algorithm.load_state_arrays(arrays | means)
-            if self._statistics is not None and len(units):
-                means_of = np.mean([as_float64(message[size:]) for message in every], 0)
-                self._statistics.set_averaged_statistics(means_of)
-        if len(others) == self._others:
-            return None
-        self._others = len(others)
-        plural = "" if self._others == 1 else "s"
-        return f"update {updates}: averages parameters with {self._others} other learner{plural}"
-
-    def _living(self) -> list[np.ndarray]:
-        """The newest of each other learner that still sends."""
-        for message in self._gossip.receive():
-            self._newest[message.sender] = message.parameters, self._version
-        return [found for found, since in self._newest.values() if self._version - since < _GONE_AFTER]
 
 
 class DeviceNormalizer:

@@ -7,10 +7,12 @@ from harness import HIDDEN_SIZES, TINY, train, train_until, verb
 
 _CART = ("--env", "CartPole-v1")
 _SMALL = (*TINY, "--set", f"dqn.hidden_sizes={HIDDEN_SIZES}")
+_RAINBOW = tuple(part for setting in ("critics=categorical", "noisy=true", "duelling=true", "priority_exponent=0.5")
+                 for part in ("--set", f"dqn.{setting}"))  # fmt: skip
 
 
 def test_an_unnamed_algorithm_is_chosen_learns_is_evaluated_shown_and_resumed(tmp_path):
-    run, code, document = train(tmp_path, *_CART, "--updates", "150", tiny=_SMALL)
+    run, code, document = train(tmp_path, *_CART, *_RAINBOW, "--updates", "150", tiny=_SMALL)
     assert code == 0
     assert (document["algo"], document["updates"], document["restarts"]) == ("dqn", 150, 0)
     assert "algorithm dqn: the default for 2 discrete actions (sac fits too)" in run.stderr
@@ -38,13 +40,14 @@ def test_soft_actor_critic_learns_discrete_actions_under_its_own_name(tmp_path):
     assert document["eval_return_mean"] >= 8.0  # a pole cannot fall sooner
 
 
-@pytest.mark.parametrize("n_step", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_serial_runs_of_one_seed_are_equal_bit_by_bit(tmp_path, n_step):
+@pytest.mark.parametrize("settings", [
+    _RAINBOW, *(pytest.param(("--set", f"dqn.n_step={n_step}"), marks=pytest.mark.slow) for n_step in (1, 3)),
+])  # fmt: skip
+def test_serial_runs_of_one_seed_are_equal_bit_by_bit(tmp_path, settings):
     def sha(name):
         _, code, document = train(
-            tmp_path, *_CART, "--mode", "serial", "--updates", "120", "--set", f"dqn.n_step={n_step}", tiny=_SMALL,
-            name=name,
-        )  # fmt: skip
+            tmp_path, *_CART, *settings, "--mode", "serial", "--updates", "120", tiny=_SMALL, name=name
+        )
         assert code == 0
         return document["parameters_sha256"]
 

@@ -35,7 +35,7 @@ KINDS = {  # one algorithm of each head on each kind of task
     "squashed": ("sac", VECTOR), "deterministic": ("td3", VECTOR), "gaussian": ("ppo", VECTOR),
     "values": ("dqn", DISCRETE), "masked": ("sac", MASKED), "images": ("ppo", IMAGES), "team": ("qmix", TEAM),
     "several": ("a2c", SEVERAL), "bits": ("impact", BITS),
-    "mixed": ("a2c", MIXED), "hybrid": ("sac", HYBRID),
+    "mixed": ("a2c", MIXED), "hybrid": ("sac", HYBRID), "distribution": ("dqn", DISCRETE),
 }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def compared(arrays, meta, spec, folder, row="c", count=1000):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_header_acts_as_the_policy_and_gives_the_compiler_nothing_to_warn_of(kind, tmp_path):
     name, spec = KINDS[kind]
-    arrays, meta = made(name, spec)
+    arrays, meta = made(name, spec, **({"critics": "categorical"} if kind == "distribution" else {}))
     if spec.frames is None:
         arrays = normalised(arrays, spec.obs_dim, spec.mask_dim)
     check, text = compared(arrays, meta, spec, tmp_path, count=20 if spec.frames else 1000)

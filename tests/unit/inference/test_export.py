@@ -119,10 +119,17 @@ def test_every_kind_of_policy_and_every_activation_has_its_operations():
     assert export._CODECS.keys() == {row.name for row in POLICY_FORMATS}
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
-def test_every_algorithm_acts_the_same_in_every_format(name, kind, tmp_path):
+RAINBOW = {"critics": "categorical", "noisy": True, "duelling": True}
+"""DQN whose files hold the mean of each action's distribution, without noise."""
+
+
+@pytest.mark.parametrize(("name", "kind", "settings"), [
+    *((*case, {}) for case in CASES), *(("dqn", kind, RAINBOW) for kind in ("discrete", "masked", "images")),
+    ("dqn", "discrete", RAINBOW | {"critics": "quantile"}),
+])  # fmt: skip
+def test_every_algorithm_acts_the_same_in_every_format(name, kind, settings, tmp_path):
     spec = TASKS[kind]
-    arrays, meta = made(name, spec)
+    arrays, meta = made(name, spec, **settings)
     if spec.frames is None:
         arrays = normalised(arrays, spec.obs_dim, spec.mask_dim)
     count = 20 if spec.frames else 1000

@@ -1,0 +1,154 @@
+"""Heads of networks that give values for each action: dueling streams, and distributions of the return.
+
+A head of distributions gives Z outputs for each action. *Quantile* (QR-DQN; Dabney et al. 2018, arXiv 1710.10044): they
+are quantiles of the return. *Categorical* (C51; Bellemare et al. 2017, arXiv 1707.06887): they are logits of returns on
+a grid. Actions are chosen by the mean. Rewards are in the unit of ``inference.return_scale``, so one grid and one
+threshold of Huber's loss fit tasks of any reward size; a mean far from 0 needs a wider grid.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from spreeze.algorithms import losses
+from spreeze.algorithms.fused_mlp import Parameters
+from spreeze.inference.lazy_torch import Tensor, torch
+
+
+class ReturnHead(Protocol):
+    """Outputs that describe the return of an action by more than its mean: see ``distributional``."""
+
+    outputs: int
+    """Z: outputs for each action."""
+
+    def means(self, out: Tensor) -> Tensor:
+        """Mean returns [..., K, B] of outputs [..., K, Z, B]."""
+
+    def next_returns(self, out: Tensor) -> Tensor:
+        """M returns [M, B] by the outputs [Z, B] of the next actions, in new memory; kept for ``loss_gradient``."""
+
+    def loss_gradient(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Derivative [Z, B] of the loss by outputs [Z, B], mean errors [B] and mean targets [B]; target [M, B]."""
+
+    def row_losses(self) -> Tensor:
+        """The loss [B] of the latest ``loss_gradient``."""
+
+    def folded(self, outputs: Tensor) -> Tensor:
+        """Head rows [k, Z, C] as samplers need them: those of the mean [k, 1, C] where it is linear in the outputs."""
+
+
+class QuantileReturns:
+    """Z quantiles at the middle levels ``(2 k + 1) / (2 Z)``; the loss is eq. 10 of arXiv 1710.10044 over Z."""
+
+    def __init__(self, quantiles: int, device: torch.device) -> None:
+        self.outputs = quantiles
+        self._levels = torch.arange(quantiles, device=device).add(0.5).div_(quantiles)
+        self._latest: tuple[Tensor, Tensor] | None = None
+
+    def means(self, out: Tensor) -> Tensor:
+        return out.mean(-2)
+
+    def next_returns(self, out: Tensor) -> Tensor:
+        return out.clone()
+
+    def loss_gradient(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self._latest, mean = (out, target), target.mean(0)
+        gradient = losses.quantile_huber_gradient(out, target, self._levels).div_(self.outputs)
+        return gradient.add_(_unless_finite(target)), out.mean(0) - mean, mean
+
+    def row_losses(self) -> Tensor:
+        assert self._latest is not None
+        out, target = self._latest
+        error = target - out.unsqueeze(1)  # [Z, M, B]
+        share = (self._levels.view(-1, 1, 1) - (error < 0.0).to(error.dtype)).abs_()
+        size = error.abs_()
+        huber = torch.where(size < 1.0, size.square().mul(0.5), size - 0.5)
+        return huber.mul_(share).mean((0, 1))
+
+    def folded(self, outputs: Tensor) -> Tensor:
+        return outputs.mean(1, keepdim=True)
+
+
+class CategoricalReturns:
+    """Logits of Z returns from ``low`` to ``high``; the loss is the cross-entropy with the projected target."""
+
+    def __init__(self, atoms: int, low: float, high: float, device: torch.device) -> None:
+        self.outputs, self._range = atoms, (low, high)
+        self.grid = torch.linspace(low, high, atoms, device=device)
+        """[Z]"""
+        self._next_prob: Tensor | None = None
+        self._latest: tuple[Tensor, Tensor] | None = None
+
+    def means(self, out: Tensor) -> Tensor:
+        return (out.softmax(-2) * self.grid.unsqueeze(1)).sum(-2)
+
+    def next_returns(self, out: Tensor) -> Tensor:
+        self._next_prob = out.softmax(0)
+        return self.grid.unsqueeze(1).repeat(1, out.shape[1])
+
+    def loss_gradient(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        assert self._next_prob is not None
+        goal, grid = losses.projected(self._next_prob, target, *self._range), self.grid.unsqueeze(1)
+        self._latest, gradient, mean = (out, goal), out.softmax(0).sub_(goal), (goal * grid).sum(0)
+        return gradient.add(_unless_finite(target)), (gradient * grid).sum(0), mean
+
+    def row_losses(self) -> Tensor:
+        """KL divergence from the target, which is 0 where nothing is left to learn: the cross-entropy is not."""
+        assert self._latest is not None
+        out, goal = self._latest
+        return (torch.xlogy(goal, goal) - goal * out.log_softmax(0)).sum(0).clamp_(min=0.0)
+
+    def folded(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+
+def _unless_finite(target: Tensor) -> Tensor:
+    """0 for each row [B], NaN where a target [M, B] is not finite, which clamps would hide from the optimizer."""
+    total = target.sum(0)
+    return total - total
+
+
+class DuelingHead:
+    """A dueling head ``Q = V + A - mean A`` as the linear map ``joint`` [K, 1 + K] from its outputs V, A_1 .. A_K.
+
+    Where an action has Z outputs, so have V and each A, and the map is the same for each of the Z (Hessel et al. 2018,
+    arXiv 1710.02298).
+    """
+
+    def __init__(self, parameters: Parameters, num_actions: int, outputs: int = 1) -> None:
+        like, half, self._outputs = parameters.flat, parameters.sizes[-2] // 2, outputs
+        self.joint = like.new_full((num_actions, 1 + num_actions), -1.0 / num_actions)
+        self.joint[:, 0] = 1.0
+        self.joint[:, 1:].diagonal().add_(1.0)
+        self.mask = torch.zeros_like(parameters.head_weight)
+        self.mask[:, :outputs, :half] = 1.0
+        self.mask[:, outputs:, half:] = 1.0
+
+    def initialise(self, parameters: Parameters) -> None:
+        """Cuts what a stream has from the other, and sets its range: it reads half of the layer."""
+        parameters.head_weight.mul_(self.mask).mul_(math.sqrt(2.0))
+        parameters.head_bias.mul_(math.sqrt(2.0))
+
+    def join(self, out: Tensor) -> Tensor:
+        """Outputs [S, K Z, B] of all actions from those of the streams [S, (1 + K) Z, B]."""
+        rows = out.shape[2]
+        return torch.matmul(self.joint, out.view(len(out), self.joint.shape[1], -1)).view(len(out), -1, rows)
+
+    def join_rows(self, out: Tensor) -> Tensor:
+        """``join`` of outputs row by row: [B, K Z] from [B, (1 + K) Z]."""
+        return self._by_rows(self.joint, out)
+
+    def part_rows(self, grad: Tensor) -> Tensor:
+        """The streams' gradient [B, (1 + K) Z] from that of all actions [B, K Z]."""
+        return self._by_rows(self.joint.t(), grad)
+
+    def _by_rows(self, matrix: Tensor, rows: Tensor) -> Tensor:
+        if self._outputs == 1:
+            return rows @ matrix.t()
+        return torch.matmul(matrix, rows.view(len(rows), -1, self._outputs)).flatten(1)
+
+    def part(self, grad: Tensor, out: Tensor) -> None:
+        """The streams' gradient ``out`` [S, (1 + K) Z, B] from that of all actions [S, K Z, B]."""
+        stack, (actions, streams) = len(grad), self.joint.shape
+        torch.matmul(self.joint.t(), grad.view(stack, actions, -1), out=out.view(stack, streams, -1))

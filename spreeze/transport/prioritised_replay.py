@@ -1,0 +1,99 @@
+"""Prioritised replay: rows are drawn in proportion to a power of their latest error (Schaul et al. 2016, 1511.05952).
+
+Priorities are the learner's alone and lie in its process: writers know nothing of them, and there is no lock. A row is
+known by its number in its shard. At each refresh rows that left the window of draws, because they are about to be
+overwritten or too old, lose their priority, and rows that came get the largest so far, so that each is drawn soon. An
+error that comes back for a row that has left meanwhile is dropped: its place may hold another row.
+
+*A killed writer* costs no priority. Rows that it announced but did not commit have none; its successor writes them
+under the same numbers. *A killed or restarted learner* loses them all: every row in replay, restored rows of
+``--save-replay`` too, begins again with the largest error of its checkpoint. So a resumed run draws other rows than one
+that was not interrupted, until each has been drawn once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spreeze.errors import TransportError
+from spreeze.transport.replay_ring import Drawn, ReplayReader, ReplayRing
+from spreeze.transport.sum_tree import SumTree
+
+_LEAST_ERROR = 1e-6
+"""Added to each error, so that a row without one is still drawn at times."""
+
+
+def open_reader(ring: ReplayRing, priority_exponent: float) -> ReplayReader:
+    """The reader for an algorithm's setting ``priority_exponent``; uniform where it is 0."""
+    return PrioritisedReader(ring, priority_exponent) if priority_exponent else ReplayReader(ring)
+
+
+class PrioritisedReader(ReplayReader):
+    """Draws rows by priority: the total is cut into as many equal parts as there are draws, and each draws from one."""
+
+    def __init__(self, ring: ReplayRing, exponent: float, max_age_rows: int | None = None) -> None:
+        """``exponent`` is alpha of the paper (eq. 1): 0 uniform, 1 in proportion to the errors."""
+        self._exponent = exponent
+        self._tree = SumTree(ring.spec.num_shards * ring.spec.stride_rows)
+        self._known = [(0, 0)] * ring.spec.num_shards
+        """The windows whose rows have priorities."""
+        self.largest_error = 1.0
+        super().__init__(ring, max_age_rows)
+
+    def refresh(self) -> None:
+        """Reads the counters; costs a step for each row that came or left."""
+        super().refresh()
+        if self.windows == self._known:
+            return
+        for shard, ((old_low, old_end), (low, end)) in enumerate(zip(self._known, self.windows, strict=True)):
+            left, came = np.arange(old_low, min(low, old_end)), np.arange(max(old_end, low), end)
+            priorities = np.zeros(len(left) + len(came))
+            priorities[len(left) :] = self._priority(self.largest_error)
+            # Those that came are last, since they may have the places of those that left.
+            self._tree.set(self._shard_start[shard] + np.concatenate((left, came)) % self._capacity, priorities)
+        self._known = self.windows
+
+    def begin_again(self, largest_error: float) -> None:
+        """Gives all rows the priority of ``largest_error``."""
+        self.largest_error, self._known = largest_error, [(0, 0)] * len(self._known)
+        self.refresh()
+
+    def _priority(self, error: np.ndarray | float) -> np.ndarray | float:
+        return (error + _LEAST_ERROR) ** self._exponent
+
+    def _draw(self, rng: np.random.Generator, count: int) -> Drawn:
+        total = self._tree.total
+        if total <= 0.0:
+            raise TransportError(f"no replay row can be drawn: {self.inserted} were inserted")
+        row = self._tree.find((np.arange(count) + rng.random(count)) * (total / count))
+        shard, position = np.divmod(row, self.ring.spec.stride_rows)
+        low = np.array([low for low, _ in self.windows])[shard]
+        return Drawn(shard, low + (position - low) % self._capacity, row)
+
+    def _copy(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None) -> tuple[np.ndarray, int]:
+        """Also takes the priority of rows that have to be drawn again: they are overwritten, or no transition."""
+        bad, overwritten = super()._copy(drawn, rows, frames)
+        self._tree.set(drawn.row[bad], np.zeros(len(bad)))
+        return bad, overwritten
+
+    def importance_weights(self, exponent: float) -> np.ndarray:
+        """Weights [B] float64 of the rows of the latest batch, the largest 1 (section 3.4 of the paper).
+
+        ``(N P(i))^-exponent`` over its maximum is ``(smallest p / p_i)^exponent``. A row that has left meanwhile counts
+        as the most probable one.
+        """
+        assert self._drawn is not None
+        priorities = self._tree[self._drawn.row]
+        priorities[priorities == 0.0] = priorities.max()
+        weights: np.ndarray = (priorities.min() / priorities) ** exponent
+        return weights
+
+    def set_errors(self, errors: np.ndarray) -> None:
+        """Takes the errors [B], each 0 or more, of the rows of the latest batch; one that is not finite counts as 0."""
+        drawn = self._drawn
+        assert drawn is not None
+        assert drawn.shard is not None
+        errors = np.where(np.isfinite(errors), errors, 0.0).astype(np.float64)
+        there = drawn.logical >= np.array([low for low, _ in self._known])[drawn.shard]
+        self._tree.set(drawn.row[there], np.asarray(self._priority(errors[there])))
+        self.largest_error = max(self.largest_error, float(errors.max()))

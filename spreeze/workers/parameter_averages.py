@@ -1,0 +1,138 @@
+"""Averages of parameters: of a policy over its updates, and of learners side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from spreeze.algorithms.off_policy import OffPolicyAlgorithm
+from spreeze.inference.lazy_torch import torch
+from spreeze.transport.gossip import Gossip
+from spreeze.transport.mixing import as_float32, as_float64
+
+_AVERAGE_EVERY = 8
+"""Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
+_GONE_AFTER = 4
+"""Averagings without news from another learner after which it counts as gone; speeds differ by less."""
+
+
+class AveragedStatistics(Protocol):
+    """A learner's running statistics, which are averaged beside its parameters."""
+
+    def averaged_statistics(self) -> np.ndarray: ...
+
+    def set_averaged_statistics(self, values: np.ndarray) -> None: ...
+
+
+class PolicyAverage:
+    """An exponential average of a policy's weights over updates (Polyak and Juditsky 1992; Tarvainen and Valpola 2017).
+
+    After u updates it keeps ``min(decay, (1 + u) / (10 + u))`` of itself in an update, so that the first weights are
+    soon forgotten. It takes a step every ``_AVERAGE_EVERY`` updates, or after each launch of several, with the same
+    decay per update; outside of recorded graphs, on the stream that they run on.
+    """
+
+    def __init__(self, algorithm: OffPolicyAlgorithm, decay: float) -> None:
+        self._algorithm, self._decay = algorithm, decay
+        self.weights = algorithm.policy_parameters.clone()
+        self.updates = 0
+        """Updates at the latest step."""
+
+    def advance(self, updates: int) -> None:
+        """Takes a step if one is due."""
+        elapsed = updates - self.updates
+        if elapsed >= _AVERAGE_EVERY:
+            kept = min(self._decay, (1 + updates) / (10 + updates)) ** elapsed
+            self.weights.lerp_(self._algorithm.policy_parameters, 1.0 - kept)
+            self.updates = updates
+
+    def snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
+        """The algorithm's ``policy_snapshot`` with the averaged weights, for any way in which it reads its policy.
+
+        On a GPU the three copies run in the order of the stream, before the next update.
+        """
+        online = self._algorithm.policy_parameters
+        newest = online.clone()
+        online.copy_(self.weights)
+        try:
+            return self._algorithm.policy_snapshot()
+        finally:
+            online.copy_(newest)
+
+    def restore(self, weights: np.ndarray | None, updates: int) -> None:
+        """Continues a stored average; starts again at the present weights where there is none that fits."""
+        online = self._algorithm.policy_parameters
+        fits = weights is not None and weights.shape == tuple(online.shape)
+        self.weights.copy_(torch.from_numpy(np.array(weights)) if fits else online)
+        self.updates = updates
+
+
+class PeerAverage:
+    """The mean of the parameters of learners side by side, as in federated averaging (McMahan et al. 2017).
+
+    Every ``interval`` updates a learner sends its networks, targets and temperature, and the statistics that are the
+    units of what these read and say. It then takes the mean of these and of the newest of each other learner. Moments
+    of the optimizer stay its own. Nobody waits: a learner of which nothing new has come for ``_GONE_AFTER`` of these
+    steps, since it is dead, done or far slower, is left out until it sends again.
+    """
+
+    def __init__(
+        self,
+        algorithm: OffPolicyAlgorithm,
+        gossip: Gossip,
+        interval: int,
+        *,
+        joins: bool = False,
+        statistics: AveragedStatistics | None = None,
+    ) -> None:
+        """``gossip`` is that of all learners, each a neighbour of each. The ``statistics`` are averaged too.
+
+        One that ``joins`` others, which may have learned for long, takes the mean of theirs alone the first time.
+        """
+        self._algorithm, self._gossip, self._joins = algorithm, gossip, joins
+        self._statistics = statistics
+        self._interval, self._due, self._version = interval, -1, 0
+        self._newest: dict[int, tuple[np.ndarray, int]] = {}
+        """Number of another learner -> what it sent last, and the own version at which that was new."""
+        self._others = -1
+
+    def advance(self, updates: int) -> str | None:
+        """Averages if it is due after so many updates; a sentence when the number of others in the mean has changed."""
+        if self._due < 0:
+            self._due = updates + self._interval
+        if updates < self._due:
+            return None
+        self._due = updates + self._interval
+        arrays = self._algorithm.state_arrays()
+        names = [name for name, array in arrays.items() if array.dtype == np.float32 and "adam" not in name]
+        units = np.zeros(0) if self._statistics is None else self._statistics.averaged_statistics()
+        own = [np.concatenate([*(arrays[name].reshape(-1) for name in names), as_float32(units)])]
+        self._version += 1
+        others = self._living()
+        if self._joins and others:
+            self._joins, own = False, []
+        else:
+            self._gossip.send(own[0], self._version)
+        if others:
+            size, every = len(others[0]) - 2 * len(units), [*own, *others]
+            parts = np.split(
+                np.mean([message[:size] for message in every], 0), np.cumsum([arrays[name].size for name in names])[:-1]
+            )
+            means = {name: part.reshape(arrays[name].shape) for name, part in zip(names, parts, strict=True)}
+            self._algorithm.load_state_arrays(arrays | means)
+            if self._statistics is not None and len(units):
+                means_of = np.mean([as_float64(message[size:]) for message in every], 0)
+                self._statistics.set_averaged_statistics(means_of)
+        if len(others) == self._others:
+            return None
+        self._others = len(others)
+        plural = "" if self._others == 1 else "s"
+        return f"update {updates}: averages parameters with {self._others} other learner{plural}"
+
+    def _living(self) -> list[np.ndarray]:
+        """The newest of each other learner that still sends."""
+        for message in self._gossip.receive():
+            self._newest[message.sender] = message.parameters, self._version
+        return [found for found, since in self._newest.values() if self._version - since < _GONE_AFTER]
