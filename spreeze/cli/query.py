@@ -11,7 +11,7 @@ from typing import Any
 
 from spreeze.cli.arguments import Parser, guarded
 from spreeze.errors import UsageError
-from spreeze.formatting import clean
+from spreeze.formatting import DASH, aligned, clean
 from spreeze.machine.output import emit, say
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader
 from spreeze.run_directory import find_run, read_config, read_run
@@ -48,16 +48,14 @@ def _query(args: argparse.Namespace) -> int:
     if args.json:
         emit({"columns": columns, "rows": rows})
         return 0
-    shown = [[_shown(value) for value in row] for row in (columns, *rows)]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    for row in shown:
-        say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    for line in aligned([[_shown(value) for value in row] for row in (columns, *rows)]):
+        say(line)
     return 0
 
 
 def _shown(value: object) -> str:
     if value is None:
-        return "-"
+        return DASH
     return f"{value:.6g}" if isinstance(value, float) else clean(str(value), 200)
 
 
