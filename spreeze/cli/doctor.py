@@ -388,15 +388,9 @@ def check_gpus(machine: Machine) -> Check:
 def _gpu_text(gpu: GpuFacts) -> str:
     """Name, memory and current load of one GPU."""
     total, free = gpu.memory_bytes, gpu.memory_free_bytes
-    now = GpuSnapshot(
-        index=gpu.index,
-        power_w=gpu.power_w,
-        power_limit_w=gpu.power_limit_w,
-        clock_hz=gpu.clock_hz,
-        clock_max_hz=gpu.clock_max_hz,
-        memory_used_bytes=None if total is None or free is None else total - free,
-        memory_bytes=total,
-    )
+    used = None if total is None or free is None else total - free
+    same = {name: getattr(gpu, name) for name in ("index", "power_w", "power_limit_w", "clock_hz", "clock_max_hz")}
+    now = GpuSnapshot(memory_used_bytes=used, memory_bytes=total, **same)
     return f"{gpu.name}: kernels run {percent(gpu.use)} of the time, {now.figures} in use"
 
 

@@ -147,9 +147,7 @@ def _about(weights: Weights, spec: EnvSpec, name: str) -> dict[str, Any]:
         "spreeze": __version__,
         "run": name,
         "env": spec.env_id,
-        "algo": weights.meta.get("algo"),
-        "updates": weights.meta.get("updates"),
-        "env_steps": weights.meta.get("env_steps"),
+        **{name: weights.meta.get(name) for name in ("algo", "updates", "env_steps")},
         "observation": "; ".join(spec.obs_layout),
     }
 

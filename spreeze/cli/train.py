@@ -538,15 +538,8 @@ def _run(
         except OSError as error:
             say(f"summary.json could not be written: {error}", as_json=args.json)
         state = "failed" if outcome.error else "finished"
-        run_dir.write_state(
-            wall_s=outcome.wall_s,
-            env_steps=outcome.env_steps,
-            updates=outcome.updates,
-            eval_best=outcome.eval_best,
-            eval_final=outcome.eval_final,
-            episodes=outcome.episodes,
-            exit_reason=outcome.stopped_by,
-        )
+        counts = ("wall_s", "env_steps", "updates", "episodes", "eval_best", "eval_final")
+        run_dir.write_state(exit_reason=outcome.stopped_by, **{name: getattr(outcome, name) for name in counts})
     finally:
         if state == "failed" and settings_before is not None and _checkpoint_times(run_dir.path) == checkpoints_before:
             # The settings may be why: with those of the earlier session the run can continue.

@@ -136,12 +136,8 @@ def row(path: Path) -> RunRow:
     return RunRow(
         name=SAMPLE_NAME if path == SAMPLE else path.name,
         state=clean(state_of(path), 20),
-        env_id=_text(run.get("env_id")),
-        algo=_text(run.get("algo")),
-        mode=_text(run.get("mode")),
-        started=_text(run.get("started")),
-        exit_reason=_text(run.get("exit_reason")),
         about=read_about(path),
+        **{name: _text(run.get(name)) for name in ("env_id", "algo", "mode", "started", "exit_reason")},
         **{name: run.get(name) for name in ("seed", "wall_s", "env_steps", "updates", "eval_best", "eval_final")},
     )
 
