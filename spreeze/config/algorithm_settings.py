@@ -18,25 +18,13 @@ from spreeze.types import EnvSpec
 class AlgorithmConfig(Section):
     """Settings of all off-policy algorithms."""
 
-    hidden_sizes: tuple[int, ...] = setting(
-        (256, 256), "units per hidden layer", unit="units", low=1, high=4096, fixed=True
-    )
+    hidden_sizes: tuple[int, ...] = setting((256, 256), "units per layer", unit="units", low=1, high=4096, fixed=True)
     network: str = setting(
-        "",
-        "custom network declared by the --import module, instead of hidden_sizes, activation and layer norm; "
-        "empty: none",
-        fixed=True,
+        "", "network of the --import module, not hidden_sizes, activation and layer norm; empty: none", fixed=True
     )
-    activation: str = setting(
-        "relu",
-        "activation function of all networks; convolutional layers always use relu",
-        choices=ACTIVATIONS,
-        fixed=True,
-    )
+    activation: str = setting("relu", "activation of all networks; convolutions: relu", choices=ACTIVATIONS, fixed=True)
     gamma: float = setting(0.99, "discount factor per env step", low=0.0, high=1.0)
-    tau: float = setting(
-        0.02, "Polyak coefficient: share of the online weights in each target update", low=0.0, high=1.0
-    )
+    tau: float = setting(0.02, "Polyak coefficient: share of online weights in each target update", low=0.0, high=1.0)
     n_step: int = setting(1, "n of n-step returns", unit="env steps", low=1, high=64)
     weight_decay: float = setting(0.0, "decoupled weight decay (AdamW, arXiv 1711.05101)", low=0.0, high=10.0)
     lr_schedule: str = setting(
@@ -45,13 +33,9 @@ class AlgorithmConfig(Section):
         "earlier sessions count",
         choices=("constant", "linear", "cosine"),
     )
-    lr_end: float = setting(
-        0.1, "final learning rate of a schedule, as a share of the initial one; at 0 learning stops", low=0.0, high=1.0
-    )
+    lr_end: float = setting(0.1, "final over initial learning rate of a schedule; 0 stops learning", low=0.0, high=1.0)
     normalize_returns: bool = setting(
-        True,
-        "divide rewards by the running standard deviation of discounted returns (not with clip_rewards)",
-        fixed=True,
+        True, "divide rewards by the running deviation of discounted returns (not with clip_rewards)", fixed=True
     )
     policy_average: float = setting(
         0.0,
@@ -87,12 +71,7 @@ class ActorCriticConfig(AlgorithmConfig):
     actor_lr: float = setting(1e-3, "learning rate of the actor (Adam)", low=0.0, high=1.0)
     critic_lr: float = setting(1e-3, "learning rate of the critics (Adam)", low=0.0, high=1.0)
     actor_hidden_sizes: tuple[int, ...] = setting(
-        (),
-        "units per hidden layer of the actor, which samplers run; empty: hidden_sizes",
-        unit="units",
-        low=1,
-        high=4096,
-        fixed=True,
+        (), "units per layer of the actor, in samplers; empty: hidden_sizes", unit="units", low=1, high=4096, fixed=True
     )
     actor_layer_norm: bool = setting(False, "layer normalisation in the actor (arXiv 1607.06450)", fixed=True)
     critic_layer_norm: bool = setting(False, "layer normalisation in the critics (arXiv 1607.06450)", fixed=True)
@@ -150,9 +129,7 @@ class DistributionalConfig(ReturnRange, ActorCriticConfig):
         fixed=True,
     )
     quantiles: int = setting(25, "critics = quantile: quantiles per critic", low=1, high=1000, fixed=True)
-    drop_quantiles: int = setting(
-        2, "critics = quantile: highest quantiles per critic to drop from targets", low=0, high=999
-    )
+    drop_quantiles: int = setting(2, "critics = quantile: top quantiles per critic to drop in targets", low=0, high=999)
     atoms: int = setting(101, "critics = categorical: number of atoms", low=2, high=1001, fixed=True)
 
     def __post_init__(self) -> None:
@@ -176,21 +153,15 @@ class DistributionalConfig(ReturnRange, ActorCriticConfig):
 class ActionValueConfig(AlgorithmConfig):
     """Settings of the algorithms that take the action of the highest value."""
 
-    hidden_sizes: tuple[int, ...] = setting(
-        (128, 128), "units per hidden layer", unit="units", low=1, high=4096, fixed=True
-    )
+    hidden_sizes: tuple[int, ...] = setting((128, 128), "units per layer", unit="units", low=1, high=4096, fixed=True)
     lr: float = setting(1e-3, "learning rate (Adam)", low=0.0, high=1.0)
     n_step: int = setting(3, "n of n-step returns", unit="env steps", low=1, high=64)
     max_grad_norm: float = setting(10.0, "gradients are clipped to this norm", low=1e-6, high=1e9)
-    target_interval: int = setting(
-        1, "updates between target updates (with tau = 1: copies)", unit="updates", low=1, high=10**9
-    )
+    target_interval: int = setting(1, "updates per target update (tau = 1: a copy)", unit="updates", low=1, high=10**9)
     double: bool = setting(True, "double Q-learning (arXiv 1509.06461)")
     epsilon_start: float = setting(1.0, "initial probability of a random action", low=0.0, high=1.0)
     epsilon_end: float = setting(0.05, "final probability of a random action", low=0.0, high=1.0)
-    epsilon_env_steps: int = setting(
-        20_000, "env steps over which epsilon decays linearly", unit="env steps", low=0, high=10**12
-    )
+    epsilon_env_steps: int = setting(20_000, "env steps of its linear decay", unit="env steps", low=0, high=10**12)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,34 +172,16 @@ class OnPolicyConfig(Section):
     """Least env steps of an environment in a rollout whose interval is not set."""
 
     hidden_sizes: tuple[int, ...] = setting(
-        (64, 64),
-        "units per hidden layer, for policy and value network each",
-        unit="units",
-        low=1,
-        high=4096,
-        fixed=True,
+        (64, 64), "units per hidden layer, of policy and value network each", unit="units", low=1, high=4096, fixed=True
     )
     network: str = setting(
-        "",
-        "custom network declared by the --import module, instead of hidden_sizes, activation and layer norm; "
-        "empty: none",
-        fixed=True,
+        "", "network of the --import module, not hidden_sizes, activation and layer norm; empty: none", fixed=True
     )
     activation: str = setting(
-        "tanh",
-        "activation function of both networks; convolutional layers always use relu",
-        choices=ACTIVATIONS,
-        fixed=True,
+        "tanh", "activation of both networks; convolutions: relu", choices=ACTIVATIONS, fixed=True
     )
-    layer_norm: bool = setting(
-        False, "layer normalisation in both networks (arXiv 1607.06450); not with images", fixed=True
-    )
-    cnn: str = setting(
-        "nature",
-        "convolutional trunk for images, shared by policy and value function; hidden_sizes follow",
-        choices=tuple(CNNS),
-        fixed=True,
-    )
+    layer_norm: bool = setting(False, "layer norm in both networks (arXiv 1607.06450); not with images", fixed=True)
+    cnn: str = setting("nature", "shared trunk for images; hidden_sizes follow", choices=tuple(CNNS), fixed=True)
     recurrent: str = setting(
         "none",
         "memory of the policy: a recurrent cell between observation and hidden_sizes, which policy and value share; "
@@ -262,22 +215,15 @@ class OnPolicyConfig(Section):
         "hosts or gala.mixing = all_reduce",
         choices=("linear", "constant"),
     )
-    lr_end: float = setting(
-        0.1, "final learning rate of a schedule, as a share of the initial one; at 0 learning stops", low=0.0, high=1.0
-    )
+    lr_end: float = setting(0.1, "final over initial learning rate of a schedule; 0 stops learning", low=0.0, high=1.0)
     value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0.0, high=1e3)
     max_grad_norm: float = setting(
-        0.5,
-        "gradients are clipped to this norm, separately for policy and value network (together with images)",
-        low=1e-6,
-        high=1e9,
+        0.5, "gradients are clipped to this norm, each network's apart (with images together)", low=1e-6, high=1e9
     )
     normalize_advantage: bool = setting(True, "normalise advantages per rollout")
     normalize_returns: bool = setting(
-        True,
-        "divide rewards by the running standard deviation of discounted returns (not with clip_rewards)",
-        fixed=True,
+        True, "divide rewards by the running deviation of discounted returns (not with clip_rewards)", fixed=True
     )
     initial_log_std: float = setting(0.0, "initial log standard deviation of actions", low=-20.0, high=2.0)
     policy_average: float = setting(
@@ -323,11 +269,7 @@ class AsyncOnPolicyConfig(OnPolicyConfig):
     """Settings of the algorithms of mode impact: the circular buffer C(N, K) and the correction for lag."""
 
     slots: int = setting(
-        4,
-        "rollouts in the circular buffer, over all samplers (N); at least one per sampler",
-        unit="rollouts",
-        low=1,
-        high=65_536,
+        4, "rollouts in the buffer of all samplers (N); at least one per sampler", unit="rollouts", low=1, high=65_536
     )
     uses: int = setting(1, "maximum uses of a rollout (K)", low=1, high=65_535)
     minibatches: int = setting(
@@ -345,9 +287,7 @@ class AsyncOnPolicyConfig(OnPolicyConfig):
         low=0,
         high=65_535,
     )
-    rho_bar: float = setting(
-        1.0, "V-trace: bound of the importance weight of the temporal difference", low=0.0, high=1e6
-    )
+    rho_bar: float = setting(1.0, "V-trace: bound of the importance weight of a temporal difference", low=0.0, high=1e6)
     c_bar: float = setting(1.0, "V-trace: bound of the importance weights of the trace", low=0.0, high=1e6)
     broadcast_updates: int = setting(
         4, "updates between publications of the weights to samplers (t_frequency)", unit="updates", low=1, high=10**9

@@ -166,7 +166,6 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
 
 
 def _unknown(part: str, name: str, names: list[str]) -> str:
-    """Why there is no such setting, and what there is."""
     if name == "recurrent" and part in ALGORITHMS:
         having = [row.name for row in rows().values() if row.on_policy]
         return f"{part}.recurrent: recurrent replay is not built; use --algo {', '.join(having[:-1])} or {having[-1]}"
@@ -257,11 +256,8 @@ def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
     untuned = [] if tuned else [FLAG_OF[key] for key in marked("tuner") if key in given and FLAG_OF[key] not in unread]
     of_cluster = {"cluster.samplers", "cluster.learners"} & given if config.cluster.address is None else set()
     alone = [FLAG_OF.get(key, key) for key in sorted(of_cluster)]
-    why = (
-        (unread, f"with --algo {config.run.algo} in --mode {config.run.mode}"),
-        (untuned, "without --auto"),
-        (alone, "without --cluster"),
-    )
+    beside = f"with --algo {config.run.algo} in --mode {config.run.mode}"
+    why = ((unread, beside), (untuned, "without --auto"), (alone, "without --cluster"))
     return [f"no effect {reason}: {', '.join(names)}" for names, reason in why if names]
 
 
@@ -271,8 +267,7 @@ def without_effect(settings: Settings) -> list[str]:
     Settings of the run, its task, its end and its hosts are not looked at.
     """
     config = settings.config
-    knobs, others = active_settings(config)
-    read = {*knobs, *others}
+    read = set(active_settings(config))
     # One flag may set fields of several sections; --set sets one of them.
     flags = {FLAG_OF.get(key) for key in read if settings.sources.get(key) == USER}
     return [

@@ -44,8 +44,9 @@ class DataFlow:
     """Learners mix their parameters (``gala.mixing``) and start with equal ones."""
     averages_parameters: bool = False
     """Learners average their parameters every ``learner.average_interval`` updates and start with equal ones."""
-    knobs: tuple[str, ...] = ()
-    """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field."""
+    knobs: tuple[str, ...] | None = None
+    """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field. None: the
+    rows of ``tuner.knobs`` that suit this data flow."""
 
     @property
     def supports_learner_groups(self) -> bool:
@@ -61,6 +62,11 @@ class DataFlow:
     def supports_remote_learners(self) -> bool:
         """Each other host has learners of its own, which join this one's (``--cluster``)."""
         return self.mixes_parameters or self.averages_parameters
+
+    @property
+    def tunable(self) -> bool:
+        """True if the tuner has something to choose: it measures processes that work at once."""
+        return not self.serial if self.knobs is None else bool(self.knobs)
 
     @property
     def balanced(self) -> bool:
@@ -121,63 +127,40 @@ GOSSIP_STAGES = (
     Stage(title="Learners", split="learner", items=("updates_per_s", "learners_spread")),
     Stage(title="Gossip", items=("gossip_radius", "gossip_staleness")),
 )
-REPLAY_KNOBS = (
-    "learner.device",
-    "learner.batch_size",
-    "learner.threads",
-    "learner.precision",
-    "sampling.samplers",
-    "sampling.envs_per_sampler",
-    "replay.capacity",
-    "replay.samples_per_insert_min",
-    "replay.samples_per_insert_max",
-)
-ROLLOUT_KNOBS = ("rollout.samplers", "rollout.envs_per_sampler", "rollout.inference_workers", "rollout.sync_interval")
-GOSSIP_KNOBS = ("run.learners", "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval")
-BUFFER_KNOBS = (
-    "rollout.samplers",
-    "rollout.envs_per_sampler",
-    "rollout.sync_interval",
-    "algorithm.minibatches",
-    "algorithm.slots",
-    "algorithm.uses",
-)
 DECLARED = (
     Mode(
         name="spreeze",
         doc="samplers fill the replay buffer while the learner trains on large batches",
-        replay=DataFlow(stages=REPLAY_STAGES, knobs=REPLAY_KNOBS),
+        replay=DataFlow(stages=REPLAY_STAGES),
     ),
     Mode(
         name="serial",
         module="spreeze.modes.serial",
         doc="the same workers take turns in one process: the same seed gives the same bits",
-        replay=DataFlow(stages=REPLAY_STAGES, serial=True),  # the tuner measures processes that work at once
+        replay=DataFlow(stages=REPLAY_STAGES, serial=True),
         on_policy=DataFlow(stages=ROLLOUT_STAGES, serial=True, lag=0),
     ),
     Mode(
         name="hts",
         doc="samplers collect the next rollout while the learner trains on the last one (HTS-RL)",
-        on_policy=DataFlow(stages=ROLLOUT_STAGES, lag=1, inference_workers=True, knobs=ROLLOUT_KNOBS),
+        on_policy=DataFlow(stages=ROLLOUT_STAGES, lag=1, inference_workers=True),
     ),
     Mode(
         name="impact",
         doc="the learner reuses rollouts from a circular buffer while samplers keep collecting (IMPACT)",
-        on_policy=DataFlow(stages=BUFFER_STAGES, lag=1, asynchronous=True, knobs=BUFFER_KNOBS),
+        on_policy=DataFlow(stages=BUFFER_STAGES, lag=1, asynchronous=True),
     ),
     Mode(
         name="gala",
         doc="learners with their own samplers gossip their parameters around a ring, asynchronously (GALA)",
-        on_policy=DataFlow(stages=GOSSIP_STAGES, lag=0, mixes_parameters=True, knobs=GOSSIP_KNOBS),
+        on_policy=DataFlow(stages=GOSSIP_STAGES, lag=0, mixes_parameters=True),
     ),
     Mode(
         name="tianji",
         doc="groups of samplers, buffer and learner at a fixed ratio of samples per insert; learners average "
         "their parameters (TianJi)",
-        replay=DataFlow(stages=BALANCED_STAGES, averages_parameters=True, knobs=REPLAY_KNOBS),
-        on_policy=DataFlow(
-            stages=ROLLOUT_STAGES, lag=1, averages_parameters=True, inference_workers=True, knobs=ROLLOUT_KNOBS
-        ),
+        replay=DataFlow(stages=BALANCED_STAGES, averages_parameters=True),
+        on_policy=DataFlow(stages=ROLLOUT_STAGES, lag=1, averages_parameters=True, inference_workers=True),
     ),
 )
 """The modes that come with Spreeze, the default first."""
@@ -246,11 +229,8 @@ def recorded(data_flow: DataFlow) -> dict[str, Any]:
 
     Its keys, and ``wiring`` above them, are older than the names in the code; they stay, so that old runs can be read.
     """
-    return {
-        "lag": data_flow.lag,
-        "free_running": data_flow.asynchronous,
-        "stages": [[stage.title, stage.split, list(stage.items)] for stage in data_flow.stages],
-    }
+    stages = [[stage.title, stage.split, list(stage.items)] for stage in data_flow.stages]
+    return {"lag": data_flow.lag, "free_running": data_flow.asynchronous, "stages": stages}
 
 
 def data_flow_of(run: Mapping[str, Any], *, on_policy: bool) -> DataFlow | None:

@@ -71,9 +71,7 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     choice = None
     if {"algo", "mode"} <= (run := values.get("run", {})).keys():
         choice = {name: run.pop(name) for name in ("algo", "mode", "learners") if name in run}
-    return Layer(
-        source=f"profile {path.stem}", values=migrate(values), about=about, of_algorithm=of_algorithm, choice=choice
-    )
+    return Layer(f"profile {path.stem}", migrate(values), about, of_algorithm, choice)
 
 
 def _popped_only(path: Path, values: Values) -> dict[str, Values]:

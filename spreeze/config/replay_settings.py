@@ -21,13 +21,7 @@ class ReplayConfig(Section):
     read = uses_replay
 
     capacity: int = setting(
-        1_000_000,
-        "capacity of the replay buffer",
-        unit="transitions",
-        low=2,
-        high=10**10,
-        flag="--replay-capacity",
-        machine=True,
+        1_000_000, "capacity of replay", unit="transitions", low=2, high=10**10, flag="--replay-capacity", machine=True
     )
     learning_starts: int = setting(
         5_000, "env steps with uniformly random actions before the first update", unit="env steps", low=0, high=10**9
@@ -36,10 +30,7 @@ class ReplayConfig(Section):
         8.0, "samplers wait while fewer transitions than this were drawn per transition inserted", low=0.0, high=1e6
     )
     samples_per_insert_max: float = setting(
-        512.0,
-        "the learner waits while more transitions than this were drawn per transition inserted",
-        low=0.0,
-        high=1e9,
+        512.0, "the learner waits while more transitions than this were drawn per inserted one", low=0.0, high=1e9
     )
     save: bool = setting(False, "save the replay buffer with every checkpoint", flag="--save-replay")
     her: str = setting(

@@ -29,17 +29,14 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def _rollouts(data_flow: DataFlow) -> bool:
-    """True if learners use rollouts."""
     return data_flow.lag is not None
 
 
 def _processes(data_flow: DataFlow) -> bool:
-    """True if workers are processes of their own."""
     return not data_flow.serial
 
 
 def _mixes(data_flow: DataFlow) -> bool:
-    """True if learners mix parameters as in GALA."""
     return data_flow.mixes_parameters
 
 
@@ -74,15 +71,10 @@ class RunConfig(Section):
         shared=True,
         default_text="from profile and algorithm; otherwise spreeze",
     )
-    seed: int = setting(
-        1, "random seed of networks, exploration and environments", low=0, high=2**31 - 1, flag="--seed"
-    )
+    seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1, flag="--seed")
     runs_dir: str = setting("runs", "parent directory of run directories", flag="--runs-dir", command_line_only=True)
     name: str | None = setting(
-        None,
-        "name of the run directory; default: built from time, environment, algorithm and seed",
-        flag="--name",
-        command_line_only=True,
+        None, "run directory's name; default: time, environment, algorithm, seed", flag="--name", command_line_only=True
     )
     learners: int = setting(
         1,
@@ -117,25 +109,16 @@ class EnvConfig(Section):
     )
     import_module: str | None = setting(
         None,
-        "Python module to import first; it may register environments, algorithms and modes (command line only)",
+        "module to import first, with your environments, algorithms, modes",
         flag="--import",
         command_line_only=True,
     )
-    plain: bool = setting(
-        False, "use the pybullet package's own tasks, not the faster equivalents of Spreeze", flag="--plain-env"
-    )
+    plain: bool = setting(False, "use the pybullet package's own tasks, not Spreeze's faster ones", flag="--plain-env")
     args: tuple[str, ...] = setting(
-        (),
-        "key=value arguments of the environment's constructor (command line only)",
-        fixed=True,
-        command_line_only=True,
+        (), "key=value arguments of the environment (command line only)", fixed=True, command_line_only=True
     )
     normalize_obs: bool = setting(
-        False,
-        "normalise observations by their running mean and standard deviation",
-        read=always,
-        fixed=True,
-        shared=True,
+        False, "normalise observations by their running mean and deviation", read=always, fixed=True, shared=True
     )
     image: bool | None = setting(
         None,
@@ -153,15 +136,11 @@ class ImageConfig(Section):
     size: int = setting(84, "height and width of a frame", unit="pixels", low=36, high=512, fixed=True)
     grey: bool = setting(True, "convert frames to greyscale (Atari: always)", fixed=True)
     frame_skip: int = setting(4, "Atari: emulator frames per action", unit="frames", low=1, high=60)
-    sticky_actions: float = setting(
-        0.25, "Atari: probability of repeating the previous action in a frame", low=0.0, high=1.0
-    )
+    sticky_actions: float = setting(0.25, "Atari: probability to repeat the last action in a frame", low=0.0, high=1.0)
     full_actions: bool = setting(False, "Atari: use all 18 actions, not only those of the game")
     episodic_life: bool = setting(False, "Atari: end the episode when a life is lost, except in evaluation")
     clip_rewards: bool = setting(True, "Atari: train on the sign of rewards; reported returns are not clipped")
-    noop_max: int = setting(
-        30, "Atari: maximum number of random no-op frames after a reset", unit="frames", low=0, high=1000
-    )
+    noop_max: int = setting(30, "Atari: most random no-op frames after a reset", unit="frames", low=0, high=1000)
     fire_reset: bool = setting(False, "Atari: press FIRE after a reset, in games that have this action")
     max_episode_frames: int = setting(
         108_000, "Atari: emulator frames after which an episode is truncated", unit="frames", low=100, high=10**9
@@ -183,9 +162,7 @@ class SamplingConfig(Section):
         8, "environments per sampler process", low=1, high=1024, flag="--envs-per-sampler", machine=True, read=_replay
     )
     nan_policy: str = setting(
-        "drop",
-        "what to do with a non-finite observation or reward: drop the transition, or fail",
-        choices=("drop", "fail"),
+        "drop", "at a non-finite observation or reward: drop the transition, or fail", choices=("drop", "fail")
     )
     step_deadline_s: float = setting(
         30.0, "an env step that takes longer counts as hung, and its sampler is restarted", unit="s", low=0.5, high=1e6
@@ -340,22 +317,12 @@ class LearnerConfig(Section):
         machine=True,
         read=_replay,
     )
-    overlap: bool = setting(
-        False,
-        "update the actor with the critics of the previous update, so that two devices work in parallel",
-        read=_replay,
-    )
-    gpu_replay: bool = setting(
-        True, "keep a copy of the replay buffer in the learner's GPU memory, as far as it fits", read=_replay
-    )
+    overlap: bool = setting(False, "update the actor by the last critics: two devices work at once", read=_replay)
+    gpu_replay: bool = setting(True, "keep a copy of replay in the learner's GPU memory, as far as fits", read=_replay)
     updates_per_launch: int = setting(
         1, "updates per CUDA graph, with gpu_replay; 0: no CUDA graphs", unit="updates", low=0, high=64, read=_replay
     )
-    compile: bool = setting(
-        False,
-        "fuse the kernels of an update with torch.compile: takes up to a minute at the start; on a GPU needs Triton",
-        read=_replay,
-    )
+    compile: bool = setting(False, "fuse kernels by torch.compile, in up to a minute; a GPU needs Triton", read=_replay)
     average_interval: int = setting(
         100,
         "mode tianji: updates between averagings of the learners' parameters",
@@ -384,11 +351,7 @@ class ClusterConfig(Section):
         command_line_only=True,
     )
     samplers: int | None = setting(
-        None,
-        "sampler processes on each other host; default: chosen on each host",
-        low=1,
-        high=64,
-        flag="--host-samplers",
+        None, "sampler processes on each other host; default: chosen there", low=1, high=64, flag="--host-samplers"
     )
     learners: int | None = setting(
         None,
@@ -409,9 +372,7 @@ class EvaluationConfig(Section):
     enabled: bool = setting(True, "evaluate the policy during training and at the end", flag="--no-evaluator")
     episodes: int = setting(10, "episodes per evaluation, each from a fresh reset", low=1, high=10_000)
     seed: int = setting(10_000, "base seed of all evaluation episodes", low=0, high=2**31 - 1)
-    cpu_share: float = setting(
-        0.15, "share of one core that the evaluator may use while no core is free", low=0.01, high=1.0
-    )
+    cpu_share: float = setting(0.15, "share of a core for the evaluator while none is free", low=0.01, high=1.0)
     interval_updates: int | None = setting(
         None,
         "mode serial: updates between evaluations, which makes curves independent of the load; default: by "
@@ -432,9 +393,7 @@ class VisualizerConfig(Section):
     frames_per_s: float = setting(8.0, "maximum frame rate of the live picture", unit="1/s", low=0.1, high=60)
     clip_interval_s: float = setting(120.0, "time between video clips", unit="s", low=1, high=1e6)
     clip_length_s: float = setting(10.0, "playing time of a clip", unit="s", low=0.5, high=600)
-    cpu_share: float = setting(
-        0.10, "share of one core that the visualizer may use while no core is free", low=0.01, high=1.0
-    )
+    cpu_share: float = setting(0.10, "share of a core for the visualizer while none is free", low=0.01, high=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,7 +413,7 @@ class TuningConfig(Section):
     )
     cpu_target: float = setting(
         0.75,
-        "objective paper: share of the usable cores up to which samplers are added",
+        "objective paper: share of cores to use",
         low=0.05,
         high=1.0,
         flag="--cpu-target",
@@ -470,16 +429,9 @@ class TuningConfig(Section):
         read=_replay,
         tuner=True,
     )
-    govern: bool = setting(
-        True, "pause samplers as leave_free and give_way require", flag="--no-governor", read=_governed
-    )
+    govern: bool = setting(True, "pause samplers as leave_free and give_way ask", flag="--no-governor", read=_governed)
     leave_free: float = setting(
-        0.0,
-        "share of the usable cores to leave free for other programs",
-        low=0.0,
-        high=0.9,
-        flag="--leave-free",
-        read=_processes,
+        0.0, "share of cores to leave free for other programs", low=0.0, high=0.9, flag="--leave-free", read=_processes
     )
     give_way: bool = setting(
         False,
@@ -496,11 +448,7 @@ class LoggingConfig(Section):
     personal = True
 
     sinks: tuple[str, ...] = setting(
-        (),
-        "also log to these services: any of "
-        f"{', '.join(SINKS)}, separated by commas; each needs the extra of that name",
-        choices=SINKS,
-        flag="--log",
+        (), f"also log to {', '.join(SINKS)}, separated by commas; each needs its extra", choices=SINKS, flag="--log"
     )
     project: str = setting("spreeze", "project (Weights & Biases) or experiment (MLflow)")
 
@@ -511,9 +459,7 @@ class CallbackConfig(Section):
 
     read, personal = unoffered, True
 
-    classes: tuple[str, ...] = setting(
-        (), "MODULE:CLASS of each callback (command line only: --callback)", command_line_only=True
-    )
+    classes: tuple[str, ...] = setting((), "MODULE:CLASS of each callback (--callback)", command_line_only=True)
     deadline_s: float = setting(
         10.0, "longest time that a callback's method may take; then that callback is off", unit="s", low=0.1, high=1e6
     )
@@ -537,11 +483,7 @@ class StopConfig(Section):
         flag="--target-return",
     )
     target_evaluations: int = setting(
-        1,
-        "number of consecutive evaluations whose mean must reach target_return; 0: report only, do not stop",
-        unit="evaluations",
-        low=0,
-        high=10**9,
+        1, "consecutive evaluations to reach target_return; 0: report only", unit="evaluations", low=0, high=10**9
     )
 
     @property
@@ -708,23 +650,18 @@ def _class_of(section: str, config: Config | None) -> type[Section]:
     return own.get(section) or SECTIONS[section]  # type: ignore[return-value]
 
 
-def active_settings(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The settings that make a difference to the chosen mode and algorithm: what the tuner chooses, and the others.
+def active_settings(config: Config) -> tuple[str, ...]:
+    """The settings that make a difference to the chosen mode and algorithm, those of the algorithm first.
 
     Settings that name the run, its task or its end are left out.
     """
     algo, data_flow, sections = config.run.algo, config.data_flow, config.sections()
-    sections = {algo: sections[algo]} | sections
-    read = [
+    return tuple(
         f"{name}.{item.name}"
-        for name, section in sections.items()
+        for name, section in ({algo: sections[algo]} | sections).items()
         for item in dataclasses.fields(section)
         if section.condition_of(item.name)(data_flow)
-    ]
-    named = (knob.replace("algorithm.", f"{algo}.") for knob in data_flow.knobs)
-    keys = {f"{name}.{item.name}" for name, section in sections.items() for item in dataclasses.fields(section)}
-    knobs = tuple(knob for knob in named if knob in keys)
-    return knobs, tuple(key for key in read if key not in knobs)
+    )
 
 
 def algorithm_section(name: str, import_module: str | None = None) -> type[Any]:

@@ -45,21 +45,7 @@ def setting(
     section is ``personal``. No profile may set a ``command_line_only`` one: it names code, a host or a place for files.
     Only the tuner reads a ``tuner`` one.
     """
-    known = {
-        "doc": doc,
-        "unit": unit,
-        "low": low,
-        "high": high,
-        "choices": choices,
-        "flag": flag,
-        "default_text": default_text,
-        "read": read,
-        "fixed": fixed,
-        "machine": machine,
-        "shared": shared,
-        "command_line_only": command_line_only,
-        "tuner": tuner,
-    }
+    known = {name: value for name, value in locals().items() if name != "default"}
     return field(default=default, metadata=known)
 
 
@@ -85,15 +71,9 @@ class Section:
     @classmethod
     def marked(cls, mark: str) -> list[str]:
         """The fields that ``setting(MARK=True)`` marks here or in a section that this one is derived from."""
-        bases = [base for base in cls.__mro__ if dataclasses.is_dataclass(base)]
-        return [
-            item.name
-            for item in dataclasses.fields(cls)
-            if any(
-                item.name in base.__dataclass_fields__ and base.__dataclass_fields__[item.name].metadata.get(mark)
-                for base in bases
-            )
-        ]
+        bases = [base.__dataclass_fields__ for base in cls.__mro__ if dataclasses.is_dataclass(base)]
+        names = [item.name for item in dataclasses.fields(cls)]
+        return [name for name in names if any(name in known and known[name].metadata.get(mark) for known in bases)]
 
     @classmethod
     def condition_of(cls, name: str) -> Condition:

@@ -11,27 +11,11 @@ from typing import Any
 
 from spreeze.errors import ConfigError
 
-_NAMES = {
-    "true": True,
-    "false": False,
-    "null": None,
-    "inf": float("inf"),
-    "Infinity": float("inf"),
-    "nan": float("nan"),
-    "NaN": float("nan"),
-}
+_INF, _NAN = float("inf"), float("nan")
+_NAMES = {"true": True, "false": False, "null": None, "inf": _INF, "Infinity": _INF, "nan": _NAN, "NaN": _NAN}
 """Names of values that are no Python literals."""
-_WORDS = {
-    "true": "True",
-    "yes": "True",
-    "on": "True",
-    "false": "False",
-    "no": "False",
-    "off": "False",
-    "none": "None",
-    "null": "None",
-    "nil": "None",
-}
+_MEANT = {"True": ("true", "yes", "on"), "False": ("false", "no", "off"), "None": ("none", "null", "nil")}
+_WORDS = {word: meant for meant, words in _MEANT.items() for word in words}
 """Words, in small letters, that would be texts and so count as true, and what is probably meant."""
 _BRACKETS = {"[": "a list", "{": "a dictionary", "(": "a tuple", '"': "a text", "'": "a text"}
 

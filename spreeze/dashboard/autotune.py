@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import streamlit as st
 
-from spreeze.config.schema import active_settings
 from spreeze.dashboard import components, control, navigation, start
 from spreeze.dashboard.compare import CONFIG
 from spreeze.dashboard.live_api import COLOURS
@@ -19,6 +18,7 @@ from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number
 from spreeze.metrics.tuning_record import BATCH, SAMPLERS, THREADS, MeasuredRow, TuningView, paper_batch, read
 from spreeze.run_directory import read_config, read_run
+from spreeze.tuner.knobs import tunable_settings
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -163,10 +163,9 @@ def _pins(path: Path, tuning: TuningView) -> None:
             algo=facts.algo or "",
             seed=1 if facts.seed is None else facts.seed,
         )
-        knobs, _ = active_settings(request.config)
         st.markdown("**Overrides**: values that you set here are used by the next start; the tuner chooses the others.")
         columns = st.columns(4)
-        for place, key in enumerate(knobs):
+        for place, key in enumerate(tunable_settings(request.config)):
             with columns[place % len(columns)]:
                 wanted[key] = components.setting_input(
                     request.config,

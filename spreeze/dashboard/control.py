@@ -111,7 +111,7 @@ class Request:
             if not text.partition("=")[0].isidentifier() or "=" not in text:
                 raise ConfigError(f"argument {clean(text, 80)!r}: expected KEY=VALUE, such as push=2.0")
         data_flow = self.config.data_flow
-        if self.auto and not data_flow.knobs:
+        if self.auto and not data_flow.tunable:
             raise ConfigError(f"mode {self.mode} has nothing to tune for {self.algo}: switch off Autotune")
 
     @cached_property

@@ -20,6 +20,7 @@ from spreeze.envs.families import imports_only
 from spreeze.envs.make import default_env_id
 from spreeze.errors import SpreezeError
 from spreeze.run_directory import list_runs
+from spreeze.tuner.knobs import tunable_settings
 from spreeze.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     text = "Random seed of networks, exploration and environments."
     seed = cells[3].number_input("Seed", 0, 2**31 - 1, RunConfig.seed, key="start_seed", help=text, **_KEPT)
     data_flow = mode.data_flow(on_policy=bool(row.on_policy))
-    tunable = bool(data_flow and data_flow.knobs)
+    tunable = data_flow is not None and data_flow.tunable
     auto = cells[4].toggle("Autotune", value=True, key="start_auto", **_KEPT, disabled=not tunable, help=_TUNER_HELP)
     unfit, idle = [name for name in algorithms if name not in fitting], [name for name in known if name not in taking]
     st.caption(_reasons(spec, mode, unfit, idle, row, task_profile(env_id)))
@@ -307,7 +308,8 @@ def _profile(env_id: str) -> str | None:
 def _own_settings(request: control.Request) -> dict[str, Any]:
     """Inputs for settings, which replace the tuner's choice or the default, and for stop conditions."""
     config = request.config
-    knobs, others = active_settings(config)
+    knobs = tunable_settings(config)
+    others = [key for key in active_settings(config) if key not in knobs]
     values: dict[str, Any] = {}
 
     def ask(keys: list[str], **more: Any) -> None:

@@ -9,10 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 
 _TICK_S = 0.25
-_ASLEEP_S = 5.0
-"""A gap as long between two readings was sleep; after SIGCONT, one of two ticks."""
-_IDLE_SHARE = 0.2
-"""Share of a gap: with more CPU time the process was at work, in code that lets no other thread run."""
+_ASLEEP_S = 5.0  # A gap as long between two readings was sleep; after SIGCONT, one of two ticks.
+_IDLE_SHARE = 0.2  # Share of a gap: with more CPU time the process was at work, in code that lets no other thread run.
 
 
 class AwakeClock:

@@ -123,7 +123,6 @@ def _facts(nvml: Any, index: int, handle: Any) -> GpuFacts:
 
 
 def _ask(function: Callable[..., Any] | None, *arguments: Any) -> Any:
-    """The result, or None if the driver does not give one."""
     try:
         return None if function is None else function(*arguments)
     except Exception:  # "not supported" on MIG, WSL and Jetson, "GPU is lost": all mean unknown
@@ -214,19 +213,10 @@ def _live(nvml: Any, handle: Any) -> dict[str, float]:
             GPU_ENERGY: energy_mj and energy_mj / 1000,
         }
     )
-    # Of a GPU that is lost its driver may still know the limits.
-    return (
-        values
-        | _known(
-            {
-                "gpu_memory_bytes": memory and float(memory.total),
-                "gpu_power_limit_w": limit_mw and limit_mw / 1000,
-                "gpu_clock_max_hz": highest_mhz and highest_mhz * 1e6,
-            }
-        )
-        if values
-        else {}
-    )
+    if not values:  # of a GPU that is lost its driver may still know the limits
+        return {}
+    limits = {"gpu_power_limit_w": limit_mw and limit_mw / 1000, "gpu_clock_max_hz": highest_mhz and highest_mhz * 1e6}
+    return values | _known({"gpu_memory_bytes": memory and float(memory.total), **limits})
 
 
 def _known(values: dict[str, Any]) -> dict[str, float]:

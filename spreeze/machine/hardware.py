@@ -273,8 +273,7 @@ def named_devices(text: str, num_gpus: int, gpu_reason: str | None = None) -> tu
 _BFLOAT16_UNIT = "amx_bf16"
 """oneDNN computes float32 matmuls in bfloat16 with these instructions only: with avx512_bf16 it stays in float32."""
 _AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-_ZEN_5 = 0x1A
-"""Family of AMD's first processors whose AVX-512 units are 512 bits wide."""
+_ZEN_5 = 0x1A  # Family of AMD's first processors whose AVX-512 units are 512 bits wide.
 
 
 def has_bfloat16_unit(root: str | Path = "/") -> bool:

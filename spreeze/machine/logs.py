@@ -22,8 +22,7 @@ from spreeze.machine.last_words import words_of
 
 MOST_BYTES = 8 * 2**20
 """Size of a log at most; then its older half is dropped."""
-_IN_MEMORY_BYTES = 2**20
-"""Size up to which moved output stays in memory."""
+_IN_MEMORY_BYTES = 2**20  # Size up to which moved output stays in memory.
 _PIECE_BYTES, _TAIL_BYTES = 2**20, 2**14
 _PAUSE_S, _HURRY_S, _END_S = 0.2, 0.01, 2.0
 

@@ -53,15 +53,12 @@ ENDS_WITH = "SPREEZE_ENDS_WITH"
 """Environment variable with the pid of the caller whose end is a Ctrl-C for a training (``spreeze.api``)."""
 NOTICED, _TICK = 0, 255
 """Bytes for the watcher beside numbers of signals: a second Ctrl-C is dealt with, and the process does something."""
-_DEAF_S = 1.5
-"""After a second Ctrl-C that Python's code never hears of, the watcher ends the process."""
-_TICKS_S = 0.5
-"""Between two looks of the watcher at a process that ticks or was interrupted."""
+_DEAF_S = 1.5  # After a second Ctrl-C that Python's code never hears of, the watcher ends the process.
+_TICKS_S = 0.5  # Between two looks of the watcher at a process that ticks or was interrupted.
 _STOP_ROUNDS = 5
 _SWEEP_S = 0.1
 _SWEEPS = 50
-_CALM = 3
-"""Sweeps in a row that must find nothing: a process that was just being forked may appear late."""
+_CALM = 3  # Sweeps in a row that must find nothing: a process that was just being forked may appear late.
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
@@ -200,23 +197,17 @@ def marked(nonce: str) -> Iterator[Any]:
     """Every other living process that carries the run's mark, as psutil has it."""
     import psutil  # not for all who import this module: a worker takes its name before anything else is loaded
 
-    carries = partial(_has_limit, _limit_of(nonce)) if _marks_by_limit() else partial(_has_variable, nonce)
+    limit = _limit_of(nonce) if _marks_by_limit() else None
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error, OSError):
-            if pid != os.getpid() and carries(pid):
+            if sys.platform == "linux" and limit is not None:
+                carries = resource.prlimit(pid, _RLIMIT_LOCKS)[0] == limit
+            else:
+                carries = psutil.Process(pid).environ().get(MARK) == nonce
+            if pid != os.getpid() and carries:
                 process = psutil.Process(pid)
                 if process.status() != psutil.STATUS_ZOMBIE:
                     yield process
-
-
-def _has_limit(limit: int, pid: int) -> bool:
-    return sys.platform == "linux" and resource.prlimit(pid, _RLIMIT_LOCKS)[0] == limit
-
-
-def _has_variable(nonce: str, pid: int) -> bool:
-    import psutil
-
-    return bool(psutil.Process(pid).environ().get(MARK) == nonce)
 
 
 def end_orphans(nonce: str) -> int:
@@ -379,16 +370,10 @@ class OrphanWatch:
         """Starts the watcher; if no process can be started, the run continues without it."""
         root = str(Path(__file__).resolve().parents[2])
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        code, folder = f"from {__name__} import watch; watch()", [] if self._folder is None else [str(self._folder)]
         with contextlib.suppress(OSError), signals_blocked():
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    f"from {__name__} import watch; watch()",
-                    self._nonce,
-                    str(self._silent_s or 0.0),
-                    *([] if self._folder is None else [str(self._folder)]),
-                ],
+                [sys.executable, "-c", code, self._nonce, str(self._silent_s or 0.0), *folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

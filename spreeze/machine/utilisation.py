@@ -38,18 +38,15 @@ from spreeze.machine.gpu import GPU_ENERGY, GpuMonitor
 from spreeze.machine.hardware import CoreFacts, core_facts
 from spreeze.machine.processes import LOW_PRIORITY, OWN_PREFIX, PAGE
 
-_MIN_INTERVAL_S = 0.02
-"""Processor times come in ticks of 10 ms; a rate over a shorter interval would be noise."""
-_TICKS_PER_S = 100.0
-"""Unit of ``/proc/stat`` (USER_HZ), the same on every supported architecture."""
+_MIN_INTERVAL_S = 0.02  # Processor times come in ticks of 10 ms; a rate over a shorter interval would be noise.
+_TICKS_PER_S = 100.0  # Unit of ``/proc/stat`` (USER_HZ), the same on every supported architecture.
 _BUSY_FIELDS = (0, 1, 2, 5, 6)
 """user, nice, system, irq, softirq: without idle, iowait and the time that a hypervisor took."""
 _WAITING_CORES = 0.25
 """Cores that our threads wait for, in sum, above which an unused quota must be used by other processes."""
 _MOST_LOOKS = 8
 """Other processes are examined again after 1, 2, 4, then every 8 looks: they may not have had their name yet."""
-_PARENT, _GROUP, _NICE = 1, 2, 16
-"""Fields of ``/proc/PID/stat`` after the name."""
+_PARENT, _GROUP, _NICE = 1, 2, 16  # Fields of ``/proc/PID/stat`` after the name.
 _PROC = Path("/proc")
 _POWERCAP = Path("/sys/class/powercap")
 
@@ -192,7 +189,6 @@ def _core_numbers(proc: Path = _PROC) -> list[int]:
 
 
 def _busy_s(core_ids: tuple[int, ...], proc: Path = _PROC) -> float:
-    """Seconds that these cores were busy since boot."""
     wanted = {f"cpu{core}" for core in core_ids}
     lines = [line.split() for line in (proc / "stat").read_text().splitlines()]
     return sum(int(line[1 + index]) for line in lines if line[0] in wanted for index in _BUSY_FIELDS) / _TICKS_PER_S
@@ -284,8 +280,7 @@ class CpuContention:
     """Per worker, what it used and what it waited for; its children and threads included."""
 
 
-_Threads = dict[int, tuple[float, float]]
-"""thread id -> seconds (ran, waited)."""
+_Threads = dict[int, tuple[float, float]]  # thread id -> seconds (ran, waited).
 
 
 class ContentionReader:
@@ -334,12 +329,9 @@ class ContentionReader:
         foreign = busy - ours - sibling - beyond_quota
         if beyond_quota > 0 and sum(wanted.values()) - ours > _WAITING_CORES:
             foreign = max(foreign, usable - ours - sibling)  # other processes share the quota
+        external = min(max(0.0, foreign), usable)
         return CpuContention(
-            usable_cores=usable,
-            external_cpu_cores=min(max(0.0, foreign), usable),
-            sibling_cores=sibling,
-            ran=ran,
-            wanted=wanted,
+            usable_cores=usable, external_cpu_cores=external, sibling_cores=sibling, ran=ran, wanted=wanted
         )
 
     def _busy_s(self) -> float:

@@ -37,8 +37,7 @@ from spreeze.workers.roles import RestartLimit
 
 _LIMIT = RestartLimit(failures=20, window_s=60.0, quarantine_s=None, backoff_s=0.05, max_delay_s=1.0)
 """The others learn on without a learner that fails, so it may fail more often than a learner that is alone."""
-_MOST_LR = 4e-3
-"""Learning rate to which the number of learners may raise one."""
+_MOST_LR = 4e-3  # Learning rate to which the number of learners may raise one.
 
 
 class RolloutData(Data):
@@ -49,9 +48,7 @@ class RolloutData(Data):
         plan, spec = run.plan, run.plan.rollout_spec()
         self.rollouts, self.batch_size = run.open(lambda: Rollouts.create(spec)), plan.batch_size
         self.mailbox = run.open(lambda: InferenceMailbox.create(spec))
-        self.memory = LearnerMemory(
-            policies=run.open(VersionedParameters.create), states=run.open(VersionedParameters.create)
-        )
+        self.memory = LearnerMemory(run.open(VersionedParameters.create), run.open(VersionedParameters.create))
         self.size_bytes = spec.size_bytes
         if plan.earlier.sessions:
             self._restore(run.folder(group))

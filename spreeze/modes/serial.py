@@ -25,8 +25,7 @@ from spreeze.transport.weights import LocalHandle, LocalParameters
 from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, SamplerJob
 from spreeze.workers.roles import RestartLimit
 
-_PUBLISH_S = 1.0
-"""Least time between two publications, since who reads them has to wait for its turn."""
+_PUBLISH_S = 1.0  # Least time between two publications, since who reads them has to wait for its turn.
 _NO_RESTART = RestartLimit(failures=1, window_s=1.0, quarantine_s=None)
 """No worker is started again: its work would not repeat."""
 
@@ -67,15 +66,7 @@ def _learner_changes(plan: RunPlan, job: AnyLearnerJob) -> dict[str, Any]:
     stop, evaluation = job.stop, plan.config.evaluation
     if isinstance(job, LearnerJob) and (stop.env_steps is not None or stop.updates is not None):
         stop = dataclasses.replace(stop, seconds=None)
-    learner = dataclasses.replace(
-        job.learner,
-        gpu_replay=False,
-        updates_per_launch=0,
-        publish_interval_s=max(_PUBLISH_S, job.learner.publish_interval_s),
-    )
-    return {
-        "stop": stop,
-        "learner": learner,
-        "session": float(plan.earlier.sessions),
-        "publish_updates": evaluation.interval_updates if evaluation.enabled else None,
-    }
+    publish_s = max(_PUBLISH_S, job.learner.publish_interval_s)
+    learner = dataclasses.replace(job.learner, gpu_replay=False, updates_per_launch=0, publish_interval_s=publish_s)
+    session, interval = float(plan.earlier.sessions), evaluation.interval_updates if evaluation.enabled else None
+    return {"stop": stop, "learner": learner, "session": session, "publish_updates": interval}

@@ -148,7 +148,9 @@ class Assembly(contextlib.ExitStack):
     @functools.cached_property
     def _sampler_limit_bytes(self) -> int:
         """Memory above which a sampler is restarted: by what is free once the run's own memory is taken."""
-        return memory_limit_bytes(self.plan)
+        asked_bytes = self.plan.config.sampling.memory_limit_bytes
+        least = 0 if asked_bytes else 2 * self.plan.sampler_bytes  # twice what its environments take
+        return max(limit_of_each(asked_bytes, self.plan.samplers), least)
 
     def inference_worker(self, group: int, index: int, job: Job) -> None:
         self._add(Address("inference", group, index), job)
@@ -196,7 +198,7 @@ class Assembly(contextlib.ExitStack):
                 start_deadline_s=start_s,
             )
         if plan.config.visualizer.enabled and not self.in_one_process:
-            visualizer = VisualizerJob(
+            shown = VisualizerJob(
                 run_dir=str(self.run_dir),
                 spec=plan.spec,
                 config=plan.config.visualizer,
@@ -204,19 +206,15 @@ class Assembly(contextlib.ExitStack):
                 seed=plan.config.run.seed,
             )
             self._add(
-                Address("visualizer"),
-                visualizer,
-                memory_limit_bytes=watcher_limit_bytes(plan, 1),
-                start_deadline_s=start_s,
+                Address("visualizer"), shown, memory_limit_bytes=watcher_limit_bytes(plan, 1), start_deadline_s=start_s
             )
         self.status = self.open(lambda: StatusTable.create(self._rows))
 
     def read(self) -> CounterSample:
         """Returns all counters; the final ones once the stop flag is set."""
         now_s, ending = time.monotonic(), bool(self.status.header[words.STOP])
-        return CounterSample(
-            now_s, tuple(data.read(self._posted(group), ending=ending) for group, data in enumerate(self.data))
-        )
+        groups = (data.read(self._posted(group), ending=ending) for group, data in enumerate(self.data))
+        return CounterSample(now_s, tuple(groups))
 
     def _posted(self, group: int) -> GroupSample:
         """The slots of a group's workers, and in group 0 of other hosts."""
@@ -241,10 +239,11 @@ class Assembly(contextlib.ExitStack):
         )
 
 
+Assemble = Callable[[Assembly], None]
+
+
 @contextlib.contextmanager
-def assembled(
-    assemble: Callable[[Assembly], None], plan: RunPlan, run_dir: Path, started_s: float
-) -> Iterator[Assembly]:
+def assembled(assemble: Assemble, plan: RunPlan, run_dir: Path, started_s: float) -> Iterator[Assembly]:
     """The run that a mode's function puts together.
 
     Raises:
@@ -255,15 +254,6 @@ def assembled(
         assemble(run)
         run.complete()
         yield run
-
-
-def memory_limit_bytes(plan: RunPlan) -> int:
-    """Memory above which a sampler is restarted: as asked, else its share of half of the free memory.
-
-    It is twice what its environments take, at least.
-    """
-    asked_bytes = plan.config.sampling.memory_limit_bytes
-    return max(limit_of_each(asked_bytes, plan.samplers), 0 if asked_bytes else 2 * plan.sampler_bytes)
 
 
 def limit_of_each(asked_bytes: int | None, samplers: int) -> int:

@@ -255,12 +255,8 @@ class GovernorLoop:
     ) -> None:
         """Starts with all samplers active; each change is an event (level, text)."""
         tuning = plan.config.tuning
-        self._governor = Governor(
-            plan.samplers,
-            tuning.leave_free,
-            gives_way=tuning.give_way,
-            balanced_groups=plan.learners if plan.config.data_flow.balanced else 0,
-        )
+        groups = plan.learners if plan.config.data_flow.balanced else 0
+        self._governor = Governor(plan.samplers, tuning.leave_free, gives_way=tuning.give_way, balanced_groups=groups)
         self._maximum, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
         self._reader = ContentionReader(role_of) if reader is None else reader

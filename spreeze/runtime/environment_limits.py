@@ -15,10 +15,8 @@ from spreeze.workers.evaluator import envs_at_once
 
 _LEARNER_BYTES, _PROCESS_BYTES = 450_000_000, 80_000_000
 """Memory of a learner, and of a process with an environment without what that takes."""
-_KEPT_SHARE = 0.9
-"""Share of the free memory that a plan may take."""
-_WORTH_A_LOOK = 0.25
-"""Share of the free memory below which environments are small, and nothing is changed for them."""
+_KEPT_SHARE = 0.9  # Share of the free memory that a plan may take.
+_WORTH_A_LOOK = 0.25  # Share of the free memory below which environments are small, and nothing is changed for them.
 _PATIENCE_S = 40.0
 """Longest start of a sampler's environments, one after the other, that is planned for where they are slow to start."""
 _SLOW_START_S = 5.0
@@ -63,15 +61,9 @@ def allowed(
     key = f"{part}.envs_per_sampler"
     wanted = Counts(samplers, getattr(config, part).envs_per_sampler, _room(config, probe), config.visualizer.enabled)
     counts, reasons = wanted, dict[str, str]()
-    fixed = {
-        name
-        for name, is_set in (
-            ("each", settings.sources.get(key) == USER),
-            ("samplers", samplers_are_set),
-            ("pictures", settings.sources.get("visualizer.enabled") == USER),
-        )
-        if is_set
-    }
+    each_is_set, pictures_are = (settings.sources.get(one) == USER for one in (key, "visualizer.enabled"))
+    is_set = {"each": each_is_set, "samplers": samplers_are_set, "pictures": pictures_are}
+    fixed = {name for name, found in is_set.items() if found}
     if probe.start_s > _SLOW_START_S and "each" not in fixed:
         most = max(1, int(_PATIENCE_S // probe.start_s))
         if most < counts.each:
@@ -124,19 +116,15 @@ def _room(config: Config, probe: Probe) -> int:
 
 
 def _further(probe: Probe) -> int:
-    """Memory of one more environment in a process."""
     return probe.memory_bytes if probe.further_env_bytes is None else probe.further_env_bytes
 
 
 @dataclass(frozen=True)
 class _Demand:
-    """Memory that environments take."""
-
     env_id: str
     first_bytes: int
     each_bytes: int
-    other_bytes: int
-    """Memory of the learner and shared memory."""
+    other_bytes: int  # Memory of the learner and shared memory.
 
     @classmethod
     def of(cls, probe: Probe, shared_bytes: int) -> _Demand:
@@ -150,7 +138,6 @@ class _Demand:
         return self.other_bytes + self.envs_bytes(counts) + len(self._processes(counts)) * _PROCESS_BYTES
 
     def _processes(self, counts: Counts) -> list[int]:
-        """Environments of each process that has some."""
         return [counts.each] * counts.samplers + [counts.room] * (counts.room > 0) + [1] * counts.pictures
 
     def lowered(self, counts: Counts, free_bytes: int, fixed: set[str], learners: int) -> Counts:

@@ -12,10 +12,8 @@ from spreeze.machine.awake import AWAKE
 from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.runtime.interrupts import Interrupts
 
-_STOP_S = 6.0
-"""Time for an environment to return after a request to stop [s], equal to that of workers."""
-_GRACE_S = 2.0
-"""Time for its code to end after an error was raised in it [s]."""
+_STOP_S = 6.0  # Time for an environment to return after a request to stop [s], equal to that of workers.
+_GRACE_S = 2.0  # Time for its code to end after an error was raised in it [s].
 RUN = "run"
 """Name of the one process, in metrics and of its log."""
 
@@ -78,11 +76,9 @@ class HangWatch:
             self._seen, self._seen_s, self._poked_s = calls, now_s, None
             return
         silent_s = now_s - self._seen_s
-        deadline_s = self._deadline_s[phase]
-        if silent_s > deadline_s:
-            reason = (
-                f"it has not returned within {deadline_s:g} s in phase {phase.name}{deadline_text(phase, deadline_s)}"
-            )
+        most_s = self._deadline_s[phase]
+        if silent_s > most_s:
+            reason = f"it has not returned within {most_s:g} s in phase {phase.name}{deadline_text(phase, most_s)}"
         elif self._asked_s is not None and now_s - max(self._asked_s, self._seen_s) > _STOP_S:
             reason = f"it has not returned in phase {phase.name} within {_STOP_S:g} s after the request to stop"
         else:

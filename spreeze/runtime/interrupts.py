@@ -20,8 +20,7 @@ from spreeze.machine.processes import ENDING, NOTICED, OrphanWatch, family, go_o
 _STANDARD_FDS = (0, 1, 2)
 _STUCK_S, _LONGEST_S = 1.5, 5.0
 """Time from the second Ctrl-C until this process ends by force: where it does nothing any more, and in any case."""
-_SAME_PLACE_S = 1.0
-"""The main thread does nothing any more if it is in the same place for so long."""
+_SAME_PLACE_S = 1.0  # The main thread does nothing any more if it is in the same place for so long.
 _LAST_WORDS_S = 0.5
 AT_ONCE = 130
 """Exit code after a second Ctrl-C."""

@@ -23,13 +23,13 @@ from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce
 from spreeze.transport.handles import inherited_fds
 from spreeze.transport.shared_memory import readable
+from spreeze.transport.status_table import StatusTable
 from spreeze.workers.jobs import Job
 from spreeze.workers.main import MOST_FDS
 from spreeze.workers.roles import ROLES, Address, RestartLimit, Role
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-_NAME = "SPREEZE_WORKER"
-"""Environment variable with the worker's name, for use in environments."""
+_NAME = "SPREEZE_WORKER"  # Environment variable with the worker's name, for use in environments.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,7 @@ class RunContext:
     """Context of all workers of one run."""
 
     run_dir: Path
-    status_fd: int
-    status_rows: int
+    status: StatusTable
     nonce: str  # marks every process of the run, so that all can be found
     gives_way: bool = False  # whether all workers run at low priority
     logs: LogKeeper | None = None  # None: output goes to the log files themselves
@@ -177,15 +176,15 @@ class Launcher:
                     "job": spec.job.to_json(),
                     "row": spec.row,
                     "gives_way": run_context.gives_way,
-                    "status_fd": run_context.status_fd,
-                    "status_rows": run_context.status_rows,
+                    "status_fd": run_context.status.block.fd,
+                    "status_rows": run_context.status.num_rows,
                     "message_fd": message_write,
                     "lifeline_fd": lifeline_read,
                     "supervisor_pid": os.getpid(),
                     "errors_dir": str(run_context.run_dir / "errors"),
                 }
             )
-            fds = (run_context.status_fd, message_write, lifeline_read, *inherited_fds(spec.job))
+            fds = (run_context.status.block.fd, message_write, lifeline_read, *inherited_fds(spec.job))
             log = begin_log(run_context.run_dir, spec.name, run_context.logs)
             with open_log(log) as output:
                 process = self._begin(argument, spec, run_context, fds, output)

@@ -68,15 +68,12 @@ class LearnerSpread:
         if not self._gossips:
             return found
         numbers = np.full(self._learners, board["number"].min()) if self._lockstep else board["number"]
-        latest = [
-            norms[np.arange(number - NORMS + 1, number + 1) % NORMS]
-            for norms, number in zip(board["norms"], numbers, strict=True)
-        ]
+        both = zip(board["norms"], numbers, strict=True)
+        latest = [norms[np.arange(number - NORMS + 1, number + 1) % NORMS] for norms, number in both]
         if self._lockstep:  # the slots of what came after that number hold other updates
             latest = [norms[NORMS // 2 :] for norms in latest]
-        bound = asynchronous_bound(
-            float(board["largest"].max()), self._gala.topology, self._learners, float(board["staleness"].max())
-        )
+        largest, staleness = float(board["largest"].max()), float(board["staleness"].max())
+        bound = asynchronous_bound(largest, self._gala.topology, self._learners, staleness)
         return found | {
             "gossip_bound_1": self._start + synchronous_bound(np.stack(latest), self._beta),
             "gossip_bound_2": self._start + bound if math.isfinite(bound) else math.nan,

@@ -46,8 +46,7 @@ _LONGEST_CLOSE_S = 60.0
 _SAY_AFTER_S = 2.0
 MOST_ROWS = 1000
 _SHARE_OF_RUN, _MOST_BETWEEN_S = 1e-3, 10.0
-_REST = "More"
-"""Group of the series that no chart of the page has."""
+_REST = "More"  # Group of the series that no chart of the page has.
 
 
 def check_sinks(names: Sequence[str]) -> None:
@@ -96,21 +95,15 @@ class Sink:
         """False once it has ended, in whatever way."""
         self._line, theirs = socket.socketpair()
         self._line.setblocking(False)
+        fd = theirs.fileno()
         with theirs, log_file(run_dir.path, self._log) as output, signals_blocked():
             try:
                 self._process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "spreeze.machine.processes",
-                        f"{OWN_PREFIX}log",
-                        self.module,
-                        str(theirs.fileno()),
-                    ],
+                    [sys.executable, "-m", "spreeze.machine.processes", f"{OWN_PREFIX}log", self.module, str(fd)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(fd,),
                     start_new_session=True,  # without a terminal, nothing can ask for a password there
                     env=child_environment(1, self.mark, self._log),
                 )
@@ -264,11 +257,8 @@ class Loggers:
         self._put(t, step, values={self._tag(name): value for name, value in values.items()})
 
     def evaluation(self, row: EvaluationRow) -> None:
-        fields = {
-            f"Evaluation/{name}": float(value)
-            for name, value in row._asdict().items()
-            if name not in ("t", "env_steps")
-        }
+        found = row._asdict().items()
+        fields = {f"Evaluation/{name}": float(value) for name, value in found if name not in ("t", "env_steps")}
         self._put(row.t, row.env_steps, values=fields)
 
     def event(self, t: float, level: str, source: str, text: str) -> None:

@@ -31,8 +31,7 @@ NICE = 15
 """Niceness, equal to the visualizer's: the imports take seconds of a core."""
 _CLIP_LOOK_S = 5.0
 _MOST_CLIP_BYTES = 20_000_000
-_MOST_EVENTS = 500
-"""Most events of one session, in a sink that rewrites them all at each one."""
+_MOST_EVENTS = 500  # Most events of one session, in a sink that rewrites them all at each one.
 _WANDB_OPEN_S = 20.0
 """Then the run is kept offline; shorter than a run waits at its end for a sink that is not open yet."""
 _WANDB_HOST = "api.wandb.ai"
@@ -102,19 +101,14 @@ class TensorBoardSink:
         self._writer = writer(str(opening.path / "tensorboard"), flush_secs=10)
         if not opening.known:
             summaries: Any = hparams
-            flat = {
-                key: value if isinstance(value, bool | int | float) else clean(value, 200)
-                for key, value in opening.settings.items()
-                if value is not None
-            }
+            known = [(key, value) for key, value in opening.settings.items() if value is not None]
+            flat = {key: value if isinstance(value, bool | int | float) else clean(value, 200) for key, value in known}
             for summary in summaries(flat, {"Return/eval_return": 0.0})[:2]:
                 self._writer.file_writer.add_summary(summary)
         self._writer.add_text("settings", _table(opening.settings))
         self._writer.add_text("facts", _table(opening.facts))
-        tell(
-            known={"folder": "tensorboard"},
-            event=("info", f"view it with tensorboard --logdir {shlex.quote(str(opening.path.parent))}"),
-        )
+        view = f"view it with tensorboard --logdir {shlex.quote(str(opening.path.parent))}"
+        tell(known={"folder": "tensorboard"}, event=("info", view))
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -236,10 +230,8 @@ class MlflowSink:
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
         at_ms = int(1000 * moment.at_s)
-        self._client.log_batch(
-            self._run_id,
-            metrics=[self._entities.Metric(name, value, at_ms, moment.step) for name, value in values.items()],
-        )
+        metrics = [self._entities.Metric(name, value, at_ms, moment.step) for name, value in values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
 
     def event(self, moment: Moment, level: str, text: str) -> None:
         if len(self._events) < _MOST_EVENTS:
@@ -287,17 +279,11 @@ def _has_wandb_key(default_url: str = "") -> bool:
 
 
 def _table(values: Mapping[str, Any]) -> str:
-    return "\n".join(
-        [
-            "| name | value |",
-            "|---|---|",
-            *(f"| {_escaped(key)} | {_escaped(value)} |" for key, value in values.items()),
-        ]
-    )
+    rows = [f"| {_escaped(key)} | {_escaped(value)} |" for key, value in values.items()]
+    return "\n".join(["| name | value |", "|---|---|", *rows])
 
 
 def _escaped(text: object) -> str:
-    """One line without Markdown."""
     return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", clean(text, 500))
 
 

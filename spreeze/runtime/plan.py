@@ -171,10 +171,8 @@ class RunPlan:
                 f"{self.samplers}; use --samplers {learners} or more"
             )
         self._check_hosts()
-        if not (
-            self.config.data_flow.mixes_parameters
-            or (self.config.data_flow.averages_parameters and self.config.on_policy is not None)
-        ):
+        flow, on_policy = self.config.data_flow, self.config.on_policy is not None
+        if not (flow.mixes_parameters or (flow.averages_parameters and on_policy)):
             return
         if self.samplers % learners:
             raise ConfigError(
@@ -183,7 +181,7 @@ class RunPlan:
             )
         asked = "user" in (self.settings.sources.get(key) for key in ("gala.topology", "gala.mixing"))
         alone = learners == 1 and not self.spans_hosts
-        if alone and self.config.data_flow.mixes_parameters and asked and not self.to_tune:
+        if alone and flow.mixes_parameters and asked and not self.to_tune:
             raise ConfigError(
                 f"gala.topology = {self.config.gala.topology}, gala.mixing = {self.config.gala.mixing}: "
                 "a single learner has no neighbours; add --learners 2, or remove them"
@@ -264,26 +262,16 @@ class RunPlan:
         It has the settings of this run, but for those of this machine, of files and of the end.
         """
         config, env = self.config, self.config.env
-        flags = [
-            "--env",
-            env.id,
-            *(("--import", env.import_module) if env.import_module else ()),
-            *(("--plain-env",) if env.plain else ()),
-            *(f"--env-arg={text}" for text in env.args),
-            "--algo",
-            config.run.algo,
-            "--mode",
-            config.run.mode,
-            "--seed",
-            str(config.run.seed),
-            "--learners",
-            "1",
+        run, samplers = config.run, config.cluster.samplers
+        asked = {"--env": env.id, "--import": env.import_module, "--algo": run.algo, "--mode": run.mode}
+        asked |= {"--seed": str(run.seed), "--learners": "1", "--profile": NO_PROFILE}
+        asked |= {"--samplers": None if samplers is None else str(samplers)}
+        flags = [word for flag, value in asked.items() if value for word in (flag, value)]
+        flags += [
             "--no-visualizer",
-            "--profile",
-            NO_PROFILE,
+            *(["--plain-env"] if env.plain else []),
+            *(f"--env-arg={text}" for text in env.args),
         ]
-        if config.cluster.samplers is not None:
-            flags += ["--samplers", str(config.cluster.samplers)]
         for key, source in sorted(self.settings.sources.items()):
             part, name = key.split(".")
             left = part in _OF_THIS_HOST or key in _OF_THIS_MACHINE or key in _WITH_FLAGS
@@ -327,12 +315,8 @@ class RunPlan:
     @property
     def minibatches(self) -> int:
         """Minibatches of a rollout (on-policy)."""
-        algorithm = self.config.on_policy
-        return (
-            1
-            if algorithm is None
-            else algorithm.minibatches_of(self.sync_interval * self.rollout_envs, self.sync_interval)
-        )
+        algorithm, steps = self.config.on_policy, self.sync_interval
+        return 1 if algorithm is None else algorithm.minibatches_of(steps * self.rollout_envs, steps)
 
     @property
     def updates_in_rollout(self) -> int:
@@ -381,11 +365,9 @@ class RunPlan:
             rows = spec.num_slots * spec.sync_interval * spec.num_envs
             # Logits, or means and standard deviations.
             box, choices = self.spec.box, self.spec.choices
-            outputs = (2 * box.dim if box else 0) + (choices.options if choices else 0)
+            out = (2 * box.dim if box else 0) + (choices.options if choices else 0)
             # Action, log-probability, advantage, target and value, float32.
-            row_bytes = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 4 * (
-                spec.action_dim + 4 + outputs
-            )
+            row_bytes = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 4 * (spec.action_dim + 4 + out)
             kept_bytes = rows * row_bytes
             less = f"{self.config.run.algo}.slots or --sync-interval"
             return "circular buffer", spec.size_bytes + kept_bytes, less

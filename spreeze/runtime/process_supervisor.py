@@ -19,7 +19,6 @@ from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.runtime.launcher import FRESH, Launcher, RunContext, Worker, WorkerSpec
 from spreeze.transport import status_table as words
-from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import ROLES, Address, FailurePolicy, RestartLimit, Role
 
 _STOP_S = 6.0  # for a worker to end after it was asked to stop
@@ -65,14 +64,13 @@ class ProcessSupervisor:
     def __init__(
         self,
         run_context: RunContext,
-        status: StatusTable,
         *,
         on_event: Callable[[str, str], None],
         launcher: Launcher = FRESH,
         clock: Callable[[], float] = AWAKE,
         uncounted_crashes: int = 0,
     ) -> None:
-        self._run_context, self._status = run_context, status
+        self._run_context, self._status = run_context, run_context.status
         self.on_event, self._launcher, self._clock = on_event, launcher, clock
         self._uncounted = uncounted_crashes
         self.handles: dict[str, WorkerHandle] = {}

@@ -101,12 +101,8 @@ class Recorder:
         self._plan, self._run_dir, self._view, self._table = plan, run_dir, view, table
         self._store = MetricsWriter(run_dir.path / "metrics.db", table=table)
         balanced = plan.config.data_flow.balanced and plan.config.on_policy is None
-        self.rates = Rates(
-            plan.batch_size,
-            table=table,
-            restores=plan.earlier.sessions > 0,
-            balanced_rows=plan.config.replay.capacity if balanced else None,
-        )
+        rows = plan.config.replay.capacity if balanced else None
+        self.rates = Rates(plan.batch_size, table=table, restores=plan.earlier.sessions > 0, balanced_rows=rows)
         self._utilisation = Utilisation({})
         self._memory_total_bytes = memory_limits().total_bytes
         self._events: deque[str] = deque(maxlen=6)
@@ -119,8 +115,7 @@ class Recorder:
         self._evaluated: tuple[int, Any, Any] = (0, None, None)
         self._curve = _earlier_curve(run_dir.path, plan.policies) if plan.earlier.sessions else []
         self._evaluations_before = len(self._curve)
-        self._inserted_before: int | None = None
-        """Rows of a saved replay."""
+        self._inserted_before: int | None = None  # Rows of a saved replay.
         self._target_reached = False
         self._scores: dict[int, float] = {}
         self.reported: defaultdict[int, dict[str, Any]] = defaultdict(dict)
@@ -133,8 +128,7 @@ class Recorder:
         self.started_s = time.monotonic()
         self._held_s, self._slept_before_s = 0.0, AWAKE.slept_s
         self._slept_told_s = 0.0
-        self._starting_s = 0.0
-        """Time until the first env step, where environments are slow to start: no training time."""
+        self._starting_s = 0.0  # Time until the first env step, where environments are slow to start: no training time.
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
         self._unevaluated, self._told_unevaluated = False, 0
@@ -156,9 +150,8 @@ class Recorder:
 
     def goes_on_from(self, env_steps: int) -> None:
         """The env steps of earlier sessions that count, where a part of them is collected again."""
-        self._plan = dataclasses.replace(
-            self._plan, earlier=dataclasses.replace(self._plan.earlier, env_steps=env_steps)
-        )
+        earlier = dataclasses.replace(self._plan.earlier, env_steps=env_steps)
+        self._plan = dataclasses.replace(self._plan, earlier=earlier)
 
     @property
     def paused_s(self) -> float:
@@ -227,7 +220,6 @@ class Recorder:
         self.event("info", f"resumed after a pause of {self._held_s - before_s:.1f} s")
 
     def _tell_sleep(self) -> None:
-        """Reports that the run did not continue for a while."""
         if (slept_s := self._slept_s - self._slept_told_s) >= _SLEEP_TOLD_S:
             self._slept_told_s = self._slept_s
             self.event("info", f"resumed after {slept_s:.0f} s of suspension, which do not count as training time")
@@ -421,11 +413,8 @@ class Recorder:
             self.outcome.energy_per_million_steps_kj = metrics.get("energy_per_million_steps_kj")
         if (lag := metrics.get("policy_lag")) is not None:
             self._lag_sum, self._lag_count = self._lag_sum + lag, self._lag_count + 1
-        scores = {
-            name: value
-            for name, value in self._metrics.items()
-            if name.startswith("eval_return/") or name == "eval_success_rate"
-        }
+        kept = ("eval_return/", "eval_success_rate")
+        scores = {name: value for name, value in self._metrics.items() if name.startswith(kept)}
         self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return"), **scores}
         snapshot = self.snapshot(state)
         self.outcome.bottleneck = snapshot.bottleneck
@@ -546,12 +535,10 @@ class Recorder:
             (text for level, text in reversed(self._store.reports()) if level == "warning"),
             self.outcome.metrics_trouble,
         )
-        self.outcome.metrics_rows_lost = self._store.rows_dropped
-        if self._store.rows_dropped:
-            self._view.note(
-                f"warning: {self._store.rows_dropped:,} rows of metrics were lost in this session: "
-                f"{self.outcome.metrics_trouble}"
-            )
+        self.outcome.metrics_rows_lost = lost = self._store.rows_dropped
+        if lost:
+            trouble = self.outcome.metrics_trouble
+            self._view.note(f"warning: {lost:,} rows of metrics were lost in this session: {trouble}")
 
 
 def _earlier_curve(run_dir: Path, learners: int) -> list[EvaluationRow]:
@@ -569,14 +556,12 @@ def _earlier_curve(run_dir: Path, learners: int) -> list[EvaluationRow]:
     return curve
 
 
-def _progress(
-    plan: RunPlan, metrics: Mapping[str, float | None], session_s: float
-) -> tuple[float | None, float | None]:
+def _progress(plan: RunPlan, metrics: Mapping[str, float | None], spent_s: float) -> tuple[float | None, float | None]:
     """Share of the stop condition that will come first, and the seconds until then."""
     stop = plan.config.stop
     candidates: list[tuple[float, float | None]] = []
     if stop.seconds:
-        candidates.append((session_s / stop.seconds, max(stop.seconds - session_s, 0.0)))
+        candidates.append((spent_s / stop.seconds, max(stop.seconds - spent_s, 0.0)))
     for limit, done, rate in (
         (stop.env_steps, metrics.get("env_steps"), metrics.get("env_steps_per_s")),
         (stop.updates and stop.updates * plan.learners, metrics.get("updates"), metrics.get("updates_per_s")),
@@ -597,6 +582,7 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
     eval_return, eval_best, learners, warmup_s = map(same.pop, ("eval_return", "eval_best", "learners", "warmup_s"))
     eval_final, evaluations, worst = map(same.pop, ("eval_final", "eval_final_evaluations", "eval_worst"))
     del same["rates"]
+    shares = split_names(on_policy=on_policy, inference_workers=plan.inference_workers > 0)
     document = {
         "run_dir": str(run_dir),
         "env": plan.spec.env_id,
@@ -612,10 +598,7 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
         **{name: rates.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")},
         "rates_measured_s": rates.get("measured_s"),
         "rates_warmup_s": warmup_s,
-        "time_split": {
-            name: rates.get(name)
-            for name in split_names(on_policy=on_policy, inference_workers=plan.inference_workers > 0)
-        },
+        "time_split": {name: rates.get(name) for name in shares},
         "samples_per_insert_band": config.replay.samples_per_insert_band,
         "eval_return_mean": eval_return,
         "eval_return_best": eval_best,
@@ -746,15 +729,12 @@ class Rates:
         return metrics
 
     def _host_metrics(self, old: CounterSample, new: CounterSample, seconds: float) -> dict[str, float | None]:
-        """The numbers of each other host that there has been."""
         found: dict[str, float | None] = {}
         hosts = [host for group in new.groups for host in group.hosts]
+        posted = self.table.of("host", Kind.COUNTER, Kind.GAUGE)
         for index, host in enumerate(hosts):
             if host["seen"]:
-                found |= {
-                    f"{metric.name}/{index}": host[slot]
-                    for metric, slot in self.table.of("host", Kind.COUNTER, Kind.GAUGE)
-                }
+                found |= {f"{metric.name}/{index}": host[slot] for metric, slot in posted}
                 if seconds > 0:
                     change = new.host_steps[index] - old.host_steps[index]
                     found[f"host_env_steps_per_s/{index}"] = max(change, 0.0) / seconds
@@ -763,26 +743,17 @@ class Rates:
         return found
 
     def _metrics(self, old: CounterSample, new: CounterSample, part: slice) -> dict[str, float | None]:
-        changes = self._changes(old.groups[part], new.groups[part], new.t_s - old.t_s)
-        return {
-            **_counts(new.groups[part], self.table),
-            **changes,
-            "samples_per_insert": samples_per_insert(new.groups[part]),
-        }
+        groups = new.groups[part]
+        changes = self._changes(old.groups[part], groups, new.t_s - old.t_s)
+        return {**_counts(groups, self.table), **changes, "samples_per_insert": samples_per_insert(groups)}
 
     def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
         found = {**_rates(old, new, seconds, self.batch_size, self.table), **_shares(old, new, self.table)}
         return found if self.balanced_rows is None else found | _balance(old, new, self.balanced_rows)
 
     def _note(self, reading: CounterSample) -> None:
-        updates = (
-            []
-            if not self._window
-            else [
-                (old.learner["updates"], new.learner["updates"])
-                for old, new in zip(self._window[-1].groups, reading.groups, strict=True)
-            ]
-        )
+        before = self._window[-1].groups if self._window else reading.groups
+        updates = [(a.learner["updates"], b.learner["updates"]) for a, b in zip(before, reading.groups, strict=True)]
         if self.restores and any(old == 0 < new for old, new in updates):
             self._window.clear()  # updates of a checkpoint took no time just now
         self.restores = self.restores or any(new < old for old, new in updates)
@@ -791,11 +762,8 @@ class Rates:
             self._window.popleft()
         if self.learning_began_s is None and all(group.learned for group in reading.groups):
             self.learning_began_s = reading.t_s
-        if (
-            self._steady is None
-            and self.learning_began_s is not None
-            and (reading.t_s - self.learning_began_s >= self.warmup_s)
-        ):
+        began_s = self.learning_began_s
+        if self._steady is None and began_s is not None and reading.t_s - began_s >= self.warmup_s:
             self._steady = reading
         if not self._ended:
             self._last = reading
@@ -823,18 +791,13 @@ def samples_per_insert(groups: _Groups) -> float | None:
 
 def _balance(old: _Groups, new: _Groups, capacity: int) -> dict[str, float | None]:
     """Consumption over production between two readings of learners from replay, and staleness now; None if unknown."""
-    pairs = [
-        (before, after)
-        for before, after in zip(old, new, strict=True)
-        if 0 <= before.baseline_inserted == after.baseline_inserted and before.learned
-    ]
+    both = zip(old, new, strict=True)
+    pairs = [(a, b) for a, b in both if 0 <= a.baseline_inserted == b.baseline_inserted and a.learned]
     inserts = sum(after.inserted - before.inserted for before, after in pairs)
     drawn = sum(after.sampled - before.sampled for before, after in pairs)
     stale = [after.learner["batch_size"] / max(after.learner["replay_fill"] * capacity, 1.0) for _, after in pairs]
-    return {
-        "samples_per_insert_now": drawn / inserts if inserts > 0 else None,
-        "staleness": sum(stale) / len(stale) if stale else None,
-    }
+    ratio = drawn / inserts if inserts > 0 else None
+    return {"samples_per_insert_now": ratio, "staleness": sum(stale) / len(stale) if stale else None}
 
 
 def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
@@ -853,7 +816,6 @@ def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
 
 
 def _total(groups: _Groups, role: str, slot: str) -> float:
-    """Sum of a slot over all workers of the role."""
     return sum(worker.get(slot, 0.0) for group in groups for worker in group.of(role))
 
 

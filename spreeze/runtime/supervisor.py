@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from spreeze.config.schema import TuningConfig
@@ -30,8 +29,8 @@ from spreeze.machine.processes import (
     signals_blocked,
 )
 from spreeze.run_directory import RunDir, group_folder
-from spreeze.runtime.assembly import Assembly, assembled, evaluator_job
-from spreeze.runtime.callbacks.environment_arguments import EnvironmentArguments
+from spreeze.runtime.assembly import Assemble, Assembly, assembled, evaluator_job
+from spreeze.runtime.callbacks.links import EnvironmentArguments
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import (
@@ -60,12 +59,7 @@ _VISUALIZER_AFTER_S = 4.0  # from the first update to the visualizer's start, wh
 
 
 def run_workers(
-    assemble: Callable[[Assembly], None],
-    plan: RunPlan,
-    run_dir: RunDir,
-    view: View,
-    interrupts: Interrupts,
-    launcher: Launcher = FRESH,
+    assemble: Assemble, plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
     """Trains with the workers that a mode puts together, then evaluates. All have ended when this returns.
 
@@ -84,7 +78,7 @@ def run_workers(
             if run.whole_env_steps is not None:
                 recorder.goes_on_from(run.whole_env_steps)
             stack.enter_context(launcher.supervised(run_dir.path, run_dir.nonce))
-            supervisor = _Supervisor(plan, run_dir, recorder, interrupts, launcher, run, logs)
+            supervisor = _Supervisor(run_dir, recorder, interrupts, launcher, run, logs)
             try:
                 supervisor.start()
                 supervisor.run()
@@ -96,7 +90,7 @@ def run_workers(
             wanted = wanted and recorder.outcome.eval_return is None and not interrupts.count
             budget_s += 2.0 * plan.start_s
         if wanted and not interrupts.urgent and budget_s >= 1.0:
-            record = _final_evaluation(run_dir, plan, budget_s, interrupts, recorder.event, logs)
+            record = _final_evaluation(run_dir, plan, budget_s, interrupts, recorder, logs)
             if record is not None:
                 recorder.evaluation(record, final=True)
             elif not interrupts.urgent:
@@ -113,7 +107,6 @@ class _Supervisor:
 
     def __init__(
         self,
-        plan: RunPlan,
         run_dir: RunDir,
         recorder: Recorder,
         interrupts: Interrupts,
@@ -121,24 +114,17 @@ class _Supervisor:
         run: Assembly,
         logs: LogKeeper,
     ) -> None:
+        plan = run.plan
         self._run_dir, self._recorder, self._interrupts, self._run = run_dir, recorder, interrupts, run
         self._governing: GovernorLoop | None = None
         if plan.config.tuning.govern and any(spec.role.pausable for spec in run.specs.values()):
             self._governing = GovernorLoop(plan, run.status, recorder.event)
-        run_context = RunContext(
-            run_dir=run_dir.path,
-            status_fd=run.status.block.fd,
-            status_rows=run.status.num_rows,
-            nonce=run_dir.nonce,
-            gives_way=plan.config.tuning.give_way,
-            logs=logs,
-        )
+        gives_way, crashes = plan.config.tuning.give_way, int(os.environ.get("SPREEZE_TEST_UNCOUNTED_CRASHES", "0"))
         self._workers = ProcessSupervisor(
-            run_context,
-            run.status,
+            RunContext(run_dir=run_dir.path, status=run.status, nonce=run_dir.nonce, gives_way=gives_way, logs=logs),
             on_event=recorder.event,
             launcher=launcher,
-            uncounted_crashes=int(os.environ.get("SPREEZE_TEST_UNCOUNTED_CRASHES", "0")),
+            uncounted_crashes=crashes,
         )
         self._finished: dict[Address, str] = {}
         self._leave_free = plan.config.tuning.leave_free
@@ -198,7 +184,6 @@ class _Supervisor:
             self._workers.signal_all(signal.SIGCONT)
 
     def _handle_requests(self) -> None:
-        """Passes on what the user asks of a live run."""
         header, governing = self._run.status.header, self._governing
         for name, word in (("evaluate", words.EVALUATIONS_ASKED), ("checkpoint", words.CHECKPOINTS_ASKED)):
             if self._run_dir.take_request(name) is not None:
@@ -224,7 +209,6 @@ class _Supervisor:
             self._recorder.event("info", f"{percent(share)} of the usable cores are left free for other programs")
 
     def _read(self) -> CounterSample:
-        """Returns the counters of the run."""
         found = self._run.read()
         if self._run.spread is None:
             return found
@@ -258,11 +242,9 @@ class _Supervisor:
                 for address in self._workers.learners():
                     folder = group_folder(self._run_dir.path, address.group) / "checkpoints"
                     CheckpointStore(folder).remove_unfinished()
-            self._recorder.first_error = self._workers.first_error
-            self._recorder.sample(
-                self._read(), pids=None, restarts=self._workers.restarts, samplers_alive=0, state="stopping"
-            )
-            self._recorder.finish(self._workers.restarts)
+            self._recorder.first_error, restarts = self._workers.first_error, self._workers.restarts
+            self._recorder.sample(self._read(), pids=None, restarts=restarts, samplers_alive=0, state="stopping")
+            self._recorder.finish(restarts)
 
     def _waited(self, specs: list[WorkerSpec]) -> None:
         """Called while waiting for ``specs``; shows what learners still have to write."""
@@ -310,37 +292,22 @@ class _Supervisor:
         governing = self._governing
         governed = governing.update(reading, {**pids, "supervisor": os.getpid()}) if governing else {}
         self._recorder.evaluates(not self._workers.keeps_failing("evaluator"))
-        self._recorder.sample(
-            reading,
-            pids=pids,
-            restarts=self._workers.restarts,
-            samplers_alive=sum(self._workers.alive(role) for role in ROLES.values() if role.steps),
-            governed=governed,
-        )
+        alive = sum(self._workers.alive(role) for role in ROLES.values() if role.steps)
+        restarts = self._workers.restarts
+        self._recorder.sample(reading, pids=pids, restarts=restarts, samplers_alive=alive, governed=governed)
         self._run.status.header[words.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))
         self._handle_requests()
 
 
 def _final_evaluation(
-    run_dir: RunDir,
-    plan: RunPlan,
-    budget_s: float,
-    interrupts: Interrupts,
-    on_event: Callable[[str, str], None],
-    logs: LogKeeper,
+    run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, recorder: Recorder, logs: LogKeeper
 ) -> dict[str, Any] | None:
     """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
     slept_s = AWAKE.slept_s
     job = dataclasses.replace(evaluator_job(plan, run_dir.path, has_free_core=True), target_return=None)
     gives_way = plan.config.tuning.give_way
-    command = [
-        sys.executable,
-        "-m",
-        "spreeze.workers.evaluator",
-        json.dumps(job.to_json()),
-        str(budget_s),
-        str(LOW_PRIORITY if gives_way else 0),
-    ]
+    nice = str(LOW_PRIORITY if gives_way else 0)
+    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s), nice]
     words, kills = begin_log(run_dir.path, "evaluator", logs), oom_kills()
     try:
         with open_log(words) as output, signals_blocked():
@@ -354,7 +321,7 @@ def _final_evaluation(
             )
         mark(process.pid, run_dir.nonce)
     except OSError as error:  # no reason to fail a run that has ended well
-        on_event("warning", f"the final evaluation could not be started: {error}")
+        recorder.event("warning", f"the final evaluation could not be started: {error}")
         return None
     assert process.stdout is not None
     asked, deadline, answer = interrupts.count, AWAKE() + budget_s + 2.0, b""
@@ -369,7 +336,7 @@ def _final_evaluation(
                 deadline = min(deadline, AWAKE() + CLOSING_S)
         killed = process.poll() is None
         if killed and kill_and_wait(process) is None:
-            on_event("error", left_behind("the final evaluation", process.pid))
+            recorder.event("error", left_behind("the final evaluation", process.pid))
         end_orphans(run_dir.nonce)
         if readable([pipe.fileno()], 0.0):
             answer += os.read(pipe.fileno(), 65536)
@@ -378,8 +345,8 @@ def _final_evaluation(
         if isinstance(record, dict):
             return record
     if AWAKE.slept_s > slept_s and interrupts.count == asked:  # its time was over when it went on
-        return _final_evaluation(run_dir, plan, budget_s, interrupts, on_event, logs)
+        return _final_evaluation(run_dir, plan, budget_s, interrupts, recorder, logs)
     if not killed and process.returncode:
         why = ": ".join(filter(None, (ending(process.returncode, kills), words.last_words)))
-        on_event("warning", f"the final evaluation failed: {why}")
+        recorder.event("warning", f"the final evaluation failed: {why}")
     return None

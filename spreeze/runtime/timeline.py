@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,13 @@ from spreeze.transport.status_table import StatusTable
 LENGTH_S = 0.25
 FIRST_S = 10.0
 """Learning time after which the first one is recorded without being requested."""
-_MOST_PARTS = 400
-"""Parts of one worker that are kept: the latest."""
+_MOST_PARTS = 400  # Parts of one worker that are kept: the latest.
 
 
 class Timeline:
     """Switches the workers' recording on and off (``StatusTable.events``) and writes what they noted to a file."""
 
-    def __init__(
-        self, status: StatusTable, rows: Mapping[str, int], run_dir: Path, wall_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, status: StatusTable, rows: dict[str, int], run_dir: Path, wall_s: Callable[[], float]) -> None:
         """``rows`` has each worker's row of the status table by its name."""
         self._status, self._rows, self._file, self._wall_s = status, rows, run_dir / TIMELINE, wall_s
         self._began_ns = 0

@@ -27,23 +27,18 @@ from spreeze.workers.main import load_named, report
 
 _LEAST_SILENT_S = 30.0
 """Shortest time after which a process counts as hung in code that lets no other thread run: imports take seconds."""
-_MARGIN_S = 5.0
-"""For the deadline to be met in the usual way before."""
+_MARGIN_S = 5.0  # For the deadline to be met in the usual way before.
 _IN_ENVIRONMENT = (Phase.INIT, Phase.RESET, Phase.STEP, Phase.EVALUATE, Phase.DONE)
 
 
 class TurnLauncher(Launcher):
     """Turns all workers of a run by turns, each as far as it gets without waiting for another one."""
 
-    def __init__(self, run_dir: RunDir, interrupts: Interrupts, sampling: SamplingConfig) -> None:
+    def __init__(self, run_dir: RunDir, interrupts: Interrupts, part: SamplingConfig) -> None:
         self.interrupts = interrupts
-        self.silent_s = max(_LEAST_SILENT_S, sampling.step_deadline_s) + _MARGIN_S
+        self.silent_s = max(_LEAST_SILENT_S, part.step_deadline_s) + _MARGIN_S
         self.watch = HangWatch(
-            interrupts,
-            run_dir.path,
-            sampling.step_deadline_s,
-            lambda: run_dir.requested("stop"),
-            sampling.start_deadline_s,
+            interrupts, run_dir.path, part.step_deadline_s, lambda: run_dir.requested("stop"), part.start_deadline_s
         )
         self.has_news = False
         """True since a worker has sent a message or ended."""
@@ -152,7 +147,8 @@ class TurnContext(WorkerContext):
 
     def __init__(self, worker: TurnedWorker, run_context: RunContext, launcher: TurnLauncher, message_fd: int) -> None:
         spec, self._launcher = worker.spec, launcher
-        status = StatusTable.attach(os.dup(run_context.status_fd), run_context.status_rows)
+        shared = run_context.status
+        status = StatusTable.attach(os.dup(shared.block.fd), shared.num_rows)
         super().__init__(spec.address, status, spec.row, message_fd, run_context.run_dir / "errors")
         self._has_envs = spec.role.has_envs
 

@@ -24,6 +24,7 @@ from safetensors import numpy as safetensors_numpy
 from spreeze.errors import CheckpointError, ResourceError
 from spreeze.transport import files
 from spreeze.transport.files import PIECE_BYTES
+from spreeze.transport.protocols import Arrays
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
 
 FORMAT_VERSION = 1
@@ -94,13 +95,7 @@ class CheckpointStore:
         return path
 
     def _write(
-        self,
-        temp: Path,
-        tensors: dict[str, np.ndarray],
-        state: dict[str, Any],
-        epoch: int,
-        updates: int,
-        ring: ReplayRing | None,
+        self, temp: Path, tensors: Arrays, state: dict[str, Any], epoch: int, updates: int, ring: ReplayRing | None
     ) -> None:
         """Writes all files of a checkpoint, the manifest last, each synced before the next."""
         contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}

@@ -34,8 +34,7 @@ _PROOF_BYTES = 32
 _MOST_FACTS_BYTES = 1 << 16
 _HEAD = struct.Struct("<8sqqII")  # magic, epoch, number of the first row, rows, bytes of facts
 _MAGIC = b"SPCHUNK\x01"
-_ALIGNMENT = 16
-"""Rows start at a multiple of it in a message, since facts end in as many blanks as that takes."""
+_ALIGNMENT = 16  # Rows start at a multiple of it in a message, since facts end in as many blanks as that takes.
 
 
 def sign(secret: bytes, kind: bytes, *parts: bytes | memoryview) -> bytes:
@@ -133,9 +132,7 @@ def outlet_spec(layout: RowLayout, samplers: int, envs_per_sampler: int) -> Ring
 
 def outlet_limiter(samplers: int, envs_per_sampler: int) -> RateLimiter:
     """The limiter of a host's samplers: one row for each that is "sampled", which the outlet sets."""
-    return RateLimiter(
-        minimum=1.0, maximum=1e12, learning_starts=0, batch_size=1, rows_per_write=samplers * envs_per_sampler
-    )
+    return RateLimiter(1.0, 1e12, learning_starts=0, batch_size=1, rows_per_write=samplers * envs_per_sampler)
 
 
 class RowReader:
@@ -179,16 +176,12 @@ class RowReader:
             for shard, (_, committed) in enumerate(ring.counters()):
                 count = min(left, committed - self._heads[shard])
                 if count > 0:
-                    taken.segments.append((count, self._version(shard)))
+                    block = self._heads[shard] % spec.rows_per_shard // spec.block_rows
+                    taken.segments.append((count, int(ring.stamps[shard, block, 1])))
                     taken.data.extend(self._rows(shard, count))
                     self._heads[shard] += count
                     self.taken, left = self.taken + count, left - count
         return taken
-
-    def _version(self, shard: int) -> int:
-        """Policy version of the shard's next row, as its block was stamped."""
-        spec = self._ring.spec
-        return int(self._ring.stamps[shard, self._heads[shard] % spec.rows_per_shard // spec.block_rows, 1])
 
     def _rows(self, shard: int, count: int) -> list[memoryview]:
         spec, rows = self._ring.spec, self._ring.rows
@@ -249,7 +242,5 @@ def shares(room: int | None, outstanding: Sequence[int], most: int) -> list[int]
     """
     if not outstanding:
         return []
-    left = None if room is None else max(0, room - sum(outstanding))
-    return [
-        max(0, most - own) if left is None else max(0, min(most - own, left // len(outstanding))) for own in outstanding
-    ]
+    each = most if room is None else max(0, room - sum(outstanding)) // len(outstanding)
+    return [max(0, min(most - own, each)) for own in outstanding]

@@ -34,8 +34,7 @@ SILENT_S = 3.0
 _HANDLE_VARIABLE = "SPREEZE_GOSSIP"
 """Environment variable by which a run inherits memory for messages from the process that started it."""
 _PARAMETERS = "parameters"
-_MOST_SLOTS = 9
-"""Each is a descriptor in every learner."""
+_MOST_SLOTS = 9  # Each is a descriptor in every learner.
 _MOST_HEAD_BYTES = 1 << 16
 _ALIGNMENT = 16
 _TYPES = ("<f4", "<f8")
@@ -136,10 +135,8 @@ class Gossip:
         return _message(peer, self._slots[peer].read(number))
 
 
-def _message(sender: int, weights: Weights | None) -> GossipMessage | None:
-    return (
-        None if weights is None else GossipMessage(sender, weights.version, weights.arrays[_PARAMETERS], weights.epoch)
-    )
+def _message(peer: int, weights: Weights | None) -> GossipMessage | None:
+    return None if weights is None else GossipMessage(peer, weights.version, weights.arrays[_PARAMETERS], weights.epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,26 +192,16 @@ class GossipMemory:
         return cls(SharedArrays.create("spreeze-presence", _presence(learners)), messages, own)
 
     def handle(self, *, joined: bool = False) -> GossipHandle:
-        return GossipHandle(
-            presence=Handle(fds=(self._presence.block.fd,)),
-            messages=tuple(messages.handle for messages in self._messages),
-            own=self.own,
-            joined=joined,
-        )
+        presence, messages = Handle(fds=(self._presence.block.fd,)), tuple(one.handle for one in self._messages)
+        return GossipHandle(presence=presence, messages=messages, own=self.own, joined=joined)
 
     # --- for a learner of this host ---
 
     def enter(self, number: int, *, topology: str, max_staleness: int | None) -> Gossip:
         """This process is that learner from now on; the numbers of its messages may begin anew."""
-        newest = self._messages[number].newest
+        epoch = self.newest_version(number)[0] + 1
         self._presence["pid"][number] = os.getpid()
-        return Gossip(
-            number,
-            self._messages,
-            topology=topology,
-            max_staleness=max_staleness,
-            epoch=0 if newest is None else newest[0] + 1,
-        )
+        return Gossip(number, self._messages, topology=topology, max_staleness=max_staleness, epoch=epoch)
 
     def leave(self) -> None:
         """This process is no learner any more."""
@@ -270,10 +257,8 @@ class GossipMemory:
 def seal_messages(secret: bytes, kind: bytes, messages: Sequence[GossipMessage]) -> bytes:
     """Messages as bytes, signed with the secret; ``kind`` tells them from others."""
     arrays = [np.ascontiguousarray(message.parameters) for message in messages]
-    told = [
-        (message.sender, message.epoch, message.number, array.dtype.str, len(array))
-        for message, array in zip(messages, arrays, strict=True)
-    ]
+    both = zip(messages, arrays, strict=True)
+    told = [(one.sender, one.epoch, one.number, array.dtype.str, len(array)) for one, array in both]
     head = json.dumps(told).encode()
     head += b" " * (-(len(head) + 4) % _ALIGNMENT)
     return sign(secret, kind, len(head).to_bytes(4, "little"), head, *(array.view(np.uint8).data for array in arrays))

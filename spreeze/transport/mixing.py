@@ -38,13 +38,11 @@ from spreeze.types import Jsonable
 NORMS = 256
 """Updates of which the norms are kept for the bound of Proposition 1."""
 _THETA, _STATISTICS = "theta", "statistics"
-_BARRIER_S = 60.0
-"""Longest wait at the start for learners that are still loading."""
+_BARRIER_S = 60.0  # Longest wait at the start for learners that are still loading.
 _NEWS_S, _ALONE_S = 5.0, 1.0
 """Longest wait of a learner that returns or joins for a neighbour's parameters, and for others to be seen at all."""
 _SENDING_PARAMETERS = ("gossip", "average")
-_LATE = 0.9
-"""Weight of the past in the mean number of messages."""
+_LATE = 0.9  # Weight of the past in the mean number of messages.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,22 +106,14 @@ class MixMemory(NamedTuple):
         def each(slots: int) -> tuple[VersionedParameters, ...]:
             return tuple(VersionedParameters.create(slots) for _ in range(learners))
 
-        messages = messages_kept(learners)
-        return cls(
-            SharedArrays.create("spreeze-board", board_fields(learners)),
-            nameless_file("spreeze-shared"),
-            each(messages),
-            each(messages if lockstep else 2),
-        )
+        board, kept = SharedArrays.create("spreeze-board", board_fields(learners)), messages_kept(learners)
+        return cls(board, nameless_file("spreeze-shared"), each(kept), each(kept if lockstep else 2))
 
     @property
     def handle(self) -> MixHandle:
-        messages, mixed = (tuple(one.handle for one in each) for each in (self.messages, self.mixed))
+        sent, mixed = (tuple(one.handle for one in each) for each in (self.messages, self.mixed))
         return MixHandle(
-            board=Handle(fds=(self.board.block.fd,)),
-            shared=Handle(fds=(self.shared_fd,)),
-            messages=messages,
-            mixed=mixed,
+            board=Handle(fds=(self.board.block.fd,)), shared=Handle(fds=(self.shared_fd,)), messages=sent, mixed=mixed
         )
 
     def aligned(self) -> list[np.ndarray] | None:
@@ -173,10 +163,6 @@ class Mixer:
         self._living = hosts.living
         return hosts.enter(spec.hosts.own[spec.learner], topology=topology, max_staleness=spec.max_staleness)
 
-    def _are_all_there(self) -> bool:
-        """True if every learner of this host has parameters."""
-        return all(mixed.read_latest() is not None for mixed in self._mixed)
-
     def _wait_for_news(self) -> None:
         """Until a neighbour's parameters are here, if there is one; messages come after connections."""
         start, gossip = time.monotonic(), self._gossip
@@ -199,7 +185,7 @@ class Mixer:
         if self.spec.mixing == "hogwild":
             self._share(self._joined(parameters))
         end_s = time.monotonic() + _BARRIER_S
-        while time.monotonic() < end_s and not self._are_all_there():
+        while time.monotonic() < end_s and any(mixed.read_latest() is None for mixed in self._mixed):
             if not self._wait():
                 return
         if self.spec.hosts is not None and self.spec.mixing in _SENDING_PARAMETERS:
@@ -322,11 +308,8 @@ class Mixer:
 
     def mean_policy(self, own: Arrays) -> Arrays:
         """The mean of all learners' newest policies; ``own`` counts for this one."""
-        others = [
-            weights.arrays
-            for learner, policies in enumerate(self._policies)
-            if learner != self.spec.learner and (weights := policies.read_latest()) is not None
-        ]
+        newest = [one.read_latest() for learner, one in enumerate(self._policies) if learner != self.spec.learner]
+        others = [weights.arrays for weights in newest if weights is not None]
         return {name: _mean([array, *(other[name] for other in others)]) for name, array in own.items()}
 
     def leave(self) -> None:

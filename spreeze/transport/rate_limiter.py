@@ -64,12 +64,8 @@ class RateLimiter:
         """Rows that may be inserted now, all writers together; None where nothing limits them."""
         if self.minimum == 0:
             return None
-        most = (
-            self.rows_per_write + max(self.learning_starts, 1) - 1
-            if baseline < 0
-            else (baseline + self.rows_per_write + int(sampled / self.minimum))
-        )
-        return max(0, most - inserted)
+        most = max(self.learning_starts, 1) - 1 if baseline < 0 else baseline + int(sampled / self.minimum)
+        return max(0, most + self.rows_per_write - inserted)
 
     def may_sample(self, inserted: int, baseline: int, sampled: int) -> bool:
         """True if the learner may draw a batch now, or, with a negative ``baseline``, start to learn."""

@@ -233,15 +233,6 @@ def row_checksum(row: np.ndarray, frame: np.ndarray, logical: int) -> int:
     return zlib.crc32(row[:-1].data, zlib.crc32(frame.data, logical & 0xFFFFFFFF))
 
 
-def torn_rows(rows: np.ndarray, logical: np.ndarray) -> int:
-    """Number of rows [n, W] without frames, at logical indices [n], with a wrong checksum."""
-    nothing, checksums = np.empty(0, np.uint8), rows[:, -1].copy().view(np.uint32).tolist()
-    return sum(
-        row_checksum(row, nothing, number) != checksum
-        for row, number, checksum in zip(rows, logical.tolist(), checksums, strict=True)
-    )
-
-
 class ShardWriter:
     """Writes rows into one shard, over its oldest ones; a shard has one writer at any time.
 
@@ -306,7 +297,7 @@ class ShardWriter:
         position = self._position
         stop = position + count
         if stop > self._capacity or count > self._max_rows:
-            self._write_parts(obs, action, reward, terminated, next_obs, num_steps, version, frames)
+            self._write_parts((obs, action, reward, terminated, next_obs), num_steps, version, frames)
             return
         if self._locked:
             self.ring.lock(self.shard, self.shard)
@@ -362,25 +353,15 @@ class ShardWriter:
             stamp[1] = version
             self._stamp_position += self._block_rows
 
-    def _write_parts(
-        self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        terminated: Any,
-        next_obs: Any,
-        num_steps: Any,
-        version: int,
-        frames: FrameColumns | None,
-    ) -> None:
+    def _write_parts(self, columns: tuple[Any, ...], num_steps: Any, version: int, frames: FrameColumns | None) -> None:
         """Splits a write at the end of the shard and into parts of at most half a shard."""
-        start, count = 0, len(reward)
+        start, count = 0, len(columns[2])
         while start < count:
             stop = min(count, start + self._max_rows, start + self._capacity - self._position)
             part = slice(start, stop)
             steps = None if num_steps is None else num_steps[part]
             images = None if frames is None else FrameColumns(*(column[part] for column in frames))
-            self.write(obs[part], action[part], reward[part], terminated[part], next_obs[part], steps, version, images)
+            self.write(*(column[part] for column in columns), steps, version, images)
             start = stop
 
 
@@ -441,10 +422,8 @@ class ReplayReader:
         if self.inserted > self.max_age_rows and self.inserted - self._age_clock >= self.ring.spec.block_rows:
             self._advance_age_bound(counters)
         margin = self._capacity - self._guard
-        self.windows = [
-            (max(0, reserved - margin, oldest), committed)
-            for (reserved, committed), oldest in zip(counters, self._age_low, strict=True)
-        ]
+        both = zip(counters, self._age_low, strict=True)
+        self.windows = [(max(0, reserved - margin, oldest), committed) for (reserved, committed), oldest in both]
         self.available = sum([max(0, end - low) for low, end in self.windows])
 
     @property
@@ -617,9 +596,3 @@ class ReplayReader:
         age = np.maximum(self.inserted - stamps[:, 0] - offset, 0)
         lag = np.maximum(version_now - stamps[:, 1], 0)  # after a learner that lost its latest updates: not negative
         return float(lag.mean()), float(age.mean())
-
-    def count_torn(self, out: np.ndarray) -> int:
-        """Number of rows of the last batch whose checksum does not match; 0 in a ring without checksums."""
-        if self._drawn is None or not self.ring.spec.layout.checksum:
-            return 0
-        return torn_rows(out, self._drawn.logical)

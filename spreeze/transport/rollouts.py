@@ -32,7 +32,7 @@ import numpy as np
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import State
 from spreeze.transport.handles import Handle
-from spreeze.transport.protocols import StepRows, TakenRollout
+from spreeze.transport.protocols import Arrays, StepRows, TakenRollout
 from spreeze.transport.shared_memory import ArraySpec, SharedArrays
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable, RolloutBatch
@@ -200,9 +200,7 @@ class Rollouts:
 
     def batch(self, rollout: int) -> RolloutBatch:
         """Views of a paced rollout; valid for the next N - 1 swaps after its own."""
-        return RolloutBatch(
-            **{name: self.fields[name][rollout % self._slots] for name in self.side if name != "version"}
-        )
+        return RolloutBatch(**{key: self.fields[key][rollout % self._slots] for key in self.side if key != "version"})
 
     def versions(self, rollout: int) -> np.ndarray:
         """[T, N] version of the parameters that drew each action."""
@@ -315,15 +313,11 @@ class RolloutWriter:
         rollout, begun = divmod(max(self.steps), self._rollout_steps)
         if begun or max(self.steps) > min(self.steps):
             return self._rollout_steps * (min(self.steps) // self._rollout_steps + 1)
-        return self._rollout_steps * (rollout + self._may_begin(rollout))
-
-    def _may_begin(self, rollout: int) -> bool:
-        """True if the oldest rollout that can be read, which is written over after this one, was given often enough.
-
-        Nobody waits forever: while that rollout waits for uses, the reader can take it.
-        """
+        # The oldest rollout that can be read is written over after this one. Nobody waits forever: while it waits for
+        # uses, the reader can take it.
         oldest = rollout - self._spec.num_slots + 1
-        return oldest < 0 or self._rollouts.uses(oldest, self._first) >= self._spec.least_uses
+        may_begin = oldest < 0 or self._rollouts.uses(oldest, self._first) >= self._spec.least_uses
+        return self._rollout_steps * (rollout + may_begin)
 
     def open(self, *, step_synchronous: bool = False) -> list[int]:
         """Indices of those that may take a step; ``step_synchronous``: none gets a step ahead of any environment."""
@@ -451,10 +445,8 @@ class RolloutReader:
         self._rollouts, self._goes_round = rollouts, goes_round
         self._columns = [slice(first, first + envs_per_writer) for first in range(0, spec.num_envs, envs_per_writer)]
         self._takes, self._taken_at = 0, dict[tuple[int, int], int]()
-        self._exhausted_at = -1
-        """Complete rollouts when there was none to give."""
-        self._seen_ends = np.zeros(len(self._columns), np.int64)
-        """``_ends`` when ``take`` looked last."""
+        self._exhausted_at = -1  # Complete rollouts when there was none to give.
+        self._seen_ends = np.zeros(len(self._columns), np.int64)  # ``_ends`` when ``take`` looked last.
         self._ended_at = np.zeros(len(self._columns), np.int64)
         """Complete rollouts of all samplers when the latest of each was seen."""
         self._gaps = np.zeros(len(self._columns))
@@ -468,16 +460,8 @@ class RolloutReader:
     @property
     def dropped(self) -> int:
         """Rollouts that were written over before they were given once, also while nobody read."""
-        return max(0, self._complete - self._unused - int(self._rollouts.fields["given"][0]))
-
-    @property
-    def _unused(self) -> int:
-        return sum(uses == 0 for _, uses in self._readable())
-
-    @property
-    def _complete(self) -> int:
-        """Complete rollouts of all samplers so far."""
-        return int(self._ends.sum())
+        unused = sum(uses == 0 for _, uses in self._readable())
+        return max(0, int(self._ends.sum()) - unused - int(self._rollouts.fields["given"][0]))
 
     @property
     def _ends(self) -> np.ndarray:
@@ -541,18 +525,11 @@ class RolloutReader:
         """The rollout whose turn it is: a new one, of these the oldest, or the one that was given longest ago."""
         spec, versions = self._rollouts.spec, self._rollouts.fields["version"]
         if new := [one for one in readable if one.uses == 0]:
-            return min(
-                new,
-                key=lambda one: (
-                    versions[one.key[1] % spec.num_slots, 0, self._columns[one.key[0]].start],
-                    one.key[1],
-                    one.key[0],
-                ),
-            )
+            first, slots = [column.start for column in self._columns], spec.num_slots
+            return min(new, key=lambda one: (versions[one.key[1] % slots, 0, first[one.key[0]]], *one.key[::-1]))
         # What only a source before this one has given comes first.
-        turns = [
-            (self._taken_at.get(one.key, one.uses - _LONG_AGO), one) for one in readable if one.uses < spec.max_uses
-        ]
+        left = [one for one in readable if one.uses < spec.max_uses]
+        turns = [(self._taken_at.get(one.key, one.uses - _LONG_AGO), one) for one in left]
         if not turns:
             return None
         taken_at, chosen = min(turns)
@@ -707,17 +684,14 @@ ROLLOUTS, LEARNER = "rollouts/", "learner/"
 """Prefixes of the names of a checkpoint's tensors."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnerMemory:
+class LearnerMemory(NamedTuple):
     """Memory of an on-policy run that outlives its learner."""
 
     policies: VersionedParameters  # theta(j) and theta(j + 1) for the inference workers
     states: VersionedParameters  # the learner's whole state at the start of rollouts j and j + 1
 
 
-def restore_rollouts(
-    tensors: dict[str, np.ndarray], state: dict[str, Any], rollouts: Rollouts, memory: LearnerMemory
-) -> None:
+def restore_rollouts(tensors: Arrays, state: dict[str, Any], rollouts: Rollouts, memory: LearnerMemory) -> None:
     """Restores a checkpoint into shared memory, before any sampler or learner has started.
 
     Raises a CheckpointError if it has other sizes, a KeyError if it is not that of an on-policy run.

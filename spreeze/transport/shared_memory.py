@@ -188,8 +188,7 @@ class SharedArrays:
 
 WAIT_S = 0.1
 """Longest sleep of a worker without a wakeup; it ends for the heartbeat, a stop, or a lost wakeup."""
-_ONE = (1).to_bytes(8, sys.byteorder)
-"""The increment of an eventfd; a pipe takes any bytes."""
+_ONE = (1).to_bytes(8, sys.byteorder)  # The increment of an eventfd; a pipe takes any bytes.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,10 +91,8 @@ class NStepBatch:
         self._obs = np.zeros((n, num_envs, obs_dim), np.float32)
         self._action = np.zeros((n, num_envs, action_dim), np.float32)
         self._reward = np.zeros((n, num_envs))
-        self._returns = np.zeros((n, num_envs))
-        """Discounted reward sums by age in steps."""
-        self._length = np.zeros(num_envs, np.int64)
-        """Steps of an environment whose transitions are not finished."""
+        self._returns = np.zeros((n, num_envs))  # Discounted reward sums by age in steps.
+        self._length = np.zeros(num_envs, np.int64)  # Steps of an environment whose transitions are not finished.
         self._envs = np.arange(num_envs)
 
     def push(
@@ -126,15 +124,9 @@ class NStepBatch:
         first = np.cumsum(finished) - finished
         ages = self._length[envs] - 1 - (np.arange(len(envs)) - first[envs])
         slots = slot - ages
-        sums = np.minimum(np.maximum(returns[ages, envs], -_MOST), _MOST)
-        rows = NStepRows(
-            self._obs[slots, envs],
-            self._action[slots, envs],
-            sums.astype(np.float32),
-            terminated[envs],
-            next_obs[envs],
-            (ages + 1).astype(np.float32),
-        )
+        sums = np.minimum(np.maximum(returns[ages, envs], -_MOST), _MOST).astype(np.float32)
+        obs, action, steps = self._obs[slots, envs], self._action[slots, envs], (ages + 1).astype(np.float32)
+        rows = NStepRows(obs, action, sums, terminated[envs], next_obs[envs], steps)
         self._length[ended] = 0
         np.minimum(self._length, self._n - 1, out=self._length)
         self._slot = (slot + 1) % self._n

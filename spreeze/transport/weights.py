@@ -144,15 +144,8 @@ class WeightsStore:
         name = f"w-{epoch:06d}-{version:012d}.safetensors"
         path = os.path.join(self.directory, name)  # see files.replace_bytes
         files.replace_bytes(path, data)
-        pointer = {
-            "epoch": epoch,
-            "version": version,
-            "file": name,
-            "bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "schema": schema_of(arrays),
-        }
-        files.replace_json(self.directory / LATEST, pointer)
+        proof = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "schema": schema_of(arrays)}
+        files.replace_json(self.directory / LATEST, {"epoch": epoch, "version": version, "file": name, **proof})
         self._last = (epoch, version)
         self._prune(path)
         return path

@@ -1,8 +1,8 @@
 """The autotuner: one search over declared knobs.
 
 *Knobs.* A knob is a setting that the tuner chooses (``problem.Knob``; table ``knobs.KNOBS``): its candidates, their
-need of memory and cores, the trial that measures it, and its text. Modes name their knobs in ``config/modes.py``; the
-``--import`` module may declare more of them as ``KNOBS``.
+need of memory and cores, the data flows that have it, the trial that measures it, and its text. The ``--import``
+module may declare more of them as ``KNOBS``; a mode may name its own (``DataFlow.knobs``).
 
 *Objectives* are formulas of updates/s U, env steps/s E and batch size B of the whole run (``model``):
 

@@ -1,6 +1,6 @@
 """The knob table: one row for each setting that the tuner chooses, and what bounds it.
 
-Modes name their knobs in ``config/modes.py``; a module that ``--import`` names may declare more of them as ``KNOBS``.
+A row says in which data flows it is tuned. A module that ``--import`` names may declare more of them as ``KNOBS``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from spreeze.config.modes import declared_by
+from spreeze.config.modes import DataFlow, declared_by
 from spreeze.config.replay_settings import serial_ratio
 from spreeze.config.schema import SECTIONS, Config
 from spreeze.errors import ConfigError
@@ -53,12 +53,9 @@ SHORTEST_INTERVAL = 16
 """Env steps of a rollout at least: shorter ones cut returns short and swap too often."""
 _RATIO_STEP = 4.0
 _LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_MOST_MEASURED = 8
-"""Numbers of samplers measured on one machine."""
-_MOST_KINDS = 6
-"""Kinds of learner (device, precision, threads) measured at most."""
-_ROWS_OFF = 0.25
-"""A rollout's rows may differ from the configured ones by this share, where they do not divide."""
+_MOST_MEASURED = 8  # Numbers of samplers measured on one machine.
+_MOST_KINDS = 6  # Kinds of learner (device, precision, threads) measured at most.
+_ROWS_OFF = 0.25  # A rollout's rows may differ from the configured ones by this share, where they do not divide.
 
 
 # --- learner ---
@@ -86,11 +83,8 @@ def check_pins(problem: TuningProblem) -> None:
 
 
 def _devices(problem: TuningProblem) -> list[Device]:
-    return [
-        one
-        for one in problem.devices
-        if problem.pin(DEVICE) in (None, one.name) and problem.pin(PRECISION) in (None, one.precision)
-    ]
+    device, precision = problem.pin(DEVICE), problem.pin(PRECISION)
+    return [one for one in problem.devices if device in (None, one.name) and precision in (None, one.precision)]
 
 
 def _threads(problem: TuningProblem, setting: Setting) -> list[int]:
@@ -206,10 +200,8 @@ def _moved(problem: TuningProblem, name: str, value: float) -> float:
 
 # --- memory ---
 
-_REPLAY_SHARE = 0.5
-"""Share of the free memory that replay may take where its capacity is the tuner's choice."""
-_BATCHES_IN_REPLAY = 4
-"""Replay has to hold this many batches, or a batch draws the same rows again and again."""
+_REPLAY_SHARE = 0.5  # Share of the free memory that replay may take where its capacity is the tuner's choice.
+_BATCHES_IN_REPLAY = 4  # Replay has to hold this many batches, or a batch draws the same rows again and again.
 _SMALLEST_BATCH = 64
 _INFERENCE_US, _INFERENCE_SHARE = 15.0, 0.04
 """Time of one batched inference of a sampler, and the share of the env steps it may take."""
@@ -239,10 +231,8 @@ def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
         envs = Choice(envs.value // 2, f"{envs.value // 2} environments per sampler: limited by memory")
     group = _group_bytes(problem, count, envs.value)
     if group > free:
-        bound = (
-            f"{size(problem.memory_bytes)} of memory available, of which the learner needs "
-            f"{size(problem.learner_bytes)}"
-        )
+        room, learner = size(problem.memory_bytes), size(problem.learner_bytes)
+        bound = f"{room} of memory available, of which the learner needs {learner}"
         if not {SAMPLERS, ENVS} & problem.pins:
             raise ConfigError(f"not even one sampler fits: it needs {size(group)}; {bound}; free some memory")
         raise ConfigError(
@@ -380,13 +370,12 @@ def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:
 
 
 def _fit_learners(problem: TuningProblem, setting: Setting) -> Setting | None:
-    """Setting with one sampler for each learner."""
     if ROLLOUT_SAMPLERS not in problem.pins:
         setting = setting.replace(ROLLOUT_SAMPLERS, setting[LEARNERS])
     return _fit_fewer(problem, setting)
 
 
-def _rollout_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
+def _samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
     cores, learners = max(1, math.floor(problem.cores + 1e-9)), here.get(LEARNERS, 1)
     more = [cores * many for many in (4, 8) if many <= _sharing(problem)]
     found = (
@@ -452,9 +441,18 @@ def _least(problem: TuningProblem, name: str, value: int) -> int:
     return value
 
 
-_ROLLOUT_FIGURES = "{env_steps_per_s:.0f} env steps/s in a run"
+_RATE = "{env_steps_per_s:.0f} env steps/s in a run"
 KNOBS = (
-    Knob(name=PRECISION, trial=LEARNER, words="learner in {}", usual="float32"),
+    Knob(
+        name=DEVICE,
+        where=lambda data_flow: data_flow.lag is None,
+        trial=LEARNER,
+        candidates=lambda problem, here: [one.name for one in _devices(problem)],
+        words="learner on {}",
+        usual="cpu",
+        precedence=2,
+        tie=lambda problem, name, value: [one.name for one in problem.devices].index(value),
+    ),
     Knob(
         name=BATCH,
         trial=LEARNER,
@@ -464,41 +462,46 @@ KNOBS = (
         remark=_batch_remark,
         figures="{updates_per_s:.0f} updates/s in a run, with samplers",
     ),
-    Knob(name=THREADS, trial=LEARNER, candidates=_threads, words="{} learner thread{s}", tie=_least),
-    Knob(name=RATIO, candidates=ratios, words="at least {:g} samples per insert", label="samples/insert", tie=_moved),
+    Knob(
+        name=THREADS,
+        where=lambda data_flow: data_flow.lag is None,
+        trial=LEARNER,
+        candidates=_threads,
+        words="{} learner thread{s}",
+        tie=_least,
+    ),
+    Knob(name=PRECISION, trial=LEARNER, words="learner in {}", usual="float32", precedence=-1),
     Knob(
         name=SAMPLERS,
         candidates=sampler_counts,
         words="{} sampler{s}",
+        precedence=1,
         tie=_least,
         figures="{env_steps_per_s:.0f} env steps/s in a run, beside {updates_per_s:.0f} updates/s",
     ),
-    Knob(
-        name=DEVICE,
-        trial=LEARNER,
-        candidates=lambda problem, here: [one.name for one in _devices(problem)],
-        words="learner on {}",
-        usual="cpu",
-        tie=lambda problem, name, value: [one.name for one in problem.devices].index(value),
-    ),
     Knob(name=ENVS, trial=FACTS, words="{} environment{s} per sampler", label="envs"),
     Knob(name=CAPACITY, trial=FACTS, fixed=True, words="replay of {} transitions"),
+    Knob(name=RATIO, candidates=ratios, words="at least {:g} samples per insert", label="samples/insert", tie=_moved),
     Knob(name=RATIO_MAX, trial=FACTS, words="the learner waits above {:g} samples per insert"),
     Knob(
         name=LEARNERS,
+        where=lambda data_flow: data_flow.mixes_parameters,
         candidates=learner_counts,
         fit=_fit_learners,
         words="{} learner{s}",
         fixed=True,
-        figures=_ROLLOUT_FIGURES,
+        figures=_RATE,
     ),
+    Knob(name=ROLLOUT_SAMPLERS, candidates=_samplers, fit=_fit_fewer, words="{} sampler{s}", fixed=True, figures=_RATE),
     Knob(
-        name=ROLLOUT_SAMPLERS,
-        candidates=_rollout_samplers,
+        name=ROLLOUT_ENVS,
         fit=_fit_fewer,
-        words="{} sampler{s}",
+        words="{} environment{s} per sampler",
+        label="envs",
         fixed=True,
-        figures=_ROLLOUT_FIGURES,
+        precedence=1,
+        candidates=lambda problem, here: [here[ROLLOUT_ENVS] * 2, here[ROLLOUT_ENVS] // 2, here[ROLLOUT_ENVS] * 4, 1],
+        figures=_RATE,
     ),
     Knob(
         name=INFERENCE_WORKERS,
@@ -507,15 +510,6 @@ KNOBS = (
         words="inference workers {}",
         label="inference",
         remark=lambda problem, setting: "" if setting[INFERENCE_WORKERS] else "samplers infer for themselves",
-    ),
-    Knob(
-        name=ROLLOUT_ENVS,
-        fit=_fit_fewer,
-        words="{} environment{s} per sampler",
-        label="envs",
-        fixed=True,
-        candidates=lambda problem, here: [here[ROLLOUT_ENVS] * 2, here[ROLLOUT_ENVS] // 2, here[ROLLOUT_ENVS] * 4, 1],
-        figures=_ROLLOUT_FIGURES,
     ),
     Knob(
         name=INTERVAL,
@@ -531,7 +525,34 @@ KNOBS = (
     Knob(name=SLOTS, trial=FACTS, words="buffer of {} rollout{s}", label="N", remark=_slots_remark),
     Knob(name=USES, trial=FACTS, words="each used {} time{s} at most", label="K", remark=_uses_remark),
 )
-"""Every knob of the modes that come with Spreeze; equal scores are decided by them, the first one first."""
+"""Every knob of the modes that come with Spreeze, in display order."""
+
+
+def _suits(knob: Knob, data_flow: DataFlow) -> bool:
+    part, field = knob.name.split(".")
+    if knob.where is not None:
+        return knob.where(data_flow)
+    return data_flow.asynchronous if part == "algorithm" else SECTIONS[part].condition_of(field)(data_flow)
+
+
+def knob_names(data_flow: DataFlow) -> tuple[str, ...]:
+    """Names of the knobs of a mode, as it names them or else by the table; ``algorithm.FIELD`` as it stands there."""
+    if data_flow.knobs is not None:
+        return data_flow.knobs
+    return tuple(knob.name for knob in KNOBS if data_flow.tunable and _suits(knob, data_flow))
+
+
+def _full_name(name: str, config: Config) -> str | None:
+    """The setting that a knob is for; None where the chosen algorithm has no such field."""
+    part, field = name.split(".")
+    if part != "algorithm":
+        return name
+    return f"{config.run.algo}.{field}" if hasattr(config.own, field) else None
+
+
+def tunable_settings(config: Config) -> tuple[str, ...]:
+    """The settings that the tuner chooses for the mode and algorithm, without those that ``--import`` declares."""
+    return tuple(filter(None, (_full_name(name, config) for name in knob_names(config.data_flow))))
 
 
 def _host_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
@@ -550,12 +571,12 @@ def host_knobs() -> tuple[Knob, ...]:
     """Knobs of a host that only collects: the rows of the table, with another trial."""
     rows = {knob.name: knob for knob in KNOBS}
     return (
-        dataclasses.replace(rows[SAMPLERS], candidates=_host_samplers, fit=fit_host, figures=_ROLLOUT_FIGURES),
+        dataclasses.replace(rows[SAMPLERS], candidates=_host_samplers, fit=fit_host, figures=_RATE),
         dataclasses.replace(
             rows[ENVS],
             trial=JOINT,
             fit=fit_host,
-            figures=_ROLLOUT_FIGURES,
+            figures=_RATE,
             candidates=lambda problem, here: [here[ENVS] * 2, here[ENVS] * 4, here[ENVS] // 2 or 1],
         ),
     )
@@ -567,23 +588,16 @@ def knobs_of(config: Config) -> tuple[Knob, ...]:
     Raises:
         ConfigError: a declared knob is none, names no setting, or nobody has declared it.
     """
-    own = _declared_by(config.env.import_module)
+    own, named = _declared_by(config.env.import_module), knob_names(config.data_flow)
     table = {knob.name: knob for knob in (*KNOBS, *own)}
-    names = [name for name in table if name in config.data_flow.knobs]
-    if unknown := [name for name in config.data_flow.knobs if name not in table]:
+    if unknown := [name for name in named if name not in table]:
         raise ConfigError(
             f"--mode {config.run.mode}: unknown knob {unknown[0]}; declare it in KNOBS of the --import module, or "
             f"use one of {', '.join(table)}"
         )
-    names += [knob.name for knob in own if names and knob.name not in names]
-    found, algorithm = [], config.on_policy or config.algorithm
-    for name in names:
-        part, field = name.split(".")
-        if part != "algorithm":
-            found.append(table[name])
-        elif hasattr(algorithm, field):
-            found.append(dataclasses.replace(table[name], name=f"{config.run.algo}.{field}"))
-    return tuple(found)
+    names = [*named, *(knob.name for knob in own if named and knob.name not in named)]
+    found = ((table[name], _full_name(name, config)) for name in names)
+    return tuple(dataclasses.replace(knob, name=name) for knob, name in found if name is not None)
 
 
 def _declared_by(module: str | None) -> tuple[Knob, ...]:

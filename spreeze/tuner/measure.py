@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from spreeze.errors import ConfigError
@@ -21,28 +21,24 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import child_environment
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
-from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, SAMPLERS, Setting, TrialResult
+from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, SAMPLERS, OnResult, Setting, TrialResult
 from spreeze.tuner.trials import HOST, REPLAY, ROLLOUTS, ROWS, ROWS_BYTES, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
-_EDGE_S = 0.1
-"""Time to align a window with updates, about."""
-_GROUP_START_S = 5.0
-"""Time to start a group, about."""
+_EDGE_S = 0.1  # Time to align a window with updates, about.
+_GROUP_START_S = 5.0  # Time to start a group, about.
 _SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
 """Bounds of the time that starting a group may take: as much as is left."""
 REPEATS = 3
 _LONGEST_REPEAT_S, _SHORTEST_REPEAT_S = 0.3, 0.06
 _START_S, _GPU_START_S = 0.2, 6.0
 """Start and warm-up of one measurement, about, until one is measured: on a GPU context, libraries and kernels."""
-_SLOW_UPDATE_S = 0.25
-"""Larger batches are left out once an update takes longer."""
+_SLOW_UPDATE_S = 0.25  # Larger batches are left out once an update takes longer.
 _OVERTIME = 0.5
 """Share of its time by which measuring updates alone may overrun. From then on, on a machine so busy, a candidate with
 one repeat gets no further ones."""
 _LOADING_S, _DEADLINE_S, _GRACE_S = 40.0, 10.0, 2.0
-_GPU_DEADLINE_S = 25.0
-"""On a GPU a measurement includes the start of CUDA."""
+_GPU_DEADLINE_S = 25.0  # On a GPU a measurement includes the start of CUDA.
 
 
 class Measurer:
@@ -102,9 +98,7 @@ class Measurer:
 
     # --- everything running ---
 
-    def joint(
-        self, settings: Sequence[Setting], *, within_s: float, on_result: Callable[[TrialResult], None]
-    ) -> list[TrialResult]:
+    def joint(self, settings: Sequence[Setting], *, within_s: float, on_result: OnResult) -> list[TrialResult]:
         """Measures the mode's real workers. Several trials start together and take turns, as far as memory allows."""
         if self._helper is not None:
             self._helper.close()  # what it loaded takes memory, and updates alone are known by now
@@ -127,7 +121,7 @@ class Measurer:
             waiting = waiting[self._groups :]
         return found
 
-    def _together(self, groups: Sequence[list[TrialResult]], end: float, finish: Callable[[TrialResult], None]) -> None:
+    def _together(self, groups: Sequence[list[TrialResult]], end: float, finish: OnResult) -> None:
         """Every candidate once a round, forward and backward in turn, so that drift meets all alike."""
         with contextlib.ExitStack() as stack:
             trials = [stack.enter_context(self._open(group, finish, step_us=self.step_us)) for group in groups]
@@ -151,9 +145,7 @@ class Measurer:
 
     # --- updates alone ---
 
-    def learner(
-        self, settings: Sequence[Setting], *, within_s: float, on_result: Callable[[TrialResult], None]
-    ) -> list[TrialResult]:
+    def learner(self, settings: Sequence[Setting], *, within_s: float, on_result: OnResult) -> list[TrialResult]:
         """Measures updates alone, on synthetic rows, in rounds so that drift of the machine meets all alike.
 
         Larger batches are left out once an update takes too long.
@@ -164,11 +156,8 @@ class Measurer:
         for _ in range(REPEATS):
             for candidate in list(waiting):
                 spent_s, measured = AWAKE() - start, bool(candidate.updates_per_s)
-                if (
-                    not measured
-                    and candidate is not everyone[0]
-                    and (spent_s > within_s or _too_slow(candidate, everyone))
-                ):
+                late = spent_s > within_s or _too_slow(candidate, everyone)
+                if late and not measured and candidate is not everyone[0]:
                     waiting.remove(candidate)
                     continue
                 if not measured or spent_s <= (1.0 + _OVERTIME) * within_s:
@@ -262,16 +251,10 @@ class UpdateHelper:
             return
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the helper lives)
         self._pending, self._ready = b"", False
+        job = json.dumps(self._job.to_json())
         with signals_blocked():
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "spreeze.machine.processes",
-                    PROBE,
-                    "spreeze.tuner.update_probe",
-                    json.dumps(self._job.to_json()),
-                ],
+                [sys.executable, "-m", "spreeze.machine.processes", PROBE, "spreeze.tuner.update_probe", job],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -220,8 +220,7 @@ def fit_cost(points: Sequence[tuple[int, float]]) -> Cost:
     return Cost(float(a), max(float(b), 1e-12))
 
 
-_SMT = 0.3
-"""Speed that a busy second thread adds to that of a physical core."""
+_SMT = 0.3  # Speed that a busy second thread adds to that of a physical core.
 
 
 @dataclass(frozen=True)
@@ -271,13 +270,8 @@ def fit_sharing(problem: TuningProblem, costs: Mapping[LearnerKind, Cost], resul
     for one in results:
         busy, alone = one.setting[SAMPLERS] + one.setting[THREADS], costs[kind_of(one.setting)]
         speed, updates_alone = even.speed(busy), 1.0 / alone.update_s(one.setting[BATCH])
-        points.append(
-            (
-                float(busy),
-                math.log(one.updates / (updates_alone * speed)),
-                math.log(one.env_steps / (one.setting[SAMPLERS] * speed)),
-            )
-        )
+        learner, sampler = one.updates / (updates_alone * speed), one.env_steps / (one.setting[SAMPLERS] * speed)
+        points.append((float(busy), math.log(learner), math.log(sampler)))
     return Sharing(problem.cores, physical, costs, *zip(*sorted(points), strict=True)) if points else even
 
 
@@ -299,7 +293,5 @@ def _turn_scores(problem: TuningProblem, result: TrialResult) -> list[float]:
         objective, batch = problem.objective, result.setting[BATCH]
         return [learner_score(objective, batch, updates) for updates in result.updates_per_s]
     shares = result.cpu_share or (None,) * len(result.updates_per_s)
-    return [
-        worth(problem, result.setting, *turn).score
-        for turn in zip(result.updates_per_s, result.env_steps_per_s, shares, strict=False)
-    ]
+    turns = zip(result.updates_per_s, result.env_steps_per_s, shares, strict=False)
+    return [worth(problem, result.setting, *turn).score for turn in turns]

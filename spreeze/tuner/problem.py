@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spreeze.config.layers import Layer, Values
+from spreeze.config.modes import DataFlow
 from spreeze.config.schema import TuningConfig
 from spreeze.metrics import median, spread
 
@@ -95,11 +96,8 @@ class TrialResult:
 
     @property
     def ran(self) -> bool:
-        return (
-            self.failure is None
-            and (self.updates > 0 or self.stage == ROLLOUT)
-            and (self.env_steps > 0 or self.stage == LEARNER)
-        )
+        learned = self.updates > 0 or self.stage == ROLLOUT
+        return self.failure is None and learned and (self.env_steps > 0 or self.stage == LEARNER)
 
     def fail(self, why: str, *, starved: bool = False) -> None:
         self.failure, self.starved = why, starved
@@ -108,6 +106,9 @@ class TrialResult:
     def as_json(self) -> dict[str, Any]:
         """A line of ``tune-progress.jsonl`` and an entry of ``tune.json``."""
         return {**vars(self), "setting": dict(self.setting)}
+
+
+OnResult = Callable[[TrialResult], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +151,7 @@ class TuningProblem:
     """Facts of the machine and the task, what is configured, what is pinned, what is wanted."""
 
     knobs: tuple[Knob, ...]
-    """Knobs to choose; ties go by them, the first one first."""
+    """Knobs to choose; they decide ties and are varied in this order."""
     configured: Setting
     """Value of each knob in defaults, profile and the user's settings; None where it is not known yet."""
     pins: frozenset[str] = frozenset()
@@ -243,6 +244,13 @@ class Knob:
     """``column``, where that is not the last word of the name."""
     usual: Any = None
     """A line of results omits this value."""
+    where: Callable[[DataFlow], bool] | None = None
+    """The data flows in which it is tuned, where a mode names no knobs.
+
+    None: those that read the setting, or the asynchronous ones for a setting of the algorithm.
+    """
+    precedence: int = 0
+    """Knobs with the least decide ties first and are varied first; equal ones in display order."""
     tie: Callable[[TuningProblem, str, Any], Any] = _nearest
     """Among equal scores the value with the least of this is taken: by default the configured one, then the least."""
     remark: Callable[[TuningProblem, Setting], str] = lambda problem, setting: ""

@@ -32,7 +32,7 @@ from spreeze.machine.utilisation import ExternalLoad
 from spreeze.run_directory import versions, write_json
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.tuner.knobs import MOST_LEARNERS, host_knobs, knobs_of
+from spreeze.tuner.knobs import MOST_LEARNERS, host_knobs, knob_names, knobs_of
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import formula, watcher_cores
 from spreeze.tuner.problem import (
@@ -47,6 +47,7 @@ from spreeze.tuner.problem import (
     SAMPLERS,
     SCHEMA,
     Device,
+    OnResult,
     Setting,
     TrialResult,
     TuningProblem,
@@ -57,23 +58,18 @@ from spreeze.types import RowLayout
 
 BUDGET_S = 60.0
 """Time limit of a tuning, including the start of this process [s]."""
-_CLOSING_S = 1.5
-"""Time to end the last processes and to write the result."""
+_CLOSING_S = 1.5  # Time to end the last processes and to write the result.
 _SAMPLER_BYTES, _ENV_BYTES, _LEARNER_BYTES = 120_000_000, 30_000_000, 500_000_000
 """Memory of a sampler with its first environment, of each further one (measured on Bullet tasks), of the learner."""
 _ENGINE_ENV_BYTES = 2_000_000
 """Memory of each further environment of an engine: EnvPool's robots take less than a megabyte each."""
-_CAP_SHARE = 0.8
-"""A candidate may take this share of the memory that is free."""
-_NOT_SPEED = ("reward_threshold", "obs_shape")
-"""Facts about an environment on which no speed depends."""
-_BUSY_CORES = 0.1
-"""Load of other programs that is worth a word."""
+_CAP_SHARE = 0.8  # A candidate may take this share of the memory that is free.
+_NOT_SPEED = ("reward_threshold", "obs_shape")  # Facts about an environment on which no speed depends.
+_BUSY_CORES = 0.1  # Load of other programs that is worth a word.
 _BUSY_SHARE, _QUIETER = 0.15, 0.5
 """Other programs that keep this share of the cores busy make a result provisional; it is measured again once they keep
 no more than the second share of what they kept then."""
-_LOAD_LOOK_S = 1.0
-"""Time to check whether the machine is quieter now [s]."""
+_LOAD_LOOK_S = 1.0  # Time to check whether the machine is quieter now [s].
 _MOST_TRIES, _TRY_AGAIN_S = 3, 86_400.0
 """A result that is provisional for another reason than load is measured again so often, then once a day."""
 _SAME_STEP = 2.0
@@ -86,7 +82,7 @@ class TunerCallbacks:
     """Callbacks of the tuner for progress."""
 
     say: Callable[[str], None]
-    on_row: Callable[[TrialResult], None] = lambda row: None
+    on_row: OnResult = lambda row: None
     before: Callable[[], None] = lambda: None
     """Called once, before anything is measured; not where the answer is known."""
 
@@ -143,11 +139,8 @@ def tuned_layer(
     with only_tuner(listener.say, interrupts) as beside:
         if _changed_s(path) != seen_s and (record := known()) is not None:  # by the tuner that this one had to wait for
             return layer_of(record), {**record, "reused": True}
-        record = {
-            **_measured(settings, probe, machine, interrupts, listener, spent_s, samplers_only=samplers_only),
-            "key": key,
-            "tries": tries,
-        }
+        record = _measured(settings, probe, machine, interrupts, listener, spent_s, samplers_only=samplers_only)
+        record |= {"key": key, "tries": tries}
     record["notes"] += [beside] if beside is not None else []
     with contextlib.suppress(OSError):  # the next tuning measures again
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,11 +201,9 @@ def _measured(
         when = "on a quieter machine" if LOAD in provisional else when
         notes.append(f"provisional: used now, measured again by itself at a start {when}; --fresh measures again now")
     # What was not measured keeps the source that it has, profile or default.
-    chosen = {
-        name: value
-        for name, value in found["choice"].items()
-        if not search.fell_back or value != _configured(config, name, machine)
-    }
+    chosen = found["choice"]
+    if search.fell_back:
+        chosen = {name: value for name, value in chosen.items() if value != _configured(config, name, machine)}
     return {
         **found,
         "notes": notes,
@@ -297,16 +288,10 @@ def problem_of(
     values = {knob.name: _configured(config, knob.name, machine) for knob in knobs}
     if samplers_only and values[SAMPLERS] is None:
         values[SAMPLERS] = max(1, int(machine.cores.usable))
-    order = [name for name in (*config.data_flow.knobs, *values) if name in values]
     kept = settings.kept & values.keys()
     # A resumed run keeps what its stored data depend on.
-    pins = {
-        knob.name
-        for knob in knobs
-        if settings.sources.get(knob.name) == USER
-        or knob.name in kept
-        or (knob.fixed and settings.sources.get(knob.name) == RESUMED)
-    }
+    pins = {knob.name for knob in knobs if settings.sources.get(knob.name) == USER} | kept
+    pins |= {knob.name for knob in knobs if knob.fixed and settings.sources.get(knob.name) == RESUMED}
     if config.learner.device == "auto":
         pins.discard(DEVICE)
     if LEARNERS in values:
@@ -318,8 +303,8 @@ def problem_of(
     engine = engine_of(probe.spec.env_id) is not None
     row_bytes = 1 if on_policy else RowLayout.of(probe.spec, config.algorithm.n_step).row_bytes
     return TuningProblem(
-        knobs=knobs,
-        configured=Setting({name: values[name] for name in order}),
+        knobs=tuple(sorted(knobs, key=lambda knob: knob.precedence)),
+        configured=Setting(values),
         pins=frozenset(pins),
         kept=kept,
         targets=config.tuning,
@@ -395,7 +380,7 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
     untimed = dataclasses.replace(probe, step_us_median=None, step_cv=None, step_cpu_share=1.0)
     config, problem = settings.config, problem_of(settings, untimed, machine, 0, samplers_only=samplers_only)
     # Learning rates, discounts and other floats do not change how long anything takes.
-    part = dataclasses.asdict(config.on_policy or config.algorithm)
+    part, own = dataclasses.asdict(config.on_policy or config.algorithm), [knob for knob in problem.knobs if knob.own]
     return {
         **({"samplers_only": True} if samplers_only else {}),
         "schema": SCHEMA,
@@ -416,14 +401,8 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
         "configured": {name: repr(value) for name, value in problem.configured.items()},
         "pins": sorted(problem.pins),
         "learning_starts": config.replay.learning_starts,
-        "learner": {
-            name: getattr(config.learner, name) for name in _SPEED if f"learner.{name}" not in problem.configured
-        },
-        "own": {
-            knob.name: [repr(value) for value in knob.candidates(problem, problem.configured)]
-            for knob in problem.knobs
-            if knob.own
-        },
+        "learner": {key: getattr(config.learner, key) for key in _SPEED if f"learner.{key}" not in problem.configured},
+        "own": {knob.name: [repr(value) for value in knob.candidates(problem, problem.configured)] for knob in own},
     }
 
 
@@ -433,14 +412,14 @@ def check_tunable(config: Config) -> None:
     Raises:
         ConfigError: the mode declares no knob for that kind of algorithm, or several learners are requested.
     """
-    if config.run.learners > 1 and LEARNERS not in config.data_flow.knobs:
+    if config.run.learners > 1 and LEARNERS not in knob_names(config.data_flow):
         raise ConfigError(
             f"--auto: it tunes a single learner, not run.learners = {config.run.learners}"
             "; remove --auto, or set --batch-size and --samplers as in a tuned run with one learner"
         )
-    if not config.data_flow.knobs:
+    if not config.data_flow.tunable:
         found = [mode.data_flow(on_policy=config.on_policy is not None) for mode in DECLARED]
-        others = [mode.name for mode, data_flow in zip(DECLARED, found, strict=True) if data_flow and data_flow.knobs]
+        others = [mode.name for mode, data_flow in zip(DECLARED, found, strict=True) if data_flow and data_flow.tunable]
         raise ConfigError(
             f"--auto: {config.run.algo} in --mode {config.run.mode} has nothing to tune; use --mode "
             f"{' or '.join(others)}, or remove --auto"
@@ -529,8 +508,7 @@ def _check_history(record: dict[str, Any]) -> None:
 
 # --- one tuner at a time ---
 
-_LOCK_WAIT_S = 75.0
-"""A tuning takes a minute."""
+_LOCK_WAIT_S = 75.0  # A tuning takes a minute.
 
 
 def lock_path() -> Path:
@@ -616,8 +594,6 @@ def _holder(fd: int) -> tuple[str, bool]:
             if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode:
                 process = psutil.Process(int(words[4]))
                 command = clean(" ".join(process.cmdline()) or process.name(), 100)
-                return (
-                    f"process {process.pid} of {clean(process.username(), 40)} ({command})",
-                    process.status() == psutil.STATUS_STOPPED,
-                )
+                who = f"process {process.pid} of {clean(process.username(), 40)} ({command})"
+                return who, process.status() == psutil.STATUS_STOPPED
     return "a process that this one cannot see", False

@@ -31,6 +31,7 @@ from spreeze.tuner.problem import (
     THREADS,
     Choice,
     Knob,
+    OnResult,
     Setting,
     TrialResult,
     TuningProblem,
@@ -46,36 +47,25 @@ THREAD_GAIN = 0.03
 _MOST_NEIGHBOURS, _FEW_NEIGHBOURS = 4, 2
 _PROMISING, _PROMISING_RIVAL = 0.85, 0.6
 """Neighbours expected below this share of the choice are not measured; other kinds of learner, below the second."""
-_LEAST_GAIN = 0.05
-"""Only a setting that measures this much better takes the place of the choice."""
+_LEAST_GAIN = 0.05  # Only a setting that measures this much better takes the place of the choice.
 _ROLLOUT_GAIN = 0.10
 """Least gain where a setting changes the rollouts that are learned from, for which the profile was made."""
-_DISTURBED = 0.8
-"""A setting below this share of its earlier rate is measured again: other programs were active."""
+_DISTURBED = 0.8  # A setting below this share of its earlier rate is measured again: other programs were active.
 _MOST_SPREAD = 0.75
 """A row whose repeats scatter by a larger share of their median is measured again, and not used if it still does."""
-_KIND_GAIN = 0.10
-"""``paper``: share of update frames/s that a less plain learner has to add."""
+_KIND_GAIN = 0.10  # ``paper``: share of update frames/s that a less plain learner has to add.
 _LEAST_S, _CLIMB_S, _AGAIN_S = 4.0, 1.0, 8.0
 """Less time than this is not worth a round with everything running, a measurement of learners alone, or a round of what
 scattered."""
-_STRIDE = 2
-"""A line needs few points: only every second batch of the ladder is measured."""
+_STRIDE = 2  # A line needs few points: only every second batch of the ladder is measured.
 _FIRST_SIZES, _FURTHER_SIZES, _BESIDE_SIZES = 4, 2, 3
 """Batches measured at once; of a pair of threads, beside one thread."""
-_COST_ERROR = 0.02
-"""A row's cost is not known where it adds less than this share to the time of the largest batch."""
+_COST_ERROR = 0.02  # A row's cost is not known where it adds less than this share to the time of the largest batch.
 _MOST_RUNNERS = 3
-_ROOM = 2.0
-"""The upper bound is this many times what was measured, so that the learner is not held back by chance."""
+_ROOM = 2.0  # The upper bound is this many times what was measured, so that the learner is not held back by chance.
 
 
-def tune(
-    problem: TuningProblem,
-    measure: Measurer,
-    say: Callable[[TrialResult], None],
-    busy: Callable[[], bool] = lambda: False,
-) -> Search:
+def tune(problem: TuningProblem, measure: Measurer, say: OnResult, busy: Callable[[], bool] = lambda: False) -> Search:
     """Measures and chooses within the budget; ``say`` hears each result as it is measured.
 
     ``busy`` says whether other programs have disturbed the measurements so far. Where they leave nothing to choose
@@ -122,14 +112,8 @@ class Rounds:
 
     def pair(self, here: Setting, other: Setting) -> tuple[TrialResult, TrialResult] | None:
         """Rows of both settings out of the newest round in which both ran; None without one."""
-        return next(
-            (
-                (found[here], found[other])
-                for found in reversed(self._rounds)
-                if here in found and other in found and found[here].ran and found[other].ran
-            ),
-            None,
-        )
+        pairs = [(found[here], found[other]) for found in self._rounds if here in found and other in found]
+        return next((pair for pair in reversed(pairs) if pair[0].ran and pair[1].ran), None)
 
 
 def spread_of(rows: Iterable[TrialResult]) -> float:
@@ -162,11 +146,7 @@ class Search:
     """True if the choice is what is configured, because too little could be measured."""
 
     def __init__(
-        self,
-        problem: TuningProblem,
-        measure: Measurer,
-        say: Callable[[TrialResult], None],
-        busy: Callable[[], bool] = lambda: False,
+        self, problem: TuningProblem, measure: Measurer, say: OnResult, busy: Callable[[], bool] = lambda: False
     ) -> None:
         """Measures nothing yet.
 
@@ -203,7 +183,6 @@ class Search:
         """Other values of each varied knob, with scores relative to the chosen one, best first."""
 
     def _record(self, result: TrialResult) -> None:
-        """Scores a result, keeps it and reports it."""
         if result.failure is None:
             result = dataclasses.replace(result, score=self._score(result))
         self.results.append(result)
@@ -227,10 +206,8 @@ class Search:
         if not scattered or within_s < _CLIMB_S:
             return found
         again = {one.setting: one for one in ask(scattered, within_s) if one.ran}
-        return [
-            again[one.setting] if one.setting in again and spread_of([again[one.setting]]) <= spread_of([one]) else one
-            for one in found
-        ]
+        pairs = [(one, again.get(one.setting, one)) for one in found]
+        return [new if spread_of([new]) <= spread_of([old]) else old for old, new in pairs]
 
     def _moves(self, here: Setting, other: Setting) -> bool:
         """True if the other setting takes what is learned from away from what is configured."""
@@ -266,12 +243,12 @@ class Search:
                 found.append(other)
         return found
 
-    def _best_of(self, rounds: Rounds, here: Setting, least_gain: float) -> Setting:
+    def _best_of(self, rounds: Rounds, here: Setting, least_gain: float, expected: Setting | None = None) -> Setting:
         """The setting to continue with: another one only for a clear gain; ties go as the knobs prefer."""
         better = [
             Scored(other, 1.0 + self._gain_over(rounds, here, other)[0])
             for other in rounds.newest()
-            if other != here and self._holds(rounds, here, other, least_gain)
+            if other != here and self._holds(rounds, here, other, 0.0 if other == expected else least_gain)
         ]
         return model.pick(self.problem, better).setting if better else here
 
@@ -332,18 +309,8 @@ class Search:
         if left_s < _CLIMB_S:
             self.limits.append(f"out of time before {kind} could be tried")
             return
-        seen = (
-            sorted(
-                {
-                    one.setting[BATCH]
-                    for other, rates in self.rates.items()
-                    if other.device == kind.device
-                    for one in rates
-                    if one.updates > 0
-                }
-            )
-            or self.ladder
-        )
+        rows = [one for other, rates in self.rates.items() if other.device == kind.device for one in rates]
+        seen = sorted({one.setting[BATCH] for one in rows if one.updates > 0}) or self.ladder
         known = {one.setting[BATCH] for one in self.rates.get(kind, ())}
         best = max((self._best(other) for other in self.rates if other.device == kind.device), default=(0.0, 0))[1]
         wanted = sorted({seen[0], best if best in seen else seen[len(seen) // 2], seen[-1]} - known)
@@ -389,11 +356,8 @@ class Search:
 
     def _scores(self, kind: LearnerKind) -> dict[int, float]:
         """Batch -> score of the rates of a kind that ran."""
-        return {
-            one.setting[BATCH]: model.learner_score(self.problem.objective, one.setting[BATCH], one.updates)
-            for one in self.rates.get(kind, ())
-            if one.updates > 0
-        }
+        objective, rows = self.problem.objective, [one for one in self.rates.get(kind, ()) if one.updates > 0]
+        return {one.setting[BATCH]: model.learner_score(objective, one.setting[BATCH], one.updates) for one in rows}
 
     def _threads_pay(self, kind: LearnerKind) -> bool:
         """True if half of these threads were better than a quarter of them; half that was skipped was not.
@@ -425,11 +389,8 @@ class Search:
         """Leaves out slow updates; for ``paper`` all but the batch of its rule on the fastest kind."""
         sizes = {kind: found for kind, found in self.sizes.items() if found}
         if not sizes:
-            raise self._nothing_ran(
-                [one for rates in self.rates.values() for one in rates],
-                (BATCH, DEVICE, PRECISION, THREADS),
-                "no batch size could be measured",
-            )
+            rows = [one for rates in self.rates.values() for one in rates]
+            raise self._nothing_ran(rows, (BATCH, DEVICE, PRECISION, THREADS), "no batch size could be measured")
         quick = {
             kind: [batch for batch in found if self.costs[kind].update_s(batch) <= MAX_UPDATE_S]
             for kind, found in sizes.items()
@@ -449,10 +410,8 @@ class Search:
                 knee = paper_batch(*cost, self.problem.targets.gpu_target)
                 batch = min((one for one in allowed if one >= knee and one & (one - 1) == 0), default=batch)
                 if self.busy() and self.problem.configured[BATCH] in allowed:
-                    batch, text = (
-                        self.problem.configured[BATCH],
-                        "the batch size is kept, because other programs were active",
-                    )
+                    batch = self.problem.configured[BATCH]
+                    text = "the batch size is kept, because other programs were active"
                 elif knee > allowed[-1]:
                     text = f"the paper's rule selects batch {knee}, {batch} is the largest possible"
             frames = batch / cost.update_s(batch)
@@ -518,11 +477,8 @@ class Search:
         # Never more busy threads than ran together.
         busy = max((one.setting[SAMPLERS] for one in good), default=1) + first[THREADS]
         failed = min((one.setting[SAMPLERS] for one in sweep if one.failure), default=math.inf)
-        settings = [
-            one
-            for one in settings
-            if one[SAMPLERS] + one[THREADS] <= busy or one[SAMPLERS] in (1, problem.pin(SAMPLERS))
-        ]
+        pin = problem.pin(SAMPLERS)
+        settings = [one for one in settings if one[SAMPLERS] + one[THREADS] <= busy or one[SAMPLERS] in (1, pin)]
         settings = [one for one in settings if one[SAMPLERS] < failed] or settings
         self.limits += [f"{one.setting[SAMPLERS]} samplers: {one.failure}" for one in sweep if one.failure]
         if not sweep:
@@ -565,20 +521,17 @@ class Search:
 
     def _unmoved(self, expected: Sequence[Scored]) -> list[Scored]:
         """Settings that do not change what is learned."""
-        return [
-            one
-            for one in expected
-            if all(one.setting[name] == self.kept[name] for name in (BATCH, RATIO) if name in self.kept)
-        ]
+        names = [name for name in (BATCH, RATIO) if name in self.kept]
+        return [one for one in expected if all(one.setting[name] == self.kept[name] for name in names)]
 
     def _forecast(self, setting: Setting) -> Scored:
         return model.worth(self.problem, setting, *self.sharing.forecast(setting))
 
     def check(self) -> None:
-        """Measures the expected best together with its neighbours; a clearly better one takes its place.
+        """Measures the expected best, which may move what is learned, together with the best that moves nothing.
 
-        Beside an expected best that moves what is learned, the best one that does not is measured, and taken if the
-        gain does not show.
+        The most promising neighbours are measured with them. What moves nothing stays unless another one is clearly
+        better.
 
         Raises:
             NothingMeasured: all of them failed, and other programs may be why.
@@ -589,114 +542,103 @@ class Search:
         if within_s < _LEAST_S:
             self.limits.append("out of time before the neighbours of the choice were measured")
             expected = [one for one in expected if one.setting[SAMPLERS] <= most] or expected
-        self.chosen = before = self._pick(expected)
-        here, unmoved = before.setting, self._unmoved(expected)
-        plain = model.pick(problem, unmoved).setting if unmoved else here
-        rounds = Rounds()
-        if within_s >= _LEAST_S:
-            # A move has to show: where there is one, time is left for a second round.
-            neighbours = self._neighbours(before)[: _MOST_NEIGHBOURS if plain == here else _FEW_NEIGHBOURS]
-            wanted = list(dict.fromkeys([here, plain, *neighbours]))
-            rounds = self._rounds(self._joint, wanted, within_s - 1.0, _LEAST_GAIN)
+            self.chosen = self._pick(expected)
+            self.centre = self.chosen.setting
+            return
+        before, unmoved = self._pick(expected), self._unmoved(expected)
+        plain = model.pick(problem, unmoved) if unmoved else before
+        # A move has to show: where there is one, time is left for a second round.
+        neighbours = self._neighbours(before)[: _MOST_NEIGHBOURS if plain == before else _FEW_NEIGHBOURS]
+        wanted = list(dict.fromkeys([plain.setting, before.setting, *neighbours]))
+        rounds, best = self._compare("choice", self._joint, wanted, within_s - 1.0, _LEAST_GAIN, before.setting)
         rows = rounds.newest()
-        good = {setting: one for setting, one in rows.items() if one.ran}
-        self.limits += [
-            f"{setting_text(problem, one.setting)}: {one.failure or 'no updates'}"
-            for one in rows.values()
-            if not one.ran
-        ]
-        best = here if here == plain or self._is_shown(rounds, plain, here) else plain
-        if best == plain and plain not in rows and here in good:
-            self.chosen = self.expected[plain]  # no time was left for it
-        elif best in good:
-            best = self._best_of(rounds, best, _LEAST_GAIN)
-            self.chosen = model.measured_worth(problem, good[best])
-        elif left := {setting: one for setting, one in good.items() if not self._moves(plain, setting)}:
-            self.chosen = max((model.measured_worth(problem, one) for one in left.values()), key=lambda one: one.score)
+        if best is not None:
+            self.chosen, self.measured = model.measured_worth(problem, best), True
         elif rows and self.busy():
             raise NothingMeasured("neither the expected best nor its neighbours could be measured")
-        elif rows:
+        else:
             # What moves nothing that is learned, and has no more samplers than what failed and than what ran.
             untried = [one for one in unmoved or expected if one.setting not in rows] or unmoved or expected
-            less = [one for one in untried if one.setting[SAMPLERS] <= min(here[SAMPLERS], most)]
-            self.chosen = model.pick(problem, less or untried)
-            self.doubts.append(
-                f"the expected best could not be measured: {rows[here].failure or 'no updates'}"
-                if here in rows
-                else "the expected best could not be measured"
-            )
-        self.centre, self.measured = self.chosen.setting, self.chosen.setting in good
-        self._doubt(good.get(self.centre))
-        if self.centre != here:
-            new, old = setting_text(problem, self.centre), setting_text(problem, here)
+            least = min(plain.setting[SAMPLERS], most)
+            self.chosen = model.pick(problem, [one for one in untried if one.setting[SAMPLERS] <= least] or untried)
+            why = next((f": {one.failure}" for one in rows.values() if one.failure), "")
+            self.doubts.append(f"the expected best could not be measured{why}")
+        self.centre = self.chosen.setting
+        if self.centre != before.setting:
+            new, old = setting_text(problem, self.centre), setting_text(problem, before.setting)
+            found = rows.get(before.setting)
             better = f"{new} in place of {old}"
-            if here in good and self.centre == plain:
+            if found is not None and found.ran and self.centre == plain.setting:
                 better += ", with a gain within the measured spread"
-            elif here in good:
+            elif found is not None and found.ran:
                 better = f"{new} measured better than {old}"
             self.notes.append(f"checked with its neighbours: {better}")
 
-    def _is_shown(self, rounds: Rounds, plain: Setting, here: Setting) -> bool:
-        """True if the measurements bear out the forecast that ``here`` is better, which moves what is learned."""
-        rows = rounds.newest()
-        if plain in rows or here not in rows:
-            return rounds.pair(plain, here) is None or self._holds(rounds, plain, here, 0.0)
-        gain = self.expected[here].score / max(self.expected[plain].score, 1e-12) - 1.0
-        return gain > spread_of([rows[here]]) and not self.busy()
-
-    def _rounds(
+    def _compare(
         self,
+        what: str,
         ask: Callable[[Sequence[Setting], float], list[TrialResult]],
         settings: Sequence[Setting],
         within_s: float,
         least_gain: float,
-    ) -> Rounds:
-        """Measures settings together, those about which that leaves a doubt once more; the first ones each time."""
+        expected: Setting | None = None,
+    ) -> tuple[Rounds, TrialResult | None]:
+        """Measures settings in the same turns; the rounds, and the best row, None where nothing can be used.
+
+        The first setting stays unless another one is clearly better; of one that is ``expected`` to be, any gain above
+        the spread will do. What leaves a doubt is measured once more, and all if the machine was busy.
+        """
         rounds, here = Rounds(), settings[0]
+        before = max((one.env_steps for one in self.results if one.setting == here and one.ran), default=0.0)
         end_s = self.measure.seconds_left() - within_s
         rounds.add(ask(settings, within_s))
         doubtful, left_s = self._doubtful(rounds, here, least_gain), self.measure.seconds_left() - end_s
         if doubtful and left_s >= _AGAIN_S:
-            self.notes.append(
-                f"{len(doubtful)} of {len(settings)} settings were measured again, because their rates varied"
-            )
+            self.notes.append(f"{len(doubtful)} of {len(settings)} settings were measured again, because rates varied")
             rounds.add(ask([here, *doubtful], left_s))
-        return rounds
-
-    def _doubt(self, row: TrialResult | None) -> None:
-        """Notes that a chosen row scatters so much that another measurement may choose otherwise."""
-        if row is not None and not is_steady(row):
-            self.doubts.append(f"rates of the choice vary by {_typical([row])}")
+        row = rounds.newest().get(here)
+        if row is not None and row.ran and row.env_steps < _DISTURBED * before:
+            left_s = self.measure.seconds_left() - end_s
+            if left_s >= within_s / 2:
+                self.notes.append(f"{what} measured again: the machine was busy")
+                rounds.add(ask(settings, left_s))
+            else:
+                self.limits.append(f"{what} was measured while the machine was busy, with no time to repeat it")
+        rows = rounds.newest()
+        failed = [one for one in rows.values() if not one.ran]
+        self.limits += [f"{setting_text(self.problem, one.setting)}: {one.failure or 'no updates'}" for one in failed]
+        good = {setting: one for setting, one in rows.items() if one.ran}
+        if here in good:
+            best: TrialResult | None = good[self._best_of(rounds, here, least_gain, expected)]
+        else:
+            left = [one for one in good.values() if not self._moves(here, one.setting)] or [
+                one for one in good.values() if is_steady(one) and not self.busy()
+            ]
+            best = max(left, key=self._score, default=None)
+        if best is not None and not is_steady(best):
+            self.doubts.append(f"rates of the choice vary by {_typical([best])}")
+        return rounds, best
 
     def _neighbours(self, here: Scored) -> list[Setting]:
-        """The most promising settings that differ in one knob by one step.
+        """The most promising settings that differ in one knob by one step, and the best of each other kind.
 
-        Of each other kind of learner it is the one expected to be the best: the model knows kinds apart least well.
+        The model knows kinds apart least well.
         """
-        kind, found, rivals = kind_of(here.setting), {}, {}
+        kind, found = kind_of(here.setting), []
         for name in (BATCH, SAMPLERS, RATIO):
             value, values = here.setting[name], {one[name] for one in self.expected if kind_of(one) == kind}
-            for one in (
-                max((one for one in values if one < value), default=value),
-                min((one for one in values if one > value), default=value),
-            ):
+            lower, higher = sorted(one for one in values if one < value), sorted(one for one in values if one > value)
+            for one in (*lower[-1:], *higher[:1]):
                 follows = name == BATCH and self.problem.balanced
                 setting = here.setting.replace(RATIO, model.ratio_bound(self.problem, one)) if follows else here.setting
-                found[setting.replace(name, one)] = _PROMISING
-        for score in sorted(self.expected.values(), key=lambda one: one.score):
-            rivals[kind_of(score.setting)] = score.setting
-        found |= {one: _PROMISING_RIVAL for other, one in rivals.items() if other != kind}
-        promising = [
-            self.expected[one]
-            for one, share in found.items()
-            if one != here.setting and one in self.expected and self.expected[one].score >= share * here.score
-        ]
+                found.append((setting.replace(name, one), _PROMISING))
+        best = {kind_of(one.setting): one for one in sorted(self.expected.values(), key=lambda one: one.score)}
+        found += [(one.setting, _PROMISING_RIVAL) for other, one in best.items() if other != kind]
+        known = [(self.expected[one], share * here.score) for one, share in found if one in self.expected]
+        promising = [one for one, least in known if one.score >= least]
         # A bound that does not bind changes nothing.
-        promising = [
-            one
-            for one in promising
-            if one.setting != here.setting.replace(RATIO, one.setting[RATIO]) or one[2:] != here[2:]
-        ]
+        same = here.setting.without(RATIO)
+        promising = [one for one in promising if one.setting.without(RATIO) != same or one[2:] != here[2:]]
         return [one.setting for one in sorted(promising, key=lambda one: -one.score)[:_MOST_NEIGHBOURS]]
 
     # --- everything running, one knob after the other ---
@@ -756,38 +698,14 @@ class Search:
 
         same_rollouts = knob.own or knob.name in (SAMPLERS, ENVS, INFERENCE_WORKERS)
         least_gain = _LEAST_GAIN if same_rollouts else _ROLLOUT_GAIN
-        before = max((one.env_steps for one in self.results if one.setting == here and one.ran), default=0.0)
-        end_s = self.measure.seconds_left() - within_s
-        rounds = self._rounds(ask, [here, *wanted], within_s, least_gain)
-        row = rounds.newest().get(here)
-        if row is not None and row.ran and row.env_steps < _DISTURBED * before:
-            left_s, name = self.measure.seconds_left() - end_s, knob.column
-            if left_s >= within_s / 2:
-                self.notes.append(f"{name} measured again: the machine was busy")
-                rounds.add(ask([here, *wanted], left_s))
-            else:
-                self.limits.append(
-                    f"{name} was measured while the machine was busy, and there was no time to repeat it"
-                )
-        rows = rounds.newest()
-        self.limits += [f"{knob.text(one.setting[knob.name])}: {one.failure}" for one in rows.values() if one.failure]
-        good = {setting: one for setting, one in rows.items() if one.ran}
-        if here not in good:
-            left = [one for one in good.values() if not self._moves(here, one.setting)] or [
-                one for one in good.values() if is_steady(one) and not self.busy()
-            ]
-            return max(left, key=self._score, default=None)
-        best = self._best_of(rounds, here, least_gain)
-        self._doubt(good[best])
-        shares = {setting: 1.0 + self._gain_over(rounds, here, setting)[0] for setting in good if setting != here}
-        shares = {setting: share for setting, share in shares.items() if share > 0.0} | {here: 1.0}
-        self.runners[knob.name] = tuple(
-            sorted(
-                ((one[knob.name], share / shares[best]) for one, share in shares.items() if one != best),
-                key=lambda one: -one[1],
-            )[:_MOST_RUNNERS]
-        )
-        return good[best]
+        rounds, best = self._compare(knob.column, ask, [here, *wanted], within_s, least_gain)
+        if best is not None and here in (rows := rounds.newest()) and rows[here].ran:
+            shares = {setting: 1.0 + self._gain_over(rounds, here, setting)[0] for setting in [here, *wanted]}
+            shares = {setting: share for setting, share in shares.items() if share > 0.0} | {here: 1.0}
+            others = [(one[knob.name], share / shares[best.setting]) for one, share in shares.items()]
+            others = [other for one, other in zip(shares, others, strict=True) if one != best.setting]
+            self.runners[knob.name] = tuple(sorted(others, key=lambda one: -one[1])[:_MOST_RUNNERS])
+        return best
 
     # --- the answer ---
 
@@ -807,11 +725,8 @@ class Search:
         self.choices = {name: self._choice(knobs[name]) for name in problem.configured if name in chosen}
         if problem.room is not None:
             high = self._upper_bound()
-            found = self.choices | {
-                ENVS: problem.room.envs_per_sampler,
-                CAPACITY: problem.room.capacity,
-                RATIO_MAX: high,
-            }
+            room = problem.room
+            found = self.choices | {ENVS: room.envs_per_sampler, CAPACITY: room.capacity, RATIO_MAX: high}
             self.choices = {name: found[name] for name in problem.configured if name in found}
             self._note_ratios(high)
             cost = self.costs[kind_of(chosen)]
@@ -867,7 +782,6 @@ class Search:
         return Choice(value, f"{knob.text(value)}: {origin}, because too little could be measured")
 
     def _choice(self, knob: Knob) -> Choice:
-        """The value of a knob, its reason, and what came next."""
         problem, chosen = self.problem, self.chosen
         value = chosen.setting[knob.name]
         runners = self.runners.get(knob.name, ()) if knob.own or not self.expected else self._next_best(knob)
@@ -878,12 +792,7 @@ class Search:
                 env_steps_per_s=chosen.env_steps_per_s * chosen.in_a_run,
             )
         if knob.name in problem.pins:
-            return Choice(
-                value,
-                f"{what}{', ' if knob.figures else ': '}{problem.pinned_by(knob.name)}",
-                pinned=True,
-                runners_up=runners,
-            )
+            return Choice(value, what + (", " if knob.figures else ": ") + problem.pinned_by(knob.name), True, runners)
         parts = [] if knob.trial == FACTS else [self._why(knob, runners)]
         if knob.name == RATIO and value != problem.configured[RATIO]:
             parts = [self._gain()]
@@ -939,10 +848,7 @@ class Search:
         rows = {one.setting: (one.updates, one.env_steps) for one in self.results if one.stage == JOINT and one.ran}
         known = all(setting in rows for setting in settings)
         if not known:
-            rows = {
-                one: (found.updates_per_s, found.env_steps_per_s)
-                for one, found in ((one, self._forecast(one)) for one in settings)
-            }
+            rows = {one: self._forecast(one)[2:4] for one in settings}
         (updates, env_steps), (updates_before, env_steps_before) = (rows[setting] for setting in settings)
         return (
             f"{'' if known else 'estimated: '}updates {_percent(updates, updates_before)}, env steps "
@@ -976,7 +882,6 @@ class Search:
         return Choice(high, f"{text.format(high)}{ratio:.3g} were measured, {configured:g} would limit it")
 
     def _note_ratios(self, high: Choice) -> None:
-        """Notes what changes in the algorithm."""
         low, configured = self.chosen.setting[RATIO], self.problem.configured
         if self.problem.balanced:
             return  # the mode keeps the ratio, and says so
@@ -1007,8 +912,7 @@ def _typical(rows: Sequence[TrialResult]) -> str:
     return f"{100 * _middle_spread(rows):.0f} % of their median"
 
 
-_AS_MEASURED = 0.99
-"""Share of measured rates that a run keeps, above which a note would say nothing."""
+_AS_MEASURED = 0.99  # Share of measured rates that a run keeps, above which a note would say nothing.
 
 
 def _percent(after: float, before: float) -> str:

@@ -26,7 +26,17 @@ from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
-from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS, SAMPLERS, Setting, TrialResult
+from spreeze.tuner.problem import (
+    BATCH,
+    ENVS,
+    JOINT,
+    ROLLOUT,
+    ROLLOUT_SAMPLERS,
+    SAMPLERS,
+    OnResult,
+    Setting,
+    TrialResult,
+)
 
 _MOST_FAILURES = 1
 _FROM_OUTSIDE = ("silent for", "ended by SIGKILL")
@@ -91,7 +101,7 @@ class Trial(contextlib.ExitStack):
         kind: TrialKind,
         plan: RunPlan,
         candidates: list[TrialResult],
-        finish: Callable[[TrialResult], None],
+        finish: OnResult,
         *,
         usable_cores: float,
         memory_cap_bytes: int,
@@ -127,15 +137,9 @@ class Trial(contextlib.ExitStack):
             logs = LogKeeper()
             self.callback(logs.close)
             logs.start()
-            context = RunContext(
-                run_dir=run_dir,
-                status_fd=run.status.block.fd,
-                status_rows=run.status.num_rows,
-                nonce=nonce,
-                gives_way=self._plan.config.tuning.give_way,
-                logs=logs,
-            )
-            self._workers = ProcessSupervisor(context, run.status, on_event=lambda level, text: None)
+            way = self._plan.config.tuning.give_way
+            context = RunContext(run_dir=run_dir, status=run.status, nonce=nonce, gives_way=way, logs=logs)
+            self._workers = ProcessSupervisor(context, on_event=lambda level, text: None)
             self.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
             for spec in run.specs.values():
                 if spec.role.steps or (self._kind.learns and (spec.role.learns or spec.role.infers)):
@@ -300,7 +304,6 @@ class Trial(contextlib.ExitStack):
                 yield from process.children(recursive=True) if whole else ()
 
     def _cpu_s(self) -> float:
-        """Processor time of all so far."""
         total = 0.0
         for process in self._processes(whole=False):
             with contextlib.suppress(psutil.Error):
@@ -315,76 +318,39 @@ def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     least = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth))
     rows = max(min(ROWS, ROWS_BYTES // row_bytes), least)
     rows = min(rows, max(plan.config.replay.capacity, batch), cap_bytes // 4 // row_bytes)
-    return _trial_plan(
-        plan,
-        setting,
-        {
-            "replay": {"capacity": max(rows, 2), "samples_per_insert_max": 1e9, "learning_starts": 1, "save": False},
-            "visualizer": {"enabled": False},
-            "stop": {"updates": None},
-        },
-        samplers,
-    )
+    replay = {"capacity": max(rows, 2), "samples_per_insert_max": 1e9, "learning_starts": 1, "save": False}
+    return _trial_plan(plan, setting, {"replay": replay, "stop": {"updates": None}}, samplers)
 
 
 def _trial_plan(plan: RunPlan, setting: Setting, values: Values, samplers: int) -> RunPlan:
     """The plan with the settings of a trial, and with the values that make a trial of it."""
-    own = setting.layer().values
-    settings = plan.settings.with_layer(
-        Layer("tuner", {part: {**values.get(part, {}), **own.get(part, {})} for part in (*own, *values)})
-    )
-    inference_workers = settings.config.inference_workers if settings.config.on_policy is not None else 0
-    return dataclasses.replace(
-        plan, settings=settings, samplers=samplers, inference_workers=inference_workers, all_learners=0
-    )
+    own, values = setting.layer().values, values | {"visualizer": {"enabled": False}}
+    merged = {part: {**values.get(part, {}), **own.get(part, {})} for part in (*own, *values)}
+    settings = plan.settings.with_layer(Layer("tuner", merged))
+    infer = settings.config.inference_workers if settings.config.on_policy is not None else 0
+    return dataclasses.replace(plan, settings=settings, samplers=samplers, inference_workers=infer, all_learners=0)
 
 
 def sampler_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """A plan for samplers of that setting that write as fast as they can."""
     least = 2 * setting[SAMPLERS] * setting[ENVS] * (1 + plan.layout.depth)
-    return _trial_plan(
-        plan,
-        setting,
-        {
-            "replay": {
-                "capacity": max(min(ROWS, ROWS_BYTES // plan.layout.row_bytes), least),
-                "learning_starts": 1,
-                "samples_per_insert_min": 0.0,
-                "save": False,
-            },
-            "learner": {"batch_size": 1},
-            "visualizer": {"enabled": False},
-        },
-        setting[SAMPLERS],
-    )
+    capacity = max(min(ROWS, ROWS_BYTES // plan.layout.row_bytes), least)
+    replay = {"capacity": capacity, "learning_starts": 1, "samples_per_insert_min": 0.0, "save": False}
+    return _trial_plan(plan, setting, {"replay": replay, "learner": {"batch_size": 1}}, setting[SAMPLERS])
 
 
 def rollout_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """Plan of the task with that setting, until it is stopped."""
-    return _trial_plan(
-        plan,
-        setting,
-        {
-            "learner": {"publish_interval_s": 3600.0, "checkpoint_interval_s": 1e6},
-            "visualizer": {"enabled": False},
-            "stop": {"updates": None, "env_steps": None, "seconds": None},
-        },
-        setting[ROLLOUT_SAMPLERS],
-    )
+    learner = {"publish_interval_s": 3600.0, "checkpoint_interval_s": 1e6}
+    stop = dict.fromkeys(("updates", "env_steps", "seconds"))
+    return _trial_plan(plan, setting, {"learner": learner, "stop": stop}, setting[ROLLOUT_SAMPLERS])
 
 
 _REPLAY_PACE = Pace(repeats=5, settle_s=(0.1, 0.25), window_s=(0.3, 0.5))
 REPLAY = TrialKind(stage=JOINT, pace=_REPLAY_PACE, plan_of=replay_plan, rounds=1, edge_s=0.2, shares=True)
 """Samplers, replay and learner."""
-HOST = TrialKind(
-    stage=ROLLOUT, pace=_REPLAY_PACE, plan_of=sampler_plan, rounds=0, edge_s=0.0, shares=True, learns=False
-)
+HOST = TrialKind(ROLLOUT, _REPLAY_PACE, plan_of=sampler_plan, rounds=0, edge_s=0.0, shares=True, learns=False)
 """The samplers of a host whose learner is elsewhere (``--cluster``)."""
-ROLLOUTS = TrialKind(
-    stage=ROLLOUT,
-    pace=Pace(repeats=3, settle_s=(0.1, 0.1), window_s=(0.4, 1.2)),
-    plan_of=rollout_plan,
-    rounds=_ROLLOUTS,
-    edge_s=1.0,
-)
+_ROLLOUT_PACE = Pace(repeats=3, settle_s=(0.1, 0.1), window_s=(0.4, 1.2))
+ROLLOUTS = TrialKind(ROLLOUT, _ROLLOUT_PACE, plan_of=rollout_plan, rounds=_ROLLOUTS, edge_s=1.0)
 """Trial of all workers of a mode with rollouts."""

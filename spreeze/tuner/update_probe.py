@@ -30,8 +30,7 @@ from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import forget_memory, gpus_of, open_device, peak_bytes, resolve_device, synchronise
 
-_LOOK_S = 0.02
-"""Time between two checks of the memory of a measurement."""
+_LOOK_S = 0.02  # Time between two checks of the memory of a measurement.
 _LEAST_WARM_UPDATES, _WARM_UPDATES, _WARM_S = 2, 3, 0.5
 """Updates that are not timed: at least the first, which allocates, and the second; a third if there is time."""
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "MemoryError", "std::bad_alloc")

@@ -27,10 +27,12 @@ KNOBS = (Knob(name="{NAME}", label="publish", words="weights every {{}} s",
               candidates=lambda problem, here: (0.1, 2.0), remark=lambda problem, setting: "made up for a test"),)
 '''
 MODE = """
-from spreeze.config.modes import REPLAY_KNOBS, REPLAY_STAGES, Mode, DataFlow
+from spreeze.config.modes import REPLAY_STAGES, Mode, DataFlow
+from spreeze.tuner.knobs import knob_names
 
+KNOBS_TOO = (*knob_names(DataFlow(stages=())), "learner.publish_interval_s")
 MODES = (Mode(name="made-up", doc="the mode spreeze under another name",
-              replay=DataFlow(stages=REPLAY_STAGES, knobs=(*REPLAY_KNOBS, "learner.publish_interval_s"))),)
+              replay=DataFlow(stages=REPLAY_STAGES, knobs=KNOBS_TOO)),)
 """
 PINNED = (
     "--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "32",

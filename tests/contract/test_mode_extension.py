@@ -16,6 +16,7 @@ from spreeze.metrics.table import TABLE
 from spreeze.modes import assemble
 from spreeze.runtime.assembly import assembled
 from spreeze.runtime.plan import RunPlan
+from spreeze.tuner.knobs import knob_names
 from spreeze.tuner.run import check_tunable
 from spreeze.types import Box, EnvSpec
 
@@ -122,7 +123,7 @@ def test_a_record_holds_what_the_page_shows(mode):
 def test_every_declaration_names_settings_and_figures_that_exist(mode):
     for data_flow in filter(None, (mode.replay, mode.on_policy)):
         assert {item for stage in data_flow.stages for item in stage.items} <= {metric.name for metric in TABLE.metrics}
-        for part, name in (knob.split(".") for knob in data_flow.knobs):
+        for part, name in (knob.split(".") for knob in knob_names(data_flow)):
             kind = SECTIONS["impact" if data_flow.asynchronous else "ppo"] if part == "algorithm" else SECTIONS[part]
             assert name in kind.__dataclass_fields__
     assert mode.doc

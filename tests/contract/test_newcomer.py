@@ -40,7 +40,7 @@ ALGORITHMS = (AlgorithmRow(name="made_up", config=MadeUpConfig, continuous=MadeU
             "DECLARED = (",
             """
     Mode(name="made-up", module="spreeze.modes.made_up", doc="made up",
-         replay=DataFlow(stages=REPLAY_STAGES, knobs=REPLAY_KNOBS)),
+         replay=DataFlow(stages=REPLAY_STAGES)),
     """,
         ),
         "modes/made_up.py": "def assemble(run):\n    run.append('made up')\n",
@@ -51,8 +51,7 @@ ALGORITHMS = (AlgorithmRow(name="made_up", config=MadeUpConfig, continuous=MadeU
             """
     Knob(name="learner.publish_interval_s", label="publish", words="weights every {} s",
          candidates=lambda problem, here: (0.1, 2.0)),""",
-        ),
-        "config/modes.py": ("REPLAY_KNOBS = (", '"learner.publish_interval_s", '),
+        )
     },
     "a metric": {
         "metrics/table.py": (
@@ -115,7 +114,7 @@ assert config.own.bonus == 2.5
 assert "made_up" in rows()
 assert find_row("made_up").continuous.name == "made_up"
 assert from_toml(to_toml(settings), "file").config == config
-assert "made_up.bonus" in active_settings(config)[1]
+assert "made_up.bonus" in active_settings(config)
 from spreeze.cli.train import _fixed
 assert "made_up.bonus" in _fixed(config)
 
@@ -130,9 +129,9 @@ assemble(run)
 assert run == ["made up"]
 
 # a knob
-from spreeze.tuner.knobs import knobs_of
+from spreeze.tuner.knobs import knobs_of, tunable_settings
 assert "learner.publish_interval_s" in [knob.name for knob in knobs_of(config)]
-assert "learner.publish_interval_s" in active_settings(config)[0]
+assert "learner.publish_interval_s" in tunable_settings(config)
 
 # a metric
 from spreeze.metrics.snapshot import snapshot_of

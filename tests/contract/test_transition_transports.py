@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from harness import REPO, poll
 from numbered_rows import put
+from rings import count_torn
 
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
@@ -75,7 +76,7 @@ def batch(reader, draws=512, seed=0):
     layout = reader.ring.spec.layout
     rows = np.empty((draws, layout.width), np.float32)
     reader.sample(np.random.default_rng(seed), rows)
-    assert reader.count_torn(rows) == 0
+    assert count_torn(reader, rows) == 0
     return rows
 
 

@@ -22,6 +22,7 @@ from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import TABLE
 from spreeze.run_directory import list_runs, read_run, state_of
+from spreeze.tuner.knobs import tunable_settings
 
 TAKEN = [(mode.name, algo) for mode in DECLARED for algo in ALGORITHMS if find_row(algo).runs_in(mode)]
 KINDS = [(mode.name, next(algo for taken, algo in TAKEN if taken == mode.name and (algo in ON_POLICY) is on_policy))
@@ -155,7 +156,9 @@ def test_each_pair_shows_its_knobs_and_a_command_that_the_command_line_takes(mod
     page = chosen(mode, algo)
     values = asked(page)
     assert (values["run"].get("mode", DECLARED[0].name), values["run"]["algo"]) == (mode, algo)
-    knobs, others = active_settings(resolve([Layer("user", values)]).config)
+    config = resolve([Layer("user", values)]).config
+    knobs = tunable_settings(config)
+    others = [key for key in active_settings(config) if key not in knobs]
     shown = {widget.key for kind in (page.number_input, page.selectbox, page.text_input) for widget in kind}
     assert {f"start_{key}" for key in knobs} <= shown
     others = [key for key in others if f"start_{key}" not in shown]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from rings import count_torn
 
 from spreeze.bench import Row, line, row
 from spreeze.errors import WorkerError
@@ -128,7 +129,7 @@ def torn_rows(checked_rows: int, *, capacity: int = 16_384, batch: int = 1024) -
         out = np.empty((batch, layout.width), dtype=np.float32)
         while checked < checked_rows or reader.inserted < checked_rows:
             redrawn += reader.sample(rng, out)
-            torn += reader.count_torn(out)
+            torn += count_torn(reader, out)
             checked += batch
             if child.poll() is not None:
                 raise WorkerError(f"the writing process ended with {child.returncode}")

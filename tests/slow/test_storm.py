@@ -23,6 +23,7 @@ import pytest
 from fault_envs import FAULT_ID
 from live_run import AttachedRun
 from long_form import LIMIT_S, asked, by_hand
+from rings import count_torn
 
 from spreeze.bench import Row
 from spreeze.errors import SpreezeError
@@ -255,7 +256,7 @@ class Storm:
         """Draws rows, checks each one's checksum, and reads the newest version and all counters."""
         stats = self.stats
         self._reader.sample(self._rng, self._rows)
-        stats.rows_torn += self._reader.count_torn(self._rows)
+        stats.rows_torn += count_torn(self._reader, self._rows)
         stats.rows_checked += len(self._rows)
         version = self._run.version()
         stats.versions_back += version < stats.version

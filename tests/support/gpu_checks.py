@@ -28,6 +28,7 @@ import numpy as np
 import psutil
 import torch
 from harness import PATIENCE_S
+from rings import torn_rows
 from torch import Tensor
 
 from spreeze.algorithms import create
@@ -46,7 +47,7 @@ from spreeze.metrics.store import MetricsReader
 from spreeze.modes.replay import ReplayData
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, torn_rows
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, JOINT, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
 from spreeze.tuner.trials import REPLAY, Trial
 from spreeze.types import Choices, EnvSpec, Jsonable, RowLayout, TeamSpec, TransitionBatch

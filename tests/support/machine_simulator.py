@@ -4,9 +4,9 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 
-from spreeze.config.modes import REPLAY_KNOBS
+from spreeze.config.modes import find_mode
 from spreeze.config.schema import TuningConfig
-from spreeze.tuner.knobs import KNOBS, batch_sizes, find_memory_plan, learner_kinds, most_samplers, ratios
+from spreeze.tuner.knobs import KNOBS, batch_sizes, find_memory_plan, knob_names, learner_kinds, most_samplers, ratios
 from spreeze.tuner.model import learner_setting, paper_batch, worth
 from spreeze.tuner.problem import (
     BATCH,
@@ -26,6 +26,9 @@ from spreeze.tuner.problem import (
 
 CONFIGURED = {DEVICE: "cpu", BATCH: 256, THREADS: 1, PRECISION: "float32", SAMPLERS: None, ENVS: 8,
               "replay.capacity": 1_000_000, RATIO: 8.0, "replay.samples_per_insert_max": 512.0}  # fmt: skip
+
+REPLAY_KNOBS = tuple(sorted((knob for knob in KNOBS if knob.name in knob_names(find_mode("spreeze").replay)),
+                            key=lambda knob: knob.precedence))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class Machine:
             usable_cores=self.cores, physical_cores=self.physical, memory_bytes=self.memory_bytes,
             shared_memory_bytes=self.shared_memory_bytes, step_us=self.step_us, row_bytes=240,
             sampler_bytes=120_000_000, env_bytes=30_000_000, devices=tuple(devices), learning_starts=5000,
-            knobs=tuple(knob for knob in KNOBS if knob.name in REPLAY_KNOBS),
+            knobs=REPLAY_KNOBS,
             configured=Setting({**CONFIGURED, BATCH: batch_size, **(pins or {})}), pins=frozenset(pins or {}),
             targets=TuningConfig(**targets),
         )  # fmt: skip

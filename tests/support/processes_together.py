@@ -88,10 +88,8 @@ class WorkerGroup:
 def worker_group(plan: RunPlan, roles: Collection[str]) -> Iterator[WorkerGroup]:
     """Workers of these roles of the run that ``plan`` describes; they have ended when this ends."""
     with run_folder() as folder, assembled(assemble, plan, folder, time.monotonic()) as run:
-        run_context = RunContext(
-            run_dir=folder, status_fd=run.status.block.fd, status_rows=run.status.num_rows, nonce=secrets.token_hex(8)
-        )
-        workers = ProcessSupervisor(run_context, run.status, on_event=lambda level, text: None)
+        run_context = RunContext(run_dir=folder, status=run.status, nonce=secrets.token_hex(8))
+        workers = ProcessSupervisor(run_context, on_event=lambda level, text: None)
         found = WorkerGroup(workers, run)
         try:
             if "learner" not in roles:

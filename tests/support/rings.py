@@ -9,7 +9,7 @@ import sys
 import numpy as np
 from harness import REPO, poll
 
-from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.replay_ring import ReplayRing, RingSpec, row_checksum
 from spreeze.types import RowLayout
 
 LAYOUT = RowLayout(obs_dim=3, action_dim=2, checksum=True)
@@ -50,6 +50,20 @@ def put(writer, start, count, version=0):
     action = np.full((count, layout.action_dim), 0.5, dtype=np.float32)
     steps = np.full(count, 2.0) if layout.num_steps is not None else None
     writer.write(obs, action, number, number % 2, obs + 1, steps, version)
+
+
+def torn_rows(rows, logical):
+    """Number of rows [n, W] without frames, at logical indices [n], with a wrong checksum."""
+    nothing, checksums = np.empty(0, np.uint8), rows[:, -1].copy().view(np.uint32).tolist()
+    return sum(
+        row_checksum(row, nothing, number) != checksum
+        for row, number, checksum in zip(rows, logical.tolist(), checksums, strict=True)
+    )
+
+
+def count_torn(reader, rows):
+    """Number of rows [n, W] of the reader's last batch with a wrong checksum."""
+    return torn_rows(rows, reader._drawn.logical)
 
 
 @contextlib.contextmanager

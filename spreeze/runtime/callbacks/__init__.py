@@ -3,9 +3,7 @@
 ``callback``
     the base class, as users import it from ``spreeze``.
 ``links``
-    the supervisor's side: one process for each callback, told over a socket.
+    the supervisor's side: one process for each callback, told over a socket; what these have changed.
 ``process``
     the body of that process.
-``environment_arguments``
-    arguments of the samplers' environments that a callback has changed.
 """

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spreeze.errors import ConfigError
+from spreeze.envs.families import engine_of
+from spreeze.envs.make import parse_args
+from spreeze.envs.task_source import CHANGED, merged
+from spreeze.errors import ConfigError, SpreezeError
 from spreeze.formatting import clean
 from spreeze.inference.user_modules import is_script
 from spreeze.metrics.info_means import MOST_NUMBERS
@@ -16,13 +20,12 @@ from spreeze.run_directory import RunDir
 from spreeze.runtime.callbacks.callback import DECLARED
 from spreeze.runtime.loggers import OPEN_S, Sink, end_all, setting_values
 from spreeze.runtime.plan import RunPlan
+from spreeze.transport.files import replace_bytes
 
 _METRICS_S = 1.0
 
 
 class _Link(Sink):
-    """The supervisor's side of one callback."""
-
     module = "spreeze.runtime.callbacks.process"
 
     def __init__(
@@ -64,9 +67,11 @@ class CallbackLinks:
 
     def start(self, plan: RunPlan, run_dir: RunDir) -> None:
         """Starts the processes of the callbacks that the run was given."""
+        deadline_s = plan.config.callback.deadline_s
         for index, text in enumerate(callbacks_of(plan)):
+            name, log = f"callback {clean(text, 80)}", f"callback-{index}"
             opening = {
-                "sink": f"callback {clean(text, 80)}",
+                "sink": name,
                 "callback": text,
                 "run_dir": os.path.abspath(run_dir.path),
                 "env_id": plan.spec.env_id,
@@ -74,20 +79,9 @@ class CallbackLinks:
                 "settings": setting_values(plan),
             }
             try:
-                self._links.append(
-                    _Link(
-                        opening,
-                        run_dir,
-                        self._on_event,
-                        f"callback-{index}",
-                        plan.config.callback.deadline_s,
-                        self._value,
-                    )
-                )
+                self._links.append(_Link(opening, run_dir, self._on_event, log, deadline_s, self._value))
             except OSError as error:
-                self._on_event(
-                    "warning", f"{opening['sink']} is disabled; the run continues: it was not started: {error}"
-                )
+                self._on_event("warning", f"{name} is disabled; the run continues: it was not started: {error}")
         self.call("on_training_start")
 
     @property
@@ -152,3 +146,36 @@ def check_callbacks(texts: tuple[str, ...]) -> None:
         module, colon, name = text.partition("(")[0].partition(":")
         if not (colon and module and all(part.isidentifier() for part in name.split("."))):
             raise ConfigError(f"--callback {text[:80]!r}: expected MODULE:CLASS, such as my_callbacks:Curriculum")
+
+
+class EnvironmentArguments:
+    """Takes a callback's requests for other arguments of the samplers' environments; they last over a resume."""
+
+    def __init__(self, plan: RunPlan, run_dir: RunDir, on_event: Callable[[str, str], None]) -> None:
+        self._plan, self._run_dir, self._on_event = plan, run_dir, on_event
+        self.version = int((run_dir.path / CHANGED).is_file())
+        """Number of changes; samplers make their environments anew when it rises."""
+
+    def look(self) -> None:
+        """Takes a request, if there is one; a wrong one becomes an event."""
+        text = self._run_dir.take_request("env-args")
+        if text is None:
+            return
+        try:
+            changed = [str(entry) for entry in json.loads(text)]
+            self._check(changed)
+            path = self._run_dir.path / CHANGED
+            known = json.loads(path.read_text(encoding="utf-8")) if self.version else []
+            replace_bytes(path, json.dumps(merged(tuple(known), changed)).encode())
+        except (OSError, ValueError, TypeError, SpreezeError) as error:
+            self._on_event("warning", f"env.args = {clean(text, 80)} was ignored: {error}")
+            return
+        self.version += 1
+        self._on_event("info", f"environments are made anew with {clean(', '.join(changed), 200)}")
+
+    def _check(self, changed: list[str]) -> None:
+        if engine_of(self._plan.spec.env_id) is not None:
+            raise ValueError("an engine steps several environments at once, whose arguments stay")
+        if self._plan.alone:
+            raise ValueError("this environment can exist only once, so its arguments stay")
+        parse_args(tuple(changed))

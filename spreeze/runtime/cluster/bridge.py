@@ -36,22 +36,17 @@ from spreeze.transport.replay_ring import ShardWriter, write_rows
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import BridgeJob
 
-_MOST_PULLS = 2
-"""Pulls in progress to one host: one is filled while the other travels."""
+_MOST_PULLS = 2  # Pulls in progress to one host: one is filled while the other travels.
 _LINGER_EACH_S, _MOST_LINGER_S = 0.05, 0.5
 """A chunk costs the driver CPU time, whatever its size. So with more hosts each waits longer to fill one."""
 _PACE = 0.8
 """Least time between two pulls of one host, of that time: where the rate limiter binds, answers come at once."""
 _WAIT_S = 0.05
-_NODES_S = 1.0
-"""Between two looks at which nodes live."""
+_NODES_S = 1.0  # Between two looks at which nodes live.
 _PING_S = 5.0
-_SILENT_S = 5.0
-"""A host that has not answered for so long is named."""
-_AGAIN_S = 0.5
-"""Between two pulls of a host that is not available."""
-_REPLACE_S = 5.0
-"""Between two gateways on a host where one cannot work."""
+_SILENT_S = 5.0  # A host that has not answered for so long is named.
+_AGAIN_S = 0.5  # Between two pulls of a host that is not available.
+_REPLACE_S = 5.0  # Between two gateways on a host where one cannot work.
 _END_S = 2.0
 _SAMPLER = SLOTS["sampler"]
 _CUMULATIVE = tuple(name in TABLE.cumulative("sampler") for name in _SAMPLER)
@@ -83,8 +78,7 @@ class Host:
         self.given_s = 0.0
         self.resume_s = self.ping_s = self.requested_s = 0.0
         self.silent = False
-        self._before = slots.tolist()
-        """Counters of earlier epochs, and of an earlier bridge."""
+        self._before = slots.tolist()  # Counters of earlier epochs, and of an earlier bridge.
         self._latest = [0.0] * len(_SAMPLER)
 
     @property
@@ -150,8 +144,7 @@ class Bridge:
         self._published_s = 0.0
         self._nodes_s = 0.0
         self._linger_s = LINGER_S
-        self._failed: dict[str, tuple[float, str]] = {}
-        """Node -> when its last gateway could not work, and why."""
+        self._failed: dict[str, tuple[float, str]] = {}  # Node -> when its last gateway could not work, and why.
         if not nodes.is_authenticated:
             self._event(
                 "warning",
@@ -354,7 +347,6 @@ class Bridge:
                 host.post(weights_delay_s=max(0.0, facts["time_s"] - difference_s - host.given_s))
 
     def _report(self, host: Host) -> None:
-        """Posts a host's numbers."""
         ledger = host.ledger
         version = host.slots[_PLACE["policy_version"]]
         host.post(
@@ -372,11 +364,5 @@ class Bridge:
     def close(self) -> None:
         """Ends the gateways of all hosts."""
         working = [host.gateway for host in self._hosts if host.gateway is not None]
-        end_gateways(
-            self._nodes,
-            working,
-            sign_json(self._secret, b"end", {}),
-            _END_S,
-            lambda: self._context.heartbeat(Phase.WAIT),
-        )
+        end_gateways(self._nodes, working, self._secret, _END_S, lambda: self._context.heartbeat(Phase.WAIT))
         self._ring.close()

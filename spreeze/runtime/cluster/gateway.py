@@ -12,8 +12,6 @@ from typing import Any
 
 from spreeze.errors import SpreezeError, TransportError
 from spreeze.formatting import clean
-from spreeze.machine.hardware import core_facts
-from spreeze.run_directory import versions
 from spreeze.runtime.cluster.host import HostSamplers, host_checks
 from spreeze.runtime.cluster.host_run import HostRun, HostRunJob
 from spreeze.transport.chunks import Taken, sign_chunk, sign_json, verify, verify_json
@@ -159,13 +157,7 @@ class GatewayActor:
 
     def check(self, request: bytes) -> bytes:
         """Checks of this host for a task (``host.host_checks``), as JSON."""
-        return self._told(
-            lambda: {
-                **host_checks(verify_json(self._secret, b"check", request)),
-                "versions": versions(),
-                "cores": core_facts().usable,
-            }
-        )
+        return self._told(lambda: host_checks(verify_json(self._secret, b"check", request)))
 
     def end(self, request: bytes) -> bytes:
         """Ends the samplers, or the run; the actor stays until Ray ends it."""

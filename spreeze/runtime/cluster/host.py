@@ -23,7 +23,7 @@ from spreeze.machine.hardware import core_facts, memory_limits
 from spreeze.machine.logs import LogKeeper
 from spreeze.machine.processes import OrphanWatch, kill_and_wait, mark, signals_blocked
 from spreeze.metrics.table import SLOTS, TABLE
-from spreeze.run_directory import scratch_folder
+from spreeze.run_directory import scratch_folder, versions
 from spreeze.runtime.assembly import limit_of_each
 from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment
 from spreeze.runtime.process_supervisor import ProcessSupervisor
@@ -104,15 +104,8 @@ class HostSamplers(threading.Thread):
         ring = stack.enter_context(contextlib.closing(ReplayRing.create(spec)))
         self._status = stack.enter_context(contextlib.closing(StatusTable.create(self.samplers)))
         outlet = RowReader(ring)
-        context = RunContext(
-            run_dir=self._folder,
-            status_fd=self._status.block.fd,
-            status_rows=self.samplers,
-            nonce=nonce,
-            gives_way=job.gives_way,
-            logs=logs,
-        )
-        self._workers = ProcessSupervisor(context, self._status, on_event=self._note)
+        context = RunContext(run_dir=self._folder, status=self._status, nonce=nonce, gives_way=job.gives_way, logs=logs)
+        self._workers = ProcessSupervisor(context, on_event=self._note)
         stack.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
         for index in range(self.samplers):
             sampler = SamplerJob(
@@ -142,7 +135,6 @@ class HostSamplers(threading.Thread):
         self.outlet = outlet
 
     def _choose(self, nonce: str) -> tuple[int, int]:
-        """Samplers, and environments of each."""
         job = self._job
         if job.samplers is not None:
             return job.samplers, job.envs_per_sampler
@@ -231,14 +223,9 @@ def sum_counters(rows: list[dict[str, float]]) -> dict[str, float]:
     """The slots of several samplers as those of one: sums of what is counted, means of the latest episodes."""
     counted = set(TABLE.cumulative("sampler"))
     finished = [row for row in rows if row["episodes"] > 0]
-    return {
-        name: sum(row[name] for row in rows)
-        if name in counted
-        else sum(row[name] for row in finished) / len(finished)
-        if finished
-        else 0.0
-        for name in SLOTS["sampler"]
-    }
+    sums = {name: sum(row[name] for row in rows) for name in SLOTS["sampler"]}
+    means = {name: sum(row[name] for row in finished) / max(1, len(finished)) for name in sums}
+    return {name: sums[name] if name in counted else means[name] for name in sums}
 
 
 def host_checks(task: dict[str, Any]) -> dict[str, Any]:
@@ -248,6 +235,8 @@ def host_checks(task: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {
         "python": platform.python_version(),
+        "versions": versions(),
+        "cores": core_facts().usable,
         "memory_free_bytes": memory_limits().usable_bytes,
         "pid": os.getpid(),
         "env": None,
@@ -255,18 +244,10 @@ def host_checks(task: dict[str, Any]) -> dict[str, Any]:
     }
     if task.get("env_id"):
         try:
-            probe = probe_env(
-                str(task["env_id"]),
-                task.get("import_module"),
-                steps=_CHECK_STEPS,
-                plain=bool(task.get("plain")),
-                args=tuple(task.get("args") or ()),
-            )
-            found["env"] = {
-                "step_us": probe.step_us_median,
-                "obs_dim": probe.spec.obs_dim,
-                "action_dim": probe.spec.action_dim,
-            }
+            env_id, plain, args = str(task["env_id"]), bool(task.get("plain")), tuple(task.get("args") or ())
+            probe = probe_env(env_id, task.get("import_module"), steps=_CHECK_STEPS, plain=plain, args=args)
+            spec = probe.spec
+            found["env"] = {"step_us": probe.step_us_median, "obs_dim": spec.obs_dim, "action_dim": spec.action_dim}
         except SpreezeError as error:
             found["env_error"] = clean(error, 300)
     return found

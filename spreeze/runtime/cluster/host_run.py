@@ -92,16 +92,8 @@ class HostRun(threading.Thread):
                 continue
             self.starts += 1
             said = folder / f"run-{self.starts}.txt"
-            command = [
-                sys.executable,
-                "-m",
-                "spreeze.train",
-                *self._job.arguments,
-                "--runs-dir",
-                str(folder / "runs"),
-                "--name",
-                f"host-{self.starts}",
-            ]
+            place = ("--runs-dir", str(folder / "runs"), "--name", f"host-{self.starts}")
+            command = [sys.executable, "-m", "spreeze.train", *self._job.arguments, *place]
             with open(said, "wb") as output:
                 process = subprocess.Popen(
                     command,
@@ -150,9 +142,6 @@ class HostRun(threading.Thread):
         """Status of the host, where the ``living`` are those learners that are there; each event is sent once."""
         self.requested_s = time.monotonic()
         self.memory.hear(living)
-        return {
-            "events": [self._told.popleft() for _ in range(len(self._told))],
-            "failure": self.failure,
-            "start": self.start_name,
-            "learns": self.number in self.memory.living(),
-        }
+        events = [self._told.popleft() for _ in range(len(self._told))]
+        learns = self.number in self.memory.living()
+        return {"events": events, "failure": self.failure, "start": self.start_name, "learns": learns}

@@ -36,18 +36,14 @@ from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import LearnerBridgeJob
 
 _TURN_S, _NODES_S, _PING_S, _END_S = 0.01, 1.0, 0.25, 4.0
-_AGAIN_S = 0.5
-"""Between two calls of a host that is not available."""
-_WINDOW_S = 120.0
-"""Before a host that has failed gets a learner again."""
+_AGAIN_S = 0.5  # Between two calls of a host that is not available.
+_WINDOW_S = 120.0  # Before a host that has failed gets a learner again.
 
 
 def run_learner_bridge(context: WorkerContext, job: LearnerBridgeJob) -> None:
     """Joins the cluster and keeps a learner on each other host until asked to stop."""
-    with (
-        connected(parse_address(job.address)) as nodes,
-        contextlib.closing(LearnerBridge(context, job, nodes)) as bridge,
-    ):
+    address = parse_address(job.address)
+    with connected(address) as nodes, contextlib.closing(LearnerBridge(context, job, nodes)) as bridge:
         while not context.stopping:
             bridge.turn()
 
@@ -80,8 +76,7 @@ class LearnerBridge:
     def __init__(self, context: WorkerContext, job: LearnerBridgeJob, nodes: Nodes) -> None:
         self._context, self._event, self._job, self._nodes = context, context.event, job, nodes
         self._secret, self._memory = secrets.token_bytes(32), job.messages.attach()
-        self._size: int | None = None
-        """Parameters in a message; None before the first of this host's."""
+        self._size: int | None = None  # Parameters in a message; None before the first of this host's.
         self._hosts: dict[str, _Host] = {}
         self._failed_s: dict[str, float] = {}
         self._nodes_s = 0.0
@@ -197,7 +192,6 @@ class LearnerBridge:
         return self._size
 
     def _hear(self, host: _Host, method: str, facts: dict[str, Any]) -> None:
-        """Reads the answer to a message or a ping."""
         for text in list(facts.get("events") or ())[:10]:
             self._event("warning", f"{host.name}: {clean(text, 300)}")
         if method == "give":
@@ -217,12 +211,7 @@ class LearnerBridge:
 
     def close(self) -> None:
         """Ends the runs of all hosts."""
-        end_gateways(
-            self._nodes,
-            [host.gateway for host in self._hosts.values()],
-            sign_json(self._secret, b"end", {}),
-            _END_S,
-            lambda: self._context.heartbeat(Phase.WAIT),
-        )
+        working = [host.gateway for host in self._hosts.values()]
+        end_gateways(self._nodes, working, self._secret, _END_S, lambda: self._context.heartbeat(Phase.WAIT))
         self._hosts.clear()
         self._memory.close()

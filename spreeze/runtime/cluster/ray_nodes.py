@@ -20,16 +20,14 @@ from spreeze.formatting import clean
 from spreeze.machine.processes import ENDING
 from spreeze.run_directory import remove_leftovers
 from spreeze.runtime.cluster.gateway import CONTROL, GROUPS, PULL, GatewayActor
+from spreeze.transport.chunks import sign_json
 
 LOCAL = "local"
 _MOST_LOCAL = 64
 _KNOCK_S = 3.0
-_END_TURN_S = 0.1
-"""Between two beats while gateways end."""
-_LOOPBACK = "127.0.0.1"
-"""Ray's servers listen on this address alone where a node has it as its own."""
-_TOKENS_SINCE = (2, 52)
-"""Version of Ray from which on a token can be requested; earlier ones ignore the variable."""
+_END_TURN_S = 0.1  # Between two beats while gateways end.
+_LOOPBACK = "127.0.0.1"  # Ray's servers listen on this address alone where a node has it as its own.
+_TOKENS_SINCE = (2, 52)  # Version of Ray from which on a token can be requested; earlier ones ignore the variable.
 _HTTP2, _HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
 """How a client of gRPC starts, and the kind of frame with which a server answers (RFC 9113, section 3.4)."""
 _FOLDER_IN, _FOLDER = "/tmp", "spz-ray-"
@@ -198,13 +196,13 @@ class Nodes:
 
 
 def end_gateways(
-    nodes: Nodes, gateways: Sequence[RemoteGateway], request: bytes, timeout_s: float, beat: Callable[[], None]
+    nodes: Nodes, gateways: Sequence[RemoteGateway], secret: bytes, timeout_s: float, beat: Callable[[], None]
 ) -> None:
     """Asks gateways to end, waits for them up to ``timeout_s``, and drops them; Ray would too, a little later.
 
-    ``heartbeat`` is called while it waits.
+    ``beat`` is called while it waits.
     """
-    asked = [gateway.call("end", request) for gateway in gateways]
+    asked = [gateway.call("end", sign_json(secret, b"end", {})) for gateway in gateways]
     end = time.monotonic() + timeout_s
     while asked and time.monotonic() < end:
         beat()
@@ -290,17 +288,10 @@ class LocalCluster:
         os.environ.update(local_environment(Path(self._folder)))
         from ray.cluster_utils import Cluster
 
+        lean = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+        head = {**self._arguments(), **lean, "_system_config": _HEALTH}
         with _handlers_kept():
-            self._cluster = Cluster(
-                initialize_head=True,
-                head_node_args={
-                    **self._arguments(),
-                    "include_dashboard": False,
-                    "include_log_monitor": False,
-                    "no_monitor": True,
-                    "_system_config": _HEALTH,
-                },
-            )
+            self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address = str(self._cluster.address)
         self.hosts: list[Any] = []
         for _ in range(hosts):

@@ -35,8 +35,7 @@ from spreeze.runtime.cluster.ray_nodes import (
 from spreeze.runtime.launcher import child_environment
 from spreeze.transport.chunks import sign_json, verify_json
 
-_JOIN_S, _CHECK_S = 60.0, 150.0
-"""Longest time to join a cluster, and to look at all of its hosts."""
+_JOIN_S, _CHECK_S = 60.0, 150.0  # Longest time to join a cluster, and to look at all of its hosts.
 _START_S = 60.0
 _PINGS = 20
 _BANDWIDTH_BYTES = 1 << 24
@@ -116,12 +115,8 @@ def _examine(nodes: Nodes, gateway: RemoteGateway, secret: bytes, task: dict[str
     size = len(asked("bandwidth", {"bytes": _BANDWIDTH_BYTES}, _START_S))
     rate = size / (time.monotonic() - began_s)
     checked = verify_json(secret, b"answer", asked("check", task, _CHECK_S))
-    return {
-        **checked,
-        "round_trip_s": statistics.median(trips),
-        "clock_difference_s": statistics.median(differences),
-        "bandwidth_bytes_per_s": rate,
-    }
+    trip_s, difference_s = statistics.median(trips), statistics.median(differences)
+    return checked | {"round_trip_s": trip_s, "clock_difference_s": difference_s, "bandwidth_bytes_per_s": rate}
 
 
 def main(argv: list[str]) -> None:

@@ -10,8 +10,7 @@ from spreeze.envs.task_source import CHANGED, merged
 from spreeze.errors import ConfigError, UsageError
 from spreeze.run_directory import RunDir, send_request
 from spreeze.runtime.callbacks.callback import BaseCallback, Logger
-from spreeze.runtime.callbacks.environment_arguments import EnvironmentArguments
-from spreeze.runtime.callbacks.links import callbacks_of, check_callbacks
+from spreeze.runtime.callbacks.links import EnvironmentArguments, callbacks_of, check_callbacks
 from spreeze.runtime.callbacks.process import open_callbacks
 
 

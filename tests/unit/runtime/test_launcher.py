@@ -70,11 +70,7 @@ def worker(folder, make, *, gives_way=False):
             stack.enter_context(launcher)
         run = stack.enter_context(assembled(assemble, plan, folder, time.monotonic()))
         run_context = RunContext(
-            run_dir=folder,
-            status_fd=run.status.block.fd,
-            status_rows=run.status.num_rows,
-            nonce=getattr(launcher, "nonce", "contract"),
-            gives_way=gives_way,
+            run_dir=folder, status=run.status, nonce=getattr(launcher, "nonce", "contract"), gives_way=gives_way
         )
         process = launcher.start(run.specs["learner"], run_context)
         try:

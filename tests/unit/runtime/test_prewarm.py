@@ -113,9 +113,7 @@ class _Started:
     def __init__(self, held, tmp_path, threads=1, nonce=None):
         (tmp_path / "logs").mkdir(exist_ok=True)
         self._status = StatusTable.create(1)
-        run_context = RunContext(
-            run_dir=tmp_path, status_fd=self._status.block.fd, status_rows=1, nonce=nonce or held.nonce
-        )
+        run_context = RunContext(run_dir=tmp_path, status=self._status, nonce=nonce or held.nonce)
         spec = WorkerSpec(address=Address("learner"), row=0, job=LearnerJob(), threads=threads)
         self.child = held.start(spec, run_context)
 

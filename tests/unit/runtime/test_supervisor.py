@@ -72,9 +72,9 @@ class Stage(Launcher):
         self.now, self.events, self.order, self.started = 0.0, [], [], []
         self.refuse, self.clock = False, clock(self)
         self.status = StatusTable.create(len(ROWS))
-        run_context = RunContext(run_dir=tmp_path, status_fd=-1, status_rows=len(ROWS), nonce="x")
+        run_context = RunContext(run_dir=tmp_path, status=self.status, nonce="x")
         self.workers = ProcessSupervisor(
-            run_context, self.status, on_event=lambda level, text: self.events.append(f"{level}: {text}"),
+            run_context, on_event=lambda level, text: self.events.append(f"{level}: {text}"),
             launcher=self, clock=self.clock,
         )  # fmt: skip
         for name in roles:

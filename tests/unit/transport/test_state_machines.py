@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from rings import count_torn
 from test_checkpoint import OPERATIONS, Crash
 from test_supervisor import Stage
 
@@ -192,7 +193,7 @@ class RingMachine(RuleBasedStateMachine):
         if reader.available:
             out = np.empty((200, self.ring.spec.layout.width), dtype=np.float32)
             reader.sample(np.random.default_rng(0), out)
-            assert reader.count_torn(out) == 0
+            assert count_torn(reader, out) == 0
             assert out[:, 0].max() < max(self.count)
 
     def teardown(self):

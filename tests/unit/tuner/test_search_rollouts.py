@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.modes import GOSSIP_KNOBS, ROLLOUT_KNOBS
+from spreeze.config.modes import find_mode
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, WorkerError
-from spreeze.tuner.knobs import KNOBS, SHORTEST_INTERVAL, fit_rollout, knobs_of, rollout_rows
+from spreeze.tuner.knobs import KNOBS, SHORTEST_INTERVAL, fit_rollout, knob_names, knobs_of, rollout_rows
 from spreeze.tuner.model import Scored, pick, worth
 from spreeze.tuner.problem import (
     INFERENCE_WORKERS,
@@ -26,7 +26,8 @@ from spreeze.tuner.problem import (
 )
 from spreeze.tuner.search import tune
 
-TABLE = {knob.name: knob for knob in KNOBS if knob.name in (*ROLLOUT_KNOBS, MINIBATCHES)}
+ROWS = sorted(KNOBS, key=lambda knob: knob.precedence)
+TABLE = {knob.name: knob for knob in ROWS if knob.name in (*knob_names(find_mode("hts").on_policy), MINIBATCHES)}
 DEFAULT = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INFERENCE_WORKERS: 1, INTERVAL: 64, MINIBATCHES: 4})
 
 
@@ -288,7 +289,7 @@ TEAM = Setting({LEARNERS: 2, ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INTERVAL: 32}
 
 
 def team(cores=2.0, pins=(), **facts):
-    knobs = tuple(knob for knob in KNOBS if knob.name in GOSSIP_KNOBS)
+    knobs = tuple(knob for knob in ROWS if knob.name in knob_names(find_mode("gala").on_policy))
     return dataclasses.replace(problem(cores, TEAM, pins), knobs=knobs, **facts)
 
 
