@@ -121,11 +121,11 @@ def _add_curve(parser: Parser) -> None:
     parser.add_argument("runs", nargs="+", help="run names or paths, or latest")
     parser.flag("--runs-dir", text="where runs are", default="runs")
     parser.flag("--out", text="picture to write", default="curve.png")
-    text = "what the return is drawn over"
+    text = "what returns are drawn over"
     parser.flag("--axes", text=text, default=CURVE_AXES, shown="all", nargs="+", choices=CURVE_AXES)
     text = "returns whose times are told, first and held"
     parser.flag("--target-return", text=text, default=(), shown="none", type=float, nargs="+", metavar="R")
-    text = "figures of the evaluations up to so many updates"
+    text = "evaluations up to so many updates"
     parser.flag("--updates", text=text, default=math.inf, shown="all", metavar="N")
 
 
@@ -156,16 +156,8 @@ def _sampling(args: argparse.Namespace, say: Say) -> list[Row]:
 def _learner(args: argparse.Namespace, say: Say) -> list[Row]:
     from spreeze.bench.learner import learner_rows
 
-    return learner_rows(
-        args.batch_size,
-        args.repeats,
-        args.device,
-        args.algo,
-        threads=args.threads,
-        precision=args.precision,
-        overlap=args.overlap,
-        updates_per_launch=args.updates_per_launch,
-    )
+    learner = {name: getattr(args, name) for name in ("threads", "precision", "overlap", "updates_per_launch")}
+    return learner_rows(args.batch_size, args.repeats, args.device, args.algo, **learner)
 
 
 def _rates(args: argparse.Namespace, say: Say) -> list[Row]:
@@ -178,17 +170,8 @@ def _target(args: argparse.Namespace, say: Say) -> list[Row]:
     from spreeze.bench.runs import time_to_target_rows
 
     extra = [*_extra(args), *(["--algo", args.algo] if args.algo else [])]
-    return time_to_target_rows(
-        args.env,
-        args.target_return,
-        args.repeats,
-        args.runs_dir,
-        args.limit,
-        extra,
-        say,
-        modes=args.modes,
-        held=args.held,
-    )
+    task = args.env, args.target_return, args.repeats, args.runs_dir, args.limit
+    return time_to_target_rows(*task, extra, say, modes=args.modes, held=args.held)
 
 
 def _curve(args: argparse.Namespace, say: Say) -> list[Row]:
@@ -213,9 +196,7 @@ class Bench(NamedTuple):
 
 
 BENCHES = {
-    "sampling": Bench(
-        "the real sampler against a bare environment loop with the same actions", _add_sampling, _sampling
-    ),
+    "sampling": Bench("the real sampler against a bare environment loop, same actions", _add_sampling, _sampling),
     "learner": Bench("updates a second of the whole learner, by batch size and device", _add_learner, _learner),
     "rates": Bench("env steps/s and updates/s of whole runs, batch 256, one sampler", _add_rates, _rates),
     "target": Bench("wall time to a return, two modes in turn", _add_target, _target),

@@ -75,13 +75,9 @@ def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str]
     """
     command = [sys.executable, "-m", "spreeze.train", *arguments, "--json"]
     try:
+        variables = {**os.environ, **(environment or {})}
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout_s,
-            check=False,
-            env={**os.environ, **(environment or {})},
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, env=variables
         )
     except subprocess.TimeoutExpired:
         raise SpreezeError(f"not done within {timeout_s:.0f} s: {' '.join(command)}") from None
@@ -215,12 +211,12 @@ def ratio_row(metric: str, documents: list[Document], others: list[Document], ke
 
 # --- figures and a picture of finished runs ---
 
-_CURVE_AXES = {
+_AXES = {
     "wall_s": (60.0, "wall time [min]"),
     "env_steps": (1e3, "env steps [1000]"),
     "updates": (1e3, "updates [1000]"),
 }
-CURVE_AXES = tuple(_CURVE_AXES)
+CURVE_AXES = tuple(_AXES)
 _TRAINING_POINTS = 300
 
 
@@ -326,7 +322,7 @@ def draw_curve(runs: list[Path], out: Path, axes: Sequence[str] = CURVE_AXES) ->
             for number, (label, paths) in enumerate(groups.items()):
                 _draw_group(dict(zip(axes, line, strict=True)), label, paths, f"C{number}")
             for axis, name in zip(line, axes, strict=True):
-                axis.set_xlabel(_CURVE_AXES[name][1])
+                axis.set_xlabel(_AXES[name][1])
             line[0].set(ylabel="episode return", title=task if len(tasks) > 1 else "")
             line[0].legend(fontsize=8)
 
@@ -340,7 +336,7 @@ def _draw_group(axes: dict[str, Axes], label: str, paths: list[Path], colour: st
     seeds = ", ".join(str(read_run(path).get("seed", "?")) for path in paths)
     label = textwrap.fill(f"{label}, seed{'s' * (len(paths) > 1)} {seeds}: greedy, {episodes} episodes", _LEGEND_WIDTH)
     for name, axis in axes.items():
-        scale = _CURVE_AXES[name][0]
+        scale = _AXES[name][0]
         lines = [
             (np.array([one[name] for one in rows]) / scale, np.array([one["return_mean"] for one in rows]))
             for rows in curves
@@ -364,11 +360,9 @@ def _draw_spread(axes: dict[str, Axes], path: Path, rows: list[Document], colour
     """A standard deviation of each evaluation, and the mean return of episodes with exploration where it is known."""
     low, high = ([one["return_mean"] + sign * one["return_std"] for one in rows] for sign in (-1, 1))
     for name, axis in axes.items():
-        axis.fill_between(
-            [one[name] / _CURVE_AXES[name][0] for one in rows], low, high, alpha=0.2, linewidth=0, color=colour
-        )
+        axis.fill_between([one[name] / _AXES[name][0] for one in rows], low, high, alpha=0.2, linewidth=0, color=colour)
     series = MetricsReader(path / "metrics.db").series("episode_return", max_points=_TRAINING_POINTS)
     for name, x in (("wall_s", series.t), ("env_steps", series.step)):
         if name in axes:
             style = {"linewidth": 0.8, "alpha": 0.7, "color": colour, "label": "episodes learned from"}
-            axes[name].plot(x / _CURVE_AXES[name][0], series.mean, **style)
+            axes[name].plot(x / _AXES[name][0], series.mean, **style)
