@@ -555,6 +555,11 @@ def tunable_settings(config: Config) -> tuple[str, ...]:
     return tuple(filter(None, (_full_name(name, config) for name in knob_names(config.data_flow))))
 
 
+def ordered(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
+    """Knobs as they are varied and decide ties: by their ``precedence``, those that facts decide last."""
+    return tuple(sorted(knobs, key=lambda knob: (knob.trial == FACTS, knob.precedence)))
+
+
 def _host_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
     cores = max(1, math.floor(problem.cores + 1e-9))
     more = [cores * many for many in (2, 4, 8) if many <= _sharing(problem)]

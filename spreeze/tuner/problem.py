@@ -250,7 +250,7 @@ class Knob:
     None: those that read the setting, or the asynchronous ones for a setting of the algorithm.
     """
     precedence: int = 0
-    """Knobs with the least decide ties first and are varied first; equal ones in display order."""
+    """Knobs with the least decide ties first and are varied first (``knobs.ordered``); equal ones in display order."""
     tie: Callable[[TuningProblem, str, Any], Any] = _nearest
     """Among equal scores the value with the least of this is taken: by default the configured one, then the least."""
     remark: Callable[[TuningProblem, Setting], str] = lambda problem, setting: ""

@@ -32,7 +32,7 @@ from spreeze.machine.utilisation import ExternalLoad
 from spreeze.run_directory import versions, write_json
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.tuner.knobs import MOST_LEARNERS, host_knobs, knob_names, knobs_of
+from spreeze.tuner.knobs import MOST_LEARNERS, host_knobs, knob_names, knobs_of, ordered
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import formula, watcher_cores
 from spreeze.tuner.problem import (
@@ -303,7 +303,7 @@ def problem_of(
     engine = engine_of(probe.spec.env_id) is not None
     row_bytes = 1 if on_policy else RowLayout.of(probe.spec, config.algorithm.n_step).row_bytes
     return TuningProblem(
-        knobs=tuple(sorted(knobs, key=lambda knob: knob.precedence)),
+        knobs=ordered(knobs),
         configured=Setting(values),
         pins=frozenset(pins),
         kept=kept,

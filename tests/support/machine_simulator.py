@@ -6,7 +6,16 @@ from dataclasses import dataclass, field, replace
 
 from spreeze.config.modes import find_mode
 from spreeze.config.schema import TuningConfig
-from spreeze.tuner.knobs import KNOBS, batch_sizes, find_memory_plan, knob_names, learner_kinds, most_samplers, ratios
+from spreeze.tuner.knobs import (
+    KNOBS,
+    batch_sizes,
+    find_memory_plan,
+    knob_names,
+    learner_kinds,
+    most_samplers,
+    ordered,
+    ratios,
+)
 from spreeze.tuner.model import learner_setting, paper_batch, worth
 from spreeze.tuner.problem import (
     BATCH,
@@ -27,8 +36,7 @@ from spreeze.tuner.problem import (
 CONFIGURED = {DEVICE: "cpu", BATCH: 256, THREADS: 1, PRECISION: "float32", SAMPLERS: None, ENVS: 8,
               "replay.capacity": 1_000_000, RATIO: 8.0, "replay.samples_per_insert_max": 512.0}  # fmt: skip
 
-REPLAY_KNOBS = tuple(sorted((knob for knob in KNOBS if knob.name in knob_names(find_mode("spreeze").replay)),
-                            key=lambda knob: knob.precedence))  # fmt: skip
+REPLAY_KNOBS = ordered(knob for knob in KNOBS if knob.name in knob_names(find_mode("spreeze").replay))
 
 
 @dataclass(frozen=True, kw_only=True)

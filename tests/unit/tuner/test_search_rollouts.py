@@ -8,7 +8,7 @@ from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import find_mode
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, WorkerError
-from spreeze.tuner.knobs import KNOBS, SHORTEST_INTERVAL, fit_rollout, knob_names, knobs_of, rollout_rows
+from spreeze.tuner.knobs import KNOBS, SHORTEST_INTERVAL, fit_rollout, knob_names, knobs_of, ordered, rollout_rows
 from spreeze.tuner.model import Scored, pick, worth
 from spreeze.tuner.problem import (
     INFERENCE_WORKERS,
@@ -26,7 +26,7 @@ from spreeze.tuner.problem import (
 )
 from spreeze.tuner.search import tune
 
-ROWS = sorted(KNOBS, key=lambda knob: knob.precedence)
+ROWS = ordered(KNOBS)
 TABLE = {knob.name: knob for knob in ROWS if knob.name in (*knob_names(find_mode("hts").on_policy), MINIBATCHES)}
 DEFAULT = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INFERENCE_WORKERS: 1, INTERVAL: 64, MINIBATCHES: 4})
 
