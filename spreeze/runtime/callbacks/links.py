@@ -67,9 +67,8 @@ class CallbackLinks:
 
     def start(self, plan: RunPlan, run_dir: RunDir) -> None:
         """Starts the processes of the callbacks that the run was given."""
-        deadline_s = plan.config.callback.deadline_s
         for index, text in enumerate(callbacks_of(plan)):
-            name, log = f"callback {clean(text, 80)}", f"callback-{index}"
+            name, log, deadline_s = f"callback {clean(text, 80)}", f"callback-{index}", plan.config.callback.deadline_s
             opening = {
                 "sink": name,
                 "callback": text,

@@ -337,7 +337,7 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
     with assembled(assemble, decided, tmp_path, time.monotonic()) as run:
         status, row = run.status, run.specs["sampler-0"].row
         workers = ProcessSupervisor(
-            RunContext(run_dir=tmp_path, status=status, nonce="resting"), status, on_event=lambda level, text: None
+            RunContext(run_dir=tmp_path, status=status, nonce="resting"), on_event=lambda level, text: None
         )
         status.header[words.ACTIVE_SAMPLERS] = 0
 
