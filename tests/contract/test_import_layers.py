@@ -25,7 +25,18 @@ LAYERS = (
     {"api", "train", "__main__", "__init__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-PAGE_IMPORTS = {"config", "dashboard", "envs", "errors", "formatting", "machine", "metrics", "run_directory", "types"}
+PAGE_IMPORTS = {
+    "tuner",
+    "config",
+    "dashboard",
+    "envs",
+    "errors",
+    "formatting",
+    "machine",
+    "metrics",
+    "run_directory",
+    "types",
+}
 TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/own_network.py", "workers/learner.py",
          "workers/feeds.py", "workers/replay_trainer.py", "workers/gpu_replay.py", "workers/torch_devices.py",
          "tuner/update_probe.py",
