@@ -104,9 +104,7 @@ class ReturnRange(Section):
         high=1e9,
         fixed=True,
     )
-    v_max: float = setting(
-        10.0, "critics = categorical: highest atom, in the same unit", low=-1e9, high=1e9, fixed=True
-    )
+    v_max: float = setting(10.0, "critics = categorical: highest atom, in that unit", low=-1e9, high=1e9, fixed=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
