@@ -133,13 +133,12 @@ def short(path: Path) -> str:
 def row(path: Path) -> RunRow:
     """A row with the facts in ``run.json``."""
     run = read_run(path)
-    return RunRow(
-        name=SAMPLE_NAME if path == SAMPLE else path.name,
-        state=clean(state_of(path), 20),
-        about=read_about(path),
-        **{name: _text(run.get(name)) for name in ("env_id", "algo", "mode", "started", "exit_reason")},
-        **{name: run.get(name) for name in ("seed", "wall_s", "env_steps", "updates", "eval_best", "eval_final")},
-    )
+    facts: dict[str, Any] = {
+        name: _text(run.get(name)) for name in ("env_id", "algo", "mode", "started", "exit_reason")
+    }
+    facts |= {name: run.get(name) for name in ("seed", "wall_s", "env_steps", "updates", "eval_best", "eval_final")}
+    name = SAMPLE_NAME if path == SAMPLE else path.name
+    return RunRow(name=name, state=clean(state_of(path), 20), about=read_about(path), **facts)
 
 
 def rows(folder: Path) -> list[RunRow]:

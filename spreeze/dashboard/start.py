@@ -331,7 +331,7 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
             else "Settings that Autotune would choose; it is off, so these values are used."
         )
         ask(list(knobs), blank="automatic" if request.auto else "")
-    others = tuple(key for key in others if key not in _MACHINE)
+    others = [key for key in others if key not in _MACHINE]
     text = "All settings that this mode and algorithm use."
     more = st.multiselect("More settings", others, key="start_more", placeholder="choose by name", help=text, **_KEPT)
     ask(more)

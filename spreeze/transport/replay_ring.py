@@ -361,7 +361,8 @@ class ShardWriter:
             part = slice(start, stop)
             steps = None if num_steps is None else num_steps[part]
             images = None if frames is None else FrameColumns(*(column[part] for column in frames))
-            self.write(*(column[part] for column in columns), steps, version, images)
+            obs, action, reward, terminated, next_obs = (column[part] for column in columns)
+            self.write(obs, action, reward, terminated, next_obs, steps, version, images)
             start = stop
 
 
