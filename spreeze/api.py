@@ -12,6 +12,7 @@ of the caller, and can be watched, stopped and resumed from the command line.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -330,7 +331,8 @@ class TrainedPolicy:
         """Policies that no thread uses now, whose buffers may be written to."""
         self._unscale_action, self._form = ActionScaling(self.spec), self.spec.form()
         self._rng = np.random.default_rng(seed)
-        self._leaves = self._leaves_of_env() if self.spec.parts and not self.spec.team else ()  # teams join theirs
+        nested = self.spec.parts and not self.spec.team and self.spec.frames is None  # teams and images join theirs
+        self._leaves = self._leaves_of_env() if nested else ()
         self._flatten = Flattener(self._leaves)
 
     def predict(self, obs: Any, deterministic: bool = True, *, action_mask: Any = None) -> Any:
@@ -349,9 +351,8 @@ class TrainedPolicy:
 
         Args:
             obs: observation of the environment, with its shape or [N, *shape]; for ``Dict`` and ``Tuple`` such a
-            structure,
-                a structure of stacked arrays (as from vector environments), or a list of structures; for images the
-                last k frames uint8 [k, C, H, W], as from ``make_env``.
+                structure, a structure of stacked arrays (as from vector environments), or a list of structures; with
+                images the last k frames uint8 [k, *frame], as from ``make_env``.
             state: returned by the previous step; None or empty at the start of an episode, and for policies without
                 memory.
             deterministic: return the best action; otherwise sample one as for exploration.
@@ -372,7 +373,7 @@ class TrainedPolicy:
         if action_mask is None and isinstance(obs, Mapping):
             action_mask = obs.get(MASK)
         if self.spec.action_mask or action_mask is not None:
-            rows = np.concatenate([rows, self._mask(action_mask, len(rows))], axis=1)
+            rows = self._with_masks(rows, self._mask(action_mask, len(rows)))
         drawn, state = self._act(rows, state or (), greedy=deterministic)
         actions = self._unscale_action(drawn)
         return self._form(actions[0] if single else actions), state
@@ -428,6 +429,14 @@ class TrainedPolicy:
             raise UsageError(f"action_mask: expected 1 for each action that is allowed, at least one{each}, else 0")
         return found
 
+    def _with_masks(self, rows: np.ndarray, masks: np.ndarray) -> np.ndarray:
+        """Observations followed by their masks; of images, the newest frames."""
+        if self.spec.frames is None:
+            return np.concatenate([rows, masks], axis=1)
+        frames = rows.reshape(*rows.shape[:2], -1)
+        each = np.repeat(masks.view(np.uint8)[:, None], frames.shape[1], axis=1)
+        return np.concatenate([frames, each], axis=2)
+
     def _leaves_of_env(self) -> tuple[Leaf, ...]:
         """The parts of a nested observation: their ranges are known to the environment alone."""
         env = self.make_env()
@@ -454,7 +463,9 @@ class TrainedPolicy:
                 raise UsageError(f"observation: {error}") from None
         else:
             size = spec.obs_dim - spec.mask_dim
-            shape = _shape(spec.obs_shape, size) if frames is None else (frames.stack, *frames.shape)
+            shape = _shape(spec.obs_shape, size)
+            if frames is not None:  # the masks follow
+                shape = (frames.stack, *dataclasses.replace(frames, vector_dim=spec.vector_dim - spec.mask_dim).shape)
             rows, single = self._array(obs, shape)
             if frames is not None:
                 return rows, single

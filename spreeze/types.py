@@ -46,7 +46,11 @@ class PictureSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class FrameSpec:
-    """The frames of an image task."""
+    """The frames of a task whose observations have images; one frame is what a step gives.
+
+    A single image is a frame [C, H, W]. Several, or an image beside numbers, make a frame [F] of bytes: the images one
+    after the other, then V float32 numbers. Policies take the images of the last k frames and the newest numbers.
+    """
 
     channels: int
     """C: 1 grey, 3 red, green and blue; any other number as the environment has them."""
@@ -62,15 +66,38 @@ class FrameSpec:
     """Values of the ``image`` settings, from which the same environment can be made again."""
     source: PictureSpec | None = field(default=None, compare=False)
     """The picture that is shrunk; None with Atari, whose screen is read, and in files of earlier versions."""
+    more: tuple[PictureSpec, ...] = ()
+    """Further pictures of an observation, which become images of the same height and width."""
+    vector_dim: int = 0
+    """V: numbers beside the images."""
+    as_asked: bool = True
+    """False where the environment's space alone says which parts are pictures, without ``env.image = true``."""
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.channels, self.height, self.width
+    def images(self) -> tuple[tuple[int, int, int], ...]:
+        """[C, H, W] of each image of a frame."""
+        planes = (each.channels // 3 if each.rgb and self.options["grey"] else each.channels for each in self.more)
+        return tuple((channels, self.height, self.width) for channels in (self.channels, *planes))
+
+    @property
+    def is_single(self) -> bool:
+        """True if a frame is one image and nothing else."""
+        return not self.more and not self.vector_dim
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[C, H, W] of a single image, else [F]."""
+        return self.images[0] if self.is_single else (self.frame_bytes,)
 
     @property
     def frame_bytes(self) -> int:
         """F: bytes of one frame."""
-        return self.channels * self.height * self.width
+        return sum(map(math.prod, self.images)) + 4 * self.vector_dim
+
+    def numbers(self, obs: np.ndarray) -> np.ndarray:
+        """A copy of the newest numbers, float32 [N, V], of observations uint8 [N, k, ...]."""
+        newest = obs[:, -1].reshape(len(obs), -1)
+        return np.ascontiguousarray(newest[:, self.frame_bytes - 4 * self.vector_dim :]).view(np.float32)
 
 
 @dataclass(frozen=True)
@@ -274,7 +301,7 @@ class EnvSpec:
     obs_shape: tuple[int, ...] | None = None
     """The environment's own shape of a single Box, before it is made flat; None for other observations."""
     frames: FrameSpec | None = None
-    """Frames of an image task: each step gives one, uint8 [C, H, W]; an observation is the last k. None: vectors."""
+    """Frames of a task with images: each step gives one, uint8; an observation is the last k. None: vectors."""
     action_mask: bool = False
     """True if ``info["action_mask"]`` says at each step which of the K options are allowed."""
     team: TeamSpec | None = None
@@ -321,6 +348,15 @@ class EnvSpec:
         return self.choices.options if self.action_mask and self.choices is not None else 0
 
     @property
+    def vector_dim(self) -> int:
+        """V: numbers of an observation, which a normaliser scales: O, or those beside images."""
+        return self.obs_dim if self.frames is None else self.frames.vector_dim
+
+    def masks(self, obs: np.ndarray) -> np.ndarray:
+        """The action masks float32 [N, K] at the end of observations, or of rows of numbers [N, ...]."""
+        return (obs if self.frames is None or obs.ndim == 2 else self.frames.numbers(obs))[:, -self.mask_dim :]
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """``obs_layout`` without the mask, which is its last entry; empty where the rest is a single Box."""
         parts = self.obs_layout[: len(self.obs_layout) - self.action_mask]
@@ -360,7 +396,7 @@ class RolloutBatch(NamedTuple):
     ``obs[t + 1]`` of an environment equals its ``next_obs[t]``, unless its episode ended at t.
     """
 
-    obs: np.ndarray  # [T, N, O] float32; images: uint8 [T, N, k, C, H, W]
+    obs: np.ndarray  # [T, N, O] float32; images: uint8 [T, N, k, *frame]
     action: np.ndarray  # [T, N, A] float32, as drawn, not clipped; of choices the indices
     log_prob: np.ndarray  # [T, N] float32, in nat, under the policy that drew the action
     reward: np.ndarray  # [T, N] float32
@@ -392,12 +428,15 @@ class RowLayout:
     """F: bytes of one frame; 0 for vector observations."""
     stack: int = 0
     """k: frames in one observation; 0 for vector observations."""
+    frame_numbers: int = 0
+    """V: float32 numbers at the end of a frame."""
 
     @classmethod
     def of(cls, spec: EnvSpec, n_step: int = 1, *, checksum: bool = False) -> RowLayout:
         if spec.frames is None:
             return cls(spec.obs_dim, spec.action_dim, n_step, checksum)
-        return cls(0, spec.action_dim, n_step, checksum, frame_bytes=spec.frames.frame_bytes, stack=spec.frames.stack)
+        frame_bytes, stack = spec.frames.frame_bytes, spec.frames.stack
+        return cls(0, spec.action_dim, n_step, checksum, frame_bytes, stack, spec.frames.vector_dim)
 
     @property
     def width(self) -> int:
@@ -456,6 +495,17 @@ class RowLayout:
         """T: frames that a sampled transition needs (images only)."""
         return self.stack + 1 if self.n_step == 1 else 2 * self.stack
 
+    @property
+    def numbers(self) -> slice:
+        """Columns of a row that a normaliser counts; with images bytes at the end of a frame."""
+        return slice(self.frame_bytes - 4 * self.frame_numbers, self.frame_bytes) if self.frame_bytes else self.obs
+
+    def observations(self, rows: Any, frames: Any) -> tuple[Any, Any]:
+        """Views of ``obs`` and ``next_obs`` in rows [B, W], with images in ``frames`` [B, T, *frame] uint8."""
+        if frames is None:
+            return rows[:, self.obs], rows[:, self.next_obs]
+        return frames[:, : self.stack], frames[:, self.window - self.stack :]
+
     def split(self, rows: Any, gamma: float) -> TransitionBatch:
         """Views of ``rows`` ([B, W], array or tensor) as a batch; only ``discount`` is a new array."""
         discount = gamma if self.n_step == 1 else gamma ** rows[:, self.num_steps]
@@ -470,14 +520,12 @@ class RowLayout:
         )
 
     def split_frames(self, rows: Any, frames: Any, gamma: float) -> TransitionBatch:
-        """Views of ``rows`` [B, W] and ``frames`` [B, T, C, H, W] (uint8) as a batch of image transitions.
+        """Views of ``rows`` [B, W] and ``frames`` [B, T, *frame] (uint8) as a batch of image transitions.
 
-        ``obs`` and ``next_obs`` are [B, k, C, H, W], oldest frame first.
+        ``obs`` and ``next_obs`` are [B, k, *frame], oldest frame first.
         """
-        batch = self.split(rows, gamma)
-        return batch._replace(
-            obs=frames[:, : self.stack], next_obs=frames[:, self.window - self.stack :], obs_action=None
-        )
+        obs, next_obs = self.observations(rows, frames)
+        return self.split(rows, gamma)._replace(obs=obs, next_obs=next_obs, obs_action=None)
 
 
 class Reasoned(NamedTuple):
@@ -539,7 +587,8 @@ def _value(name: str, hint: Any, value: Any) -> Any:
         if value is None and type(None) in typing.get_args(hint):
             return None
         options = [option for option in typing.get_args(hint) if option is not type(None)]
-        hint = next((option for option in options if _has_fields(option, value)), options[0])
+        fitting = (option for option in options if _has_fields(option, value))
+        hint = type(value) if type(value) in options else next(fitting, options[0])
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return rebuild(hint, value)
     if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
@@ -581,6 +630,7 @@ def spec_from(data: Any) -> EnvSpec:
         sizes["max_episode_steps"] = spec.max_episode_steps
     if spec.frames is not None:
         sizes |= {name: getattr(spec.frames, name) for name in ("channels", "height", "width", "stack")}
+        sizes |= {"frames.vector_dim": spec.frames.vector_dim + 1}
     if spec.team is not None:
         sizes |= {"team.obs_dim": spec.team.obs_dim, "team.actions": min(spec.team.actions, default=0)}
     for name, size in sizes.items():

@@ -27,8 +27,8 @@ distributions (``value_heads``), and noise in its weights (``noisy_networks``).
 *Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``.
 Parameters are flat vectors, both critics are one stacked network, unused gradients are not computed, and Adam and the
 target update are one call each. Tests compare the gradients with autograd and NumPy; ``tests/support/lean_sac.py``
-measures the speed-up over autograd (``assets/figures.md``). QMIX, image networks (``conv_networks``) and custom
-networks (``custom_networks``) use autograd.
+measures the speed-up over autograd (``assets/figures.md``). QMIX, image networks (``conv_networks``, ``image_encoder``)
+and custom networks (``custom_networks``) use autograd.
 
 *Off-policy corrections.* PPO and A2C learn from rollouts with a lag of one in mode hts: see ``on_policy`` and ``ppo``.
 IMPACT, APPO and IMPALA learn from rollouts with any lag: see ``impact``.
@@ -63,7 +63,7 @@ def create(
 
     ``num_actions`` is None for continuous actions. ``import_module`` of the command's ``--import`` may declare the row.
     The class is called with (obs_dim, action_dim or num_actions, config, seed, device) and the options by name:
-    where they are set, for continuous actions ``overlap``, for images ``frames``, for action masks
+    where they are set, for continuous actions ``overlap``, with images ``frames``, for action masks
     ``masked``, for several agents ``team``, for numbers beside the choice ``numbers``, how many, for a network of the
     user's own ``network``.
 

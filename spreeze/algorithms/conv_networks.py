@@ -1,11 +1,14 @@
-"""Networks for images: a convolutional trunk followed by a perceptron, by autograd.
+"""Networks for images: a convolutional trunk each; a perceptron takes their features and the numbers beside them.
 
-Parameters lie in one flat vector, so that optimizer, target and checkpoint are the same as for other networks.
+By autograd; parameters lie in one flat vector, so that optimizer, target and checkpoint are the same as for other
+networks.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 
@@ -20,10 +23,11 @@ from spreeze.algorithms.fused_mlp import (
     uniform_,
 )
 from spreeze.errors import ConfigError
-from spreeze.inference.convolution import ConvLayer, conv_layers, features
+from spreeze.inference.convolution import TrunkInputs
 from spreeze.inference.lazy_torch import Tensor, functional, torch
 from spreeze.types import FrameSpec
 
+Shift = Callable[[Tensor], Tensor]
 _PIXEL = 1.0 / 255.0
 HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 1.0
 """Gains of orthogonal initialisation (Saxe et al. 2014, arXiv 1312.6120). Andrychowicz et al. 2021 (arXiv 2006.05990)
@@ -43,39 +47,40 @@ def refuse_layers(layers: HiddenLayers, name: str, default: HiddenLayers = RELU)
         )
 
 
-class ConvParameters:
-    """Views of a flat vector: ``convolutions`` [(weight [C', C, k, k], bias [C'])] and the perceptron ``mlp``."""
+class Trunks:
+    """Views of a flat vector: ``convolutions`` [(weight [C', C, k, k], bias [C'])] of the trunks, image by image."""
 
-    def __init__(self, flat: Tensor, conv: list[ConvLayer], sizes: tuple[int, ...]) -> None:
-        self.flat, self._conv, self._strides = flat, conv, [part.layer.stride for part in conv]
+    def __init__(self, flat: Tensor, inputs: TrunkInputs, cnn: str) -> None:
+        self.flat, self.inputs, self._cnn = flat, inputs, cnn
+        conv = inputs.layers(cnn)
+        self._strides = [[part.layer.stride for part in trunk] for trunk in conv]
         self.convolutions: list[tuple[Tensor, Tensor]] = []
-        offset = 0
-        for part in conv:
+        self._end = 0
+        for part in chain(*conv):
             shape = (part.layer.channels, part.inputs, part.layer.kernel, part.layer.kernel)
-            weight = flat[offset : offset + math.prod(shape)].view(shape)
-            offset += weight.numel()
-            self.convolutions.append((weight, flat[offset : offset + shape[0]]))
-            offset += shape[0]
-        self.mlp = Parameters(flat[offset:], sizes, 1)
-
-    def over(self, flat: Tensor) -> ConvParameters:
-        """Views of another vector in this form."""
-        return ConvParameters(flat, self._conv, self.mlp.sizes)
+            weight = flat[self._end : self._end + math.prod(shape)].view(shape)
+            self._end += weight.numel()
+            self.convolutions.append((weight, flat[self._end : self._end + shape[0]]))
+            self._end += shape[0]
 
     @staticmethod
-    def count(conv: list[ConvLayer], sizes: tuple[int, ...]) -> int:
-        own = sum(part.layer.channels * (part.inputs * part.layer.kernel**2 + 1) for part in conv)
-        return own + parameter_count(sizes, 1)
+    def count(inputs: TrunkInputs, cnn: str) -> int:
+        """Parameters of all trunks."""
+        conv = chain(*inputs.layers(cnn))
+        return sum(part.layer.channels * (part.inputs * part.layer.kernel**2 + 1) for part in conv)
 
     def initialise(self, generator: torch.Generator) -> None:
         for pair in self.convolutions:
             for tensor in pair:
                 uniform_(tensor, pair[0][0].numel(), generator)
-        self.mlp.initialise(generator)
 
     def leaves(self) -> list[tuple[Tensor, Tensor]]:
         """``tensors`` as leaves of autograd that share this memory."""
         return [(weight.detach().requires_grad_(), bias.detach().requires_grad_()) for weight, bias in self.tensors()]
+
+    def tensors(self) -> list[tuple[Tensor, Tensor]]:
+        """(weight, bias) of all layers."""
+        return list(self.convolutions)
 
     def trunk(self) -> dict[str, Tensor]:
         """The convolutions, named as ``spreeze.inference.convolution`` reads them."""
@@ -85,19 +90,62 @@ class ConvParameters:
             for kind, tensor in zip("wb", pair, strict=True)
         }
 
+    def numbers(self, obs: Tensor) -> Tensor:
+        """The newest numbers [B, V] of observations uint8 [B, k, F]."""
+        return self._floats(self.inputs.split(obs)[1])
+
+    def _floats(self, numbers: Tensor) -> Tensor:
+        # A copy: bytes that are read as floats have to lie at a multiple of four.
+        return numbers.clone(memory_format=torch.contiguous_format).view(torch.float32).to(self.flat.dtype)
+
+    def features(self, obs: Tensor, layers: list[tuple[Tensor, Tensor]], shift: Shift | None = None) -> Tensor:
+        """Features and numbers [B, F + V] of observations uint8 [B, k, *frame], by ``layers`` as ``tensors`` has them.
+
+        ``shift``, if any, maps the images [B, C, H, W] to those that the trunks see.
+        """
+        images, numbers = self.inputs.split(obs)
+        found, left = [], iter(layers)
+        for image, strides in zip(images, self._strides, strict=True):
+            pixels = image if shift is None else shift(image)
+            # Channels last: on a CPU a forward and backward pass takes two thirds of the time.
+            x = pixels.to(self.flat.dtype, memory_format=torch.channels_last).mul_(_PIXEL)
+            for stride, (weight, bias) in zip(strides, left, strict=False):
+                x = torch.relu(functional.conv2d(x, weight, bias, stride))
+            found.append(x.permute(0, 2, 3, 1).flatten(1))  # by row, column, channel, as in the sampler
+        if self.inputs.vector_dim:
+            found.append(self._floats(numbers))
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+
+class ConvParameters(Trunks):
+    """Trunks and the perceptron ``mlp`` that follows."""
+
+    def __init__(self, flat: Tensor, inputs: TrunkInputs, cnn: str, sizes: tuple[int, ...]) -> None:
+        super().__init__(flat, inputs, cnn)
+        self.mlp = Parameters(flat[self._end :], sizes, 1)
+
+    def over(self, flat: Tensor) -> ConvParameters:
+        """Views of another vector in this form."""
+        return ConvParameters(flat, self.inputs, self._cnn, self.mlp.sizes)
+
+    @classmethod
+    def zeros(cls, inputs: TrunkInputs, cnn: str, sizes: tuple[int, ...], device: torch.device) -> ConvParameters:
+        """In new memory."""
+        return cls(torch.zeros(cls.count(inputs, cnn) + parameter_count(sizes, 1), device=device), inputs, cnn, sizes)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        super().initialise(generator)
+        self.mlp.initialise(generator)
+
     def tensors(self) -> list[tuple[Tensor, Tensor]]:
         """(weight, bias) of all layers, the head last."""
         hidden = [(weight[0], bias[0, 0]) for weight, bias in zip(self.mlp.weights, self.mlp.biases, strict=True)]
         return [*self.convolutions, *hidden, (self.mlp.head_weight[0], self.mlp.head_bias[0, :, 0])]
 
     def forward(self, obs: Tensor, layers: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Outputs [B, K] at images uint8 [B, k, C, H, W], by ``layers`` as ``tensors`` gives them."""
+        """Outputs [B, K] at observations uint8 [B, k, *frame], by ``layers`` as ``tensors`` gives them."""
         convolutions = len(self.convolutions)
-        # Channels last: on a CPU a forward and backward pass takes two thirds of the time.
-        x = obs.flatten(1, 2).to(self.flat.dtype, memory_format=torch.channels_last).mul_(_PIXEL)
-        for stride, (weight, bias) in zip(self._strides, layers[:convolutions], strict=True):
-            x = torch.relu(functional.conv2d(x, weight, bias, stride))
-        x = x.permute(0, 2, 3, 1).flatten(1)  # by row, column, channel, as in the sampler
+        x = self.features(obs, layers[:convolutions])
         for weight, bias in layers[convolutions:-1]:
             x = torch.relu(torch.addmm(bias, x, weight))
         weight, bias = layers[-1]
@@ -124,16 +172,15 @@ class ConvActorCritic:
         generator: torch.Generator,
         device: torch.device,
     ) -> None:
-        self.image = [frames.stack * frames.channels, frames.height, frames.width]
-        conv = conv_layers(cnn, *self.image)
-        sizes = (features(conv), *hidden_sizes, outputs + 1)
-        count = ConvParameters.count(conv, sizes)
+        self.inputs = TrunkInputs.of(frames)
+        sizes = (self.inputs.features(cnn), *hidden_sizes, outputs + 1)
+        count = ConvParameters.count(self.inputs, cnn) + parameter_count(sizes, 1)
         self.hidden_sizes, self._outputs = hidden_sizes, outputs
         self.flat = torch.zeros(count + num_log_std, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
-        self._parameters = ConvParameters(self.flat[:count], conv, sizes)
-        self._gradients = ConvParameters(self.gradient[:count], conv, sizes)
+        self._parameters = ConvParameters(self.flat[:count], self.inputs, cnn, sizes)
+        self._gradients = ConvParameters(self.gradient[:count], self.inputs, cnn, sizes)
         self._leaves = self._parameters.leaves()
         self._outs: tuple[Tensor, ...] = ()
         self._chunk_rows = _CHUNK_ROWS if device.type == "cpu" else None
@@ -145,7 +192,7 @@ class ConvActorCritic:
         orthogonal_(self._parameters.mlp.head_weight[0, outputs:], VALUE_GAIN, generator)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """One pass at images uint8 [M, k, C, H, W]; keeps the graphs."""
+        """One pass at observations uint8 [M, k, *frame]; keeps the graphs."""
         with torch.enable_grad():
             self._outs = tuple(self._parameters.forward(part, self._leaves) for part in self._chunks(obs))
         out = torch.cat([part.detach() for part in self._outs]).t()
@@ -160,6 +207,10 @@ class ConvActorCritic:
         for out, part in zip(outs, self._chunks(grad), strict=True):
             for tensor, found in zip(own, torch.autograd.grad(out, leaves, part), strict=True):
                 tensor.add_(found)
+
+    def numbers(self, obs: Tensor) -> Tensor:
+        """The newest numbers [M, V] of observations."""
+        return self._parameters.numbers(obs)
 
     def values(self, obs: Tensor) -> Tensor:
         layers = self._parameters.tensors()

@@ -26,7 +26,7 @@ from spreeze.config.algorithm_settings import ActionValueConfig, ReturnRange
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
 from spreeze.errors import ConfigError
-from spreeze.inference.convolution import CNNS, conv_layers, features
+from spreeze.inference.convolution import CNNS, TrunkInputs
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec, FrameSpec, TransitionBatch
 
@@ -108,7 +108,7 @@ class DQN(OffPolicyAlgorithm):
         else:
             refuse_layers(layers, "dqn")
             self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, **options)
-            image = {"cnn": config.cnn, "image": self.critics.image}
+            image = self.critics.inputs.meta(config.cnn)
         self._config, self.period = config, config.target_interval
         self._loss_gradient = partial(losses.huber_gradient, threshold=config.huber) if config.huber else None
         self._next_out: Tensor | None = None
@@ -145,7 +145,9 @@ class DQN(OffPolicyAlgorithm):
         critics.draw(self.draw_noise, target=target)
         self._next_out = critics.outputs(batch.next_obs, target=target)
         next_q = critics.values_of(self._next_out)[0]
-        next_q = losses.mask_logits(next_q, batch.next_obs) if self._masked else next_q
+        if self._masked:
+            masks = critics.numbers(batch.next_obs) if isinstance(critics, ImageCritics) else batch.next_obs
+            next_q = losses.mask_logits(next_q, masks)
         return ActorOutputs(next_q.argmax(0, keepdim=True), None, None)
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
@@ -195,17 +197,22 @@ class ImageCritics(ActionValues[ConvParameters]):
         duelling: bool,
         **options: Any,
     ) -> None:
-        self.image = [frames.stack * frames.channels, frames.height, frames.width]
-        conv = conv_layers(cnn, *self.image)
-
-        def parameters(sizes: tuple[int, ...]) -> ConvParameters:
-            flat = torch.zeros(ConvParameters.count(conv, sizes), device=device)
-            return ConvParameters(flat, conv, sizes)
-
+        self.inputs = TrunkInputs.of(frames)
         super().__init__(
-            features(conv), num_actions, hidden_sizes, lr, generator, parameters, duelling=duelling, **options
+            self.inputs.features(cnn),
+            num_actions,
+            hidden_sizes,
+            lr,
+            generator,
+            lambda sizes: ConvParameters.zeros(self.inputs, cnn, sizes, device),
+            duelling=duelling,
+            **options,
         )
         self._leaves = self._online.leaves()
+
+    def numbers(self, obs: Tensor) -> Tensor:
+        """The newest numbers [B, V] of observations."""
+        return self._online.numbers(obs)
 
     def _q(self, obs: Tensor, networks: ConvParameters, *, record: bool = False) -> Tensor:
         if record:

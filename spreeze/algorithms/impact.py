@@ -265,8 +265,8 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
             columns = self._tensor(np.stack((self._rows(advantage), self._rows(target)), 1))
             denominator = self._denominator(reference, worker)
             samples = Samples(obs, action, denominator, columns[:, 0], columns[:, 1], value, sequences)
-        if is_new and self._normalizer is not None and np.isfinite(batch.obs).all():
-            self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
+        if is_new and self._normalizer is not None:
+            self._count_obs(self._normalizer, batch.obs)
         return Evaluated(samples, out, self.net.log_std.clone().unsqueeze(1).expand(-1, steps * envs))
 
     def new_rollout_cache(self, rollouts: int) -> EvaluatedRollouts:

@@ -43,6 +43,7 @@ from spreeze.algorithms.fused_mlp import (
     policy_snapshot,
     row_chunks,
 )
+from spreeze.algorithms.image_encoder import ImageEncoder
 from spreeze.algorithms.noisy_networks import NoisyNetworks, perceptron_of
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.value_heads import DuelingHead, ReturnHead
@@ -106,6 +107,8 @@ class OffPolicyAlgorithm(Algorithm):
     actor: TrainedNetworks[Parameters] | None
     _config: AlgorithmConfig
     _schedule, _lr_end = "constant", 0.1
+    encoder: ImageEncoder | None = None
+    """Turns images into features for actor and critics; None where these read observations."""
     period = 1
     """Period of the sequence of steps in updates, such as a delayed actor."""
 
@@ -118,12 +121,14 @@ class OffPolicyAlgorithm(Algorithm):
         devices: DeviceSplit | None = None,
         *,
         overlap: bool = False,
+        encoder: ImageEncoder | None = None,
     ) -> None:
-        super().__init__(noise, meta)
-        self.actor, self.critics = actor, critics
+        super().__init__(noise, meta if encoder is None else meta | encoder.meta)
+        self.actor, self.critics, self.encoder = actor, critics, encoder
         self.noise = noise
         """Random generator of all noise in updates."""
-        self._adams = [critics.adam] if actor is None else [critics.adam, actor.adam]
+        self._adams = [part.adam for part in (critics, actor, encoder) if part is not None]
+        critics.gives_obs_gradient = encoder is not None
         self._devices = devices or DeviceSplit(noise.device, noise.device, split=False)
         self._overlap = overlap
         self._parallel: Parallel | None = None
@@ -173,9 +178,12 @@ class OffPolicyAlgorithm(Algorithm):
         ``batch`` is on the critics' device, ``actor_batch`` (only obs, next_obs) on the actor's if that is another one.
         Returns the seconds of the critic step, with ``actor_forward``, and of the actor step; on a GPU to enqueue them.
         """
-        devices = self._devices
+        devices, start_s = self._devices, perf_counter()
+        if self.encoder is not None:  # outside of inference mode, whose tensors no graph may keep
+            batch = self.encoder.encode(batch, self.noise)
+            if devices.split:
+                actor_batch = batch._replace(obs=devices.to_actor(batch.obs), next_obs=devices.to_actor(batch.next_obs))
         with torch.inference_mode():
-            start_s = perf_counter()
             outputs = self.actor_forward(batch if actor_batch is None else actor_batch)
             if devices.split:
                 outputs = ActorOutputs._make(part if part is None else devices.to_critics(part) for part in outputs)
@@ -184,6 +192,9 @@ class OffPolicyAlgorithm(Algorithm):
             if self._overlap and action is not None:
                 dq_da = devices.to_actor(self.action_gradient(batch, action).clone())
             self.critic_step(batch, next_action, next_log_prob)
+            if self.encoder is not None:
+                assert self.critics.obs_gradient is not None
+                self.encoder.step(self.critics.obs_gradient[:, : self.encoder.size])
             critic_done_s = perf_counter()
             if action is not None:
                 if dq_da is None:
@@ -194,7 +205,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def set_optimizers(self, config: AlgorithmConfig) -> None:
         """Sets up the optimizers from shared settings, before the first update."""
-        for networks in (self.critics, self.actor):
+        for networks in (self.critics, self.actor, self.encoder):
             if networks is not None:
                 networks.adam.weight_decay = config.weight_decay
         self._schedule, self._lr_end = config.lr_schedule, config.lr_end
@@ -247,13 +258,13 @@ class OffPolicyAlgorithm(Algorithm):
         return max(adam.rejected for adam in self._adams)
 
     @property
-    def policy_parameters(self) -> Tensor:
-        """The flat parameter vector of the policy."""
-        return self.critics.online.flat if self.actor is None else self.actor.online.flat
+    def policy_parameters(self) -> list[Tensor]:
+        """The flat parameter vectors of the policy."""
+        return [part.online.flat for part in (self.actor or self.critics, self.encoder) if part is not None]
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         assert self.actor is not None
-        return policy_arrays(self.actor.online)
+        return policy_arrays(self.actor.online) | ({} if self.encoder is None else self.encoder.arrays())
 
     def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
         """Copies the policy's weights; without waiting for the device if there is an actor.
@@ -261,14 +272,19 @@ class OffPolicyAlgorithm(Algorithm):
         The returned function waits for the copy and returns it like ``policy_arrays``; it may be called in another
         thread.
         """
-        if self.actor is not None:
+        if self.actor is not None and self.encoder is None:
             return policy_snapshot(self.actor.online)
         arrays = self.policy_arrays()
         return lambda: arrays
 
     def _tensors(self) -> dict[str, Tensor]:
-        own = {} if self.actor is None else {f"actor.{name}": value for name, value in self.actor.tensors().items()}
-        return own | {f"critics.{name}": value for name, value in self.critics.tensors().items()}
+        parts = {"actor": self.actor, "critics": self.critics, "encoder": self.encoder}
+        return {
+            f"{side}.{name}": value
+            for side, part in parts.items()
+            if part is not None
+            for name, value in part.tensors().items()
+        }
 
 
 class FlatNetworks(Protocol):
@@ -320,6 +336,10 @@ class CriticNetworks(TrainedNetworks[F]):
     """Buffers that depend on the batch size."""
     td_error: Tensor | None = None  # [S, B], of the latest step
     goal: Tensor | None = None  # [B], of the latest step
+    gives_obs_gradient = False
+    """True if a step computes ``obs_gradient``."""
+    obs_gradient: Tensor | None = None
+    """[B, O], derivative of the latest step's loss by the observations, or [B, O + A] by all inputs."""
     action_value: Tensor | None = None
     """[B], Q-values of the latest fresh actions."""
 
@@ -333,7 +353,7 @@ class CriticNetworks(TrainedNetworks[F]):
         return math.nan if self.action_value is None else self.action_value.mean().item()
 
     def drop_buffers(self) -> None:
-        self._buffers = self.td_error = self.goal = self.action_value = None
+        self._buffers = self.td_error = self.goal = self.action_value = self.obs_gradient = None
 
 
 class Chunk:
@@ -454,6 +474,8 @@ class Critics(CriticNetworks[Parameters]):
         buffers = self._sized(obs_action.shape[0])
         self.td_error, self.goal = buffers.td_error, mean_goal
         streams = self.parallel if isinstance(self.parallel, TwoStreams) else None
+        shape = (*buffers.td_error.shape, self._obs_dim)
+        by_obs = obs_action.new_empty(shape) if self.gives_obs_gradient else None
 
         def differentiate(chunks: list[Chunk]) -> None:
             for chunk in chunks:
@@ -468,8 +490,11 @@ class Critics(CriticNetworks[Parameters]):
                     add=not chunk.is_first,
                     streams=streams,
                 )
+                if by_obs is not None:
+                    by_obs[chunk.own, chunk.rows] = _input_gradient(chunk.online, chunk.buffers)[:, :, : self._obs_dim]
 
         self._each(differentiate, buffers.groups)
+        self.obs_gradient = None if by_obs is None else by_obs.sum(0)
         self.adam.step()
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
@@ -503,6 +528,11 @@ class Critics(CriticNetworks[Parameters]):
         # Only the lesser critic counts in each row, in a tie the first.
         torch.le(first, second, out=buffers.is_first)
         return torch.where(buffers.is_first, buffers.gradients[0], buffers.gradients[1], out=buffers.least)
+
+
+def _input_gradient(networks: Parameters, buffers: MlpBuffers) -> Tensor:
+    """Derivatives [S, M, I] by the inputs, after ``mlp_backward``."""
+    return torch.bmm(buffers.grads[0], networks.weights_t[0])
 
 
 def _action_gradients(chunks: list[Chunk]) -> None:
@@ -680,3 +710,5 @@ class DiscreteCritics(ActionValues[Parameters]):
         else:
             self._dueling.part(grad_q.mul_(1.0 / len(obs)), buffers.grad_out)
         mlp_backward(self._online, buffers, obs.t().expand(self._online.stack, -1, -1), self._gradient)
+        if self.gives_obs_gradient:
+            self.obs_gradient = _input_gradient(self._online, buffers).sum(0)

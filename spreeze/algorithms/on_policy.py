@@ -56,7 +56,7 @@ CORRECTIONS = ("on-policy", "delayed", "none", "truncated-is")
 class Samples(NamedTuple):
     """M env steps to take a gradient on; views of one row block."""
 
-    obs: Tensor  # [M, O], normalised; of images uint8 [M, k, C, H, W]
+    obs: Tensor  # [M, O], normalised; of images uint8 [M, k, *frame]
     action: Tensor  # [M, A]
     log_prob: Tensor  # [M], the denominator of PPO's ratio
     advantage: Tensor  # [M], weighted where the correction says so
@@ -113,7 +113,7 @@ class OnPolicyAlgorithm(Algorithm):
     ) -> None:
         if correction not in CORRECTIONS:
             raise ConfigError(f"correction = {correction!r}: allowed is {', '.join(CORRECTIONS)}")
-        if normalize_obs and spec.frames is not None:
+        if normalize_obs and not spec.vector_dim - spec.mask_dim:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; remove it")
         self.on_gradient: Callable[[], None] = lambda: None
         """Callback after each gradient, since learning from one rollout may take minutes."""
@@ -143,16 +143,15 @@ class OnPolicyAlgorithm(Algorithm):
         self.optimiser.apart = self.net.of_value
         self._before = self.net.flat.clone() if correction == "delayed" else None
         """theta(j - 1)."""
-        self._normalizer = Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs else None
-        self._normalizer_before = (
-            Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs and correction == "delayed" else None
+        self._frames = spec.frames
+        self._normalizer, self._normalizer_before = (
+            Normalizer(spec.vector_dim, spec.mask_dim) if wanted else None
+            for wanted in (normalize_obs, normalize_obs and correction == "delayed")
         )
         # Rewards that are signs have one size in all tasks.
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
         self._returns = DiscountedReturns(config.gamma) if scales else None
-        special: dict[str, Any] = (
-            {"cnn": config.cnn, "image": self.net.image} if isinstance(self.net, ConvActorCritic) else {}
-        )
+        special: dict[str, Any] = self.net.inputs.meta(config.cnn) if isinstance(self.net, ConvActorCritic) else {}
         if isinstance(self.net, RecurrentActorCritic):
             special = {"recurrent": self.net.kind, "recurrent_size": self.net.size}
         super().__init__(
@@ -210,8 +209,14 @@ class OnPolicyAlgorithm(Algorithm):
             return
         if self._normalizer_before is not None:
             self._normalizer_before.load_state(self._normalizer.state())
-        if np.isfinite(batch.obs).all():
-            self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
+        self._count_obs(self._normalizer, batch.obs)
+
+    def _count_obs(self, normalizer: Normalizer, obs: np.ndarray) -> None:
+        """Adds a rollout's observations [T, N, ...] to the normalizer, unless a number is not finite."""
+        rows = obs.reshape(-1, *obs.shape[2:])
+        numbers = rows if self._frames is None else self._frames.numbers(rows)
+        if np.isfinite(numbers).all():
+            normalizer.update(numbers)
 
     def _set_lr(self, progress: float | None) -> None:
         config = self._config
@@ -321,7 +326,10 @@ class OnPolicyAlgorithm(Algorithm):
             out, value = self.net.forward(obs, sequences)
         else:
             out, value = self.net.forward(obs)
-        return (losses.mask_logits(out, obs, self._numbers) if self._masked else out), value
+        if self._masked:
+            masks = self.net.numbers(obs) if isinstance(self.net, ConvActorCritic) else obs
+            out = losses.mask_logits(out, masks, self._numbers)
+        return out, value
 
     def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
         """The gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""

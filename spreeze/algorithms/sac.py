@@ -29,6 +29,7 @@ from spreeze.algorithms.fused_mlp import (
     mlp_forward,
     new_parameters,
 )
+from spreeze.algorithms.image_encoder import ImageEncoder, over_images
 from spreeze.algorithms.off_policy import (
     ActorOutputs,
     CriticNetworks,
@@ -44,7 +45,7 @@ from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.lazy_torch import Tensor, torch
-from spreeze.types import TransitionBatch
+from spreeze.types import FrameSpec, TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +147,10 @@ class _SoftActorCritic(OffPolicyAlgorithm):
         place: DeviceSplit,
         *,
         overlap: bool = False,
+        encoder: ImageEncoder | None = None,
     ) -> None:
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
-        super().__init__(actor, critics, noise, meta, place, overlap=overlap)
+        super().__init__(actor, critics, noise, meta, place, overlap=overlap, encoder=encoder)
         self._config, self.period = config, config.policy_delay
         self.log_alpha = actor.online.flat.new_full((self._coefficients,), math.log(config.initial_alpha))
         self.alpha = self.log_alpha.exp()
@@ -213,17 +215,20 @@ class SAC(_SoftActorCritic):
         *,
         overlap: bool = False,
         network: NetworkRow | None = None,
+        frames: FrameSpec | None = None,
     ) -> None:
         place, hidden = DeviceSplit.parse(device), config.actor_sizes
+        encoder = None if frames is None else ImageEncoder(frames, config, seed, place.critics)
+        inputs = obs_dim if encoder is None else encoder.size
         init = torch.Generator().manual_seed(seed)
-        sizes = (obs_dim, *hidden, 2 * action_dim)
+        sizes = (inputs, *hidden, 2 * action_dim)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(
             lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init, target=False
         )
         critics = create_critics(
             config,
-            obs_dim,
+            inputs,
             action_dim,
             2,
             init,
@@ -232,7 +237,7 @@ class SAC(_SoftActorCritic):
         )
         meta = {"policy": "squashed_gaussian", "obs_dim": obs_dim, "action_dim": action_dim,
                 "hidden_sizes": list(hidden), **layers.meta}  # fmt: skip
-        super().__init__(actor, critics, config, seed, meta, place, overlap=overlap)
+        super().__init__(actor, critics, config, seed, meta, place, overlap=overlap, encoder=encoder)
         self._begin(action_dim)
 
     def _begin(self, action_dim: int) -> None:
@@ -334,16 +339,19 @@ class DiscreteSAC(_SoftActorCritic):
         *,
         masked: bool = False,
         network: NetworkRow | None = None,
+        frames: FrameSpec | None = None,
     ) -> None:
         place, hidden = DeviceSplit.parse(device), config.actor_sizes
+        encoder = None if frames is None else ImageEncoder(frames, config, seed, place.critics)
+        inputs = obs_dim if encoder is None else encoder.size
         init = torch.Generator().manual_seed(seed)
-        sizes = (obs_dim, *hidden, num_actions)
+        sizes = (inputs, *hidden, num_actions)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(
             lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init, target=False
         )
         critics = DiscreteCritics(
-            obs_dim,
+            inputs,
             num_actions,
             config.hidden_sizes,
             2,
@@ -354,7 +362,7 @@ class DiscreteSAC(_SoftActorCritic):
         )
         meta = {"policy": "categorical", "obs_dim": obs_dim, "nvec": [num_actions], "hidden_sizes": list(hidden)}
         meta |= layers.meta | ({"action_mask": True} if masked else {})
-        super().__init__(actor, critics, config, seed, meta, place)
+        super().__init__(actor, critics, config, seed, meta, place, encoder=encoder)
         self._masked, self._num_actions = masked, num_actions
         self._log_alpha_max = math.log(config.max_alpha)
 
@@ -442,16 +450,19 @@ class HybridSAC(SAC):
         numbers: int,
         masked: bool = False,
         network: NetworkRow | None = None,
+        frames: FrameSpec | None = None,
     ) -> None:
         place, hidden = DeviceSplit.parse(device), config.actor_sizes
+        encoder = None if frames is None else ImageEncoder(frames, config, seed, place.critics)
+        inputs = obs_dim if encoder is None else encoder.size
         init = torch.Generator().manual_seed(seed)
-        sizes = (obs_dim, *hidden, 2 * numbers + num_actions)
+        sizes = (inputs, *hidden, 2 * numbers + num_actions)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(
             lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init, target=False
         )
         critics = HybridCritics(
-            obs_dim + numbers,
+            inputs + numbers,
             num_actions,
             config.hidden_sizes,
             2,
@@ -463,7 +474,7 @@ class HybridSAC(SAC):
         meta = {"policy": "squashed_mixed", "obs_dim": obs_dim, "action_dim": numbers, "nvec": [num_actions],
                 "hidden_sizes": list(hidden), **layers.meta}  # fmt: skip
         meta |= {"action_mask": True} if masked else {}
-        _SoftActorCritic.__init__(self, actor, critics, config, seed, meta, place)
+        _SoftActorCritic.__init__(self, actor, critics, config, seed, meta, place, encoder=encoder)
         self._begin(numbers)
         self._masked, self._num_actions = masked, num_actions
         self._log_alpha_max = torch.tensor([math.inf, math.log(config.max_alpha)], device=place.actor)
@@ -537,6 +548,8 @@ ALGORITHMS = (
         continuous=SAC,
         discrete=DiscreteSAC,
         hybrid=HybridSAC,
+        images=True,
         for_discrete={"sac.n_step": 3},
+        over_images=over_images("sac"),
     ),
 )

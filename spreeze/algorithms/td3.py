@@ -13,12 +13,13 @@ from typing import Any
 from spreeze.algorithms import losses
 from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, Parallel, Parameters, new_parameters
+from spreeze.algorithms.image_encoder import ImageEncoder, over_images
 from spreeze.algorithms.off_policy import ActorOutputs, Critics, DeviceSplit, OffPolicyAlgorithm, TrainedNetworks
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
 from spreeze.inference.lazy_torch import Tensor, torch
-from spreeze.types import TransitionBatch
+from spreeze.types import FrameSpec, TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +90,19 @@ class DDPG(OffPolicyAlgorithm):
         *,
         overlap: bool = False,
         network: NetworkRow | None = None,
+        frames: FrameSpec | None = None,
     ) -> None:
         place, hidden = DeviceSplit.parse(device), config.actor_sizes
+        encoder = None if frames is None else ImageEncoder(frames, config, seed, place.critics)
+        inputs = obs_dim if encoder is None else encoder.size
         # Networks are drawn in this order from one generator, so that a seed means the same weights forever.
         init = torch.Generator().manual_seed(seed)
-        sizes = (obs_dim, *hidden, action_dim)
+        sizes = (inputs, *hidden, action_dim)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init)
         critics = create_critics(
             config,
-            obs_dim,
+            inputs,
             action_dim,
             self.num_critics,
             init,
@@ -110,7 +114,7 @@ class DDPG(OffPolicyAlgorithm):
         if config.exploration_noise_max > config.exploration_noise:
             meta["exploration_noise_max"] = config.exploration_noise_max
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
-        super().__init__(actor, critics, noise, meta, place, overlap=overlap)
+        super().__init__(actor, critics, noise, meta, place, overlap=overlap, encoder=encoder)
         self._config = config
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
@@ -176,7 +180,9 @@ ALGORITHMS = (
         name="td3",
         config=TD3Config,
         continuous=TD3,
+        images=True,
         defaults={"replay.samples_per_insert_min": 16.0, "replay.samples_per_insert_max": 512.0},
+        over_images=over_images("td3"),
     ),
-    AlgorithmRow(name="ddpg", config=DDPGConfig, continuous=DDPG),
+    AlgorithmRow(name="ddpg", config=DDPGConfig, continuous=DDPG, images=True, over_images=over_images("ddpg")),
 )

@@ -14,7 +14,7 @@ import numpy as np
 from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.config.profiles import shipped
 from spreeze.envs.make import refuse_foreign
-from spreeze.envs.task import Task, check_fits, frame_options, make_task
+from spreeze.envs.task import Task, check_fits, frame_options, make_task, observes_pictures
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError, WeightsError, described
 from spreeze.formatting import clean, percent
 from spreeze.inference.policy import Policy, exploring_arrays
@@ -179,7 +179,7 @@ def open_checked(spec: EnvSpec, where: Path, args: argparse.Namespace, render_mo
                 args=spec.args,
                 plain=spec.plain,
                 image=frame_options(spec),
-                picture=spec.frames is not None,
+                picture=observes_pictures(spec),
                 action_mask=spec.action_mask,
             )
     except OutOfTime:
@@ -367,6 +367,8 @@ def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
         obs[:, spec.obs_dim - spec.mask_dim :] = 1.0
     else:
         obs = np.zeros((1, spec.frames.stack, *spec.frames.shape), np.uint8)
+        if spec.mask_dim:
+            obs[:, -1, -4 * spec.mask_dim :] = np.ones(spec.mask_dim, np.float32).view(np.uint8)
     try:
         policy = made(weights.arrays)
         if spec.choices is not None:

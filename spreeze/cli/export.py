@@ -254,7 +254,7 @@ def c_example(spec: EnvSpec, file_name: str, run: str, state_dim: int) -> str:
         #include {json.dumps(file_name)}
 
         int main(void) {{
-            static {"uint8_t" if spec.frames else "float"} obs[{big}_OBS]; /* {layout} */
+            static {"uint8_t" if spec.frames and spec.frames.is_single else "float"} obs[{big}_OBS]; /* {layout} */
             {memory}{"int32_t" if isinstance(spec.action, Choices) else "float"} action[{big}_ACTIONS];
             for (int step = 0; step < 3; step++) {{
                 {name}_act(obs, {"state, " if state_dim else ""}action);
@@ -333,7 +333,7 @@ def _make_line(spec: EnvSpec, plain_id: str) -> str:
 def _obs_lines(spec: EnvSpec) -> list[str]:
     """Functions of the loop where an observation is not simply a vector."""
     if spec.frames is not None:
-        return _frame_lines(spec)
+        return _frame_lines(spec) if spec.frames.is_single else _part_lines(spec.frames)
     joined = (
         textwrap.dedent(f"""
 
@@ -425,6 +425,48 @@ def _picture_lines(frames: FrameSpec, source: PictureSpec) -> list[str]:
     ]
 
 
+def _part_lines(frames: FrameSpec) -> list[str]:
+    """Functions for images that are not alone in an observation: these, and the numbers beside them."""
+    rows = [
+        f"    {each.path!r}: ({tuple(map(int, each.order))}, {str(each.bounds)[1:-1]}, {planes < each.channels}),"
+        for each, (planes, *_) in zip(filter(None, (frames.source, *frames.more)), frames.images, strict=True)
+    ]
+    return [
+        *_share_lines(int(frames.height)),
+        "",
+        "",
+        "IMAGES = {  # where they are: axes, bounds, and whether colours become grey",
+        *rows,
+        "}",
+        *textwrap.dedent("""
+
+        def images(obs):  # uint8 [C, H, W] each
+            found = []
+            for path, (order, low, high, to_grey) in IMAGES.items():
+                picture = functools.reduce(lambda part, key: part[key], path, obs)
+                planes = np.asarray(picture).transpose(order).astype(np.float32)
+                planes = np.clip((planes - low) * (255 / (high - low)), 0, 255)
+                if to_grey:
+                    planes = np.moveaxis(planes, -3, -1) @ np.array([0.299, 0.587, 0.114], np.float32)
+                planes = planes.reshape(-1, *planes.shape[-2:])
+                small = shares(planes.shape[1]).T @ planes @ shares(planes.shape[2])
+                found.append((small + 0.5).astype(np.uint8))
+            return found
+
+
+        def flat(space, obs, path=()):  # the other parts in the order of their sorted keys
+            if path in IMAGES:
+                return np.zeros(0, np.float32)
+            if isinstance(space, gymnasium.spaces.Dict):
+                keys = sorted(space.spaces, key=str)
+                return np.concatenate([flat(space[key], obs[key], (*path, key)) for key in keys])
+            if isinstance(space, gymnasium.spaces.Tuple):
+                return np.concatenate([flat(part, obs[k], (*path, k)) for k, part in enumerate(space.spaces)])
+            return np.ravel(gymnasium.spaces.flatten(space, obs)).astype(np.float32)
+    """).splitlines(),
+    ]
+
+
 def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
     """Three episodes."""
     if spec.team is not None:
@@ -435,7 +477,7 @@ def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
         "total += float(reward)",
         "done = terminated or truncated",
     ]
-    if spec.frames is not None:
+    if spec.frames is not None and spec.frames.is_single:
         atari = "frame_skip" in spec.frames.options and spec.env_id.startswith("ALE/")
         body.append(f"frames = [frame(obs)] * {int(spec.frames.stack)}  # the newest, oldest first")
         see = ["x = np.stack(frames)[None]"]
@@ -449,11 +491,17 @@ def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
         elif spec.mask_dim and spec.obs_layout[-1].endswith("observation['action_mask']"):
             mask = 'obs["action_mask"]'
             space = "gymnasium.spaces.Dict({key: env.observation_space[key] for key in obs if key != 'action_mask'})"
-        vector = f"flat({space}, obs)" if spec.parts else "np.asarray(obs, np.float32).reshape(-1)"
+        nested = bool(spec.parts) or spec.frames is not None
+        vector = f"flat({space}, obs)" if nested else "np.asarray(obs, np.float32).reshape(-1)"
         if spec.mask_dim:
             mask = f"flat_mask({mask})" if spec.action_parts else mask
             vector = f"np.concatenate([{vector}, np.asarray({mask}, np.float32)])"
         see = [f"x = {vector}[None]"]
+        if spec.frames is not None:
+            body.append(f"frames = [images(obs)] * {int(spec.frames.stack)}  # the newest, oldest first")
+            pixels = "*(np.ravel(image) for image in zip(*frames))"
+            see = [f"x = np.concatenate([{pixels}, {vector}]).astype(np.float32)[None]"]
+            step = [*step, "frames = [*frames[1:], images(obs)]"]
     shaped = ".reshape(env.action_space.shape)" if spec.choices is None else ""
     shaped += ".astype(env.action_space.dtype)" if spec.action.shape != () else ""
     shaped = "" if spec.action_parts else shaped

@@ -44,7 +44,7 @@ from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, par
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
-from spreeze.formatting import clean, percent
+from spreeze.formatting import clean, percent, size
 from spreeze.machine.hardware import Machine, check_precision, memory_limits, named_devices, read_machine
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import ENDS_WITH, is_stopped
@@ -182,7 +182,10 @@ def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> l
     found += ["no effect without --auto: --fresh"] if args.fresh and not args.auto else []
     part = settings.config.env
     engine = bullet_engine(part.id, plain=part.plain, args=part.args)
-    about = (seen_as(probe.spec), *probe.notes, None if engine is None else engine.reason)
+    about = [seen_as(probe.spec), *probe.notes, None if engine is None else engine.reason]
+    if probe.spec.frames is not None and settings.config.on_policy is None:
+        rows, each = settings.config.replay.capacity, RowLayout.of(probe.spec).row_bytes
+        about.append(f"replay may grow to {rows:,} frames of {size(each)}, {size(rows * each)} (--replay-capacity)")
     return [*found, *(f"{part.id}: {line}" for line in about if line)]
 
 

@@ -82,10 +82,25 @@ class ActorCriticConfig(AlgorithmConfig):
         low=0.0,
         high=1e3,
     )
+    cnn: str = setting(
+        "nature",
+        "convolutional layers for images, which actor and critics share; hidden sizes follow",
+        choices=tuple(CNNS),
+        fixed=True,
+    )
+    random_shift: int = setting(
+        4,
+        "pixels by which images of drawn batches are moved at random, up to (DrQ-v2, arXiv 2107.09645); 0: none",
+        unit="pixels",
+        low=0,
+        high=64,
+    )
 
     def check_task(self, spec: EnvSpec) -> None:
         if spec.box is None and self.action_penalty > 0.0:
             raise ConfigError(f"action_penalty = {self.action_penalty:g}: discrete actions have no tanh; remove it")
+        if spec.frames is not None and self.network:
+            raise ConfigError(f"network = {self.network!r}: for images set cnn; remove it")
 
     @property
     def actor_sizes(self) -> tuple[int, ...]:

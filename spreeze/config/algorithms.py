@@ -40,7 +40,7 @@ class AlgorithmRow:
     preferred: bool = False
     """True: the default for environments that it fits, before all others in ``ALGORITHMS``."""
     images: bool = False
-    """``discrete`` has a network for images."""
+    """Its networks take images (option ``frames``)."""
     off_policy_corrected: bool = False
     """``on_policy`` corrects for the age of its rollouts: it runs where samplers set their own pace, and only there."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -72,8 +72,6 @@ class AlgorithmRow:
             return "one choice at a time only"
         if spec.box is None:
             return "" if self.discrete else "no discrete actions"
-        if spec.frames is not None:
-            return "no numbers beside a choice with images"
         return "" if self.hybrid else "no numbers beside a choice"
 
     def runs_in(self, mode: Mode) -> bool:

@@ -122,8 +122,8 @@ class EnvConfig(Section):
     )
     image: bool | None = setting(
         None,
-        "treat observations as images for a CNN (true) or as vectors (false); default: images if they are "
-        "bytes (0 to 255) of at least 36 x 36 pixels",
+        "treat observations as images for a CNN (true) or as vectors (false); default: those parts as images that "
+        "are bytes (0 to 255) of at least 36 x 36 pixels",
         read=always,
     )
 

@@ -1,4 +1,4 @@
-"""Frames of environments that observe images: one uint8 array [C, H, W] a step, grey and small as asked.
+"""Frames of environments that observe images, alone or beside numbers: bytes, grey and small as asked.
 
 Atari 2600 games come through ale-py, with the usual preprocessing in one step function: frames skipped while the action
 is repeated, the pixel-wise maximum of the last two of them, grey 84 x 84 pictures, up to 30 idle frames at the start,
@@ -20,6 +20,8 @@ import gymnasium
 import numpy as np
 
 from spreeze.config.schema import ImageConfig
+from spreeze.envs.masks import source_of
+from spreeze.envs.obs_flattening import Flattener, LeafError, leaves_of, path_text, without
 from spreeze.envs.scalars import array_like
 from spreeze.errors import BadTransition
 from spreeze.types import FrameSpec, PictureSpec
@@ -63,33 +65,22 @@ def _area_weights(old: int, new: int) -> np.ndarray:
     return weights.astype(np.float32)
 
 
-class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
-    """Frames of any environment that observes a picture.
+class _Shrunk:
+    """One picture of an observation as an image [C, H, W].
 
     Red, green and blue become grey unless ``image.grey`` is off; other channels stay planes of their own.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], source: PictureSpec, options: ImageConfig) -> None:
-        super().__init__(env)
-        self._source, self._to_grey = source, options.grey and source.rgb
-        channels = source.channels // 3 if self._to_grey else source.channels
+    def __init__(self, source: PictureSpec, options: ImageConfig, env_id: str) -> None:
+        self._source, self._to_grey, self._env_id = source, options.grey and source.rgb, env_id
+        self.channels = source.channels // 3 if self._to_grey else source.channels
         height, width = (source.shape[axis] for axis in source.order[-2:])
-        size, (self._low, high) = options.size, source.bounds
+        self._low, high = source.bounds
         self._scale = 255.0 / (high - self._low)
-        self._resize = AreaResize(height, width, size)
-        self.frame_spec = FrameSpec(
-            channels=channels,
-            height=size,
-            width=size,
-            stack=options.stack,
-            sign_rewards=False,
-            options=asdict(options),
-            source=source,
-        )
-        self.observation_space = gymnasium.spaces.Box(0, 255, self.frame_spec.shape, np.uint8)
+        self._resize = AreaResize(height, width, options.size)
 
-    def observation(self, observation: Any) -> np.ndarray:
-        """The frame [C, H, W] of an image, a new array.
+    def __call__(self, observation: Any, out: np.ndarray) -> None:
+        """Writes the image to ``out`` [C, H, W] uint8.
 
         Raises:
             BadTransition: no picture of the shape that the space says, or a value that is not finite.
@@ -98,10 +89,8 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         if self._to_grey:
             planes = np.moveaxis(planes, -3, -1) @ _GREY
         height, width = planes.shape[-2:]
-        out = np.empty(self.frame_spec.shape, np.uint8)
         for plane, target in zip(planes.reshape(-1, height, width), out, strict=True):
             self._resize(plane, target)
-        return out
 
     def _picture(self, observation: Any) -> np.ndarray:
         """The picture from the observation, scaled to 0..255."""
@@ -125,7 +114,66 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         return np.clip(values, 0.0, 255.0, out=values)
 
     def _bad(self, found: str) -> BadTransition:
-        return BadTransition("picture observed", found, self.spec.id if self.spec else "environment")
+        where = f" ({path_text(self._source.path)})" if self._source.path else ""
+        return BadTransition(f"picture observed{where}", found, self._env_id)
+
+
+class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
+    """Frames of any environment that observes pictures, alone or beside numbers (see ``FrameSpec``)."""
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], sources: tuple[PictureSpec, ...], options: ImageConfig, *, as_asked: bool
+    ) -> None:
+        super().__init__(env)
+        self._env_id = self.spec.id if self.spec else "environment"
+        shrunk = [_Shrunk(source, options, self._env_id) for source in sources]
+        leaves = without(leaves_of(env.observation_space, "observation space"), {source.path for source in sources})
+        self._flatten = Flattener(leaves)
+        named = [f"{path_text(source.path)} (image, {source.shape})" for source in sources]
+        self.obs_layout = (*named, *(leaf.text() for leaf in leaves)) if leaves or len(sources) > 1 else ()
+        """Parts of an observation; empty where it is a single image."""
+        size = options.size
+        self.frame_spec = FrameSpec(
+            channels=shrunk[0].channels,
+            height=size,
+            width=size,
+            stack=options.stack,
+            sign_rewards=False,
+            options=asdict(options),
+            source=sources[0],
+            more=sources[1:],
+            vector_dim=self._flatten.obs_dim,
+            as_asked=as_asked,
+        )
+        self._bytes, self._shape = self.frame_spec.frame_bytes, self.frame_spec.shape
+        ends = np.cumsum([math.prod(shape) for shape in self.frame_spec.images]).tolist()
+        places = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+        self._places = list(zip(shrunk, places, self.frame_spec.images, strict=True))
+        self.mask_source = source_of(env)
+        self.observation_space = gymnasium.spaces.Box(0, 255, self.frame_spec.shape, np.uint8)
+
+    def observation(self, observation: Any) -> np.ndarray:
+        """The frame of an observation, a new array.
+
+        Raises:
+            BadTransition: a part of another shape than the space says, or a value that is not finite.
+        """
+        out = np.empty(self._bytes, np.uint8)
+        for shrunk, place, shape in self._places:
+            shrunk(observation, out[place].reshape(shape))
+        if self._flatten.obs_dim:
+            out[-4 * self._flatten.obs_dim :] = self._numbers(observation).view(np.uint8)
+        return out.reshape(self._shape)
+
+    def _numbers(self, observation: Any) -> np.ndarray:
+        try:
+            numbers = self._flatten(observation)
+        except LeafError as error:
+            raise BadTransition(error.name, error.found, self._env_id) from None
+        if not np.isfinite(numbers).all():
+            index = int(np.flatnonzero(~np.isfinite(numbers))[0])
+            raise BadTransition(f"number {index} of the observation", str(numbers[index]), self._env_id)
+        return numbers
 
 
 # --- Atari ---

@@ -22,11 +22,11 @@ from spreeze.envs.action_spaces import action_of, space_text
 from spreeze.envs.families import engine_of, is_team
 from spreeze.envs.goals import goals_of
 from spreeze.envs.obs_flattening import leaves_of
-from spreeze.envs.pictures import picture_in, refuse_pictures
+from spreeze.envs.pictures import pictures_in, refuse_pictures
 from spreeze.envs.vector_engines import make_single
 from spreeze.errors import ConfigError, EnvironmentError_, described, did_you_mean
 from spreeze.inference.user_modules import import_named, is_script, is_within
-from spreeze.types import Box, EnvSpec, FrameSpec, Reasoned
+from spreeze.types import EnvSpec, FrameSpec, Reasoned
 
 if TYPE_CHECKING:
     import gymnasium
@@ -444,16 +444,10 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
     env_id = spec.id if spec is not None else type(env.unwrapped).__name__
     frames: FrameSpec | None = getattr(env, "frame_spec", None)
     action, parts = action_of(env_id, env.action_space)
-    if frames is not None and isinstance(action, Box):
-        raise EnvironmentError_(
-            f"{env_id}: observation space is an image and action space {space_text(env.action_space)} is a Box; "
-            f"images are supported with discrete actions only; use --set env.image=false to treat the pixels as a "
-            f"vector"
-        )
     if frames is None:
         obs_dim, layout = _observations(env_id, env.observation_space)
     else:
-        obs_dim, layout = frames.stack * frames.frame_bytes, ()
+        obs_dim, layout = frames.stack * frames.frame_bytes, getattr(env, "obs_layout", ())
     return EnvSpec(
         env_id=env_id,
         import_module=import_module,
@@ -492,14 +486,11 @@ def _made(name: Any, values: dict[str, Any], image: ImageConfig, picture: bool |
     masks: Any = importlib.import_module(_MASK_MODULE)
     try:
         env = masks.without_observed_mask(env)
-        source = picture_in(env.observation_space, picture)
-        if source is None and picture is None:
-            refuse_pictures(
-                env.observation_space,
-                f"{name if env.spec is None else env.spec.id}: observation space {space_text(env.observation_space)}",
-            )
+        name = name if env.spec is None else env.spec.id
+        text = f"{name}: observation space {space_text(env.observation_space)}"
+        pictures = pictures_in(env.observation_space, picture, text)
     except BaseException:
         env.close()
         raise
-    made = masks.with_method_mask(env) if source is None else images.ImageFrames(env, source, image)
-    return cast("gymnasium.Env[Any, Any]", made)
+    env = masks.with_method_mask(env)
+    return images.ImageFrames(env, pictures, image, as_asked=bool(picture)) if pictures else env  # type: ignore[no-any-return]

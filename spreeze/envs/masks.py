@@ -106,13 +106,9 @@ def used_or_not(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> str | None:
     if spec.action_mask:
         return f"{source_of(env)}: invalid actions are masked"
     why = (
-        "beside pictures"
-        if spec.frames is not None
-        else (
-            "because actions are not discrete"
-            if spec.choices is None
-            else f"because it does not have one flag for each of {spec.choices.options} actions"
-        )
+        "because actions are not discrete"
+        if spec.choices is None
+        else f"because it does not have one flag for each of {spec.choices.options} actions"
     )
     if MASK in (getattr(env.observation_space, "spaces", None) or ()):
         return f"{IN_OBSERVATION} is not used as a mask but as part of the observation, {why}"

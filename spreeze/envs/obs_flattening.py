@@ -13,7 +13,7 @@ replays observations does so with their masks, and replay has the mask of either
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,12 @@ class LeafError(Exception):
         self.name, self.found = name, found
 
 
+def path_text(path: Path) -> str:
+    """Name of the leaf at a path."""
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    return text.removeprefix(".") or "observation"
+
+
 @dataclass(frozen=True)
 class Leaf:
     path: Path
@@ -51,8 +57,7 @@ class Leaf:
     @property
     def name(self) -> str:
         """``goal``, ``arm.camera[0]`` and so on; ``observation`` for a space without parts."""
-        text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
-        return text.removeprefix(".") or "observation"
+        return path_text(self.path)
 
     def text(self) -> str:
         """Description for people: ``0:3 goal (Box, (3,))``."""
@@ -74,6 +79,16 @@ def leaves_of(space: Any, what: str) -> tuple[Leaf, ...]:
     found: list[Leaf] = []
     _collect(space, (), found, what)
     return tuple(found)
+
+
+def without(leaves: tuple[Leaf, ...], paths: Collection[Path]) -> tuple[Leaf, ...]:
+    """The other leaves, in a vector of their own."""
+    kept, stop = list[Leaf](), 0
+    for leaf in leaves:
+        if leaf.path not in paths:
+            start, stop = stop, stop + leaf.stop - leaf.start
+            kept.append(Leaf(leaf.path, start, stop, leaf.space))
+    return tuple(kept)
 
 
 def _collect(space: Any, path: Path, found: list[Leaf], what: str) -> None:

@@ -1,8 +1,8 @@
 """Pictures: which observations are some, and what environments draw, as bytes.
 
-An observation is a picture where its space is one Box of bytes up to 255 with at least 36 pixels a side, channels first
-or last. With ``env.image = true`` any bounded array of two dimensions or more is one, scaled from its bounds to bytes;
-with ``env.image = false`` none is.
+A part of an observation is a picture where its space is a Box of bytes up to 255 with at least 36 pixels a side,
+channels first or last. With ``env.image = true`` any bounded array of that size is one, alone one of any size, scaled
+from its bounds to bytes; with ``env.image = false`` none is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.envs.obs_flattening import Path, leaves_of
+from spreeze.envs.obs_flattening import Leaf, leaves_of, path_text
 from spreeze.envs.scalars import array_like
 from spreeze.errors import EnvironmentError_
 from spreeze.types import EnvSpec, PictureSpec
@@ -22,52 +22,71 @@ _MOST_OF_UNIT = 1.5
 """Up to here floats are 0 .. 1, a little more by interpolation; as 0 .. 255 they would be black."""
 
 
-def picture_in(space: Any, wanted: bool | None = None) -> PictureSpec | None:
-    """The picture that an observation space is, or the only part of; None where it is numbers.
+def pictures_in(space: Any, wanted: bool | None = None, what: str = "observation space") -> tuple[PictureSpec, ...]:
+    """The pictures of an observation space, which an error calls ``what``; none where all of it is numbers.
 
     ``wanted`` is the setting ``env.image``.
 
     Raises:
-        EnvironmentError_: a picture is wanted, and the space can be none.
+        EnvironmentError_: a picture is wanted, and no part of the space can be one, or as ``leaves_of``.
     """
+    if wanted is False:
+        return ()
+    leaves = leaves_of(space, what)
+    if not wanted:
+        return tuple(_picture(leaf) for leaf in leaves if is_picture(leaf.space))
+    if len(leaves) == 1:
+        return (_picture(leaves[0], wanted=True),)
+    if found := [leaf for leaf in leaves if _sides(leaf.space) and _bounds(leaf.space)]:
+        return tuple(_picture(leaf, wanted=True) for leaf in found)
+    raise EnvironmentError_(
+        f"env.image = true: {what} has no image: expected a bounded Box of at least {MIN_SIDE} x {MIN_SIDE} pixels; "
+        f"found {', '.join(leaf.text() for leaf in leaves)[:200] or 'no part'}"
+    )
+
+
+def _picture(leaf: Leaf, *, wanted: bool = False) -> PictureSpec:
+    space, bounds = leaf.space, (0.0, 255.0)
+    shape = tuple(space.shape or ())
+    if wanted:
+        text = " ".join(str(space).split())[:120]
+        if not _is_box(space) or not 2 <= len(shape) <= 4:
+            raise EnvironmentError_(
+                f"env.image = true: observation space {text} is not an image: expected one Box [H, W], "
+                "[H, W, C] or [C, H, W], optionally in a Dict"
+            )
+        if (found := _bounds(space)) is None:
+            raise EnvironmentError_(
+                f"env.image = true: observation space {text} is unbounded: an image needs bounds, such as 0 and 1"
+            )
+        bounds = found
+    return PictureSpec(path=leaf.path, shape=shape, order=_order(shape), bounds=bounds)
+
+
+def _is_box(space: Any) -> bool:
     from gymnasium import spaces
 
-    path: Path = ()
-    while isinstance(space, spaces.Dict | spaces.Tuple) and len(space.spaces) == 1:
-        key: str | int = 0 if isinstance(space, spaces.Tuple) else next(iter(space.spaces))
-        path, space = (*path, key), space.spaces[key]  # type: ignore[index]
-    if wanted is False:
-        return None
-    if not wanted:
-        return PictureSpec(path=path, shape=space.shape, order=_order(space.shape)) if is_picture(space) else None
-    text = " ".join(str(space).split())[:120]
-    if not isinstance(space, spaces.Box) or not 2 <= len(space.shape) <= 4:
-        raise EnvironmentError_(
-            f"env.image = true: observation space {text} is not an image: expected one Box [H, W], "
-            "[H, W, C] or [C, H, W], optionally in a Dict"
-        )
-    bounds = (0.0, 255.0) if space.dtype == np.uint8 else (float(np.min(space.low)), float(np.max(space.high)))
-    if not 0.0 < bounds[1] - bounds[0] < float("inf"):
-        raise EnvironmentError_(
-            f"env.image = true: observation space {text} is unbounded: an image needs bounds, such as 0 and 1"
-        )
-    return PictureSpec(path=path, shape=space.shape, order=_order(space.shape), bounds=bounds)
+    return isinstance(space, spaces.Box)
+
+
+def _bounds(space: Any) -> tuple[float, float] | None:
+    """The values that become bytes 0 and 255; None where a Box has no bounds."""
+    if space.dtype == np.uint8:
+        return 0.0, 255.0
+    low, high = float(np.min(space.low)), float(np.max(space.high))
+    return (low, high) if 0.0 < high - low < float("inf") else None
+
+
+def _sides(space: Any) -> list[int]:
+    """The axes of height and width of a Box that is large enough for a picture; empty for all others."""
+    shape = tuple(getattr(space, "shape", None) or ())
+    large = [axis for axis, length in enumerate(shape) if length >= MIN_SIDE]
+    return large if _is_box(space) and len(shape) <= 4 and len(large) == 2 and large[1] == large[0] + 1 else []
 
 
 def is_picture(space: Any) -> bool:
     """True if a space without parts is one of pictures, as far as its author says."""
-    from gymnasium import spaces
-
-    shape = tuple(getattr(space, "shape", None) or ())
-    large = [axis for axis, length in enumerate(shape) if length >= MIN_SIDE]
-    return (
-        isinstance(space, spaces.Box)
-        and space.dtype == np.uint8
-        and len(shape) <= 4
-        and len(large) == 2
-        and large[1] == large[0] + 1
-        and bool(np.max(space.high) == 255)
-    )
+    return bool(_sides(space)) and space.dtype == np.uint8 and bool(np.max(space.high) == 255)
 
 
 def _order(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -85,25 +104,17 @@ def _order(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def refuse_pictures(space: Any, what: str) -> None:
-    """Refuses a space of an observation, called ``what``, with pictures that no network here takes.
+    """Refuses a space of an observation, called ``what``, of a vector engine or team, whose networks take no pictures.
 
     Raises:
-        EnvironmentError_: a picture beside other values; the message names it and what can be done.
+        EnvironmentError_: it has a picture; the message names it and what can be done.
     """
     for leaf in leaves_of(space, what):
-        if not is_picture(leaf.space):
-            continue
-        size = leaf.stop - leaf.start
-        if not leaf.path:
+        if is_picture(leaf.space):
             raise EnvironmentError_(
-                f"{what} is an image of a vector engine or team, which is not supported; use --set "
-                f"env.image=false to treat it as {size} values"
+                f"{what}: '{leaf.name}' is an image of a vector engine or team, which is not supported; use --set "
+                f"env.image=false to treat it as {leaf.stop - leaf.start} values"
             )
-        raise EnvironmentError_(
-            f"{what}: '{leaf.name}' is an image among other values, which a CNN does not support: register the "
-            f"environment in gymnasium.wrappers.FilterObservation(env, [{leaf.path[0]!r}]), or use --set "
-            f"env.image=false to treat it as {size} values"
-        )
 
 
 class DrawnPictures:
@@ -169,6 +180,16 @@ def seen_as(spec: EnvSpec) -> str | None:
     source = frames.source
     if source is None:
         return f"observation: treated as images: {text}"
+    if spec.obs_layout:
+        pairs = zip((source, *frames.more), frames.images, strict=True)
+        images = [
+            f"{path_text(each.path)} {each.shape} as {image[0]} x {image[1]} x {image[2]}" for each, image in pairs
+        ]
+        numbers = f" and {count} number{'s' * (count > 1)}" if (count := frames.vector_dim - spec.mask_dim) else ""
+        return (
+            f"observation: treated as {len(images)} image{'s' * (len(images) > 1)} ({', '.join(images)}; the last "
+            f"{frames.stack} frames){numbers}; otherwise use --set env.image=false"
+        )
     first = "" if len(source.order) == 2 else f", channels {'first' if source.order[0] == 0 else 'last'}"
     own = (
         ""

@@ -634,8 +634,8 @@ def _time(task: Task) -> tuple[list[float], list[float], float, float]:
         before = time.perf_counter()
         obs, _, terminated, truncated = task.step(action)
         steps_us.append(1e6 * (time.perf_counter() - before))
-        if task.spec.frames is None:
-            largest = max(largest, float(np.abs(obs).max()))
+        numbers = obs if task.spec.frames is None else task.spec.frames.numbers(obs[None, None])
+        largest = max(largest, float(np.abs(numbers).max(initial=0.0)))
         switches = _preemptions()
         if switches == before_switches:
             quiet_us.append(steps_us[-1])

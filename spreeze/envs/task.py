@@ -80,8 +80,8 @@ class ActionScaling:
 class Task:
     """The stepping used by samplers and evaluator; no autoreset: the caller resets.
 
-    Every observation is a fresh array, because some environments write into one of their own. An image task
-    gives single frames, uint8 [C, H, W]; ``ObsBuffer`` stacks them.
+    Every observation is a fresh array, because some environments write into one of their own. A task with images
+    gives single frames, uint8; ``ObsBuffer`` stacks them.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec) -> None:
@@ -91,7 +91,7 @@ class Task:
         self._flatten = flattener(env.observation_space)
         self._shape = None if self._flatten else tuple(env.observation_space.shape or ())
         self._flat = self._shape is not None and len(self._shape) == 1
-        self._frame = None if spec.frames is None else spec.frames.shape
+        self._frame = None if spec.frames is None else tuple(env.observation_space.shape or ())
         self._action_shape = tuple(env.action_space.shape or ())
         self._action_dtype = env.action_space.dtype
         self._plain_action = len(self._action_shape) == 1 and self._action_dtype == np.float32
@@ -192,10 +192,11 @@ class Task:
         """The observation followed by its action mask."""
         try:
             self.mask = mask_of(info, choice, terminated=terminated, parts=self.spec.action_parts)
+            part = self.mask if self._frame is None else self.mask.view(np.uint8)
         except LeafError as error:
             place = f"step {self._steps} of its episode" if self._steps else "reset"
             raise self._bad(error.name, f"{error.found} (at {place})") from None
-        return np.concatenate((obs, self.mask))
+        return np.concatenate((obs.reshape(-1), part))
 
     def _bad(self, field: str, value: str) -> BadTransition:
         return BadTransition(field, value, self.spec.env_id)
@@ -294,13 +295,14 @@ def gives_masks(env: gymnasium.Env[Any, Any]) -> bool:
 
 def _masked(spec: EnvSpec, source: str) -> EnvSpec:
     """The description of an environment that also gives masks, which become part of its observations."""
-    if spec.frames is not None:
-        raise EnvironmentError_(
-            f"{spec.env_id} gives {source} beside images, which is not supported: wrap it to remove one of them"
-        )
-    plain, whole = spec.obs_dim, spec.obs_dim + (spec.choices.options if spec.choices is not None else 0)
-    layout = (*(spec.obs_layout or (f"0:{plain} observation (Box)",)), f"{plain}:{whole} {source}")
-    return dataclasses.replace(spec, action_mask=True, obs_dim=whole, obs_layout=layout)
+    plain, count = spec.vector_dim, 0 if spec.choices is None else spec.choices.options
+    frames, whole = spec.frames, spec.obs_dim + count
+    if frames is not None:
+        frames = dataclasses.replace(frames, vector_dim=plain + count)
+        whole = frames.stack * frames.frame_bytes
+    alone = f"0:{plain} observation (Box)" if frames is None else "observation (image)"
+    layout = (*(spec.obs_layout or (alone,)), f"{plain}:{plain + count} {source}")
+    return dataclasses.replace(spec, action_mask=True, obs_dim=whole, obs_layout=layout, frames=frames)
 
 
 def vector_maker(spec: EnvSpec) -> Callable[[int, int], VectorTask] | None:
@@ -329,7 +331,7 @@ def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: boo
         plain=spec.plain,
         args=spec.args,
         image=image,
-        picture=image is not None,
+        picture=observes_pictures(spec),
     )
     return Task(env, spec)
 
@@ -337,7 +339,7 @@ def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: boo
 def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     """An environment of a known description for code of others; errors as ``make_env``.
 
-    It is the environment itself; an image task observes its last k frames, uint8 [k, C, H, W], as policies take them.
+    It is the environment itself; one with images observes its last k frames, uint8 [k, *frame], as policies take them.
     An EnvironmentError_, too, if its spaces are not those of the description.
     """
     env = make_env(
@@ -347,7 +349,7 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
         plain=spec.plain,
         args=spec.args,
         image=frame_options(spec),
-        picture=spec.frames is not None,
+        picture=observes_pictures(spec),
     )
     try:
         made = describe(env, spec.import_module)
@@ -410,8 +412,13 @@ def frame_options(spec: EnvSpec, *, whole_games: bool = True) -> dict[str, Any] 
     return spec.frames.options | ({"episodic_life": False} if whole_games else {})
 
 
+def observes_pictures(spec: EnvSpec) -> bool | None:
+    """``env.image`` with which the same parts of a known environment's observations are pictures again."""
+    return spec.frames is not None and (spec.frames.as_asked or None)
+
+
 class ObsBuffer:
-    """The current observations of N environments: vectors float32 [N, O], or frames uint8 [N, k, C, H, W].
+    """The current observations of N environments: vectors float32 [N, O], or frames uint8 [N, k, *frame].
 
     Frames are stacked oldest first; the first one of an episode stands for those before it.
     """
@@ -475,7 +482,7 @@ def uniform_actions(spec: EnvSpec, rows: int, rng: np.random.Generator, obs: np.
         numbers = rng.uniform(-1.0, 1.0, (rows, spec.box.dim)).astype(np.float32)
         return np.concatenate((numbers, uniform_actions(only, rows, rng, obs)), 1)
     if spec.action_mask and spec.choices is not None and obs is not None:
-        draws = rng.random((rows, spec.mask_dim)) + obs[:, -spec.mask_dim :]
+        draws = rng.random((rows, spec.mask_dim)) + spec.masks(obs)
         allowed: np.ndarray = np.stack([np.argmax(draws[:, part], 1) for part in spec.choices.slices], 1)
         return allowed.astype(np.float32)
     if spec.choices is not None:

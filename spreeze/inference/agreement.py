@@ -43,6 +43,7 @@ def check(
     Raises:
         WeightsError: they differ, and the file is ``exact``.
     """
+    obs = export.file_input(spec, obs)
     found, after = act(obs, state)
     count = len(obs)
     for ours, theirs in zip(expected_state, after, strict=True):

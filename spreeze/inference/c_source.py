@@ -203,6 +203,7 @@ class _Source:
         self._shape: tuple[int, ...] = obs.shape
         self._x, self._constants, self._body = "obs", list[str](), list[str]()
         self._used: dict[str, None] = {}
+        self._kept = list[tuple[str, int]]()
         self._obs_size = obs.size
         self._arrays = self._stack_floats = 0
 
@@ -279,6 +280,19 @@ class _Source:
         if unit is not None:
             self._call("channel_multiply", y, out, self._size // out, self._constant(unit))
         self._call("channel_add", y, out, self._size // out, self._constant(bias))
+
+    def _part(self, place: np.ndarray, shape: np.ndarray) -> None:
+        y = self._new(shape[1:])
+        self._body.append(f"for (int i = 0; i < {self._size}; i++) {y}[i] = obs[{int(place[0])} + i];")
+
+    def _keep(self) -> None:
+        self._kept.append((self._x, self._size))
+
+    def _join(self) -> None:
+        y, end = self._new((sum(size for _, size in self._kept),)), 0
+        for x, size in self._kept:
+            self._body.append(f"for (int i = 0; i < {size}; i++) {y}[{end} + i] = {x}[i];")
+            end += size
 
     def _flatten(self) -> None:
         (channels, height, width), x = self._shape, self._x

@@ -1,4 +1,4 @@
-"""The convolutional trunks, and their forward pass in NumPy for samplers.
+"""The convolutional trunks, one for each image of an observation, and their forward pass in NumPy for samplers.
 
 On one core it takes as long as torch for eight observations and two thirds of that for one, and a sampler need not load
 torch. The stride is folded into channels, so that every patch is a few long runs of memory and each layer one matmul.
@@ -13,6 +13,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from spreeze.errors import WeightsError
+from spreeze.inference.obs_scale import obs_scale, scaled
+from spreeze.types import FrameSpec
 
 _ZERO = np.array(0.0, np.float32)
 
@@ -58,6 +60,54 @@ def features(conv: list[ConvLayer]) -> int:
     return last.layer.channels * last.height * last.width
 
 
+class TrunkInputs(NamedTuple):
+    """Parts of an observation that the network takes: images, each by a trunk of its own, and numbers as they are."""
+
+    images: tuple[tuple[int, int, int], ...]
+    """[k C, H, W] of each image over the last k frames."""
+    vector_dim: int = 0
+    """V: numbers, the newest alone."""
+
+    @classmethod
+    def of(cls, frames: FrameSpec) -> TrunkInputs:
+        return cls(tuple((frames.stack * channels, *size) for channels, *size in frames.images), frames.vector_dim)  # type: ignore[misc]
+
+    @classmethod
+    def from_meta(cls, meta: dict[str, Any]) -> TrunkInputs:
+        """Inverse of ``meta``.
+
+        Raises:
+            WeightsError: no sizes of images.
+        """
+        images = meta.get("images", [meta.get("image")])
+        if not all(isinstance(image, list) and len(image) == 3 for image in images) or meta["cnn"] not in CNNS:
+            raise WeightsError(f"weights hold a network {meta['cnn']!r} over {images}; known are {', '.join(CNNS)}")
+        return cls(tuple((int(k), int(h), int(w)) for k, h, w in images), int(meta.get("vector_dim", 0)))
+
+    def meta(self, cnn: str) -> dict[str, Any]:
+        """JSON values that ``Trunk`` reads."""
+        images = [list(image) for image in self.images]
+        if len(images) == 1 and not self.vector_dim:
+            return {"cnn": cnn, "image": images[0]}
+        return {"cnn": cnn, "images": images, "vector_dim": self.vector_dim}
+
+    def layers(self, cnn: str) -> list[list[ConvLayer]]:
+        """The layers of each image's trunk."""
+        return [conv_layers(cnn, *image) for image in self.images]
+
+    def features(self, cnn: str) -> int:
+        """Inputs of the layer that follows."""
+        return sum(map(features, self.layers(cnn))) + self.vector_dim
+
+    def split(self, obs: Any) -> tuple[list[Any], Any]:
+        """Images [N, k C, H, W] of observations uint8 [N, k, *frame], and the newest numbers as bytes [N, 4 V]."""
+        frames, found, end = obs.reshape(*obs.shape[:2], -1), [], 0
+        for channels, height, width in self.images:
+            begin, end = end, end + channels // obs.shape[1] * height * width
+            found.append(frames[:, :, begin:end].reshape(-1, channels, height, width))
+        return found, frames[:, -1, end:]
+
+
 class _Layer:
     """One convolution of one image with its own buffers: of [C, H, W] uint8 in the first layer, else of [H, W, C]."""
 
@@ -84,6 +134,7 @@ class _Layer:
         self._stride, self._used = stride, (height * stride, width * stride)
         self._out = np.empty((conv.height * conv.width, outputs), np.float32)
         self._image = self._out.reshape(conv.height, conv.width, outputs)
+        self.size = self._out.size
 
     def first(self, image: np.ndarray) -> np.ndarray:
         """[C, H, W] uint8 to [H', W', C'], a buffer."""
@@ -118,40 +169,52 @@ class _Layer:
 
 
 class Trunk:
-    """A trunk with its weights, which computes features of observations."""
+    """The trunks of a network with their weights, which compute features of observations."""
 
     def __init__(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Reads ``conv0_w`` [C', C, k, k], ``conv0_b`` [C'] ...; ``meta`` holds ``cnn`` and the sizes ``image``.
+        """Reads ``conv0_w`` [C', C, k, k], ``conv0_b`` [C'] ..., image by image.
+
+        ``obs_mean`` and ``obs_std`` [V] normalise the numbers; ``meta`` holds what ``TrunkInputs.meta`` gives.
 
         Raises:
             WeightsError: an unknown trunk, or an array is missing or has another shape.
         """
-        name, shape = meta["cnn"], meta.get("image")
-        if name not in CNNS or not isinstance(shape, list) or len(shape) != 3:
-            raise WeightsError(f"weights hold a network {name!r} over images {shape}; known are {', '.join(CNNS)}")
-        conv = conv_layers(name, *(int(size) for size in shape))
-        self.features = features(conv)
-        self._layers = []
-        for index, part in enumerate(conv):
-            weight, bias = (_array(arrays, f"conv{index}_{kind}") for kind in ("w", "b"))
-            kernel = part.layer.kernel
-            expected = (part.layer.channels, part.inputs, kernel, kernel)
-            if weight.shape != expected or bias.shape != expected[:1]:
-                raise WeightsError(f"weights 'conv{index}_w' have shape {weight.shape}; {expected} is needed")
-            # Pixels are 0 to 255: scaling the first layer's weights saves scaling the images.
-            scaled = weight if index else weight / np.float32(255.0)
-            self._layers.append(_Layer(part, scaled, bias, first=index == 0))
+        self._inputs = TrunkInputs.from_meta(meta)
+        self.features, vector_dim = self._inputs.features(meta["cnn"]), self._inputs.vector_dim
+        self.obs_scale = obs_scale(arrays, vector_dim) if vector_dim else None
+        self._trunks: list[list[_Layer]] = []
+        for conv in self._inputs.layers(meta["cnn"]):
+            first = sum(map(len, self._trunks))
+            self._trunks.append([_loaded(arrays, first + place, part, place == 0) for place, part in enumerate(conv)])
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
-        """Observations uint8 [N, k, C, H, W] to features [N, F], by row, column, channel; a new array."""
+        """Observations uint8 [N, k, *frame] to [N, F + V], a new array.
+
+        Features by row, column, channel, image by image, then the numbers, normalised if there is a normaliser.
+        """
         out = np.empty((len(obs), self.features), np.float32)
-        height, width = obs.shape[-2:]
-        for image, row in zip(obs, out, strict=True):
-            x = self._layers[0].first(image.reshape(-1, height, width))
-            for layer in self._layers[1:]:
-                x = layer(x)
-            row[...] = x.reshape(-1)
+        images, numbers = self._inputs.split(obs)
+        end = 0
+        for layers, batch in zip(self._trunks, images, strict=True):
+            begin, end = end, end + layers[-1].size
+            for image, row in zip(batch, out[:, begin:end], strict=True):
+                x = layers[0].first(image)
+                for layer in layers[1:]:
+                    x = layer(x)
+                row[...] = x.reshape(-1)
+        if end < self.features:
+            out[:, end:] = scaled(np.ascontiguousarray(numbers).view(np.float32), self.obs_scale)
         return out
+
+
+def _loaded(arrays: dict[str, np.ndarray], index: int, part: ConvLayer, first: bool) -> _Layer:
+    weight, bias = (_array(arrays, f"conv{index}_{kind}") for kind in ("w", "b"))
+    kernel = part.layer.kernel
+    expected = (part.layer.channels, part.inputs, kernel, kernel)
+    if weight.shape != expected or bias.shape != expected[:1]:
+        raise WeightsError(f"weights 'conv{index}_w' have shape {weight.shape}; {expected} is needed")
+    # Pixels are 0 to 255: scaling the first layer's weights saves scaling the images.
+    return _Layer(part, weight / np.float32(255.0) if first else weight, bias, first=first)
 
 
 def _array(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:

@@ -18,6 +18,7 @@ import functools
 import inspect
 import io
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,9 +27,10 @@ import numpy as np
 
 from spreeze.errors import ConfigError
 from spreeze.inference import c_source
-from spreeze.inference.convolution import CNNS
+from spreeze.inference.convolution import CNNS, TrunkInputs
 from spreeze.inference.heads import FORBIDDEN, head_of
-from spreeze.inference.policy import ACTIVATIONS, NORM_EPS, OBS_CLIP, Policy, State
+from spreeze.inference.obs_scale import OBS_CLIP
+from spreeze.inference.policy import ACTIVATIONS, NORM_EPS, Policy, State
 from spreeze.inference.recurrence import CELLS, Cell
 from spreeze.types import Choices, EnvSpec
 
@@ -63,12 +65,7 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
     Policy.from_weights(arrays, meta)  # checks names and shapes
     hidden, head = len(meta.get("hidden_sizes", ())), head_of(meta, arrays)
     activation = str(meta.get("activation", ACTIVATIONS[0]))
-    found = _trunk(arrays, meta) if "cnn" in meta else []
-    if "obs_mean" in arrays:
-        found += [
-            Operation("normalise", (_f32(arrays["obs_mean"]), _f32(arrays["obs_std"]))),
-            Operation("clip", (_f32(-OBS_CLIP), _f32(OBS_CLIP))),
-        ]
+    found = _trunks(arrays, meta) if "cnn" in meta else _normaliser(arrays)
     if spec.team is not None:
         found.append(Operation("team", (_i64([spec.team.size, spec.team.obs_dim]),)))
     if "recurrent" in meta:
@@ -105,15 +102,43 @@ def _matmul(weight: np.ndarray, first: EnvSpec | None) -> list[Operation]:
     return [Operation("matmul", (_f32(weight[:own]),)), Operation("add", (_f32(weight[own:]),))]
 
 
-def _trunk(arrays: Arrays, meta: dict[str, Any]) -> list[Operation]:
-    """Maps images [N, k, C, H, W] to features [N, F], ordered by row, column, channel."""
-    found = [Operation("stack", (_i64([-1, *meta["image"]]),))]
-    for index, layer in enumerate(CNNS[meta["cnn"]]):
-        weight = _f32(arrays[f"conv{index}_w"])
-        if index == 0:
-            weight = weight / np.float32(255.0)
-        found += [Operation("conv", (weight, _f32(arrays[f"conv{index}_b"]), _i64(layer.stride))), Operation("relu")]
-    return [*found, Operation("flatten")]
+def _normaliser(arrays: Arrays) -> list[Operation]:
+    if "obs_mean" not in arrays:
+        return []
+    mean, std = _f32(arrays["obs_mean"]), _f32(arrays["obs_std"])
+    return [Operation("normalise", (mean, std)), Operation("clip", (_f32(-OBS_CLIP), _f32(OBS_CLIP)))]
+
+
+def _trunks(arrays: Arrays, meta: dict[str, Any]) -> list[Operation]:
+    """Maps what ``file_input`` gives to features [N, F + V], those of an image ordered by row, column, channel."""
+    inputs, layers = TrunkInputs.from_meta(meta), CNNS[meta["cnn"]]
+    is_single = len(inputs.images) == 1 and not inputs.vector_dim
+    found, end = [], 0
+    for number, image in enumerate(inputs.images):
+        begin, end = end, end + math.prod(image)
+        shape = _i64([-1, *image])
+        found.append(Operation("stack", (shape,)) if is_single else Operation("part", (_i64([begin, end]), shape)))
+        for index, layer in enumerate(layers):
+            name = f"conv{number * len(layers) + index}"
+            weight = _f32(arrays[f"{name}_w"]) / np.float32(255.0 if index == 0 else 1.0)
+            found += [Operation("conv", (weight, _f32(arrays[f"{name}_b"]), _i64(layer.stride))), Operation("relu")]
+        found += [Operation("flatten"), *([] if is_single else [Operation("keep")])]
+    if inputs.vector_dim:
+        place = _i64([end, end + inputs.vector_dim])
+        found += [Operation("part", (place, _i64([-1, inputs.vector_dim]))), *_normaliser(arrays), Operation("keep")]
+    return found if is_single else [*found, Operation("join")]
+
+
+def file_input(spec: EnvSpec, obs: np.ndarray) -> np.ndarray:
+    """Observations as an exported file takes them: as our policy does, but for images that are not alone.
+
+    Those are rows of float32: pixels (0 to 255) image by image, each over the last k frames, then the newest numbers.
+    """
+    if spec.frames is None or spec.frames.is_single:
+        return obs
+    images, _ = TrunkInputs.of(spec.frames).split(obs)
+    pixels = [image.reshape(len(obs), -1).astype(np.float32) for image in images]
+    return np.concatenate([*pixels, spec.frames.numbers(obs)], 1)
 
 
 def _squashed(spec: EnvSpec) -> list[Operation]:
@@ -198,6 +223,7 @@ def _i64(values: Any) -> np.ndarray:
 
 def run(policy: Mapping[str, np.ndarray], obs: np.ndarray, more: Any = ()) -> np.ndarray:
     """Greedy actions for observations ``obs`` [N, ...]; ``policy`` holds the arrays of the exported file."""
+    kept: list[np.ndarray] = []
 
     def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, stride: np.ndarray) -> np.ndarray:
         patches = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], (2, 3))[:, :, ::stride, ::stride]
@@ -210,6 +236,9 @@ def run(policy: Mapping[str, np.ndarray], obs: np.ndarray, more: Any = ()) -> np
 
     kinds: Mapping[str, Callable[..., Any]] = {
         "stack": lambda x, shape: x.reshape(shape).astype(np.float32),
+        "part": lambda x, place, shape: obs[:, place[0] : place[1]].reshape(shape),
+        "keep": lambda x: kept.append(x),  # the next step does not read x
+        "join": lambda x: np.concatenate(kept, 1),
         "conv": conv,
         "flatten": lambda x: np.moveaxis(x, 1, 3).reshape(len(x), -1),
         "normalise": lambda x, mean, std: (x - mean) / std,
@@ -274,6 +303,7 @@ def plain_source(function: Callable[..., Any]) -> str:
     text = inspect.getsource(function).replace(": Any = ", "=")
     for annotation in (
         ": Mapping[str, Callable[..., Any]]",
+        ": list[np.ndarray]",
         ": Mapping[str, np.ndarray]",
         " -> np.ndarray",
         ": np.ndarray",
@@ -352,23 +382,30 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
                         self.register_buffer(f"a{place}_{k}", torch.from_numpy(value.copy()))
 
         def forward(self, obs: Any, *state: Any) -> Any:
-            x, after = obs, list[Any]()
+            x, after, kept = obs, list[Any](), list[Any]()
+
+            def masked(x: Any, count: int, at: int = 0) -> Any:
+                found = x[:, at:].masked_fill(obs[:, -count:] == 0.0, float("-inf"))
+                return torch.cat((x[:, :at], found), 1) if at else found
+
+            here: dict[str, Callable[..., Any]] = {
+                "mask": masked,
+                "part": lambda x, place, shape: obs[:, place[0] : place[1]].unflatten(1, shape[1:]),
+                "keep": lambda x: kept.append(x),
+                "join": lambda x: torch.cat(kept, 1),
+            }
             for place, (kind, values) in enumerate(steps):
                 given = [
                     getattr(self, f"a{place}_{k}") if value.dtype == np.float32 else value.tolist()
                     for k, value in enumerate(values)
                 ]
-                if kind == "mask":
-                    count, at = (*given, 0)[:2]
-                    masked = x[:, at:].masked_fill(obs[:, -count:] == 0.0, float("-inf"))
-                    x = torch.cat((x[:, :at], masked), 1) if at else masked
-                elif kind in CELLS:
+                if kind in CELLS:
                     x, *after = _torch_cell(kind, x, *state, *given)
                 else:
-                    x = kinds[kind](x, *given)
+                    x = (kinds | here)[kind](x, *given)
             return (x, *after) if after else x
 
-    examples = [torch.from_numpy(draw_obs(spec, {}, 2, seed=0))]
+    examples = [torch.from_numpy(file_input(spec, draw_obs(spec, {}, 2, seed=0)))]
     if width := state_dim(steps):
         examples.append(torch.zeros(2, width))
     batch = {0: torch.export.Dim("batch")}
@@ -422,6 +459,7 @@ class _Graph:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
         self.x = "obs"
+        self.kept: list[str] = []
 
     def constant(self, value: Any) -> str:
         name = f"c{len(self.constants)}"
@@ -467,6 +505,12 @@ def _onnx_normalise(graph: _Graph, mean: np.ndarray, std: np.ndarray) -> None:
 def _onnx_stack(graph: _Graph, shape: np.ndarray) -> None:
     graph.over("Reshape", shape)
     graph.node("Cast", to=1)  # float32
+
+
+def _onnx_part(graph: _Graph, place: np.ndarray, shape: np.ndarray) -> None:
+    ends = (graph.constant(place[:1]), graph.constant(place[1:]), graph.constant(_i64([1])))
+    graph.node("Slice", "obs", *ends)
+    graph.over("Reshape", shape)
 
 
 def _onnx_flatten(graph: _Graph) -> None:
@@ -552,6 +596,7 @@ def _onnx_layer_norm(graph: _Graph, width: int) -> None:
 
 
 _ONNX: dict[str, Callable[..., Any]] = {
+    "part": _onnx_part, "keep": lambda g: g.kept.append(g.x), "join": lambda g: g.node("Concat", *g.kept, axis=1),
     "stack": _onnx_stack, "flatten": _onnx_flatten, "normalise": _onnx_normalise, "clip": _onnx_clip,
     "conv": lambda g, weight, bias, stride: g.over("Conv", weight, bias, strides=[int(stride)] * 2),
     "matmul": lambda g, weight: g.over("MatMul", weight), "add": lambda g, bias: g.over("Add", bias),
@@ -579,7 +624,7 @@ def _write_onnx(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) ->
         for name in ("state", "next_state")
         if state_dim(steps)
     ] or [[], []]
-    obs = draw_obs(spec, {}, 1, seed=0)
+    obs = file_input(spec, draw_obs(spec, {}, 1, seed=0))
     obs_type = TensorProto.UINT8 if obs.dtype == np.uint8 else TensorProto.FLOAT
     action_type = TensorProto.INT64 if isinstance(spec.action, Choices) else TensorProto.FLOAT
     shape: list[str | int | None] = [
@@ -645,7 +690,8 @@ class _Codec(NamedTuple):
 def _write_c(steps: list[Operation], spec: EnvSpec, about: dict[str, Any], *, int8: bool) -> bytes:
     name = c_source.c_name(str(about.get("run", "policy")))
     about = about | {"action": list(spec.action.shape) if isinstance(spec.action, Choices) else [spec.action_dim]}
-    return c_source.header(steps, draw_obs(spec, {}, 1, seed=0)[0], state_dim(steps), about, name, int8=int8).encode()
+    obs = file_input(spec, draw_obs(spec, {}, 1, seed=0))[0]
+    return c_source.header(steps, obs, state_dim(steps), about, name, int8=int8).encode()
 
 
 _CODECS = {
@@ -673,8 +719,15 @@ def draw_obs(spec: EnvSpec, arrays: Arrays, count: int, seed: int) -> np.ndarray
     """Observations [count, ...], usual and extreme ones: with a normaliser a third leads beyond its clips."""
     rng = np.random.default_rng(seed)
     if spec.frames is not None:
-        return rng.integers(0, 256, (count, spec.frames.stack, *spec.frames.shape), dtype=np.uint8)
-    obs = rng.standard_normal((count, spec.obs_dim), np.float32)
+        frames = rng.integers(0, 256, (count, spec.frames.stack, *spec.frames.shape), dtype=np.uint8)
+        if spec.vector_dim:
+            frames[:, -1, -4 * spec.vector_dim :] = _draw_numbers(spec, arrays, count, rng).view(np.uint8)
+        return frames
+    return _draw_numbers(spec, arrays, count, rng)
+
+
+def _draw_numbers(spec: EnvSpec, arrays: Arrays, count: int, rng: np.random.Generator) -> np.ndarray:
+    obs = rng.standard_normal((count, spec.vector_dim), np.float32)
     if "obs_mean" in arrays:
         obs *= np.array([1.0, 4.0, 20.0], np.float32)[np.arange(count) % 3, None]
         obs = obs * arrays["obs_std"] + arrays["obs_mean"]

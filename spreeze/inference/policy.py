@@ -20,11 +20,10 @@ from spreeze.errors import UsageError, WeightsError
 from spreeze.inference.convolution import Trunk
 from spreeze.inference.heads import FORBIDDEN, Arrays, DrawingHead, Head, head_of
 from spreeze.inference.noisy_layers import NoisyLayers
+from spreeze.inference.obs_scale import OBS_CLIP, obs_scale, scaled
 from spreeze.inference.own_network import OwnNetwork
 from spreeze.inference.recurrence import Cell
 
-OBS_CLIP = 10.0
-"""Bound of a normalized observation."""
 TILE = 8
 """Rows of one matmul in ``draw``: at 2x256, 16 rows take 2.6 times as long, 4 rows three quarters."""
 
@@ -53,7 +52,6 @@ _EXPLORING = "explore."
 
 # As float32 arrays, since a ufunc takes a microsecond to find the type of a Python number.
 _ZERO, _HALF = np.array(0.0, np.float32), np.array(0.5, np.float32)
-_OBS_LOW, _OBS_HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
 _GELU, _CUBE = np.array(math.sqrt(2.0 / math.pi), np.float32), np.array(0.044715, np.float32)
 _NORM_EPS = np.array(NORM_EPS, np.float32)
 
@@ -139,7 +137,7 @@ class Policy:
             return cls(
                 [(np.zeros(shape, np.float32), np.zeros(head.outputs, np.float32))],
                 head,
-                _obs_scale(arrays, shape[0]),
+                obs_scale(arrays, shape[0]),
                 mask_dim=mask_dim,
                 own=own,
             )
@@ -160,7 +158,7 @@ class Policy:
         outputs = head.outputs * (1 if atoms is None else len(atoms))
         if layers[-1][0].shape[1] != outputs:
             raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {outputs} are needed")
-        scale = None if isinstance(trunk, TeamRows) else _obs_scale(arrays, inputs)
+        scale = obs_scale(arrays, inputs) if trunk is None else None
         noise = NoisyLayers(arrays, meta, layers) if "noisy" in meta else None
         normed = bool(meta.get("layer_norm"))
         return cls(layers, head, scale, trunk, activation, normed, mask_dim, cell=cell, noise=noise, atoms=atoms)
@@ -169,7 +167,7 @@ class Policy:
         """Actions [N, A] float32, a new array, and the state for the next step.
 
         Args:
-            obs: [N, O] float32, or images uint8 [N, k, C, H, W].
+            obs: [N, O] float32, or images uint8 [N, k, *frame].
             state: as the previous step of these episodes returned it; empty at their first.
             rng: draws actions that explore: sampled, with noise, or sometimes random; None: the best ones.
         """
@@ -240,15 +238,16 @@ class Policy:
 
     def _draw_tile(self, obs: np.ndarray, noise: np.ndarray, state: State) -> tuple[np.ndarray, np.ndarray, State]:
         head, tile, rows = self._drawing_head(), self._tile, len(obs)
-        tile.fill(obs if self._trunk is None else self._trunk(obs), noise)
-        x = _scaled(tile.features, self._obs_scale)
+        given = obs if self._trunk is None else self._trunk(obs)
+        tile.fill(given, noise)
+        x = scaled(tile.features, self._obs_scale)
         if self._cell is not None:
             tile.state[:rows], tile.state[rows:] = state[0], 0.0
             following = self._cell(x, tile.state, row_by_row=tile.row_by_row)
             x, state = following[:, : self._cell.size], (following[:rows],)
         out = self._run(x, tile.buffers, tile.row_by_row)
         if self._mask_dim:
-            self._apply_mask(obs, out[:rows])  # unused rows allow nothing, which has no softmax
+            self._apply_mask(given, out[:rows])  # unused rows allow nothing, which has no softmax
         action, log_prob = head.draw(out, tile.noise)
         return action[:rows], log_prob[:rows], state
 
@@ -267,11 +266,11 @@ class Policy:
 
         ``rng`` draws the noise of a network that has some; None: without.
         """
-        x = obs if self._trunk is None else self._trunk(obs)
+        x = given = obs if self._trunk is None else self._trunk(obs)
         if len(x) != self._rows:
             self._rows = len(x)
             self._buffers = [np.empty((self._rows, weight.shape[1]), np.float32) for weight, _ in self._layers]
-        x = _scaled(x, self._obs_scale)
+        x = scaled(x, self._obs_scale)
         if self._cell is not None:
             following = self._cell(x, self._state(state, self._rows))
             x, state = following[:, : self._cell.size], (following,)
@@ -279,12 +278,12 @@ class Policy:
         if self._atoms is not None:
             out = expected_returns(out, self._atoms)
         if self._mask_dim:
-            self._apply_mask(obs, out)
+            self._apply_mask(given, out)
         return out, state
 
-    def _apply_mask(self, obs: np.ndarray, out: np.ndarray) -> None:
-        """Sets the last K outputs [N, K], where the masks of obs [N, O] forbid an action, to minus infinity."""
-        out[:, -self._mask_dim :][obs[:, -self._mask_dim :] == 0.0] = FORBIDDEN
+    def _apply_mask(self, inputs: np.ndarray, out: np.ndarray) -> None:
+        """Sets the last K outputs [N, K] to minus infinity where the last K of the network's inputs are 0."""
+        out[:, -self._mask_dim :][inputs[:, -self._mask_dim :] == 0.0] = FORBIDDEN
 
     def _run(
         self, x: np.ndarray, buffers: list[np.ndarray], row_by_row: bool = False, rng: np.random.Generator | None = None
@@ -319,18 +318,6 @@ def _shared() -> UsageError:
     )
 
 
-def _scaled(x: np.ndarray, scale: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
-    """Observations, normalized and clipped if there is a normalizer."""
-    if scale is None:
-        return x
-    mean, std = scale
-    x = np.subtract(x, mean)
-    x /= std
-    np.maximum(x, _OBS_LOW, out=x)
-    np.minimum(x, _OBS_HIGH, out=x)
-    return x
-
-
 def expected_returns(out: np.ndarray, atoms: np.ndarray) -> np.ndarray:
     """Mean returns [N, K] by logits [N, K * Z] of the returns ``atoms`` [Z], by the softmax of each action's."""
     logits = out.reshape(len(out), -1, len(atoms))
@@ -346,12 +333,12 @@ class TeamRows:
     def __init__(self, arrays: Arrays, meta: dict[str, Any]) -> None:
         self._agents, self._obs_dim = len(meta["team_actions"]), int(meta["team_obs_dim"])
         self.features = self._obs_dim + self._agents
-        self._scale = _obs_scale(arrays, int(meta["obs_dim"]))
+        self._scale = obs_scale(arrays, int(meta["obs_dim"]))
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Observations [N, O] to [N * n, o + n], a new array: an agent's own, then its number as one-hot."""
         rows = np.zeros((len(obs), self._agents, self.features), np.float32)
-        own = _scaled(obs, self._scale)[:, : self._agents * self._obs_dim]
+        own = scaled(obs, self._scale)[:, : self._agents * self._obs_dim]
         rows[:, :, : self._obs_dim] = own.reshape(len(obs), self._agents, self._obs_dim)
         rows[:, range(self._agents), range(self._obs_dim, self.features)] = 1.0
         return rows.reshape(-1, self.features)
@@ -440,15 +427,6 @@ def _layer(arrays: Arrays, weight_name: str, bias_name: str) -> tuple[np.ndarray
     return weight, bias
 
 
-def _obs_scale(arrays: Arrays, obs_dim: int) -> tuple[np.ndarray, np.ndarray] | None:
-    if "obs_mean" not in arrays:
-        return None
-    mean, std = (np.ascontiguousarray(arrays[name], np.float32) for name in ("obs_mean", "obs_std"))
-    if mean.shape != (obs_dim,) or std.shape != (obs_dim,):
-        raise WeightsError(f"normalizer has shapes {mean.shape} and {std.shape}; ({obs_dim},) is needed")
-    return mean, std
-
-
 SPIKE, SPIKES = 1000.0, 0.1
 """Standard deviations, and units, from which a value is a spike; the share of a batch up to which it is left out."""
 
@@ -505,7 +483,13 @@ class Normalizer:
         return std
 
     def apply(self, obs: np.ndarray) -> None:
-        """Normalizes observations [B, O] in place."""
+        """Normalizes observations [B, O] in place; of frames uint8 [B, k, F] the newest numbers."""
+        if obs.dtype == np.uint8:
+            newest = obs[:, -1, obs.shape[2] - 4 * len(self.mean) :]
+            numbers = np.ascontiguousarray(newest).view(np.float32)
+            self.apply(numbers)
+            newest[...] = numbers.view(np.uint8)
+            return
         obs -= self.mean.astype(np.float32)
         obs /= self.std.astype(np.float32)
         np.clip(obs, -OBS_CLIP, OBS_CLIP, out=obs)

@@ -70,7 +70,7 @@ class RunPlan:
     requested_settings: Settings | None = None  # before mode or hosts changed any for this session; None: equal
 
     def __post_init__(self) -> None:
-        if self.spec.frames is not None and self.config.env.normalize_obs:
+        if self.config.env.normalize_obs and not self.spec.vector_dim - self.spec.mask_dim:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; remove it")
         if self.config.stop.at_return and not self.config.evaluation.enabled:
             raise ConfigError(

@@ -435,16 +435,16 @@ class ReplayReader:
     def newer(self, shard: int, begin: int, columns: slice) -> tuple[np.ndarray, int]:
         """Copies of these columns of a shard's rows from logical row ``begin`` to the last refresh, and where they end.
 
-        Rows that are overwritten by now are left out.
+        Rows that are overwritten by now are left out. With images they are bytes of each frame, read as float32.
         """
         ring, capacity = self.ring, self._capacity
         low, end = self.windows[shard]
         begin = min(max(begin, low), end)
         row = self._shard_start[shard] + np.arange(begin, end) % capacity
         with ring.shard_locks(shard, shard):
-            found = ring.rows[row, columns]
+            found = (ring.frames if ring.spec.layout.frame_bytes else ring.rows)[row, columns]
         overwritten = max(0, ring.counters()[shard][0] - capacity - begin)  # read after the copy is complete
-        return found[overwritten:], end
+        return np.ascontiguousarray(found[overwritten:]).view(np.float32), end
 
     def _advance_age_bound(self, counters: list[tuple[int, int]]) -> None:
         """Moves each shard's first young enough block forward; costs one step per block written."""

@@ -460,7 +460,7 @@ class FrameRowWriter:
 
     @property
     def obs(self) -> np.ndarray:
-        """[N, k, C, H, W] uint8."""
+        """[N, k, *frame] uint8."""
         return self._rows.array
 
     def start(self, index: int | slice, obs: np.ndarray) -> None:
@@ -788,6 +788,7 @@ def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
 def _fill_frames(ring: ReplayRing, shard: int, spec: EnvSpec, rng: np.random.Generator) -> None:
     log = FrameLog(ShardWriter(ring, shard), 1, ring.spec.layout.n_step, 0.99)
     frames = rng.integers(256, size=(16, ring.spec.layout.frame_bytes), dtype=np.uint8)
+    frames[:, ring.spec.layout.numbers] = np.ones((16, spec.vector_dim), np.float32).view(np.uint8)
     log.start(0, frames[0])
     for step, action in enumerate(uniform_actions(spec, min(_DRAWN_IMAGES, ring.spec.rows_per_shard) - 1, rng)):
         log.add(0, action, 0.0, False, False, frames[step % len(frames)])

@@ -36,7 +36,7 @@ class PolicyAverage:
 
     def __init__(self, algorithm: OffPolicyAlgorithm, decay: float) -> None:
         self._algorithm, self._decay = algorithm, decay
-        self.weights = algorithm.policy_parameters.clone()
+        self.weights = torch.cat(algorithm.policy_parameters)
         self.updates = 0
         """Updates at the latest step."""
 
@@ -45,7 +45,8 @@ class PolicyAverage:
         elapsed = updates - self.updates
         if elapsed >= _AVERAGE_EVERY:
             kept = min(self._decay, (1 + updates) / (10 + updates)) ** elapsed
-            self.weights.lerp_(self._algorithm.policy_parameters, 1.0 - kept)
+            for own, newest in self._parts():
+                own.lerp_(newest, 1.0 - kept)
             self.updates = updates
 
     def snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
@@ -53,19 +54,25 @@ class PolicyAverage:
 
         On a GPU the three copies run in the order of the stream, before the next update.
         """
-        online = self._algorithm.policy_parameters
-        newest = online.clone()
-        online.copy_(self.weights)
+        newest = [online.clone() for _, online in self._parts()]
+        for own, online in self._parts():
+            online.copy_(own)
         try:
             return self._algorithm.policy_snapshot()
         finally:
-            online.copy_(newest)
+            for (_, online), kept in zip(self._parts(), newest, strict=True):
+                online.copy_(kept)
+
+    def _parts(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The average and the newest of each vector of parameters."""
+        newest = self._algorithm.policy_parameters
+        return list(zip(self.weights.split([len(part) for part in newest]), newest, strict=True))
 
     def restore(self, weights: np.ndarray | None, updates: int) -> None:
         """Continues a stored average; starts again at the present weights where there is none that fits."""
-        online = self._algorithm.policy_parameters
-        fits = weights is not None and weights.shape == tuple(online.shape)
-        self.weights.copy_(torch.from_numpy(np.array(weights)) if fits else online)
+        fits = weights is not None and weights.shape == tuple(self.weights.shape)
+        newest = torch.cat(self._algorithm.policy_parameters)
+        self.weights.copy_(torch.from_numpy(np.array(weights)) if fits else newest)
         self.updates = updates
 
 

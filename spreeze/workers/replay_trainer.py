@@ -23,7 +23,8 @@ from spreeze.algorithms.fused_mlp import Parallel, TwoStreams
 from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig
-from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
+from spreeze.inference.obs_scale import OBS_CLIP
+from spreeze.inference.policy import Normalizer, with_exploring
 from spreeze.inference.return_scale import REWARD_CLIP, ReturnMoments, averaged_statistics, set_averaged_statistics
 from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.protocols import BatchSource
@@ -139,7 +140,7 @@ class ReplayTrainer:
         gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
         # A waiting host yields its core: samplers need it.
         self._copied = {place: torch.cuda.Event(blocking=True) for place in gpus}  # type: ignore[no-untyped-call]
-        self.normalizer = Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs else None
+        self.normalizer = Normalizer(spec.vector_dim, spec.mask_dim) if normalize_obs else None
         self.updates = 0
         self._progress = 0
         if learner.gpu_replay and self._device.type == "cuda":
@@ -290,8 +291,9 @@ class ReplayTrainer:
         if self._frame_shape is not None:
             shape = (batch_size, self._layout.window, *self._frame_shape)
             self._frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-        if self._actor_device != self._device:
+        elif self._actor_device != self._device:
             self._actor_obs = torch.empty((2, batch_size, self._layout.obs_dim), pin_memory=pinned)
+        self._frames_np = None if self._frames is None else self._frames.numpy()
         if self._launches is not None:
             self._launches.set_batch_size(batch_size)
 
@@ -312,7 +314,7 @@ class ReplayTrainer:
         if waiting < _LEAST_NEW_ROWS and normalizer.count:
             return False
         for shard, begin in enumerate(self._rows_counted):
-            obs, self._rows_counted[shard] = self._reader.newer(shard, begin, self._layout.obs)
+            obs, self._rows_counted[shard] = self._reader.newer(shard, begin, self._layout.numbers)
             if len(obs):
                 normalizer.update(obs)
         return waiting > 0
@@ -364,8 +366,8 @@ class ReplayTrainer:
             self._weight.numpy()[:] = self._prioritised.importance_weights(exponent)
         self._scale_rewards()
         if self.normalizer is not None:
-            for columns in (self._layout.obs, self._layout.next_obs):
-                self.normalizer.apply(self._rows_np[:, columns])
+            for obs in self._layout.observations(self._rows_np, self._frames_np):
+                self.normalizer.apply(obs)
         batch, actor_batch = self._batch(), self._actor_batch()
         self.gather_s += perf_counter() - start
         critic_s, actor_s = self.algorithm.update(batch, actor_batch)
@@ -436,7 +438,8 @@ class ReplayTrainer:
 
     def _draw(self) -> int:
         """Copies a batch out of replay; returns the number of repeated draws."""
-        frames = None if self._frames is None else self._frames.flatten(2).numpy()
+        frames = self._frames_np
+        frames = frames if frames is None else frames.reshape(*frames.shape[:2], -1)
         return self._reader.sample(self._rng, self._rows_np, frames)
 
     def _scale_rewards(self) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from spreeze.cli.doctor import _spaces, _values
 from spreeze.cli.export import example
 from spreeze.envs.make import make_env
-from spreeze.envs.pictures import DrawnPictures, picture_in, refuse_pictures, seen_as
+from spreeze.envs.pictures import DrawnPictures, pictures_in, refuse_pictures, seen_as
 from spreeze.envs.probe import check_up, measure, probe_env
 from spreeze.envs.task import frame_options, make_task, open_env, open_task
 from spreeze.envs.vector_engines import VectorTask
@@ -59,18 +59,18 @@ def box(*shape, high=255, kind=np.uint8, low=0):
     ],
 )  # fmt: skip
 def test_bytes_to_255_of_36_pixels_a_side_are_pictures_with_channels_first_or_last(space, order):
-    assert picture_in(space).order == order
-    assert picture_in(space, wanted=False) is None
+    assert [found.order for found in pictures_in(space)] == [order]
+    assert pictures_in(space, wanted=False) == ()
 
 
 @pytest.mark.parametrize(
     "space",
     [box(3, 3, high=2), box(7, 7, 3), box(35, 84), box(10, 10), box(128), box(84, 84, high=1), box(84, 84, high=254),
      box(84, 84, 3, kind=np.int64), box(84, 84, 3, high=1.0, kind=np.float32), box(40, 40, 40), box(2, 2, 2, 40, 40),
-     S.Discrete(3), S.MultiBinary([84, 84]), S.Dict({}), S.Dict({"a": box(84, 84), "b": box(3)})],
+     S.Discrete(3), S.MultiBinary([84, 84]), S.Dict({})],
 )  # fmt: skip
 def test_anything_else_is_numbers(space):
-    assert picture_in(space) is None
+    assert pictures_in(space) == ()
 
 
 @pytest.mark.parametrize(
@@ -80,18 +80,18 @@ def test_anything_else_is_numbers(space):
      (box(5, 6, high=9, kind=np.int64), (0, 1), (0, 9)), (box(9, 11, 3), (2, 0, 1), (0, 255))],
 )  # fmt: skip
 def test_what_the_user_calls_a_picture_is_one_scaled_from_its_bounds_unless_of_bytes(space, order, bounds):
-    found = picture_in(space, wanted=True)
+    (found,) = pictures_in(space, wanted=True)
     assert (found.order, found.bounds) == (order, bounds)
 
 
 @pytest.mark.parametrize(
     ("space", "words"),
     [(box(5), "is not an image"), (S.Discrete(3), "is not an image"),
-     (S.Dict({"a": box(84, 84), "b": box(3)}), "is not an image"), (S.Box(-np.inf, np.inf, (84, 84)), "unbounded")],
+     (S.Dict({"a": box(30, 30), "b": box(3)}), "has no image"), (S.Box(-np.inf, np.inf, (84, 84)), "unbounded")],
 )  # fmt: skip
 def test_what_can_be_no_picture_is_refused_where_the_user_wants_one(space, words):
     with pytest.raises(EnvironmentError_, match=rf"env\.image = true: .*{words}"):
-        picture_in(space, wanted=True)
+        pictures_in(space, wanted=True)
 
 
 def test_a_board_of_bytes_is_observed_as_one_of_integers_and_the_doctor_says_so():
@@ -158,9 +158,14 @@ def test_a_picture_that_is_none_is_refused_with_what_was_found(bad):
         task.reset(seed=0)
 
 
-def test_a_picture_beside_other_values_is_refused_with_remedies_that_work(monkeypatch):
-    with pytest.raises(EnvironmentError_, match=r"FilterObservation\(env, \['eye'\]\).*env\.image=false.*6240 values"):
-        habits("sees=both")
+def test_pictures_may_be_anywhere_among_other_values_and_floats_are_some_where_the_user_says_so():
+    depth = box(64, 64, high=1.0, kind=np.float32)
+    space = S.Dict({"eyes": S.Tuple([box(48, 48, 3), S.Discrete(2)]), "depth": depth, "map": box(7, 7)})
+    assert [found.path for found in pictures_in(space)] == [("eyes", 0)]
+    assert [found.path for found in pictures_in(space, wanted=True)] == [("depth",), ("eyes", 0)]
+
+
+def test_a_picture_beside_other_values_may_be_seen_alone_or_as_numbers(monkeypatch):
     entry = lambda **given: FilterObservation(make_env(ID, MODULE, args=("sees=both",), picture=False), ["eye"])  # noqa: E731
     monkeypatch.setitem(
         gymnasium.registry, "habits/Filtered-v0", gymnasium.envs.registration.EnvSpec("habits/Filtered-v0", entry)
@@ -232,10 +237,6 @@ def test_masks_of_a_method_or_of_the_observation_are_used(mask, source):
 
 
 def test_masks_that_cannot_be_used_are_said_to_be_unused():
-    probe = measured(habits("sees=plain", "mask=method"), 1)
-    assert not probe.spec.action_mask
-    assert probe.notes == ("action_masks() is not used beside pictures",)
-    assert _spaces(probe)[-1].status == "warn"
     probe = measured(habits(), 20)  # the method raises
     assert probe.notes == ("action_masks() is not used because it does not have one flag for each of 3 actions",)
 

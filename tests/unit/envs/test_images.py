@@ -11,7 +11,7 @@ from spreeze.config.modes import find_mode
 from spreeze.config.schema import ImageConfig, LearnerConfig
 from spreeze.envs.images import AreaResize
 from spreeze.envs.task import ObsBuffer, make_task, open_task
-from spreeze.errors import ConfigError, EnvironmentError_, WeightsError
+from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.convolution import CNNS, Trunk, conv_layers
 from spreeze.inference.policy import Policy
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
@@ -61,20 +61,19 @@ def test_any_uint8_image_becomes_frames(name, grey, channels):
         task.close()
 
 
-def test_images_with_continuous_actions_are_refused_with_the_reason_and_what_helps():
-    with pytest.raises(EnvironmentError_, match=r"with discrete actions only; use --set env.image=false"):
-        counter("Steering")
+def test_images_may_be_treated_as_numbers():
     task = make_task("test/Steering-v0", "image_env", picture=False)
     assert (task.spec.frames, task.spec.obs_dim) == (None, 40 * 48 * 3)
     task.close()
 
 
-def test_only_dqn_fits_images():
-    task = counter()
-    task.close()
-    assert default_algorithm(task.spec, find_mode("spreeze")).value == "dqn"
-    with pytest.raises(ConfigError, match="images and 3 discrete actions; dqn fits"):
-        check_algorithm("sac", task.spec, find_mode("spreeze"))
+def test_images_have_a_default_algorithm_for_either_kind_of_actions():
+    for name, expected in (("Counter", "dqn"), ("Steering", "sac")):
+        task = counter(name)
+        task.close()
+        assert default_algorithm(task.spec, find_mode("spreeze")).value == expected
+    with pytest.raises(ConfigError, match="images and one continuous action; sac, td3 and ddpg fit"):
+        check_algorithm("dqn", task.spec, find_mode("spreeze"))
 
 
 def test_stacks_repeat_the_first_frame_and_move_on():

@@ -19,16 +19,15 @@ from spreeze.algorithms.dqn import DQNConfig
 from spreeze.algorithms.on_policy import Samples
 from spreeze.algorithms.sac import SACConfig
 from spreeze.cli import evaluate, play
-from spreeze.envs.make import describe
 from spreeze.envs.probe import check_up, measure
 from spreeze.envs.task import make_task, open_task, uniform_actions
 from spreeze.envs.vector_engines import VectorTask
-from spreeze.errors import BadTransition, EnvironmentError_
+from spreeze.errors import BadTransition
 from spreeze.inference.policy import Normalizer, Policy
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.rollouts import InferenceMailbox, Rollouts, RolloutSpec
 from spreeze.transport.weights import VersionedParameters
-from spreeze.types import Choices, FrameSpec, RowLayout
+from spreeze.types import Choices, RowLayout
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.evaluator import run_episodes
 from spreeze.workers.gpu_replay import DeviceStream
@@ -119,14 +118,6 @@ def test_a_mask_that_is_missing_or_wrong_is_an_error_by_name_counted_like_other_
         envs.step(uniform_actions(SPEC, 1, rng, envs.obs), 0)
     assert (envs.counts.transitions_rejected, envs.counts.env_errors, envs.counts.env_steps) == (2, 0, 6)
     assert "info['action_mask']" in told[0]
-
-
-def test_images_with_masks_are_refused_with_the_remedy(monkeypatch):
-    frames = FrameSpec(channels=1, height=4, width=4, stack=1, sign_rewards=False, options={})
-    monkeypatch.setattr("spreeze.envs.task.describe",
-                        lambda *args: dataclasses.replace(describe(*args), frames=frames))  # fmt: skip
-    with pytest.raises(EnvironmentError_, match="beside images, which is not supported: wrap it"):
-        made()
 
 
 def test_probe_and_doctor_take_allowed_actions_alone():

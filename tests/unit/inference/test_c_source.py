@@ -14,7 +14,10 @@ from test_export import (
     IMAGES,
     MASKED,
     MIXED,
+    PARTS,
+    SEEN,
     SEVERAL,
+    STEERED,
     TEAM,
     VECTOR,
     actions_of,
@@ -36,6 +39,7 @@ KINDS = {  # one algorithm of each head on each kind of task
     "values": ("dqn", DISCRETE), "masked": ("sac", MASKED), "images": ("ppo", IMAGES), "team": ("qmix", TEAM),
     "several": ("a2c", SEVERAL), "bits": ("impact", BITS),
     "mixed": ("a2c", MIXED), "hybrid": ("sac", HYBRID), "distribution": ("dqn", DISCRETE),
+    "parts": ("ppo", PARTS), "steered": ("sac", STEERED), "seen hybrid": ("sac", SEEN),
 }  # fmt: skip
 
 
@@ -54,8 +58,8 @@ def compared(arrays, meta, spec, folder, row="c", count=1000):
 def test_a_header_acts_as_the_policy_and_gives_the_compiler_nothing_to_warn_of(kind, tmp_path):
     name, spec = KINDS[kind]
     arrays, meta = made(name, spec, **({"critics": "categorical"} if kind == "distribution" else {}))
-    if spec.frames is None:
-        arrays = normalised(arrays, spec.obs_dim, spec.mask_dim)
+    if spec.vector_dim:
+        arrays = normalised(arrays, spec.vector_dim, spec.mask_dim)
     check, text = compared(arrays, meta, spec, tmp_path, count=20 if spec.frames else 1000)
     assert check.difference <= (1e-5 if spec.box else 0)
     assert not check.wrong

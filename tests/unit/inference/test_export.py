@@ -28,7 +28,7 @@ from spreeze.inference import agreement, c_source, export, heads, policy
 from spreeze.inference.policy import ACTIVATIONS, Policy
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 from spreeze.transport.weights import WeightsStore, read_weights
-from spreeze.types import POLICY_FORMATS, Box, Choices, EnvSpec, Mixed, TeamSpec
+from spreeze.types import POLICY_FORMATS, Box, Choices, EnvSpec, Mixed, PictureSpec, TeamSpec
 from spreeze.workers.evaluator import run_episodes
 
 PYTHON_FORMATS = [row for row in POLICY_FORMATS if row.suffix != ".h"]
@@ -50,6 +50,12 @@ MIXED = dataclasses.replace(
 HYBRID = dataclasses.replace(
     task(obs_dim=5 + 3), action=Mixed(Box((-0.4, -2.0), (0.4, 1.0)), Choices((3,))), action_mask=True
 )
+BESIDE = dataclasses.replace(FRAMES, more=(PictureSpec(path=("b",), shape=(40, 40), order=(0, 1)),), vector_dim=5)
+PARTS = dataclasses.replace(
+    task(obs_dim=2 * BESIDE.frame_bytes), frames=BESIDE, action=Choices((3, 2), shape=(2,)), action_mask=True
+)
+STEERED = dataclasses.replace(PARTS, action=VECTOR.action, action_mask=False)
+SEEN = dataclasses.replace(PARTS, action=HYBRID.action)
 TASKS = {
     "vector": VECTOR,
     "discrete": DISCRETE,
@@ -60,6 +66,9 @@ TASKS = {
     "bits": BITS,
     "mixed": MIXED,
     "hybrid": HYBRID,
+    "parts": PARTS,
+    "steered": STEERED,
+    "seen": SEEN,
 }
 CASES = [(row.name, kind) for row in rows().values() for kind, spec in TASKS.items() if row.fits(spec)]
 
@@ -130,8 +139,8 @@ RAINBOW = {"critics": "categorical", "noisy": True, "duelling": True}
 def test_every_algorithm_acts_the_same_in_every_format(name, kind, settings, tmp_path):
     spec = TASKS[kind]
     arrays, meta = made(name, spec, **settings)
-    if spec.frames is None:
-        arrays = normalised(arrays, spec.obs_dim, spec.mask_dim)
+    if spec.vector_dim:
+        arrays = normalised(arrays, spec.vector_dim, spec.mask_dim)
     count = 20 if spec.frames else 1000
     found, expected, obs = compare(arrays, meta, spec, tmp_path, count=count)
     assert [check.observations for check in found] == [count] * len(FORMATS)
@@ -139,14 +148,14 @@ def test_every_algorithm_acts_the_same_in_every_format(name, kind, settings, tmp
         assert max(check.difference for check in found) <= 1e-5
         assert (expected[:, : spec.box.dim] >= spec.box.low).all()
         assert (expected[:, : spec.box.dim] <= spec.box.high).all()
-    if spec in (MIXED, HYBRID):
-        columns = (
-            spec.obs_dim - spec.mask_dim + expected[:, 2:].astype(int) + [part.start for part in spec.choices.slices]
-        )
-        assert np.take_along_axis(obs, columns, 1).all()
+    if spec in (MIXED, HYBRID, SEEN):
+        columns = expected[:, 2:].astype(int) + [part.start for part in spec.choices.slices]
+        assert np.take_along_axis(spec.masks(obs), columns, 1).all()
     elif spec is BITS:
         columns = spec.obs_dim - 8 + 2 * np.arange(4) + expected.reshape(count, 4)
         assert np.take_along_axis(obs, columns, 1).all()
+    elif spec is PARTS:
+        assert np.take_along_axis(spec.masks(obs), expected + np.array([0, 3]), 1).all()
     elif spec.action_mask:
         assert obs[np.arange(count), spec.obs_dim - spec.mask_dim + expected].all()
     if spec.team is not None:
@@ -310,7 +319,7 @@ def test_the_command_writes_a_checked_file_and_a_program_that_plays_without_spre
     program = tmp_path / f"mine_{row.name}_example.py"
     assert program.read_text() in told
     assert "import spreeze" not in program.read_text()
-    assert len(program.read_text().splitlines()) <= (24 if row.name != "numpy" else 62)
+    assert len(program.read_text().splitlines()) <= (24 if row.name != "numpy" else 72)
     lines = played(program, tmp_path).splitlines()
     assert [line.split(": return ")[0] for line in lines] == ["seed 0", "seed 1", "seed 2"]
     assert all(-2000.0 < float(line.split()[-1]) < 0.0 for line in lines)

@@ -427,7 +427,7 @@ def test_what_is_shown_is_in_the_units_of_the_task_and_the_same_is_learned_whate
             learning.count_returns(np.array([4.0, 0.0, 100.0]) * [1.0, factor, factor**2])
             for _ in range(5):
                 learning.update()
-            found[factor] = learning.algorithm.policy_parameters.clone(), learning.metrics(wait_s=0.0, publish_s=0.0)
+            found[factor] = learning.algorithm.policy_parameters[0].clone(), learning.metrics(wait_s=0.0, publish_s=0.0)
     torch.testing.assert_close(found[1.0][0], found[1000.0][0], rtol=1e-3, atol=1e-5)
     for name, power in (("q_mean", 1), ("actor_loss", 1), ("critic_loss", 2), ("return_scale", 1)):
         assert found[1000.0][1][name] == pytest.approx(1000.0**power * found[1.0][1][name], rel=1e-2)
