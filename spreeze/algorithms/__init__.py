@@ -39,7 +39,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from spreeze.algorithms.off_policy import OffPolicyAlgorithm
+from spreeze.algorithms import losses
+from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.config.algorithm_settings import AlgorithmConfig, OnPolicyConfig
 from spreeze.config.algorithms import Maker, find_network, find_row, rows
@@ -76,6 +77,9 @@ def create(
     options |= {} if network is None else {"network": network}
     algorithm: OffPolicyAlgorithm = _class(name, kind, import_module)(obs_dim, size, config, seed, device, **options)
     algorithm.set_optimizers(config)
+    clones, alpha = getattr(config, "bc_updates", 0), getattr(config, "bc_alpha", 0.0)
+    if clones or alpha:
+        algorithm.imitation = losses.Imitation(clones, alpha, DeviceSplit.parse(device).critics)
     return algorithm
 
 

@@ -361,3 +361,37 @@ def explained_variance(value: np.ndarray, target: np.ndarray) -> float:
     """``1 - var(target - value) / var(target)``; NaN if all targets are equal."""
     variance = float(np.var(target))
     return 1.0 - float(np.var(target - value)) / variance if variance > 0.0 else float("nan")
+
+
+class Imitation:
+    """Behaviour cloning: the gradient that stands for dQ/da, so that every actor which takes that can imitate.
+
+    TD3+BC (Fujimoto and Gu 2021, arXiv 2106.06860) minimises ``-lambda mean Q(s, pi(s)) + mean (pi(s) - a)^2`` with
+    ``lambda = alpha / mean |Q|``, so that values of any size weigh as much against the imitation.
+    """
+
+    def __init__(self, updates: int, alpha: float, device: torch.device) -> None:
+        """For the first ``updates`` the value does not count; from there on ``alpha`` as above, 0: the value alone."""
+        self._updates, self._alpha = updates, alpha
+        # On the device, so that a recorded graph reads what is set between its replays.
+        self._value_weight, self._clone_weight = torch.zeros((), device=device), torch.ones((), device=device)
+        self._clones: bool | None = None
+        self.begin(0)
+
+    def begin(self, updates: int) -> None:
+        """Sets the weights of the update that follows after so many."""
+        clones = updates < self._updates
+        if clones != self._clones:
+            self._clones = clones
+            self._value_weight.fill_(float(not clones))
+            self._clone_weight.fill_(float(clones or self._alpha > 0.0))
+
+    def gradient(self, dq_da: Tensor, value: Tensor | None, demonstrated: Tensor, action: Tensor) -> Tensor:
+        """Gradient [A, B] of ``lambda Q - mean over actions of (a - demonstrated)^2`` by the action [A, B].
+
+        ``value`` [B] is Q of the actions, ``demonstrated`` [B, A] the batch's own.
+        """
+        assert value is not None
+        weight = self._value_weight * (self._alpha / value.abs().mean()) if self._alpha > 0.0 else self._value_weight
+        toward = (demonstrated.t() - action) * (2.0 / len(action))
+        return torch.addcmul(dq_da * weight, toward, self._clone_weight)

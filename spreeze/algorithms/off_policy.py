@@ -97,11 +97,7 @@ class DeviceSplit:
 
 
 class OffPolicyAlgorithm(Algorithm):
-    """Networks, losses and update of one algorithm.
-
-    Algorithms without an actor derive the policy from the critics and override ``policy_arrays``. Subclasses set
-    ``_config``, whose ``tau`` is used for the targets.
-    """
+    """Networks, losses and update; subclasses set ``_config``, and without an actor override ``policy_arrays``."""
 
     critics: CriticNetworks[Any]
     actor: TrainedNetworks[Parameters] | None
@@ -109,6 +105,8 @@ class OffPolicyAlgorithm(Algorithm):
     _schedule, _lr_end = "constant", 0.1
     encoder: ImageEncoder | None = None
     """Turns images into features for actor and critics; None where these read observations."""
+    imitation: losses.Imitation | None = None
+    """Behaviour cloning in the actor's gradient; None: there is none."""
     period = 1
     """Period of the sequence of steps in updates, such as a delayed actor."""
 
@@ -190,7 +188,7 @@ class OffPolicyAlgorithm(Algorithm):
             next_action, next_log_prob, action = outputs
             dq_da: Tensor | None = None
             if self._overlap and action is not None:
-                dq_da = devices.to_actor(self.action_gradient(batch, action).clone())
+                dq_da = devices.to_actor(self._wanted(batch, action).clone())
             self.critic_step(batch, next_action, next_log_prob)
             if self.encoder is not None:
                 assert self.critics.obs_gradient is not None
@@ -198,10 +196,15 @@ class OffPolicyAlgorithm(Algorithm):
             critic_done_s = perf_counter()
             if action is not None:
                 if dq_da is None:
-                    dq_da = devices.to_actor(self.action_gradient(batch, action))
+                    dq_da = devices.to_actor(self._wanted(batch, action))
                 self.actor_step(dq_da)
             self.update_targets()
             return critic_done_s - start_s, perf_counter() - critic_done_s
+
+    def _wanted(self, batch: TransitionBatch, action: Tensor) -> Tensor:
+        """Returns dQ/da, or with ``imitation`` what stands for it."""
+        gradient, value = self.action_gradient(batch, action), self.critics.action_value
+        return gradient if self.imitation is None else self.imitation.gradient(gradient, value, batch.action, action)
 
     def set_optimizers(self, config: AlgorithmConfig) -> None:
         """Sets up the optimizers from shared settings, before the first update."""
@@ -267,11 +270,7 @@ class OffPolicyAlgorithm(Algorithm):
         return policy_arrays(self.actor.online) | ({} if self.encoder is None else self.encoder.arrays())
 
     def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
-        """Copies the policy's weights; without waiting for the device if there is an actor.
-
-        The returned function waits for the copy and returns it like ``policy_arrays``; it may be called in another
-        thread.
-        """
+        """Copies the weights, with an actor without waiting; the result gives any thread ``policy_arrays`` of them."""
         if self.actor is not None and self.encoder is None:
             return policy_snapshot(self.actor.online)
         arrays = self.policy_arrays()

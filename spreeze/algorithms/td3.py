@@ -39,6 +39,14 @@ class TD3Config(DistributionalConfig):
         low=0.0,
     )
 
+    bc_alpha: float = setting(
+        0.0,
+        "TD3+BC (arXiv 2106.06860): weight of the normalised value against imitating the actions in replay; 2.5 in "
+        "the paper, which is for --offline; 0: no imitation",
+        low=0.0,
+        high=1e6,
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DDPGConfig(ActorCriticConfig):

@@ -23,6 +23,7 @@ from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, t
 from spreeze.metrics import comparison
 from spreeze.metrics.comparison import FEWEST_RUNS, POLICIES, RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run, read_json
+from spreeze.transport.demonstrations import check_demonstrable, save_demonstrations
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.weights import LATEST, Weights, read_weights
 from spreeze.types import EnvSpec, spec_from
@@ -48,6 +49,7 @@ def build_parser() -> Parser:
     )
     parser.add_checkpoint()
     parser.flag("--csv", text="write a CSV file with one row per episode", metavar="FILE")
+    parser.flag("--record", text="write the episodes to an .npz file for train --demonstrations", metavar="FILE")
     parser.flag("--video", text="record the first episode as an MP4 clip", metavar="FILE")
     parser.add_import()
     parser.add_start_deadline()
@@ -130,12 +132,19 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
         raise ConfigError(f"--seed {args.seed}: at least 0")
     check_output(args.csv)
     check_output(args.video)
+    check_output(args.record)
     weights = read_weights(find_weights(args.runs[0], Path(args.runs_dir), args.checkpoint))
     spec = spec_of(weights, args.import_module)
     policy = policy_of(weights, spec)
+    recorded: list[list[Any]] = []
+    if args.record and not args.record.endswith(".npz"):
+        raise ConfigError(f"--record {args.record}: expected a name that ends in .npz")
+    if args.record:
+        check_demonstrable(spec, f"--record {args.record}")
 
     def make() -> Task:
-        return open_checked(spec, weights.path, args, "rgb_array" if args.video else None)
+        task = open_checked(spec, weights.path, args, "rgb_array" if args.video else None)
+        return RecordingTask(task, recorded) if args.record else task
 
     seeds, lost = seed_list(args.seed, args.episodes), list[str]()
 
@@ -150,6 +159,8 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
         lines = ["seed,return,length,terminated\n"]
         lines += [f"{e.seed},{e.episode_return!r},{e.length},{int(e.terminated)}\n" for e in episodes]
         Path(args.csv).write_text("".join(lines), encoding="utf-8")
+    if args.record:
+        save_demonstrations(Path(args.record), recorded)
     return _document(weights, spec.env_id, episodes, lost, args)
 
 
@@ -193,6 +204,28 @@ def open_checked(spec: EnvSpec, where: Path, args: argparse.Namespace, render_mo
         close_in_time(task.close)
         raise
     return task
+
+
+class RecordingTask(Task):
+    """One whose episodes are kept, as ``save_demonstrations`` takes them."""
+
+    def __init__(self, task: Task, episodes: list[list[Any]]) -> None:
+        super().__init__(task.env, task.spec)
+        self._episodes, self._before = episodes, np.zeros(0)
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        self._before = super().reset(seed)
+        self._episode: list[Any] = []
+        self._episodes.append(self._episode)
+        return self._before
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
+        choices = self.spec.choices
+        native = action.copy() if choices is None else choices.to_env(action.reshape(1, -1)).reshape(-1)
+        obs, reward, terminated, truncated = super().step(action)
+        self._episode.append((self._before, native, reward, terminated, obs))
+        self._before = obs
+        return obs, reward, terminated, truncated
 
 
 @contextlib.contextmanager
@@ -249,6 +282,7 @@ def _document(
         "success_rate": success_rate(episodes),
         "csv": args.csv,
         "video": args.video,
+        "record": args.record,
         "per_episode": [episode._asdict() for episode in episodes],
     }
 
@@ -271,7 +305,7 @@ def _summary(document: dict[str, Any]) -> str:
         [] if document.get("success_rate") is None else [f"success {percent(document['success_rate'])} of episodes"]
     )
     lines += [f"lost    {document['last_error']}"] if document["last_error"] else []
-    lines += [f"{kind:<6}  {document[kind]}" for kind in ("csv", "video") if document[kind]]
+    lines += [f"{kind:<6}  {document[kind]}" for kind in ("csv", "video", "record") if document[kind]]
     return "\n".join(lines)
 
 

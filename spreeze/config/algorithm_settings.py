@@ -96,11 +96,22 @@ class ActorCriticConfig(AlgorithmConfig):
         high=64,
     )
 
+    bc_updates: int = setting(
+        0,
+        "updates at the start in which the actor only imitates the actions in replay (behaviour cloning); samplers "
+        "wait meanwhile. For --demonstrations",
+        unit="updates",
+        low=0,
+        high=10**9,
+    )
+
     def check_task(self, spec: EnvSpec) -> None:
         if spec.box is None and self.action_penalty > 0.0:
             raise ConfigError(f"action_penalty = {self.action_penalty:g}: discrete actions have no tanh; remove it")
         if spec.frames is not None and self.network:
             raise ConfigError(f"network = {self.network!r}: for images set cnn; remove it")
+        if spec.choices is not None and self.bc_updates:
+            raise ConfigError(f"bc_updates = {self.bc_updates}: only continuous actions are imitated; remove it")
 
     @property
     def actor_sizes(self) -> tuple[int, ...]:

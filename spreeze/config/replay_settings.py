@@ -33,6 +33,14 @@ class ReplayConfig(Section):
         512.0, "the learner waits while more transitions than this were drawn per inserted one", low=0.0, high=1e9
     )
     save: bool = setting(False, "save the replay buffer with every checkpoint", flag="--save-replay")
+    demonstrations: str = setting(
+        "",
+        "file with which replay starts: .npz, a Minari data set on disk (HDF5, its directory or its id), or a run with "
+        "saved replay (command line only)",
+        flag="--demonstrations",
+        command_line_only=True,
+    )
+    offline: bool = setting(False, "learn from --demonstrations alone: no samplers are started", flag="--offline")
     her: str = setting(
         "off",
         "hindsight experience replay for goal tasks (arXiv 1707.01495): also store each transition with goals that "

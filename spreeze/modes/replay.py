@@ -16,6 +16,7 @@ from spreeze.runtime.assembly import Assembly, Data
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import GroupSample
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
+from spreeze.transport.demonstrations import NO_RETURNS, ReturnSums, load_demonstrations
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.weights import VersionedParameters
@@ -57,13 +58,13 @@ def assemble(run: Assembly) -> None:
     plan, config, data_flow = run.plan, run.plan.config, run.plan.config.data_flow
     groups, hosts = range(plan.learners), run.hosts_messages()
     rings = [run.open(functools.partial(ReplayRing.create, plan.ring_spec(group))) for group in groups]
-    for group, ring in enumerate(rings):
-        load_saved_replay(plan, run.folder(group), ring)
+    saved = [load_saved_replay(plan, run.folder(group), ring) for group, ring in enumerate(rings)]
+    returns = [NO_RETURNS if found else demonstrated(plan, ring) for ring, found in zip(rings, saved, strict=True)]
     shares = data_flow.averages_parameters and plan.learners > 1 and hosts is None
     averages = tuple(run.open(VersionedParameters.create).handle for _ in groups if shares)
     learner_wakeups = [run.wakeups(1)[0] if data_flow.balanced else None for _ in groups]
     sampler_wakeups = [run.wakeups(plan.samplers_of(group) if data_flow.balanced else 0) for group in groups]
-    counted = range(plan.learners, plan.learners + plan.samplers + plan.hosts)
+    counted = range(plan.learners, plan.learners + (0 if config.replay.offline else plan.samplers) + plan.hosts)
     for group, ring in enumerate(rings):
         run.data.append(ReplayData(ring, config.replay.rows_per_step))
         run.learner(
@@ -80,11 +81,13 @@ def assemble(run: Assembly) -> None:
                 hosts=hosts,
                 wakeup=learner_wakeups[group],
                 sampler_wakeups=sampler_wakeups[group],
-                loaded_rows=tuple(ring.committed.tolist()),
+                loaded_rows=tuple(ring.committed.tolist()) if plan.earlier.sessions else (),
+                returns=NO_RETURNS if plan.earlier.sessions else returns[group],
+                offline=config.replay.offline,
             ),
         )
     for group, ring in enumerate(rings):
-        for index in range(plan.samplers_of(group)):
+        for index in range(0 if config.replay.offline else plan.samplers_of(group)):
             run.sampler(
                 group,
                 index,
@@ -111,11 +114,19 @@ def assemble(run: Assembly) -> None:
         _add_hosts(run, rings[0])
 
 
-def load_saved_replay(plan: RunPlan, folder: Path, ring: ReplayRing) -> None:
-    """Loads the rows that a group saved in an earlier session; must come before any write into the ring."""
+def load_saved_replay(plan: RunPlan, folder: Path, ring: ReplayRing) -> bool:
+    """Loads the rows that a group saved in an earlier session, if any; must come before any write into the ring."""
     checkpoint = CheckpointStore(folder / "checkpoints").load_latest() if plan.earlier.sessions else None
-    if checkpoint is not None and checkpoint.replay_path is not None:
-        load_replay(checkpoint.replay_path, ring)
+    if checkpoint is None or checkpoint.replay_path is None:
+        return False
+    load_replay(checkpoint.replay_path, ring)
+    return True
+
+
+def demonstrated(plan: RunPlan, ring: ReplayRing) -> ReturnSums:
+    """Loads the demonstrations, if there are any, into an empty ring; returns the sums of their returns."""
+    text = plan.config.replay.demonstrations
+    return load_demonstrations(text, plan.spec, ring, plan.config.algorithm.gamma)[1] if text else NO_RETURNS
 
 
 def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
@@ -160,10 +171,11 @@ def _limiter(plan: RunPlan, ring: ReplayRing) -> RateLimiter:
     part, config, rows = plan.config.replay, plan.config, plan.config.replay.rows_per_step
     envs = config.sampling.envs_per_sampler * ring.spec.num_shards
     first = envs * (plan.spec.max_episode_steps or 0)
+    starts = part.learning_starts + (rows - 1) * max(0, part.learning_starts - first)
     return RateLimiter(
         minimum=part.samples_per_insert_min / rows,
         maximum=part.samples_per_insert_max / rows,
-        learning_starts=part.learning_starts + (rows - 1) * max(0, part.learning_starts - first),
+        learning_starts=min(starts, ring.total_committed()) if part.demonstrations else starts,
         batch_size=config.learner.batch_size,
         rows_per_write=envs * rows,
     )

@@ -15,6 +15,7 @@ from spreeze.config.layers import DEFAULT, Settings, toml_value
 from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config
 from spreeze.errors import ConfigError
+from spreeze.transport.demonstrations import find_demonstrations
 from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.replay_ring import RingSpec
 from spreeze.transport.rollouts import RolloutSpec
@@ -36,7 +37,7 @@ class EarlierSessions:
 _OF_THIS_HOST = ("run", "cluster", "stop", "logging", "visualizer", "tuning")
 _OF_THIS_MACHINE = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers", "rollout.samplers",
                     "rollout.inference_workers")  # fmt: skip
-_WITH_FLAGS = ("env.id", "env.import_module", "env.plain", "env.args")
+_WITH_FLAGS = ("env.id", "env.import_module", "env.plain", "env.args", "replay.demonstrations")
 """Settings that another host's run does not take over, or by flags of its own."""
 
 
@@ -105,6 +106,7 @@ class RunPlan:
                 f"{config.run.algo} with discrete ones; remove it"
             )
         self._check_goals()
+        self._check_demonstrations()
         samplers = self.samplers_of(0)
         shards = samplers + self.host_shards
         rows = config.replay.rows_per_step
@@ -135,6 +137,21 @@ class RunPlan:
                 f"replay.her = {her}: {env_id} has no compute_reward(achieved_goal, desired_goal, info), which gives "
                 f"the rewards under other goals; add it to the environment, or remove replay.her"
             )
+
+    def _check_demonstrations(self) -> None:
+        """Rejects learning from demonstrations alone where that has no data, or no end."""
+        config, replay = self.config, self.config.replay
+        reasons = {
+            "there is nothing else to learn from; add --demonstrations FILE": not replay.demonstrations,
+            "no env steps are taken; use --updates or --seconds": config.stop.env_steps is not None,
+            "other hosts would only have samplers; remove --cluster": config.cluster.address is not None,
+            "there are no samplers to tune; remove --auto": self.to_tune,
+            "there is one learner; remove --learners": self.learners > 1,
+        }
+        if replay.offline and (why := next((text for text, wrong in reasons.items() if wrong), None)):
+            raise ConfigError(f"--offline: {why}")
+        if replay.demonstrations:
+            find_demonstrations(replay.demonstrations)
 
     def _check_cluster(self) -> None:
         """Rejects other hosts where their rows cannot be used."""
@@ -189,11 +206,12 @@ class RunPlan:
 
     def _check_rollout(self) -> None:
         """Rejects inconsistent settings of an on-policy run."""
-        part, her = self.config.rollout, self.config.replay.her
-        if her != "off":
+        part, replay = self.config.rollout, self.config.replay
+        given = {"her": replay.her != "off", "demonstrations": replay.demonstrations, "offline": replay.offline}
+        if (name := next((name for name, wrong in given.items() if wrong), None)) is not None:
             raise ConfigError(
-                f"replay.her = {her}: {self.config.run.algo} learns without replay; use sac, td3, ddpg or dqn, or "
-                f"remove it"
+                f"replay.{name} = {getattr(replay, name)}: {self.config.run.algo} learns without replay; use sac, td3, "
+                f"ddpg or dqn, or remove it"
             )
         if part.inference_workers and self.config.data_flow.asynchronous:
             raise ConfigError(

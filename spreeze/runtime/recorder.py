@@ -471,7 +471,7 @@ class Recorder:
             plan.config.data_flow,
             state=state,
             table=self._table,
-            samplers_wanted=plan.samplers,
+            samplers_wanted=0 if plan.config.replay.offline else plan.samplers,
             samplers_alive=self._samplers_alive,
             learner_device=outcome.device,
             memory_total_bytes=self._memory_total_bytes,

@@ -29,7 +29,7 @@ from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"^ckpt-(\d{6,})-(\d{12,})(?:-(\d+))?$")
-_TENSORS, _STATE, _REPLAY, _MANIFEST = "tensors.safetensors", "state.json", "replay.safetensors", "MANIFEST.json"
+_TENSORS, STATE, _REPLAY, _MANIFEST = "tensors.safetensors", "state.json", "replay.safetensors", "MANIFEST.json"
 _MAX_BYTES = 1 << 36
 _MAX_MANIFEST_BYTES = 1 << 20
 _SPARE_BYTES = 1 << 20  # for the small files of a checkpoint
@@ -109,8 +109,8 @@ class CheckpointStore:
 
         done(0)
         files.write_bytes(temp / _TENSORS, arrays, durable=True, on_written=done)
-        files.write_bytes(temp / _STATE, texts, durable=True, on_written=done)
-        names = [_TENSORS, _STATE]
+        files.write_bytes(temp / STATE, texts, durable=True, on_written=done)
+        names = [_TENSORS, STATE]
         if ring is not None:
             dump_replay(ring, temp / _REPLAY, done)
             names.append(_REPLAY)
@@ -184,7 +184,7 @@ def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
         name = _NAME.match(path.name)
         if name is not None and _order(name)[:2] != (manifest["epoch"], manifest["updates"]):
             raise ValueError("the manifest belongs to another checkpoint")
-        names = [_TENSORS, _STATE] + ([_REPLAY] if manifest["replay_saved"] else [])
+        names = [_TENSORS, STATE] + ([_REPLAY] if manifest["replay_saved"] else [])
         for file in names:
             entry, size_bytes = manifest["files"][file], (path / file).stat().st_size
             if size_bytes != entry["bytes"]:
@@ -192,7 +192,7 @@ def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
             if files.sha256_of_file(path / file) != entry["sha256"]:
                 raise ValueError(f"{file} does not match its hash")
         tensors = safetensors_numpy.load(files.read_bytes(path / _TENSORS, _MAX_BYTES))
-        state = dict(json.loads(files.read_bytes(path / _STATE, _MAX_BYTES)))
+        state = dict(json.loads(files.read_bytes(path / STATE, _MAX_BYTES)))
         replay = path / _REPLAY if manifest["replay_saved"] else None
         return Checkpoint(path, int(manifest["epoch"]), int(manifest["updates"]), tensors, state, replay, skipped)
     except _DAMAGE as error:
@@ -210,9 +210,9 @@ def newest_state(directory: Path) -> tuple[int, dict[str, Any]] | None:
             for name, entry in manifest["files"].items():
                 if (path / Path(name).name).stat().st_size != entry["bytes"]:
                     raise ValueError(f"{name} differs from what was written")
-            if files.sha256_of_file(path / _STATE) != manifest["files"][_STATE]["sha256"]:
+            if files.sha256_of_file(path / STATE) != manifest["files"][STATE]["sha256"]:
                 raise ValueError("the state does not match its hash")
-            state = dict(json.loads(files.read_bytes(path / _STATE, _MAX_BYTES)))
+            state = dict(json.loads(files.read_bytes(path / STATE, _MAX_BYTES)))
             return int(manifest["updates"]), state
     return None
 

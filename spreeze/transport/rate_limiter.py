@@ -81,6 +81,10 @@ class WithoutWaiting(RateLimiter):
     So ``sampled`` never exceeds (inserted - baseline) * ``maximum``, by not even the batch that ``RateLimiter`` allows.
     """
 
+    def may_insert(self, inserted: int, baseline: int, sampled: int, rows: int) -> bool:
+        """Always but before learning starts: then up to the rows that it waits for."""
+        return baseline >= 0 or inserted < max(self.learning_starts, 1)
+
     def may_sample(self, inserted: int, baseline: int, sampled: int) -> bool:
         enough = inserted >= max(self.learning_starts, 1)
         return enough and (baseline < 0 or sampled + self.batch_size <= (inserted - baseline) * self.maximum)

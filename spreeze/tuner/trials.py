@@ -8,7 +8,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -318,8 +318,12 @@ def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     least = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth))
     rows = max(min(ROWS, ROWS_BYTES // row_bytes), least)
     rows = min(rows, max(plan.config.replay.capacity, batch), cap_bytes // 4 // row_bytes)
-    replay = {"capacity": max(rows, 2), "samples_per_insert_max": 1e9, "learning_starts": 1, "save": False}
+    replay = _ALONE | {"capacity": max(rows, 2), "samples_per_insert_max": 1e9}
     return _trial_plan(plan, setting, {"replay": replay, "stop": {"updates": None}}, samplers)
+
+
+_ALONE: dict[str, Any] = {"learning_starts": 1, "save": False, "demonstrations": ""}
+"""Settings of replay that is measured."""
 
 
 def _trial_plan(plan: RunPlan, setting: Setting, values: Values, samplers: int) -> RunPlan:
@@ -335,7 +339,7 @@ def sampler_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """A plan for samplers of that setting that write as fast as they can."""
     least = 2 * setting[SAMPLERS] * setting[ENVS] * (1 + plan.layout.depth)
     capacity = max(min(ROWS, ROWS_BYTES // plan.layout.row_bytes), least)
-    replay = {"capacity": capacity, "learning_starts": 1, "samples_per_insert_min": 0.0, "save": False}
+    replay = _ALONE | {"capacity": capacity, "samples_per_insert_min": 0.0}
     return _trial_plan(plan, setting, {"replay": replay, "learner": {"batch_size": 1}}, setting[SAMPLERS])
 
 

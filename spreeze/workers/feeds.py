@@ -137,6 +137,10 @@ class ReplayFeed(RestoredFeed):
         self._anneals = config.lr_schedule != "constant" or config.priority_exponent > 0.0
         self.saved_ring = ring if job.save_replay else None
         self._replay = ring
+        self._cloned: int | None = getattr(config, "bc_updates", 0)
+        """Updates before samplers begin; None: they never do."""
+        if job.offline:
+            self._cloned = None
         self._pace = TargetPace(self.trainer.algorithm.target_share, config.gamma, config.n_step)
         self._peers: PeerAverage | None = None
         self._hosts: GossipMemory | None = None
@@ -178,6 +182,8 @@ class ReplayFeed(RestoredFeed):
     def advance(self) -> bool:
         ring = self._replay
         inserted = ring.total_committed()
+        if self._clones:
+            return self._clone(inserted)
         if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
@@ -191,12 +197,34 @@ class ReplayFeed(RestoredFeed):
         self._update()
         while self._exact and self._may_update(inserted):
             self._update()
-        self._context.slots[_UPDATES] = self.trainer.updates
-        self._broadcast()
-        self._notify()
+        self._tell()
         if self._peers is not None and (note := self._peers.advance(self.trainer.updates)):
             self._report(note)
         return True
+
+    @property
+    def _clones(self) -> bool:
+        """True while samplers wait: the rows in replay are all there is to learn from."""
+        return self._cloned is None or self.trainer.updates < self._cloned
+
+    def _clone(self, inserted: int) -> bool:
+        """One update, without the count of samples per insert, which begins when samplers do."""
+        most = self._job.stop.updates
+        if inserted < max(self._job.limiter.learning_starts, 1) or (most is not None and self.trainer.updates >= most):
+            return False
+        if not self.trainer.updates:
+            self._take_in()
+            waits = "" if self._cloned is None else "; samplers wait"
+            self._report(f"learning from {inserted} transitions in replay{waits}")
+        self._context.heartbeat(Phase.UPDATE)
+        self._update()
+        self._tell()
+        return True
+
+    def _tell(self) -> None:
+        self._context.slots[_UPDATES] = self.trainer.updates
+        self._broadcast()
+        self._notify()
 
     def _may_update(self, inserted: int) -> bool:
         ring, most = self._replay, self._job.stop.updates
@@ -217,6 +245,8 @@ class ReplayFeed(RestoredFeed):
                 self._job.stop, self._job.previous_wall_s, self.session_s(), self.env_steps(), trainer.updates
             )
             trainer.anneal(done)
+        if trainer.algorithm.imitation is not None:
+            trainer.algorithm.imitation.begin(trainer.updates)
         most = None if self._job.stop.updates is None else self._job.stop.updates - trainer.updates
         rows = trainer.update_within_memory(most, self._shrunk) * trainer.batch_size
         self._replay.sampled += rows  # in one go: the tuner sets it to 0 at any moment
@@ -235,7 +265,8 @@ class ReplayFeed(RestoredFeed):
     def _count_returns(self) -> None:
         """Tells the trainer of the returns of all samplers of this session, those of other hosts included."""
         slots = self._context.status.slots
-        self.trainer.count_returns(np.sum([slots(row)[_RETURNS] for row in self._job.sampler_rows], 0))
+        sampled = [slots(row)[_RETURNS] for row in self._job.sampler_rows]
+        self.trainer.count_returns(np.sum([self._job.returns, *sampled], 0))
 
     def check(self) -> None:
         """Also takes in the samplers' returns, and reports the trainer's notes and targets that are too slow."""

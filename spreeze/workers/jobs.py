@@ -79,6 +79,10 @@ class LearnerJob(AnyLearnerJob):
     """Messages of the learners of all hosts, to average with them; None: this host's are all."""
     loaded_rows: tuple[int, ...] = ()
     """Rows of each shard that came from an earlier session; empty: none."""
+    returns: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Count, sum and sum of squares of the demonstrations' returns, which are new to the learner."""
+    offline: bool = False
+    """True if there are no samplers."""
 
 
 @dataclass(frozen=True, kw_only=True)
