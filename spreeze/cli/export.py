@@ -147,7 +147,7 @@ def _about(weights: Weights, spec: EnvSpec, name: str) -> dict[str, Any]:
         "spreeze": __version__,
         "run": name,
         "env": spec.env_id,
-        **{name: weights.meta.get(name) for name in ("algo", "updates", "env_steps")},
+        **{key: weights.meta.get(key) for key in ("algo", "updates", "env_steps")},
         "observation": "; ".join(spec.obs_layout),
     }
 
