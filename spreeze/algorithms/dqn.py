@@ -212,7 +212,8 @@ class ImageCritics(ActionValues[ConvParameters]):
 
     def numbers(self, obs: Tensor) -> Tensor:
         """The newest numbers [B, V] of observations."""
-        return self._online.numbers(obs)
+        numbers: Tensor = self._online.numbers(obs)
+        return numbers
 
     def _q(self, obs: Tensor, networks: ConvParameters, *, record: bool = False) -> Tensor:
         if record:

@@ -28,7 +28,7 @@ class Docking(gymnasium.Env[Any, Any]):
         self.render_mode, self._parts, self._discrete = render_mode, parts, discrete
         camera, place = spaces.Box(0, 255, (_SIDE, _SIDE, 3), np.uint8), spaces.Box(-10.0, 10.0, (1,), np.float32)
         both = spaces.Dict({"camera": camera, "place": place})
-        self.observation_space = {"image": camera, "vector": place}.get(parts, both)
+        self.observation_space = camera if parts == "image" else place if parts == "vector" else both
         self.action_space = spaces.Discrete(3) if discrete else spaces.Box(-1.0, 1.0, (1,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -48,7 +48,7 @@ class Docking(gymnasium.Env[Any, Any]):
             return place
         return self.render() if self._parts == "image" else {"camera": self.render(), "place": place}
 
-    def render(self) -> np.ndarray:  # type: ignore[override]
+    def render(self) -> Any:
         picture = np.zeros((_SIDE, _SIDE, 3), np.uint8)
         picture[12:28, 12:28] = round(127.5 * (self._goal + 1.0))
         return picture
@@ -66,7 +66,8 @@ class PendulumImage(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         cos, sin = observation[:2]
         along = np.clip(self._across * sin - self._up * cos, 0.0, 1.0)  # the picture's first row is its top
         distance = np.hypot(self._across - along * sin, self._up + along * cos)
-        return (255.0 * np.clip(1.5 - distance / 0.08, 0.0, 1.0)).astype(np.uint8)
+        picture: np.ndarray = (255.0 * np.clip(1.5 - distance / 0.08, 0.0, 1.0)).astype(np.uint8)
+        return picture
 
 
 gymnasium.register("Docking-v0", f"{__name__}:Docking")

@@ -282,7 +282,7 @@ class _Source:
         self._call("channel_add", y, out, self._size // out, self._constant(bias))
 
     def _part(self, place: np.ndarray, shape: np.ndarray) -> None:
-        y = self._new(shape[1:])
+        y = self._new(shape[1:].tolist())
         self._body.append(f"for (int i = 0; i < {self._size}; i++) {y}[i] = obs[{int(place[0])} + i];")
 
     def _keep(self) -> None:

@@ -241,7 +241,8 @@ def _actions(node: Any, spec: EnvSpec) -> np.ndarray:
     values = values.reshape(len(values), size)
     if isinstance(spec.action, Box):
         low, high = np.array(spec.action.low), np.array(spec.action.high)
-        return np.clip((values - low) / np.maximum(high - low, 1e-12) * 2.0 - 1.0, -1.0, 1.0).astype(np.float32)
+        scaled: np.ndarray = (values - low) / np.maximum(high - low, 1e-12) * 2.0 - 1.0
+        return scaled.clip(-1.0, 1.0).astype(np.float32)
     assert isinstance(spec.action, Choices)
     index = values.astype(np.int64) - spec.action.start
     if (index < 0).any() or (index >= spec.action.nvec).any():

@@ -265,8 +265,8 @@ class ReplayFeed(RestoredFeed):
     def _count_returns(self) -> None:
         """Tells the trainer of the returns of all samplers of this session, those of other hosts included."""
         slots = self._context.status.slots
-        sampled = [slots(row)[_RETURNS] for row in self._job.sampler_rows]
-        self.trainer.count_returns(np.sum([self._job.returns, *sampled], 0))
+        sampled = [np.asarray(slots(row)[_RETURNS]) for row in self._job.sampler_rows]
+        self.trainer.count_returns(sum(sampled, start=np.asarray(self._job.returns)))
 
     def check(self) -> None:
         """Also takes in the samplers' returns, and reports the trainer's notes and targets that are too slow."""

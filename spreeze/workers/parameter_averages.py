@@ -66,7 +66,7 @@ class PolicyAverage:
     def _parts(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The average and the newest of each vector of parameters."""
         newest = self._algorithm.policy_parameters
-        return list(zip(self.weights.split([len(part) for part in newest]), newest, strict=True))
+        return list(zip(torch.split(self.weights, [len(part) for part in newest]), newest, strict=True))
 
     def restore(self, weights: np.ndarray | None, updates: int) -> None:
         """Continues a stored average; starts again at the present weights where there is none that fits."""
