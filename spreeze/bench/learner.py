@@ -146,9 +146,7 @@ KINDS = {
     "eager": LaunchKind({"updates_per_launch": 0}),
     "fused": LaunchKind({"updates_per_launch": 0, "compile": True}),
     "fused graph": LaunchKind({"updates_per_launch": 1, "compile": True}, _NO_GRAPHS),
-    "replay on the host": LaunchKind(
-        {"updates_per_launch": 0, "gpu_replay": False}, "a processor has no copy of replay"
-    ),
+    "replay on the host": LaunchKind({"updates_per_launch": 0, "gpu_replay": False}, "a CPU has no copy of replay"),
 }
 
 

@@ -201,9 +201,7 @@ class OnPolicyConfig(Section):
     network: str = setting(
         "", "network of the --import module, not hidden_sizes, activation and layer norm; empty: none", fixed=True
     )
-    activation: str = setting(
-        "tanh", "activation of both networks; convolutions: relu", choices=ACTIVATIONS, fixed=True
-    )
+    activation: str = setting("tanh", "activation of networks; convolutions: relu", choices=ACTIVATIONS, fixed=True)
     layer_norm: bool = setting(False, "layer norm in both networks (arXiv 1607.06450); not with images", fixed=True)
     cnn: str = setting("nature", "shared trunk for images; hidden_sizes follow", choices=tuple(CNNS), fixed=True)
     recurrent: str = setting(

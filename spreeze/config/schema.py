@@ -108,10 +108,7 @@ class EnvConfig(Section):
         default_text="Walker2DBulletEnv-v0; Walker2d-v5 without Bullet; Pendulum-v1 without MuJoCo",
     )
     import_module: str | None = setting(
-        None,
-        "module to import first, with your environments, algorithms, modes",
-        flag="--import",
-        command_line_only=True,
+        None, "module to import first, with your environments, algorithms", flag="--import", command_line_only=True
     )
     plain: bool = setting(False, "use the pybullet package's own tasks, not Spreeze's faster ones", flag="--plain-env")
     args: tuple[str, ...] = setting(
@@ -412,13 +409,7 @@ class TuningConfig(Section):
         tuner=True,
     )
     cpu_target: float = setting(
-        0.75,
-        "objective paper: share of cores to use",
-        low=0.05,
-        high=1.0,
-        flag="--cpu-target",
-        read=_replay,
-        tuner=True,
+        0.75, "objective paper: share of cores used", low=0.05, high=1.0, flag="--cpu-target", read=_replay, tuner=True
     )
     gpu_target: float = setting(
         0.85,

@@ -285,11 +285,8 @@ class RunPlan:
         asked |= {"--seed": str(run.seed), "--learners": "1", "--profile": NO_PROFILE}
         asked |= {"--samplers": None if samplers is None else str(samplers)}
         flags = [word for flag, value in asked.items() if value for word in (flag, value)]
-        flags += [
-            "--no-visualizer",
-            *(["--plain-env"] if env.plain else []),
-            *(f"--env-arg={text}" for text in env.args),
-        ]
+        flags += ["--no-visualizer", *(f"--env-arg={text}" for text in env.args)]
+        flags += ["--plain-env"] if env.plain else []
         for key, source in sorted(self.settings.sources.items()):
             part, name = key.split(".")
             left = part in _OF_THIS_HOST or key in _OF_THIS_MACHINE or key in _WITH_FLAGS
