@@ -21,6 +21,30 @@ from spreeze.machine.output import emit, print_error, say
 CHECKPOINTS = ("best", "latest")
 
 
+_GROUPS = {
+    "task": ("env", "--env-arg", "--profile"),
+    "learning": ("run.algo", "run.mode", "run.seed", "run.learners", "replay", "rollout.sync_interval", "gala",
+                 "rollout.correction", "rollout.synchrony", "learner.batch_size", "--samples-per-insert", "--set"),
+    "machine": ("sampling", "rollout", "learner", "cluster", "tuning", "--auto", "--fresh"),
+    "stop and resume": ("stop", "--resume"),
+    "output": ("run", "evaluation", "visualizer", "logging", "--callback", "--json"),
+}  # fmt: skip
+"""Groups of flags in the help text: settings, sections or flags; a setting that is not named stands with its section."""
+_NEEDED_FIRST = (
+    "--env", "--profile", "--algo", "--seed", "--set", "--auto",
+    "--seconds", "--env-steps", "--target-return", "--resume",
+)  # fmt: skip
+"""Flags that ``--help`` of a command of ``train`` shows; ``--help-all`` shows every one."""
+
+
+class _HelpAll(argparse.Action):
+    """Prints every flag."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        say(parser.format_help().rstrip())
+        sys.exit(0)
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a usage error like every other error: one line, exit code 2, a JSON document with ``--json``."""
 
@@ -38,6 +62,27 @@ class Parser(argparse.ArgumentParser):
             except UsageError as error:
                 self.error(str(error))
         return super().parse_args(given, namespace)
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the flags that are needed first, where ``--help-all`` has the others."""
+        if not self.trains:
+            super().print_help(file)
+            return
+        texts = {action: action.help for action in self._actions}
+        for action in texts:
+            if action.option_strings and not {*action.option_strings} & {*_NEEDED_FIRST, "--help", "--help-all"}:
+                action.help = argparse.SUPPRESS
+        super().print_help(file)
+        for action, text in texts.items():
+            action.help = text
+
+    def group_of(self, name: str) -> argparse._ArgumentGroup:
+        """The group of the help text that a flag, or the flag of a setting, stands in."""
+        title = next(
+            title for wanted in (name, name.partition(".")[0]) for title, names in _GROUPS.items() if wanted in names
+        )
+        known = {group.title: group for group in self._action_groups}
+        return known.get(title) or self.add_argument_group(title)
 
     def error(self, message: str) -> NoReturn:
         line = " ".join(f"{message} (see {self.prog} --help)".split())
@@ -67,6 +112,8 @@ class Parser(argparse.ArgumentParser):
             more.setdefault("type", type(default))
         if shown is None:
             shown = "off" if default is False else "none" if default is None or default == [] else str(default)
+        if self.trains and group is None and names[0] in sum(_GROUPS.values(), ()):
+            group = self.group_of(names[0])
         return (group or self).add_argument(*names, default=default, help=f"{text} (default: {shown})", **more)
 
     def add_common_flags(self, *, inherited: bool = False) -> None:
@@ -165,6 +212,9 @@ def build_parser() -> Parser:
         epilog="Ctrl-C stops the run with a checkpoint and a final evaluation; press it twice to stop at once.",
     )
     parser.trains = True
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag, not only those needed first")
+    for title in _GROUPS:
+        parser.add_argument_group(title)
     added = set()
     for key, flag in FLAG_OF.items():
         if flag not in added:
@@ -216,7 +266,8 @@ def _add(parser: Parser, flag: str, key: str) -> None:
     doc, unit, choices = (item.metadata[name] for name in ("doc", "unit", "choices"))
     if kind is bool:
         text = f"do not {doc} (default: on)" if item.default else f"{doc} (default: off)"
-        parser.add_argument(flag, dest=flag, default=None, action="store_const", const=not item.default, help=text)
+        group = parser.group_of(key)
+        group.add_argument(flag, dest=flag, default=None, action="store_const", const=not item.default, help=text)
         return
     doc, _, told = doc.partition("; default: ")
     default = (
@@ -229,7 +280,8 @@ def _add(parser: Parser, flag: str, key: str) -> None:
     if kind is tuple:
         more = {"type": _names, "metavar": "NAME,NAME"}
     more.setdefault("metavar", None if choices else item.name.upper())
-    parser.flag(flag, text=text, shown=str(default).replace("%", "%%"), dest=flag, **more)
+    group = parser.group_of(key)
+    parser.flag(flag, text=text, shown=str(default).replace("%", "%%"), dest=flag, group=group, **more)
 
 
 def _names(text: str) -> tuple[str, ...]:

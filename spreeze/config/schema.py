@@ -101,8 +101,7 @@ class EnvConfig(Section):
     id: str = setting(
         "Walker2DBulletEnv-v0",
         "Gymnasium id; MODULE:CLASS of the --import module; mpe2:NAME or lbf:ID for several agents. "
-        "Observations: Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple. Actions: Box, Discrete, "
-        "MultiDiscrete or MultiBinary",
+        "Observations and actions: Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of them",
         flag="--env",
         fixed=True,
         default_text="Walker2DBulletEnv-v0; Walker2d-v5 without Bullet; Pendulum-v1 without MuJoCo",

@@ -16,6 +16,26 @@ ISSUE_FLAGS = [
 ]  # fmt: skip
 
 
+def shown_by(capsys, flag):
+    with pytest.raises(SystemExit) as ended:
+        build_parser().parse_args([flag])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_shows_the_flags_needed_first_in_groups_and_help_all_every_one(capsys):
+    first, every = shown_by(capsys, "--help"), shown_by(capsys, "--help-all")
+    flags = {flag for action in build_parser()._actions for flag in action.option_strings if flag.startswith("--")}
+    assert {flag for flag in flags if f"\n  {flag}" in first} >= {"--env", "--algo", "--auto", "--seconds", "--resume"}
+    assert len([flag for flag in flags if f"\n  {flag} " in first or f"\n  {flag}\n" in first]) <= 11
+    assert all(flag in every for flag in flags)
+    for title in ("task", "learning", "machine", "stop and resume", "output"):
+        assert f"\n{title}:\n" in every
+    of_groups = {id(action) for group in build_parser()._action_groups if group.title == "options" for action in
+                 group._group_actions}  # fmt: skip
+    assert len(of_groups) == 2, "every flag but the two of help stands in a group"
+
+
 def _values(*argv):
     return user_values(build_parser().parse_args(argv))
 
@@ -29,7 +49,7 @@ def test_all_promised_flags_exist_and_help_says_default_and_unit():
     for flag in ISSUE_FLAGS:
         assert flag in help_text
     for action in build_parser()._actions:
-        if action.dest != "help":
+        if action.dest not in ("help", "help_all"):
             assert "(default: " in action.help, action.option_strings
     for key, flag in FLAG_OF.items():
         part, name = key.split(".")
