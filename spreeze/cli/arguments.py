@@ -29,7 +29,7 @@ _GROUPS = {
     "stop and resume": ("stop", "--resume"),
     "output": ("run", "evaluation", "visualizer", "logging", "--callback", "--json"),
 }  # fmt: skip
-"""Groups of flags in the help text: settings, sections or flags; a setting that is not named stands with its section."""
+"""Groups of flags in the help text: settings, sections or flags; others stand with their section."""
 _NEEDED_FIRST = (
     "--env", "--profile", "--algo", "--seed", "--set", "--auto",
     "--seconds", "--env-steps", "--target-return", "--resume",
