@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -73,6 +74,8 @@ class Relabelling:
         ended = np.zeros(len(start), bool)
         for age in range(layout.n_step):
             live = np.flatnonzero(~ended & (start + age < steps))
+            if not len(live):
+                break
             at = start[live] + age
             achieved, infos = next_obs[at, self._achieved], [episode.info[place] for place in at.tolist()]
             total[live] += self._gamma**age * rewards.rewards(achieved, goal[live], infos)
@@ -124,7 +127,7 @@ class GoalRowWriter(VectorRowWriter):
                 episode.action.append(batch.actions[index].copy())
                 episode.next_obs.append(next_obs[index].copy())
                 episode.terminated.append(bool(batch.terminated[index]))
-                episode.info.append(self._info(index))
+                episode.info.append(copy(self._info(index)))  # it may be one object at each step
         self._waiting += [self._relabelled(index, self._episodes[index]) for index in batch.ended]
         left = self._most
         while self._waiting and left:
