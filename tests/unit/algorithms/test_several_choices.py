@@ -208,8 +208,10 @@ def wanted(space):
     return obs, index + start
 
 
-@pytest.mark.parametrize(("kind", "mode", "masked"), [("discrete", "hts", False), ("binary", "serial", False),
-                                                      ("discrete", "serial", True)])  # fmt: skip
+@pytest.mark.parametrize(("kind", "mode", "masked"), [
+    ("discrete", "hts", False), ("discrete", "serial", True),
+    pytest.param("binary", "serial", False, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_run_learns_every_choice(kind, mode, masked, tmp_path):
     run, code, document = train(
         tmp_path,

@@ -109,8 +109,11 @@ def climbed_policy(task, trials, seed=0):
     return lambda step, obs: np.tanh(best @ obs)
 
 
-@pytest.mark.parametrize("task", bullet.TASKS)
-@pytest.mark.parametrize("actions", [random_actions, smooth_actions])
+@pytest.mark.parametrize(("actions", "task"), [
+    *((smooth_actions, task) for task in bullet.TASKS),
+    (random_actions, "Humanoid"),
+    *(pytest.param(random_actions, task, marks=pytest.mark.slow) for task in bullet.TASKS if task != "Humanoid"),
+])  # fmt: skip
 def test_every_observation_reward_and_end_has_the_bits_of_the_package(task, actions):
     steps = 500 if task in LOCOMOTION else 1050
     ends = compare(task, steps, actions(task))
@@ -127,7 +130,7 @@ def test_forty_thousand_steps_have_the_bits_of_the_package(task):
     compare(task, 10_000, climbed_policy(task, 150))
 
 
-@pytest.mark.parametrize("task", ["Walker2D", "Humanoid", "Reacher"])
+@pytest.mark.parametrize("task", ["Walker2D", pytest.param("Reacher", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "convert", [lambda a: a.astype(np.float64), lambda a: a.tolist(), lambda a: np.sign(a).astype(int)]
 )

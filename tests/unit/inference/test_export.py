@@ -71,6 +71,8 @@ TASKS = {
     "seen": SEEN,
 }
 CASES = [(row.name, kind) for row in rows().values() for kind, spec in TASKS.items() if row.fits(spec)]
+REPEATED = {(name, kind) for name, kind in CASES if name in ("a2c", "impact", "appo", "impala") and kind != "vector"}
+"""Cases whose policies are those of PPO."""
 
 
 def made(name, spec, **settings):
@@ -133,7 +135,8 @@ RAINBOW = {"critics": "categorical", "noisy": True, "duelling": True}
 
 
 @pytest.mark.parametrize(("name", "kind", "settings"), [
-    *((*case, {}) for case in CASES), *(("dqn", kind, RAINBOW) for kind in ("discrete", "masked", "images")),
+    *(pytest.param(*case, {}, marks=pytest.mark.slow if case in REPEATED else ()) for case in CASES),
+    *(("dqn", kind, RAINBOW) for kind in ("discrete", "masked", "images")),
     ("dqn", "discrete", RAINBOW | {"critics": "quantile"}),
 ])  # fmt: skip
 def test_every_algorithm_acts_the_same_in_every_format(name, kind, settings, tmp_path):
