@@ -388,6 +388,29 @@ class TransitionBatch(NamedTuple):
     discount: Any  # [B] or float: gamma^k for a transition over k env steps
     next_obs: Any  # [B, O]: at the end of an episode its true last observation
     weight: Any = None  # [B]: factor of each row's loss; None: 1
+    target_obs: Any = None  # [B, O]: ``next_obs`` as the target networks read it; None: the same
+
+    @property
+    def of_targets(self) -> Any:
+        """The observations [B, O] at which target networks are evaluated."""
+        return self.next_obs if self.target_obs is None else self.target_obs
+
+
+class SequenceBatch(NamedTuple):
+    """B sequences of M slots, arrays or tensors, all float32: the first b are the burn-in, T are learned from.
+
+    A slot is one env step, or, where an episode was cut off, its last observation. Episodes follow one another.
+    """
+
+    obs: Any  # [B, M + 1, O]; the last one follows the last slot
+    action: Any  # [B, M, A], as of ``TransitionBatch``; zeros in slots without a step
+    reward: Any  # [B, M]
+    terminated: Any  # [B, M]: 1.0 where the MDP ended
+    valid: Any  # [B, M]: 1.0 where the slot is an env step
+    begins: Any  # [B, M]: 1.0 where an episode begins
+    state: Any  # [B, S]: the policy's state before the first slot
+    discount: float  # gamma
+    weight: Any = None  # [B]: factor of each sequence's loss; None: 1
 
 
 class RolloutBatch(NamedTuple):
@@ -407,6 +430,23 @@ class RolloutBatch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class SequenceShape:
+    """Sizes of a sequence in replay."""
+
+    length: int
+    """T: slots that are learned from; each slot of a sampler's stream is in one sequence as such."""
+    burn_in: int
+    """b: slots before them, of which the sequence before holds a copy."""
+    state_dim: int
+    """S: values of the policy's state."""
+
+    @property
+    def slots(self) -> int:
+        """M: b + T."""
+        return self.burn_in + self.length
+
+
+@dataclass(frozen=True)
 class RowLayout:
     """Layout of a transition in a float32 replay row.
 
@@ -418,6 +458,9 @@ class RowLayout:
     ``next_obs``. Older frames are those of earlier rows: ``back`` is the distance to the row of the environment's
     previous step, ``age`` the number of such rows in the episode. The first row of an episode holds the frame of the
     reset and no transition (num_steps 0). So each frame is stored once, whatever the stack.
+
+    Sequences: a row holds one, ``obs | action | reward | terminated | valid | begins | state [| checksum]``, as
+    ``SequenceBatch`` has them. Of the other columns there are none.
     """
 
     obs_dim: int
@@ -430,6 +473,8 @@ class RowLayout:
     """k: frames in one observation; 0 for vector observations."""
     frame_numbers: int = 0
     """V: float32 numbers at the end of a frame."""
+    sequence: SequenceShape | None = field(default=None, repr=False)  # else replay saved before would not be read
+    """Sizes of the sequences; None: rows are transitions."""
 
     @classmethod
     def of(cls, spec: EnvSpec, n_step: int = 1, *, checksum: bool = False) -> RowLayout:
@@ -441,13 +486,26 @@ class RowLayout:
     @property
     def width(self) -> int:
         """W: float32 values in a row."""
+        if self.sequence is not None:
+            slots = self.sequence.slots
+            return slots * (self.obs_dim + self.action_dim + 4) + self.obs_dim + self.sequence.state_dim + self.checksum
         links = 2 * (self.frame_bytes > 0)
         return 2 * self.obs_dim + self.action_dim + 2 + (self.num_steps is not None) + links + self.checksum
+
+    @property
+    def steps(self) -> int:
+        """Env steps that are learned from a row."""
+        return 1 if self.sequence is None else self.sequence.length
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row and its frame, without padding."""
         return 4 * self.width + self.frame_bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that replay takes for each env step, without padding."""
+        return -(-self.row_bytes // self.steps)
 
     @property
     def obs(self) -> slice:
@@ -498,10 +556,25 @@ class RowLayout:
     @property
     def numbers(self) -> slice:
         """Columns of a row that a normaliser counts; with images bytes at the end of a frame."""
+        if self.sequence is not None:
+            return slice(0, self.width)
         return slice(self.frame_bytes - 4 * self.frame_numbers, self.frame_bytes) if self.frame_bytes else self.obs
 
-    def observations(self, rows: Any, frames: Any) -> tuple[Any, Any]:
-        """Views of ``obs`` and ``next_obs`` in rows [B, W], with images in ``frames`` [B, T, *frame] uint8."""
+    def counted(self, found: np.ndarray) -> np.ndarray:
+        """Observations [n, O] to be counted by a normaliser, in columns ``numbers`` of rows, each of a stream once."""
+        if self.sequence is None:
+            return found
+        batch, learned = self.split_sequences(found, 1.0), slice(self.sequence.burn_in, self.sequence.slots)
+        counted: np.ndarray = batch.obs[:, learned][batch.valid[:, learned] > 0.0]
+        return counted
+
+    def observations(self, rows: Any, frames: Any) -> tuple[Any, ...]:
+        """Views of ``obs`` and ``next_obs`` in rows [B, W], with images in ``frames`` [B, T, *frame] uint8.
+
+        Of sequences it is one view [B, M + 1, O].
+        """
+        if self.sequence is not None:
+            return (self.split_sequences(rows, 1.0).obs,)
         if frames is None:
             return rows[:, self.obs], rows[:, self.next_obs]
         return frames[:, : self.stack], frames[:, self.window - self.stack :]
@@ -517,6 +590,26 @@ class RowLayout:
             terminated=rows[:, self.terminated],
             discount=discount,
             next_obs=rows[:, self.next_obs],
+        )
+
+    @property
+    def sequence_rewards(self) -> slice:
+        """Columns of the rewards of a sequence."""
+        assert self.sequence is not None
+        begin = self.sequence.slots * (self.obs_dim + self.action_dim) + self.obs_dim
+        return slice(begin, begin + self.sequence.slots)
+
+    def split_sequences(self, rows: Any, gamma: float) -> SequenceBatch:
+        """Views of ``rows`` ([B, W], array or tensor) as sequences."""
+        assert self.sequence is not None
+        slots, count, at = self.sequence.slots, len(rows), self.sequence_rewards.start
+        obs_end = (slots + 1) * self.obs_dim
+        return SequenceBatch(
+            rows[:, :obs_end].reshape(count, slots + 1, self.obs_dim),
+            rows[:, obs_end:at].reshape(count, slots, self.action_dim),
+            *(rows[:, at + number * slots : at + (number + 1) * slots] for number in range(4)),
+            rows[:, at + 4 * slots : at + 4 * slots + self.sequence.state_dim],
+            gamma,
         )
 
     def split_frames(self, rows: Any, frames: Any, gamma: float) -> TransitionBatch:

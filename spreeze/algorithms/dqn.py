@@ -21,8 +21,9 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
 from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, policy_arrays
 from spreeze.algorithms.off_policy import ActionValues, ActorOutputs, DiscreteCritics, OffPolicyAlgorithm
+from spreeze.algorithms.recurrent_replay import RecurrentEncoder
 from spreeze.algorithms.value_heads import CategoricalReturns, QuantileReturns, ReturnHead
-from spreeze.config.algorithm_settings import ActionValueConfig, ReturnRange
+from spreeze.config.algorithm_settings import ActionValueConfig, RecurrentReplayConfig, ReturnRange
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
 from spreeze.errors import ConfigError
@@ -32,7 +33,7 @@ from spreeze.types import EnvSpec, FrameSpec, TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig(ReturnRange, ActionValueConfig):
+class DQNConfig(RecurrentReplayConfig, ReturnRange, ActionValueConfig):
     """Deep Q-learning (Mnih et al. 2015) with the extensions of Rainbow (arXiv 1710.02298) as options."""
 
     layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images", fixed=True)
@@ -103,8 +104,12 @@ class DQN(OffPolicyAlgorithm):
         self._atoms: Tensor | None = None
         options: dict[str, Any] = {"duelling": duelling, "max_norm": bound, "head": self._new_head(config, there)}
         options |= {"noise": config.noise_scale} if config.noisy else {}
+        encoder: RecurrentEncoder | None = None
+        if config.state_dim:
+            encoder = RecurrentEncoder(obs_dim, config, seed, there, lr=lr, max_norm=bound)
         if frames is None:
-            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, layers=layers, **options)
+            inputs = obs_dim if encoder is None else encoder.size
+            self.critics = DiscreteCritics(inputs, num_actions, hidden, 1, lr, init, there, layers=layers, **options)
         else:
             refuse_layers(layers, "dqn")
             self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, **options)
@@ -127,7 +132,7 @@ class DQN(OffPolicyAlgorithm):
             outputs = {"quantile": config.quantiles, "categorical": config.atoms}.get(config.critics, 1)
             meta["noisy"] = {"duelling": duelling, "outputs": outputs, "mean": config.critics == "quantile"}
         self._masked = masked
-        super().__init__(None, self.critics, noise, meta)
+        super().__init__(None, self.critics, noise, meta, encoder=encoder)
 
     def _new_head(self, config: DQNConfig, device: torch.device) -> ReturnHead | None:
         if config.critics == "quantile":
@@ -143,7 +148,7 @@ class DQN(OffPolicyAlgorithm):
         # Without double estimation, critic_step reuses these outputs. Choice, value and step have noise of their own.
         critics, target = self.critics, not self._config.double
         critics.draw(self.draw_noise, target=target)
-        self._next_out = critics.outputs(batch.next_obs, target=target)
+        self._next_out = critics.outputs(batch.of_targets if target else batch.next_obs, target=target)
         next_q = critics.values_of(self._next_out)[0]
         if self._masked:
             masks = critics.numbers(batch.next_obs) if isinstance(critics, ImageCritics) else batch.next_obs
@@ -155,7 +160,7 @@ class DQN(OffPolicyAlgorithm):
         critics, next_out = self.critics, self._next_out
         if self._config.double:
             critics.draw(self.draw_noise, target=True)
-            next_out = critics.outputs(batch.next_obs, target=True)
+            next_out = critics.outputs(batch.of_targets, target=True)
         assert next_out is not None
         value = critics.next_value(next_out, next_action)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
@@ -176,9 +181,10 @@ class DQN(OffPolicyAlgorithm):
         weight, bias = self.critics.policy_head()
         own = {"head_w": weight.t().contiguous(), "head_b": bias}
         own |= {} if self._atoms is None else {"atoms": self._atoms}
+        cell = {} if self.encoder is None else self.encoder.arrays()
         if isinstance(self.critics, ImageCritics):
             own |= self.critics.mean.trunk()
-        return policy_arrays(self.critics.mlp) | host_copies(own) | self.critics.noise_arrays()
+        return policy_arrays(self.critics.mlp) | host_copies(own) | self.critics.noise_arrays() | cell
 
 
 class ImageCritics(ActionValues[ConvParameters]):
@@ -244,6 +250,7 @@ ALGORITHMS = (
         preferred=True,
         images=True,
         over_vectors={"learner.batch_size": 64},
+        over_sequences={"learner.batch_size": 512},
         over_images={"dqn.hidden_sizes": (256, 256), "dqn.lr": 3e-4, "dqn.huber": 1.0},
     ),
 )

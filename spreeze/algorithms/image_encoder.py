@@ -87,6 +87,13 @@ class ImageEncoder:
                 tensor.add_(found)
         self.adam.step()
 
+    def update_target(self, tau: float) -> None:
+        """Does nothing: there is no target."""
+
+    def row_errors(self, errors: Tensor) -> Tensor:
+        """Those of the transitions [B] themselves."""
+        return errors
+
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of the trunks, as ``inference.convolution.Trunk`` reads them."""
         return host_copies(self.online.trunk())

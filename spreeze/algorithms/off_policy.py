@@ -43,7 +43,6 @@ from spreeze.algorithms.fused_mlp import (
     policy_snapshot,
     row_chunks,
 )
-from spreeze.algorithms.image_encoder import ImageEncoder
 from spreeze.algorithms.noisy_networks import NoisyNetworks, perceptron_of
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.value_heads import DuelingHead, ReturnHead
@@ -96,6 +95,33 @@ class DeviceSplit:
         return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")
 
 
+class Encoder(Protocol):
+    """Networks before actor and critics, which the critics' loss alone changes: of images, or with a memory."""
+
+    size: int  # F: features, the inputs of actor and critics
+    meta: dict[str, Any]
+    adam: FlatAdam
+
+    @property
+    def online(self) -> FlatNetworks: ...
+
+    def encode(self, batch: Any, noise: torch.Generator) -> TransitionBatch:
+        """The batch with features in place of what was observed; keeps what ``step`` needs."""
+        ...
+
+    def step(self, grad_obs: Tensor) -> None: ...
+
+    def update_target(self, tau: float) -> None: ...
+
+    def row_errors(self, errors: Tensor) -> Tensor:
+        """Errors of rows of replay by those of the transitions."""
+        ...
+
+    def arrays(self) -> dict[str, np.ndarray]: ...
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+
 class OffPolicyAlgorithm(Algorithm):
     """Networks, losses and update; subclasses set ``_config``, and without an actor override ``policy_arrays``."""
 
@@ -103,8 +129,8 @@ class OffPolicyAlgorithm(Algorithm):
     actor: TrainedNetworks[Parameters] | None
     _config: AlgorithmConfig
     _schedule, _lr_end = "constant", 0.1
-    encoder: ImageEncoder | None = None
-    """Turns images into features for actor and critics; None where these read observations."""
+    encoder: Encoder | None = None
+    """Turns images or sequences into features for actor and critics; None where these read observations."""
     imitation: losses.Imitation | None = None
     """Behaviour cloning in the actor's gradient; None: there is none."""
     period = 1
@@ -119,7 +145,7 @@ class OffPolicyAlgorithm(Algorithm):
         devices: DeviceSplit | None = None,
         *,
         overlap: bool = False,
-        encoder: ImageEncoder | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         super().__init__(noise, meta if encoder is None else meta | encoder.meta)
         self.actor, self.critics, self.encoder = actor, critics, encoder
@@ -165,10 +191,15 @@ class OffPolicyAlgorithm(Algorithm):
     def update_targets(self) -> None:
         """Updates the target networks at the end of a period, and counts the update."""
         if self._moves_actor():
-            self.critics.update_target(self._config.tau)
+            self._update_critics_target()
             if self.actor is not None:
                 self.actor.update_target(self._config.tau)
         self.updates += 1
+
+    def _update_critics_target(self) -> None:
+        self.critics.update_target(self._config.tau)
+        if self.encoder is not None:
+            self.encoder.update_target(self._config.tau)
 
     def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
         """Runs one update. Steps with a non-finite gradient are skipped and counted.
@@ -253,7 +284,8 @@ class OffPolicyAlgorithm(Algorithm):
 
     def row_errors(self) -> np.ndarray:
         """Size of the error of each row [B] in the latest update: its priority in replay (reads the device)."""
-        found: np.ndarray = self.critics.row_errors().cpu().numpy()
+        errors = self.critics.row_errors()
+        found: np.ndarray = (errors if self.encoder is None else self.encoder.row_errors(errors)).cpu().numpy()
         return found
 
     def updates_skipped(self) -> int:

@@ -153,7 +153,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._returns = DiscountedReturns(config.gamma) if scales else None
         special: dict[str, Any] = self.net.inputs.meta(config.cnn) if isinstance(self.net, ConvActorCritic) else {}
         if isinstance(self.net, RecurrentActorCritic):
-            special = {"recurrent": self.net.kind, "recurrent_size": self.net.size}
+            special = {"recurrent": self.net.cell.kind, "recurrent_size": self.net.cell.size}
         super().__init__(
             torch.Generator().manual_seed(seed + 1),
             {

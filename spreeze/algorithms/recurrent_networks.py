@@ -39,6 +39,8 @@ from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.inference.recurrence import CELLS
 
 _GATES = {"lstm": 4, "gru": 3}
+Gradients = Callable[[Tensor], Sequence[Tensor]]
+"""From the gradient [R, H] by a cell's outputs to those by its weights."""
 _FORGET = 1
 """Number of the LSTM's forget gate, whose bias begins at 1 (Jozefowicz et al. 2015)."""
 
@@ -91,7 +93,7 @@ class Unrolled(NamedTuple):
     sequences: Sequences
 
 
-class _Packing:
+class Packing:
     """The order in which the rows of B sequences go through a cell: all first steps, then all second ones, and so on.
 
     ``after`` are rows that one more row each follows, an observation at which an episode was cut off.
@@ -122,6 +124,86 @@ class _Packing:
         """The last part of each sequence [B]."""
 
 
+class RecurrentCell:
+    """Torch's LSTM or GRU as views of a flat vector; sequences go through it as one packed batch."""
+
+    def __init__(self, inputs: int, kind: str, size: int, flat: Tensor) -> None:
+        """``kind`` is one of ``CELLS``, with ``size`` units; ``flat`` has ``count`` numbers."""
+        gates = _GATES[kind] * size
+        shapes = ((gates, inputs), (gates, size), (gates,), (gates,))
+        self.flat, self.kind, self.size = flat, kind, size
+        parts = torch.split(self.flat, [math.prod(shape) for shape in shapes])
+        self.weights = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        """Those by input and by state, and the biases of both."""
+
+    @staticmethod
+    def count(inputs: int, kind: str, size: int) -> int:
+        """Number of parameters."""
+        return _GATES[kind] * size * (inputs + size + 2)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draws orthogonal weights for each gate."""
+        by_input, by_state, bias, _ = self.weights
+        for weight in (by_input, by_state):
+            for gate in weight.chunk(_GATES[self.kind]):
+                orthogonal_(gate, 1.0, generator)
+        if self.kind == "lstm":
+            bias[_FORGET * self.size : (_FORGET + 1) * self.size].fill_(1.0)
+
+    def _packed(self, x: Tensor, packing: Packing, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows x [R, O] in their packed order, and the states with which the parts of sequences begin."""
+        device = x.device
+        goes_on = packing.goes_on.to(device, x.dtype).unsqueeze(1)
+        begun = state.index_select(0, packing.sequence.to(device)) * goes_on
+        return x.index_select(0, packing.order.to(device)), begun
+
+    def _outputs(self, x: Tensor, begun: Tensor, sizes: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Outputs [R, H] of packed rows, and the state after each part."""
+        states = [part.unsqueeze(0).contiguous() for part in begun.chunk(CELLS[self.kind], 1)]
+        function: Any = torch.lstm if self.kind == "lstm" else torch.gru
+        given = states if self.kind == "lstm" else states[0]
+        out, *after = function(x, sizes, given, weights, True, 1, 0.0, True, False)
+        return out, torch.cat([part[0] for part in after], 1)
+
+    def run(self, x: Tensor, packing: Packing, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [R, H] of rows x [R, O], and the state [B, S] after each sequence; keeps nothing for a gradient."""
+        packed, begun = self._packed(x, packing, state)
+        out, after = self._outputs(packed, begun, packing.batch_sizes, self.weights)
+        device = x.device
+        return out.index_select(0, packing.inverse.to(device)), after.index_select(0, packing.last.to(device))
+
+    def record(self, x: Tensor, packing: Packing, state: Tensor) -> tuple[Tensor, Gradients]:
+        """Outputs [R, H] as of ``run``, and what gives the weights' gradients from those by the outputs."""
+        with torch.no_grad():
+            x, begun = self._packed(x, packing, state)
+        if self.kind == "lstm":
+            out, back = self._lstm(x, begun, packing.batch_sizes)
+        else:
+            with torch.no_grad():
+                out, _ = self._outputs(x, begun, packing.batch_sizes, self.weights)
+            back = partial(gru_gradients, x, begun, out, packing.batch_sizes.tolist(), self.weights)
+        order, inverse = packing.order.to(out.device), packing.inverse.to(out.device)
+        return out.detach().index_select(0, inverse), lambda grad: back(grad.index_select(0, order))
+
+    def _lstm(self, x: Tensor, begun: Tensor, sizes: Tensor) -> tuple[Tensor, Gradients]:
+        """Outputs of packed rows, and by autograd what gives the weights' gradients from theirs."""
+        with torch.inference_mode(False), torch.enable_grad():
+            leaves = [weight.detach().clone().requires_grad_() for weight in self.weights]
+            out, _ = self._outputs(x.clone(), begun.clone(), sizes, leaves)
+
+        def back(grad: Tensor) -> Sequence[Tensor]:
+            with torch.inference_mode(False), torch.enable_grad():
+                return torch.autograd.grad(out, leaves, grad.clone())
+
+        return out, back
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters, as ``inference.recurrence`` reads them."""
+        by_input, by_state, input_bias, state_bias = self.weights
+        cell = {"cell_x": by_input.t(), "cell_h": by_state.t(), "cell_x_bias": input_bias, "cell_h_bias": state_bias}
+        return host_copies({name: part.contiguous() for name, part in cell.items()})
+
+
 class RecurrentActorCritic:
     """A cell, and policy and value as two perceptrons over its output; members as of ``on_policy.MlpActorCritic``."""
 
@@ -143,62 +225,28 @@ class RecurrentActorCritic:
         """``kind`` is one of ``CELLS``, with ``size`` units."""
         sizes = (size, *hidden_sizes, outputs)
         heads = parameter_count(sizes, 2, layers)
-        gates = _GATES[kind] * size
-        self._shapes = ((gates, obs_dim), (gates, size), (gates,), (gates,))
-        count = heads + sum(map(math.prod, self._shapes))
-        self.kind, self.size, self.hidden_sizes, self.layers = kind, size, hidden_sizes, layers
+        count = heads + RecurrentCell.count(obs_dim, kind, size)
+        self.hidden_sizes, self.layers = hidden_sizes, layers
         self.flat = torch.zeros(count + num_log_std, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
-        self._cell, self._grad_cell = self.flat[heads:count], self.gradient[heads:count]
+        self.cell, self._grad_cell = (
+            RecurrentCell(obs_dim, kind, size, whole[heads:count]) for whole in (self.flat, self.gradient)
+        )
         self._heads = parameters_over(self.flat[:heads], sizes, 2, layers)
         self._grad_heads = parameters_over(self.gradient[:heads], sizes, 2, layers)
         self._policy, self._value = self._heads.one(0), self._heads.one(1)
         self._mlp = MlpBuffers.allocate(self._heads, 1)
         self._features: Tensor | None = None
         """Outputs [M, H] of the cell in the latest forward pass."""
-        self._gradients_of: Callable[[Tensor], Sequence[Tensor]] | None = None
+        self._gradients_of: Gradients | None = None
         """From the gradient [M, H] by these to those by the cell's weights."""
-        by_input, by_state, bias, _ = self._weights(self._cell)
-        for weight in (by_input, by_state):
-            for gate in weight.chunk(_GATES[kind]):
-                orthogonal_(gate, 1.0, generator)
-        if kind == "lstm":
-            bias[_FORGET * size : (_FORGET + 1) * size].fill_(1.0)
+        self.cell.initialise(generator)
         for weight in self._heads.weights:
             for network in weight:
                 orthogonal_(network.t(), HIDDEN_GAIN, generator)
         orthogonal_(self._heads.head_weight[0], POLICY_GAIN, generator)
         orthogonal_(self._heads.head_weight[1, :1], VALUE_GAIN, generator)
-
-    def _weights(self, flat: Tensor) -> list[Tensor]:
-        """Torch's parameters of the cell as views of ``flat``: input, state, and the biases of both."""
-        parts = torch.split(flat, [math.prod(shape) for shape in self._shapes])
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
-
-    def _packed(self, x: Tensor, packing: _Packing, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows x [R, O] in their packed order, and the states with which the parts of sequences begin."""
-        device = x.device
-        goes_on = packing.goes_on.to(device, x.dtype).unsqueeze(1)
-        begun = state.index_select(0, packing.sequence.to(device)) * goes_on
-        return x.index_select(0, packing.order.to(device)), begun
-
-    def _cell_outputs(
-        self, x: Tensor, begun: Tensor, sizes: Tensor, weights: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Outputs [R, H] of packed rows, and the state after each part."""
-        states = [part.unsqueeze(0).contiguous() for part in begun.chunk(CELLS[self.kind], 1)]
-        function: Any = torch.lstm if self.kind == "lstm" else torch.gru
-        given = states if self.kind == "lstm" else states[0]
-        out, *after = function(x, sizes, given, weights, True, 1, 0.0, True, False)
-        return out, torch.cat([part[0] for part in after], 1)
-
-    def _run(self, x: Tensor, packing: _Packing, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [R, H] of rows x [R, O], and the state [B, S] after each sequence; keeps nothing for a gradient."""
-        packed, begun = self._packed(x, packing, state)
-        out, after = self._cell_outputs(packed, begun, packing.batch_sizes, self._weights(self._cell))
-        device = x.device
-        return out.index_select(0, packing.inverse.to(device)), after.index_select(0, packing.last.to(device))
 
     def _state_of(self, sequences: Sequences) -> Tensor:
         """The states [B, S] before the first steps, after the burn-in if there is one."""
@@ -206,8 +254,8 @@ class RecurrentActorCritic:
         if lead is None or begins is None or led is None or not led.any():
             return sequences.state
         index = torch.from_numpy(np.flatnonzero(led)).to(lead.device)
-        x, packing = lead.index_select(0, index), _Packing(begins[led])
-        _, following = self._run(x.flatten(0, 1), packing, sequences.state.index_select(0, index))
+        x, packing = lead.index_select(0, index), Packing(begins[led])
+        _, following = self.cell.run(x.flatten(0, 1), packing, sequences.state.index_select(0, index))
         return sequences.state.index_copy(0, index, following)
 
     def forward(self, obs: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
@@ -215,33 +263,10 @@ class RecurrentActorCritic:
         rows = obs.shape[0]
         if self._mlp.out.shape[2] != rows:
             self._mlp = MlpBuffers.allocate(self._heads, rows)
-        packing = _Packing(sequences.begins)
-        with torch.no_grad():
-            x, begun = self._packed(obs, packing, self._state_of(sequences))
-        if self.kind == "lstm":
-            out, back = self._lstm(x, begun, packing.batch_sizes)
-        else:
-            weights = self._weights(self._cell)
-            with torch.no_grad():
-                out, _ = self._cell_outputs(x, begun, packing.batch_sizes, weights)
-            back = partial(gru_gradients, x, begun, out, packing.batch_sizes.tolist(), weights)
-        order, inverse = packing.order.to(out.device), packing.inverse.to(out.device)
-        self._features = out.detach().index_select(0, inverse)
-        self._gradients_of = lambda grad: back(grad.index_select(0, order))
+        state = self._state_of(sequences)
+        self._features, self._gradients_of = self.cell.record(obs, Packing(sequences.begins), state)
         found = mlp_forward(self._heads, self._features.expand(2, -1, -1), self._mlp)
         return found[0], found[1, 0]
-
-    def _lstm(self, x: Tensor, begun: Tensor, sizes: Tensor) -> tuple[Tensor, Callable[[Tensor], Sequence[Tensor]]]:
-        """Outputs of packed rows, and by autograd what gives the weights' gradients from theirs."""
-        with torch.inference_mode(False), torch.enable_grad():
-            leaves = [weight.detach().clone().requires_grad_() for weight in self._weights(self._cell)]
-            out, _ = self._cell_outputs(x.clone(), begun.clone(), sizes, leaves)
-
-        def back(grad: Tensor) -> Sequence[Tensor]:
-            with torch.inference_mode(False), torch.enable_grad():
-                return torch.autograd.grad(out, leaves, grad.clone())
-
-        return out, back
 
     def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
         features, gradients_of = self._features, self._gradients_of
@@ -253,7 +278,7 @@ class RecurrentActorCritic:
         first = mlp_backward(self._heads, self._mlp, x_t, self._grad_heads)
         found = gradients_of(torch.bmm(first, self._heads.weights_t[0]).sum(0))
         self._features = self._gradients_of = None
-        for gradient, own in zip(self._weights(self._grad_cell), found, strict=True):
+        for gradient, own in zip(self._grad_cell.weights, found, strict=True):
             gradient.copy_(own)
 
     def unroll(
@@ -290,8 +315,8 @@ class RecurrentActorCritic:
             x = by_env[:, begin:end].reshape(envs * (end - begin), -1)
             rows, extra = len(x), next_obs[taken : taken + len(at)]
             taken += len(at)
-            packing = _Packing(begins[:, begin:end], env * (end - begin) + at)
-            features, states[end] = self._run(torch.cat((x, extra)), packing, states[begin])
+            packing = Packing(begins[:, begin:end], env * (end - begin) + at)
+            features, states[end] = self.cell.run(torch.cat((x, extra)), packing, states[begin])
             buffers = MlpBuffers.allocate(self._value, len(features))
             value = mlp_forward(self._value, features.unsqueeze(0), buffers)[0, 0]
             values.append(value[:rows].view(envs, end - begin))
@@ -326,10 +351,8 @@ class RecurrentActorCritic:
         )
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
-        """The cell, as ``inference.recurrence`` reads it, and the policy's perceptron."""
-        by_input, by_state, input_bias, state_bias = self._weights(self._cell)
-        cell = {"cell_x": by_input.t(), "cell_h": by_state.t(), "cell_x_bias": input_bias, "cell_h_bias": state_bias}
-        return host_copies({name: part.contiguous() for name, part in cell.items()}) | policy_arrays(self._policy)
+        """The cell, and the policy's perceptron."""
+        return self.cell.arrays() | policy_arrays(self._policy)
 
 
 def gru_gradients(

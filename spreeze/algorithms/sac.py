@@ -36,11 +36,13 @@ from spreeze.algorithms.off_policy import (
     Critics,
     DeviceSplit,
     DiscreteCritics,
+    Encoder,
     OffPolicyAlgorithm,
     TrainedNetworks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.algorithm_settings import DistributionalConfig
+from spreeze.algorithms.recurrent_replay import RecurrentEncoder
+from spreeze.config.algorithm_settings import DistributionalConfig, RecurrentReplayConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
@@ -49,7 +51,7 @@ from spreeze.types import FrameSpec, TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(DistributionalConfig):
+class SACConfig(RecurrentReplayConfig, DistributionalConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); discrete: arXiv 1910.07207; hybrid: 1912.11077."""
 
     alpha_lr: float = setting(1e-3, "learning rate of the entropy coefficient (Adam)", low=0.0, high=1.0)
@@ -78,6 +80,15 @@ class SACConfig(DistributionalConfig):
         low=0.0,
         high=1.0,
     )
+
+
+def _encoder(
+    obs_dim: int, config: SACConfig, seed: int, device: torch.device, frames: FrameSpec | None
+) -> Encoder | None:
+    """Networks before actor and critics, if there are any."""
+    if frames is not None:
+        return ImageEncoder(frames, config, seed, device)
+    return RecurrentEncoder(obs_dim, config, seed, device, lr=config.critic_lr) if config.state_dim else None
 
 
 class _Buffers:
@@ -147,7 +158,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
         place: DeviceSplit,
         *,
         overlap: bool = False,
-        encoder: ImageEncoder | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
         super().__init__(actor, critics, noise, meta, place, overlap=overlap, encoder=encoder)
@@ -170,7 +181,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
         return self._config.tau  # at each update, whenever the actor moves
 
     def update_targets(self) -> None:
-        self.critics.update_target(self._config.tau)
+        self._update_critics_target()
         self.updates += 1
 
     def _actor_metrics(self) -> dict[str, float]:
@@ -218,7 +229,7 @@ class SAC(_SoftActorCritic):
         frames: FrameSpec | None = None,
     ) -> None:
         place, hidden = DeviceSplit.parse(device), config.actor_sizes
-        encoder = None if frames is None else ImageEncoder(frames, config, seed, place.critics)
+        encoder = _encoder(obs_dim, config, seed, place.critics, frames)
         inputs = obs_dim if encoder is None else encoder.size
         init = torch.Generator().manual_seed(seed)
         sizes = (inputs, *hidden, 2 * action_dim)
@@ -265,7 +276,7 @@ class SAC(_SoftActorCritic):
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount (min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 5 to 7)."""
         assert next_log_prob is not None
-        value = self.critics.next_value(batch.next_obs, next_action)
+        value = self.critics.next_value(batch.of_targets, next_action)
         value.addcmul_(next_log_prob, self._devices.to_critics(self.alpha), value=-1.0)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
         self.critics.step(batch.obs_action, target, batch.weight)
@@ -342,7 +353,7 @@ class DiscreteSAC(_SoftActorCritic):
         frames: FrameSpec | None = None,
     ) -> None:
         place, hidden = DeviceSplit.parse(device), config.actor_sizes
-        encoder = None if frames is None else ImageEncoder(frames, config, seed, place.critics)
+        encoder = _encoder(obs_dim, config, seed, place.critics, frames)
         inputs = obs_dim if encoder is None else encoder.size
         init = torch.Generator().manual_seed(seed)
         sizes = (inputs, *hidden, num_actions)
@@ -385,7 +396,7 @@ class DiscreteSAC(_SoftActorCritic):
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount E_pi(min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 10)."""
         assert next_log_prob is not None
-        soft = self.critics.values(batch.next_obs, target=True).amin(0)
+        soft = self.critics.values(batch.of_targets, target=True).amin(0)
         soft.addcmul_(next_log_prob, self._devices.to_critics(self.alpha), value=-1.0)
         value = soft.mul_(next_action).sum(0)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
@@ -453,7 +464,7 @@ class HybridSAC(SAC):
         frames: FrameSpec | None = None,
     ) -> None:
         place, hidden = DeviceSplit.parse(device), config.actor_sizes
-        encoder = None if frames is None else ImageEncoder(frames, config, seed, place.critics)
+        encoder = _encoder(obs_dim, config, seed, place.critics, frames)
         inputs = obs_dim if encoder is None else encoder.size
         init = torch.Generator().manual_seed(seed)
         sizes = (inputs, *hidden, 2 * numbers + num_actions)
@@ -499,7 +510,7 @@ class HybridSAC(SAC):
         """Target ``r + discount (E_pi(min Q' - alpha_c log pi(c|s')) - alpha log pi(a|s'))``, c the choice."""
         assert next_log_prob is not None
         numbers, alpha = self._action_dim, self._devices.to_critics(self.alpha)
-        x = torch.cat((batch.next_obs, next_action[:numbers].t()), 1)
+        x = torch.cat((batch.of_targets, next_action[:numbers].t()), 1)
         soft = self.critics.values(x, target=True).amin(0)
         soft.addcmul_(next_log_prob[1:], alpha[1], value=-1.0)
         value = soft.mul_(next_action[numbers:]).sum(0).addcmul_(next_log_prob[0], alpha[0], value=-1.0)
@@ -551,5 +562,6 @@ ALGORITHMS = (
         images=True,
         for_discrete={"sac.n_step": 3},
         over_images=over_images("sac"),
+        over_sequences={"learner.batch_size": 512},
     ),
 )

@@ -346,7 +346,7 @@ def _plan(
     """Decides what is left open; ``tuned`` has the tuner's reasons, ``to_tune`` is a plan that it has still to see."""
     config, reasons, on_policy = settings.config, dict(tuned or {}), settings.config.on_policy is not None
     samplers, inference_workers = _samplers(settings, machine, reasons), config.inference_workers if on_policy else 0
-    row_bytes = 0 if on_policy else RowLayout.of(probe.spec, config.algorithm.n_step).row_bytes
+    row_bytes = 0 if on_policy else config.algorithm.row_layout(probe.spec).step_bytes
     found = allowed(
         settings,
         probe,

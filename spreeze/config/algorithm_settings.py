@@ -11,7 +11,7 @@ from spreeze.errors import ConfigError
 from spreeze.inference.convolution import CNNS
 from spreeze.inference.policy import ACTIVATIONS
 from spreeze.inference.recurrence import CELLS, state_dim
-from spreeze.types import EnvSpec
+from spreeze.types import EnvSpec, RowLayout, SequenceShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,10 @@ class AlgorithmConfig(Section):
 
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a setting does not fit the task."""
+
+    def row_layout(self, spec: EnvSpec, *, checksum: bool = False) -> RowLayout:
+        """The layout of replay rows of such a task."""
+        return RowLayout.of(spec, self.n_step, checksum=checksum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +121,59 @@ class ActorCriticConfig(AlgorithmConfig):
     def actor_sizes(self) -> tuple[int, ...]:
         """``actor_hidden_sizes``, or ``hidden_sizes``."""
         return self.actor_hidden_sizes or self.hidden_sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentReplayConfig(AlgorithmConfig):
+    """Settings of the algorithms that learn a memory from replay, which then holds sequences (R2D2)."""
+
+    recurrent: str = setting(
+        "none",
+        "memory of the policy: a recurrent cell between observation and hidden sizes, which actor and critics share "
+        "and the critics' loss teaches (R2D2); batch size and replay count env steps. Not for images and action masks",
+        choices=("none", *CELLS),
+        fixed=True,
+    )
+    recurrent_size: int = setting(64, "recurrent: units of the cell", unit="units", low=1, high=4096, fixed=True)
+    sequence_length: int = setting(
+        32,
+        "recurrent: env steps of a sequence in replay, which a gradient goes back at most; an update draws "
+        "learner.batch_size / sequence_length sequences",
+        unit="env steps",
+        low=2,
+        high=4096,
+        fixed=True,
+    )
+    burn_in: int = setting(
+        16,
+        "recurrent: env steps before each sequence over which every update computes the state anew, from the one that "
+        "the sampler had; 0: the sampler's state at the sequence itself",
+        unit="env steps",
+        low=0,
+        high=4096,
+        fixed=True,
+    )
+
+    @property
+    def state_dim(self) -> int:
+        """S: values of the policy's state in an episode; 0 without memory."""
+        return state_dim(self.recurrent, self.recurrent_size)
+
+    def row_layout(self, spec: EnvSpec, *, checksum: bool = False) -> RowLayout:
+        if not self.state_dim:
+            return super().row_layout(spec, checksum=checksum)
+        sequence = SequenceShape(self.sequence_length, self.burn_in, self.state_dim)
+        return RowLayout(spec.obs_dim, spec.action_dim, checksum=checksum, sequence=sequence)
+
+    def check_task(self, spec: EnvSpec) -> None:
+        super().check_task(spec)
+        reasons = {
+            "over images it is not built": spec.frames is not None,
+            f"network = {self.network} stands alone": bool(self.network),
+            "with action masks it is built for on-policy algorithms alone": spec.action_mask,
+        }
+        if self.state_dim and (why := next((text for text, wrong in reasons.items() if wrong), None)):
+            raise ConfigError(f"recurrent = {self.recurrent}: {why}; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

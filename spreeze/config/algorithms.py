@@ -51,6 +51,8 @@ class AlgorithmRow:
     """Further defaults where it learns from vectors."""
     over_images: Mapping[str, Any] = field(default_factory=dict)
     """Further defaults where it learns from images."""
+    over_sequences: Mapping[str, Any] = field(default_factory=dict)
+    """Further defaults where its policy has a memory, so that replay holds sequences."""
 
     def fits(self, spec: EnvSpec) -> bool:
         """True if it can learn this environment."""
@@ -143,7 +145,8 @@ def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ..
 def may_be_recurrent(name: str, spec: EnvSpec) -> bool:
     """True if the algorithm's setting ``recurrent`` can give its policy a memory in this environment."""
     row = find_row(name, spec.import_module)
-    return bool(row.on_policy) and spec.frames is None
+    on_policy = bool(row.on_policy)
+    return hasattr(row.config, "recurrent") and spec.frames is None and (on_policy or not spec.action_mask)
 
 
 def default_algorithm(spec: EnvSpec, mode: Mode) -> Reasoned:

@@ -167,8 +167,8 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
 
 def _unknown(part: str, name: str, names: list[str]) -> str:
     if name == "recurrent" and part in ALGORITHMS:
-        having = [row.name for row in rows().values() if row.on_policy]
-        return f"{part}.recurrent: recurrent replay is not built; use --algo {', '.join(having[:-1])} or {having[-1]}"
+        having = [row.name for row in rows().values() if hasattr(row.config, "recurrent")]
+        return f"{part}.recurrent: its policy has no memory; use --algo {', '.join(having[:-1])} or {having[-1]}"
     return f"unknown key '{part}.{name}'{did_you_mean(name, names)} (known: {', '.join(names)})"
 
 
@@ -226,6 +226,7 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         **row.defaults,
         **(row.over_vectors if spec.frames is None else row.over_images),
         **(row.for_discrete if spec.choices is not None else {}),
+        **(row.over_sequences if getattr(settings.config.own, "state_dim", 0) else {}),
     }
     # Both bounds or none: one alone could lie beyond the other that somebody has set.
     bounds = {f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS}

@@ -37,12 +37,13 @@ class ReplayData(Data):
         self.ring, self.size_bytes, self._rows_per_step = ring, ring.spec.size_bytes, rows_per_step
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
-        ring, rows = self.ring, self._rows_per_step
+        ring, rows, steps = self.ring, self._rows_per_step, self.ring.spec.layout.steps
+        baseline = ring.baseline_inserted
         return dataclasses.replace(
             posted,
-            inserted=ring.total_committed() // rows,
-            baseline_inserted=ring.baseline_inserted // rows,  # -1 stays
-            sampled=ring.sampled,
+            inserted=ring.total_committed() * steps // rows,
+            baseline_inserted=baseline if baseline < 0 else baseline * steps // rows,
+            sampled=ring.sampled * steps,
         )
 
     def fill(self, spec: EnvSpec) -> None:
@@ -166,16 +167,20 @@ def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
 def _limiter(plan: RunPlan, ring: ReplayRing) -> RateLimiter:
     """The limiter in rows: its bounds are per env step, and learning starts after so many env steps.
 
+    A sequence is one row, of as many env steps for both sides.
+
     Until an environment's first episode is over, an env step is one row; that lasts no longer than the time limit.
     """
     part, config, rows = plan.config.replay, plan.config, plan.config.replay.rows_per_step
     envs = config.sampling.envs_per_sampler * ring.spec.num_shards
     first = envs * (plan.spec.max_episode_steps or 0)
     starts = part.learning_starts + (rows - 1) * max(0, part.learning_starts - first)
+    steps = ring.spec.layout.steps
+    starts = -(-starts // steps)
     return RateLimiter(
         minimum=part.samples_per_insert_min / rows,
         maximum=part.samples_per_insert_max / rows,
         learning_starts=min(starts, ring.total_committed()) if part.demonstrations else starts,
-        batch_size=config.learner.batch_size,
+        batch_size=max(1, config.learner.batch_size // steps),
         rows_per_write=envs * rows,
     )

@@ -54,7 +54,7 @@ def assemble(run: Assembly) -> None:
         if isinstance(job, LearnerJob | SamplerJob):
             limiter = job.limiter
             replayed = run.plan.config.replay
-            ratio = replayed.serial_ratio(limiter.batch_size) / replayed.rows_per_step
+            ratio = replayed.serial_ratio(limiter.batch_size * run.plan.layout.steps) / replayed.rows_per_step
             limiter = WithoutWaiting(**dataclasses.asdict(limiter) | {"minimum": 0.0, "maximum": ratio})
             changes |= {"limiter": limiter, "policies": policies}
         if isinstance(job, SamplerJob):

@@ -14,6 +14,7 @@ from spreeze.config.algorithm_settings import AsyncOnPolicyConfig
 from spreeze.config.layers import DEFAULT, Settings, toml_value
 from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config
+from spreeze.envs.families import engine_of
 from spreeze.errors import ConfigError
 from spreeze.transport.demonstrations import find_demonstrations
 from spreeze.transport.gossip import GossipHandle
@@ -105,12 +106,14 @@ class RunPlan:
                 f"learner.overlap = true: it needs an actor with continuous actions, unlike "
                 f"{config.run.algo} with discrete ones; remove it"
             )
+        self._check_memory()
         self._check_goals()
         self._check_demonstrations()
         samplers = self.samplers_of(0)
         shards = samplers + self.host_shards
         rows = config.replay.rows_per_step
         smallest = shards * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth) * rows
+        smallest *= self.layout.steps
         if config.replay.capacity < smallest:
             raise ConfigError(
                 f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "
@@ -122,6 +125,26 @@ class RunPlan:
                 f"replay.learning_starts = {config.replay.learning_starts}{of_each} is above replay.capacity = "
                 f"{config.replay.capacity}: the first rows would be overwritten before learning starts; lower it, "
                 f"or raise the capacity"
+            )
+
+    def _check_memory(self) -> None:
+        """Rejects sequences in replay beside what needs transitions."""
+        config, algo, device = self.config, self.config.run.algo, self.config.learner.device
+        if self.layout.sequence is None:
+            return
+        asked = {
+            f"--env {self.spec.env_id}": engine_of(self.spec.env_id) is not None,
+            f"replay.her = {config.replay.her}": config.replay.her != "off",
+            "--demonstrations": bool(config.replay.demonstrations),
+            "--cluster": config.cluster.address is not None,
+            "learner.compile = true": config.learner.compile,
+            "learner.overlap = true": config.learner.overlap,
+            f"learner.device = {device}": "+" in device or device == "split",
+        }
+        if (name := next((name for name, wrong in asked.items() if wrong), None)) is not None:
+            recurrent = getattr(config.algorithm, "recurrent", "none")
+            raise ConfigError(
+                f"{name}: it is not built for replay of sequences ({algo}.recurrent = {recurrent}); remove one of them"
             )
 
     def _check_goals(self) -> None:
@@ -396,12 +419,12 @@ class RunPlan:
     @property
     def layout(self) -> RowLayout:
         """Layout of a replay row."""
-        return RowLayout.of(self.spec, self.config.algorithm.n_step, checksum="SPREEZE_TEST_CHECKSUM" in os.environ)
+        return self.config.algorithm.row_layout(self.spec, checksum="SPREEZE_TEST_CHECKSUM" in os.environ)
 
     def ring_spec(self, group: int = 0) -> RingSpec:
         """A group's replay: a shard for each sampler, then those of other hosts, at least ``replay.capacity`` rows."""
         shards = self.samplers_of(group) + self.host_shards
-        return RingSpec(self.layout, shards, -(-self.config.replay.capacity // shards))
+        return RingSpec(self.layout, shards, -(-self.config.replay.capacity // (shards * self.layout.steps)))
 
     def algorithm_fields(self) -> dict[str, Any]:
         return dataclasses.asdict(self.config.on_policy or self.config.algorithm)

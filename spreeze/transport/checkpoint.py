@@ -318,7 +318,8 @@ def _header(ring: ReplayRing, count: int) -> bytes:
 
 def _fields(ring: ReplayRing) -> str:
     layout = ring.spec.layout
-    return f"obs {layout.obs_dim}, action {layout.action_dim}, n_step {layout.n_step}"
+    sequence = "" if layout.sequence is None else f", {layout.sequence.length} steps after {layout.sequence.burn_in}"
+    return f"obs {layout.obs_dim}, action {layout.action_dim}, n_step {layout.n_step}{sequence}"
 
 
 def load_replay(path: Path, ring: ReplayRing) -> int:

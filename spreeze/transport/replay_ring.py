@@ -92,7 +92,8 @@ class RingSpec(Jsonable):
     @property
     def schema_hash(self) -> int:
         """63 bits that differ when the meaning of a row differs."""
-        text = f"{self.layout!r} float32 blocks of {self.block_rows}"
+        sequence = "" if self.layout.sequence is None else f" {self.layout.sequence!r}"
+        text = f"{self.layout!r}{sequence} float32 blocks of {self.block_rows}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
     def header(self) -> list[int]:
@@ -257,7 +258,9 @@ class ShardWriter:
         self._values = rows.reshape(-1).data
         self._first_reward, self._width = layout.reward, layout.width
         self._num_steps = None if layout.num_steps is None else rows[:, layout.num_steps]
-        self._has_frames = layout.frame_bytes > 0
+        self._has_frames, self._is_whole = layout.frame_bytes > 0, layout.sequence is not None
+        if self._is_whole:
+            self._obs = rows[:, : layout.width - layout.checksum]
         self._frames = ring.frames[first : first + spec.rows_per_shard]
         self._links = rows[:, layout.back : layout.age + 1] if self._has_frames else rows[:, :0]
         self._checksum = rows.view(np.uint32)[:, -1] if layout.checksum else None
@@ -292,7 +295,10 @@ class ShardWriter:
         version: int = 0,
         frames: FrameColumns | None = None,
     ) -> None:
-        """See ``TransitionSink.write``; ``num_steps`` [N] is for rings with n-step returns or images."""
+        """See ``TransitionSink.write``; ``num_steps`` [N] is for rings with n-step returns or images.
+
+        Of sequences ``obs`` is the whole rows, without a checksum, and of the other columns only their length counts.
+        """
         count = len(reward)
         position = self._position
         stop = position + count
@@ -305,7 +311,9 @@ class ShardWriter:
             end = self._committed + count
             if end > self._reserved:  # announced first; never lowered, as a dead predecessor may have announced more
                 self._words[self._reserved_word] = self._reserved = end
-            if count == 1:  # as below, with fewer and cheaper NumPy calls
+            if self._is_whole:
+                self._obs[position:stop] = obs
+            elif count == 1:  # as below, with fewer and cheaper NumPy calls
                 self._obs[position], self._action[position] = obs, action
                 self._next_obs[position] = next_obs
                 reward_at = self._first_reward + position * self._width
@@ -315,9 +323,7 @@ class ShardWriter:
                 self._obs[at], self._action[at], self._next_obs[at] = obs, action, next_obs
                 self._reward[at], self._terminated[at] = reward, terminated
             if self._num_steps is not None:
-                if num_steps is None:
-                    raise ValueError("this ring holds n-step transitions: num_steps is missing")
-                self._num_steps[position:stop] = num_steps
+                self._num_steps[position:stop] = _given(num_steps)
             if self._has_frames:
                 self._write_frames(slice(position, stop), frames)
             if stop > self._stamp_position:
@@ -369,9 +375,19 @@ class ShardWriter:
 def write_rows(sink: TransitionSink, rows: np.ndarray, version: int) -> None:
     """Writes packed rows [N, W] float32, not of images."""
     layout = sink.layout
+    if layout.sequence is not None:
+        nothing = rows[:, :0]
+        sink.write(rows[:, : layout.width - layout.checksum], nothing, nothing, nothing, nothing, None, version)
+        return
     batch = layout.split(rows, 1.0)
     steps = None if layout.num_steps is None else rows[:, layout.num_steps]
     sink.write(batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, version)
+
+
+def _given(num_steps: Any) -> Any:
+    if num_steps is None:
+        raise ValueError("this ring holds n-step transitions: num_steps is missing")
+    return num_steps
 
 
 class Drawn(NamedTuple):

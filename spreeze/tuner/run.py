@@ -54,7 +54,6 @@ from spreeze.tuner.problem import (
     result_line,
 )
 from spreeze.tuner.search import Search, tune
-from spreeze.types import RowLayout
 
 BUDGET_S = 60.0
 """Time limit of a tuning, including the start of this process [s]."""
@@ -301,7 +300,7 @@ def problem_of(
         values[INTERVAL] = config.rollout_interval(samplers * values[ROLLOUT_ENVS])
     on_policy, paired = config.on_policy is not None, probe.spec.choices is None
     engine = engine_of(probe.spec.env_id) is not None
-    row_bytes = 1 if on_policy else RowLayout.of(probe.spec, config.algorithm.n_step).row_bytes
+    row_bytes = 1 if on_policy else config.algorithm.row_layout(probe.spec).step_bytes
     return TuningProblem(
         knobs=ordered(knobs),
         configured=Setting(values),

@@ -314,8 +314,8 @@ class Trial(contextlib.ExitStack):
 
 def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """Plan of the task with that setting; the learner never waits, samplers only below the ratio, replay is full."""
-    row_bytes, batch, samplers = plan.layout.row_bytes, setting[BATCH], setting[SAMPLERS]
-    least = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth))
+    row_bytes, batch, samplers = plan.layout.step_bytes, setting[BATCH], setting[SAMPLERS]
+    least = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth) * plan.layout.steps)
     rows = max(min(ROWS, ROWS_BYTES // row_bytes), least)
     rows = min(rows, max(plan.config.replay.capacity, batch), cap_bytes // 4 // row_bytes)
     replay = _ALONE | {"capacity": max(rows, 2), "samples_per_insert_max": 1e9}
@@ -337,8 +337,8 @@ def _trial_plan(plan: RunPlan, setting: Setting, values: Values, samplers: int) 
 
 def sampler_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """A plan for samplers of that setting that write as fast as they can."""
-    least = 2 * setting[SAMPLERS] * setting[ENVS] * (1 + plan.layout.depth)
-    capacity = max(min(ROWS, ROWS_BYTES // plan.layout.row_bytes), least)
+    least = 2 * setting[SAMPLERS] * setting[ENVS] * (1 + plan.layout.depth) * plan.layout.steps
+    capacity = max(min(ROWS, ROWS_BYTES // plan.layout.step_bytes), least)
     replay = _ALONE | {"capacity": capacity, "samples_per_insert_min": 0.0}
     return _trial_plan(plan, setting, {"replay": replay, "learner": {"batch_size": 1}}, setting[SAMPLERS])
 

@@ -24,7 +24,6 @@ from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.transport.shared_memory import readable
-from spreeze.types import RowLayout
 from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer
@@ -41,7 +40,7 @@ def main(argv: list[str]) -> int:
     end_with_parent()
     leave_to_supervisor()
     job = UpdateProbeJob.from_json(json.loads(argv[0]))
-    layout = RowLayout.of(job.spec, int(job.algorithm["n_step"]))
+    layout = algorithm_section(job.algo, job.spec.import_module)(**job.algorithm).row_layout(job.spec)
     ring = ReplayRing.create(RingSpec(layout, 1, job.rows))
     kept: dict[str, _Fork] = {}
     try:

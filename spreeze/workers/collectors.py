@@ -28,7 +28,7 @@ from spreeze.inference.return_scale import DiscountedReturns
 from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource, RolloutSink, StepRows, TransitionSink
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
 from spreeze.transport.rollouts import Responses, Rollouts, RolloutWriter
 from spreeze.transport.transitions import FrameLog, NStepBatch
 from spreeze.transport.weights import VersionedParameters
@@ -771,6 +771,9 @@ def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
             _fill_frames(ring, shard, spec, rng)
         return
     count = min(_DRAWN_ROWS, ring.spec.rows_per_shard)
+    if layout.sequence is not None:
+        _fill_sequences(ring, min(count, -(-_DRAWN_ROWS // layout.steps)), spec, rng)
+        return
     obs, next_obs = (rng.standard_normal((count, layout.obs_dim), np.float32) for _ in range(2))
     for column in range(layout.obs_dim - spec.mask_dim, layout.obs_dim):
         obs[:, column] = next_obs[:, column] = 1.0  # all actions are allowed
@@ -783,6 +786,19 @@ def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
         while left > 0:
             writer.write(*(column[:left] for column in columns))
             left -= count
+
+
+def _fill_sequences(ring: ReplayRing, count: int, spec: EnvSpec, rng: np.random.Generator) -> None:
+    """Fills every shard with sequences out of long episodes."""
+    layout = ring.spec.layout
+    rows = rng.standard_normal((count, layout.width), np.float32)
+    batch = layout.split_sequences(rows, 1.0)
+    batch.action[...] = uniform_actions(spec, batch.action[..., 0].size, rng).reshape(batch.action.shape)
+    batch.terminated[...], batch.valid[...], batch.begins[...] = 0.0, 1.0, 0.0
+    for shard in range(ring.spec.num_shards):
+        writer = ShardWriter(ring, shard)
+        for begin in range(0, ring.spec.rows_per_shard, count):
+            write_rows(writer, rows[: ring.spec.rows_per_shard - begin], 0)
 
 
 def _fill_frames(ring: ReplayRing, shard: int, spec: EnvSpec, rng: np.random.Generator) -> None:

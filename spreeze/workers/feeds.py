@@ -190,7 +190,7 @@ class ReplayFeed(RestoredFeed):
             if not self._exact:
                 self._take_in()
             self.began = True
-            self._report(f"learning started after {inserted} transitions")
+            self._report(f"learning started after {inserted * ring.spec.layout.steps} transitions")
         if not self._may_update(inserted):
             return False
         self._context.heartbeat(Phase.UPDATE)
@@ -248,13 +248,13 @@ class ReplayFeed(RestoredFeed):
         if trainer.algorithm.imitation is not None:
             trainer.algorithm.imitation.begin(trainer.updates)
         most = None if self._job.stop.updates is None else self._job.stop.updates - trainer.updates
-        rows = trainer.update_within_memory(most, self._shrunk) * trainer.batch_size
+        rows = trainer.update_within_memory(most, self._shrunk) * trainer.batch_rows
         self._replay.sampled += rows  # in one go: the tuner sets it to 0 at any moment
 
     def _shrunk(self, text: str) -> None:
         """Reports what the trainer did when the device ran out of memory."""
         self._report(text, "warning")
-        self._limiter = dataclasses.replace(self._limiter, batch_size=self.trainer.batch_size)
+        self._limiter = dataclasses.replace(self._limiter, batch_size=self.trainer.batch_rows)
         malloc_trim()
         self._context.heartbeat(Phase.UPDATE)
 

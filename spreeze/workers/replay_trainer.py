@@ -162,6 +162,9 @@ class ReplayTrainer:
         if self._frame_shape is not None:
             self.notes.append("image batches are gathered on the host, which assembles the frame stacks")
             return
+        if self._layout.sequence is not None:
+            self.notes.append("batches of sequences are gathered on the host, which finds where episodes begin")
+            return
         if self._prioritised is not None:
             self.notes.append("batches are gathered on the host, without CUDA graphs: it holds the priorities of rows")
             return
@@ -278,16 +281,18 @@ class ReplayTrainer:
     def set_batch_size(self, batch_size: int) -> None:
         """Draws that many rows at once from now on; frees the old buffers first, since memory may be short."""
         pinned = "cuda" in (self._device.type, self._actor_device.type)
-        self.batch_size = batch_size
+        self.batch_rows = max(1, batch_size // self._layout.steps)
+        self.batch_size = self.batch_rows * self._layout.steps
+        """Env steps of an update; with sequences there are fewer rows, each at least one."""
         self.algorithm.drop_buffers()
         self._host_batch: TransitionBatch | None = None
         self._frames: torch.Tensor | None = None
         self._actor_obs: torch.Tensor | None = None
         self._rows, self._rows_np = torch.empty(0), np.empty(0, np.float32)
-        self._rows = torch.empty((batch_size, self._layout.width), dtype=torch.float32, pin_memory=pinned)
+        self._rows = torch.empty((self.batch_rows, self._layout.width), dtype=torch.float32, pin_memory=pinned)
         self._rows_np = self._rows.numpy()
         if self._prioritised is not None:
-            self._weight = torch.ones(batch_size, pin_memory=pinned)
+            self._weight = torch.ones(self.batch_rows, pin_memory=pinned)
         if self._frame_shape is not None:
             shape = (batch_size, self._layout.window, *self._frame_shape)
             self._frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
@@ -310,12 +315,12 @@ class ReplayTrainer:
     def _count_rows(self, normalizer: Normalizer) -> bool:
         """Adds rows that are new in replay to the normaliser, each once; False while there are few."""
         self._rows_counted += [0] * (len(self._reader.ends) - len(self._rows_counted))
-        waiting = sum(self._reader.ends) - sum(self._rows_counted)
+        waiting = (sum(self._reader.ends) - sum(self._rows_counted)) * self._layout.steps
         if waiting < _LEAST_NEW_ROWS and normalizer.count:
             return False
         for shard, begin in enumerate(self._rows_counted):
             obs, self._rows_counted[shard] = self._reader.newer(shard, begin, self._layout.numbers)
-            if len(obs):
+            if len(obs := self._layout.counted(obs)):
                 normalizer.update(obs)
         return waiting > 0
 
@@ -387,7 +392,7 @@ class ReplayTrainer:
             try:
                 return self.update(most)
             except (RuntimeError, MemoryError) as error:
-                can_shrink = self.has_gpu_replay or self.batch_size // 2 >= _LEAST_BATCH
+                can_shrink = self.has_gpu_replay or (self.batch_size // 2 >= _LEAST_BATCH and self.batch_rows > 1)
                 if not out_of_memory(error) or not can_shrink:
                     raise
             # Outside the handler, so that the traceback no longer holds what the update allocated.
@@ -448,12 +453,13 @@ class ReplayTrainer:
         Rows whose reward is not finite, as earlier versions stored those beyond float32, give way to others of the
         batch: else no batch with one of them would ever be learned from.
         """
-        reward, bound = self._rows_np[:, self._layout.reward], self._reward_clip
+        is_whole, bound = self._layout.sequence is not None, self._reward_clip
+        reward = self._rows_np[:, self._layout.sequence_rewards if is_whole else self._layout.reward]
         if self.returns is not None:
             reward *= np.float32(1.0 / self.returns.scale)
         if reward.max() <= bound and reward.min() >= -bound:
             return
-        bad = ~np.isfinite(reward)
+        bad = ~np.isfinite(reward) if reward.ndim == 1 else ~np.isfinite(reward).all(1)
         bad, good = np.flatnonzero(bad), np.flatnonzero(~bad)
         if len(bad) and len(good):
             others = good[np.arange(len(bad)) % len(good)]
@@ -486,7 +492,11 @@ class ReplayTrainer:
 
     def _split(self, rows: torch.Tensor, frames: torch.Tensor | None) -> TransitionBatch:
         layout, gamma = self._layout, self._gamma
-        batch = layout.split(rows, gamma) if frames is None else layout.split_frames(rows, frames, gamma)
+        batch: Any
+        if layout.sequence is not None:
+            batch = layout.split_sequences(rows, gamma)
+        else:
+            batch = layout.split(rows, gamma) if frames is None else layout.split_frames(rows, frames, gamma)
         if self._weight is None:
             return batch
         return batch._replace(weight=self._weight.to(self._device, non_blocking=True))
@@ -509,7 +519,7 @@ class ReplayTrainer:
             "actor_s": self.actor_s,
             "publish_s": publish_s,
             "policy_lag": lag_age[0],
-            "transition_age": lag_age[1],
+            "transition_age": lag_age[1] * self._layout.steps,
             "replay_fill": self._reader.available / self._reader.capacity,
             "rows_redrawn": self.rows_redrawn,
             "updates_skipped": self.algorithm.updates_skipped(),

@@ -44,6 +44,10 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
         from spreeze.workers.hindsight import GoalCollector
 
         collector = partial(GoalCollector, her=job.her, goals=job.rows_per_step - 1)
+    elif sink.layout.sequence is not None:
+        from spreeze.workers.sequences import SequenceCollector
+
+        collector = SequenceCollector
     sampling = collector(
         TaskSource(job.spec, context.run_dir, lambda: context.env_args_version),
         job.num_envs,
@@ -137,6 +141,8 @@ class SamplerLoop:
         """Uniform actions until learning has started or trained weights are there, then the policy's."""
         policy = self._policy.current()
         if policy is None or (self._policy.version == 0 and self._counts.baseline < 0):
+            if policy is not None and policy.state_dim:  # remembers, whoever acts
+                _, self._sampling.state = policy.act(self._sampling.obs, self._sampling.state)
             return self._random.draw(self._sampling.num_envs, self._sampling.obs)
         actions, self._sampling.state = policy.act(self._sampling.obs, self._sampling.state, self._rng)
         return actions
