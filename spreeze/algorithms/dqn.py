@@ -70,6 +70,7 @@ class DQNConfig(RecurrentReplayConfig, ReturnRange, ActionValueConfig):
 
     def check_task(self, spec: EnvSpec) -> None:
         super().check_task(spec)
+        self.check_memory(spec, self.network)
         for name, plain in (("duelling", False), ("noisy", False), ("critics", "mean")):
             if self.network and getattr(self, name) != plain:
                 raise ConfigError(f"{name}: the custom network {self.network!r} has no such layers; remove one of them")
@@ -105,8 +106,8 @@ class DQN(OffPolicyAlgorithm):
         options: dict[str, Any] = {"duelling": duelling, "max_norm": bound, "head": self._new_head(config, there)}
         options |= {"noise": config.noise_scale} if config.noisy else {}
         encoder: RecurrentEncoder | None = None
-        if config.state_dim:
-            encoder = RecurrentEncoder(obs_dim, config, seed, there, lr=lr, max_norm=bound)
+        if config.sequence is not None:
+            encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, there, lr=lr, max_norm=bound)
         if frames is None:
             inputs = obs_dim if encoder is None else encoder.size
             self.critics = DiscreteCritics(inputs, num_actions, hidden, 1, lr, init, there, layers=layers, **options)

@@ -51,6 +51,7 @@ class RecurrentEncoder:
         self,
         obs_dim: int,
         config: RecurrentReplayConfig,
+        n_step: int,
         seed: int,
         device: torch.device,
         *,
@@ -68,7 +69,7 @@ class RecurrentEncoder:
 
         self._cell = TrainedNetworks(made, lr, torch.Generator().manual_seed(seed + 2), max_norm=max_norm)
         self.online, self.adam = self._cell.online, self._cell.adam
-        self._burn_in, self._n_step = config.burn_in, config.n_step
+        self._burn_in, self._n_step = config.burn_in, n_step
         self._recorded: Gradients | None = None
         self._valid = torch.zeros(0)
 
@@ -103,7 +104,7 @@ class RecurrentEncoder:
             obs_action=torch.cat((obs, action), 1),
             reward=total.flatten(),
             terminated=ended.flatten(),
-            discount=(batch.discount**steps).to(x.dtype).flatten(),
+            discount=(batch.discount ** steps.to(x.dtype)).flatten(),
             next_obs=features[following],
             weight=weight.flatten(),
             target_obs=of_target[following],

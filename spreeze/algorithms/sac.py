@@ -47,7 +47,7 @@ from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.lazy_torch import Tensor, torch
-from spreeze.types import FrameSpec, TransitionBatch
+from spreeze.types import EnvSpec, FrameSpec, TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +81,10 @@ class SACConfig(RecurrentReplayConfig, DistributionalConfig):
         high=1.0,
     )
 
+    def check_task(self, spec: EnvSpec) -> None:
+        super().check_task(spec)
+        self.check_memory(spec, self.network)
+
 
 def _encoder(
     obs_dim: int, config: SACConfig, seed: int, device: torch.device, frames: FrameSpec | None
@@ -88,7 +92,9 @@ def _encoder(
     """Networks before actor and critics, if there are any."""
     if frames is not None:
         return ImageEncoder(frames, config, seed, device)
-    return RecurrentEncoder(obs_dim, config, seed, device, lr=config.critic_lr) if config.state_dim else None
+    if config.sequence is None:
+        return None
+    return RecurrentEncoder(obs_dim, config, config.n_step, seed, device, lr=config.critic_lr)
 
 
 class _Buffers:

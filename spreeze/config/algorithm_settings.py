@@ -60,12 +60,19 @@ class AlgorithmConfig(Section):
         high=1.0,
     )
 
+    @property
+    def sequence(self) -> SequenceShape | None:
+        """Sizes of the sequences in replay, from which a policy learns a memory; None: it holds transitions."""
+        return None
+
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a setting does not fit the task."""
 
     def row_layout(self, spec: EnvSpec, *, checksum: bool = False) -> RowLayout:
         """The layout of replay rows of such a task."""
-        return RowLayout.of(spec, self.n_step, checksum=checksum)
+        if self.sequence is None:
+            return RowLayout.of(spec, self.n_step, checksum=checksum)
+        return RowLayout(spec.obs_dim, spec.action_dim, checksum=checksum, sequence=self.sequence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +131,7 @@ class ActorCriticConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentReplayConfig(AlgorithmConfig):
+class RecurrentReplayConfig(Section):
     """Settings of the algorithms that learn a memory from replay, which then holds sequences (R2D2)."""
 
     recurrent: str = setting(
@@ -155,24 +162,19 @@ class RecurrentReplayConfig(AlgorithmConfig):
     )
 
     @property
-    def state_dim(self) -> int:
-        """S: values of the policy's state in an episode; 0 without memory."""
-        return state_dim(self.recurrent, self.recurrent_size)
+    def sequence(self) -> SequenceShape | None:
+        if self.recurrent == "none":
+            return None
+        return SequenceShape(self.sequence_length, self.burn_in, state_dim(self.recurrent, self.recurrent_size))
 
-    def row_layout(self, spec: EnvSpec, *, checksum: bool = False) -> RowLayout:
-        if not self.state_dim:
-            return super().row_layout(spec, checksum=checksum)
-        sequence = SequenceShape(self.sequence_length, self.burn_in, self.state_dim)
-        return RowLayout(spec.obs_dim, spec.action_dim, checksum=checksum, sequence=sequence)
-
-    def check_task(self, spec: EnvSpec) -> None:
-        super().check_task(spec)
+    def check_memory(self, spec: EnvSpec, network: str) -> None:
+        """Raises a ConfigError if there can be no recurrent network where one is asked for."""
         reasons = {
             "over images it is not built": spec.frames is not None,
-            f"network = {self.network} stands alone": bool(self.network),
+            f"network = {network} stands alone": bool(network),
             "with action masks it is built for on-policy algorithms alone": spec.action_mask,
         }
-        if self.state_dim and (why := next((text for text, wrong in reasons.items() if wrong), None)):
+        if self.recurrent != "none" and (why := next((text for text, wrong in reasons.items() if wrong), None)):
             raise ConfigError(f"recurrent = {self.recurrent}: {why}; leave it out")
 
 

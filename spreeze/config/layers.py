@@ -226,7 +226,7 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         **row.defaults,
         **(row.over_vectors if spec.frames is None else row.over_images),
         **(row.for_discrete if spec.choices is not None else {}),
-        **(row.over_sequences if getattr(settings.config.own, "state_dim", 0) else {}),
+        **(row.over_sequences if getattr(settings.config.own, "sequence", None) else {}),
     }
     # Both bounds or none: one alone could lie beyond the other that somebody has set.
     bounds = {f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS}

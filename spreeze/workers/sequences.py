@@ -77,7 +77,9 @@ class SequenceRowWriter(VectorRowWriter):
 
     def _row(self, index: int) -> np.ndarray:
         parts = (self._seen[index], self._action[index], self._numbers[index], self._states[index, 0])
-        return np.concatenate([part.reshape(-1) for part in parts] + [np.zeros(self._sink.layout.checksum, np.float32)])
+        return np.concatenate(
+            [part.reshape(-1) for part in parts] + [np.zeros(int(self._sink.layout.checksum), np.float32)]
+        )
 
 
 class SequenceCollector(TransitionCollector):
