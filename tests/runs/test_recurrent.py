@@ -101,9 +101,52 @@ def test_each_other_mode_learns_with_memory(tmp_path, mode, algo, more):
     assert policy.act(np.zeros(policy.spec.obs_dim, np.float32), ())[1][0].shape == (1, 6)
 
 
-def test_a_replay_algorithm_refuses_it_in_one_line(tmp_path):
-    _, code, document = train(tmp_path, *SYNTHETIC, "--set", "sac.recurrent=lstm", tiny=())
+REPLAY = ("--set", "{algo}.recurrent={kind}", "--set", "{algo}.recurrent_size=6", "--set", "{algo}.sequence_length=8",
+          "--set", "{algo}.burn_in=3", "--set", "{algo}.hidden_sizes=[8]", "--set", "replay.learning_starts=128",
+          "--batch-size", "32", "--no-visualizer", "--samplers", "1", "--envs-per-sampler", "2",
+          "--replay-capacity", "4000", "--set", "evaluation.episodes=2")  # fmt: skip
+
+
+def replayed(algo, kind, *more):
+    return (*SYNTHETIC, "--algo", algo, *(part.format(algo=algo, kind=kind) for part in (*REPLAY, *more)))
+
+
+def test_sequences_of_replay_count_as_their_env_steps_and_repeat_bit_for_bit(tmp_path):
+    args = (*replayed("sac", "lstm", "--set", "env.normalize_obs=true"), "--mode", "serial", "--env-steps", "600")
+    first, code, document = train(tmp_path, *args, name="first", tiny=())
+    assert code == 0, first.stderr[-3000:]
+    assert document["env_steps"] == pytest.approx(600, abs=2)
+    assert document["updates"] == pytest.approx(600 - 128, abs=32)  # one an env step, as soon as a sequence is full
+    assert document["samples_per_insert"] == pytest.approx(32.0, rel=0.1)
+    _, _, again = train(tmp_path, *args, name="again", tiny=())
+    assert again["parameters_sha256"] == document["parameters_sha256"]
+    policy = spreeze.load_policy(str(first.path), "latest", import_module="spreeze.testing")
+    assert policy.act(np.zeros(policy.spec.obs_dim, np.float32), ())[1][0].shape == (1, 12)
+    out = tmp_path / "policy.npz"
+    shown = verb("export", str(first.path), "--format", "numpy", "--checkpoint", "latest", "--out", str(out))
+    assert shown.returncode == 0, shown.stderr
+    assert "checked beside our policy on 1,000 observations" in shown.stdout
+
+
+def test_a_sampler_and_a_learner_are_killed_and_saved_sequences_are_drawn_again(tmp_path):
+    args = ("--env", "CartPole-v1", *replayed("dqn", "gru", "--set", "{algo}.priority_exponent=0.6")[len(SYNTHETIC) :])
+    with Run(tmp_path, *args, "--save-replay", "--no-governor", name="killed", tiny=()) as run:
+        run.until_updates(20)
+        for count, name in enumerate(("sampler-0", "learner"), 1):
+            os.kill(run.children()[name].pid, signal.SIGKILL)
+            run.wait_for(lambda count=count: run.numbers().get("restarts", 0) >= count, what=f"another {name}")
+            run.until_progress()
+        code, document = run.stop()
+    assert (code, document["error"]) == (0, None)
+    more = ("--updates", str(document["updates"] + 50), "--no-visualizer")
+    run, code, document = train(tmp_path, "--resume", "killed", *more, tiny=())
+    assert (code, document["error"]) == (0, None), run.stderr[-3000:]
+
+
+def test_a_replay_algorithm_without_memory_refuses_it_in_one_line(tmp_path):
+    _, code, document = train(tmp_path, *SYNTHETIC, "--set", "td3.recurrent=lstm", tiny=())
     assert code == 2
     assert (
-        "sac.recurrent: recurrent replay is not built; use --algo ppo, a2c, impact, appo or impala" in document["error"]
+        "td3.recurrent: its policy has no memory; use --algo sac, dqn, ppo, a2c, impact, appo or impala"
+        in (document["error"])
     )

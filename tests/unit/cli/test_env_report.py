@@ -81,7 +81,7 @@ def test_a_good_environment_is_described_timed_weighed_and_drawn():
     assert [check.status for check in checks.values()] == ["ok"] * 7 or checks["env speed"].status == "warn"
     assert "observation 5, 2 continuous actions" in checks["environment"].text
     assert "sac" in checks["environment"].text
-    assert "--set ppo.recurrent=lstm" in checks["recurrent"].text
+    assert ".recurrent=lstm" in checks["recurrent"].text
     assert "for each additional one" in checks["env memory"].text
     assert "draws 60 x 48" in checks["env pictures"].text
     checkup = found["checkup"]

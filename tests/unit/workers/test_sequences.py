@@ -1,14 +1,20 @@
 """Sequences of a stream of episodes, worked by hand."""
 
+import re
+
 import numpy as np
 import pytest
 from rings import ring_of
 
+from spreeze.config.layers import Layer, resolve
+from spreeze.errors import ConfigError
 from spreeze.inference.policy import Normalizer
+from spreeze.modes.replay import _limiter
+from spreeze.runtime.plan import RunPlan
 from spreeze.transport.checkpoint import _fields
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
 from spreeze.types import Choices, EnvSpec, RowLayout, SequenceShape
-from spreeze.workers.collectors import StepBatch
+from spreeze.workers.collectors import StepBatch, fill_with_synthetic_rows
 from spreeze.workers.sequences import SequenceRowWriter
 
 SPEC = EnvSpec(
@@ -130,3 +136,34 @@ def test_rows_of_other_sequences_have_another_schema():
     assert LAYOUT.width == 6 + 5 + 4 * 5 + 2 + 1
     assert LAYOUT.steps == 3
     assert LAYOUT.step_bytes == pytest.approx(LAYOUT.row_bytes / 3, abs=1)
+
+
+def _plan(run="dqn", **values):
+    sections = {"run": {"algo": run}, run: {"recurrent": "gru", "recurrent_size": 2, "sequence_length": 10}, **values}
+    return RunPlan(settings=resolve([Layer("test", sections)]), spec=SPEC, samplers=1, free_core=False)
+
+
+def test_capacity_starts_and_batches_are_env_steps():
+    plan = _plan(replay={"capacity": 1000, "learning_starts": 205}, learner={"batch_size": 64})
+    assert plan.ring_spec().rows_per_shard == 100
+    assert plan.layout.sequence == SequenceShape(10, 16, 2)
+    with ring_of(plan.layout, rows=100) as ring:
+        limiter = _limiter(plan, ring)
+        assert (limiter.learning_starts, limiter.batch_size) == (21, 6)
+        assert (limiter.minimum, limiter.maximum) == (8.0, 512.0)  # draws of a sequence are draws of its steps
+        fill_with_synthetic_rows(ring, SPEC)
+        assert ring.total_committed() == 100
+        found = plan.layout.split_sequences(ring.rows, 0.9)
+        assert found.valid.all()
+        assert set(np.unique(found.action)) <= set(range(9))
+
+
+def test_what_needs_transitions_is_refused_beside_sequences():
+    for values, text in (
+        ({"learner": {"compile": True}}, "learner.compile = true"),
+        ({"learner": {"device": "cuda:0+cuda:1"}}, "learner.device = cuda:0"),
+        ({"replay": {"demonstrations": "file.npz"}}, "--demonstrations"),
+        ({"replay": {"capacity": 30, "learning_starts": 1}, "learner": {"batch_size": 10}}, "replay.capacity = 30"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            _plan(**values)
