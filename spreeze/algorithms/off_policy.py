@@ -20,13 +20,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, finite
 from spreeze.algorithms.conv_networks import ConvParameters
+from spreeze.algorithms.encoder import Encoder, FlatNetworks
 from spreeze.algorithms.fused_mlp import (
     RELU,
     HiddenLayers,
@@ -93,33 +94,6 @@ class DeviceSplit:
         self.transferred_bytes += tensor.element_size() * tensor.nelement()
         # A copy to the CPU must block: otherwise its numbers may be read before they have arrived.
         return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")
-
-
-class Encoder(Protocol):
-    """Networks before actor and critics, which the critics' loss alone changes: of images, or with a memory."""
-
-    size: int  # F: features, the inputs of actor and critics
-    meta: dict[str, Any]
-    adam: FlatAdam
-
-    @property
-    def online(self) -> FlatNetworks: ...
-
-    def encode(self, batch: Any, noise: torch.Generator) -> TransitionBatch:
-        """The batch with features in place of what was observed; keeps what ``step`` needs."""
-        ...
-
-    def step(self, grad_obs: Tensor) -> None: ...
-
-    def update_target(self, tau: float) -> None: ...
-
-    def row_errors(self, errors: Tensor) -> Tensor:
-        """Errors of rows of replay by those of the transitions."""
-        ...
-
-    def arrays(self) -> dict[str, np.ndarray]: ...
-
-    def tensors(self) -> dict[str, Tensor]: ...
 
 
 class OffPolicyAlgorithm(Algorithm):
@@ -316,15 +290,6 @@ class OffPolicyAlgorithm(Algorithm):
             if part is not None
             for name, value in part.tensors().items()
         }
-
-
-class FlatNetworks(Protocol):
-    """Networks whose parameters are all in one vector."""
-
-    flat: Tensor
-
-    def initialise(self, generator: torch.Generator) -> None:
-        """Initialises the parameters."""
 
 
 F = TypeVar("F", bound=FlatNetworks)

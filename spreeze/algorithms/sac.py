@@ -18,6 +18,7 @@ import numpy as np
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
 from spreeze.algorithms.distributional import create_critics
+from spreeze.algorithms.encoder import Encoder
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
     MlpBuffers,
@@ -36,7 +37,6 @@ from spreeze.algorithms.off_policy import (
     Critics,
     DeviceSplit,
     DiscreteCritics,
-    Encoder,
     OffPolicyAlgorithm,
     TrainedNetworks,
 )

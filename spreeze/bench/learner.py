@@ -31,9 +31,9 @@ from spreeze.tuner.measure import UpdateHelper
 from spreeze.tuner.model import fit_cost, paper_batch
 from spreeze.tuner.update_probe import updates_per_s
 from spreeze.types import Box, EnvSpec, RowLayout
-from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.jobs import UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 from spreeze.workers.torch_devices import (
     HostWaits,
     gpus_of,

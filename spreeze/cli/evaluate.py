@@ -14,6 +14,7 @@ import numpy as np
 from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.config.profiles import shipped
 from spreeze.envs.make import refuse_foreign
+from spreeze.envs.recorded_spec import spec_from
 from spreeze.envs.task import Task, check_fits, frame_options, make_task, observes_pictures
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError, WeightsError, described
 from spreeze.formatting import clean, percent
@@ -26,7 +27,7 @@ from spreeze.run_directory import find_run, read_json
 from spreeze.transport.demonstrations import check_demonstrable, save_demonstrations
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.weights import LATEST, Weights, read_weights
-from spreeze.types import EnvSpec, spec_from
+from spreeze.types import EnvSpec
 from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list, success_rate
 
 _FIRST_SEED = 1_000_000

@@ -12,6 +12,7 @@ from spreeze.cli.evaluate import find_weights, recorded_spec
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import RESUMED, Settings, from_toml, iterate, to_toml
 from spreeze.config.schema import Config
+from spreeze.envs.recorded_spec import spec_from
 from spreeze.envs.task import check_fits
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.formatting import clean, duration, number
@@ -21,7 +22,7 @@ from spreeze.runtime.plan import EarlierSessions
 from spreeze.transport.checkpoint import newest_state
 from spreeze.transport.files import read_bytes, replace_bytes
 from spreeze.transport.weights import read_weights
-from spreeze.types import EnvSpec, spec_from
+from spreeze.types import EnvSpec
 
 _END = re.compile(r"^# end of settings: (\d+)$")
 _UNSET = re.compile(r"^# \w+ is not set\b")

@@ -21,8 +21,8 @@ from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
-from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.jobs import BridgeJob, HostJob, LearnerJob, SamplerJob
+from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 
 _HOST_LEAD_ROWS = 2048
 """Rows that other hosts may insert where samplers of this machine already wait: so hosts come first, and cores here are

@@ -24,9 +24,9 @@ from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.transport.shared_memory import readable
-from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 from spreeze.workers.torch_devices import forget_memory, gpus_of, open_device, peak_bytes, resolve_device, synchronise
 
 _LOOK_S = 0.02  # Time between two checks of the memory of a measurement.

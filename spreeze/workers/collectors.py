@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from spreeze.envs.info_numbers import InfoNumbers
-from spreeze.envs.task import ActionScaling, ObsBuffer, Task, uniform_actions
+from spreeze.envs.task import ActionScaling, ObsBuffer, Task
 from spreeze.envs.task_source import TaskSource
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, WorkerError, described
@@ -28,7 +28,6 @@ from spreeze.inference.return_scale import DiscountedReturns
 from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource, RolloutSink, StepRows, TransitionSink
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
 from spreeze.transport.rollouts import Responses, Rollouts, RolloutWriter
 from spreeze.transport.transitions import FrameLog, NStepBatch
 from spreeze.transport.weights import VersionedParameters
@@ -52,7 +51,6 @@ _BLOCK_STEPS = 32
 _REWARD_STEPS, _FIRST_REWARDS = 128, 4096
 """Steps whose rewards are added up at once, a fourth of them until there were so many: that takes 0.1 ms."""
 _SEED_BITS = 31
-_DRAWN_ROWS, _DRAWN_IMAGES = 4096, 2000
 _ALL = slice(None)
 _SLOW_S = 1.0
 
@@ -761,51 +759,3 @@ class ActionNoise:
             self._block = np.hstack((normal, rng.random((_BLOCK_STEPS, self._noise_dim - self._numbers), np.float32)))
         noise: np.ndarray = self._block[row]
         return noise
-
-
-def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
-    """Fills every shard with normal observations and uniform actions for measurements; call before any other write."""
-    layout, rng = ring.spec.layout, np.random.default_rng(0)
-    if spec.frames is not None:
-        for shard in range(ring.spec.num_shards):
-            _fill_frames(ring, shard, spec, rng)
-        return
-    count = min(_DRAWN_ROWS, ring.spec.rows_per_shard)
-    if layout.sequence is not None:
-        _fill_sequences(ring, min(count, -(-_DRAWN_ROWS // layout.steps)), spec, rng)
-        return
-    obs, next_obs = (rng.standard_normal((count, layout.obs_dim), np.float32) for _ in range(2))
-    for column in range(layout.obs_dim - spec.mask_dim, layout.obs_dim):
-        obs[:, column] = next_obs[:, column] = 1.0  # all actions are allowed
-    action, reward = uniform_actions(spec, count, rng), rng.standard_normal(count, np.float32)
-    columns: list[Any] = [obs, action, reward, np.zeros(count), next_obs] + [np.ones(count)] * (
-        layout.num_steps is not None
-    )
-    for shard in range(ring.spec.num_shards):
-        writer, left = ShardWriter(ring, shard), ring.spec.rows_per_shard
-        while left > 0:
-            writer.write(*(column[:left] for column in columns))
-            left -= count
-
-
-def _fill_sequences(ring: ReplayRing, count: int, spec: EnvSpec, rng: np.random.Generator) -> None:
-    """Fills every shard with sequences out of long episodes."""
-    layout = ring.spec.layout
-    rows = rng.standard_normal((count, layout.width), np.float32)
-    batch = layout.split_sequences(rows, 1.0)
-    batch.action[...] = uniform_actions(spec, batch.action[..., 0].size, rng).reshape(batch.action.shape)
-    batch.terminated[...], batch.valid[...], batch.begins[...] = 0.0, 1.0, 0.0
-    for shard in range(ring.spec.num_shards):
-        writer = ShardWriter(ring, shard)
-        for begin in range(0, ring.spec.rows_per_shard, count):
-            write_rows(writer, rows[: ring.spec.rows_per_shard - begin], 0)
-
-
-def _fill_frames(ring: ReplayRing, shard: int, spec: EnvSpec, rng: np.random.Generator) -> None:
-    log = FrameLog(ShardWriter(ring, shard), 1, ring.spec.layout.n_step, 0.99)
-    frames = rng.integers(256, size=(16, ring.spec.layout.frame_bytes), dtype=np.uint8)
-    frames[:, ring.spec.layout.numbers] = np.ones((16, spec.vector_dim), np.float32).view(np.uint8)
-    log.start(0, frames[0])
-    for step, action in enumerate(uniform_actions(spec, min(_DRAWN_IMAGES, ring.spec.rows_per_shard) - 1, rng)):
-        log.add(0, action, 0.0, False, False, frames[step % len(frames)])
-        log.flush(0)

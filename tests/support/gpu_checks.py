@@ -51,10 +51,10 @@ from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, JOINT, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
 from spreeze.tuner.trials import REPLAY, Trial
 from spreeze.types import Choices, EnvSpec, Jsonable, RowLayout, TeamSpec, TransitionBatch
-from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.gpu_replay import CudaGraph, GpuReplay
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import ROLES, role_of
+from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 from spreeze.workers.torch_devices import HostWaits, gpus_of, learner_threads, matmuls_in, synchronise
 
 FLOAT64_TOLERANCE, ROUNDED_TOLERANCE, SAME_TOLERANCE = 1e-6, 0.1, 1e-2

@@ -12,13 +12,14 @@ import pytest
 from spreeze.cli.resume import check_environment, earlier_sessions, settings_of, write_settings
 from spreeze.cli.train import main as trained
 from spreeze.config.layers import Layer, iterate, resolve, to_toml
+from spreeze.envs.recorded_spec import spec_from
 from spreeze.envs.task import make_task
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 from spreeze.run_directory import SUBDIRECTORIES, write_json
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.weights import WeightsStore
-from spreeze.types import Box, Choices, FrameSpec, spec_from
+from spreeze.types import Box, Choices, FrameSpec
 
 CHOICES = {"env": {"id": "Pendulum-v1"}, "run": {"algo": "sac", "mode": "serial", "seed": 7},
            "learner": {"batch_size": 64}}  # fmt: skip

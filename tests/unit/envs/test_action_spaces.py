@@ -14,11 +14,12 @@ from spreeze.config.modes import find_mode
 from spreeze.envs.action_spaces import action_of, row_of
 from spreeze.envs.make import describe
 from spreeze.envs.obs_flattening import LeafError, mask_of
+from spreeze.envs.recorded_spec import spec_from
 from spreeze.envs.single_env import SingleEnv
 from spreeze.envs.task import ActionScaling, Task, make_task, uniform_actions
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import ConfigError, EnvironmentError_
-from spreeze.types import Box, Choices, EnvSpec, Mixed, TeamSpec, spec_from
+from spreeze.types import Box, Choices, EnvSpec, Mixed, TeamSpec
 
 BASE = {"env_id": "T-v0", "import_module": None, "obs_dim": 4, "max_episode_steps": None, "reward_threshold": None}
 CASES = {

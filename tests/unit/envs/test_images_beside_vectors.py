@@ -11,12 +11,14 @@ from spreeze.algorithms.dqn import DQNConfig
 from spreeze.config.schema import LearnerConfig
 from spreeze.envs.image_tasks import Docking
 from spreeze.envs.pictures import seen_as
+from spreeze.envs.recorded_spec import spec_from
 from spreeze.envs.task import ObsBuffer, make_task, open_task, uniform_actions
 from spreeze.errors import BadTransition
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
-from spreeze.types import RowLayout, spec_from
-from spreeze.workers.collectors import TransitionCollector, fill_with_synthetic_rows
+from spreeze.types import RowLayout
+from spreeze.workers.collectors import TransitionCollector
 from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 
 
 def made(*args, **image):

@@ -14,10 +14,11 @@ from spreeze.cli.arguments import guarded
 from spreeze.cli.evaluate import main as evaluate
 from spreeze.cli.evaluate import policy_of, pretrained_policies, recorded_spec
 from spreeze.cli.export import main as export
+from spreeze.envs.recorded_spec import spec_from
 from spreeze.errors import SpreezeError, WeightsError
 from spreeze.inference.policy import Policy
 from spreeze.transport.weights import encode, read_weights
-from spreeze.types import EnvSpec, spec_from
+from spreeze.types import EnvSpec
 
 ODD = (None, "x", "", 0, -1, 3, 1.5, float("nan"), float("inf"), 10**12, 10**400, True, [], [1], ["x"], [[]], {},
        {"a": 1})  # fmt: skip

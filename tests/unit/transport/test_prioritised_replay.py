@@ -14,8 +14,8 @@ from spreeze.transport.prioritised_replay import PrioritisedReader, open_reader
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
 from spreeze.transport.sum_tree import SumTree
 from spreeze.types import Box, Choices, EnvSpec, RowLayout
-from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 
 
 @pytest.mark.parametrize("size", [1, 33, 3000, 70_000])

@@ -14,8 +14,9 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.transport.checkpoint import _fields
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
 from spreeze.types import Choices, EnvSpec, RowLayout, SequenceShape
-from spreeze.workers.collectors import StepBatch, fill_with_synthetic_rows
+from spreeze.workers.collectors import StepBatch
 from spreeze.workers.sequences import SequenceRowWriter
+from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 
 SPEC = EnvSpec(
     env_id="x", import_module=None, obs_dim=1, action=Choices((9,)), max_episode_steps=None, reward_threshold=None
