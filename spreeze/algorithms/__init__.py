@@ -28,8 +28,7 @@ distributions (``value_heads``), and noise in its weights (``noisy_networks``).
 Parameters are flat vectors, both critics are one stacked network, unused gradients are not computed, and Adam and the
 target update are one call each. Tests compare the gradients with autograd and NumPy; ``tests/support/lean_sac.py``
 measures the speed-up over autograd (``assets/figures.md``). QMIX, image networks (``conv_networks``, ``image_encoder``)
-and custom networks (``custom_networks``) use autograd. A memory that DQN and SAC learn from sequences is
-``recurrent_replay``.
+and custom networks (``custom_networks``) use autograd. Memories are in ``recurrent_networks``.
 
 *Off-policy corrections.* PPO and A2C learn from rollouts with a lag of one in mode hts: see ``on_policy`` and ``ppo``.
 IMPACT, APPO and IMPALA learn from rollouts with any lag: see ``impact``.

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from spreeze.errors import CheckpointError
 from spreeze.inference.lazy_torch import Tensor, torch
+
+if TYPE_CHECKING:
+    from spreeze.algorithms.optimizers import FlatAdam
+    from spreeze.types import TransitionBatch
 
 _GENERATOR = "generator"
 _MAX_SEED = 2**63 - 1
@@ -104,3 +108,39 @@ class Algorithm(ABC):
 
 def finite(values: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+class FlatNetworks(Protocol):
+    """Networks whose parameters are all in one vector."""
+
+    flat: Tensor
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Initialises the parameters."""
+
+
+class Encoder(Protocol):
+    """Networks before actor and critics, which the critics' loss alone changes."""
+
+    size: int  # F: features, the inputs of actor and critics
+    meta: dict[str, Any]
+    adam: FlatAdam
+
+    @property
+    def online(self) -> FlatNetworks: ...
+
+    def encode(self, batch: Any, noise: torch.Generator) -> TransitionBatch:
+        """The batch with features in place of what was observed; keeps what ``step`` needs."""
+        ...
+
+    def step(self, grad_obs: Tensor) -> None: ...
+
+    def update_target(self, tau: float) -> None: ...
+
+    def row_errors(self, errors: Tensor) -> Tensor:
+        """Errors of rows of replay by those of the transitions."""
+        ...
+
+    def arrays(self) -> dict[str, np.ndarray]: ...
+
+    def tensors(self) -> dict[str, Tensor]: ...

@@ -21,7 +21,7 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
 from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, policy_arrays
 from spreeze.algorithms.off_policy import ActionValues, ActorOutputs, DiscreteCritics, OffPolicyAlgorithm
-from spreeze.algorithms.recurrent_replay import RecurrentEncoder
+from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.algorithms.value_heads import CategoricalReturns, QuantileReturns, ReturnHead
 from spreeze.config.algorithm_settings import ActionValueConfig, RecurrentReplayConfig, ReturnRange
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow

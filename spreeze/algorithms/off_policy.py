@@ -25,9 +25,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.algorithm import Algorithm, finite
+from spreeze.algorithms.algorithm import Algorithm, Encoder, FlatNetworks, finite
 from spreeze.algorithms.conv_networks import ConvParameters
-from spreeze.algorithms.encoder import Encoder, FlatNetworks
 from spreeze.algorithms.fused_mlp import (
     RELU,
     HiddenLayers,

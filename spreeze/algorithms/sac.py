@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.algorithm import finite
+from spreeze.algorithms.algorithm import Encoder, finite
 from spreeze.algorithms.distributional import create_critics
-from spreeze.algorithms.encoder import Encoder
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
     MlpBuffers,
@@ -41,7 +40,7 @@ from spreeze.algorithms.off_policy import (
     TrainedNetworks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.algorithms.recurrent_replay import RecurrentEncoder
+from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.config.algorithm_settings import DistributionalConfig, RecurrentReplayConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting

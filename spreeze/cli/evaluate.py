@@ -13,8 +13,8 @@ import numpy as np
 
 from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.config.profiles import shipped
+from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.make import refuse_foreign
-from spreeze.envs.recorded_spec import spec_from
 from spreeze.envs.task import Task, check_fits, frame_options, make_task, observes_pictures
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError, WeightsError, described
 from spreeze.formatting import clean, percent

@@ -11,8 +11,8 @@ from typing import Any
 from spreeze.cli.evaluate import find_weights, recorded_spec
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import RESUMED, Settings, from_toml, iterate, to_toml
+from spreeze.config.recorded_spec import spec_from
 from spreeze.config.schema import Config
-from spreeze.envs.recorded_spec import spec_from
 from spreeze.envs.task import check_fits
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.formatting import clean, duration, number

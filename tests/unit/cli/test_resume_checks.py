@@ -12,7 +12,7 @@ import pytest
 from spreeze.cli.resume import check_environment, earlier_sessions, settings_of, write_settings
 from spreeze.cli.train import main as trained
 from spreeze.config.layers import Layer, iterate, resolve, to_toml
-from spreeze.envs.recorded_spec import spec_from
+from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.task import make_task
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
