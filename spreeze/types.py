@@ -603,14 +603,14 @@ class RowLayout:
         """Views of ``rows`` ([B, W], array or tensor) as sequences."""
         assert self.sequence is not None
         slots, count, at = self.sequence.slots, len(rows), self.sequence_rewards.start
-        obs_end = (slots + 1) * self.obs_dim
+        obs_end, end = (slots + 1) * self.obs_dim, at + 4 * slots
+        reward, terminated, valid, begins = rows[:, at:end].reshape(count, 4, slots).swapaxes(0, 1)
         return SequenceBatch(
-            rows[:, :obs_end].reshape(count, slots + 1, self.obs_dim),
-            rows[:, obs_end:at].reshape(count, slots, self.action_dim),
-            *(rows[:, at + number * slots : at + (number + 1) * slots] for number in range(4)),
-            rows[:, at + 4 * slots : at + 4 * slots + self.sequence.state_dim],
-            gamma,
-        )
+            obs=rows[:, :obs_end].reshape(count, slots + 1, self.obs_dim),
+            action=rows[:, obs_end:at].reshape(count, slots, self.action_dim),
+            reward=reward, terminated=terminated, valid=valid, begins=begins,
+            state=rows[:, end : end + self.sequence.state_dim], discount=gamma,
+        )  # fmt: skip
 
     def split_frames(self, rows: Any, frames: Any, gamma: float) -> TransitionBatch:
         """Views of ``rows`` [B, W] and ``frames`` [B, T, *frame] (uint8) as a batch of image transitions.

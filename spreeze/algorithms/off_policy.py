@@ -174,10 +174,11 @@ class OffPolicyAlgorithm(Algorithm):
         if self.encoder is not None:
             self.encoder.update_target(self._config.tau)
 
-    def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
+    def update(self, batch: Any, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
         """Runs one update. Steps with a non-finite gradient are skipped and counted.
 
-        ``batch`` is on the critics' device, ``actor_batch`` (only obs, next_obs) on the actor's if that is another one.
+        ``batch``, with memory a SequenceBatch, else a TransitionBatch, is on the critics' device, ``actor_batch`` (only
+        obs, next_obs) on the actor's if that is another one.
         Returns the seconds of the critic step, with ``actor_forward``, and of the actor step; on a GPU to enqueue them.
         """
         devices, start_s = self._devices, perf_counter()

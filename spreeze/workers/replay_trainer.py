@@ -29,7 +29,7 @@ from spreeze.inference.return_scale import REWARD_CLIP, ReturnMoments, averaged_
 from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.protocols import BatchSource
 from spreeze.transport.replay_ring import ReplayReader
-from spreeze.types import EnvSpec, RowLayout, TransitionBatch
+from spreeze.types import EnvSpec, RowLayout, SequenceBatch, TransitionBatch
 from spreeze.workers.gpu_replay import (
     CudaGraph,
     DeviceStream,
@@ -285,7 +285,7 @@ class ReplayTrainer:
         self.batch_size = self.batch_rows * self._layout.steps
         """Env steps of an update; with sequences there are fewer rows, each at least one."""
         self.algorithm.drop_buffers()
-        self._host_batch: TransitionBatch | None = None
+        self._host_batch: TransitionBatch | SequenceBatch | None = None
         self._frames: torch.Tensor | None = None
         self._actor_obs: torch.Tensor | None = None
         self._rows, self._rows_np = torch.empty(0), np.empty(0, np.float32)
@@ -469,7 +469,7 @@ class ReplayTrainer:
             self.rows_redrawn += len(bad)
         np.clip(reward, -bound, bound, out=reward)
 
-    def _batch(self) -> TransitionBatch:
+    def _batch(self) -> TransitionBatch | SequenceBatch:
         if self._device in self._copied:
             rows = self._rows.to(self._device, non_blocking=True)
             frames = None if self._frames is None else self._frames.to(self._device, non_blocking=True)
@@ -490,9 +490,9 @@ class ReplayTrainer:
             self._copied[self._actor_device].record(torch.cuda.current_stream(self._actor_device))
         return TransitionBatch(there[0], None, None, None, None, None, there[1])
 
-    def _split(self, rows: torch.Tensor, frames: torch.Tensor | None) -> TransitionBatch:
+    def _split(self, rows: torch.Tensor, frames: torch.Tensor | None) -> TransitionBatch | SequenceBatch:
         layout, gamma = self._layout, self._gamma
-        batch: Any
+        batch: TransitionBatch | SequenceBatch
         if layout.sequence is not None:
             batch = layout.split_sequences(rows, gamma)
         else:
