@@ -21,11 +21,13 @@ _SETTINGS = {
 
 
 def returns(args: argparse.Namespace) -> list[Row]:
-    """Final return, and env steps to the target, of PPO without and with a cell."""
-    settings = [f"--set=ppo.{name}={value}" for name, value in _SETTINGS.get(args.env, {}).items()]
-    common = ["--import", MODULE, "--env", args.env, "--algo", "ppo", "--mode", args.mode, "--samplers", "1",
+    """Final return, and env steps to the target, of an algorithm without and with a cell."""
+    algo = args.algo
+    settings = [f"--set={algo}.{name}={value}" for name, value in _SETTINGS.get(args.env, {}).items()]
+    settings = settings if algo == "ppo" else ["--batch-size=512", "--set=replay.samples_per_insert_max=128"]
+    common = ["--import", MODULE, "--env", args.env, "--algo", algo, "--mode", args.mode, "--samplers", "1",
               "--envs-per-sampler", "8", "--env-steps", str(args.env_steps), *settings]  # fmt: skip
-    found = compare(args, {kind: [f"--set=ppo.recurrent={kind}"] for kind in ("none", *CELLS)}, common)
+    found = compare(args, {kind: [f"--set={algo}.recurrent={kind}"] for kind in ("none", *CELLS)}, common)
     return [
         *rows_of(found, "eval_return_final", "env_steps_per_s", env=args.env),
         *(
@@ -92,7 +94,7 @@ if __name__ == "__main__":
     main(
         __doc__ or "",
         {"returns": returns, "step": step},
-        flags={"env_steps": 200_000, "mode": "serial"},
+        flags={"env_steps": 200_000, "mode": "serial", "algo": "ppo"},
         env="TMaze-v0",
         target_return=0.95,
         seconds=600.0,
