@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,15 +85,45 @@ class SACConfig(RecurrentReplayConfig, DistributionalConfig):
         self.check_memory(spec, self.network)
 
 
-def _encoder(
-    obs_dim: int, config: SACConfig, seed: int, device: torch.device, frames: FrameSpec | None
-) -> Encoder | None:
-    """Networks before actor and critics, if there are any."""
-    if frames is not None:
-        return ImageEncoder(frames, config, seed, device)
-    if config.sequence is None:
-        return None
-    return RecurrentEncoder(obs_dim, config, config.n_step, seed, device, lr=config.critic_lr)
+class _Base(NamedTuple):
+    """The actor, and all that critics are made from; ``init`` draws the actor's weights first."""
+
+    place: DeviceSplit
+    encoder: Encoder | None
+    inputs: int
+    """Values that actor and critics read of an observation."""
+    init: torch.Generator
+    actor: TrainedNetworks[Parameters]
+    critic_layers: HiddenLayers
+    meta: dict[str, Any]
+    """Metadata that every kind of policy has."""
+
+    @classmethod
+    def create(
+        cls,
+        obs_dim: int,
+        outputs: int,
+        config: SACConfig,
+        seed: int,
+        device: str,
+        network: NetworkRow | None,
+        frames: FrameSpec | None,
+    ) -> _Base:
+        place = DeviceSplit.parse(device)
+        encoder: Encoder | None = None
+        if frames is not None:
+            encoder = ImageEncoder(frames, config, seed, place.critics)
+        elif config.sequence is not None:
+            encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, place.critics, lr=config.critic_lr)
+        inputs = obs_dim if encoder is None else encoder.size
+        init, sizes = torch.Generator().manual_seed(seed), (inputs, *config.actor_sizes, outputs)
+        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
+        actor = TrainedNetworks(
+            lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init, target=False
+        )
+        critic_layers = HiddenLayers(config.activation, config.critic_layer_norm, network)
+        meta = {"obs_dim": obs_dim, "hidden_sizes": list(config.actor_sizes), **layers.meta}
+        return cls(place, encoder, inputs, init, actor, critic_layers, meta)
 
 
 class _Buffers:
@@ -155,20 +185,18 @@ class _SoftActorCritic(OffPolicyAlgorithm):
 
     def __init__(
         self,
-        actor: TrainedNetworks[Parameters],
+        base: _Base,
         critics: CriticNetworks[Any],
         config: SACConfig,
         seed: int,
         meta: dict[str, Any],
-        place: DeviceSplit,
         *,
         overlap: bool = False,
-        encoder: Encoder | None = None,
     ) -> None:
-        noise = torch.Generator(place.actor).manual_seed(seed + 1)
-        super().__init__(actor, critics, noise, meta, place, overlap=overlap, encoder=encoder)
+        noise = torch.Generator(base.place.actor).manual_seed(seed + 1)
+        super().__init__(base.actor, critics, noise, meta, base.place, overlap=overlap, encoder=base.encoder)
         self._config, self.period = config, config.policy_delay
-        self.log_alpha = actor.online.flat.new_full((self._coefficients,), math.log(config.initial_alpha))
+        self.log_alpha = base.actor.online.flat.new_full((self._coefficients,), math.log(config.initial_alpha))
         self.alpha = self.log_alpha.exp()
         self.alpha_gradient = torch.zeros_like(self.log_alpha)
         """[1], to log alpha."""
@@ -233,27 +261,10 @@ class SAC(_SoftActorCritic):
         network: NetworkRow | None = None,
         frames: FrameSpec | None = None,
     ) -> None:
-        place, hidden = DeviceSplit.parse(device), config.actor_sizes
-        encoder = _encoder(obs_dim, config, seed, place.critics, frames)
-        inputs = obs_dim if encoder is None else encoder.size
-        init = torch.Generator().manual_seed(seed)
-        sizes = (inputs, *hidden, 2 * action_dim)
-        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
-        actor = TrainedNetworks(
-            lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init, target=False
-        )
-        critics = create_critics(
-            config,
-            inputs,
-            action_dim,
-            2,
-            init,
-            place.critics,
-            HiddenLayers(config.activation, config.critic_layer_norm, network),
-        )
-        meta = {"policy": "squashed_gaussian", "obs_dim": obs_dim, "action_dim": action_dim,
-                "hidden_sizes": list(hidden), **layers.meta}  # fmt: skip
-        super().__init__(actor, critics, config, seed, meta, place, overlap=overlap, encoder=encoder)
+        base = _Base.create(obs_dim, 2 * action_dim, config, seed, device, network, frames)
+        critics = create_critics(config, base.inputs, action_dim, 2, base.init, base.place.critics, base.critic_layers)
+        meta = base.meta | {"policy": "squashed_gaussian", "action_dim": action_dim}
+        super().__init__(base, critics, config, seed, meta, overlap=overlap)
         self._begin(action_dim)
 
     def _begin(self, action_dim: int) -> None:
@@ -357,28 +368,20 @@ class DiscreteSAC(_SoftActorCritic):
         network: NetworkRow | None = None,
         frames: FrameSpec | None = None,
     ) -> None:
-        place, hidden = DeviceSplit.parse(device), config.actor_sizes
-        encoder = _encoder(obs_dim, config, seed, place.critics, frames)
-        inputs = obs_dim if encoder is None else encoder.size
-        init = torch.Generator().manual_seed(seed)
-        sizes = (inputs, *hidden, num_actions)
-        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
-        actor = TrainedNetworks(
-            lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init, target=False
-        )
+        base = _Base.create(obs_dim, num_actions, config, seed, device, network, frames)
         critics = DiscreteCritics(
-            inputs,
+            base.inputs,
             num_actions,
             config.hidden_sizes,
             2,
             config.critic_lr,
-            init,
-            place.critics,
-            layers=HiddenLayers(config.activation, config.critic_layer_norm, network),
+            base.init,
+            base.place.critics,
+            layers=base.critic_layers,
         )
-        meta = {"policy": "categorical", "obs_dim": obs_dim, "nvec": [num_actions], "hidden_sizes": list(hidden)}
-        meta |= layers.meta | ({"action_mask": True} if masked else {})
-        super().__init__(actor, critics, config, seed, meta, place, encoder=encoder)
+        meta = base.meta | {"policy": "categorical", "nvec": [num_actions]}
+        meta |= {"action_mask": True} if masked else {}
+        super().__init__(base, critics, config, seed, meta)
         self._masked, self._num_actions = masked, num_actions
         self._log_alpha_max = math.log(config.max_alpha)
 
@@ -468,32 +471,23 @@ class HybridSAC(SAC):
         network: NetworkRow | None = None,
         frames: FrameSpec | None = None,
     ) -> None:
-        place, hidden = DeviceSplit.parse(device), config.actor_sizes
-        encoder = _encoder(obs_dim, config, seed, place.critics, frames)
-        inputs = obs_dim if encoder is None else encoder.size
-        init = torch.Generator().manual_seed(seed)
-        sizes = (inputs, *hidden, 2 * numbers + num_actions)
-        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
-        actor = TrainedNetworks(
-            lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init, target=False
-        )
+        base = _Base.create(obs_dim, 2 * numbers + num_actions, config, seed, device, network, frames)
         critics = HybridCritics(
-            inputs + numbers,
+            base.inputs + numbers,
             num_actions,
             config.hidden_sizes,
             2,
             config.critic_lr,
-            init,
-            place.critics,
-            layers=HiddenLayers(config.activation, config.critic_layer_norm, network),
+            base.init,
+            base.place.critics,
+            layers=base.critic_layers,
         )
-        meta = {"policy": "squashed_mixed", "obs_dim": obs_dim, "action_dim": numbers, "nvec": [num_actions],
-                "hidden_sizes": list(hidden), **layers.meta}  # fmt: skip
+        meta = base.meta | {"policy": "squashed_mixed", "action_dim": numbers, "nvec": [num_actions]}
         meta |= {"action_mask": True} if masked else {}
-        _SoftActorCritic.__init__(self, actor, critics, config, seed, meta, place, encoder=encoder)
+        _SoftActorCritic.__init__(self, base, critics, config, seed, meta)
         self._begin(numbers)
         self._masked, self._num_actions = masked, num_actions
-        self._log_alpha_max = torch.tensor([math.inf, math.log(config.max_alpha)], device=place.actor)
+        self._log_alpha_max = torch.tensor([math.inf, math.log(config.max_alpha)], device=base.place.actor)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
         next_numbers, next_log_prob, numbers = super().actor_forward(batch)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.schema import SECTIONS
-from spreeze.envs.make import newest_version
 from spreeze.errors import UsageError
 
 _SAME = {
@@ -66,9 +65,12 @@ def translated(arguments: list[str], note: Callable[[str], None]) -> list[str]:
             if value not in ALGORITHMS and value.lower() in ALGORITHMS:
                 found[place + 1] = value.lower()
             algo = found[place + 1]
-        elif name == "--env" and (newest := newest_version(value)) is not None:
-            found[place + 1] = newest
-            note(f"--env {value}: {newest}, its newest version")
+        elif name == "--env":
+            from spreeze.envs.make import newest_version  # verbs without a task need not load it
+
+            if (newest := newest_version(value)) is not None:
+                found[place + 1] = newest
+                note(f"--env {value}: {newest}, its newest version")
     for place, name in enumerate(found[:-1]):
         if name in _SETTINGS:
             found[place : place + 2] = ["--set", f"{_setting(name, algo, found[place + 1])}={found[place + 1]}"]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.bench import Row, line, row
+from spreeze.bench import Row, line, row, row_of_reached
 from spreeze.bench import runs as bench_runs
 from spreeze.bench.runs import OUTSIDE_S, Document, in_turn
 from spreeze.cli import report
@@ -146,6 +146,16 @@ def steps_to_target(document: Document, target: float) -> int | None:
     """Env steps of the first policy whose evaluation reached the target, without those collected meanwhile."""
     found = reached(MetricsReader(Path(document["run_dir"]) / "metrics.db").evaluations(), target, 1)
     return None if found is None else int(found.env_steps)
+
+
+def rows_of_target(found: Mapping[str, list[Document]], target: float, **more: Any) -> list[Row]:
+    """Env steps to the target, case by case."""
+    return [
+        row_of_reached(
+            "env_steps_to_target", "env steps", [steps_to_target(one, target) for one in documents], case=case, **more
+        )
+        for case, documents in found.items()
+    ]
 
 
 _SPIN = """

@@ -4,9 +4,9 @@ import argparse
 import time
 
 import numpy as np
-from common import compare, main, rows_of, steps_to_target
+from common import compare, main, rows_of, rows_of_target
 
-from spreeze.bench import Row, row, row_of_reached
+from spreeze.bench import Row, row
 from spreeze.inference.policy import Policy
 from spreeze.inference.recurrence import CELLS
 
@@ -30,16 +30,7 @@ def returns(args: argparse.Namespace) -> list[Row]:
     found = compare(args, {kind: [f"--set={algo}.recurrent={kind}"] for kind in ("none", *CELLS)}, common)
     return [
         *rows_of(found, "eval_return_final", "env_steps_per_s", env=args.env),
-        *(
-            row_of_reached(
-                "env_steps_to_target",
-                "env steps",
-                [steps_to_target(document, args.target_return) for document in documents],
-                case=case,
-                env=args.env,
-            )
-            for case, documents in found.items()
-        ),
+        *rows_of_target(found, args.target_return, env=args.env),
     ]
 
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from common import SUPPORT, compare, main, rows_of, steps_to_target
+from common import SUPPORT, compare, main, rows_of, rows_of_target
 
-from spreeze.bench import Row, row, row_of_reached
+from spreeze.bench import Row, row
 from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.types import RowLayout
@@ -39,16 +39,7 @@ def returns(args: argparse.Namespace) -> list[Row]:
     found = compare(args, cases, common)
     return [
         *rows_of(found, "eval_return_mean", "env_steps_per_s", env=args.env),
-        *(
-            row_of_reached(
-                "env_steps_to_target",
-                "env steps",
-                [steps_to_target(document, args.target_return) for document in documents],
-                case=case,
-                env=args.env,
-            )
-            for case, documents in found.items()
-        ),
+        *rows_of_target(found, args.target_return, env=args.env),
     ]
 
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from common import PATIENCE_S, busy_core, compare, linear_rows, main, rows_of, sleeping, steps_to_target, written_report
+from common import PATIENCE_S, busy_core, compare, linear_rows, main, rows_of, rows_of_target, sleeping, written_report
 
-from spreeze.bench import Row, row, row_of_reached
+from spreeze.bench import Row, row
 from spreeze.bench.runs import time_row
 from spreeze.metrics.store import MetricsReader
 
@@ -106,11 +106,7 @@ def serial(args: argparse.Namespace) -> list[Row]:
 
 
 def _taken(found: dict[str, list[dict]], target: float) -> list[Row]:
-    steps = {case: [steps_to_target(one, target) for one in documents] for case, documents in found.items()}
-    return [
-        *(row_of_reached("env_steps_to_target", "env steps", values, case=case) for case, values in steps.items()),
-        *(time_row(documents, case=case) for case, documents in found.items()),
-    ]
+    return [*rows_of_target(found, target), *(time_row(documents, case=case) for case, documents in found.items())]
 
 
 def modes(args: argparse.Namespace) -> list[Row]:

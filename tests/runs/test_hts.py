@@ -1,13 +1,11 @@
 """The HTS-RL mode and its baseline with real processes: the same bits, whoever dies, and refusals with a reason."""
 
 import json
-import os
-import signal
 import time
 
 import pytest
 from harness import shared_memory
-from hts_runs import ROWS, SMALL, SYNTHETIC, Run, fingerprints, played, slow, train
+from hts_runs import ROWS, SMALL, SYNTHETIC, Run, fingerprints, kill_in_turn, played, slow, train
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
@@ -47,12 +45,7 @@ def test_every_role_is_killed_in_turn_and_no_bit_changes(tmp_path):
     shared = shared_memory()
     args = (*SYNTHETIC, "--env-arg", "law=exponential", "--env-arg", "mean_s=0.02", "--inference-workers", "1")
     with Run(tmp_path, *args, name="killed", tiny=SMALL) as run:
-        for count, name in enumerate(("sampler-1", "inference-0", "learner", "sampler-0"), 1):
-            run.until_progress()
-            victim = run.wait_for(lambda name=name: run.children().get(name), what=f"{name} to be there")
-            os.kill(victim.pid, signal.SIGKILL)
-            run.wait_for(lambda count=count: run.numbers().get("restarts", 0) >= count, what=f"another {name}")
-        run.until_progress()
+        kill_in_turn(run, ("sampler-1", "inference-0", "learner", "sampler-0"))
         code, document = run.stop()
         assert (code, document["error"], document["restarts"]) == (0, None, 4)
         assert any("learner continues from update" in event for event in run.events())

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 from harness import verb
-from hts_runs import ROWS, SMALL, SYNTHETIC, Run, fingerprints, played, train
+from hts_runs import ROWS, SMALL, SYNTHETIC, Run, fingerprints, kill_in_turn, played, train
 
 import spreeze
 from spreeze.errors import UsageError
@@ -40,12 +40,7 @@ def test_every_role_is_killed_in_turn_and_the_memory_is_kept(tmp_path):
     args = (*SYNTHETIC, *memory("gru"), "--env-arg", "law=exponential", "--env-arg", "mean_s=0.02",
             "--inference-workers", "1")  # fmt: skip
     with Run(tmp_path, *args, name="killed", tiny=SMALL) as run:
-        for count, name in enumerate(("sampler-1", "inference-0", "learner"), 1):
-            run.until_progress()
-            victim = run.wait_for(lambda name=name: run.children().get(name), what=f"{name} to be there")
-            os.kill(victim.pid, signal.SIGKILL)
-            run.wait_for(lambda count=count: run.numbers().get("restarts", 0) >= count, what=f"another {name}")
-        run.until_progress()
+        kill_in_turn(run, ("sampler-1", "inference-0", "learner"))
         code, document = run.stop()
         assert (code, document["error"], document["restarts"]) == (0, None, 3)
         lines = fingerprints(run)

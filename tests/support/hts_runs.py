@@ -2,6 +2,8 @@
 
 import functools
 import json
+import os
+import signal
 
 import harness
 from harness import PATIENCE_S
@@ -27,6 +29,16 @@ def fingerprints(run):
         line = json.loads(text)
         assert found.setdefault(line["interval"], line) == line
     return [found[interval] for interval in sorted(found)]
+
+
+def kill_in_turn(run, names):
+    """Kills workers one after the other, each once the run makes progress; another one takes its place."""
+    for count, name in enumerate(names, 1):
+        run.until_progress()
+        victim = run.wait_for(lambda name=name: run.children().get(name), what=f"{name} to be there")
+        os.kill(victim.pid, signal.SIGKILL)
+        run.wait_for(lambda count=count: run.numbers().get("restarts", 0) >= count, what=f"another {name}")
+    run.until_progress()
 
 
 def played(tmp_path, name, *args, intervals=20, rows=ROWS, timeout_s=PATIENCE_S):
