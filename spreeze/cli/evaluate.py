@@ -22,7 +22,8 @@ from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.machine.output import emit, say, stdout_to_stderr
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
 from spreeze.metrics import comparison
-from spreeze.metrics.comparison import FEWEST_RUNS, POLICIES, RESAMPLES, bootstrap_interval
+from spreeze.metrics.comparison import FEWEST_RUNS, POLICIES
+from spreeze.metrics.evidence import RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run, read_json
 from spreeze.transport.demonstrations import check_demonstrable, save_demonstrations
 from spreeze.transport.protocols import Arrays

@@ -19,6 +19,7 @@ from spreeze.errors import RunError
 from spreeze.formatting import DASH, duration, number
 from spreeze.metrics import comparison
 from spreeze.metrics.comparison import Curve, Line, Report, Rules, RunGroup
+from spreeze.metrics.evidence import RESAMPLES
 from spreeze.metrics.html_report import MOST_RUNS
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_json
@@ -255,7 +256,7 @@ def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence
     _run_table(found, curves)
     st.caption(
         f"From all episodes of the last {comparison.POLICIES} evaluated policies, with a [95 % bootstrap interval over "
-        f"seeds, {comparison.RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, called final, "
+        f"seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, called final, "
         f"final-time and required-time there; `python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the "
         "same."
     )

@@ -19,7 +19,8 @@ import numpy as np
 
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.errors import ConfigError, RunError, did_you_mean
-from spreeze.formatting import DASH, aligned, clean, duration, number
+from spreeze.formatting import DASH, aligned, clean, duration, number, percent
+from spreeze.metrics.evidence import LEVEL, RESAMPLES, bootstrap_interval, improvement, iqm, seeds_needed
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import finite_number, read_config, read_json, read_run
 
@@ -46,8 +47,6 @@ TIMES = {
     f"mean of {POLICIES} at target": ("required_s", f"the mean of {POLICIES} evaluations in a row"),
 }
 """Title of a time to a return -> its name in a report, and what has reached the return then."""
-RESAMPLES = 10_000
-LEVEL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +72,8 @@ class Rules:
 
 
 FEWEST_RUNS = 3
+MOST_SEEDS = 50
+"""Further seeds beyond which no number is advised."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,34 @@ class PairReport:
     """Difference of the final-time metrics."""
     required_ratio: tuple[Spread | None, ...]
     """Required time divided by that of ``against``; None if a seed of either has not reached the target."""
+    improvement: Spread | None
+    """Probability that a run has a higher final-time metric than one of ``against``, over the common seeds."""
+    seeds_needed: int | None
+    """Seeds that would tell both apart if difference and spread are what they seem; None where that is unknown."""
+
+
+class Standing(NamedTuple):
+    """The two groups of a task with the highest returns at equal time."""
+
+    first: RunGroup
+    second: RunGroup
+    best: Spread
+    next_best: Spread
+    limit_s: float
+    improvement: Spread | None
+    """Probability that a run of the first is the better one."""
+    seeds_needed: int | None
+    """Seeds of each that would tell them apart if difference and spread are what they seem; None: not known."""
+    apart: bool
+    """True if their intervals do not overlap."""
+
+    @property
+    def more(self) -> int | None:
+        """Further seeds of each that would tell; 0 if the present ones do, None where that is not known."""
+        seeds = min(self.best.seeds, self.next_best.seeds)
+        if seeds < FEWEST_RUNS:
+            return FEWEST_RUNS - seeds
+        return 0 if self.apart else None if self.seeds_needed is None else max(1, self.seeds_needed - seeds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,32 +202,6 @@ class Report:
     runs: list[RunReport]
     groups: list[GroupReport]
     pairs: list[PairReport]
-
-
-def bootstrap_interval(
-    values: Sequence[float] | np.ndarray,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-    *,
-    robust: bool = False,
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of a centre (Efron 1979): quantiles of the centres of resamples.
-
-    ``values`` needs at least one number; ``level`` is the share of resampled centres inside the interval.
-    ``robust``: the centre is the interquartile mean, else the mean.
-    """
-    data = np.asarray(values, dtype=np.float64)
-    rng = np.random.default_rng(seed)
-    centres = np.empty(resamples)
-    chunk = max(1, 1_000_000 // data.size)
-    for start in range(0, resamples, chunk):
-        count = min(chunk, resamples - start)
-        drawn = data[rng.integers(0, data.size, (count, data.size))]
-        centres[start : start + count] = iqm(drawn.T) if robust else drawn.mean(axis=1)
-    tail = (1.0 - level) / 2.0
-    low, high = np.quantile(centres, [tail, 1.0 - tail])
-    return float(low), float(high)
 
 
 def running_mean(curve: Sequence[EvaluationRow], policies: int) -> list[float]:
@@ -366,6 +369,7 @@ def _pair(
         return None
     couples = [(mine[seed], theirs[seed]) for seed in seeds]
     times = [[(a.required_s[i], b.required_s[i]) for a, b in couples] for i in range(len(rules.targets))]
+    chance, needed = _evidence([a for a, _ in couples], [b for _, b in couples], rules)
     return PairReport(
         group=group,
         against=against,
@@ -373,7 +377,22 @@ def _pair(
         final=_of_all([_minus(a.final, b.final) for a, b in couples], rules),
         final_time=_of_all([_minus(a.final_time, b.final_time) for a, b in couples], rules),
         required_ratio=tuple(_of_all([_over(a, b) for a, b in row], rules) for row in times),
+        improvement=chance,
+        seeds_needed=needed,
     )
+
+
+def _evidence(runs: Sequence[RunReport], others: Sequence[RunReport], rules: Rules) -> tuple[Spread | None, int | None]:
+    """The probability that one of ``runs`` beats one of ``others`` at equal time, and the seeds that would tell."""
+    paired = [run.seed for run in runs] == [run.seed for run in others] and None not in {run.seed for run in runs}
+    mine, theirs = ([run.final_time for run in part if run.final_time is not None] for part in (runs, others))
+    paired = paired and len(mine) == len(theirs) == len(runs)
+    if not mine or not theirs:
+        return None, None
+    chance, low, high = improvement(mine, theirs, rules.level, rules.resamples, paired=paired)
+    seeds = min(len(mine), len(theirs))
+    known = Spread(chance, low, high, seeds) if seeds >= FEWEST_RUNS else Spread(chance, None, None, seeds)
+    return known, seeds_needed(mine, theirs, paired=paired)
 
 
 def _by_seed(runs: Sequence[RunReport]) -> Mapping[int, RunReport]:
@@ -519,25 +538,50 @@ def verdicts(found: Report) -> list[str]:
     for env in dict.fromkeys(group.group.env for group in found.groups):
         groups = [group for group in found.groups if group.group.env == env]
         if len(groups) > 1:
-            limit_s = next(run.limit_s for run in found.runs if run.group.env == env)
-            sentences += _standing(env, limit_s, groups)
+            ahead = standing(found, env)
+            sentences += [] if ahead is None else [_standing_text(ahead)]
             sentences += [_verdict(env, target, i, groups) for i, target in enumerate(found.rules.targets)]
     return sentences
 
 
-def _standing(env: str, limit_s: float, groups: Sequence[GroupReport]) -> list[str]:
-    """Which group has the highest return at equal time, if the intervals part it from the next one."""
-    known = [(group, group.final_time) for group in groups if group.final_time is not None]
+def standing(found: Report, env: str) -> Standing | None:
+    """The two best groups of a task at equal time; None if fewer than two have a return."""
+    known = [(group, group.final_time) for group in found.groups if group.group.env == env and group.final_time]
     if len(known) < 2:
-        return []
+        return None
     (first, best), (second, next_best), *_ = sorted(known, key=lambda pair: pair[1].centre, reverse=True)
-    told = f"{first.group.label} has a return of {spread_text(best)}, {second.group.label} {spread_text(next_best)}"
-    start = f"{env}, after {_told(limit_s)}, the time that all runs have: {told}"
-    if best.low is None or next_best.high is None:
-        return [f"{start}; fewer than {FEWEST_RUNS} seeds each cannot tell them apart"]
-    if best.low <= next_best.high:
-        return [f"{start}; their intervals overlap, so {min(best.seeds, next_best.seeds)} seeds cannot tell them apart"]
-    return [f"{start}; {first.group.label} is better"]
+    mine, theirs = (
+        sorted(
+            (run for run in found.runs if run.group == part.group), key=lambda run: (run.seed is None, run.seed or 0)
+        )
+        for part in (first, second)
+    )
+    chance, needed = _evidence(mine, theirs, found.rules)
+    apart = best.low is not None and next_best.high is not None and best.low > next_best.high
+    return Standing(first.group, second.group, best, next_best, mine[0].limit_s, chance, needed, apart)
+
+
+def _standing_text(found: Standing) -> str:
+    first, best, next_best = found.first, found.best, found.next_best
+    text = (
+        f"{first.env}, after {_told(found.limit_s)}, the time that all runs have: {first.label} has a return of "
+        f"{spread_text(best)}, {found.second.label} {spread_text(next_best)}"
+    )
+    seeds = min(best.seeds, next_best.seeds)
+    if seeds < FEWEST_RUNS:
+        return f"{text}; fewer than {FEWEST_RUNS} seeds each cannot tell them apart"
+    if found.improvement is not None and found.improvement.centre == 1.0:  # the interval of a bootstrap is then 1 alone
+        sure = f"each of its {best.seeds} runs has more than each of the other {next_best.seeds}"
+    else:
+        sure = f"one of its runs has more with a probability of {spread_text(found.improvement, percent)}"
+    if found.apart:
+        return f"{text}; {first.label} is better: {sure}"
+    text = f"{text}; {sure}, but their intervals overlap, so {seeds} seeds cannot tell them apart"
+    if found.more is None:
+        return text
+    if found.more > MOST_SEEDS:
+        return f"{text}; for so small a difference more than {MOST_SEEDS} others each would be needed"
+    return f"{text}; {found.more} more each would, if the difference is what it seems"
 
 
 def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport]) -> str:
@@ -619,17 +663,6 @@ def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.nd
             index = np.searchsorted(at, x, side="right") - 1
             line[:] = np.where((index >= 0) & (x <= at[-1]), found[np.maximum(index, 0)], np.nan)
     return x, values
-
-
-def iqm(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean over the first axis, [R, ...] -> [...]: the mean of the middle half.
-
-    Agarwal et al. 2021 (arXiv 2108.13264): more robust than the mean, more efficient than the median.
-    """
-    ordered = np.sort(values, axis=0)
-    count = len(ordered)
-    cut = count // 4
-    return np.asarray(ordered[cut : count - cut].mean(axis=0))
 
 
 def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band:

@@ -23,6 +23,7 @@ from spreeze.errors import ConfigError
 from spreeze.formatting import DASH, clean, duration, number, percent, whole
 from spreeze.metrics import comparison, tuning_record
 from spreeze.metrics.comparison import Curve, Line, Rules
+from spreeze.metrics.evidence import RESAMPLES
 from spreeze.metrics.info_means import INFO
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import by_name
@@ -234,7 +235,7 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
     metrics = (
         f"Metrics of the HTS-RL paper: mean over the episodes of the last {comparison.POLICIES} evaluated policies, "
         f"at the end, and up to the wall time that all runs of a task reached; the {centre} over seeds [95 % bootstrap "
-        f"interval, {comparison.RESAMPLES:,} resamples]."
+        f"interval, {RESAMPLES:,} resamples]."
     )
     parts += [_note(told), _note(metrics)]
     return _section("Learning curves", *parts)

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("streamlit")
 from spreeze.dashboard import components, run_data
 from spreeze.metrics import comparison, tuning_record
+from spreeze.metrics.evidence import iqm
 from spreeze.metrics.store import EvaluationRow
 
 
@@ -16,9 +17,9 @@ def curve(*points):
 
 
 def test_the_interquartile_mean_drops_the_best_and_the_worst_quarter():
-    assert comparison.iqm(np.array([0.0, 1.0, 3.0, 100.0])) == 2.0
-    assert comparison.iqm(np.array([7.0])) == 7.0
-    assert comparison.iqm(np.array([[1.0, 10.0], [3.0, 30.0]])).tolist() == [2.0, 20.0]
+    assert iqm(np.array([0.0, 1.0, 3.0, 100.0])) == 2.0
+    assert iqm(np.array([7.0])) == 7.0
+    assert iqm(np.array([[1.0, 10.0], [3.0, 30.0]])).tolist() == [2.0, 20.0]
 
 
 def test_a_curve_is_a_step_unknown_before_its_first_and_after_its_last_point():

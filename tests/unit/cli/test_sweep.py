@@ -14,7 +14,7 @@ from harness import PATIENCE_S, REPO, poll
 
 from spreeze.cli import sweep
 from spreeze.errors import ConfigError, ResourceError, RunError
-from spreeze.metrics.comparison import iqm
+from spreeze.metrics.evidence import iqm
 from spreeze.run_directory import LIVE_STATES, RunDir, state_of
 from spreeze.runtime.interrupts import Interrupts
 

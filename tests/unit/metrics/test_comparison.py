@@ -11,7 +11,6 @@ from spreeze.metrics.comparison import (
     Curve,
     Rules,
     RunGroup,
-    bootstrap_interval,
     final_metric,
     read_curve,
     report,
@@ -20,6 +19,7 @@ from spreeze.metrics.comparison import (
     split_by_settings,
     spread,
     spread_text,
+    standing,
     text,
     verdicts,
     whole,
@@ -45,34 +45,6 @@ def curve(group, seed, *points, end_s=None, **settings):
         evaluations=found,
         settings=settings,
     )
-
-
-def test_the_interval_of_two_values_by_hand():
-    # Means of two draws from {0, 1}: 0 (1/4), 1/2 (1/2), 1 (1/4); the 50 % interval ends inside of the middle.
-    assert bootstrap_interval([0.0, 1.0], level=0.95) == (0.0, 1.0)
-    assert bootstrap_interval([0.0, 1.0], level=0.4) == (0.5, 0.5)
-
-
-def test_the_interval_of_one_value_is_that_value():
-    assert bootstrap_interval([5.0]) == (5.0, 5.0)
-
-
-def test_the_interval_agrees_with_the_normal_one_for_many_values():
-    values = np.random.default_rng(1).normal(10.0, 2.0, 400)
-    low, high = bootstrap_interval(values.tolist())
-    expected = 1.96 * values.std() / 20.0
-    assert low == pytest.approx(values.mean() - expected, abs=0.02)
-    assert high == pytest.approx(values.mean() + expected, abs=0.02)
-    assert (low, high) == bootstrap_interval(values.tolist())
-
-
-def test_the_interval_of_the_interquartile_mean_does_not_reach_an_outlier():
-    values = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 100.0]
-    assert bootstrap_interval(values, level=0.4)[1] > 0.0
-    assert bootstrap_interval(values, level=0.4, robust=True) == (0.0, 0.0)
-
-
-# --- the metrics of one run ---
 
 
 def test_the_running_mean_looks_back_only_and_starts_with_what_there_is():
@@ -180,8 +152,14 @@ def test_the_verdict_says_who_was_first_and_how_long_the_others_took():
 @pytest.mark.parametrize(
     ("seeds", "gap", "ending"),
     [
-        (3, 50.0, f"{HTS.label} is better"),
-        (3, 1.0, "their intervals overlap, so 3 seeds cannot tell them apart"),
+        (3, 50.0, f"{HTS.label} is better: each of its 3 runs has more than each of the other 3"),
+        (
+            3,
+            5.0,  # 5, 15, 25 against 0, 10, 20: 6 of 9 pairs
+            "one of its runs has more with a probability of 67 % [67 %, 100 %], but their intervals overlap, so 3 "
+            "seeds cannot tell them apart; 1 more each would, if the difference is what it seems",
+        ),
+        (3, 0.0, "but their intervals overlap, so 3 seeds cannot tell them apart"),
         (2, 50.0, "fewer than 3 seeds each cannot tell them apart"),
     ],
 )
@@ -224,6 +202,24 @@ def test_pairs_take_the_seeds_that_both_have():
     (pair,) = report(curves[:5], Rules(policies=1, targets=(9.0,), limit_s=9.0)).pairs
     assert pair.required_ratio[0].centre == (1 / 4 + 2 / 4) / 2
     assert (pair.final.centre, pair.final.low) == (2.0, None), "two seeds have no interval"
+
+
+def test_seeds_that_are_needed_are_those_of_both_groups():
+    found = report(
+        [
+            curve(group, seed, (1, 10.0 * seed + more))
+            for group, more in ((HTS, 1.0), (SERIAL, 0.0))
+            for seed in range(4)
+        ],
+        Rules(policies=1),
+    )
+    (pair,) = found.pairs
+    assert (pair.improvement.centre, pair.seeds_needed) == (10 / 16, 2), "by seed it is above each time, by as much"
+    ahead = standing(found, HTS.env)
+    assert (ahead.first, ahead.apart, ahead.more) == (HTS, False, 1), "intervals of groups overlap all the same"
+    assert standing(report([curve(HTS, 1, (1, 1.0))], Rules(policies=1)), HTS.env) is None
+    two = report([curve(group, 1, (1, 1.0)) for group in (HTS, SERIAL)], Rules(policies=1))
+    assert standing(two, HTS.env).more == 2, "three are the fewest that have an interval"
 
 
 def test_groups_of_two_algorithms_are_a_pair():

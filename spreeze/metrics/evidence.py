@@ -1,0 +1,133 @@
+"""Statistics over runs: centres with bootstrap intervals, the probability of improvement, seeds needed, main effects.
+
+Agarwal et al. 2021 (arXiv 2108.13264) recommend the interquartile mean, and the probability of improvement where two
+algorithms are compared over few seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+_Z = 1.96 + 0.84
+"""Standard errors by which a difference must exceed 0 to be found at a level of 5 % with a power of 80 %."""
+_CHUNK_VALUES = 1_000_000
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Interquartile mean over the first axis, [R, ...] -> [...]: the mean of the middle half.
+
+    It is more robust than the mean and more efficient than the median (arXiv 2108.13264).
+    """
+    ordered = np.sort(values, axis=0)
+    count = len(ordered)
+    cut = count // 4
+    return np.asarray(ordered[cut : count - cut].mean(axis=0))
+
+
+def bootstrap_interval(
+    values: Sequence[float] | np.ndarray,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    *,
+    robust: bool = False,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of a centre (Efron 1979): quantiles of the centres of resamples.
+
+    ``values`` needs at least one number; ``level`` is the share of resampled centres inside the interval.
+    ``robust``: the centre is the interquartile mean, else the mean.
+    """
+    data = np.asarray(values, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    centres = np.empty(resamples)
+    chunk = max(1, _CHUNK_VALUES // data.size)
+    for start in range(0, resamples, chunk):
+        count = min(chunk, resamples - start)
+        drawn = data[rng.integers(0, data.size, (count, data.size))]
+        centres[start : start + count] = iqm(drawn.T) if robust else drawn.mean(axis=1)
+    return _quantiles(centres, level)
+
+
+def improvement(
+    mine: Sequence[float],
+    others: Sequence[float],
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    *,
+    paired: bool = False,
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """Probability that a run of one group exceeds one of the other, ties counting half, with its bootstrap interval.
+
+    It is the share of all pairs of runs (Mann-Whitney's statistic, arXiv 2108.13264, section 4). Either sequence needs
+    at least one number. ``paired``: the n-th of both have the same seed, so they are resampled together.
+
+    Returns:
+        The probability, and the ends of its interval.
+    """
+    a, b = np.asarray(mine, np.float64), np.asarray(others, np.float64)
+    wins = (a[:, None] > b) + 0.5 * (a[:, None] == b)
+    rng = np.random.default_rng(seed)
+    shares = np.empty(resamples)
+    chunk = max(1, _CHUNK_VALUES // wins.size)
+    for start in range(0, resamples, chunk):
+        count = min(chunk, resamples - start)
+        rows = rng.integers(0, a.size, (count, a.size))
+        columns = rows if paired else rng.integers(0, b.size, (count, b.size))
+        shares[start : start + count] = wins[rows[:, :, None], columns[:, None, :]].mean(axis=(1, 2))
+    return float(wins.mean()), *_quantiles(shares, level)
+
+
+def seeds_needed(mine: Sequence[float], others: Sequence[float], *, paired: bool = False) -> int | None:
+    """Runs of each group that would tell them apart if the difference and the spread are what they seem.
+
+    Two-sided at 5 %, with a power of 80 %, by the normal approximation. None if a group has fewer than two runs, or
+    both have the same mean. ``paired``: the n-th of both have the same seed.
+    """
+    a, b = np.asarray(mine, np.float64), np.asarray(others, np.float64)
+    if min(a.size, b.size) < 2 or a.mean() == b.mean():
+        return None
+    variance = (a - b).var(ddof=1) if paired else a.var(ddof=1) + b.var(ddof=1)
+    return max(2, math.ceil(_Z**2 * float(variance) / float(a.mean() - b.mean()) ** 2))
+
+
+class Effect(NamedTuple):
+    """The main effect of one setting on the results of runs."""
+
+    setting: str
+    share: float
+    """Share of the variance between runs that its values explain (eta squared), 0 to 1."""
+    values: dict[str, list[float]]
+    """Value -> the results of the runs that have it."""
+
+
+def main_effects(runs: Sequence[tuple[dict[str, str], float]]) -> list[Effect]:
+    """The effect of each setting, whatever the others are, the largest first.
+
+    ``runs`` holds settings and result of each run. A setting that all share, or that one lacks, has no effect.
+    """
+    results = np.array([result for _, result in runs], np.float64)
+    total = float(((results - results.mean()) ** 2).sum()) if len(runs) else 0.0
+    found = []
+    for name in sorted(set().union(*(settings for settings, _ in runs))):
+        values: dict[str, list[float]] = {}
+        for settings, result in runs:
+            if name in settings:
+                values.setdefault(settings[name], []).append(result)
+        if len(values) < 2 or sum(map(len, values.values())) < len(runs):
+            continue
+        between = sum(len(part) * (float(np.mean(part)) - float(results.mean())) ** 2 for part in values.values())
+        found.append(Effect(name, between / total if total > 0.0 else 0.0, values))
+    return sorted(found, key=lambda effect: -effect.share)
+
+
+def _quantiles(centres: np.ndarray, level: float) -> tuple[float, float]:
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(centres, [tail, 1.0 - tail])
+    return float(low), float(high)
