@@ -16,13 +16,13 @@ from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.live_api import COLOURS, drawn, published
 from spreeze.dashboard.run_data import row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
-from spreeze.formatting import DASH, duration, number
-from spreeze.metrics import comparison
+from spreeze.formatting import DASH, clean, duration, number, percent
+from spreeze.metrics import comparison, evidence
 from spreeze.metrics.comparison import Curve, Line, Report, Rules, RunGroup
 from spreeze.metrics.evidence import RESAMPLES
 from spreeze.metrics.html_report import MOST_RUNS
 from spreeze.metrics.store import MetricsReader
-from spreeze.run_directory import read_json
+from spreeze.run_directory import read_json, read_run
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -35,6 +35,8 @@ _RUNS = "compare_runs"
 _MAX_RUNS, _FIRST_RUNS, _LOOKED_AT = 20, 6, 60
 """Runs in a comparison, those that it starts with, and the newest runs among which these are looked for."""
 _MAX_POINTS = 400
+_ALL = "all metrics"
+_SMALL_PER_ROW = 3
 _CENTRES = ("mean", "interquartile mean")
 _CENTRE, _OF_SWEEPS = "compare_centre", "compare_of_sweeps"
 CONFIG: dict[str, Any] = {
@@ -70,7 +72,9 @@ def page() -> None:
         st.info("Nothing to compare: choose runs with at least one evaluation.")
         return
     cells = st.columns([1.2, 1, 1, 1.7])
-    metric = cells[0].selectbox("Metric", _metrics(list(found)), help="Greedy return: mean of 3 evaluations.")
+    known = _metrics(list(found))
+    text = "Greedy return: mean of 3 evaluations. All metrics: a small chart of each."
+    metric = cells[0].selectbox("Metric", [*known, _ALL], help=text)
     axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is the time that you wait.")
     of_sweeps = all(name in sweeps for name in picked)
     if st.session_state.get(_OF_SWEEPS) != of_sweeps or _CENTRE not in st.session_state:
@@ -93,12 +97,8 @@ def page() -> None:
     )
     varied = sorted({key for name in picked if name in sweeps for key in sweeps[name].varied})
     curves = grouped(found, grouping or _SETTINGS, varied)
-    lines: dict[str, list[Line]] = {}
-    for path, curve in curves.items():
-        at = _AXES[axis]
-        line = comparison.returns(curve.evaluations, at) if metric == _GREEDY else _series(path, metric, at)
-        lines.setdefault(f"{curve.group.env} {curve.group.label}", []).append(line)
-    st.plotly_chart(figure(lines, axis, metric, centre != "mean"), config=CONFIG, key="compare_chart")
+    charts = {name: _lines(curves, name, _AXES[axis]) for name in (known if metric == _ALL else [metric])}
+    st.plotly_chart(figure(charts, axis, centre != "mean"), config=CONFIG, key="compare_chart")
     st.caption("Band: 95 % bootstrap interval over runs (1,000 resamples). A single run has no band.")
     scores = _scores(list(curves.values()), robust=centre != "mean")
     crowded = f"A report can have {MOST_RUNS} runs, not {len(curves)}: remove some."
@@ -114,7 +114,8 @@ def page() -> None:
     )
     differ = comparison.differing(list(curves.values()), varied)
     _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()}, differ)
-    _differences(list(curves.values()), differ)
+    _effects(list(scores.values()), {curve.name: curve for curve in curves.values()}, differ)
+    _differences(curves, differ)
 
 
 def _of_task(names: list[str], current: Path | None) -> list[str]:
@@ -195,34 +196,49 @@ def _series(path: Path, name: str, axis: str) -> Line:
     return series.t if axis == "t" else series.step, series.mean
 
 
-def figure(groups: Mapping[str, Sequence[Line]], axis: str, metric: str, robust: bool) -> go.Figure:
-    """One curve with a band for each group."""
-    import plotly.graph_objects as go  # slow to import (0.5 s), so only here
+def _lines(curves: Mapping[Path, Curve], metric: str, axis: str) -> dict[str, list[Line]]:
+    """Task and group -> the line of each of its runs."""
+    lines: dict[str, list[Line]] = {}
+    for path, curve in curves.items():
+        line = comparison.returns(curve.evaluations, axis) if metric == _GREEDY else _series(path, metric, axis)
+        lines.setdefault(f"{curve.group.env} {curve.group.label}", []).append(line)
+    return lines
 
-    chart = go.Figure()
-    for i, (name, lines) in enumerate(groups.items()):
-        colour = COLOURS[i % len(COLOURS)]
-        found = comparison.band(*comparison.on_grid(lines), robust)
-        both = np.isfinite(found.low)
-        if both.any():
-            x = np.concatenate([found.x[both], found.x[both][::-1]])
-            y = np.concatenate([found.high[both], found.low[both][::-1]])
-            band_of = {"fill": "toself", "fillcolor": colour, "opacity": 0.2, "line_width": 0, "legendgroup": name}
-            chart.add_scatter(x=x.tolist(), y=y.tolist(), mode="lines", hoverinfo="skip", showlegend=False, **band_of)
-        known = np.isfinite(found.centre)
-        title = html.escape(f"{name} ({len(lines)} run{'s' if len(lines) > 1 else ''})", quote=False)
-        line = {"color": colour, "width": 2}
-        across, up = (values[known].tolist() for values in (found.x, found.centre))
-        chart.add_scatter(x=across, y=up, mode="lines", name=title, line=line, legendgroup=name)
+
+def figure(charts: Mapping[str, Mapping[str, Sequence[Line]]], axis: str, robust: bool) -> go.Figure:
+    """A chart for each metric, in it one curve with a band for each group; a group has one colour in all of them."""
+    from plotly.subplots import make_subplots  # slow to import (0.5 s), so only here
+
+    columns = min(_SMALL_PER_ROW, len(charts))
+    rows = -(-len(charts) // columns)
+    titles = [name.replace("_", " ") for name in charts]
+    chart = make_subplots(rows, columns, subplot_titles=titles if len(charts) > 1 else None)
+    for place, groups in enumerate(charts.values()):
+        at = {"row": place // columns + 1, "col": place % columns + 1}
+        for i, (name, lines) in enumerate(groups.items()):
+            colour = COLOURS[i % len(COLOURS)]
+            found = comparison.band(*comparison.on_grid(lines), robust)
+            both = np.isfinite(found.low)
+            if both.any():
+                x = np.concatenate([found.x[both], found.x[both][::-1]])
+                y = np.concatenate([found.high[both], found.low[both][::-1]])
+                band_of = {"fill": "toself", "fillcolor": colour, "opacity": 0.2, "line_width": 0, "legendgroup": name}
+                more = {"mode": "lines", "hoverinfo": "skip", "showlegend": False, **band_of, **at}
+                chart.add_scatter(x=x.tolist(), y=y.tolist(), **more)
+            known = np.isfinite(found.centre)
+            title = html.escape(f"{name} ({len(lines)} run{'s' if len(lines) > 1 else ''})", quote=False)
+            across, up = (values[known].tolist() for values in (found.x, found.centre))
+            more = {"mode": "lines", "name": title, "line": {"color": colour, "width": 2}, "legendgroup": name}
+            chart.add_scatter(x=across, y=up, showlegend=place == 0, **more, **at)
     chart.update_layout(
-        height=420,
-        margin={"l": 50, "r": 10, "t": 10, "b": 40},
+        height=420 if len(charts) == 1 else 60 + 220 * rows,
+        margin={"l": 50, "r": 10, "t": 10 if len(charts) == 1 else 60, "b": 40},
         hovermode="x unified",
-        showlegend=True,
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        legend={"orientation": "h", "y": 1.02 if len(charts) == 1 else 1.0 + 0.2 / rows, "yanchor": "bottom"},
     )
-    chart.update_xaxes(title=axis)
-    chart.update_yaxes(title=metric.replace("_", " "))
+    if len(charts) == 1:
+        chart.update_yaxes(title=titles[0])
+    chart.update_xaxes(title=axis, row=rows)
     return chart
 
 
@@ -315,9 +331,77 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
     _show_table(rows, "compare_runs_table", helps)
 
 
-def _differences(curves: list[Curve], names: Sequence[str]) -> None:
-    """The settings in which the runs differ, one a line."""
-    if names:
-        st.markdown("**Settings in which these runs differ**")
-        rows = [{"setting": name} | {curve.name: curve.settings.get(name, DASH) for curve in curves} for name in names]
+def _effects(reports: list[Report], curves: Mapping[str, Curve], differ: Sequence[str]) -> None:
+    """Which of several settings matters: the variance that each explains, and all runs as parallel coordinates."""
+    for found in reports:
+        known = [run for run in found.runs if run.final_time is not None]
+        runs = [
+            ({name: curves[run.name].settings.get(name, DASH) for name in differ}, float(run.final_time or 0.0))
+            for run in known
+        ]
+        effects = evidence.main_effects(runs)
+        if len(effects) < 2:
+            continue
+        st.markdown(f"**What matters in {components.plain(known[0].group.env)}** (return at equal time)")
+        rows = []
+        for effect in effects:
+            told = "; ".join(
+                f"{value}: {comparison.spread_text(comparison.spread(results, found.rules))} ({len(results)})"
+                for value, results in sorted(effect.values.items(), key=lambda item: _by_number(item[0]))
+            )
+            rows.append({"setting": effect.setting, "explains": percent(effect.share), "value: return (runs)": told})
+        helps = {
+            "explains": "Share of the variance between runs that the values of this setting explain, whatever the "
+            "others are (eta squared)."
+        }
+        _show_table(rows, f"compare_effects_{known[0].group.env}", helps)
+        st.plotly_chart(coordinates(runs, [effect.setting for effect in effects]), config=CONFIG)
+
+
+def coordinates(runs: Sequence[tuple[dict[str, str], float]], settings: Sequence[str]) -> go.Figure:
+    """Parallel coordinates: one line a run through its settings to its return, coloured by the return."""
+    import plotly.graph_objects as go
+
+    dimensions: list[dict[str, Any]] = []
+    for name in settings:
+        texts = [values[name] for values, _ in runs]
+        order = sorted(set(texts), key=_by_number)
+        places = [order.index(text) for text in texts]
+        dimensions.append({"label": name, "values": places, "tickvals": [*range(len(order))], "ticktext": order})
+    results = [result for _, result in runs]
+    dimensions.append({"label": "return at equal time", "values": results})
+    line = {"color": results, "colorscale": "Cividis", "showscale": False}
+    chart = go.Figure(go.Parcoords(line=line, dimensions=dimensions))
+    chart.update_layout(height=320, margin={"l": 90, "r": 60, "t": 50, "b": 30})
+    return chart
+
+
+def _by_number(text: str) -> tuple[float, str]:
+    """Sorts numbers by size, and other texts after them."""
+    try:
+        return float(text), ""
+    except ValueError:
+        return math.inf, text
+
+
+def _differences(curves: Mapping[Path, Curve], names: Sequence[str]) -> None:
+    """Everything in which the runs differ, one a line: settings, versions, machine."""
+    rows = [
+        {"what": name} | {curve.name: curve.settings.get(name, DASH) for curve in curves.values()} for name in names
+    ]
+    facts = {curve.name: _circumstances(path) for path, curve in curves.items()}
+    for name in dict.fromkeys(name for each in facts.values() for name in each):
+        told = {run: each.get(name, DASH) for run, each in facts.items()}
+        if len(set(told.values())) > 1:
+            rows.append({"what": name} | told)
+    if rows:
+        st.markdown("**In what these runs differ**")
         _show_table(rows, "compare_settings", {})
+
+
+def _circumstances(path: Path) -> dict[str, str]:
+    """Machine and versions of a run."""
+    run = read_run(path)
+    versions = run.get("versions") or {}
+    known = {"machine": run.get("machine")} | {f"version of {name}": value for name, value in versions.items()}
+    return {name: clean(value, 80) for name, value in known.items() if value is not None}

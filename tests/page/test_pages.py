@@ -208,7 +208,27 @@ def test_runs_of_other_settings_are_no_seeds_of_one_curve(world):
         "36.6 s, about as long. With fewer than 3 seeds each this may be chance.**"
     ]
     (line,) = page.dataframe[2].value.to_dict("records")
-    assert line == {"setting": "learner.batch_size", "a": "256", "b": "32", "c": "32"}
+    assert line == {"what": "learner.batch_size", "a": "256", "b": "32", "c": "32"}
+
+
+def test_compare_says_which_setting_matters_and_all_that_differs(world):
+    folder, page = compared(world, a=256, b=32, c=32)
+    for name, gamma in (("a", 0.9), ("b", 0.9), ("c", 0.8)):
+        with (folder / name / "config.toml").open("a") as config:
+            config.write(f"[sac]\ngamma = {gamma}\n")
+    (folder / "c" / "run.json").write_text(
+        json.dumps(json.loads((folder / "c" / "run.json").read_text()) | {"machine": "other"})
+    )
+    page.run()
+    assert not page.exception
+    effects, differences = (frame.value for frame in page.dataframe[2:])
+    assert effects["setting"].tolist() == ["learner.batch_size", "sac.gamma"]
+    assert effects["explains"].tolist() == ["0 %", "0 %"], "all of them have the same returns"
+    assert effects["value: return (runs)"][1].startswith("0.8: ")
+    assert differences["what"].tolist() == ["learner.batch_size", "sac.gamma", "machine"]
+    coordinates = json.loads(page.get("plotly_chart")[1].proto.spec)["data"][0]["dimensions"]
+    assert [axis["label"] for axis in coordinates] == ["learner.batch_size", "sac.gamma", "return at equal time"]
+    assert coordinates[0]["ticktext"] == ["32", "256"], "by size, not by letter"
 
 
 def test_tuned_runs_are_compared_with_fixed_ones_and_each_run_by_itself(world):
@@ -234,6 +254,13 @@ def test_any_metric_is_compared_over_any_axis(world):
         lines = [trace for trace in json.loads(chart.proto.spec)["data"] if trace.get("name")]
         assert len(lines) == 2
         assert all(len(line["x"]) for line in lines)
+    metrics.select("all metrics").run()
+    assert not page.exception
+    (chart,) = page.get("plotly_chart")
+    drawn = json.loads(chart.proto.spec)
+    assert len(drawn["layout"]["annotations"]) == len(metrics.options) - 1, "a chart for each metric"
+    shown = [trace["name"] for trace in drawn["data"] if trace.get("name") and trace.get("showlegend")]
+    assert len(shown) == 2, "each group once in the legend"
 
 
 def test_a_sweep_is_one_choice_and_stands_for_its_finished_runs(world):
