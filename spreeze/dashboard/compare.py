@@ -31,7 +31,7 @@ _AXES = {"wall time [s]": "t", "env steps": "env_steps", "updates": "updates"}
 _GREEDY = "greedy return"
 _SETTINGS, _TUNED, _EACH = "settings", "tuned or fixed", "run"
 _GROUPINGS = (_SETTINGS, _TUNED, _EACH)
-_RUNS = "compare_runs"
+_RUNS = navigation.COMPARED
 _MAX_RUNS, _FIRST_RUNS, _LOOKED_AT = 20, 6, 60
 """Runs in a comparison, those that it starts with, and the newest runs among which these are looked for."""
 _MAX_POINTS = 400

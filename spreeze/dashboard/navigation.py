@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import Any, NoReturn
 
 import streamlit as st
 
@@ -42,6 +43,8 @@ COLOURS = {
 """State -> colour of its dot."""
 _MOST_ROWS = 200
 _KEY = "run"
+COMPARED = "compare_runs"
+"""Key of the names of the runs that the Compare page shows."""
 _STYLE = """<style>
 .stMainBlockContainer { padding: 3.5rem 2rem 3rem; }
 /* Streamlit's own message about a lost server would cover ours, which says more: a run goes on without its page. */
@@ -98,6 +101,16 @@ def choose(name: str) -> None:
     st.session_state[_KEY] = name
 
 
+def compare(names: list[str]) -> NoReturn:
+    """Opens the Compare page with these runs."""
+    st.session_state[COMPARED] = names
+    st.switch_page(_page("compare"))
+
+
+def _page(name: str) -> Any:
+    return st.Page(load(name), title=PAGES[name][0], url_path=name, default=name == next(iter(PAGES)))
+
+
 def current() -> Path | None:
     """The directory of the chosen run; None if there is no run."""
     name = st.session_state.get(_KEY)
@@ -118,11 +131,7 @@ def need_run() -> Path:
 
 def main() -> None:
     st.set_page_config(page_title="Spreeze", layout="wide")
-    pages = [
-        st.Page(load(name), title=title, url_path=name, default=not place)
-        for place, (name, (title, _)) in enumerate(PAGES.items())
-    ]
-    current_page = st.navigation(pages)
+    current_page = st.navigation([_page(name) for name in PAGES])
     st.html(_STYLE)
     st.logo(resources.files("spreeze.dashboard").joinpath("logo.svg").read_text(encoding="utf-8"), size="large")
     sidebar()

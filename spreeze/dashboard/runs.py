@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import shlex
 import zipfile
 from functools import partial
@@ -12,27 +11,14 @@ from typing import Any
 
 import streamlit as st
 
-from spreeze.dashboard import components, control, navigation
-from spreeze.dashboard.run_data import (
-    SAMPLE,
-    Clip,
-    as_cli_argument,
-    clips,
-    log_files,
-    meaning,
-    row,
-    rows,
-    runs_dir,
-    short,
-    tail_lines,
-)
+from spreeze.dashboard import components, control, navigation, run_list
+from spreeze.dashboard.run_data import SAMPLE, Clip, as_cli_argument, clips, log_files, row, runs_dir, short, tail_lines
 from spreeze.errors import RunError
-from spreeze.formatting import DASH, clean, duration, number, size, whole
+from spreeze.formatting import DASH, clean, duration, number, size
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import LIVE_STATES, About, describe, read_run
 from spreeze.types import POLICY_FORMATS
 
-_DATE = re.compile(r"^\d{8}-\d{6}_(?=.)")
 _MAX_PACKED_BYTES = 100_000_000
 _MAX_CLIP_BYTES = 50_000_000
 _PACKED = (
@@ -53,72 +39,12 @@ def page() -> None:
     components.show_errors(folder)
     if note := st.session_state.pop("control_note", None):
         st.success(components.plain(note))
-    _list(folder)
+    run_list.show(folder)
+    run_list.several(folder)
     path = navigation.current()
     if path is not None:
         _one(path, folder)
     components.show_command("list", control.runs_command(folder, "list"))
-
-
-@st.fragment(run_every=2.0)
-def _list(folder: Path) -> None:
-    """The table of runs, read again every two seconds; a click on a row shows that run."""
-    found = rows(folder)
-    if not found:
-        st.info(f"No run in {short(folder)} yet: start one on the Live page. Shown is a recording.")
-        found = [row(SAMPLE)] if (SAMPLE / "run.json").is_file() else []
-    if not found:
-        return
-    table = [
-        {
-            "run": item.about.title or _DATE.sub("", item.name),  # a whole name would not fit
-            "state": [item.state],
-            "task": item.env_id or DASH,
-            "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{whole(item.seed)}",
-            "started": item.began,
-            "minutes": None if item.wall_s is None else item.wall_s / 60.0,
-            "env steps": item.env_steps,
-            "best": item.eval_best,
-            "last ten": item.eval_final,
-            "tags": list(item.about.tags),
-        }
-        for item in found
-    ]
-    if not any(item.about.tags for item in found):
-        for line in table:
-            del line["tags"]
-    st.dataframe(
-        table,
-        hide_index=True,
-        key="runs_list",
-        placeholder=DASH,
-        on_select=partial(_clicked, [item.name for item in found]),
-        selection_mode="single-row",
-        column_config={
-            "state": st.column_config.MultiselectColumn(
-                options=list(navigation.COLOURS),
-                color=list(navigation.COLOURS.values()),
-                width="small",
-                help="crashed: its state is running, but its process is gone.",
-            ),
-            "run": st.column_config.TextColumn(help="Title, or name without date and time."),
-            "tags": st.column_config.ListColumn(help="Tags, edited below."),
-            "algorithm": st.column_config.TextColumn(help="Algorithm, mode, seed."),
-            "minutes": st.column_config.NumberColumn(format="%.1f", help="Training time over all sessions [min]."),
-            "env steps": st.column_config.NumberColumn(format="compact", help=meaning("env_steps")),
-            "best": st.column_config.NumberColumn(format="%.4g", help=f"The highest. {meaning('eval_return')}"),
-            "last ten": st.column_config.NumberColumn(format="%.4g", help="Mean return over the last ten evaluations."),
-        },
-    )
-    if st.session_state.pop("runs_clicked", False):
-        st.rerun()
-
-
-def _clicked(names: list[str]) -> None:
-    """Shows the run of the row that was clicked: not of the row in its place once another run has begun."""
-    for place in st.session_state["runs_list"]["selection"]["rows"]:
-        navigation.choose(names[place])
-        st.session_state["runs_clicked"] = True
 
 
 def _one(path: Path, folder: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from harness import PATIENCE_S
 
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.run_directory import list_runs, read_about
 
 pytest.importorskip("streamlit")
 from streamlit.testing.v1 import AppTest
@@ -457,7 +458,7 @@ def test_a_folder_whose_name_no_run_may_have_troubles_no_page(world):
     for name in PAGES:
         page = open_page(name)
         assert not page.exception, name
-    assert open_page("runs").dataframe[0].value["run"].tolist() == ["a2"]
+    assert open_page("runs").dataframe[0].value["run"].tolist() == ["\u25b8 a2"]
 
 
 def test_what_is_left_free_is_shown_as_another_program_has_set_it(world):
@@ -480,11 +481,45 @@ def test_a_run_is_given_a_title_tags_and_a_note_that_lists_show(world):
     page.text_area[0].set_value("two\nlines")
     next(button for button in page.button if button.label == "Save").click().run()
     assert not page.exception
-    assert "the *first*" in page.dataframe[0].value["run"].tolist()
+    assert "\u25b8 the *first*" in page.dataframe[0].value["run"].tolist()
     assert ["walker", "long"] in [list(tags) for tags in page.dataframe[0].value["tags"]]
     assert any(text.value == "two\nlines" for text in page.text)
     (about,) = folder.glob("*/about.json")
     about.unlink()
+
+
+def test_several_runs_are_tagged_compared_and_deleted_at_once(world):
+    folder = world("finished")
+    for name in ("a2", "a3"):
+        make_run(folder, name)
+    make_run(folder, "b", "running")
+    with (folder / "b" / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        page = open_page("runs")
+        page.multiselect(key="runs_picked").set_value(["a2", "b"]).run()
+        assert not [button for button in page.button if button.key == "runs_delete" and not button.disabled]
+    page.multiselect(key="runs_picked").set_value(["a2", "a3"]).run()
+    page.text_input(key="runs_tags").set_value("good, fast").run()
+    page.button(key="runs_tag").click().run()
+    assert not page.exception
+    assert [read_about(folder / name).tags for name in ("a1", "a2", "a3")] == [(), ("good", "fast"), ("good", "fast")]
+    page.text_input(key="runs_sure").set_value("delete 2").run()
+    page.button(key="runs_delete").click().run()
+    assert not page.exception
+    assert [path.name for path in list_runs(folder)] == ["a1", "b"]
+    assert page.multiselect(key="runs_picked").value == []
+
+
+def test_the_list_of_runs_has_curves_reasons_and_marks_the_one_that_is_shown(world):
+    folder = world("finished")
+    make_run(folder, "a2")
+    page = open_page("runs")
+    page.session_state["run"] = "a1"
+    page.run()
+    table = page.dataframe[0].value
+    assert table["run"].tolist() == ["a2", "\u25b8 a1"]
+    assert [len(returns) > 1 for returns in table["returns"]] == [True, True]
+    assert "ended by" in table.columns
 
 
 def test_a_policy_can_be_downloaded_where_there_is_one_and_the_reason_is_shown_where_not(world):
