@@ -21,10 +21,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from spreeze.cli import train
 from spreeze.cli.arguments import Parser, guarded
+from spreeze.config.layers import DEFAULT, sources_of, toml_value
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import aligned
@@ -33,7 +34,17 @@ from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics import comparison
 from spreeze.metrics.comparison import Rules, Spread
-from spreeze.run_directory import existing_parent, make_runs_dir, names_from, read_json, read_run, take_lock, write_json
+from spreeze.run_directory import (
+    existing_parent,
+    find_run,
+    make_runs_dir,
+    names_from,
+    read_config,
+    read_json,
+    read_run,
+    take_lock,
+    write_json,
+)
 from spreeze.runtime.interrupts import Interrupts
 
 _OF_EACH_RUN = {
@@ -42,6 +53,8 @@ _OF_EACH_RUN = {
     "run.runs_dir": "use --runs-dir for the directory",
 }
 """Settings that a sweep gives to each of its runs -> what to do instead."""
+_NOT_LIKE = {*_OF_EACH_RUN, "run.algo", "run.mode", "env.id", "env.import_module"}
+"""Settings of a run that its repetition has from flags."""
 _RUN_BYTES = 20_000_000  # disk that a run takes at least: two checkpoints of small networks, metrics and log
 _POLL_S = 0.1
 _CLOSING_S = 60.0  # time of an interrupted run for its checkpoint and last evaluation
@@ -131,7 +144,10 @@ def _parser() -> Parser:
     parser.flag("--profile", text="profile", shown="that of the environment", metavar="NAME|PATH")
     text = "run the tuner for each setting; only one run at a time, since the tuner measures the whole machine"
     parser.flag("--auto", text=text, default=False)
-    parser.flag("--seeds", text="use seeds 1 to N", shown="3", type=int, metavar="N")
+    parser.flag("--seeds", text="number of seeds", shown="3", type=int, metavar="N")
+    parser.flag("--first-seed", text="the first of them", shown="1, or with --like the next one", type=int, metavar="K")
+    text = "more seeds of this run: its settings as they were, tuned ones too; may be repeated"
+    parser.flag("--like", text=text, default=[], metavar="RUN")
     text = "values of a setting, may be repeated; write lists in brackets"
     parser.flag("--set", text=text, default=[], metavar="SECTION.FIELD=VALUE,VALUE")
     parser.flag(
@@ -247,8 +263,9 @@ def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
 
     A finished run whose directory was deleted is done again.
     """
-    same = ("env", "algo", "mode", "profile", "auto", "seeds", "set", "target", "name")
-    planned = {name: f"--{name}" for name in same} | {"import_module": "--import", "stop_seconds": "--seconds"}
+    same = ("env", "algo", "mode", "profile", "auto", "seeds", "set", "like", "target", "name")
+    planned = {name: f"--{name}" for name in same}
+    planned |= {"import_module": "--import", "stop_seconds": "--seconds", "first_seed": "--first-seed"}
     values = {flag: getattr(args, name) for name, flag in planned.items()}
     given = [flag for flag, value in values.items() if value is not None and value is not False and value != []]
     if given:
@@ -282,15 +299,62 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     }
     common = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
     common += ["--auto"] if args.auto else []
+    liked = like([find_run(run, runs_dir) for run in args.like])
+    if liked and any(getattr(args, name) for name in ("env", "algo", "mode", "profile", "auto")):
+        raise ConfigError("--like takes them from the run: remove --env, --algo, --mode, --profile and --auto")
+    first = 1 + max((one.seed for one in liked), default=0) if args.first_seed is None else args.first_seed
     runs = []
-    for seed in range(1, seeds + 1):
-        for number, (setting, chosen) in enumerate(grid(args.set), 1):
-            arguments = [*common, *(word for text in chosen for word in ("--set", text)), "--seed", str(seed)]
-            runs.append(SweepRun(setting, seed, arguments, check_name(f"{name}-c{number}-s{seed}")))
+    for seed in range(first, first + seeds):
+        plans = itertools.product(liked or [Liked("", [], 0)], grid(args.set))
+        for number, (one, (varied, chosen)) in enumerate(plans, 1):
+            arguments = [*one.arguments, *common, *(word for text in chosen for word in ("--set", text))]
+            arguments += ["--seed", str(seed)]
+            told = " ".join(part for part in (one.setting, varied) if part)
+            runs.append(SweepRun(told, seed, arguments, check_name(f"{name}-c{number}-s{seed}")))
     sweep = Sweep(name, args.stop_seconds, args.target, 1 if args.side_by_side is None else args.side_by_side, runs)
     if args.name is not None and (taken := sweep.taken(runs_dir)) is not None:
         raise RunError(f"{taken} exists; choose another --name than {name}")
     return sweep
+
+
+class Liked(NamedTuple):
+    """A run of which more seeds are wanted."""
+
+    setting: str
+    """In what it differs from the others."""
+    arguments: list[str]
+    seed: int
+    """Its own; 0 if that is not known."""
+
+
+def like(paths: Sequence[Path]) -> list[Liked]:
+    """The flags of ``spreeze.train`` that give each run's configuration again, whatever profile and defaults are today.
+
+    Raises:
+        ConfigError: a run has no readable ``config.toml``.
+    """
+    curves, found = [], []
+    for path in paths:
+        config = read_config(path)
+        run, env = config.get("run", {}), config.get("env", {})
+        if not {"algo", "mode"} <= run.keys() or "id" not in env:
+            raise ConfigError(f"--like {path.name}: its config.toml is missing or damaged; name another run")
+        flags = {"--env": env["id"], "--import": env.get("import_module"), "--algo": run["algo"], "--mode": run["mode"]}
+        arguments = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+        arguments += ["--profile", "none"]
+        told = sources_of((path / "config.toml").read_text(encoding="utf-8"))
+        for key, source in told.items():
+            section, _, name = key.partition(".")
+            value = config.get(section, {}).get(name)
+            if value is not None and source != DEFAULT and key not in _NOT_LIKE:
+                arguments += ["--set", f"{key}={toml_value(tuple(value) if isinstance(value, list) else value)}"]
+        found.append(arguments)
+        curves.append(comparison.curve_of(path, []))
+    names = [curve.group.label for curve in comparison.split_by_settings(curves)]
+    return [
+        Liked(name if len(paths) > 1 else "", arguments, curve.seed or 0)
+        for name, arguments, curve in zip(names, found, curves, strict=True)
+    ]
 
 
 def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import streamlit as st
 
-from spreeze.dashboard import components, control, navigation
+from spreeze.dashboard import components, control, navigation, sweeps
 from spreeze.dashboard.live_api import COLOURS, drawn, published
 from spreeze.dashboard.run_data import row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
@@ -268,6 +268,8 @@ def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence
         flags += "".join(f" --by {name}" for name in names)
     for sentence in (sentence for part in found for sentence in comparison.verdicts(part)):
         st.markdown(f"**{components.plain(sentence)}.**")
+    for part in found:
+        _offer_seeds(part)
     _group_table(found)
     _run_table(found, curves)
     st.caption(
@@ -276,6 +278,37 @@ def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence
         f"final-time and required-time there; `python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the "
         "same."
     )
+
+
+def _offer_seeds(found: Report) -> None:
+    """A button that trains the seeds that would tell the two best groups apart, where those are not too many."""
+    folder, env = runs_dir(), found.runs[0].group.env
+    ahead = comparison.standing(found, env)
+    if ahead is None or not ahead.more or ahead.more > comparison.MOST_SEEDS:
+        return
+    of_both = [run for run in found.runs if run.group in (ahead.first, ahead.second)]
+    liked = [next(run.name for run in of_both if run.group == group) for group in (ahead.first, ahead.second)]
+    if not all((folder / name).is_dir() for name in liked):  # the recording
+        return
+    first = 1 + max((run.seed for run in of_both if run.seed is not None), default=0)
+    flags = [word for name in liked for word in ("--like", name)]
+    flags += ["--seeds", str(ahead.more), "--first-seed", str(first)]
+    try:
+        module = next((module for name in liked if (module := control.imported_by(folder / name))), None)
+    except RunError:
+        return
+    if module is None:  # else a click would run code that a run directory names
+        components.act_button(
+            st,
+            f"Train {ahead.more} more seeds of both",
+            control.start_sweep,
+            flags,
+            folder,
+            note="Started: see the Live page.",
+            key=f"compare_seeds_{env}",
+            help="With the settings of the runs, tuned ones too, one after the other.",
+        )
+    components.show_command(f"seeds_{env}", sweeps.command(flags, folder))
 
 
 def _target(curves: list[Curve]) -> float:

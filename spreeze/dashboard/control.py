@@ -45,6 +45,7 @@ from spreeze.run_directory import (
     free_names,
     is_alive,
     kill_supervisor,
+    names_from,
     new_name,
     process_identity,
     read_config,
@@ -66,6 +67,7 @@ FORCE_AFTER_S = 30.0
 """Time after a stop request from which a page offers to kill the run."""
 COMMAND = (sys.executable, "-m", "spreeze.train")
 """Starts a run; tests replace it."""
+SWEEP_COMMAND = (sys.executable, "-m", "spreeze", "sweep")
 
 IMPORT = "SPREEZE_DASHBOARD_IMPORT"
 """Environment variable that ``app.py`` sets from its ``--import``: a module whose modes the page offers. A name in a
@@ -238,6 +240,21 @@ def start(request: Request, folder: Path) -> str:
         return name
 
 
+def start_sweep(flags: Sequence[str], folder: Path) -> str:
+    """Starts ``spreeze sweep`` with these flags, and returns its name at once.
+
+    Raises:
+        RunError: a run is alive.
+        ResourceError: the process could not be started.
+    """
+    with one_at_a_time(folder):
+        _check_none_alive(folder)
+        names = names_from(time.strftime("sweep-%Y%m%d-%H%M%S"))
+        name = next(name for name in names if not launch_log(name, folder).exists())
+        _launch([*flags, "--runs-dir", str(folder), "--name", name], folder, name, SWEEP_COMMAND)
+        return name
+
+
 def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
     """Continues a run that has ended; ``trusted`` is the module that it may import.
 
@@ -288,6 +305,8 @@ def _pending(record: Path, *, alive: bool) -> Launch | None:
     found = read_json(record)
     pid, started = found.get("pid"), found.get("started")
     if not isinstance(pid, int) or same_process(found) is not alive:
+        return None
+    if not alive and (record.parents[1] / f"{record.stem}.sweep.json").is_file():  # a sweep that has begun
         return None
     run = read_run(record.parents[1] / record.stem)
     heartbeat, boot = run.get("heartbeat"), run.get("boot_id")
@@ -478,10 +497,10 @@ def _complaint(done: subprocess.CompletedProcess[str]) -> str:
     return clean(done.stderr[-_MOST_COMPLAINT:]) or f"exit code {done.returncode}"
 
 
-def _launch(options: list[str], folder: Path, name: str) -> None:
+def _launch(options: list[str], folder: Path, name: str, start_with: Sequence[str] | None = None) -> None:
     """Starts a run in a session of its own, so that neither the end of this process nor its signals reach it."""
     log = launch_log(name, folder)
-    command = [*COMMAND, *options]
+    command = [*(start_with or COMMAND), *options]
     try:
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "ab") as output:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from spreeze.dashboard import autotune, components, control, navigation, start
+from spreeze.dashboard import autotune, components, control, navigation, start, sweeps
 from spreeze.dashboard.run_data import SAMPLE, data_flow, row, runs_dir
 from spreeze.formatting import DASH, whole
-from spreeze.run_directory import read_run, steer
+from spreeze.run_directory import LIVE_STATES, read_run, steer
 
 if TYPE_CHECKING:
     from streamlit.delta_generator import DeltaGenerator
@@ -22,13 +22,17 @@ _TAKEN_WITHIN_S = 5.0
 
 def page() -> None:
     folder = runs_dir()
-    following, path = st.session_state.get("follow"), navigation.current()
+    path = navigation.current()
+    if _ended_in_sweep(path, folder):
+        st.session_state["follow"] = True
+    following = st.session_state.get("follow")
     now = control.activity(folder, None if path is None or following else path.name)
     if following and now.name is not None and (folder / now.name / "run.json").is_file():
         del st.session_state["follow"]
         navigation.choose(now.name)
         st.rerun()
     components.show_errors(folder)
+    sweeps.show_running(folder)
     box = st.container()
     if now.name is not None and now.phase == "starting":
         autotune.show_start(now.name, folder)
@@ -39,6 +43,13 @@ def page() -> None:
             start.form(folder)
         else:
             _stop_box(now, folder, named=path is None or path.name != now.name)
+
+
+def _ended_in_sweep(path: Path | None, folder: Path) -> bool:
+    """True once the run that was shown alive has ended and its sweep goes on with the next one."""
+    alive = path is not None and row(path).state in LIVE_STATES
+    seen, st.session_state["seen_alive"] = st.session_state.get("seen_alive"), path.name if alive and path else None
+    return path is not None and not alive and seen == path.name and control.launching(folder) is not None
 
 
 def _shown(path: Path | None, now: control.Activity) -> None:

@@ -15,7 +15,7 @@ from spreeze.config.layers import Layer
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
 from spreeze.config.schema import RunConfig, active_settings
-from spreeze.dashboard import components, control
+from spreeze.dashboard import components, control, sweeps
 from spreeze.envs.families import imports_only
 from spreeze.envs.make import default_env_id
 from spreeze.errors import SpreezeError
@@ -24,7 +24,7 @@ from spreeze.tuner.knobs import tunable_settings
 from spreeze.types import EnvSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from streamlit.delta_generator import DeltaGenerator
 
@@ -93,10 +93,10 @@ def form(folder: Path) -> None:
     with st.container(border=True):
         first = st.columns([2.4, 1, 1.1, 0.9, 1], vertical_alignment="bottom")
         text = "Any Gymnasium id. Pendulum-v1 takes seconds to learn."
-        more: dict[str, Any] = {"accept_new_options": True, "key": "start_env", "help": text}
-        env_id = str(first[0].selectbox("Task", tasks(), index=1, **more, **_KEPT))
+        any_id: dict[str, Any] = {"accept_new_options": True, "key": "start_env", "help": text}
+        env_id = str(first[0].selectbox("Task", tasks(), index=1, **any_id, **_KEPT))
         env_id = known_task(env_id)
-        last = st.columns([1, 1.2, 1.6, 4], vertical_alignment="center")
+        last = st.columns([1, 1.2, 1.6, 1.6, 2.4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
             own = _own_environment(env_id)
         if own.blocked is not None:
@@ -114,8 +114,22 @@ def form(folder: Path) -> None:
         except SpreezeError as error:
             st.error(components.plain(error))
             return
-        last[0].button("Start", type="primary", on_click=_start, args=(request, folder), key="start", width="stretch")
-        components.show_command("start", control.train_command(request, folder))
+        plan, flags, problem = sweeps.ask(last[3]), [], None
+        line = control.train_command(request, folder)
+        if plan.several:
+            try:
+                flags = sweeps.options(request, plan)
+            except SpreezeError as error:
+                problem = str(error)
+            line = sweeps.command(flags, folder)
+        more: dict[str, Any] = {"type": "primary", "key": "start", "width": "stretch", "disabled": problem is not None}
+        last[0].button("Start", on_click=_start, args=(request, folder, flags), **more)
+        if problem is not None:
+            st.warning(components.plain(problem))
+            return
+        if plan.several:
+            st.caption(sweeps.expected(request, plan))
+        components.show_command("start", line)
 
 
 def _welcome(folder: Path) -> None:
@@ -338,6 +352,10 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _start(request: control.Request, folder: Path) -> None:
+def _start(request: control.Request, folder: Path, sweep: Sequence[str] = ()) -> None:
+    """Starts a run, or with flags of a sweep that."""
     st.session_state["follow"] = True  # first, because another click may interrupt this callback
-    components.tried(control.start, request, folder)
+    if sweep:
+        components.tried(control.start_sweep, sweep, folder)
+    else:
+        components.tried(control.start, request, folder)

@@ -414,8 +414,11 @@ def read_curve(path: Path) -> Curve | None:
         RunError: the run's metrics cannot be read.
     """
     evaluations = MetricsReader(path / "metrics.db").evaluations()
-    if not evaluations:
-        return None
+    return curve_of(path, evaluations) if evaluations else None
+
+
+def curve_of(path: Path, evaluations: Sequence[EvaluationRow]) -> Curve:
+    """A run's facts and settings beside these evaluations of it."""
     run = read_run(path)
     seed, end_s = run.get("seed"), run.get("wall_s")
     env, algo, mode = (clean(run.get(key) or DASH, 200) for key in ("env_id", "algo", "mode"))
@@ -425,7 +428,7 @@ def read_curve(path: Path) -> Curve | None:
         name=clean(path.name, 128),
         group=RunGroup(env, algo, mode),
         seed=seed if isinstance(seed, int) else None,
-        end_s=float(end_s) if isinstance(end_s, int | float) else evaluations[-1].t,
+        end_s=float(end_s) if isinstance(end_s, int | float) else evaluations[-1].t if evaluations else 0.0,
         evaluations=evaluations,
         settings={
             f"{part}.{name}": clean(value, 80) for part, found in config.items() for name, value in found.items()

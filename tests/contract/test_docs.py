@@ -16,7 +16,7 @@ from sources import FILES, nodes
 import spreeze
 from spreeze.__main__ import VERBS
 from spreeze.bench.__main__ import build_parser as bench_parser
-from spreeze.cli import export
+from spreeze.cli import export, sweep
 from spreeze.cli.arguments import build_parser
 from spreeze.cli.evaluate import build_parser as evaluate_parser
 from spreeze.cli.tune import tune_parser
@@ -86,8 +86,9 @@ def test_every_flag_that_is_printed_exists(text, monkeypatch, capsys):
     known = _flags(tune_parser()) | _flags(evaluate_parser()) | {"--help"} | of_others
     for parser in _benches().values():
         known |= _flags(parser)
-    with contextlib.suppress(SystemExit):
-        export.main(["--help"])
+    for verb in (export, sweep):
+        with contextlib.suppress(SystemExit):
+            verb.main(["--help"])
     known |= _printed_flags(capsys.readouterr().out) | _flags_of_benchmarks(monkeypatch, capsys)
     assert _printed_flags(text) - known == set()
 

@@ -13,6 +13,7 @@ import pytest
 from harness import PATIENCE_S, REPO, poll
 
 from spreeze.cli import sweep
+from spreeze.config.layers import Layer, resolve, to_toml
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.metrics.evidence import iqm
 from spreeze.run_directory import LIVE_STATES, RunDir, state_of
@@ -174,6 +175,34 @@ def test_a_plan_is_one_json_document_and_a_resumed_one_takes_another_number_side
     told = json.loads(capsys.readouterr().out)
     assert told["left"] == ["x-c1-s1"]
     assert told["sweep"]["side_by_side"] == 1
+
+
+def test_more_seeds_of_a_run_have_its_settings_whatever_the_profile_says_today(tmp_path, capsys):
+    for name, seed, batch, source in (("a", 3, 64, "user"), ("b", 5, 32, "tuner")):
+        (tmp_path / name).mkdir()
+        layers = [Layer("profile old", {"sac": {"gamma": 0.9}}), Layer(source, {"learner": {"batch_size": batch}})]
+        layers.append(Layer("user", {"run": {"seed": seed}, "env": {"id": "Pendulum-v1"}, "stop": {"updates": 9}}))
+        (tmp_path / name / "config.toml").write_text(to_toml(resolve(layers)))
+        (tmp_path / name / "run.json").write_text(json.dumps({"seed": seed, "algo": "sac", "mode": "spreeze"}))
+    asked = ["--runs-dir", str(tmp_path), "--dry-run", "--json", "--like", "a"]
+    assert sweep.main([*asked, "--seeds", "1"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["sweep"]["runs"]
+    assert (run["setting"], run["seed"]) == ("", 4)
+    assert run["arguments"] == [
+        "--env", "Pendulum-v1", "--algo", "sac", "--mode", "spreeze", "--profile", "none", "--set", "sac.gamma=0.9",
+        "--set", "learner.batch_size=64", "--set", "stop.updates=9", "--seed", "4",
+    ]  # fmt: skip
+    assert sweep.main([*asked, "--like", "b", "--seeds", "1"]) == 0
+    runs = json.loads(capsys.readouterr().out)["sweep"]["runs"]
+    assert [(run["setting"], run["seed"]) for run in runs] == [
+        ("sac spreeze learner.batch_size=64", 6),
+        ("sac spreeze learner.batch_size=32", 6),
+    ]
+    assert sweep.main([*asked, "--first-seed", "1", "--algo", "ppo"]) == 2
+    assert "--like takes them from the run" in capsys.readouterr().err
+    (tmp_path / "a" / "config.toml").write_text("damaged")
+    assert sweep.main(asked) == 2
+    assert "config.toml is missing or damaged" in capsys.readouterr().err
 
 
 ENDLESS = ["--env", "Pendulum-v1", "--mode", "serial", "--set", "stop.env_steps=1000000000"]

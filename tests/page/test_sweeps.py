@@ -1,0 +1,111 @@
+"""Several seeds or settings from the page: the command that it shows and starts, and how far the sweep is."""
+
+import json
+import sys
+
+import pytest
+from harness import poll
+from test_control import SLEEPER
+from test_pages import commands, open_page
+
+pytest.importorskip("streamlit")
+
+from spreeze.cli.sweep import Sweep, SweepRun
+from spreeze.config.layers import Layer, resolve, to_toml
+from spreeze.dashboard import control, run_data
+from spreeze.dashboard.sweeps import Plan, expected, options
+from spreeze.errors import ConfigError
+from spreeze.metrics.store import EvaluationRow, MetricsWriter
+
+ENDED = control.Request(env_id="Pendulum-v1", auto=False, seed=4, settings={"stop.updates": 100})
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A runs directory in which each sweep that a page starts is a harmless process."""
+    script = tmp_path / "sleeper.py"
+    script.write_text(SLEEPER)
+    monkeypatch.setattr(control, "SWEEP_COMMAND", (sys.executable, str(script)))
+    monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path / "runs"))
+    yield tmp_path / "runs"
+    launch = control.launching(tmp_path / "runs")
+    if launch is not None:
+        control.stop(launch.name, tmp_path / "runs")
+        poll(lambda: control.launching(tmp_path / "runs") is None, what="the end of the sweep")
+
+
+def test_a_sweep_has_the_settings_of_the_form_and_begins_with_its_seed():
+    request = control.Request(
+        env_id="Pendulum-v1", args=("g=9.0",), seed=4, settings={"stop.seconds": 60.0, "sac.hidden_sizes": (64, 64)}
+    )
+    plan = Plan(3, ("learner.batch_size=64,256",))
+    assert options(request, plan) == [
+        "--env", "Pendulum-v1", "--mode", "spreeze", "--algo", "sac", "--auto", '--set=env.args=["g=9.0"]',
+        "--set=stop.seconds=60.0", "--set=sac.hidden_sizes=[64, 64]", "--set=learner.batch_size=64,256",
+        "--seeds", "3", "--first-seed", "4",
+    ]  # fmt: skip
+    assert expected(request, plan) == (
+        "6 runs, one after the other, 6:00 (h:min:s) of training. Compare lists them as one sweep."
+    )
+    assert not Plan().several
+
+
+@pytest.mark.parametrize(
+    ("request_", "lines", "words"),
+    [
+        (control.Request(env_id="Pendulum-v1"), (), "several runs need a stop condition"),
+        (ENDED, ("gamma 0.9",), "expected SECTION.FIELD=VALUE,VALUE"),
+        (ENDED, ("--import=os",), "expected SECTION.FIELD=VALUE,VALUE"),
+    ],
+)
+def test_a_plan_that_the_command_would_refuse_is_refused_in_words_of_the_form(request_, lines, words):
+    with pytest.raises(ConfigError, match=words):
+        options(request_, Plan(2, lines))
+
+
+def test_a_sweep_is_one_start_that_the_page_follows_and_ends(folder):
+    name = control.start_sweep(options(ENDED, Plan(2)), folder)
+    poll(lambda: "up" in run_data.tail_text(run_data.launch_log(name, folder)), what="the sweep")
+    runs = [SweepRun("", seed, [], f"{name}-c1-s{seed}") for seed in (4, 5)]
+    runs[0].state = "failed"
+    Sweep(name, None, None, 1, runs).write(folder)
+    page = open_page("live")
+    assert not page.exception
+    (told,) = [text.value for text in page.info if "Sweep" in text.value]
+    assert told.endswith("1 of 2 runs have ended, 1 of them failed.")
+    page.button(key="sweep_stop").click().run()
+    poll(lambda: control.launching(folder) is None, what="the end of the sweep")
+    assert control.failed_start(folder) is None, "it had begun"
+
+
+def test_the_form_shows_the_command_of_a_sweep(folder):
+    page = open_page("live")
+    page.number_input(key="start_seeds").set_value(3).run()
+    assert any("need a stop condition" in text.value for text in page.warning)
+    assert page.button(key="start").disabled
+    page.number_input(key="start_stop.updates").set_value(1000).run()
+    page.text_area(key="start_grid").set_value("sac.gamma=0.9,0.98").run()
+    assert not page.exception
+    (line,) = [line for line in commands(page) if "spreeze sweep" in line]
+    assert "--set=stop.updates=1000 --set=sac.gamma=0.9,0.98 --seeds 3 --first-seed 1" in line
+    assert any("6 runs, one after the other" in text.value for text in page.caption)
+
+
+def test_compare_offers_the_seeds_that_would_tell_two_groups_apart(folder):
+    for name, batch, seed in (("a", 64, 1), ("b", 256, 2)):
+        path = folder / name
+        path.mkdir(parents=True)
+        values = {"run": {"algo": "sac", "mode": "spreeze", "seed": seed}, "env": {"id": "Pendulum-v1"}}
+        values |= {"learner": {"batch_size": batch}, "stop": {"updates": 100}}
+        (path / "config.toml").write_text(to_toml(resolve([Layer("user", values)])))
+        run = {"state": "finished", "env_id": "Pendulum-v1", "algo": "sac", "mode": "spreeze", "seed": seed}
+        (path / "run.json").write_text(json.dumps(run))
+        writer = MetricsWriter(path / "metrics.db")
+        writer.evaluation(EvaluationRow(1.0, 10, 10, 1, 0, 5, -float(batch), 1.0, 10.0))
+        writer.close()
+    page = open_page("compare")
+    page.multiselect(key="compare_runs").set_value(["a", "b"]).run()
+    assert not page.exception
+    (line,) = [line for line in commands(page) if "--like" in line]
+    assert "sweep --like a --like b --seeds 2 --first-seed 3" in line
+    assert page.button(key="compare_seeds_Pendulum-v1").label == "Train 2 more seeds of both"
