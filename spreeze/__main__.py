@@ -8,12 +8,14 @@ import sys
 from typing import NoReturn
 
 from spreeze import __version__
+from spreeze.config.shipped import SHIPPED
 from spreeze.errors import did_you_mean
 from spreeze.machine.output import print_error, say, standard_streams
 
 VERBS: dict[str, str] = {
     "train": "train an agent",
     "sweep": "train every combination of settings with several seeds, and compare",
+    "dashboard": "start, watch and compare runs in a browser",
     "tune": "measure this machine for a task and choose batch size, threads and samplers",
     "evaluate": "greedy episodes of a run's weights: mean, interval, CSV, video",
     "play": "watch a run's policy in a window, or as a clip",
@@ -36,6 +38,7 @@ def _main(argv: list[str] | None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {verb:9s} {text}" for verb, text in VERBS.items()]
         text = "\n".join(["usage: spreeze <verb> [flags]", "", *lines, "", "spreeze <verb> --help tells more"])
+        text += f"; documentation: {SHIPPED / 'assets' / 'docs'}"
         say(text)
         return 0
     verb, *rest = arguments

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from spreeze.cli.arguments import Parser, check_output, guarded
-from spreeze.config.profiles import shipped
 from spreeze.config.recorded_spec import spec_from
+from spreeze.config.shipped import SHIPPED
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.task import Task, check_fits, frame_options, make_task, observes_pictures
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError, WeightsError, described
@@ -32,7 +32,7 @@ from spreeze.types import EnvSpec
 from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list, success_rate
 
 _FIRST_SEED = 1_000_000
-_PRETRAINED = shipped("assets/policies")
+_PRETRAINED = SHIPPED / "assets" / "policies"
 
 
 def build_parser() -> Parser:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sysconfig
 import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,19 +11,13 @@ from typing import Any
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import DEFAULT, Layer, Settings, Values, default_of, iterate, migrate, toml_value
 from spreeze.config.schema import check_name, field_of, marked
+from spreeze.config.shipped import SHIPPED
 from spreeze.errors import ConfigError, did_you_mean, refuse_newer
 from spreeze.formatting import clean
 
-
-def shipped(folder: str) -> Path:
-    """A folder that comes with Spreeze: that of the checkout, or where an installation from a wheel has put it."""
-    beside = Path(__file__).resolve().parents[2] / folder
-    return beside if beside.is_dir() else Path(sysconfig.get_path("data")) / "share" / "spreeze" / folder
-
-
 FORMAT = 1
 """Format number of a profile, in its ``[about]``."""
-PROFILE_DIR = shipped("profiles")
+PROFILE_DIR = SHIPPED / "profiles"
 MAX_PROFILE_BYTES = 1_000_000
 NO_PROFILE = "none"
 """Name that stands for no profile, not even that of the environment."""

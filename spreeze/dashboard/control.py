@@ -32,7 +32,8 @@ from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
-from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, one_at_a_time, tail_lines
+from spreeze.config.shipped import PACKAGE_PARENT
+from spreeze.dashboard.run_data import SAMPLE, launch_log, live_run, one_at_a_time, tail_lines
 from spreeze.envs.families import imports_only
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError
 from spreeze.formatting import clean
@@ -523,4 +524,4 @@ def _launch(options: list[str], folder: Path, name: str, start_with: Sequence[st
 def environment() -> dict[str, str]:
     """This process's environment, in which the package can be imported even if it is not installed."""
     known = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([known] if known else [])])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE_PARENT), *([known] if known else [])])}

@@ -13,6 +13,7 @@ from typing import Any
 from spreeze.config.algorithms import ON_POLICY
 from spreeze.config.modes import DataFlow, data_flow_of
 from spreeze.config.schema import check_name
+from spreeze.config.shipped import SHIPPED
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import DASH, clean, duration
 from spreeze.metrics.table import by_name
@@ -34,8 +35,7 @@ from spreeze.run_directory import (
     take_lock,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-SAMPLE = ROOT / "assets" / "sample_run"
+SAMPLE = SHIPPED / "assets" / "sample_run"
 SAMPLE_NAME = "sample run"
 
 
@@ -124,7 +124,7 @@ def as_cli_argument(path: Path) -> str:
 
 def short(path: Path) -> str:
     """A path to be read: relative to the working directory, the checkout or the home directory."""
-    for base, prefix in ((Path.cwd(), ""), (ROOT, ""), (Path.home(), "~/")):
+    for base, prefix in ((Path.cwd(), ""), (SHIPPED, ""), (Path.home(), "~/")):
         if path.is_relative_to(base) and path != base:
             return prefix + path.relative_to(base).as_posix()
     return str(path)

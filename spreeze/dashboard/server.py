@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import streamlit as st
@@ -22,12 +25,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spreeze.dashboard import live_api, navigation
+from spreeze.dashboard import control, live_api, navigation
 from spreeze.dashboard.access import Guard, LoginTokens, is_page
 from spreeze.dashboard.components import prefix
 from spreeze.dashboard.run_data import run_path, runs_dir
 from spreeze.errors import RunError
+from spreeze.machine.processes import PAGE, take_name
 from spreeze.run_directory import is_alive, send_request
+
+
+def app_parts() -> dict[str, Any]:
+    """Routes, middleware and lifespan of the app, by the arguments behind ``streamlit run app.py --``."""
+    parser = argparse.ArgumentParser(prog="streamlit run app.py --", description="The dashboard of Spreeze.")
+    text = "module whose modes and algorithms the Start form offers; it is imported by the runs, too"
+    parser.add_argument("--import", dest="module", metavar="MODULE", default=control.imported(), help=text)
+    if module := parser.parse_args().module:
+        os.environ[control.IMPORT] = module
+    take_name(PAGE)  # so that running trainings do not count the dashboard as external load
+    tokens = LoginTokens(runs_dir())
+    return {"routes": routes(), "middleware": middleware(tokens), "lifespan": lifespan(tokens)}
 
 
 def lifespan(tokens: LoginTokens) -> Callable[[st.App], AbstractAsyncContextManager[None]]:

@@ -18,6 +18,7 @@ from spreeze.__main__ import VERBS
 from spreeze.bench.__main__ import build_parser as bench_parser
 from spreeze.cli import export, sweep
 from spreeze.cli.arguments import build_parser
+from spreeze.cli.dashboard import build_parser as dashboard_parser
 from spreeze.cli.evaluate import build_parser as evaluate_parser
 from spreeze.cli.tune import tune_parser
 from spreeze.config.algorithms import ALGORITHMS
@@ -82,8 +83,8 @@ def test_help_tells_every_flag(flag):
 
 @pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
 def test_every_flag_that_is_printed_exists(text, monkeypatch, capsys):
-    of_others = {"--head", "--address", "--generate", "--pdb"}
-    known = _flags(tune_parser()) | _flags(evaluate_parser()) | {"--help"} | of_others
+    of_others = {"--head", "--address", "--generate", "--pdb", "--no-deps"}
+    known = _flags(tune_parser()) | _flags(evaluate_parser()) | _flags(dashboard_parser()) | {"--help"} | of_others
     for parser in _benches().values():
         known |= _flags(parser)
     for verb in (export, sweep):

@@ -1,13 +1,11 @@
 """Profiles that travel between machines: what is written, what holds elsewhere."""
 
-import sysconfig
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.profiles import PROFILE_DIR, applicable, export_path, profile_text, read_profile, shipped
+from spreeze.config.profiles import applicable, export_path, profile_text, read_profile
 from spreeze.config.schema import marked
 from spreeze.errors import ConfigError
 
@@ -136,12 +134,3 @@ def test_impossible_and_taken_names_are_refused_before_anything_is_measured(name
 
 def test_a_path_is_taken_as_it_is(tmp_path):
     assert export_path(str(tmp_path / "x.toml")) == tmp_path / "x.toml"
-
-
-def test_what_is_not_beside_the_package_is_where_a_wheel_puts_it():
-    data = tomllib.loads((PROFILE_DIR.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
-    assert shipped("profiles") == PROFILE_DIR
-    for folder in ("profiles", "assets/policies"):
-        assert (PROFILE_DIR.parent / folder).is_dir()
-        assert f"share/spreeze/{folder}" in data
-    assert shipped("nowhere") == Path(sysconfig.get_path("data"), "share", "spreeze", "nowhere")
