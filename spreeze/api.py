@@ -91,7 +91,8 @@ def train(
         mode: such as ``spreeze``, ``hts`` or ``serial``; None: from profile or algorithm, otherwise ``spreeze``.
         seed: random seed of networks, exploration and environments.
         auto: benchmark this machine first (up to 60 s, cached) to choose settings that are not set.
-        seconds: stop after this training time.
+        seconds: stop after this training time. Without a stop condition the run ends by itself: at the published
+            return of the task, once returns no longer rise, or after ``stop.budget_s``; 0: it trains until Ctrl-C.
         env_steps: stop after this many env steps.
         updates: stop after this many gradient steps.
         target_return: stop at this mean evaluation return.

@@ -411,7 +411,7 @@ def _check_settings(runs: Sequence[SweepRun]) -> list[str]:
     for run in {run.setting: run for run in runs}.values():
         config, check = train.checked(run.arguments)
         stop = config.stop
-        if stop.seconds is None and stop.env_steps is None and stop.updates is None:
+        if not stop.seconds and stop.env_steps is None and stop.updates is None:
             raise ConfigError("the runs have no stop condition; set --seconds or --set stop.env_steps=N")
         key = repr((config.env, config.image))
         probes[key], found = check(probes.get(key))

@@ -48,6 +48,7 @@ from spreeze.formatting import clean, percent, size
 from spreeze.machine.hardware import Machine, check_precision, memory_limits, named_devices, read_machine
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import ENDS_WITH, is_stopped
+from spreeze.metrics.published import published
 from spreeze.metrics.tuning_record import PROGRESS
 from spreeze.modes import run_mode
 from spreeze.run_directory import (
@@ -528,6 +529,8 @@ def _run(
     try:
         with contextlib.closing(view):
             view.note(f"run directory {run_dir.path}")
+            if (ending := plan.ending) is not None:
+                view.note(ending.sentence)
             for key, reason in plan.reasons.items():
                 view.note(f"{key}: {reason}")
             outcome = run_mode(plan, run_dir, view, interrupts, launcher)
@@ -594,6 +597,9 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
         )
 
 
+_ENDED = {"plateau": "ended, because returns no longer rose,", "budget": "ended by its budget"}
+
+
 def _closing(document: dict[str, Any], import_module: str | None) -> str:
     """The results of a run, and how to watch and to continue it."""
 
@@ -612,12 +618,16 @@ def _closing(document: dict[str, Any], import_module: str | None) -> str:
     if (first := document.get("time_to_target_s")) is not None:
         held = document.get("time_to_target_held_s")
         more += [f", target after {first:.1f} s", "" if held is None else f", held after {held:.1f} s"]
+    if (known := published(document["algo"], document["env"])) is not None:
+        more.append(f"; {known.label}")
     run = f"{document['run_dir']}{f' --import {import_module}' if import_module else ''}"
     return (
-        f"stopped by {document['stopped_by']} after {text('wall_s')} s: {document['env_steps']} env steps "
+        f"{_ENDED.get(document['stopped_by'], 'stopped by ' + str(document['stopped_by']))} after {text('wall_s')} s: "
+        f"{document['env_steps']} env steps "
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
         f"({best}){''.join(more)}\n"
         f"watch it: python -m spreeze play {run}\n"
+        f"evaluate it: python -m spreeze evaluate {run}\n"
         f"continue: python -m spreeze.train --resume {run}"
     )

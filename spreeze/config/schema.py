@@ -457,11 +457,13 @@ class CallbackConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class StopConfig(Section):
-    """When training ends by itself; without any condition it continues until Ctrl-C."""
+    """When training ends by itself; without any condition at a published return, a plateau or the end of its budget."""
 
     read, personal = unoffered, True
 
-    seconds: float | None = setting(None, "stop after this training time", unit="s", low=0.0, flag="--seconds")
+    seconds: float | None = setting(
+        None, "stop after this training time; 0: train until Ctrl-C", unit="s", low=0.0, flag="--seconds"
+    )
     env_steps: int | None = setting(None, "stop after this many env steps", unit="env steps", low=1, flag="--env-steps")
     updates: int | None = setting(
         None, "stop after this many updates (gradient steps of the critics)", unit="updates", low=1, flag="--updates"
@@ -475,6 +477,19 @@ class StopConfig(Section):
     target_evaluations: int = setting(
         1, "consecutive evaluations to reach target_return; 0: report only", unit="evaluations", low=0, high=10**9
     )
+
+    budget_s: float = setting(
+        1800.0,
+        "without any of these conditions: stop at the published return of the task, once returns have stopped "
+        "rising, or after this training time",
+        unit="s",
+        low=1.0,
+    )
+
+    @property
+    def by_itself(self) -> bool:
+        """True if no condition was set, so that the run decides itself when it ends."""
+        return self.seconds is self.env_steps is self.updates is self.target_return is None
 
     @property
     def at_return(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import streamlit as st
 
 from spreeze.dashboard import components, control, navigation, sweeps
-from spreeze.dashboard.live_api import COLOURS, drawn, published
+from spreeze.dashboard.live_api import COLOURS, drawn
 from spreeze.dashboard.run_data import row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, percent
@@ -21,6 +21,7 @@ from spreeze.metrics import comparison, evidence
 from spreeze.metrics.comparison import Curve, Line, Report, Rules, RunGroup
 from spreeze.metrics.evidence import RESAMPLES
 from spreeze.metrics.html_report import MOST_RUNS
+from spreeze.metrics.published import published
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_json, read_run
 

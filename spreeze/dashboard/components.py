@@ -14,10 +14,10 @@ import streamlit as st
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.schema import Config, field_of, kind_of
 from spreeze.dashboard import control, live_api
-from spreeze.dashboard.live_api import SOURCE, published
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, data_flow, meaning, row, tail_lines
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean
+from spreeze.metrics.published import SOURCE, published
 from spreeze.run_directory import LIVE_STATES, read_config, read_run, state_of
 
 PERIOD_MS = 1000

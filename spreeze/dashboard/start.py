@@ -19,6 +19,7 @@ from spreeze.dashboard import components, control, sweeps
 from spreeze.envs.families import imports_only
 from spreeze.envs.make import default_env_id
 from spreeze.errors import SpreezeError
+from spreeze.metrics.ending import ending_of
 from spreeze.run_directory import list_runs
 from spreeze.tuner.knobs import tunable_settings
 from spreeze.types import EnvSpec
@@ -129,6 +130,8 @@ def form(folder: Path) -> None:
             return
         if plan.several:
             st.caption(sweeps.expected(request, plan))
+        elif (ending := ending_of(request.config, env_id)) is not None:
+            st.caption(components.plain(f"The run {ending.sentence}."))
         components.show_command("start", line)
 
 

@@ -423,7 +423,8 @@ def curve_of(path: Path, evaluations: Sequence[EvaluationRow]) -> Curve:
     seed, end_s = run.get("seed"), run.get("wall_s")
     env, algo, mode = (clean(run.get(key) or DASH, 200) for key in ("env_id", "algo", "mode"))
     config = read_config(path)
-    by_target = read_summary(path).get("stopped_by") == "target_return"
+    summary = read_summary(path)
+    by_target = summary.get("stopped_by") == "target_return"
     return Curve(
         name=clean(path.name, 128),
         group=RunGroup(env, algo, mode),
@@ -433,7 +434,7 @@ def curve_of(path: Path, evaluations: Sequence[EvaluationRow]) -> Curve:
         settings={
             f"{part}.{name}": clean(value, 80) for part, found in config.items() for name, value in found.items()
         },
-        ended_at=finite_number(config.get("stop", {}).get("target_return")) if by_target else None,
+        ended_at=finite_number(summary.get("target_return")) if by_target else None,
     )
 
 

@@ -269,7 +269,7 @@ def evaluator_job(plan: RunPlan, run_dir: Path, *, has_free_core: bool) -> Evalu
         room=plan.room,
         has_free_core=has_free_core,
         groups=plan.policies,
-        target_return=plan.config.stop.target_return,
+        target_return=plan.target_return,
     )
 
 

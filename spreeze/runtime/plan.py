@@ -16,6 +16,7 @@ from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config
 from spreeze.envs.families import engine_of
 from spreeze.errors import ConfigError
+from spreeze.metrics.ending import Ending, ending_of
 from spreeze.transport.demonstrations import find_demonstrations
 from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.replay_ring import RingSpec
@@ -92,6 +93,17 @@ class RunPlan:
             self._check_rollout()
         else:
             self._check_replay()
+
+    @property
+    def ending(self) -> Ending | None:
+        """The end of a run without a stop condition; None where there is one, or another host decides."""
+        return ending_of(self.config, self.spec.env_id) if self.joins is None else None
+
+    @property
+    def target_return(self) -> float | None:
+        """The return that ends the run, or that it reports: the user's, else a published one."""
+        ending, asked = self.ending, self.config.stop.target_return
+        return asked if ending is None or ending.target is None else ending.target.value
 
     def _check_replay(self) -> None:
         """Rejects a replay that is too small, or whose frames would be stored."""

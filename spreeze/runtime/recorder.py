@@ -117,6 +117,7 @@ class Recorder:
         self._evaluations_before = len(self._curve)
         self._inserted_before: int | None = None  # Rows of a saved replay.
         self._target_reached = False
+        self._ending = plan.ending
         self._scores: dict[int, float] = {}
         self.reported: defaultdict[int, dict[str, Any]] = defaultdict(dict)
         """group -> gauges of its algorithm as its learner sent them; the newest of each counts until the next one."""
@@ -333,15 +334,15 @@ class Recorder:
 
     def _check_target(self, found: Any) -> None:
         """Reports an evaluation that reached the target return, or whose second evaluation did not."""
-        stop, outcome = self._plan.config.stop, self.outcome
-        if stop.target_return is None or not isinstance(found, Mapping) or outcome.time_to_target_s is not None:
+        target, outcome = self._plan.target_return, self.outcome
+        if target is None or not isinstance(found, Mapping) or outcome.time_to_target_s is not None:
             return
         told = f"{float(found['return_mean']):.4g}, the mean of {int(found['episodes'])} episodes"
         if found["reached"]:
             outcome.time_to_target_s = self._age_at_start_s + self.session_s
-            self.event("info", f"target return {stop.target_return:g} reached: {told}")
+            self.event("info", f"target return {target:g} reached: {told}")
         else:
-            self.event("info", f"target return {stop.target_return:g} not confirmed: {told} on fresh seeds")
+            self.event("info", f"target return {target:g} not confirmed: {told} on fresh seeds")
 
     def _write(self, t: float, step: int, values: dict[str, float]) -> None:
         self._store.write(t, step, values)
@@ -351,7 +352,7 @@ class Recorder:
         """The final metric so far, and whether the target is reached or held."""
         outcome, stop = self.outcome, self._plan.config.stop
         self._count_curve()
-        target = stop.target_return
+        target = self._plan.target_return
         if final or target is None:
             return
 
@@ -490,8 +491,11 @@ class Recorder:
             return "stop request"
         if self._target_reached or (stop.target_evaluations == 1 and self.outcome.time_to_target_s is not None):
             return "target_return"
-        if stop.seconds is not None and self.session_s - self._starting_s >= stop.seconds:
+        trained_s = self.session_s - self._starting_s
+        if stop.seconds and trained_s >= stop.seconds:
             return "seconds"
+        if self._ending is not None:
+            return self._ending.reason(self._curve[self._evaluations_before :], trained_s)
         if reading is None:
             return None
         if self._plan.config.on_policy is not None:
@@ -560,6 +564,8 @@ def _progress(plan: RunPlan, metrics: Mapping[str, float | None], spent_s: float
     """Share of the stop condition that will come first, and the seconds until then."""
     stop = plan.config.stop
     candidates: list[tuple[float, float | None]] = []
+    if stop.by_itself:
+        candidates.append((spent_s / stop.budget_s, max(stop.budget_s - spent_s, 0.0)))
     if stop.seconds:
         candidates.append((spent_s / stop.seconds, max(stop.seconds - spent_s, 0.0)))
     for limit, done, rate in (
@@ -602,7 +608,7 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
         "samples_per_insert_band": config.replay.samples_per_insert_band,
         "eval_return_mean": eval_return,
         "eval_return_best": eval_best,
-        "target_return": config.stop.target_return,
+        "target_return": plan.target_return,
         "eval_return_final": eval_final,
         "eval_return_final_evaluations": evaluations,
         "eval_return_worst_of_20": worst,

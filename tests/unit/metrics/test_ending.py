@@ -1,0 +1,88 @@
+"""Runs without a stop condition: when returns have stopped rising, and what else ends them."""
+
+import numpy as np
+import pytest
+
+from spreeze.config.layers import Layer, resolve
+from spreeze.metrics.ending import Ending, ending_of, has_stopped_rising, lowest_slope
+from spreeze.metrics.published import Published
+from spreeze.metrics.store import EvaluationRow
+
+
+def curve(returns_at, until_s=1500.0, noise=100.0, seed=1):
+    """An evaluation each two seconds whose mean is ``returns_at(t)``, with normal noise."""
+    drawn = np.random.default_rng(seed).normal(size=int(until_s / 2)) * noise
+    times = (2.0 * (k + 1) for k in range(len(drawn)))
+
+    def row(t, value):
+        return EvaluationRow(t, int(t), int(t), 1, int(t), 10, value, 1.0, 9.0)
+
+    return [row(t, returns_at(t) + drawn[k]) for k, t in enumerate(times)]
+
+
+def levels_off(t):
+    return 2000.0 * (1.0 - np.exp(-t / 100.0))
+
+
+@pytest.mark.parametrize(
+    ("returns_at", "until_s", "stopped"),
+    [
+        (levels_off, 1500.0, True),
+        (levels_off, 500.0, False),  # too early to say
+        (lambda t: t, 1500.0, False),
+        (lambda t: 50.0 * np.sqrt(t), 1500.0, False),
+        (lambda t: -200.0, 1500.0, False),  # it has not begun to learn
+        (lambda t: -200.0 if t < 1000.0 else t - 1200.0, 1500.0, False),
+        (lambda t: min(5.0 * t, 1000.0) if t < 900.0 else 100.0, 1500.0, False),  # it fell: it may come back
+    ],
+    ids=["levels off", "short", "line", "root", "flat", "late", "fallen"],
+)
+def test_returns_have_stopped_rising_only_where_they_rose_and_the_last_third_does_not(returns_at, until_s, stopped):
+    assert [has_stopped_rising(curve(returns_at, until_s, seed=seed)) for seed in range(3)] == [stopped] * 3
+
+
+def test_few_evaluations_tell_nothing():
+    assert not has_stopped_rising([])
+    assert not has_stopped_rising(curve(levels_off)[::20])
+
+
+def test_the_slope_s_interval_is_that_of_least_squares():
+    x, y = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 2.0, 1.0, 3.0])
+    # Slope 0.8, residuals -0.3, 0.9, -0.9, 0.3: variance 1.8 / 2, over a sum of squares of 5.
+    assert lowest_slope(x, y) == pytest.approx(0.8 - 1.96 * (0.9 / 5.0) ** 0.5)
+
+
+def test_a_budget_ends_what_a_plateau_does_not():
+    ending = Ending(None, 60.0)
+    assert ending.reason([], 59.0) is None
+    assert ending.reason([], 60.0) == "budget"
+    assert ending.reason(curve(levels_off), 50.0) == "plateau"
+
+
+@pytest.mark.parametrize(
+    ("stop", "target", "words"),
+    [
+        (
+            {},
+            -157.0,
+            "ends by itself: at a return of -157 (RL Baselines3 Zoo), once returns no longer rise, or after 30 min",
+        ),
+        ({"budget_s": 120.0}, -157.0, "or after 2 min (--seconds 0: trains until Ctrl-C)"),
+        ({"seconds": 0.0}, None, None),
+        ({"updates": 9}, None, None),
+        ({"target_return": -200.0}, None, None),
+    ],
+)
+def test_a_run_ends_by_itself_where_nothing_else_is_said(stop, target, words):
+    config = resolve([Layer("user", {"run": {"algo": "sac"}, "env": {"id": "Pendulum-v1"}, "stop": stop})]).config
+    ending = ending_of(config, "Pendulum-v1")
+    assert (ending is None) is (words is None)
+    if ending is not None:
+        assert ending.target.value == target
+        assert words in ending.sentence
+
+
+def test_without_an_evaluator_there_is_no_return_to_end_at():
+    values = {"evaluation": {"enabled": False}}
+    assert ending_of(resolve([Layer("user", values)]).config, "Pendulum-v1").target is None
+    assert isinstance(ending_of(resolve([]).config, "Pendulum-v1").target, Published)
