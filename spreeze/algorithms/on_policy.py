@@ -140,7 +140,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._kind = distribution_of(spec, self.net.log_std, self.net.grad_log_std)
         self._masked = spec.action_mask
         self.optimiser = self._new_optimiser()
-        self.optimiser.apart = self.net.of_value
+        self.optimiser.apart = self.net.of_value if config.separate_grad_norms else None
         self._before = self.net.flat.clone() if correction == "delayed" else None
         """theta(j - 1)."""
         self._frames = spec.frames

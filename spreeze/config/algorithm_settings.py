@@ -300,7 +300,10 @@ class OnPolicyConfig(Section):
     value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0.0, high=1e3)
     max_grad_norm: float = setting(
-        0.5, "gradients are clipped to this norm, each network's apart (with images together)", low=1e-6, high=1e9
+        0.5, "gradients are clipped to this norm (see separate_grad_norms)", low=1e-6, high=1e9
+    )
+    separate_grad_norms: bool = setting(
+        True, "clip the gradients of policy and value network separately (with images they are one network)"
     )
     normalize_advantage: bool = setting(True, "normalise advantages per rollout")
     normalize_returns: bool = setting(

@@ -368,6 +368,9 @@ def test_a_large_gradient_is_scaled_down_and_the_step_size_falls_with_progress(n
     algorithm.learn(batch, None)
     assert algorithm.metrics()["learning_rate"] == (PPOConfig if name == "ppo" else A2CConfig)().lr
     assert not torch.equal(algorithm.net.flat, kept)
+    together = learner(name, spec, max_grad_norm=0.01, value_coef=100.0, separate_grad_norms=False)
+    together.learn(batch, None)
+    assert float(together.net.gradient.norm()) == pytest.approx(0.01, rel=1e-4), "one norm of both"
 
 
 def test_ppo_reports_clipping_divergence_and_explained_variance_of_what_it_learned_from():
