@@ -9,6 +9,8 @@ The highest of hundreds of scores is partly luck. The rule:
    starts: the kept one if it is not confirmed, otherwise the challenger. That is the policy with the
    highest bound of those whose mean was above the kept one's since the last such test. The challenger replaces the kept
    policy if its bound over all of its episodes is the higher one.
+4. A policy whose returns lie far above those of the kept one (their means differ by more than four standard deviations
+   of each) replaces it at once, unconfirmed: where evaluations are few, a test would come minutes later, or never.
 
 This takes the place of evaluations, at most one in nine, and no time of the learner.
 """
@@ -24,6 +26,8 @@ from spreeze.metrics import student_quantile
 from spreeze.transport.files import replace_bytes, replace_json
 
 _TEST_EVERY = 8  # evaluations for one test
+_FAR = 4.0
+"""Standard deviations of the returns of either policy."""
 Z_90, Z_99 = 1.2815515655446004, 2.3263478740408408
 """Quantiles of the normal distribution."""
 
@@ -46,6 +50,10 @@ class ReturnStats(NamedTuple):
         if free < 1:
             return self.mean
         return self.mean - student_quantile(z, free) * self.std / math.sqrt(free)
+
+    def far_above(self, other: ReturnStats) -> bool:
+        """True if hardly any return of one is among those of the other."""
+        return self.mean - other.mean > _FAR * (self.std + other.std)
 
     def with_more(self, other: ReturnStats) -> ReturnStats:
         """Both together."""
@@ -82,6 +90,9 @@ class BestPolicy:
         kept = self._kept
         if kept is None or (not self._confirmed and found.stats.bound > kept.stats.bound):
             self._keep(found, confirmed=False)
+        elif self._confirmed and found.stats.far_above(kept.stats):
+            self._forget_challenger()
+            self._keep(found, confirmed=False)
         elif (
             self._confirmed
             and found.stats.mean > kept.stats.mean
@@ -104,11 +115,14 @@ class BestPolicy:
             if more is not None:
                 self._keep(whole, confirmed=True)
             return
+        self._forget_challenger()
+        if more is not None and (self._kept is None or whole.stats.bound > self._kept.stats.bound):
+            self._keep(whole, confirmed=True)
+
+    def _forget_challenger(self) -> None:
         self._challenger = None
         for name in ("challenger.json", "challenger.safetensors"):
             (self._folder / name).unlink(missing_ok=True)
-        if more is not None and (self._kept is None or whole.stats.bound > self._kept.stats.bound):
-            self._keep(whole, confirmed=True)
 
     def _keep(self, found: Candidate, *, confirmed: bool) -> None:
         self._store("best", found, confirmed=confirmed)

@@ -37,7 +37,9 @@ def made(tmp_path, monkeypatch):
         data_flow=SimpleNamespace(balanced=False),
     )
     earlier = EarlierSessions()
-    plan = SimpleNamespace(config=config, batch_size=1, learners=1, policies=1, earlier=earlier)
+    plan = SimpleNamespace(
+        config=config, batch_size=1, learners=1, policies=1, earlier=earlier, ending=None, target_return=5.0
+    )
     notes = []
     found = recorder.Recorder(
         plan, SimpleNamespace(path=tmp_path, requested=lambda name: False), SimpleNamespace(note=notes.append)
@@ -160,6 +162,8 @@ def test_without_a_whole_round_the_score_of_before_stays_and_it_is_said(made):
 ])  # fmt: skip
 def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
     document = {
+        "env": "Own-v0",
+        "algo": "sac",
         "stopped_by": "seconds",
         "env_steps": 1,
         "updates": 1,
@@ -175,7 +179,10 @@ def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
     assert f"{words}, 512.3 over the last 10 evaluations\n" in train._closing(document | final, None)
     one = train._closing(document | final | {"eval_return_final_evaluations": 1}, None)
     assert "over the last" not in one, "one evaluation is the last"
-    assert train._closing(document, "my_robot").count("runs/x --import my_robot") == 2
+    assert train._closing(document, "my_robot").count("runs/x --import my_robot") == 3
+    known = train._closing(document | {"env": "Pendulum-v1", "stopped_by": "plateau"}, None)
+    assert known.startswith("ended, because returns no longer rose, after ")
+    assert "RL Baselines3 Zoo after 20k env steps: -157" in known
 
 
 def session(path, notes, *, sessions, policies=1):
@@ -189,7 +196,13 @@ def session(path, notes, *, sessions, policies=1):
         data_flow=SimpleNamespace(balanced=False),
     )
     plan = SimpleNamespace(
-        config=config, batch_size=1, learners=policies, policies=policies, earlier=EarlierSessions(sessions=sessions)
+        config=config,
+        batch_size=1,
+        learners=policies,
+        policies=policies,
+        earlier=EarlierSessions(sessions=sessions),
+        ending=None,
+        target_return=None,
     )
     return recorder.Recorder(
         plan, SimpleNamespace(path=path, requested=lambda name: False), SimpleNamespace(note=notes.append)

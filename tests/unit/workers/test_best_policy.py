@@ -74,6 +74,20 @@ def test_a_confirmed_policy_is_replaced_only_by_one_that_is_better_over_all_of_i
     assert again._challenger is None, "a later session goes on from there"
 
 
+def test_a_policy_far_above_a_confirmed_one_waits_for_no_test(tmp_path):
+    best = BestPolicy(tmp_path)
+    for _ in range(8):
+        best.offer(candidate(40.0, 30.0))
+    best.record_retest(best.due(), ReturnStats(10, 38.0, 30.0))
+    best.offer(candidate(270.0, 30.0, b"near"))
+    assert kept(tmp_path) == (b"w", 39.0, True)
+    best.offer(candidate(290.0, 30.0, b"far"))
+    assert kept(tmp_path) == (b"far", 290.0, False)
+    assert best._challenger is None
+    best.record_retest(best.due(last=True), ReturnStats(10, 280.0, 30.0))
+    assert kept(tmp_path) == (b"far", 285.0, True)
+
+
 def test_tests_that_no_challenger_took_do_not_follow_at_once(tmp_path):
     best = BestPolicy(tmp_path)
     for _ in range(8):
