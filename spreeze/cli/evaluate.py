@@ -15,7 +15,7 @@ from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.config.recorded_spec import spec_from
 from spreeze.config.shipped import SHIPPED
 from spreeze.envs.make import refuse_foreign
-from spreeze.envs.task import Task, check_fits, frame_options, make_task, observes_pictures
+from spreeze.envs.task import Task, check_fits, make_task, options_of
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError, WeightsError, described
 from spreeze.formatting import clean, percent
 from spreeze.inference.policy import Policy, exploring_arrays
@@ -185,16 +185,8 @@ def open_checked(spec: EnvSpec, where: Path, args: argparse.Namespace, render_mo
 
     try:
         with time_limit(limit_s, every_s=_FIRST_WORD_S, on_wait=tell):
-            task = make_task(
-                spec.env_id,
-                args.import_module,
-                render_mode,
-                args=spec.args,
-                plain=spec.plain,
-                image=frame_options(spec),
-                picture=observes_pictures(spec),
-                action_mask=spec.action_mask,
-            )
+            own, masks = options_of(spec), spec.action_mask
+            task = make_task(spec.env_id, args.import_module, render_mode, action_mask=masks, **own)
     except OutOfTime:
         raise EnvironmentError_(
             f"{spec.env_id} was not made within {limit_s:g} s; if it needs longer to start, set --start-deadline-s "

@@ -14,7 +14,7 @@ import re
 import sys
 import types
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from spreeze.config.schema import ImageConfig
 from spreeze.config.values import literal_or_text
@@ -32,6 +32,19 @@ if TYPE_CHECKING:
     import gymnasium
 
     from spreeze.envs.team_env import TeamEnv
+
+
+class EnvOptions(TypedDict, total=False):
+    """How an environment is made, beside its id, module and render mode."""
+
+    plain: bool
+    """Takes pybullet-envs-gymnasium's own environment for its ids."""
+    args: tuple[str, ...]
+    """``key=value`` texts for the environment's constructor (``parse_args``)."""
+    image: dict[str, Any] | None
+    """Values of the image part of the configuration; its defaults if None."""
+    picture: bool | None
+    """True: it observes pictures, which become frames; False: numbers; None: as its space says."""
 
 
 BULLET_MODULE = "pybullet_envs_gymnasium"
@@ -85,14 +98,7 @@ def default_env_id() -> Reasoned:
 
 
 def make_env(
-    env_id: str,
-    import_module: str | None = None,
-    render_mode: str | None = None,
-    *,
-    plain: bool = False,
-    args: tuple[str, ...] = (),
-    image: dict[str, Any] | None = None,
-    picture: bool | None = None,
+    env_id: str, import_module: str | None = None, render_mode: str | None = None, **options: Unpack[EnvOptions]
 ) -> gymnasium.Env[Any, Any]:
     """Makes one environment (time limit included, no autoreset, no checker).
 
@@ -104,14 +110,12 @@ def make_env(
             ``import_module`` names the same module or script; or the id of an engine or of a team.
         import_module: module, or path of a script, to import first.
         render_mode: ``rgb_array`` for pictures, ``human`` for a window, None for neither.
-        plain: takes pybullet-envs-gymnasium's own environment for its ids.
-        args: ``key=value`` texts for the environment's constructor (``parse_args``).
-        image: values of the image part of the configuration; its defaults if None.
-        picture: whether it observes pictures, which become frames, or numbers; None: as its space says.
+        options: as ``EnvOptions``.
 
     Raises:
         EnvironmentError_: unknown id, missing module, or the environment's constructor raised.
     """
+    args, picture = options.get("args", ()), options.get("picture")
     values = parse_args(args)
     if import_module is not None:
         import_user_module(import_module)
@@ -127,7 +131,7 @@ def make_env(
             raise EnvironmentError_(f'{env_id} does not support render_mode="human": no window')
         return _drawing(team, env_id, render_mode)
     name = env_id.rpartition(":")[2]
-    made = _known(env_id, import_module, fast=render_mode is None and not plain and not args)
+    made = _known(env_id, import_module, fast=not (render_mode or options.get("plain") or args))
     _refuse_window(name, render_mode)
     try:
         with warnings.catch_warnings():
@@ -136,7 +140,9 @@ def make_env(
                 values["render_mode"] = render_mode
             if values.get("render_mode") == "rgb_array" and not has_display():
                 _render_offscreen()
-            return _drawing(_made(made, values, ImageConfig(**(image or {})), picture), name, render_mode)
+            return _drawing(
+                _made(made, values, ImageConfig(**(options.get("image") or {})), picture), name, render_mode
+            )
     except EnvironmentError_:
         raise
     except Exception as error:

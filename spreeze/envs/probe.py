@@ -24,12 +24,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from spreeze.config.schema import Config, SamplingConfig
-from spreeze.envs.make import import_user_module, is_known_to_repeat, make_env, one_line
+from spreeze.envs.make import EnvOptions, import_user_module, is_known_to_repeat, make_env, one_line
 from spreeze.envs.task import Task, make_task, uniform_actions
 from spreeze.errors import EnvironmentError_, described
 from spreeze.machine.awake import AWAKE
@@ -96,96 +96,52 @@ class Probe:
     """Version by distribution of the environment and of its simulators, as far as they come from distributions."""
 
 
+class Waiting(TypedDict, total=False):
+    """How a child is waited for, and what it tries besides."""
+
+    interrupted: Callable[[], bool]
+    """Asked ten times a second whether to give up."""
+    on_wait: Callable[[str], object]
+    """Told in a line now and then that a slow start is waited for."""
+    second: bool
+    """Also tries whether there can be two at a time, and what a further one takes of memory; not where that is known,
+    nor where it would take more time or memory than there is."""
+
+
+class ProbeOptions(EnvOptions, Waiting, total=False):
+    deadline_s: float
+    """The child is killed after that time; default ``START_S``."""
+
+
 def probe_env(
-    env_id: str,
-    import_module: str | None = None,
-    *,
-    deadline_s: float = START_S,
-    steps: int = 2000,
-    plain: bool = False,
-    args: tuple[str, ...] = (),
-    image: dict[str, Any] | None = None,
-    picture: bool | None = None,
-    interrupted: Callable[[], bool] = lambda: False,
-    on_wait: Callable[[str], object] = lambda text: None,
-    second: bool = False,
+    env_id: str, import_module: str | None = None, *, steps: int = 2000, **options: Unpack[ProbeOptions]
 ) -> Probe:
     """Describes and times an environment in a child process.
 
     Args:
         env_id: Gymnasium id.
         import_module: module to import first.
-        deadline_s: the child is killed after that time.
         steps: env steps to time (at most 1.5 s); 0 only makes, resets and steps once.
-        plain: tries a Bullet task as its package has it.
-        args: ``key=value`` texts for the environment's constructor.
-        image: values of the image part of the configuration; its defaults if None.
-        picture: the setting ``env.image``.
-        interrupted: asked ten times a second whether to give up.
-        on_wait: told in a line now and then that a slow start is waited for.
-        second: also tries whether there can be two at a time, and what a further one takes of memory; not where that
-            is known, nor where it would take more time or memory than there is.
+        options: as ``EnvOptions`` and ``ProbeOptions``.
 
     Raises:
         EnvironmentError_: it cannot be used, hangs, or took its process down.
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
-    found = in_child(
-        "time",
-        env_id,
-        import_module,
-        deadline_s=deadline_s,
-        steps=steps,
-        plain=plain,
-        args=args,
-        image=image,
-        picture=picture,
-        interrupted=interrupted,
-        on_wait=on_wait,
-        second=second,
-    )
+    found = in_child("time", env_id, import_module, steps=steps, **options)
     return Probe(**{**found, "spec": rebuild(EnvSpec, found["spec"]), "notes": tuple(found["notes"])})
 
 
-def probe_of(
-    config: Config,
-    *,
-    steps: int = 0,
-    interrupted: Callable[[], bool] = lambda: False,
-    on_wait: Callable[[str], object] = lambda text: None,
-    second: bool = False,
-) -> Probe:
-    """``probe_env`` of the task that is configured."""
+def probe_of(config: Config, *, steps: int = 0, **waiting: Unpack[Waiting]) -> Probe:
+    """``probe_env`` of the task that is configured, within ``sampling.start_deadline_s``."""
     env = config.env
-    return probe_env(
-        env.id,
-        env.import_module,
-        steps=steps,
-        plain=env.plain,
-        args=env.args,
-        image=dataclasses.asdict(config.image),
-        picture=env.image,
-        interrupted=interrupted,
-        on_wait=on_wait,
-        second=second,
-        deadline_s=config.sampling.start_deadline_s,
-    )
+    own = EnvOptions(plain=env.plain, args=env.args, image=dataclasses.asdict(config.image), picture=env.image)
+    deadline_s = config.sampling.start_deadline_s
+    return probe_env(env.id, env.import_module, steps=steps, deadline_s=deadline_s, **own, **waiting)
 
 
 def in_child(
-    what: str,
-    env_id: str,
-    import_module: str | None = None,
-    *,
-    deadline_s: float = START_S,
-    steps: int = 0,
-    plain: bool = False,
-    args: tuple[str, ...] = (),
-    image: dict[str, Any] | None = None,
-    picture: bool | None = None,
-    interrupted: Callable[[], bool] = lambda: False,
-    on_wait: Callable[[str], object] = lambda text: None,
-    second: bool = False,
+    what: str, env_id: str, import_module: str | None = None, *, steps: int = 0, **options: Unpack[ProbeOptions]
 ) -> dict[str, Any]:
     """Result of a child: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
 
@@ -195,15 +151,17 @@ def in_child(
         EnvironmentError_: it cannot be used, hangs, or took its process down.
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
+    deadline_s, second = options.get("deadline_s", START_S), options.get("second", False)
     task = {
         "env_id": env_id,
         "import_module": import_module,
-        "plain": plain,
-        "args": args,
-        "image": image,
-        "picture": picture,
+        "plain": options.get("plain", False),
+        "args": options.get("args", ()),
+        "image": options.get("image"),
+        "picture": options.get("picture"),
     }
     job = {"what": what, "task": task, "steps": steps, "end_s": deadline_s + _GRACE_S, "second": second}
+    interrupted, on_wait = options.get("interrupted", lambda: False), options.get("on_wait", lambda text: None)
     while True:
         slept_s = AWAKE.slept_s
         try:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from spreeze.config.algorithms import actions_text
 from spreeze.envs.families import engine_of
 from spreeze.envs.info_numbers import InfoNumbers, success_of
-from spreeze.envs.make import describe, import_user_module, make_env, parse_args
+from spreeze.envs.make import EnvOptions, describe, import_user_module, make_env, parse_args
 from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, mask_of
 from spreeze.envs.pictures import DrawnPictures
 from spreeze.envs.scalars import FLOAT32_MAX, array_like, flag_of, number_of
@@ -29,6 +30,8 @@ _FLOAT32 = np.dtype(np.float32)
 """NumPy has one object for it: ``is`` takes a tenth of the time of a comparison."""
 _LONGEST_HOLD, _HOLD_EXPONENT = 64, 1.5
 """Longest hold of a random action [env steps], and how its chance falls with that number."""
+CHANGED_ARGS = "env_args.json"
+"""File of a run directory: the ``key=value`` texts that have changed, all together."""
 _NUMBERS = frozenset({float, int, np.float64, np.float32})
 """Types of nearly all rewards."""
 _LEAST = -FLOAT32_MAX
@@ -265,18 +268,16 @@ def make_task(
     import_module: str | None = None,
     render_mode: str | None = None,
     *,
-    plain: bool = False,
-    args: tuple[str, ...] = (),
-    image: dict[str, Any] | None = None,
-    picture: bool | None = None,
     action_mask: bool | None = None,
+    **options: Unpack[EnvOptions],
 ) -> Task:
     """Makes, describes and wraps an environment; arguments and errors as ``make_env``.
 
     ``action_mask`` says whether it gives masks; if None, an environment with choices is reset once to see.
     """
-    env = make_env(env_id, import_module, render_mode, plain=plain, args=args, image=image, picture=picture)
+    env = make_env(env_id, import_module, render_mode, **options)
     try:
+        plain, args = options.get("plain", False), options.get("args", ())
         spec = dataclasses.replace(describe(env, import_module), plain=plain, args=args)
         choosing = spec.choices is not None and spec.team is None
         if choosing and (gives_masks(env) if action_mask is None else action_mask):
@@ -323,17 +324,32 @@ def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: boo
 
     ``whole_games``: an Atari episode is a game also where a lost life ends it for the samplers (evaluation).
     """
-    image = frame_options(spec, whole_games=whole_games)
-    env = make_env(
-        spec.env_id,
-        spec.import_module,
-        render_mode,
-        plain=spec.plain,
-        args=spec.args,
-        image=image,
-        picture=observes_pictures(spec),
-    )
+    env = make_env(spec.env_id, spec.import_module, render_mode, **options_of(spec, whole_games=whole_games))
     return Task(env, spec)
+
+
+class TaskSource:
+    """Opens environments of one description; a new ``version`` says that those made before have older arguments."""
+
+    def __init__(self, spec: EnvSpec, run_dir: Path, version: Callable[[], int]) -> None:
+        self._spec, self._file, self._version = spec, run_dir / CHANGED_ARGS, version
+
+    @property
+    def version(self) -> int:
+        """Number of changes so far; 0: the run's own arguments."""
+        return self._version()
+
+    def __call__(self) -> Task:
+        """One more environment; errors as ``open_task``, or an OSError where the changes cannot be read."""
+        if not self.version:
+            return open_task(self._spec)
+        changed = json.loads(self._file.read_text(encoding="utf-8"))
+        return open_task(dataclasses.replace(self._spec, args=merged_args(self._spec.args, changed)))
+
+
+def merged_args(args: tuple[str, ...], changed: list[str]) -> tuple[str, ...]:
+    """``key=value`` texts, of which later ones replace earlier ones of the same key."""
+    return tuple({text.partition("=")[0].strip(): text for text in (*args, *changed)}.values())
 
 
 def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
@@ -342,15 +358,7 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
     It is the environment itself; one with images observes its last k frames, uint8 [k, *frame], as policies take them.
     An EnvironmentError_, too, if its spaces are not those of the description.
     """
-    env = make_env(
-        spec.env_id,
-        spec.import_module,
-        render_mode,
-        plain=spec.plain,
-        args=spec.args,
-        image=frame_options(spec),
-        picture=observes_pictures(spec),
-    )
+    env = make_env(spec.env_id, spec.import_module, render_mode, **options_of(spec))
     try:
         made = describe(env, spec.import_module)
         source = getattr(env, "mask_source", f"info['{MASK}']")
@@ -405,16 +413,12 @@ def _bounds_text(spec: EnvSpec) -> str:
     return f"from {side(spec.action.low)} to {side(spec.action.high)}"
 
 
-def frame_options(spec: EnvSpec, *, whole_games: bool = True) -> dict[str, Any] | None:
-    """Image settings of a known environment, for ``make_env``; None for vectors."""
-    if spec.frames is None:
-        return None
-    return spec.frames.options | ({"episodic_life": False} if whole_games else {})
-
-
-def observes_pictures(spec: EnvSpec) -> bool | None:
-    """``env.image`` with which the same parts of a known environment's observations are pictures again."""
-    return spec.frames is not None and (spec.frames.as_asked or None)
+def options_of(spec: EnvSpec, *, whole_games: bool = True) -> EnvOptions:
+    """Options with which a known environment is made again, where the same parts of observations are pictures."""
+    image, picture = None, spec.frames is not None and (spec.frames.as_asked or None)
+    if spec.frames is not None:
+        image = spec.frames.options | ({"episodic_life": False} if whole_games else {})
+    return {"plain": spec.plain, "args": spec.args, "image": image, "picture": picture}
 
 
 class ObsBuffer:

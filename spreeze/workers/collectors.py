@@ -19,8 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from spreeze.envs.info_numbers import InfoNumbers
-from spreeze.envs.task import ActionScaling, ObsBuffer, Task
-from spreeze.envs.task_source import TaskSource
+from spreeze.envs.task import ActionScaling, ObsBuffer, Task, TaskSource
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, WorkerError, described
 from spreeze.inference.policy import Policy, State, begin_episode, exploring_arrays

@@ -188,7 +188,7 @@ class WorkerContext:
 
     @property
     def env_args_version(self) -> int:
-        """Number of changes of the environments' arguments (see ``envs.task_source``)."""
+        """Number of changes of the environments' arguments (see ``envs.task``)."""
         return int(self.status.header[words.ENV_ARGS])
 
     def episode(self, episode_return: float, length: int, success: bool | None) -> None:

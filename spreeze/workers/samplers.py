@@ -16,8 +16,7 @@ from time import perf_counter
 
 import numpy as np
 
-from spreeze.envs.task import HeldActions, vector_maker
-from spreeze.envs.task_source import TaskSource
+from spreeze.envs.task import HeldActions, TaskSource, vector_maker
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource
 from spreeze.transport.replay_ring import ShardWriter
@@ -65,11 +64,7 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
     try:
         with turn_evaluation(context, job.evaluation) as sampling.interlude:
             loop = SamplerLoop(context, job, sink, sampling, rng)
-            yield
-            while not context.stopping:
-                loop.turn()
-                yield
-            context.heartbeat(Phase.DONE)  # closing is no work
+            yield from _turns(context, loop.turn)
     finally:
         sampling.close()
         sink.close()
@@ -148,35 +143,49 @@ class SamplerLoop:
         return actions
 
 
+def _turns(context: WorkerContext, turn: Callable[[], object]) -> Iterator[None]:
+    """Takes turns until the run is to stop."""
+    yield
+    while not context.stopping:
+        turn()
+        yield
+    context.heartbeat(Phase.DONE)  # closing is no work
+
+
+def _collector(
+    context: WorkerContext,
+    job: RolloutSamplerJob | BufferSamplerJob,
+    rollouts: Rollouts,
+    stack: contextlib.ExitStack,
+    **ways: bool,
+) -> RolloutCollector:
+    """The environments of a sampler that fills ``rollouts``, closed by ``stack``; ``ways`` as ``RolloutCollector``."""
+    made = RolloutCollector(
+        TaskSource(job.spec, context.run_dir, lambda: context.env_args_version),
+        job.spec,
+        rollouts,
+        first=job.index * job.num_envs,
+        num_envs=job.num_envs,
+        seed=job.seed,
+        on_progress=context.heartbeat,
+        nan_policy=job.nan_policy,
+        on_error=context.env_error,
+        **ways,
+    )
+    stack.enter_context(contextlib.closing(made))
+    made.on_episode = context.episode
+    made.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
+    return made
+
+
 def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> Iterator[None]:
     """Steps until asked to stop; the successor of a dead sampler continues at the same step."""
     with contextlib.ExitStack() as stack:
         rollouts = stack.enter_context(contextlib.closing(job.rollouts.attach()))
         mailbox = stack.enter_context(contextlib.closing(job.mailbox.attach()))
-        envs = stack.enter_context(
-            contextlib.closing(
-                RolloutCollector(
-                    TaskSource(job.spec, context.run_dir, lambda: context.env_args_version),
-                    job.spec,
-                    rollouts,
-                    first=job.index * job.num_envs,
-                    num_envs=job.num_envs,
-                    seed=job.seed,
-                    step_synchronous=job.step_synchronous,
-                    on_progress=context.heartbeat,
-                    nan_policy=job.nan_policy,
-                    on_error=context.env_error,
-                )
-            )
-        )
-        envs.on_episode = context.episode
-        envs.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
+        envs = _collector(context, job, rollouts, stack, step_synchronous=job.step_synchronous)
         loop = _RolloutSampler(context, job, rollouts, mailbox, envs)
-        yield
-        while not context.stopping:
-            loop.turn()
-            yield
-        context.heartbeat(Phase.DONE)  # closing is no work
+        yield from _turns(context, loop.turn)
 
 
 def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> Iterator[None]:
@@ -186,30 +195,9 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> Iterato
     """
     with contextlib.ExitStack() as stack:
         rollouts = stack.enter_context(contextlib.closing(job.rollouts.attach()))
-        envs = stack.enter_context(
-            contextlib.closing(
-                RolloutCollector(
-                    TaskSource(job.spec, context.run_dir, lambda: context.env_args_version),
-                    job.spec,
-                    rollouts,
-                    first=job.index * job.num_envs,
-                    num_envs=job.num_envs,
-                    seed=job.seed,
-                    replays=False,
-                    on_progress=context.heartbeat,
-                    nan_policy=job.nan_policy,
-                    on_error=context.env_error,
-                )
-            )
-        )
-        envs.on_episode = context.episode
-        envs.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
+        envs = _collector(context, job, rollouts, stack, replays=False)
         loop = _BufferSampler(context, envs, job.policies.attach(), job.learner_wakeup.attach())
-        yield
-        while not context.stopping:
-            loop.turn()
-            yield
-        context.heartbeat(Phase.DONE)  # closing is no work
+        yield from _turns(context, loop.turn)
 
 
 class _BufferSampler:

@@ -11,7 +11,7 @@ from typing import Any
 
 from spreeze.envs.families import engine_of
 from spreeze.envs.make import parse_args
-from spreeze.envs.task_source import CHANGED, merged
+from spreeze.envs.task import CHANGED_ARGS, merged_args
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.formatting import clean
 from spreeze.inference.user_modules import is_script
@@ -152,7 +152,7 @@ class EnvironmentArguments:
 
     def __init__(self, plan: RunPlan, run_dir: RunDir, on_event: Callable[[str, str], None]) -> None:
         self._plan, self._run_dir, self._on_event = plan, run_dir, on_event
-        self.version = int((run_dir.path / CHANGED).is_file())
+        self.version = int((run_dir.path / CHANGED_ARGS).is_file())
         """Number of changes; samplers make their environments anew when it rises."""
 
     def look(self) -> None:
@@ -163,9 +163,9 @@ class EnvironmentArguments:
         try:
             changed = [str(entry) for entry in json.loads(text)]
             self._check(changed)
-            path = self._run_dir.path / CHANGED
+            path = self._run_dir.path / CHANGED_ARGS
             known = json.loads(path.read_text(encoding="utf-8")) if self.version else []
-            replace_bytes(path, json.dumps(merged(tuple(known), changed)).encode())
+            replace_bytes(path, json.dumps(merged_args(tuple(known), changed)).encode())
         except (OSError, ValueError, TypeError, SpreezeError) as error:
             self._on_event("warning", f"env.args = {clean(text, 80)} was ignored: {error}")
             return

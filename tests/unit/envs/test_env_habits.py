@@ -14,7 +14,7 @@ from spreeze.cli.export import example
 from spreeze.envs.make import make_env
 from spreeze.envs.pictures import DrawnPictures, pictures_in, refuse_pictures, seen_as
 from spreeze.envs.probe import check_up, measure, probe_env
-from spreeze.envs.task import frame_options, make_task, open_env, open_task
+from spreeze.envs.task import make_task, open_env, open_task, options_of
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.inference.policy import Normalizer
@@ -185,7 +185,7 @@ def test_a_known_description_stays_what_it_is_whatever_the_rule():
     spec = habits("sees=plain").spec
     old = dataclasses.replace(spec, frames=dataclasses.replace(spec.frames, source=None))
     assert old == spec
-    assert frame_options(old) is not None
+    assert options_of(old)["image"] is not None
     assert played(open_task(old)).dtype == np.uint8
 
 

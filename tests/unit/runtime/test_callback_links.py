@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import own_callbacks
 import pytest
 
-from spreeze.envs.task_source import CHANGED, merged
+from spreeze.envs.task import CHANGED_ARGS, merged_args
 from spreeze.errors import ConfigError, UsageError
 from spreeze.run_directory import RunDir, send_request
 from spreeze.runtime.callbacks.callback import BaseCallback, Logger
@@ -78,7 +78,7 @@ def test_changed_arguments_add_up_and_wrong_requests_are_told(tmp_path):
             send_request(run_dir.path, "env-args", text)
             arguments.look()
         assert arguments.version == 2
-        assert json.loads((run_dir.path / CHANGED).read_text()) == ["length=30", "x=1"]
+        assert json.loads((run_dir.path / CHANGED_ARGS).read_text()) == ["length=30", "x=1"]
         for text in ("{", "3", '["nonsense"]', '["id=3"]', "[3]"):
             send_request(run_dir.path, "env-args", text)
             arguments.look()
@@ -90,4 +90,4 @@ def test_changed_arguments_add_up_and_wrong_requests_are_told(tmp_path):
         assert EnvironmentArguments(plan, run_dir, print).version == 1  # a resume continuing with them
     finally:
         run_dir.close()
-    assert merged(("a=1", "b=2"), ["b=3", "c=4"]) == ("a=1", "b=3", "c=4")
+    assert merged_args(("a=1", "b=2"), ["b=3", "c=4"]) == ("a=1", "b=3", "c=4")

@@ -10,9 +10,8 @@ from rings import put, ring_of
 from test_frames import FRAME, collect
 
 from spreeze.config.schema import SECTIONS, LearnerConfig
-from spreeze.transport.prioritised_replay import PrioritisedReader, open_reader
+from spreeze.transport.prioritised_replay import PrioritisedReader, SumTree, open_reader
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
-from spreeze.transport.sum_tree import SumTree
 from spreeze.types import Box, Choices, EnvSpec, RowLayout
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
