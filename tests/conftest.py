@@ -1,6 +1,7 @@
 """Every test is followed by a leak check: shared memory, processes, file descriptors."""
 
 import contextlib
+import gc
 import glob
 import os
 import sys
@@ -22,9 +23,8 @@ settings.load_profile("any machine")
 _PATIENCE_S = 60.0
 """For what is just about to end, on any machine."""
 _HAS_SHM = os.path.isdir("/dev/shm")
-_NURSERY = warm.FirstNursery()
 if sys.platform == "linux" and "SPREEZE_COLD_TESTS" not in os.environ and not os.path.exists("/dev/nvidiactl"):
-    warm.install(_NURSERY)
+    warm.install(warm.FIRST)
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -51,6 +51,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not _is_warm(item))
 
 
+def pytest_collection_finish():
+    """Leaves modules and collected tests, some million objects, out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item):
     """Skips what needs more CUDA devices than there are: ``gpu`` needs one, ``gpu(2)`` two."""
     marks = [mark.args[0] if mark.args else 1 for mark in item.iter_markers("gpu")]
@@ -70,7 +76,7 @@ def _shared_memory() -> set[str]:
 def _children() -> set[int]:
     """Processes that this one has started, and all that those have: psutil reads the whole machine's for that."""
     found: set[int] = set()
-    nursery = set() if _NURSERY.process is None else {_NURSERY.process.pid}
+    nursery = set() if warm.FIRST.process is None else {warm.FIRST.process.pid}
     left = [os.getpid()]
     while left:
         for path in glob.iglob(f"/proc/{left.pop()}/task/*/children"):
@@ -96,10 +102,10 @@ def _descriptors() -> set[str]:
 @pytest.fixture(autouse=True)
 def warm_starts(request):
     """Processes of Spreeze start warm in ``tests/runs`` and in tests marked ``warm``, but in those marked ``cold``."""
-    _NURSERY.wanted = _is_warm(request.node)
-    if not (_NURSERY.wanted or request.path.parent.name == "runs"):
-        _NURSERY.close()  # to tests of processes it is one too many
-    return _NURSERY
+    warm.FIRST.wanted = _is_warm(request.node)
+    if not (warm.FIRST.wanted or request.path.parent.name == "runs"):
+        warm.FIRST.close()  # to tests of processes it is one too many
+    return warm.FIRST
 
 
 @pytest.fixture(autouse=True)

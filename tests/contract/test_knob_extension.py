@@ -14,7 +14,7 @@ from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 from spreeze.tuner.knobs import KNOBS, knobs_of
-from spreeze.tuner.problem import JOINT, LEARNER, SAMPLERS, Knob, Setting
+from spreeze.tuner.problem import JOINT, LEARNER, SAMPLERS, SCHEMA, Knob, Setting
 from spreeze.tuner.search import tune
 
 pytestmark = pytest.mark.warm
@@ -64,12 +64,17 @@ def tune_command(*more):
     )
 
 
-def test_a_knob_of_one_file_is_varied_measured_chosen_with_a_reason_shown_kept_and_taken_by_a_run(declare, tmp_path):
+def test_a_knob_of_one_file_is_varied_measured_chosen_with_a_reason_shown_kept_exported_and_taken_by_a_run(
+    declare, tmp_path
+):
     declare(SOURCE + MODE)
+    os.mkfifo(tmp_path / "spreeze-tune.lock")  # by anybody who may write there
 
     def measured():
         """A tuning that other tests left quiet enough to be one."""
-        run = tune_command("--mode", "made-up", "--fresh", "--out", str(tmp_path / "record.json"))
+        run = tune_command(
+            "--mode", "made-up", "--fresh", "--out", tmp_path / "record.json", "--export", tmp_path / "mine.toml"
+        )
         assert run.returncode == 0, run.stderr
         record = json.loads((tmp_path / "record.json").read_text())
         return None if record["fell_back"] else (run, record)
@@ -77,6 +82,10 @@ def test_a_knob_of_one_file_is_varied_measured_chosen_with_a_reason_shown_kept_a
     run, record = poll(measured, what="a tuning of which something was measured")
     _make_final(tmp_path / "cache" / "spreeze")
     assert {rate["setting"][NAME] for rate in record["joint_rates"]} == {0.1, 2.0}, "varied and measured"
+    assert "learner.batch_size = 32" in run.stdout
+    assert "it is not a regular file" in run.stdout + run.stderr
+    assert (record["schema"], record["choice"]["sampling.samplers"]) == (SCHEMA, 1)
+    assert "machine_id" in (tmp_path / "mine.toml").read_text()
     value, reason = record["choice"][NAME], record["reasons"][NAME]
     assert reason.startswith(f"weights every {value} s: ")
     assert "%" in reason, "what the other value reached"

@@ -131,6 +131,7 @@ def test_profile_arguments_and_what_the_machine_keeps_are_in_the_command():
     assert "--auto --fresh" in line
 
 
+@pytest.mark.warm
 def test_a_module_of_the_users_is_tried_and_offered_only_after_it_was_trusted(folder, tmp_path, monkeypatch):
     (tmp_path / "own_env.py").write_text(OWN_ENVIRONMENT)
     monkeypatch.syspath_prepend(str(tmp_path))

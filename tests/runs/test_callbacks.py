@@ -31,7 +31,7 @@ def journal(run):
     return [line.split() for line in (run.path / "journal.txt").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("flags", WAYS)
+@pytest.mark.parametrize("flags", [*WAYS[:3], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[3:])])
 def test_a_callback_hears_of_all_that_happens_in_a_run(tmp_path, flags):
     with Run(tmp_path, *flags, tiny=()) as run:
         run.wait_for(

@@ -1,7 +1,6 @@
 """``python -m spreeze tune`` as a process: ended at any point, it leaves nothing."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ import pytest
 from harness import PATIENCE_S, REPO, poll
 
 from spreeze.cli import tune
-from spreeze.tuner.problem import SCHEMA
 
 pytestmark = pytest.mark.cold
 PINNED = (
@@ -78,21 +76,3 @@ def test_a_tuner_that_is_ended_leaves_no_process_and_keeps_no_answer(tmp_path, s
             process.wait()
         poll(lambda: not any(one.is_running() and one.status() != "zombie" for one in family), what=family)
     assert list((tmp_path / "cache" / "spreeze").glob("tune-*.json")) == []
-
-
-def test_a_tuning_is_told_kept_exported_and_reused(tmp_path):
-    profile, record = tmp_path / "mine.toml", tmp_path / "record.json"
-    os.mkfifo(tmp_path / "spreeze-tune.lock")  # by anybody who may write there
-    with _tuner(tmp_path, "--export", str(profile), "--out", str(record)) as process:
-        assert process.wait(PATIENCE_S) == 0, (tmp_path / "out.txt").read_text()
-    said, kept = (tmp_path / "out.txt").read_text(), json.loads(record.read_text())
-    assert "learner.batch_size = 32" in said
-    assert "it is not a regular file" in said
-    assert kept["schema"] == SCHEMA
-    assert kept["choice"]["sampling.samplers"] == 1
-    assert "machine_id" in profile.read_text()
-    with _tuner(tmp_path) as process:
-        assert process.wait(PATIENCE_S) == 0
-    again = (tmp_path / "out.txt").read_text()
-    assert "tuned before on this machine" in again
-    assert "measuring again" in again or all(note in again for note in kept["notes"])

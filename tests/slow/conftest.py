@@ -1,4 +1,4 @@
-"""All of these start cold, and all but one short storm are slow; long forms print at once, captured or not."""
+"""All of these start cold and are slow, but for the few in ``UNMARKED``; long forms print at once, captured or not."""
 
 from pathlib import Path
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import warm
 
 from spreeze.machine.processes import marked
 from spreeze.metrics.store import MetricsReader
@@ -54,6 +55,12 @@ def poll(condition, timeout_s=PATIENCE_S, what="it"):
 def shared_memory():
     """Names in shared memory, but for multiprocessing's semaphores: a neighbour's, Spreeze makes none."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+
+
+def descendants():
+    """psutil processes that this one has started, and theirs; the nursery is none of them."""
+    nursery = warm.FIRST.process
+    return [one for one in psutil.Process().children(recursive=True) if nursery is None or one.pid != nursery.pid]
 
 
 class Run:

@@ -7,10 +7,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 PACKAGE = TESTS.parent / "spreeze"
 FILES = sorted(PACKAGE.rglob("*.py"))
-UNMARKED = (
-    "test_f02_a_short_storm_over_all_roles_keeps_every_promise",
-    "test_a_sampler_s_usual_rate_is_the_median_of_the_windows_before_it_was_killed",
-)
+UNMARKED = ("test_a_sampler_s_usual_rate_is_the_median_of_the_windows_before_it_was_killed",)
 """Tests of ``slow/`` that run each time; all others are marked slow."""
 TEST_FILES = sorted(TESTS.rglob("*.py"))
 

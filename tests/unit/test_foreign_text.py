@@ -66,6 +66,7 @@ def plain(capsys):
     return out + err
 
 
+@pytest.mark.warm
 def test_the_list_of_runs_is_plain_text(foreign, capsys):
     shutil.copytree(foreign, foreign.with_name("b" * 120))
     shutil.copytree(foreign, foreign.with_name(f"a\n\x1b[31mb{'x' * 150}"))

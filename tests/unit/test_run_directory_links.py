@@ -88,6 +88,7 @@ def refused_everywhere(path, name, capsys):
     assert list((path.parent / ".launches").glob("*.json")) == []
 
 
+@pytest.mark.warm
 def test_every_path_of_a_finished_run_is_refused_as_a_link(finished, tmp_path, capsys):
     names = sorted(path.relative_to(finished).as_posix() for path in finished.rglob("*"))
     wanted = {
@@ -152,6 +153,7 @@ def contents(folder):
     }
 
 
+@pytest.mark.warm
 def test_a_run_with_a_backup_of_hard_links_is_resumed_and_the_backup_stays_as_it_is(copy, tmp_path, capsys):
     backup = shutil.copytree(copy, tmp_path / "backup", copy_function=os.link)
     before = contents(backup)

@@ -28,8 +28,9 @@ def trained(name, dtype, pair):
     return {key: torch.from_numpy(value.copy()) for key, value in algorithm.state_arrays().items()}
 
 
-@pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-4)])
+@pytest.mark.parametrize(("name", "dtype", "tolerance"), [
+    *((name, torch.float64, 1e-6) for name in ("sac", "td3", "ddpg")), ("sac", torch.float32, 1e-4),
+])  # fmt: skip
 def test_a_thousand_updates_in_two_lanes_are_those_of_one_core(name, dtype, tolerance):
     with TwoThreads() as pair:
         paired = trained(name, dtype, pair)

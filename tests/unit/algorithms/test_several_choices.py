@@ -219,7 +219,7 @@ def test_a_run_learns_every_choice(kind, mode, masked, tmp_path):
         "--mode",
         mode,
         "--env-steps",
-        "30000",
+        "12000",
         "--env-arg",
         f"kind={kind}",
         "--env-arg",

@@ -13,6 +13,7 @@ from spreeze.bench.learner import BATCHES, KINDS, Rate, gpu_rows, knees, missing
 from spreeze.machine.gpu import GpuReport
 
 
+@pytest.mark.warm
 def test_rates_of_a_processor_come_from_the_tuners_probe(monkeypatch):
     for limit_s in ("spreeze.bench.learner._DEADLINE_S", "spreeze.tuner.measure._LOADING_S"):
         monkeypatch.setattr(limit_s, PATIENCE_S)

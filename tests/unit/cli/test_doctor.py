@@ -166,6 +166,7 @@ def test_unknown_environment_fails_with_one_line():
     assert "\n" not in found.text
 
 
+@pytest.mark.warm
 def test_json_is_one_document_and_says_all(tmp_path, capsys):
     code = doctor.main(["--json", "--env", "Pendulum-v1", "--runs-dir", str(tmp_path)])
     document = json.loads(capsys.readouterr().out)

@@ -86,6 +86,7 @@ def test_what_a_run_would_refuse_is_refused_before_the_first_run(tmp_path, capsy
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.warm
 def test_an_interrupted_run_begins_anew_beside_the_old_one_and_a_finished_one_is_skipped(tmp_path):
     arguments = ["--env", "Pendulum-v1", "--mode", "serial", "--set", "stop.env_steps=60"]
     states = ["finished", "running"]
@@ -150,6 +151,7 @@ def test_flags_that_a_resumed_sweep_would_ignore_are_refused(tmp_path, capsys, f
     assert f"remove {flags[0]}" in capsys.readouterr().err
 
 
+@pytest.mark.warm
 def test_a_profile_and_the_tuner_are_for_all_runs_of_a_sweep(tmp_path, capsys):
     asked = ["--env", "Pendulum-v1", "--stop-seconds", "1", "--dry-run", "--json", "--runs-dir", str(tmp_path)]
     assert sweep.main([*asked, "--profile", "none", "--auto", "--seeds", "2"]) == 0

@@ -126,6 +126,7 @@ def test_a_function_without_a_name_that_does_more_is_refused_with_what_to_write(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.warm
 def test_a_class_is_trained_and_its_run_finds_it_again(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     run = spreeze.train(nested_env.NestedGoal, mode="serial", updates=2, runs_dir=tmp_path, quiet=True,

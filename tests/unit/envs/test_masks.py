@@ -451,6 +451,7 @@ def whole_run(tmp_path, monkeypatch, call, *args):
     assert not noted.exists(), noted.read_text()
 
 
+@pytest.mark.warm
 def test_a_run_of_every_worker_takes_no_forbidden_action(tmp_path, monkeypatch):
     whole_run(tmp_path, monkeypatch, by_command, *REPLAY, "--algo", "dqn", "--set", "dqn.hidden_sizes=[8]",
               "--set", "dqn.n_step=3")  # fmt: skip

@@ -194,6 +194,7 @@ def spreeze(*arguments):
     return json.loads(done.stdout)
 
 
+@pytest.mark.warm
 def test_a_run_in_processes_learns_the_two_step_game_and_is_evaluated(tmp_path):
     game = ("--env", GAME["env_id"], "--import", GAME["import_module"])
     values = (

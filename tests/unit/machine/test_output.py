@@ -189,6 +189,7 @@ def test_f23_a_run_without_standard_streams_trains_and_none_of_its_files_takes_t
         assert not file.is_file() or b"stopped by updates after" not in file.read_bytes()
 
 
+@pytest.mark.warm
 @pytest.mark.parametrize("verb", [("--help",), ("runs",), ("train", "--help"), ("doctor", "--json")])
 def test_a_reader_who_is_gone_ends_no_verb_with_a_traceback(verb):
     read, written = os.pipe()

@@ -330,6 +330,7 @@ def test_a_slowed_sampler_works_its_share_of_the_time(one_sampler):
     assert 0.0 < worked_s < 0.5 * passed_s  # an eighth, but for a turn that the machine made long
 
 
+@pytest.mark.warm
 def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path):
     decided = plan(replay={"samples_per_insert_min": 0.0, "capacity": 20_000})
     for sub in SUBDIRECTORIES:
@@ -461,6 +462,7 @@ def four_samplers(status):
         one.close()
 
 
+@pytest.mark.warm
 def test_samplers_rest_in_turn_so_that_the_replay_keeps_its_size(four_samplers):
     """Four shards of 5,000 rows; an eighth of one sampler at work. Were it always the same, 5,000 could be drawn."""
     samplers = four_samplers(rows_per_look=10)
@@ -527,7 +529,7 @@ class Script:
     def update(self, snapshot):
         self.seen.append((snapshot.samplers_active, snapshot.bottleneck))
         if self.rested is None and not self.processes and (snapshot.updates or 0) > 5:
-            self.processes += [busy() for _ in range(3)]
+            self.processes += [busy() for _ in range(2)]
         elif self.processes and snapshot.samplers_rest:
             self.rested = snapshot
             self.end()
@@ -544,6 +546,7 @@ class Script:
         self.processes.clear()
 
 
+@pytest.mark.warm
 def test_a_run_gives_way_to_a_busy_process_and_takes_back_when_it_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_governor, "SETTLE_S", 2)
     monkeypatch.setattr(cpu_governor, "RETURN_S", 3)

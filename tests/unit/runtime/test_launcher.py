@@ -40,7 +40,7 @@ with test_launcher.worker(Path({folder!r}), test_launcher.LAUNCHERS[{name!r}]) a
 
 
 class Recording:
-    """A launcher of a test: starts by another one, and notes whom."""
+    """A launcher of a test: starts by the usual one, and notes whom."""
 
     def __init__(self):
         self.started = []
@@ -50,9 +50,9 @@ class Recording:
         return Launcher().start(spec, run_context)
 
 
-LAUNCHERS = {"fresh": Launcher, "prewarmed": lambda: Prewarm(1), "recording": Recording}
+LAUNCHERS = {"prewarmed": lambda: Prewarm(1), "recording": Recording}
 every_launcher = pytest.mark.parametrize("name", [
-    "fresh", "recording", pytest.param("prewarmed", marks=pytest.mark.skipif(
+    "recording", pytest.param("prewarmed", marks=pytest.mark.skipif(
         read_machine().cores.usable < 2, reason="loading beforehand takes a core of its own")),
 ])  # fmt: skip
 

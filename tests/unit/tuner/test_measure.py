@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from harness import PATIENCE_S, poll
+from harness import PATIENCE_S, descendants, poll
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
@@ -22,6 +22,9 @@ from spreeze.tuner import measure, trials
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
 from spreeze.tuner.trials import REPLAY, ROLLOUTS, Pace, Trial
+from spreeze.workers.roles import ROLES, role_of
+
+pytestmark = pytest.mark.warm
 
 
 def _learner(batch_size=32, threads=1, device="cpu", precision="float32"):
@@ -61,10 +64,6 @@ def _deaf(rate):
     """Hears nothing."""
 
 
-def _descendants():
-    return psutil.Process().children(recursive=True)
-
-
 def _joint(learner=SMALL, samplers=1, ratio=0.0):
     return Setting({**learner, SAMPLERS: samplers, ENVS: 2, RATIO: ratio})
 
@@ -87,7 +86,7 @@ def test_updates_are_timed_three_times_in_rounds_and_told_as_they_are_known(pend
     assert [rate.setting for rate in rates] == settings
     assert all(len(rate.updates_per_s) == 3 and rate.failure is None and rate.memory_bytes > 10**7 for rate in rates)
     assert rates[0].updates > 2 * rates[1].updates
-    assert _descendants() == []
+    assert descendants() == []
 
 
 def test_a_batch_beyond_the_memory_cap_fails_alone(short):
@@ -121,7 +120,7 @@ def test_a_device_or_precision_that_is_not_there_is_data(pendulum, short):
 
 def _fork_of_the_helper():
     """The process that measures now: a child of the one child that loaded torch."""
-    for child in _descendants():
+    for child in descendants():
         if child.ppid() != os.getpid() and "spreeze.tuner.update_probe" in child.cmdline():
             return child
     return None
@@ -137,22 +136,19 @@ def _aside(act):
 
 
 @pytest.mark.cold
-@pytest.mark.parametrize(
-    ("number", "failure"), [(signal.SIGSEGV, "ended by SIGSEGV"), (signal.SIGSTOP, "not done within 2 s")]
-)
-def test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured(pendulum, monkeypatch, number, failure):
+def test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured(pendulum, monkeypatch):
     monkeypatch.setattr(measure, "_LONGEST_REPEAT_S", 0.5)
     done = []
     with _measuring(pendulum) as measuring:
-        with (
-            monkeypatch.context() as impatient,
-            _aside(lambda: poll(_fork_of_the_helper, what="a measurement").send_signal(number)),
-        ):
-            impatient.setattr(measure, "_DEADLINE_S", 2.0)  # the next one may be slow
-            measuring.learner([_learner(batch_size=64)], within_s=30.0, on_result=done.append)
+        for number in (signal.SIGSEGV, signal.SIGSTOP):
+            with (
+                monkeypatch.context() as impatient,
+                _aside(lambda number=number: poll(_fork_of_the_helper, what="a measurement").send_signal(number)),
+            ):
+                impatient.setattr(measure, "_DEADLINE_S", 2.0)  # the next one may be slow
+                measuring.learner([_learner(batch_size=64)], within_s=30.0, on_result=done.append)
         measuring.learner([SMALL], within_s=3.0, on_result=done.append)
-    assert done[0].failure == failure
-    assert done[1].failure is None
+    assert [one.failure for one in done] == ["ended by SIGSEGV", "not done within 2 s", None]
 
 
 @pytest.mark.slow
@@ -160,7 +156,7 @@ def test_a_helper_that_is_killed_costs_one_candidate(pendulum, short):
     done = []
     with _measuring(pendulum) as measuring:
         measuring.learner([SMALL], within_s=10.0, on_result=done.append)
-        helper = next(child for child in _descendants() if child.ppid() == os.getpid())
+        helper = next(child for child in descendants() if child.ppid() == os.getpid())
         helper.kill()
         measuring.learner([SMALL, _learner(batch_size=64)], within_s=20.0, on_result=done.append)
     assert [rate.failure is None for rate in done] == [True, False, True]
@@ -175,15 +171,12 @@ def test_a_helper_that_cannot_start_is_told_once_for_all(pendulum, monkeypatch):
     assert [rate.failure for rate in rates] == ["its process ended with 1"] * 2
 
 
-@pytest.mark.cold
 def test_settings_that_differ_in_samplers_share_one_group(pendulum, short):
     told, learners = [], set()
 
     def hear(rate):
         told.append(rate)
-        for child in _descendants():
-            if '"role": "learner"' in " ".join(child.cmdline()):
-                learners.add(child.pid)
+        learners.update(one.pid for one in descendants() if role_of(one.name()) is ROLES["learner"])
 
     settings = [_joint(samplers=1), _joint(samplers=2), _joint(learner=_learner(batch_size=256))]
     with _measuring(pendulum) as measuring:
@@ -197,7 +190,7 @@ def test_settings_that_differ_in_samplers_share_one_group(pendulum, short):
         assert 0 < rate.cpu < 1.6
         assert rate.memory_bytes > 10**7
     assert len(learners) == 2
-    assert _descendants() == []
+    assert descendants() == []
 
 
 @pytest.mark.parametrize("ratio", [0.0, 64.0])
@@ -265,7 +258,7 @@ def test_a_crew_beyond_the_memory_cap_is_ended(pendulum, short):
 
 
 @pytest.mark.parametrize("stage", ["learner", "joint"])
-def test_a_wish_to_stop_ends_everything_at_once(pendulum, stage):
+def test_a_wish_to_stop_ends_everything_at_once(pendulum, stage, short):
     interrupts = Interrupts()
 
     def stop(rate=None):
@@ -274,7 +267,7 @@ def test_a_wish_to_stop_ends_everything_at_once(pendulum, stage):
     settings = {"learner": [SMALL, _learner(batch_size=64)], "joint": [_joint(), _joint(samplers=2)]}[stage]
     with pytest.raises(KeyboardInterrupt), _measuring(pendulum, interrupts=interrupts) as measuring:
         getattr(measuring, stage)(settings, within_s=20.0, on_result=stop)
-    assert _descendants() == []
+    assert descendants() == []
 
 
 def test_a_wish_to_stop_ends_a_window_that_waits_for_a_rollout_s_end():
@@ -321,7 +314,7 @@ def test_one_process_of_a_device_measures_several_batches_and_a_failure_costs_it
 
     def hear(rate):
         failures.append(rate.failure)
-        pids.append({child.pid for child in _descendants() if child.ppid() != os.getpid()})
+        pids.append({child.pid for child in descendants() if child.ppid() != os.getpid()})
 
     settings = [_learner(batch_size=32), _learner(batch_size=64)]
     with _measuring(pendulum) as measuring:
@@ -335,7 +328,7 @@ def test_one_process_of_a_device_measures_several_batches_and_a_failure_costs_it
     assert len(one) == len(fresh) == 1
     assert gone == set()
     assert fresh != one
-    assert _descendants() == []
+    assert descendants() == []
 
 
 class Sleepy:
@@ -422,4 +415,4 @@ def test_samplers_of_a_host_are_measured_without_a_learner_and_nothing_is_left(p
     for one in found:
         assert (one.ran, one.failure, one.updates) == (True, None, 0.0)
         assert one.env_steps > 0
-    assert _descendants() == []
+    assert descendants() == []

@@ -5,8 +5,8 @@ import io
 import tempfile
 import time
 
-import psutil
 import pytest
+from harness import descendants
 
 from spreeze.cli.terminal import show_tuning
 from spreeze.config.layers import Layer, resolve
@@ -29,8 +29,10 @@ from spreeze.tuner.problem import (
     TrialResult,
 )
 from spreeze.tuner.run import check_tunable, problem_of
-from spreeze.tuner.trials import rollout_plan
+from spreeze.tuner.trials import ROLLOUTS, Pace, rollout_plan
 from spreeze.types import Choices, EnvSpec
+
+pytestmark = pytest.mark.warm
 
 SMALL = Setting({ROLLOUT_SAMPLERS: 1, ROLLOUT_ENVS: 2, INFERENCE_WORKERS: 1, INTERVAL: 16})
 
@@ -62,6 +64,8 @@ def measuring(plan, cap_bytes=4 * 10**9, interrupts=None):
 
 @pytest.fixture
 def patient(monkeypatch):
+    pace = Pace(repeats=3, settle_s=(0.1, 0.1), window_s=(0.2, 0.2))
+    monkeypatch.setattr(measure, "ROLLOUTS", ROLLOUTS._replace(pace=pace))
     monkeypatch.setattr(measure, "_LONGEST_START_S", 100.0)  # other tests may keep the machine busy
 
 
@@ -78,7 +82,7 @@ def test_settings_with_and_without_inference_workers_are_measured_beside_the_lea
         assert min(rate.env_steps_per_s) > 0.0
         assert rate.memory_bytes > 10**7
     assert "more than the 1 samplers" in rates[settings[2]].failure
-    assert psutil.Process().children(recursive=True) == []
+    assert descendants() == []
 
 
 def test_too_much_memory_is_a_result_and_a_wish_to_stop_ends_everything(plan, patient):
@@ -89,7 +93,7 @@ def test_too_much_memory_is_a_result_and_a_wish_to_stop_ends_everything(plan, pa
     interrupts.count = 1
     with pytest.raises(KeyboardInterrupt):
         measuring(plan, interrupts=interrupts).joint([SMALL], within_s=60.0, on_result=lambda rate: None)
-    assert psutil.Process().children(recursive=True) == []
+    assert descendants() == []
 
 
 def test_several_learners_that_mix_are_measured_with_their_samplers_and_nobody_is_left(patient):
@@ -101,7 +105,7 @@ def test_several_learners_that_mix_are_measured_with_their_samplers_and_nobody_i
     for rate in found:
         assert min(rate.env_steps_per_s) > 0.0
         assert min(rate.updates_per_s) > 0.0
-    assert psutil.Process().children(recursive=True) == []
+    assert descendants() == []
 
 
 def test_a_measured_plan_has_the_setting_and_no_stop_condition(plan):

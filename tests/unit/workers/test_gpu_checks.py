@@ -32,6 +32,7 @@ def test_a_card_gives_what_it_should(name):
     assert found.ok, found.text
 
 
+@pytest.mark.warm
 @pytest.mark.parametrize("name", sorted({*CHECKS} - {IN_A_CHILD, COMPILES}))
 def test_each_check_runs_on_a_processor(name):
     found = CHECKS[name](CPU)
@@ -40,6 +41,7 @@ def test_each_check_runs_on_a_processor(name):
     assert "\n" not in found.text
 
 
+@pytest.mark.warm
 def test_a_check_runs_in_a_process_of_its_own(monkeypatch):
     found = in_child(IN_A_CHILD, CPU)
     assert found.ok, found
