@@ -57,6 +57,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    """Ends the nursery where the last test had warm starts."""
+    warm.FIRST.close()
+
+
 def pytest_runtest_setup(item):
     """Skips what needs more CUDA devices than there are: ``gpu`` needs one, ``gpu(2)`` two."""
     marks = [mark.args[0] if mark.args else 1 for mark in item.iter_markers("gpu")]
