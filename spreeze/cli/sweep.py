@@ -12,39 +12,37 @@ import dataclasses
 import fcntl
 import itertools
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from spreeze.cli import train
 from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.sweep_runs import (
+    POLL_S,
+    RunProcess,
+    Sweep,
+    SweepRun,
+    check_disk,
+    core_shares,
+    end,
+    note_end,
+    read_sweep,
+    start,
+    sweep_path,
+)
+from spreeze.cli.sweep_search import TRIALS, search
 from spreeze.config.layers import DEFAULT, sources_of, toml_value
 from spreeze.config.schema import check_name
+from spreeze.config.values import split_values
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import aligned
-from spreeze.machine.awake import AWAKE
 from spreeze.machine.output import background_output, emit, print_error, say
-from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics import comparison
 from spreeze.metrics.comparison import Rules, Spread
-from spreeze.run_directory import (
-    existing_parent,
-    find_run,
-    make_runs_dir,
-    names_from,
-    read_config,
-    read_json,
-    read_run,
-    take_lock,
-    write_json,
-)
+from spreeze.run_directory import find_run, make_runs_dir, names_from, read_config, take_lock
 from spreeze.runtime.interrupts import Interrupts
 
 _OF_EACH_RUN = {
@@ -55,76 +53,6 @@ _OF_EACH_RUN = {
 """Settings that a sweep gives to each of its runs -> what to do instead."""
 _NOT_LIKE = {*_OF_EACH_RUN, "run.algo", "run.mode", "env.id", "env.import_module"}
 """Settings of a run that its repetition has from flags."""
-_RUN_BYTES = 20_000_000  # disk that a run takes at least: two checkpoints of small networks, metrics and log
-_POLL_S = 0.1
-_CLOSING_S = 60.0  # time of an interrupted run for its checkpoint and last evaluation
-
-
-@dataclass
-class SweepRun:
-    setting: str
-    """``section.field=value ...``; empty if nothing is varied."""
-    seed: int
-    arguments: list[str]
-    """Flags of ``spreeze.train`` without the run's name and directory."""
-    stem: str
-    """Name of the first attempt; later ones end in ``-again2``, ``-again3``."""
-    attempts: int = 0
-    state: str = "waiting"
-    """``waiting``, ``running``, ``finished``, ``interrupted`` or ``failed``."""
-    error: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.stem if self.attempts < 2 else f"{self.stem}-again{self.attempts}"
-
-
-@dataclass
-class Sweep:
-    name: str
-    stop_seconds: float | None
-    target: float | None
-    side_by_side: int
-    runs: list[SweepRun]
-
-    @property
-    def tunes(self) -> bool:
-        return any("--auto" in run.arguments for run in self.runs)
-
-    def renamed(self, name: str) -> Sweep:
-        """This plan under another name, before its first run."""
-        runs = [dataclasses.replace(run, stem=name + run.stem.removeprefix(self.name)) for run in self.runs]
-        return dataclasses.replace(self, name=name, runs=runs)
-
-    def taken(self, runs_dir: Path) -> Path | None:
-        """The first of its runs' directories that exists."""
-        return next((runs_dir / run.stem for run in self.runs if (runs_dir / run.stem).exists()), None)
-
-    def write(self, runs_dir: Path) -> None:
-        finished = [run.name for run in self.runs if run.state == "finished"]
-        write_json(sweep_path(runs_dir, self.name), {**asdict(self), "finished": finished})
-
-
-def sweep_path(runs_dir: Path, name: str) -> Path:
-    return runs_dir / f"{name}.sweep.json"
-
-
-def read_sweep(runs_dir: Path, name: str) -> Sweep:
-    """Reads the file of a sweep.
-
-    Raises:
-        RunError: there is no such sweep, or its file is damaged.
-    """
-    path = sweep_path(runs_dir, check_name(name))
-    if not path.is_file():
-        known = sorted(found.name.removesuffix(".sweep.json") for found in runs_dir.glob("*.sweep.json"))
-        raise RunError(f"no sweep '{name}' in {runs_dir} (sweeps: {', '.join(known) or 'none'})")
-    data: dict[str, Any] = read_json(path)
-    data.pop("finished", None)  # for the page; follows from the runs
-    try:
-        return Sweep(**{**data, "runs": [SweepRun(**run) for run in data["runs"]]})
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{path} is damaged ({error}); start the sweep again under another name") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,6 +91,12 @@ def _parser() -> Parser:
     parser.flag("--target", text=text, shown="off", type=float, metavar="R")
     text = "number of parallel runs, each on its own cores"
     parser.flag("--side-by-side", text=text, shown="1, or as the sweep was started", type=int, metavar="N")
+    text = (
+        "let Optuna propose the settings, and end runs below the median; --set KEY=LOW:HIGH is a range, --set KEY one "
+    )
+    text += "around the value that it has, without any the usual ones are searched"
+    parser.flag("--search", text=text, default=False)
+    parser.flag("--trials", text="with --search: number of settings to try", shown=str(TRIALS), type=int, metavar="N")
     parser.flag("--name", text="name of the sweep", shown="from the time", metavar="NAME")
     text = "continue a sweep; unfinished runs start again"
     parser.flag("--resume", text=text, shown="a new sweep", metavar="NAME")
@@ -173,6 +107,13 @@ def _parser() -> Parser:
 
 def _sweep(args: argparse.Namespace) -> int:
     runs_dir = Path(args.runs_dir)
+    resumed = read_sweep(runs_dir, args.resume) if args.resume else None
+    if args.search if resumed is None else resumed.search:
+        if resumed is not None:
+            _refuse_changes(args)
+        return search(args, runs_dir, _common(args))
+    if args.trials is not None or args.search:
+        raise ConfigError("--trials and --search are for a search; remove them, or start one with --search")
     sweep = _continued(args, runs_dir) if args.resume else _new(args, runs_dir)
     left = [run for run in sweep.runs if run.state != "finished"]
     if sweep.side_by_side > 1 and sweep.tunes:
@@ -181,7 +122,7 @@ def _sweep(args: argparse.Namespace) -> int:
             "the whole machine; " + ("add --side-by-side 1" if args.resume else "leave one of them out")
         )
     shares = core_shares(sorted(os.sched_getaffinity(0)), sweep.side_by_side)
-    _check_disk(runs_dir, len(left))
+    check_disk(runs_dir, len(left))
     for note in _check_settings(left):
         say(note, as_json=args.json)
     if args.dry_run:
@@ -263,13 +204,7 @@ def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
 
     A finished run whose directory was deleted is done again.
     """
-    same = ("env", "algo", "mode", "profile", "auto", "seeds", "set", "like", "target", "name")
-    planned = {name: f"--{name}" for name in same}
-    planned |= {"import_module": "--import", "stop_seconds": "--seconds", "first_seed": "--first-seed"}
-    values = {flag: getattr(args, name) for name, flag in planned.items()}
-    given = [flag for flag, value in values.items() if value is not None and value is not False and value != []]
-    if given:
-        raise ConfigError(f"--resume {args.resume}: a sweep keeps its settings; remove {', '.join(given)}")
+    _refuse_changes(args)
     sweep = read_sweep(runs_dir, args.resume)
     if args.side_by_side is not None:
         sweep.side_by_side = args.side_by_side
@@ -279,6 +214,16 @@ def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     return sweep
 
 
+def _refuse_changes(args: argparse.Namespace) -> None:
+    same = ("env", "algo", "mode", "profile", "auto", "seeds", "set", "like", "target", "name")
+    planned = {name: f"--{name}" for name in same}
+    planned |= {"import_module": "--import", "stop_seconds": "--seconds", "first_seed": "--first-seed"}
+    values = {flag: getattr(args, name) for name, flag in planned.items()}
+    given = [flag for flag, value in values.items() if value is not None and value is not False and value != []]
+    if given:
+        raise ConfigError(f"--resume {args.resume}: a sweep keeps its settings; remove {', '.join(given)}")
+
+
 def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     seeds = 3 if args.seeds is None else args.seeds
     if seeds < 1:
@@ -286,19 +231,7 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     name = check_name(args.name or time.strftime("sweep-%Y%m%d-%H%M%S"))
     if args.name is not None and sweep_path(runs_dir, name).exists():
         raise RunError(f"sweep {name} exists in {runs_dir}; --resume {name} continues it, or choose another --name")
-    profile = args.profile  # a file is found from another directory, too, when the sweep is resumed
-    if profile is not None and profile.endswith(".toml"):
-        profile = str(Path(profile).resolve())
-    flags = {
-        "--env": args.env,
-        "--import": args.import_module,
-        "--algo": args.algo,
-        "--mode": args.mode,
-        "--profile": profile,
-        "--seconds": args.stop_seconds,
-    }
-    common = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
-    common += ["--auto"] if args.auto else []
+    common = _common(args)
     liked = like([find_run(run, runs_dir) for run in args.like])
     if liked and any(getattr(args, name) for name in ("env", "algo", "mode", "profile", "auto")):
         raise ConfigError("--like takes them from the run: remove --env, --algo, --mode, --profile and --auto")
@@ -315,6 +248,23 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     if args.name is not None and (taken := sweep.taken(runs_dir)) is not None:
         raise RunError(f"{taken} exists; choose another --name than {name}")
     return sweep
+
+
+def _common(args: argparse.Namespace) -> list[str]:
+    """Flags of ``spreeze.train`` that all runs have."""
+    profile = args.profile  # a file is found from another directory, too, when the sweep is resumed
+    if profile is not None and profile.endswith(".toml"):
+        profile = str(Path(profile).resolve())
+    flags = {
+        "--env": args.env,
+        "--import": args.import_module,
+        "--algo": args.algo,
+        "--mode": args.mode,
+        "--profile": profile,
+        "--seconds": args.stop_seconds,
+    }
+    common = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+    return common + (["--auto"] if args.auto else [])
 
 
 class Liked(NamedTuple):
@@ -378,32 +328,6 @@ def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
     ]
 
 
-def split_values(text: str) -> list[str]:
-    """Splits at commas outside of brackets and quotes: ``[64,64],[128]`` has two values."""
-    values, depth, quote = [""], 0, ""
-    for letter in text:
-        if letter in "\"'" and quote in ("", letter):
-            quote = "" if quote else letter
-        depth += 0 if quote else (letter in "[{(") - (letter in "]})")
-        if letter == "," and depth == 0 and not quote:
-            values.append("")
-        else:
-            values[-1] += letter
-    return [value.strip() for value in values]
-
-
-def core_shares(cores: Sequence[int], count: int) -> list[list[int]]:
-    """The cores dealt to ``count`` runs, equally many to each and none to two; what is left over stays idle.
-
-    Raises:
-        ConfigError: not a core for each.
-    """
-    if not 1 <= count <= len(cores):
-        raise ConfigError(f"--side-by-side {count}: 1 to {len(cores)}, a core for each run")
-    each = len(cores) // count
-    return [list(cores[each * i : each * (i + 1)]) for i in range(count)]
-
-
 def _check_settings(runs: Sequence[SweepRun]) -> list[str]:
     """Refuses, before the first run, settings that a later one would refuse; returns lines on what has no effect."""
     probes: dict[str, Any] = {}
@@ -414,19 +338,9 @@ def _check_settings(runs: Sequence[SweepRun]) -> list[str]:
         if not stop.seconds and stop.env_steps is None and stop.updates is None:
             raise ConfigError("the runs have no stop condition; set --seconds or --set stop.env_steps=N")
         key = repr((config.env, config.image))
-        probes[key], found = check(probes.get(key))
+        probes[key], _, found = check(probes.get(key))
         notes |= dict.fromkeys(found)
     return [*notes]
-
-
-def _check_disk(runs_dir: Path, count: int) -> None:
-    place = existing_parent(runs_dir)
-    free = shutil.disk_usage(place).free
-    if count * _RUN_BYTES > free:
-        raise ResourceError(
-            f"{count} runs need at least {count * _RUN_BYTES / 1e6:.0f} MB of disk, "
-            f"{free / 1e6:.0f} MB are free in {place}; free some disk space, or choose fewer seeds or values"
-        )
 
 
 def plan_text(sweep: Sweep, left: int) -> str:
@@ -443,13 +357,6 @@ def plan_text(sweep: Sweep, left: int) -> str:
 # --- the runs ---
 
 
-@dataclass
-class _Child:
-    run: SweepRun
-    process: subprocess.Popen[bytes]
-    errors: IO[bytes]
-
-
 def _run_all(
     sweep: Sweep,
     left: Sequence[SweepRun],
@@ -459,7 +366,7 @@ def _run_all(
     tell: Callable[[str], None],
 ) -> None:
     waiting = list(left)
-    children: dict[int, _Child] = {}
+    children: dict[int, RunProcess] = {}
     unwritten: OSError | None = None
 
     def write() -> None:
@@ -476,78 +383,21 @@ def _run_all(
     try:
         while (waiting or children) and not interrupts.stop_requested:
             for slot in [slot for slot in range(len(shares)) if slot not in children and waiting]:
-                children[slot] = _start(waiting.pop(0), shares[slot], runs_dir)
+                children[slot] = start(waiting.pop(0), shares[slot], runs_dir)
                 write()
             for slot in [slot for slot, child in children.items() if child.process.poll() is not None]:
-                _note_end(children.pop(slot), runs_dir, tell)
+                note_end(children.pop(slot), runs_dir, tell)
                 write()
                 tell(table_text(table(sweep, runs_dir), sweep.target))
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
     finally:
-        _end(list(children.values()), interrupts.again())
+        end(list(children.values()), interrupts.again())
         write()
     if unwritten is not None:
         raise ResourceError(
             f"{sweep_path(runs_dir, sweep.name)} cannot be written: {unwritten}; free some disk space, and "
             f"--resume {sweep.name} runs again what it does not name as finished"
         )
-
-
-def _start(run: SweepRun, cores: Sequence[int], runs_dir: Path) -> _Child:
-    run.attempts += 1
-    while (runs_dir / run.name).exists():
-        run.attempts += 1
-    run.state, run.error = "running", None
-    errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the run has ended
-    command = [sys.executable, "-c", f"from {__name__} import begin; begin()", str(os.getpid())]
-    command += [",".join(map(str, cores)), *run.arguments, "--runs-dir", str(runs_dir), "--set", f"run.name={run.name}"]
-    process = subprocess.Popen(
-        [*command, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
-    )
-    return _Child(run, process, errors)
-
-
-def begin() -> None:
-    """Entry of a run's process: pinned to its cores, stopped in order with the sweep; then ``spreeze.train``."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parent, cores, *arguments = sys.argv[1:]
-    end_with_parent(signal.SIGINT)
-    if os.getppid() != int(parent):
-        sys.exit(3)
-    os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    sys.argv = ["spreeze.train", *arguments]  # what run.json keeps as the command
-    sys.exit(train.main(arguments))
-
-
-def _note_end(child: _Child, runs_dir: Path, tell: Callable[[str], None]) -> None:
-    run, code = child.run, child.process.returncode
-    asked = str(read_run(runs_dir / run.name).get("exit_reason")).startswith(("stop request", "interrupt"))
-    run.state = "failed" if code != 0 else "interrupted" if asked else "finished"
-    child.errors.seek(0)
-    lines = child.errors.read().decode(errors="replace").strip().splitlines()
-    child.errors.close()
-    if code != 0:
-        run.error = f"exit code {code}: {lines[-1] if lines else 'no output'}"
-    else:
-        try:
-            comparison.read_curve(runs_dir / run.name)
-        except RunError as error:
-            run.state, run.error = "failed", str(error)
-    tell(f"{run.name} {run.state}" + (f" ({run.error})" if run.error else ""))
-
-
-def _end(children: Sequence[_Child], at_once: Callable[[], bool]) -> None:
-    """Asks the runs to stop, which writes their checkpoints; another Ctrl-C, or too long a wait, kills them."""
-    for child in children:
-        child.run.state = "interrupted"
-        child.process.send_signal(signal.SIGINT)
-    deadline_s = AWAKE() + _CLOSING_S
-    while any(child.process.poll() is None for child in children) and AWAKE() < deadline_s and not at_once():
-        time.sleep(_POLL_S)
-    for child in children:
-        if child.process.poll() is None:
-            kill_and_wait(child.process)
-        child.errors.close()
 
 
 # --- the table ---

@@ -190,23 +190,23 @@ def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> l
     return [*found, *(f"{part.id}: {line}" for line in about if line)]
 
 
-def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tuple[Probe, list[str]]]]:
+def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tuple[Probe, Settings, list[str]]]]:
     """The configuration of a command line, and a check of it against its environment; starts no run.
 
-    The check takes the probe of an equal environment, if there is one, and returns the one that it used, and lines on
-    what has no effect. Both raise what the run would be refused with.
+    The check takes the probe of an equal environment, if there is one, and returns the one that it used, the settings
+    with an algorithm that fits, and lines on what has no effect. Both raise what the run would be refused with.
     """
     args = build_parser().parse_args(arguments)
     base, _ = layers_of(args, None, read_machine())
     settings = resolve(base)
     config = settings.config
 
-    def check(known: Probe | None) -> tuple[Probe, list[str]]:
+    def check(known: Probe | None) -> tuple[Probe, Settings, list[str]]:
         probe = known or probe_of(config)
         found, _ = with_algorithm(base, settings, probe.spec)
         if args.auto:
             check_tunable(found.config)
-        return probe, effect_notes(found, tuned=args.auto)
+        return probe, found, effect_notes(found, tuned=args.auto)
 
     return config, check
 

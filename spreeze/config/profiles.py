@@ -180,10 +180,12 @@ def _path(name_or_path: str) -> Path:
     return path if path.suffix == ".toml" else PROFILE_DIR / f"{check_name(name_or_path)}.toml"
 
 
-def profile_text(settings: Settings, record: dict[str, Any], machine: str) -> str:
+def profile_text(
+    settings: Settings, record: dict[str, Any], machine: str, written_by: str = "spreeze tune --export"
+) -> str:
     """The settings that are not default as a profile that anybody can load with ``--profile``.
 
-    ``record`` is the tuner's result, ``machine`` this machine in one line.
+    ``record`` is the result of the tuner or of a search, ``machine`` this machine in one line.
     """
     about = {
         "format": (FORMAT, "of profiles"),
@@ -193,7 +195,7 @@ def profile_text(settings: Settings, record: dict[str, Any], machine: str) -> st
         "measured": (record["measured_at"], "local time"),
         "objective": (record["objective"], record["formula"]),
     }
-    lines = ["# Measured and written by python -m spreeze tune --export; load it with --profile."]
+    lines = [f"# Measured and written by {written_by}; load it with --profile."]
     lines += [f"# Provisional: {' '.join(text.split())}" for text in (record.get("provisional") or {}).values()]
     lines.append("[about]")
     lines += [f"{name} = {toml_value(value)}  # {' '.join(text.split())}" for name, (value, text) in about.items()]

@@ -106,3 +106,17 @@ def _plain(value: Any) -> Any:
     if callable(getattr(value, "tolist", None)):  # of NumPy or Torch
         return _plain(value.tolist())
     raise TypeError(f"a {type(value).__name__} is none")
+
+
+def split_values(text: str) -> list[str]:
+    """Splits at commas outside of brackets and quotes: ``[64,64],[128]`` has two values."""
+    values, depth, quote = [""], 0, ""
+    for letter in text:
+        if letter in "\"'" and quote in ("", letter):
+            quote = "" if quote else letter
+        depth += 0 if quote else (letter in "[{(") - (letter in "]})")
+        if letter == "," and depth == 0 and not quote:
+            values.append("")
+        else:
+            values[-1] += letter
+    return [value.strip() for value in values]

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from harness import PATIENCE_S, REPO, poll
 
-from spreeze.cli import sweep
+from spreeze.cli import sweep, sweep_runs
 from spreeze.config.layers import Layer, resolve, to_toml
+from spreeze.config.values import split_values
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.metrics.evidence import iqm
 from spreeze.run_directory import LIVE_STATES, RunDir, state_of
@@ -21,7 +22,7 @@ from spreeze.runtime.interrupts import Interrupts
 
 
 def test_commas_within_brackets_and_quotes_split_no_value():
-    assert sweep.split_values("(64, 64),[1,2],'a,b',{'c': 1, 'd': 2},x") == [
+    assert split_values("(64, 64),[1,2],'a,b',{'c': 1, 'd': 2},x") == [
         "(64, 64)",
         "[1,2]",
         "'a,b'",
@@ -64,9 +65,9 @@ def test_a_runs_directory_that_is_a_file_is_said_in_one_line(tmp_path, capsys):
 
 
 def test_cores_are_dealt_without_overlap_and_one_at_least_to_each():
-    assert sweep.core_shares([0, 2, 3, 7, 9], 2) == [[0, 2], [3, 7]], "as many for each"
+    assert sweep_runs.core_shares([0, 2, 3, 7, 9], 2) == [[0, 2], [3, 7]], "as many for each"
     with pytest.raises(ConfigError, match="--side-by-side 3"):
-        sweep.core_shares([0, 1], 3)
+        sweep_runs.core_shares([0, 1], 3)
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
@@ -91,14 +92,14 @@ def test_an_interrupted_run_begins_anew_beside_the_old_one_and_a_finished_one_is
     arguments = ["--env", "Pendulum-v1", "--mode", "serial", "--set", "stop.env_steps=60"]
     states = ["finished", "running"]
     runs = [
-        sweep.SweepRun("", seed, [*arguments, "--seed", str(seed)], f"x-c1-s{seed}", 1, state)
+        sweep_runs.SweepRun("", seed, [*arguments, "--seed", str(seed)], f"x-c1-s{seed}", 1, state)
         for seed, state in enumerate(states, 1)
     ]
-    sweep.Sweep("x", None, None, 1, runs).write(tmp_path)
+    sweep_runs.Sweep("x", None, None, 1, runs).write(tmp_path)
     for name in ("x-c1-s1", "x-c1-s2"):
         (tmp_path / name).mkdir()
     assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 0
-    found = sweep.read_sweep(tmp_path, "x")
+    found = sweep_runs.read_sweep(tmp_path, "x")
     assert [(run.name, run.state) for run in found.runs] == [("x-c1-s1", "finished"), ("x-c1-s2-again2", "finished")]
     assert json.loads((tmp_path / "x.sweep.json").read_text())["finished"] == [run.name for run in found.runs]
     assert json.loads((tmp_path / "x-c1-s2-again2" / "summary.json").read_text())["env_steps"] >= 60
@@ -110,17 +111,17 @@ def test_an_interrupted_run_begins_anew_beside_the_old_one_and_a_finished_one_is
     [("seconds", "finished"), ("stop request", "interrupted"), ("interrupt (SIGTERM)", "interrupted")],
 )
 def test_a_run_that_somebody_stopped_is_not_a_result_of_the_sweep(tmp_path, reason, state):
-    run = sweep.SweepRun("", 1, [], "x-c1-s1", 1, "running")
+    run = sweep_runs.SweepRun("", 1, [], "x-c1-s1", 1, "running")
     (tmp_path / run.name).mkdir()
     (tmp_path / run.name / "run.json").write_text(json.dumps({"exit_reason": reason}))
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    sweep._note_end(sweep._Child(run, process, io.BytesIO()), tmp_path, lambda line: None)
+    sweep_runs.note_end(sweep_runs.RunProcess(run, process, io.BytesIO()), tmp_path, lambda line: None)
     assert run.state == state
 
 
 def test_a_sweep_that_is_going_on_is_not_gone_on_with_at_the_same_time(tmp_path, capsys):
-    sweep.Sweep("x", None, None, 1, []).write(tmp_path)
+    sweep_runs.Sweep("x", None, None, 1, []).write(tmp_path)
     with sweep._held(tmp_path, "x"):
         assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 2
     assert "sweep x is running in another process" in capsys.readouterr().err
@@ -128,16 +129,16 @@ def test_a_sweep_that_is_going_on_is_not_gone_on_with_at_the_same_time(tmp_path,
 
 
 def test_a_taken_name_and_an_unknown_one_are_refused(tmp_path):
-    sweep.Sweep("x", None, None, 1, []).write(tmp_path)
+    sweep_runs.Sweep("x", None, None, 1, []).write(tmp_path)
     assert sweep.main(["--name", "x", "--stop-seconds", "1", "--runs-dir", str(tmp_path)]) == 2
     with pytest.raises(RunError, match="sweeps: x"):
-        sweep.read_sweep(tmp_path, "y")
+        sweep_runs.read_sweep(tmp_path, "y")
 
 
 def test_automatic_names_of_sweeps_that_start_together_differ(tmp_path):
-    sweep.Sweep("x", None, None, 1, []).write(tmp_path)  # has ended
+    sweep_runs.Sweep("x", None, None, 1, []).write(tmp_path)  # has ended
     (tmp_path / "x-3-c1-s1").mkdir()
-    plan = sweep.Sweep("x", None, None, 1, [sweep.SweepRun("", 1, [], "x-c1-s1")])
+    plan = sweep_runs.Sweep("x", None, None, 1, [sweep_runs.SweepRun("", 1, [], "x-c1-s1")])
     with sweep._first_free(tmp_path, plan) as first, sweep._first_free(tmp_path, plan) as second:
         assert [(one.name, one.runs[0].stem) for one in (first, second)] == [("x-2", "x-2-c1-s1"), ("x-4", "x-4-c1-s1")]
     assert plan.runs[0].stem == "x-c1-s1"
@@ -146,7 +147,7 @@ def test_automatic_names_of_sweeps_that_start_together_differ(tmp_path):
 @pytest.mark.parametrize("flags", [["--seeds", "5"], ["--set", "sac.gamma=0.9"], ["--import", "mine"], ["--auto"],
                                    ["--target", "0"]])  # fmt: skip
 def test_flags_that_a_resumed_sweep_would_ignore_are_refused(tmp_path, capsys, flags):
-    sweep.Sweep("x", None, None, 1, []).write(tmp_path)
+    sweep_runs.Sweep("x", None, None, 1, []).write(tmp_path)
     assert sweep.main(["--resume", "x", *flags, "--runs-dir", str(tmp_path)]) == 2
     assert f"remove {flags[0]}" in capsys.readouterr().err
 
@@ -169,7 +170,7 @@ def test_a_profile_and_the_tuner_are_for_all_runs_of_a_sweep(tmp_path, capsys):
 
 
 def test_a_plan_is_one_json_document_and_a_resumed_one_takes_another_number_side_by_side(tmp_path, capsys):
-    sweep.Sweep("x", None, None, 1000, [sweep.SweepRun("", 1, ["--seconds", "1"], "x-c1-s1")]).write(tmp_path)
+    sweep_runs.Sweep("x", None, None, 1000, [sweep_runs.SweepRun("", 1, ["--seconds", "1"], "x-c1-s1")]).write(tmp_path)
     asked = ["--resume", "x", "--dry-run", "--json", "--runs-dir", str(tmp_path)]
     assert sweep.main(asked) == 2  # 1,000 cores are not here
     capsys.readouterr()
@@ -249,7 +250,7 @@ def test_a_closed_terminal_does_not_end_a_sweep_and_a_request_to_end_lets_its_ru
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 130, "SIGHUP would have been the end of it"
-        assert [one.state for one in sweep.read_sweep(tmp_path, "x").runs] == ["interrupted", "waiting"]
+        assert [one.state for one in sweep_runs.read_sweep(tmp_path, "x").runs] == ["interrupted", "waiting"]
         assert json.loads((run / "run.json").read_text())["exit_reason"].startswith("interrupt")
         assert list((run / "checkpoints").iterdir())
 
@@ -270,8 +271,10 @@ def test_a_sweep_outlives_a_file_that_cannot_be_written_and_says_so_at_its_end(t
     def full(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sweep, "write_json", full)
-    plan = sweep.Sweep("x", None, None, 1, [sweep.SweepRun("", 1, [*ENDLESS[:-1], "stop.env_steps=60"], "x-c1-s1")])
+    monkeypatch.setattr(sweep_runs, "write_json", full)
+    plan = sweep_runs.Sweep(
+        "x", None, None, 1, [sweep_runs.SweepRun("", 1, [*ENDLESS[:-1], "stop.env_steps=60"], "x-c1-s1")]
+    )
     with Interrupts() as interrupts, pytest.raises(ResourceError, match="No space left"):
         sweep._run_all(plan, plan.runs, [[min(os.sched_getaffinity(0))]], tmp_path, interrupts, told.append)
     assert plan.runs[0].state == "finished"
@@ -279,27 +282,27 @@ def test_a_sweep_outlives_a_file_that_cannot_be_written_and_says_so_at_its_end(t
 
 
 def test_a_run_whose_metrics_are_damaged_is_no_result_and_leaves_the_others_theirs(tmp_path):
-    run = sweep.SweepRun("", 1, [], "x-c1-s1", 1, "running")
+    run = sweep_runs.SweepRun("", 1, [], "x-c1-s1", 1, "running")
     (tmp_path / run.name).mkdir()
     (tmp_path / run.name / "metrics.db").write_bytes(b"no database" * 1000)
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    sweep._note_end(sweep._Child(run, process, io.BytesIO()), tmp_path, lambda line: None)
+    sweep_runs.note_end(sweep_runs.RunProcess(run, process, io.BytesIO()), tmp_path, lambda line: None)
     assert (run.state, "metrics.db" in run.error) == ("failed", True)
     run.state = "finished"  # damaged later
-    (row,) = sweep.table(sweep.Sweep("x", None, 1.0, 1, [run]), tmp_path)
+    (row,) = sweep.table(sweep_runs.Sweep("x", None, 1.0, 1, [run]), tmp_path)
     assert (row["seeds"], row["final"], row["to_target_s"]) == (1, None, None)
 
 
 def test_a_sweep_that_is_complete_prints_its_table_and_trains_nothing(tmp_path, capsys):
-    run = sweep.SweepRun("sac.gamma=0.9", 1, ["--env", "Pendulum-v1", "--updates", "1"], "x-c1-s1", 1, "finished")
+    run = sweep_runs.SweepRun("sac.gamma=0.9", 1, ["--env", "Pendulum-v1", "--updates", "1"], "x-c1-s1", 1, "finished")
     (tmp_path / run.name).mkdir()
-    sweep.Sweep("x", None, None, 1, [run]).write(tmp_path)
+    sweep_runs.Sweep("x", None, None, 1, [run]).write(tmp_path)
     assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 0
     assert "sac.gamma=0.9  1" in capsys.readouterr().out
 
 
 def test_a_finished_run_that_was_deleted_is_done_again(tmp_path):
-    sweep.Sweep("x", None, None, 1, [sweep.SweepRun("", 1, [], "x-c1-s1", 1, "finished")]).write(tmp_path)
+    sweep_runs.Sweep("x", None, None, 1, [sweep_runs.SweepRun("", 1, [], "x-c1-s1", 1, "finished")]).write(tmp_path)
     args = sweep._parser().parse_args(["--resume", "x"])
     assert [run.state for run in sweep._continued(args, tmp_path).runs] == ["waiting"]

@@ -1,0 +1,471 @@
+"""``spreeze sweep --search``: settings proposed by Optuna (TPE, arXiv 1907.10902), runs below the median ended early.
+
+``NAME.search.log`` beside the runs is the study's journal. Whoever reads it takes part: a resumed search, and any
+number of commands at once, each with trials of its own. A trial is a run for each seed, and its value the mean of
+their returns over the last fifth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from spreeze.cli import train
+from spreeze.cli.search_space import Axis, is_fixed, space
+from spreeze.cli.sweep_runs import (
+    POLL_S,
+    RunProcess,
+    Sweep,
+    SweepRun,
+    check_disk,
+    core_shares,
+    end,
+    note_end,
+    read_sweep,
+    start,
+    sweep_path,
+)
+from spreeze.config.profiles import profile_text
+from spreeze.config.schema import Config, StopConfig, check_name
+from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.formatting import aligned
+from spreeze.machine.awake import AWAKE
+from spreeze.machine.hardware import read_machine
+from spreeze.machine.output import emit, print_error, say
+from spreeze.metrics import comparison
+from spreeze.metrics.store import EvaluationRow, MetricsReader
+from spreeze.run_directory import (
+    describe,
+    make_runs_dir,
+    names_from,
+    process_identity,
+    replace_text,
+    same_process,
+    send_request,
+)
+from spreeze.runtime.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    import optuna
+
+TRIALS = 20
+_PARTS = 10
+"""Parts of a run after which its return is compared with those of the other trials."""
+_WINDOW = 0.2
+"""Share of a run, at its end, whose evaluations count."""
+_WARMUP_PARTS, _WARMUP_TRIALS = 4, 4
+"""Parts of each run, and trials, in which none is ended."""
+_RANDOM_TRIALS = 10
+_LOOK_S = 0.5
+_MOST_FAILURES = 3
+"""Failed trials without a finished one after which the search ends: its settings do not work."""
+_UNBORN_S = 60.0
+"""Age from which a trial without a process is that of one that was killed."""
+
+
+@dataclass
+class _Trial:
+    """A trial that this process carries out."""
+
+    asked: optuna.trial.Trial
+    runs: list[SweepRun]
+    child: RunProcess
+    finals: list[float] = field(default_factory=list)
+    """Returns of the seeds that are done."""
+    told: int = 0
+    """Parts of the runs, over all seeds, that the pruner has heard of."""
+    pruned: str | None = None
+
+
+class FrontPoint(NamedTuple):
+    """A return that no run had reached earlier."""
+
+    seconds: float
+    return_mean: float
+    run: str
+    setting: str
+
+
+def search(args: argparse.Namespace, runs_dir: Path, common: Sequence[str]) -> int:
+    """Carries out a new search, or goes on with one; ``common`` are the flags of ``train`` for each of its runs."""
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError("--search needs Optuna: pip install 'spreeze[search]', or give the values to try without it")
+    sweep = read_sweep(runs_dir, args.resume) if args.resume else _new(args, common)
+    plan: dict[str, Any] = sweep.search or {}
+    plan["trials"] = plan["trials"] if args.trials is None else args.trials
+    if plan["trials"] < 1:
+        raise ConfigError(f"--trials {plan['trials']}: at least 1")
+    sweep.side_by_side = sweep.side_by_side if args.side_by_side is None else args.side_by_side
+    shares = core_shares(sorted(os.sched_getaffinity(0)), sweep.side_by_side)
+    axes, fixed, config = _checked(plan, args.json)
+    say(_plan_text(sweep, axes), as_json=args.json)
+    if args.dry_run:
+        if args.json:
+            emit({"sweep": sweep.as_json(), "space": [asdict(axis) for axis in axes]})
+        return 0
+    make_runs_dir(runs_dir)
+    if not args.resume:
+        sweep.name = _claimed(runs_dir, sweep, named=args.name is not None)
+    found = Search(sweep, runs_dir, axes, fixed, config, lambda text: say(text, as_json=args.json, keep=True))
+    with Interrupts() as interrupts:
+        found.carry_out(shares, interrupts)
+    result = found.result()
+    if args.json:
+        emit({"sweep": sweep.as_json(), "search": result})
+    if interrupts.stop_requested:
+        say(f"continue: python -m spreeze sweep --resume {sweep.name} --runs-dir {runs_dir}", as_json=args.json)
+        return 130
+    if result["best"] is None:
+        print_error(f"no trial of search {sweep.name} has finished: {found.last_error or 'none has an evaluation'}")
+        return 1
+    return 0
+
+
+def _new(args: argparse.Namespace, common: Sequence[str]) -> Sweep:
+    for flag, given in {"--auto": args.auto, "--like": args.like, "--target": args.target is not None}.items():
+        if given:
+            raise ConfigError(f"{flag}: it has no meaning with --search; remove it")
+    seeds, first = 1 if args.seeds is None else args.seeds, 1 if args.first_seed is None else args.first_seed
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}: at least 1")
+    name = check_name(args.name or time.strftime("search-%Y%m%d-%H%M%S"))
+    plan = {"trials": TRIALS, "arguments": [*common], "set": [*args.set], "seeds": [*range(first, first + seeds)]}
+    return Sweep(name, args.stop_seconds, None, 1, [], plan)
+
+
+def _checked(plan: dict[str, Any], as_json: bool) -> tuple[list[Axis], list[str], Config]:
+    """Space, fixed assignments, and the configuration of a run that has these alone.
+
+    Raises:
+        ConfigError: what the runs would be refused with, at either end of each range, and no stop condition.
+    """
+    fixed = [text for text in plan["set"] if is_fixed(text)]
+    given = [*plan["arguments"], *_flags(fixed)]
+    probe, settings, notes = train.checked(given)[1](None)
+    for note in notes:
+        say(note, as_json=as_json)
+    config = settings.config
+    stop = config.stop
+    if stop.seconds is None and stop.env_steps is None and stop.updates is None:
+        raise ConfigError("the runs have no stop condition; set --seconds or --set stop.env_steps=N")
+    axes, fixed = space(plan["set"], config)
+    for axis in axes:
+        for value in axis.choices or (axis.low, axis.high):
+            text = f"{axis.key}={value if isinstance(value, str) else int(value) if axis.whole else f'{value:.6g}'}"
+            train.checked([*given, *_flags([text])])[1](probe)
+    return axes, fixed, config
+
+
+def _flags(assignments: Sequence[str]) -> list[str]:
+    return [word for text in assignments for word in ("--set", text)]
+
+
+def _claimed(runs_dir: Path, sweep: Sweep, *, named: bool) -> str:
+    """A free name, whose file now exists: two searches that start at once get different ones."""
+    for name in names_from(sweep.name):
+        try:
+            sweep_path(runs_dir, name).touch(exist_ok=False)
+        except FileExistsError:
+            if named:
+                raise RunError(
+                    f"sweep {name} exists in {runs_dir}; --resume {name} continues it, or choose another --name"
+                ) from None
+        else:
+            return name
+    raise RunError(f"no free name like {sweep.name} in {runs_dir}")
+
+
+def _plan_text(sweep: Sweep, axes: Sequence[Axis]) -> str:
+    plan = sweep.search or {}
+    lines = [
+        f"search {sweep.name}: {plan['trials']} trials of {len(plan['seeds'])} seed(s), {sweep.side_by_side} at a time"
+    ]
+    for axis in axes:
+        scale = f", by the logarithm of {'1 - it' if axis.complement else 'it'}" if axis.by_logarithm else ""
+        lines.append(f"  {axis.key}: {', '.join(axis.choices) or f'{axis.low:g} to {axis.high:g}{scale}'}")
+    return "\n".join(lines)
+
+
+def share_done(evaluation: EvaluationRow, stop: StopConfig) -> float:
+    """Share of a run that is over at one of its evaluations, by the stop condition that is nearest; at most 1."""
+    limits = ((evaluation.updates, stop.updates), (evaluation.env_steps, stop.env_steps), (evaluation.t, stop.seconds))
+    return min(1.0, max(value / limit for value, limit in limits if limit))
+
+
+def late_return(evaluations: Sequence[EvaluationRow], stop: StopConfig, until: float = 1.0) -> float | None:
+    """Mean return over the fifth of a run that ends where it is, or was at share ``until``; None without evaluation.
+
+    It is a share of the run, not a number of evaluations, of which a busy machine has fewer.
+    """
+    known = [one for one in evaluations if share_done(one, stop) <= until]
+    if not known:
+        return None
+    since = min(until, share_done(known[-1], stop)) - _WINDOW
+    return comparison.final_metric([one for one in known if share_done(one, stop) > since], len(known))
+
+
+def returns_by_part(evaluations: Sequence[EvaluationRow], stop: StopConfig) -> list[float | None]:
+    """The late return as of each tenth of a run that is over; None where there was no evaluation yet."""
+    over = max((share_done(one, stop) for one in evaluations), default=0.0)
+    parts = [part / _PARTS for part in range(1, _PARTS + 1)]
+    return [late_return(evaluations, stop, part) for part in parts if part <= over]
+
+
+class Search:
+    """A study and the trials of it that this process carries out."""
+
+    def __init__(
+        self, sweep: Sweep, runs_dir: Path, axes: Sequence[Axis], fixed: Sequence[str], config: Config,
+        tell: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Opens the study, whose first trial is ``config`` where the space has it: a run without searched settings."""
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._sweep, self._runs_dir, self._axes, self._fixed, self._config = sweep, runs_dir, axes, fixed, config
+        self._tell = tell
+        self.last_error: str | None = None
+        self._plan: dict[str, Any] = sweep.search or {}
+        self._states = optuna.trial.TrialState
+        journal = optuna.storages.JournalStorage(JournalFileBackend(str(runs_dir / f"{sweep.name}.search.log")))
+        self._study = optuna.create_study(
+            storage=journal, study_name=sweep.name, direction="maximize", load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(_WARMUP_TRIALS, _WARMUP_PARTS),
+        )  # fmt: skip
+        known = len(self._study.trials)
+        starting = max(_WARMUP_TRIALS, min(_RANDOM_TRIALS, self._plan["trials"] // 3))
+        self._study.sampler = optuna.samplers.TPESampler(n_startup_trials=starting, seed=known + 1)
+        if known == 0:
+            values = {axis: _value(config, axis.key) for axis in axes}
+            points = {axis.label: axis.parameter(value) for axis, value in values.items()}
+            self._study.enqueue_trial({label: point for label, point in points.items() if point is not None})
+
+    def _take_over(self) -> None:
+        """Trials of processes that are gone are done again."""
+        for trial in self._study.get_trials(deepcopy=False, states=(self._states.RUNNING,)):
+            process = trial.user_attrs.get("process")
+            born_s = trial.datetime_start.timestamp() if trial.datetime_start is not None else 0.0
+            if not same_process(process) if process is not None else time.time() - born_s > _UNBORN_S:
+                with contextlib.suppress(RuntimeError, ValueError):  # another process was first
+                    self._study.tell(trial.number, state=self._states.FAIL)
+                    self._study.enqueue_trial(trial.params)
+
+    def carry_out(self, shares: Sequence[Sequence[int]], interrupts: Interrupts) -> None:
+        """Runs trials until as many as were planned have a result."""
+        running: dict[int, _Trial] = {}
+        look_s = 0.0
+        try:
+            while not interrupts.stop_requested:
+                for slot in [slot for slot in range(len(shares)) if slot not in running and self._wanted()]:
+                    running[slot] = self._begin(shares[slot])
+                    self._write()
+                if not running:
+                    break
+                if AWAKE() >= look_s:
+                    look_s = AWAKE() + _LOOK_S
+                    for trial in running.values():
+                        self._look_at(trial)
+                for slot in [slot for slot, trial in running.items() if trial.child.process.poll() is not None]:
+                    if not self._seed_ended(running[slot], shares[slot]):
+                        running.pop(slot)
+                        self._write()
+                time.sleep(POLL_S)
+        finally:
+            end([trial.child for trial in running.values()], interrupts.again())
+            for trial in running.values():
+                self._keep(trial)
+                self._study.tell(trial.asked, state=self._states.FAIL)
+                self._study.enqueue_trial(trial.asked.params)  # --resume does it again
+            self._write()
+
+    def _wanted(self) -> bool:
+        self._take_over()
+        counted = self._study.get_trials(deepcopy=False)
+        states = [trial.state for trial in counted]
+        failed = sum("failed" in trial.user_attrs for trial in counted)
+        if failed >= _MOST_FAILURES and self._states.COMPLETE not in states:
+            return False
+        taken = (self._states.COMPLETE, self._states.PRUNED, self._states.RUNNING)
+        return bool(sum(states.count(state) for state in taken) + failed < self._plan["trials"])
+
+    def _begin(self, cores: Sequence[int]) -> _Trial:
+        asked = self._study.ask()
+        asked.set_user_attr("process", process_identity(os.getpid()))
+        chosen = [axis.ask(asked) for axis in self._axes]
+        check_disk(self._runs_dir, len(self._plan["seeds"]))
+        runs = []
+        for seed in self._plan["seeds"]:
+            arguments = [*self._plan["arguments"], *_flags([*self._fixed, *chosen]), "--seed", str(seed)]
+            runs.append(SweepRun(" ".join(chosen), seed, arguments, f"{self._sweep.name}-t{asked.number + 1}-s{seed}"))
+        trial = _Trial(asked, runs, start(runs[0], cores, self._runs_dir))
+        self._keep(trial)
+        return trial
+
+    def _keep(self, trial: _Trial) -> None:
+        """The runs of a trial into the journal, from which ``NAME.sweep.json`` is made."""
+        trial.asked.set_user_attr("runs", [asdict(run) for run in trial.runs])
+
+    def _look_at(self, trial: _Trial) -> None:
+        """Tells the pruner what the run has reached, and stops it where it is below the median."""
+        path = self._runs_dir / trial.child.run.name
+        if trial.pruned is not None or not (path / "control").is_dir():
+            return
+        with contextlib.suppress(RunError):
+            found = returns_by_part(MetricsReader(path / "metrics.db").evaluations(), self._config.stop)
+            before = len(trial.finals) * _PARTS
+            for part, value in enumerate(found[max(0, trial.told - before) :], max(trial.told, before) + 1):
+                trial.told = part
+                if value is not None:
+                    mean = (sum(trial.finals) + value) / (len(trial.finals) + 1)
+                    trial.asked.report(mean, part)
+                    if part < len(trial.runs) * _PARTS and trial.asked.should_prune():
+                        share = part / (len(trial.runs) * _PARTS)
+                        trial.pruned = (
+                            f"return {mean:.4g} after {share:.0%} of it is below the median of the other trials"
+                        )
+                        send_request(path, "stop")
+                        return
+
+    def _seed_ended(self, trial: _Trial, cores: Sequence[int]) -> bool:
+        """Takes note of a run's end; False if it was its trial's last, whose result the study then knows."""
+        self._look_at(trial)
+        run = trial.child.run
+        note_end(trial.child, self._runs_dir, lambda text: None)
+        path = self._runs_dir / run.name
+        if trial.pruned is not None and run.state == "interrupted":
+            run.state, run.error = "pruned", trial.pruned
+            with contextlib.suppress(RunError):
+                describe(path, note=f"pruned: {trial.pruned}", tags=("pruned",))
+        final = None
+        if run.state == "finished":
+            curve = comparison.read_curve(path)
+            final = None if curve is None else late_return(curve.evaluations, self._config.stop)
+            if final is None:
+                run.state, run.error = "failed", "no evaluation; let the runs last longer"
+        if final is not None:
+            trial.finals.append(final)
+            if len(trial.finals) < len(trial.runs):
+                trial.child = start(trial.runs[len(trial.finals)], cores, self._runs_dir)
+                self._keep(trial)
+                return True
+        self._tell_study(trial, run)
+        return False
+
+    def _tell_study(self, trial: _Trial, run: SweepRun) -> None:
+        value = None
+        if run.state == "finished":
+            value = sum(trial.finals) / len(trial.finals)
+        elif run.state != "pruned":
+            self.last_error = run.error or f"{run.name} was stopped"
+            trial.asked.set_user_attr("failed", self.last_error)
+        states = {"finished": self._states.COMPLETE, "pruned": self._states.PRUNED}
+        self._keep(trial)
+        self._study.tell(trial.asked, value, states.get(run.state, self._states.FAIL))
+        told = f"return {value:.4g}" if value is not None else f"{run.state}: {run.error or 'stopped'}"
+        self._tell(f"trial {trial.asked.number + 1}: {told}; {run.setting}")
+
+    def _write(self) -> None:
+        """``NAME.sweep.json`` as the journal has it, whoever carried the trials out."""
+        trials = self._study.get_trials(deepcopy=False)
+        self._sweep.runs = [SweepRun(**run) for trial in trials for run in trial.user_attrs.get("runs", ())]
+        try:
+            self._sweep.write(self._runs_dir)
+        except OSError as error:
+            raise ResourceError(f"{sweep_path(self._runs_dir, self._sweep.name)} cannot be written: {error}") from None
+
+    def result(self) -> dict[str, Any]:
+        """Best trial, importance of settings, front of return against time; told, and the best kept as a profile."""
+        trials = self._study.get_trials(deepcopy=False)
+        done = [trial for trial in trials if trial.state == self._states.COMPLETE]
+        pruned = sum(trial.state == self._states.PRUNED for trial in trials)
+        front = return_front(self._sweep.runs, self._runs_dir)
+        if not done:
+            return {"best": None, "trials": 0, "pruned": pruned, "importance": {}, "front": [], "profile": None}
+        best = self._study.best_trial
+        run = SweepRun(**best.user_attrs["runs"][0])
+        profile = self._write_profile(run, best.value or 0.0, len(done) + pruned)
+        found: dict[str, Any] = {
+            "best": {"trial": best.number + 1, "return": best.value, "setting": run.setting, "run": run.name},
+            "trials": len(done),
+            "pruned": pruned,
+            "importance": self._importance(),
+            "front": [point._asdict() for point in front],
+            "profile": str(profile),
+        }
+        self._tell(_result_text(found, front))
+        return found
+
+    def _importance(self) -> dict[str, float]:
+        """Share of each setting in what sets good trials apart (PED-ANOVA, arXiv 2304.10255); empty if not known."""
+        from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+        with warnings.catch_warnings(), contextlib.suppress(ValueError, RuntimeError):
+            warnings.simplefilter("ignore")
+            found = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
+            return {label: round(float(share), 4) for label, share in found.items()}
+        return {}
+
+    def _write_profile(self, run: SweepRun, value: float, trials: int) -> Path:
+        _, settings, _ = train.checked(run.arguments)[1](None)
+        machine = read_machine()
+        record = {
+            "machine_id": machine.identity(), "env": settings.config.env.id, "reasons": {},
+            "objective": "return over the last fifth", "formula": f"{value:.6g}, the best of {trials} trials",
+            "measured_at": time.strftime("%Y-%m-%d %H:%M"),
+        }  # fmt: skip
+        path = self._runs_dir / f"{self._sweep.name}.toml"
+        text = profile_text(settings, record, machine.one_line(), "spreeze sweep --search")
+        try:
+            replace_text(path, text)
+        except OSError as error:
+            raise ResourceError(f"cannot write {path}: {error}") from None
+        return path
+
+
+def _value(config: Config, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(config.sections()[section], name)
+
+
+def return_front(runs: Sequence[SweepRun], runs_dir: Path) -> list[FrontPoint]:
+    """Pareto front of return against time over all evaluations of all runs, pruned ones too.
+
+    A return is the mean of ``comparison.HELD`` evaluations in a row, so that one lucky one is no point.
+    """
+    points = []
+    for run in runs:
+        with contextlib.suppress(RunError):
+            whole = comparison.whole(MetricsReader(runs_dir / run.name / "metrics.db").evaluations())
+            means = comparison.running_mean(whole, comparison.HELD)
+            late = list(zip(whole, means, strict=True))[comparison.HELD - 1 :]
+            points += [FrontPoint(one.t, float(mean), run.name, run.setting) for one, mean in late]
+    front: list[FrontPoint] = []
+    for point in sorted(points, key=lambda point: (point.seconds, -point.return_mean)):
+        if not front or point.return_mean > front[-1].return_mean:
+            front.append(point)
+    return front
+
+
+def _result_text(found: dict[str, Any], front: Sequence[FrontPoint]) -> str:
+    best = found["best"]
+    lines = [
+        f"{found['trials']} trials to their end, {found['pruned']} pruned; "
+        f"best: trial {best['trial']}, return {best['return']:.4g}",
+        *(f"  {text}" for text in best["setting"].split()),
+    ]
+    if found["importance"]:
+        lines.append("importance: " + ", ".join(f"{label} {share:.0%}" for label, share in found["importance"].items()))
+    by_run: dict[str, FrontPoint] = {point.run: point for point in front}  # the best of each
+    if by_run:
+        rows = [[f"{point.seconds:.1f} s", f"{point.return_mean:.4g}", point.run] for point in by_run.values()]
+        lines += ["highest return by time:", *aligned([["time", "return", "run"], *rows])]
+    return "\n".join([*lines, f"best settings: --profile {found['profile']}"])
