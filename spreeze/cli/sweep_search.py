@@ -114,7 +114,7 @@ def search(args: argparse.Namespace, runs_dir: Path, common: Sequence[str]) -> i
     make_runs_dir(runs_dir)
     if not args.resume:
         sweep.name = _claimed(runs_dir, sweep, named=args.name is not None)
-    found = Search(sweep, runs_dir, axes, fixed, config, lambda text: say(text, as_json=args.json, keep=True))
+    found = SettingSearch(sweep, runs_dir, axes, fixed, config, lambda text: say(text, as_json=args.json, keep=True))
     with Interrupts() as interrupts:
         found.carry_out(shares, interrupts)
     result = found.result()
@@ -153,8 +153,7 @@ def _checked(plan: dict[str, Any], as_json: bool) -> tuple[list[Axis], list[str]
     for note in notes:
         say(note, as_json=as_json)
     config = settings.config
-    stop = config.stop
-    if stop.seconds is None and stop.env_steps is None and stop.updates is None:
+    if not (config.stop.seconds or config.stop.env_steps or config.stop.updates):
         raise ConfigError("the runs have no stop condition; set --seconds or --set stop.env_steps=N")
     axes, fixed = space(plan["set"], config)
     for axis in axes:
@@ -219,7 +218,7 @@ def returns_by_part(evaluations: Sequence[EvaluationRow], stop: StopConfig) -> l
     return [late_return(evaluations, stop, part) for part in parts if part <= over]
 
 
-class Search:
+class SettingSearch:
     """A study and the trials of it that this process carries out."""
 
     def __init__(

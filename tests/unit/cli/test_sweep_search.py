@@ -9,7 +9,7 @@ import pytest
 
 from spreeze.cli import sweep, sweep_runs, sweep_search
 from spreeze.cli.search_space import Axis
-from spreeze.cli.sweep_search import Search, late_return, return_front, returns_by_part
+from spreeze.cli.sweep_search import SettingSearch, late_return, return_front, returns_by_part
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import StopConfig
 from spreeze.metrics.store import EvaluationRow
@@ -49,7 +49,7 @@ class Runs:
         monkeypatch.setattr(
             sweep_search.comparison, "read_curve", lambda path: SimpleNamespace(evaluations=self.curves[path.name])
         )
-        monkeypatch.setattr(Search, "_write_profile", lambda self, run, value, trials: self._runs_dir / "s.toml")
+        monkeypatch.setattr(SettingSearch, "_write_profile", lambda self, run, value, trials: self._runs_dir / "s.toml")
         self.curves = {}
 
     def _start(self, run, cores, runs_dir):
@@ -72,7 +72,7 @@ class Runs:
 
     def search(self, trials=12):
         self.sweep.search["trials"] = trials
-        found = Search(self.sweep, self.folder, AXES, [], CONFIG, lambda text: None)
+        found = SettingSearch(self.sweep, self.folder, AXES, [], CONFIG, lambda text: None)
         with Interrupts() as interrupts:
             found.carry_out([[0]], interrupts)
         return found
