@@ -29,7 +29,7 @@ from spreeze.transport.demonstrations import check_demonstrable, save_demonstrat
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.weights import LATEST, Weights, read_weights
 from spreeze.types import EnvSpec
-from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list, success_rate
+from spreeze.workers.episodes.lockstep import EnvStep, Episode, run_episodes, score, seed_list, success_rate
 
 _FIRST_SEED = 1_000_000
 _PRETRAINED = SHIPPED / "assets" / "policies"
@@ -233,7 +233,7 @@ def _recorder(path: str | None) -> Any:
     clip: ClipWriter | None = None
     step = 0
 
-    def on_step(place: int, task: Task) -> None:
+    def on_step(place: int, task: Task, moment: EnvStep) -> None:
         nonlocal clip, step
         if place != 0:
             return

@@ -11,7 +11,7 @@ from spreeze.envs.families import engine_of
 from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError, ResourceError
 from spreeze.formatting import size
-from spreeze.workers.evaluator import envs_at_once
+from spreeze.workers.episodes.lockstep import envs_at_once
 
 _LEARNER_BYTES, _PROCESS_BYTES = 450_000_000, 80_000_000
 """Memory of a learner, and of a process with an environment without what that takes."""

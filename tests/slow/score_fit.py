@@ -28,7 +28,7 @@ from spreeze.inference.policy import Policy
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.workers.collectors import TransitionCollector
-from spreeze.workers.evaluator import run_episodes, score, seed_list
+from spreeze.workers.episodes.lockstep import run_episodes, score, seed_list
 from spreeze.workers.replay_trainer import ReplayTrainer
 
 Record = dict[str, Any]

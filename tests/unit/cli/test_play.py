@@ -19,7 +19,7 @@ from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, EnvironmentError_, ResourceError, RunError
 from spreeze.transport.files import replace_bytes
 from spreeze.transport.weights import WeightsStore, encode, read_weights
-from spreeze.workers.evaluator import run_episodes, score, seed_list
+from spreeze.workers.episodes.lockstep import run_episodes, score, seed_list
 
 
 def make_run(runs_dir, name, started, best=None, module=FAULT_MODULE):

@@ -29,7 +29,7 @@ from spreeze.transport.rollouts import InferenceMailbox, Rollouts, RolloutSpec
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import Choices, RowLayout
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
-from spreeze.workers.evaluator import run_episodes
+from spreeze.workers.episodes.lockstep import run_episodes
 from spreeze.workers.gpu_replay import DeviceStream
 from spreeze.workers.replay_trainer import DeviceNormalizer
 from spreeze.workers.samplers import Inference, MailboxClient

@@ -29,7 +29,7 @@ from spreeze.inference.policy import ACTIVATIONS, Policy
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.types import POLICY_FORMATS, Box, Choices, EnvSpec, Mixed, PictureSpec, TeamSpec
-from spreeze.workers.evaluator import run_episodes
+from spreeze.workers.episodes.lockstep import run_episodes
 
 PYTHON_FORMATS = [row for row in POLICY_FORMATS if row.suffix != ".h"]
 FORMATS = [row.name for row in PYTHON_FORMATS]

@@ -12,7 +12,8 @@ from spreeze.envs.task import make_task
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.workers import evaluator
 from spreeze.workers.best_policy import BestPolicy, Candidate, ReturnStats
-from spreeze.workers.evaluator import Evaluation, WeightsWatch, fresh_seeds, run_episodes, score
+from spreeze.workers.episodes.lockstep import fresh_seeds, run_episodes, score
+from spreeze.workers.evaluator import Evaluation, WeightsWatch
 
 
 def candidate(mean, std=0.0, name=b"w"):

@@ -23,17 +23,15 @@ from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.workers import evaluator
 from spreeze.workers.best_policy import BestPolicy, Candidate, ReturnStats
 from spreeze.workers.context import WorkerContext
+from spreeze.workers.episodes.lockstep import fresh_seeds, run_episodes, score
 from spreeze.workers.evaluator import (
     COLUMNS,
     Evaluation,
     WeightsWatch,
     append_row,
     final_evaluation,
-    fresh_seeds,
     read_rows,
-    run_episodes,
     run_evaluator,
-    score,
 )
 from spreeze.workers.jobs import EvaluatorJob
 from spreeze.workers.roles import Address

@@ -4,7 +4,7 @@ import pytest
 
 from spreeze.envs.make import bullet_missing, describe
 from spreeze.envs.task import Task, make_task
-from spreeze.workers.evaluator import Episode, envs_at_once, run_episodes, score, seed_list
+from spreeze.workers.episodes.lockstep import Episode, envs_at_once, run_episodes, score, seed_list
 
 
 class Countdown(gymnasium.Env):
@@ -192,12 +192,12 @@ def test_an_environment_whose_first_reset_raises_is_no_end():
 
 def test_each_reset_and_step_is_shown():
     seen = []
-    run_episodes(countdown([]), half, [2, 1], on_step=lambda place, task: seen.append((place, task.env.left)))
+    run_episodes(countdown([]), half, [2, 1], on_step=lambda place, task, moment: seen.append((place, task.env.left)))
     assert seen == [(0, 2), (1, 1), (0, 1), (1, 0), (0, 0)]
 
 
 def test_an_environment_that_never_ends_is_cut(monkeypatch):
-    monkeypatch.setattr("spreeze.workers.evaluator.MAX_STEPS", 7)
+    monkeypatch.setattr("spreeze.workers.episodes.lockstep.MAX_STEPS", 7)
     (found,) = run_episodes(countdown([]), half, [100])
     assert (found.length, found.terminated) == (7, False)
 
