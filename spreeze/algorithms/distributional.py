@@ -144,30 +144,30 @@ class CategoricalCritics(_Distributional):
         super().__init__(config, *place, outputs=config.atoms)
         like = self.online.flat
         self._range = config.v_min, config.v_max
-        self._grid = torch.linspace(*self._range, config.atoms, device=like.device, dtype=like.dtype).unsqueeze(1)
+        self.grid = torch.linspace(*self._range, config.atoms, device=like.device, dtype=like.dtype).unsqueeze(1)
         self._next_prob: Tensor | None = None
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """The grid; the probabilities, of the critic whose mean is the least in each row, are kept for ``step``."""
         prob = self._evaluate(next_obs, next_action).out.softmax(1)
-        least = (prob * self._grid).sum(1).argmin(0)
+        least = (prob * self.grid).sum(1).argmin(0)
         self._next_prob = prob.gather(0, least.expand(1, prob.shape[1], -1))[0]
-        return self._grid.expand_as(self._next_prob).clone()
+        return self.grid.expand_as(self._next_prob).clone()
 
     def step(self, obs_action: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         """One gradient step on the cross-entropy with the projection of the targets [K, B]."""
         assert self._next_prob is not None
         goal = projected(self._next_prob, target, *self._range)
-        self._differentiate(obs_action, target, goal, (goal * self._grid).sum(0), weight)
+        self._differentiate(obs_action, target, goal, (goal * self.grid).sum(0), weight)
 
     def _fill_loss_gradient(self, buffers: MlpBuffers, goal: Tensor, td_error: Tensor) -> None:
         torch.sub(buffers.out.softmax(1), goal, out=buffers.grad_out)
-        torch.sum(buffers.grad_out * self._grid, 1, out=td_error)
+        torch.sum(buffers.grad_out * self.grid, 1, out=td_error)
 
     def _fill_mean_gradient(self, buffers: MlpBuffers, values: Tensor) -> None:
         prob = buffers.out.softmax(1)
-        torch.sum(prob * self._grid, 1, out=values)
-        torch.mul(prob, self._grid - values.unsqueeze(1), out=buffers.grad_out)
+        torch.sum(prob * self.grid, 1, out=values)
+        torch.mul(prob, self.grid - values.unsqueeze(1), out=buffers.grad_out)
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
         """dQ/da [A, B] of the critics' least mean, or of the first critic."""

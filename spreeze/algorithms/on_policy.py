@@ -481,7 +481,7 @@ class MlpActorCritic:
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
         self._parameters = parameters_over(self.flat[:count], sizes, 2, layers)
-        self._policy, self._value = self._parameters.one(0), self._parameters.one(1)
+        self._policy, self.value_network = self._parameters.one(0), self._parameters.one(1)
         self._gradients = parameters_over(self.gradient[:count], sizes, 2, layers)
         self.of_value: Tensor | None = torch.zeros_like(self.flat)
         """[d], 1 for the parameters of the value network, 0 for those of the policy."""
@@ -517,8 +517,8 @@ class MlpActorCritic:
         mlp_backward(self._parameters, self._buffers, self._x_t, self._gradients)
 
     def values(self, obs: Tensor) -> Tensor:
-        buffers = MlpBuffers.allocate(self._value, obs.shape[0])
-        return mlp_forward(self._value, obs.unsqueeze(0), buffers)[0, 0]
+        buffers = MlpBuffers.allocate(self.value_network, obs.shape[0])
+        return mlp_forward(self.value_network, obs.unsqueeze(0), buffers)[0, 0]
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         return policy_arrays(self._policy)

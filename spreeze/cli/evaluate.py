@@ -29,6 +29,7 @@ from spreeze.transport.demonstrations import check_demonstrable, save_demonstrat
 from spreeze.transport.protocols import Arrays
 from spreeze.transport.weights import LATEST, Weights, read_weights
 from spreeze.types import EnvSpec
+from spreeze.workers.episodes.episode_redraw import clip_stride
 from spreeze.workers.episodes.lockstep import EnvStep, Episode, run_episodes, score, seed_list, success_rate
 
 _FIRST_SEED = 1_000_000
@@ -228,7 +229,7 @@ def _recorder(path: str | None) -> Any:
     if path is None:
         yield None
         return
-    from spreeze.workers.visualizer import ClipWriter, clip_stride  # loads the encoder only if a clip is wanted
+    from spreeze.workers.visualizer import ClipWriter  # loads the encoder only if a clip is wanted
 
     clip: ClipWriter | None = None
     step = 0

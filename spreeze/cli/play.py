@@ -29,8 +29,9 @@ from spreeze.machine.processes import close_in_time, no_child_left
 from spreeze.run_directory import refuse_links
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import EnvSpec
+from spreeze.workers.episodes.episode_redraw import clip_stride
 from spreeze.workers.episodes.lockstep import MAX_STEPS
-from spreeze.workers.visualizer import ClipWriter, clip_stride
+from spreeze.workers.visualizer import ClipWriter
 
 
 def build_parser() -> Parser:

@@ -377,6 +377,10 @@ class EvaluationConfig(Section):
         low=1,
         high=10**9,
     )
+    keep_episodes: int = setting(
+        60, "evaluations whose best, median and worst episode are kept for the page; 0: none", low=0, high=10_000
+    )
+    keep_episodes_mb: float = setting(100.0, "disk space of kept episodes", unit="MB", low=1, high=1e6)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,12 +54,21 @@ function smoothed(ys, keep) {
 const OUTLIERS = 0.02;  // share of the values on each side that may lie outside of a robust range
 const BOX_PX = 25;  // height of a drag from which it also zooms the vertical axis
 
+// A horizontal axis that charts share: where they are read, and the range that they show.
+class Axis {
+  constructor() { this.at = null; this.zoom = null; this.charts = new Set(); }
+  read(at) { if (at !== this.at) { this.at = at; this.touch(); } }
+  touch() { for (const chart of this.charts) chart.touch(); }
+}
+
 class Chart {
-  // div: where to draw. options: {height, xTitle, yRange, colours: () => {text, line, font, paint},
-  // view: () => {smooth, log, robust}, marks: () => [x of vertical lines]}.
+  // div: where to draw. options: {height, bottom, xTitle, yRange, colours: () => {text, line, font, paint},
+  // view: () => {smooth, log, robust}, marks: () => [x of vertical lines], axis: shared with other charts,
+  // onPick: (x) of a click, onRead: (rows, x) in place of a box with the values}.
   constructor(div, options) {
-    this.div = div; this.options = options; this.traces = []; this.zoom = null; this.zoomY = null; this.visible = false;
-    this.dirty = true; this.drag = null; this.pointer = null; this.draws = 0;
+    this.div = div; this.options = options; this.traces = []; this.zoomY = null; this.visible = false;
+    this.dirty = true; this.drag = null; this.draws = 0;
+    this.follow(options.axis ?? new Axis());
     div.style.position = "relative"; div.style.height = `${options.height}px`;
     this.canvas = div.appendChild(document.createElement("canvas"));
     this.canvas.style.cssText = "position:absolute;left:0;top:0;width:100%;height:100%;touch-action:pan-y;cursor:crosshair";
@@ -78,8 +87,15 @@ class Chart {
     cancelAnimationFrame(this.frame);
     this.sizes.disconnect(); this.sights.disconnect();
     this.div.replaceChildren();
+    this.axis.charts.delete(this);
     delete this.div.__chart;
   }
+
+  // Shares an axis with the charts that are on it.
+  follow(axis) { this.axis?.charts.delete(this); this.axis = axis; axis.charts.add(this); }
+
+  get zoom() { return this.axis.zoom; }
+  set zoom(range) { this.axis.zoom = range; this.axis.touch(); }
 
   // traces: [{name, colour, x, y, low?, high?, width?, dash?, dots?, faint?}]; null in y is a gap.
   show(traces) { this.traces = traces; this.touch(); }
@@ -140,7 +156,7 @@ class Chart {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
     const [x0, x1] = this.xRange(), [y0, y1] = this.yRange(x0, x1);
-    const left = MARGIN.left, right = width - MARGIN.right, top = MARGIN.top, bottom = height - MARGIN.bottom;
+    const left = MARGIN.left, right = width - MARGIN.right, top = MARGIN.top, bottom = height - (this.options.bottom ?? MARGIN.bottom);
     this.area = { left, right, top, bottom, x0, x1, y0, y1 };
     const atX = (x) => left + ((x - x0) / (x1 - x0)) * (right - left);
     const onAxis = this.log ? (y) => (y > 0 ? Math.log10(y) : -1e9) : (y) => y;
@@ -223,9 +239,8 @@ class Chart {
 
   // ---- reading and zooming --------------------------------------------------------------------
   hover(pen, look, atX, atY) {
-    const { left, right, top, bottom, x0, x1 } = this.area, at = this.pointer;
-    if (at === null || this.drag?.moved || at < left || at > right) { this.box.style.display = "none"; return; }
-    const wanted = x0 + ((at - left) / (right - left)) * (x1 - x0);
+    const { left, right, top, bottom, x0, x1 } = this.area, wanted = this.axis.at;
+    if (wanted === null || this.drag?.moved || wanted < x0 || wanted > x1) { this.box.style.display = "none"; this.options.onRead?.([]); return; }
     let nearest = null;
     const rows = [];
     for (const trace of this.traces) {
@@ -239,12 +254,14 @@ class Chart {
     const x = Math.round(atX(nearest)) + 0.5;
     pen.strokeStyle = look.text; pen.globalAlpha = 0.5; pen.beginPath(); pen.moveTo(x, top); pen.lineTo(x, bottom); pen.stroke(); pen.globalAlpha = 1;
     const lines = [`${shortText(nearest)} ${this.options.xTitle()}`];
+    this.options.onRead?.(rows);
     for (const [trace, i] of rows) {
       const between = trace.low && trace.low[i] !== null && trace.low[i] !== trace.high[i] ? ` (${shortText(trace.low[i])} .. ${shortText(trace.high[i])})` : "";
       lines.push(`${trace.name}: ${shortText(trace.y[i])}${between}`);
       if (trace.y[i] !== null) { pen.fillStyle = look.paint(trace.colour); pen.beginPath(); pen.arc(atX(trace.x[i]), atY(trace.y[i]), 3.2, 0, 6.3); pen.fill(); }
     }
     const text = lines.join("\n");
+    if (this.options.onRead) return;
     if (this.box.textContent !== text) this.box.textContent = text;
     this.box.style.display = "";
     if (x > (left + right) / 2) { this.box.style.left = ""; this.box.style.right = `${this.div.clientWidth - x + 10}px`; } else { this.box.style.right = ""; this.box.style.left = `${x + 10}px`; }
@@ -262,10 +279,14 @@ class Chart {
     this.canvas.setPointerCapture(event.pointerId);
   }
 
+  back(x) { const { left, right, x0, x1 } = this.area; return x0 + ((x - left) / (right - left)) * (x1 - x0); }
+
   pointermove(event) {
-    this.pointer = this.place(event);
+    if (!this.area) return;
+    const at = this.place(event);
+    if (!this.options.onRead || this.drag) this.axis.read(at < this.area.left || at > this.area.right ? null : this.back(at));
     if (this.drag) {
-      this.drag.to = this.inside(this.pointer); this.drag.toY = this.height(event);
+      this.drag.to = this.inside(at); this.drag.toY = this.height(event);
       this.drag.moved ||= Math.abs(this.drag.to - this.drag.from) > 5;
       this.drag.tall = Math.abs(this.drag.toY - this.drag.y) > BOX_PX;
     }
@@ -275,9 +296,9 @@ class Chart {
   pointerup() {
     const { drag, area } = this;
     this.drag = null;
+    if (drag && !drag.moved) this.options.onPick?.(this.back(drag.from), this);
     if (drag?.moved) {
-      const back = (x) => area.x0 + ((x - area.left) / (area.right - area.left)) * (area.x1 - area.x0);
-      this.zoom = [back(Math.min(drag.from, drag.to)), back(Math.max(drag.from, drag.to))];
+      this.zoom = [this.back(Math.min(drag.from, drag.to)), this.back(Math.max(drag.from, drag.to))];
       const rise = (y) => area.y0 + ((area.bottom - y) / (area.bottom - area.top)) * (area.y1 - area.y0);
       if (drag.tall && !this.log) this.zoomY = [rise(Math.max(drag.y, drag.toY)), rise(Math.min(drag.y, drag.toY))];
     }
@@ -285,6 +306,6 @@ class Chart {
   }
 
   pointercancel() { this.drag = null; this.touch(); }
-  pointerleave() { if (!this.drag) { this.pointer = null; this.touch(); } }
+  pointerleave() { if (!this.drag && !this.options.onRead) this.axis.read(null); }
   dblclick() { this.zoom = this.zoomY = null; this.touch(); }
 }

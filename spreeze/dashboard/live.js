@@ -34,7 +34,7 @@ class LivePage {
   constructor(host, data, changed) {
     this.host = host; this.data = data; this.dead = false; this.timers = {}; this.changed = changed; this.changedAt = 0;
     this.epoch = ""; this.since = 0; this.seen = 0; this.scores = ""; this.charts = new Map(); this.unit = { name: "s", by: 1 };
-    this.store = new Map(); this.pictureTag = "0"; this.pictureSeen = false;
+    this.time = new Axis(); this.store = new Map(); this.pictureTag = "0"; this.pictureSeen = false;
     this.abort = new AbortController();
     NS.made += 1; NS.live += 1; NS.run = data.run;
     this.build();
@@ -128,7 +128,7 @@ class LivePage {
     field("Smoothing", "range", "smooth", "weight of earlier values in a moving average; raw values stay visible");
     field("log scale", "checkbox", "log", "logarithmic vertical axis, if all values are positive");
     field("ignore outliers", "checkbox", "robust", "the vertical axis omits the outermost 2 % on each side");
-    make(box, "span", "sz-caption", "drag to zoom, double-click to reset");
+    make(box, "span", "sz-caption", "drag to zoom, double-click to reset; click on the return to see the episode");
   }
 
   remember(id, node) { this.text.set(id, [...(this.text.get(id) ?? []), node]); }
@@ -186,6 +186,7 @@ class LivePage {
     card.chart ??= new Chart(card.div, {
       height: card.spec.key === "return" ? 330 : 170, xTitle: () => this.axisTitle(card),
       yRange: card.spec.unit === "%" ? [0, 100] : null, colours: () => this.look, view: () => this.view,
+      axis: this.time, onPick: card === this.returnCard ? (x) => this.openEpisode(x) : undefined,
       marks: () => (card === this.returnCard && this.axis !== "t" ? [] : (this.marks ?? []).map((t) => t / this.unit.by)),
     });
     card.box.style.display = "";
@@ -214,6 +215,7 @@ class LivePage {
     this.abort.abort();
     this.sights?.disconnect();
     for (const card of this.charts.values()) card.chart?.dispose();
+    this.player?.dispose();
     NS.disposed += 1; NS.live -= 1;
   }
 
@@ -301,7 +303,7 @@ class LivePage {
     const end = news.next;
     const unit = end > 10800 ? { name: "h", by: 3600 } : end > 600 ? { name: "min", by: 60 } : { name: "s", by: 1 };
     const factor = this.unit.by / unit.by;
-    for (const card of this.charts.values()) if (card.chart?.zoom && (card !== this.returnCard || this.axis === "t")) card.chart.zoom = card.chart.zoom.map((x) => x * factor);
+    if (this.time?.zoom) this.time.zoom = this.time.zoom.map((x) => x * factor);
     this.unit = unit;
     this.evals = { t: [], s: [], u: [], y: [], lo: [], hi: [] };
     this.store.clear();
@@ -374,6 +376,12 @@ class LivePage {
     this.legend(this.returnCard, traces.toReversed());
   }
 
+  // What the agent did at a point of the return curve.
+  openEpisode(x) {
+    this.player ??= new EpisodePlayer(this.host, { base: this.data.base, run: this.data.run, colours: this.data.colours, look: () => this.look });
+    this.player.open(this.axis, this.axis === "t" ? x * this.unit.by : x);
+  }
+
   legend(card, traces) {
     const key = traces.map((trace) => trace.name).join();
     if (key === card.legendKey) return;
@@ -393,7 +401,7 @@ class LivePage {
   switchAxis(axis) {
     this.axis = axis;
     const { chart } = this.returnCard;
-    if (chart) chart.zoom = chart.zoomY = null;
+    if (chart) { chart.follow(axis === "t" ? this.time : new Axis()); chart.zoomY = null; }
     if (this.evals) this.showReturn();
   }
 
@@ -582,6 +590,7 @@ class LivePage {
     if (this.dead) return;
     this.look = this.colours();
     for (const card of this.charts.values()) card.chart?.touch();
+    this.player?.recolour();
     if (other) this.wake();
   }
 }

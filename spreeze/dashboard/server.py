@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spreeze.dashboard import control, live_api, navigation
+from spreeze.dashboard import control, episode_api, live_api, navigation
 from spreeze.dashboard.access import Guard, LoginTokens, is_page
 from spreeze.dashboard.components import prefix
 from spreeze.dashboard.run_data import run_path, runs_dir
@@ -58,6 +58,7 @@ def lifespan(tokens: LoginTokens) -> Callable[[st.App], AbstractAsyncContextMana
             yield None
         finally:
             tokens.close()
+            episode_api.end_drawing()
 
     return running
 
@@ -96,7 +97,7 @@ _PICTURE_POLL_S = 0.04
 
 def routes() -> list[Route]:
     base = prefix()
-    return [Route(f"{base}/api/live", live_api.live), Route(f"{base}/live.jpg", picture)]
+    return [Route(f"{base}/api/live", live_api.live), Route(f"{base}/live.jpg", picture), *episode_api.routes(base)]
 
 
 def address() -> str:

@@ -180,6 +180,10 @@ class Policy:
         finally:
             self._busy = False
 
+    def outputs(self, obs: np.ndarray) -> np.ndarray:
+        """Outputs [N, K] of a network without memory at obs [N, O]: logits, means or values; a new array."""
+        return self._forward(obs, ())[0].copy()
+
     @property
     def state_dim(self) -> int:
         """S: values of the state of one episode; 0 without memory."""

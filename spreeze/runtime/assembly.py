@@ -130,6 +130,7 @@ class Assembly(contextlib.ExitStack):
             "run_started_s": self.started_s,
             "previous_wall_s": self.plan.earlier.wall_s,
             "session": self.started_s,
+            "publishes_values": config.evaluation.enabled and config.evaluation.keep_episodes > 0,
         }
 
     def learner(self, group: int, job: Job, limit: RestartLimit | None = None) -> None:

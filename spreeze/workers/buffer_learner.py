@@ -25,6 +25,7 @@ from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import RolloutReader, Rollouts
 from spreeze.transport.weights import VersionedParameters, check_finite
 from spreeze.workers.context import WorkerContext
+from spreeze.workers.episodes.value_snapshot import Snapshot, value_snapshot
 from spreeze.workers.feeds import RestoredFeed, on_policy_algorithm, scheduled
 from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.learner import Learner
@@ -166,6 +167,9 @@ class BufferTrainer:
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
         arrays = self._average.policy_arrays()
         return lambda: arrays, {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
+
+    def value_snapshot(self) -> Snapshot | None:
+        return value_snapshot(self.algorithm, self.algorithm.return_scale)
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Tensors and JSON of a checkpoint; rollouts are collected again."""

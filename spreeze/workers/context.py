@@ -40,6 +40,11 @@ def open_weights(folder: Path) -> WeightsStore:
     return WeightsStore(folder / "weights")
 
 
+def open_values(folder: Path) -> WeightsStore:
+    """Values published beside the weights, for the episodes that the evaluator keeps."""
+    return WeightsStore(folder / "values")
+
+
 class WorkerContext:
     """A worker body's view of the run. None of its calls waits for another process."""
 

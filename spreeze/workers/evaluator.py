@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from spreeze.envs.task import Task, open_task
+from spreeze.envs.task import Task
 from spreeze.errors import SpreezeError, described
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
@@ -48,8 +48,10 @@ from spreeze.workers.context import (
     pause_s,
     write_error,
 )
+from spreeze.workers.episodes.episode_recorder import EpisodeRecorder
 from spreeze.workers.episodes.lockstep import (
     Episode,
+    OnStep,
     envs_at_once,
     fresh_seeds,
     new_task,
@@ -175,13 +177,14 @@ class Evaluation:
         self._tasks: list[Task] = []
         remove_unfinished(self._run_dir / "checkpoints")  # from an evaluator killed while writing
         self._best = BestPolicy(self._run_dir)
-        self.evaluations = 0
+        self._recorder = EpisodeRecorder(self._run_dir, job.spec, job.config, room=job.room)
+        self.evaluations = self._unrecorded = 0
         self._target_reached = job.target_return is None
         self.failures = 0
         """Attempts that failed as a whole, in a row."""
 
     def _make_task(self) -> Task:
-        return open_task(self._job.spec, whole_games=True)
+        return self._recorder.make_task()
 
     def lend(self, task: Task) -> None:
         """Has it play in this environment, which is another's, until that takes it back."""
@@ -209,7 +212,11 @@ class Evaluation:
         """
         self.prepare()
         seeds = self._seeds(weights, self._job.config.episodes, _FIRST, group)
-        episodes, lost = self._play(weights, seeds, whole_rounds=keep_partial)
+        recorder = self._recorder if self._recorder.wanted else None
+        if recorder is not None:
+            recorder.begin(weights, group)
+        on_step = None if recorder is None else recorder.on_step
+        episodes, lost = self._play(weights, seeds, whole_rounds=keep_partial, on_step=on_step)
         cut = len(seeds) - len(episodes) - lost
         if not episodes or (cut and not keep_partial):
             return None
@@ -226,7 +233,28 @@ class Evaluation:
         if record["whole"]:
             stats, record["target"] = self._check_target(_return_stats(episodes), weights, group)
             self._best.offer(Candidate(stats, weights.to_bytes(), record))
+        if recorder is not None:
+            self._keep_episodes(recorder, episodes, seeds, record, last=keep_partial)
         return record
+
+    def _keep_episodes(
+        self,
+        recorder: EpisodeRecorder,
+        episodes: Sequence[Episode],
+        seeds: Sequence[int],
+        record: Record,
+        *,
+        last: bool,
+    ) -> None:
+        """Writes what the page's player shows; a failure costs that alone."""
+        try:
+            if recorder.keep(episodes, seeds, record, tries=not last):
+                self.close()  # the next ones draw
+            self._unrecorded = 0
+        except Exception as error:
+            self._unrecorded += 1
+            if is_power_of_ten(self._unrecorded):
+                self._on_failure(f"episodes were not kept{in_a_row(self._unrecorded)}: {described(error)}"[:500])
 
     def _seeds(self, weights: Weights, count: int, purpose: int, *more: int) -> list[int]:
         return fresh_seeds(count, self._job.config.seed, *weights.order, purpose, *more)
@@ -267,7 +295,9 @@ class Evaluation:
                 break
         return stats
 
-    def _play(self, weights: Weights, seeds: Sequence[int], *, whole_rounds: bool = False) -> tuple[list[Episode], int]:
+    def _play(
+        self, weights: Weights, seeds: Sequence[int], *, whole_rounds: bool = False, on_step: OnStep | None = None
+    ) -> tuple[list[Episode], int]:
         """The finished episodes of these seeds, and the number lost to errors."""
         lost = 0
 
@@ -281,7 +311,7 @@ class Evaluation:
 
         policy = Policy.from_weights(weights.arrays, weights.meta)
         episodes = run_episodes(
-            self._make_task, policy.act, seeds, should_stop=self._should_stop, heartbeat=self._should_stop,
+            self._make_task, policy.act, seeds, on_step, self._should_stop, heartbeat=self._should_stop,
             tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec),
             whole_rounds=whole_rounds, room=self._job.room,
         )  # fmt: skip

@@ -47,6 +47,8 @@ class AnyLearnerJob(Job):
     previous_wall_s: float
     session: float
     """Tells this session from all others of the run."""
+    publishes_values: bool = False
+    """True if the values of its networks are published beside its policy, for recorded episodes."""
     publish_updates: int | None = None
     """Updates between two publications; None: they come by the clock."""
     wakeup: WakeupHandle | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
 from spreeze.transport.protocols import Arrays, ParameterPublisher
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.shared_memory import WAIT_S
-from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, open_weights
+from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, open_values, open_weights
+from spreeze.workers.episodes.value_snapshot import Snapshot
 from spreeze.workers.jobs import AnyLearnerJob
 from spreeze.workers.torch_devices import malloc_trim, resolve_device
 
@@ -34,6 +36,9 @@ class Trainer(Protocol):
 
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
         """The policy's arrays, which another thread may fetch later, and what is published with them."""
+
+    def value_snapshot(self) -> Snapshot | None:
+        """Values of the newest networks, as ``value_snapshot`` gives them."""
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """All that a resume needs: tensors and JSON."""
@@ -108,7 +113,8 @@ class Learner:
         self._context, self._job, self._feed, self._trainer = context, job, feed, feed.trainer
         self._weights = open_weights(Path(job.run_dir))
         self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", context.saving)
-        self._publisher = Publisher(self._weights, context.weights_published)
+        values = open_values(Path(job.run_dir)) if job.publishes_values else None
+        self._publisher = Publisher(self._weights, context.weights_published, values)
         self._epoch = 0  # rises with each start of the learner
         # Where workers take turns, all others would wait for the evaluation of a policy that has learned nothing.
         self._offered_updates = 0 if context.serial else -1  # updates of the last offered policy
@@ -203,7 +209,8 @@ class Learner:
         self._context.heartbeat(Phase.PUBLISH)
         arrays, meta = self._trainer.policy_snapshot()
         self._offered_updates = self._trainer.updates
-        self._publisher.offer(arrays, meta | self._now(), self._epoch, self._offered_updates)
+        values = self._trainer.value_snapshot() if self._job.publishes_values else None
+        self._publisher.offer(arrays, meta | self._now(), self._epoch, self._offered_updates, values)
         if self._job.publish_updates is not None:  # each is to be evaluated
             self._publisher.flush(_LAST_PUBLICATION_S)
         self._published_s = perf_counter()
@@ -268,6 +275,7 @@ class Offer(NamedTuple):
     meta: dict[str, Any]
     epoch: int
     version: int
+    values: Snapshot | None = None
 
 
 class Publisher:
@@ -276,11 +284,19 @@ class Publisher:
     At most one offer waits; a newer one replaces it.
     """
 
-    def __init__(self, store: ParameterPublisher, on_published: Callable[[], None] = lambda: None) -> None:
-        """``on_published`` is called in the helper thread when a new version is visible to readers."""
+    def __init__(
+        self,
+        store: ParameterPublisher,
+        on_published: Callable[[], None] = lambda: None,
+        values: ParameterPublisher | None = None,
+    ) -> None:
+        """``on_published`` is called in the helper thread when a new version is visible to readers.
+
+        ``values`` takes the values offered with a version; a failure there costs nothing else.
+        """
         self.version = -1
         """The newest version visible to readers; -1 before the first."""
-        self._store, self._on_published = store, on_published
+        self._store, self._on_published, self._values = store, on_published, values
         self._change = threading.Condition()
         self._waiting: Offer | None = None
         self._busy = self._closing = False
@@ -289,10 +305,17 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
 
-    def offer(self, arrays: Callable[[], Arrays], meta: dict[str, Any], epoch: int, version: int) -> None:
+    def offer(
+        self,
+        arrays: Callable[[], Arrays],
+        meta: dict[str, Any],
+        epoch: int,
+        version: int,
+        values: Snapshot | None = None,
+    ) -> None:
         """Hands over a version and returns at once; ``arrays`` is called in the helper thread."""
         with self._change:
-            self._waiting = Offer(arrays, meta, epoch, version)
+            self._waiting = Offer(arrays, meta, epoch, version, values)
             self._change.notify_all()
 
     def failures(self) -> list[str]:
@@ -323,6 +346,9 @@ class Publisher:
                     return
                 offer, self._waiting, self._busy = self._waiting, None, True
             failure: str | None = None
+            if self._values is not None and offer.values is not None:
+                with contextlib.suppress(Exception):  # first, so that whoever finds the weights finds them
+                    self._values.publish(offer.values[0](), offer.values[1], offer.epoch, offer.version)
             try:
                 self._store.publish(offer.arrays(), offer.meta, offer.epoch, offer.version)
                 self.version = offer.version

@@ -28,6 +28,7 @@ from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import LEARNER, ROLLOUTS, LearnerMemory, Rollouts
 from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.types import RolloutBatch
+from spreeze.workers.episodes.value_snapshot import Snapshot, value_snapshot
 
 Progress = Callable[[int], float]
 """Env steps of a learner -> share of the run that is over."""
@@ -195,6 +196,9 @@ class OnPolicyTrainer:
         """
         found, mixer = _found(self._memory.policies, self._rollouts.current), self.mixer
         return lambda: found.arrays if mixer is None else mixer.mean_policy(found.arrays), found.meta
+
+    def value_snapshot(self) -> Snapshot | None:
+        return value_snapshot(self.algorithm, self.algorithm.return_scale)
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Returns tensors and JSON from which a resume restarts this rollout."""

@@ -30,6 +30,7 @@ from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.protocols import BatchSource
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, SequenceBatch, TransitionBatch
+from spreeze.workers.episodes.value_snapshot import Snapshot, value_snapshot
 from spreeze.workers.gpu_replay import (
     CudaGraph,
     DeviceStream,
@@ -549,6 +550,9 @@ class ReplayTrainer:
             return with_exploring(averaged(), newest()) | scales
 
         return read, self._policy_meta()
+
+    def value_snapshot(self) -> Snapshot | None:
+        return value_snapshot(self.algorithm, self.return_scale)
 
     def exploring_policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """The weights that choose the actions of a sampler in the same process."""

@@ -26,6 +26,7 @@ from spreeze.metrics.table import Phase
 from spreeze.transport.files import remove_unfinished, replace_json
 from spreeze.transport.weights import Weights
 from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, pause_s
+from spreeze.workers.episodes.episode_redraw import clip_stride
 from spreeze.workers.evaluator import WeightsWatch
 from spreeze.workers.jobs import VisualizerJob
 
@@ -326,11 +327,6 @@ def fitted(frame: np.ndarray, height: int, width: int) -> np.ndarray:
         return np.asarray(ImageOps.pad(Image.fromarray(frame), (width, height)))
     rows, columns = (max(0, count) for count in more)
     return np.ascontiguousarray(np.pad(frame, ((0, rows), (0, columns), (0, 0)), mode="edge")[:height, :width])
-
-
-def clip_stride(render_fps: float, frames_per_s: float = 20.0) -> int:
-    """Env steps between two frames, so that a clip of about ``frames_per_s`` plays in real time."""
-    return max(1, round(render_fps / frames_per_s))
 
 
 def _temporary(path: Path) -> Path:

@@ -381,7 +381,7 @@ view.robust = false; view.log = true; const log = chart.yRange(0, 99);
 chart.zoomY = [1, 2]; const zoomed = chart.yRange(0, 99); chart.dblclick();
 view.log = false;
 chart.traces = [{ name: "b", colour: "", x: [0, 1, 2], y: [5, 5, 5], low: [5, 4, 5], high: [5, 6, 5] }];
-const hovered = [1, 390].map((at) => { chart.pointer = 52 + at * 0.8; chart.draw(); return chart.box.said; });
+const hovered = [0, 2].map((at) => { chart.axis.at = at; chart.draw(); return chart.box.said; });
 const smooth = smoothed([1, 3, null, 3], 0.5);
 console.log(JSON.stringify({ whole, robust, kept, log, zoomed, after: chart.zoomY, hovered, smooth }));
 """

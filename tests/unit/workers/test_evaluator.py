@@ -23,6 +23,7 @@ from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.workers import evaluator
 from spreeze.workers.best_policy import BestPolicy, Candidate, ReturnStats
 from spreeze.workers.context import WorkerContext
+from spreeze.workers.episodes import episode_recorder
 from spreeze.workers.episodes.lockstep import fresh_seeds, run_episodes, score
 from spreeze.workers.evaluator import (
     COLUMNS,
@@ -221,8 +222,8 @@ def test_environments_that_cannot_be_made_are_tried_again_for_ever(tmp_path, sto
             raise RuntimeError("no display")
         return open_task(spec, **kwargs)
 
-    open_task = evaluator.open_task
-    monkeypatch.setattr(evaluator, "open_task", refused)
+    open_task = episode_recorder.open_task
+    monkeypatch.setattr(episode_recorder, "open_task", refused)
     pauses = []
     publish(store, GOOD, 1)
     body = Running(job_of(tmp_path), pauses=pauses)
@@ -429,7 +430,7 @@ def test_a_second_evaluation_that_is_stopped_decides_nothing(tmp_path, monkeypat
 
 
 def test_a_sampler_plays_the_evaluations_in_its_own_environment_where_there_is_no_other(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(evaluator, "open_task", lambda *args, **more: pytest.fail("there can be no second one"))
+    monkeypatch.setattr(episode_recorder, "open_task", lambda *args, **more: pytest.fail("there can be no second one"))
     status, (read_fd, write_fd) = StatusTable.create(3), os.pipe()
     context = WorkerContext(Address("sampler"), status, 0, write_fd, tmp_path / "errors")
     own = make_task(FAULT, FAULT_MODULE)
@@ -457,7 +458,7 @@ def test_a_sampler_plays_the_evaluations_in_its_own_environment_where_there_is_n
 
 
 def test_the_last_evaluation_is_told_before_its_environments_are_closed(tmp_path, store, monkeypatch):
-    told, open_task = [], evaluator.open_task
+    told, open_task = [], episode_recorder.open_task
 
     def opened(*args, **more):
         task = open_task(*args, **more)
@@ -465,7 +466,7 @@ def test_the_last_evaluation_is_told_before_its_environments_are_closed(tmp_path
         monkeypatch.setattr(task, "close", lambda: (told.append("closed"), close()))
         return task
 
-    monkeypatch.setattr(evaluator, "open_task", opened)
+    monkeypatch.setattr(episode_recorder, "open_task", opened)
     publish(store, GOOD, 1)
     final_evaluation(job_of(tmp_path), 60.0, lambda record: told.append(record["version"]))
     assert told[0] == 1

@@ -1,0 +1,231 @@
+"""Data of the episode player: which evaluations have recorded episodes, the numbers of one, and its pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from spreeze.dashboard import control
+from spreeze.dashboard.live_api import HEADERS
+from spreeze.dashboard.run_data import run_path, runs_dir
+from spreeze.errors import RunError
+from spreeze.formatting import clean
+from spreeze.metrics.recorded_episodes import (
+    KINDS,
+    EvaluationKey,
+    RecordedEpisode,
+    discounted_returns,
+    frames_path,
+    is_term,
+    kept_evaluations,
+    marks_of,
+    read_frames,
+    read_recording,
+)
+from spreeze.run_directory import finite_number, is_alive, read_config, read_run
+
+_MOST_FRAME_BYTES = 1_000_000
+"""Pictures of one answer."""
+_DRAWERS = 2
+"""Processes that draw at a time; a further one ends the oldest."""
+_COLUMNS = 8
+"""Lines of one strip."""
+_drawing: dict[Path, subprocess.Popen[bytes]] = {}
+_lock = threading.Lock()
+
+
+def routes(base: str) -> list[Route]:
+    return [
+        Route(f"{base}/api/episodes", _answering(evaluations)),
+        Route(f"{base}/api/episode", _answering(episode)),
+        Route(f"{base}/api/episode/frames", frames),
+        Route(f"{base}/api/episode/draw", _answering(draw), methods=["POST"]),
+    ]
+
+
+def _answering(work: Callable[[Request], dict[str, Any]]) -> Callable[[Request], Response]:
+    """A route that answers with a JSON document, or with ``error`` for what is not there or damaged."""
+
+    def answer(request: Request) -> Response:
+        try:
+            text = json.dumps(work(request), separators=(",", ":"), allow_nan=False)
+        except (RunError, ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as error:
+            text = json.dumps({"error": clean(error)})
+        return Response(text, media_type="application/json", headers=HEADERS)
+
+    return answer
+
+
+def _asked(request: Request) -> tuple[Path, EvaluationKey, str]:
+    """Run directory, evaluation and kind of episode that a request names; a RunError if it names none."""
+    query = request.query_params
+    kind = query.get("kind", KINDS[0])
+    path, key = run_path(query.get("run", ""), runs_dir()), EvaluationKey.parse(query.get("evaluation", ""))
+    frames_path(path, key, kind)
+    return path, key, kind
+
+
+def evaluations(request: Request) -> dict[str, Any]:
+    """Evaluations of the run ``run`` with recorded episodes, as columns in the order of time."""
+    path = run_path(request.query_params.get("run", ""), runs_dir())
+    keys = kept_evaluations(path)
+    found = {
+        "id": [key.id for key in keys],
+        "t": [key.wall_s for key in keys],
+        "s": [key.env_steps for key in keys],
+        "u": [key.updates for key in keys],
+        "group": [key.group for key in keys],
+    }
+    return found | {"why": "" if keys else _why_none(path)}
+
+
+def _why_none(path: Path) -> str:
+    config = read_config(path).get("evaluation", {})
+    if config.get("enabled") is False:
+        return "This run does not evaluate its policy (evaluation.enabled = false), so there are no episodes."
+    if config.get("keep_episodes", 0) == 0:
+        return "This run keeps no episodes: start one with evaluation.keep_episodes above 0."
+    return "No episodes yet: the first ones come with the first evaluation."
+
+
+def episode(request: Request) -> dict[str, Any]:
+    """The numbers of one recorded episode, in strips of lines, with sentences on it."""
+    path, key, kind = _asked(request)
+    recording = read_recording(path, key)
+    chosen, facts = recording.of_kind(kind), recording.facts
+    gamma = _gamma(path)
+    return {
+        "id": key.id,
+        "wall_s": key.wall_s,
+        "env_steps": key.env_steps,
+        "updates": key.updates,
+        "group": key.group,
+        "played": finite_number(facts.get("played")),
+        "return_mean": finite_number(facts.get("return_mean")),
+        "kind": kind,
+        "kinds": [
+            {"kind": name, "return": _finite(each.episode_return), "length": each.length}
+            for name in KINDS
+            for each in recording.episodes
+            if name in each.kinds
+        ],
+        "seed": chosen.seed,
+        "length": chosen.length,
+        "fps": finite_number(facts.get("fps"), 1e4, 1e-2) or 30.0,
+        "marks": [{"text": clean(mark.text, 300), "step": mark.step} for mark in marks_of(chosen, facts, gamma)],
+        "strips": _strips(chosen, facts, gamma),
+        "note": clean(facts.get("note") or "", 300),
+        "drawable": facts.get("repeats") is not False,
+        "frames": chosen.kinds[0],
+        "drawn": frames_path(path, key, chosen.kinds[0]).is_file(),
+    }
+
+
+def _gamma(path: Path) -> float | None:
+    """The discount factor of a run's algorithm; None if unknown."""
+    found = read_config(path).get(str(read_run(path).get("algo")), {}).get("gamma")
+    return finite_number(found, 1.0, 0.0)
+
+
+def _strips(chosen: RecordedEpisode, facts: Any, gamma: float | None) -> list[dict[str, Any]]:
+    """Reward and its terms, value and return, actions, observations, other numbers; step 0 is the reset."""
+    info = list(zip(_names(facts, "info"), chosen.info.T, strict=False))
+    terms = [(name, column) for name, column in info if is_term(name)]
+    others = [(name, column) for name, column in info if not is_term(name)]
+    values = [] if gamma is None else [("discounted return that came", discounted_returns(chosen.reward, gamma))]
+    values += [("value", chosen.value)] if len(chosen.value) else []
+    return [
+        strip
+        for strip in (
+            _strip("Reward", [("reward", chosen.reward), *terms], 1),
+            _strip("Value and return", values[::-1], 1),
+            _strip("Action", list(zip(_names(facts, "actions"), chosen.action.T, strict=False)), 1),
+            _strip("Observation", list(zip(_names(facts, "obs"), chosen.obs.T, strict=False)), 0),
+            _strip("Other numbers of info", others, 1),
+        )
+        if strip["lines"]
+    ]
+
+
+def _strip(title: str, lines: Sequence[tuple[str, np.ndarray]], first: int) -> dict[str, Any]:
+    return {
+        "title": title,
+        "first": first,
+        "most": _COLUMNS,
+        "lines": [{"name": clean(name, 60), "y": [_finite(value) for value in column]} for name, column in lines],
+    }
+
+
+def _names(facts: Any, name: str) -> list[str]:
+    found = facts.get(name)
+    return [str(text) for text in found] if isinstance(found, list) else []
+
+
+def _finite(value: float) -> float | None:
+    """A number with five digits, which halves the length of the answer."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def frames(request: Request) -> Response:
+    """Pictures of an episode from the byte ``from`` on, as far as they are drawn.
+
+    ``X-Done`` says whether these are the last ones, and ``X-Drawing`` whether a process makes more.
+    """
+    try:
+        path, key, kind = _asked(request)
+        offset = max(0, int(request.query_params.get("from", 0)))
+        data, done = read_frames(frames_path(path, key, kind), offset, _MOST_FRAME_BYTES)
+    except (RunError, ValueError, OverflowError) as error:
+        return Response(clean(error), 404, media_type="text/plain", headers=HEADERS)
+    with _lock:
+        process = _drawing.get(frames_path(path, key, kind))
+        busy = process is not None and process.poll() is None
+    headers = {**HEADERS, "X-Done": str(int(done)), "X-Drawing": str(int(busy))}
+    return Response(data, media_type="application/octet-stream", headers=headers)
+
+
+def draw(request: Request) -> dict[str, Any]:
+    """Starts a process that draws an episode again, if nobody has.
+
+    A run directory may come from anywhere, so the module that an ended run names is imported only if ``trust`` does.
+    """
+    path, key, kind = _asked(request)
+    place = frames_path(path, key, read_recording(path, key).of_kind(kind).kinds[0])
+    if place.is_file():
+        return {"state": "drawn"}
+    module = control.imported_by(path)
+    if module is not None and not is_alive(path) and request.query_params.get("trust") != module:
+        return {"state": "untrusted", "module": clean(module)}
+    command = [sys.executable, "-m", "spreeze.workers.episodes.episode_redraw", str(path), key.id, kind]
+    with _lock:
+        for known in [known for known, process in _drawing.items() if process.poll() is not None]:
+            del _drawing[known]
+        if place not in _drawing:
+            while len(_drawing) >= _DRAWERS:
+                _end(_drawing.pop(next(iter(_drawing))))
+            quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            _drawing[place] = subprocess.Popen(command, env=control.environment(), start_new_session=True, **quiet)
+    return {"state": "drawing"}
+
+
+def end_drawing() -> None:
+    """Ends the processes that draw; nobody can look any more."""
+    with _lock:
+        while _drawing:
+            _end(_drawing.popitem()[1])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()  # what it has drawn is drawn anew
+    process.wait()

@@ -1,0 +1,312 @@
+// The episode player: pictures of one recorded episode beside its numbers, all read at one env step. A click on a curve
+// opens it; pictures that nobody has drawn yet are drawn meanwhile and shown as they come.
+const FRAME_HEAD = 8, NOTE_STEP = 2 ** 32 - 1, DRAW_POLL_MS = 120, STRIP_PX = 104;
+
+class EpisodePlayer {
+  // host: whose look it shares. base: address of the server. colours: lines. look: () => colours of charts.
+  constructor(host, { base, run, colours, look }) {
+    this.host = host; this.base = base; this.run = run; this.colours = colours; this.look = look;
+    this.axis = new Axis(); this.strips = []; this.kind = "worst"; this.dead = false; this.asked = 0;
+    this.build();
+  }
+
+  // ---- building -------------------------------------------------------------------------------
+  build() {
+    const box = (this.box = make(this.host, "dialog", "sz-player"));
+    box.setAttribute("aria-label", "recorded episode");
+    const head = make(box, "div", "sz-player-head");
+    this.title = make(head, "div", "sz-title", "Episode");
+    this.button(head, "\u2039", "earlier evaluation", () => this.turn(-1));
+    this.button(head, "\u203a", "later evaluation", () => this.turn(1));
+    this.kinds = {};
+    const kinds = make(head, "div", "sz-player-kinds");
+    for (const kind of ["best", "median", "worst"]) this.kinds[kind] = this.button(kinds, kind, `the ${kind} episode of this evaluation`, () => { this.kind = kind; this.show(this.id); });
+    this.button(head, "\u00d7", "close", () => box.close());
+    const body = make(box, "div", "sz-player-body");
+    const left = make(body, "div", "sz-player-left");
+    this.picture = make(left, "canvas", "sz-player-picture");
+    this.picture.setAttribute("role", "img");
+    this.caption = make(left, "div", "sz-caption");
+    this.caption.setAttribute("aria-live", "polite");
+    this.allow = make(left, "button", "sz-button"); this.allow.hidden = true;
+    const bar = make(left, "div", "sz-player-bar");
+    this.toggle = this.button(bar, "Play", "play or pause (space)", () => this.play(!this.playing));
+    this.slider = make(bar, "input", "");
+    this.slider.type = "range"; this.slider.min = 0; this.slider.step = 1; this.slider.setAttribute("aria-label", "env step");
+    this.slider.oninput = () => this.go(Number(this.slider.value));
+    this.speed = make(bar, "select", "sz-select");
+    this.speed.title = "speed";
+    for (const speed of [0.25, 0.5, 1, 2, 4]) { const option = make(this.speed, "option", "", `${speed}\u00d7`); option.value = speed; }
+    this.speed.value = 1;
+    this.step = make(left, "div", "sz-strong", "");
+    this.marks = make(left, "div", "sz-player-marks");
+    this.right = make(body, "div", "sz-player-right");
+    box.addEventListener("keydown", (event) => this.key(event));
+    box.addEventListener("close", () => this.leave());
+    box.addEventListener("click", (event) => { if (event.target === box) box.close(); });
+  }
+
+  button(parent, text, title, act) {
+    const node = make(parent, "button", "sz-button", text);
+    node.type = "button"; node.title = title; node.setAttribute("aria-label", title); node.onclick = act;
+    return node;
+  }
+
+  key(event) {
+    const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (event.target.tagName === "SELECT") return;
+    if (event.key === " " && event.target.tagName !== "BUTTON") this.play(!this.playing);
+    else if (steps !== undefined) { this.play(false); this.go(this.at + steps * (event.shiftKey ? 10 : 1)); }
+    else if (event.key === "PageUp") this.turn(-1);
+    else if (event.key === "PageDown") this.turn(1);
+    else return;
+    event.preventDefault();
+  }
+
+  // ---- which episode --------------------------------------------------------------------------
+  async ask(path, query, options = {}) {
+    const reply = await fetch(`${this.base}/api/${path}?${new URLSearchParams({ run: this.run, ...query })}`, { signal: this.abort?.signal, cache: "no-store", ...options });
+    const found = await reply.json();
+    if (found.error) throw new Error(found.error);
+    return found;
+  }
+
+  // Opens the recorded evaluation nearest to x of `axis`: t, s or u (wall time, env steps or updates).
+  async open(axis, x, group) {
+    this.opened = performance.now(); this.group = group;
+    this.abort ??= new AbortController();
+    if (!this.box.open) this.box.showModal();
+    this.clear("Loading ...");
+    try {
+      this.list = await this.ask("episodes", {});
+      const rows = this.list.id.map((_, i) => i).filter((i) => group === undefined || this.list.group[i] === group);
+      if (!rows.length) { this.title.textContent = "No recorded episodes"; this.caption.textContent = this.list.why || "This learner has none yet."; return; }
+      const nearest = rows.reduce((best, i) => (Math.abs(this.list[axis][i] - x) < Math.abs(this.list[axis][best] - x) ? i : best), rows[0]);
+      await this.show(this.list.id[nearest]);
+    } catch (error) { this.failed(error); }
+  }
+
+  turn(by) {
+    const found = this.list?.id.indexOf(this.id) ?? -1;
+    const next = found < 0 ? undefined : this.list.id[found + by];
+    if (next) this.show(next);
+  }
+
+  async show(id) {
+    const asked = ++this.asked;
+    this.id = id;
+    this.abort.abort(); this.abort = new AbortController();
+    try {
+      const found = await this.ask("episode", { evaluation: id, kind: this.kind });
+      if (asked !== this.asked || this.dead) return;
+      this.take(found);
+      this.draw(asked);
+    } catch (error) { this.failed(error); }
+  }
+
+  failed(error) {
+    if (this.dead || error.name === "AbortError") return;
+    this.clear(error.message);
+  }
+
+  clear(text) {
+    this.frames = []; this.painted = undefined; this.note = null; this.episode = null; this.play(false);
+    this.picture.style.display = "none"; this.caption.textContent = text; this.allow.hidden = true;
+    this.marks.replaceChildren(); this.step.textContent = "";
+  }
+
+  // ---- numbers --------------------------------------------------------------------------------
+  take(found) {
+    this.clear("");
+    this.episode = found;
+    const minutes = Math.floor(found.wall_s / 60), seconds = String(Math.floor(found.wall_s % 60)).padStart(2, "0");
+    this.title.textContent = `Evaluation at ${minutes}:${seconds} min, ${shortText(found.updates)} updates: mean return ${shortText(found.return_mean)} of ${found.played} episodes`;
+    for (const [kind, node] of Object.entries(this.kinds)) {
+      const one = found.kinds.find((each) => each.kind === kind);
+      node.textContent = one ? `${kind} ${shortText(one.return)}` : kind;
+      node.disabled = !one;
+      node.setAttribute("aria-pressed", String(kind === found.kind));
+    }
+    this.slider.max = found.length;
+    for (const mark of found.marks) {
+      const line = make(this.marks, mark.step === null ? "div" : "button", mark.step === null ? "" : "sz-link", mark.text);
+      if (mark.step !== null) line.onclick = () => { this.play(false); this.go(mark.step); };
+    }
+    this.axis.zoom = null;
+    found.strips.forEach((strip, i) => this.strip(strip, i, i === found.strips.length - 1));
+    for (const extra of this.strips.splice(found.strips.length)) { extra.chart.dispose(); extra.box.remove(); }
+    this.go(0);
+    this.play(true);
+    NS.player = { id: this.id, kind: found.kind, numbers_ms: performance.now() - this.opened };
+  }
+
+  // A chart of some of a strip's lines; the values at the cursor stand beside their names.
+  strip(found, place, last) {
+    let strip = this.strips[place];
+    if (!strip) {
+      const box = make(this.right, "div", "sz-player-strip");
+      strip = this.strips[place] = { box, head: make(box, "div", "sz-head"), keys: make(box, "div", "sz-keys"), from: 0 };
+      strip.name = make(strip.head, "div", "sz-title");
+      strip.menu = make(strip.head, "select", "sz-select");
+      const div = make(box, "div", "sz-plot");
+      strip.chart = new Chart(div, {
+        height: STRIP_PX, bottom: 18, xTitle: () => "", yRange: null, colours: this.look, axis: this.axis, marks: () => this.episode?.marks.filter((mark) => mark.step > 0).map((mark) => mark.step) ?? [],
+        onPick: (x) => { this.play(false); this.go(Math.round(x)); }, onRead: (rows) => this.read(strip, rows),
+      });
+      strip.menu.onchange = () => { strip.from = Number(strip.menu.value); this.lines(strip); };
+    }
+    strip.found = found;
+    strip.name.textContent = found.title;
+    const pages = Math.ceil(found.lines.length / found.most);
+    if (strip.menu.length !== pages) {
+      strip.menu.replaceChildren(); strip.from = 0;
+      for (let page = 0; page < pages; page++) make(strip.menu, "option", "", `${page * found.most} to ${Math.min(found.lines.length, (page + 1) * found.most) - 1}`).value = page * found.most;
+    }
+    strip.menu.hidden = pages < 2;
+    strip.chart.options.bottom = last ? 34 : 18; strip.chart.options.xTitle = () => (last ? "env step" : "");
+    strip.chart.div.style.height = `${STRIP_PX + (last ? 16 : 0)}px`;
+    this.lines(strip);
+  }
+
+  lines(strip) {
+    const { lines, first, most } = strip.found, chosen = lines.slice(strip.from, strip.from + most);
+    strip.keys.replaceChildren();
+    strip.values = new Map();
+    const many = [...this.colours, "#999999", "#F0E442"];
+    const traces = chosen.map((line, i) => {
+      const item = make(strip.keys, "span", ""), colour = many[i % many.length];
+      make(item, "i", "").style.background = this.look().paint(colour);
+      make(item, "span", "", `${line.name} `);
+      const y = first ? [null, ...line.y] : line.y;  // step 0 is the reset
+      const trace = { name: line.name, colour, width: 1.3, x: y.map((_, k) => k), y };
+      strip.values.set(trace.name, make(item, "span", "sz-strong", ""));
+      return trace;
+    });
+    strip.chart.show(traces);
+  }
+
+  read(strip, rows) {
+    for (const [trace, i] of rows) {
+      const node = strip.values?.get(trace.name), text = shortText(trace.y[i]);
+      if (node && node.textContent !== text) node.textContent = text;
+    }
+  }
+
+  // ---- time -----------------------------------------------------------------------------------
+  go(step) {
+    const last = this.episode?.length ?? 0;
+    this.at = Math.max(0, Math.min(last, step));
+    const whole = Math.floor(this.at);
+    this.axis.read(whole);
+    if (Number(this.slider.value) !== whole) this.slider.value = whole;
+    const text = this.episode ? `step ${whole} of ${last}` : "";
+    if (this.step.textContent !== text) this.step.textContent = text;
+    this.paint();
+  }
+
+  play(on) {
+    this.playing = on && !!this.episode;
+    this.toggle.textContent = this.playing ? "Pause" : "Play";
+    cancelAnimationFrame(this.ticking);
+    if (!this.playing) return;
+    if (this.at >= this.episode.length) this.go(0);
+    let before = performance.now();
+    const tick = (now) => {
+      if (!this.playing || this.dead) return;
+      const most = this.waiting ? (this.frames.at(-1)?.step ?? 0) : Infinity;  // pictures that are being drawn lead
+      const next = Math.min(most, this.at + (Math.min(250, now - before) / 1000) * this.episode.fps * Number(this.speed.value));
+      before = now;
+      if (next > this.at) this.go(next);
+      if (this.at >= this.episode.length) { this.play(false); return; }
+      this.ticking = requestAnimationFrame(tick);
+    };
+    this.ticking = requestAnimationFrame(tick);
+  }
+
+  // ---- pictures -------------------------------------------------------------------------------
+  // Fetches the pictures as they come; asks for them to be drawn where nobody has.
+  async draw(asked, trust) {
+    const query = { evaluation: this.id, kind: this.episode.frames }, { signal } = this.abort;
+    this.waiting = true;
+    let from = 0, idle = 0, rest = new Uint8Array(0);
+    try {
+      if (!this.episode.drawn) {
+        if (!this.episode.drawable) { this.noPicture(this.episode.note || "No pictures: this environment does not repeat, and they were not drawn while it was played."); return; }
+        const { state, module } = await this.ask("episode/draw", trust ? { ...query, trust } : query, { method: "POST" });
+        if (state === "untrusted") { this.untrusted(asked, module); return; }
+        this.caption.textContent = "drawing ...";
+      }
+      while (asked === this.asked && !this.dead) {
+        const reply = await fetch(`${this.base}/api/episode/frames?${new URLSearchParams({ run: this.run, ...query, from })}`, { signal, cache: "no-store" });
+        if (!reply.ok) throw new Error(await reply.text());
+        const bytes = new Uint8Array(await reply.arrayBuffer());
+        from += bytes.length;
+        const all = new Uint8Array(rest.length + bytes.length);
+        all.set(rest); all.set(bytes, rest.length);
+        rest = this.cut(all);
+        if (reply.headers.get("X-Done") === "1") break;
+        idle = bytes.length || reply.headers.get("X-Drawing") === "1" ? 0 : idle + 1;
+        if (idle > 8) throw new Error("the process that draws ended early");
+        if (!this.note) this.caption.textContent = this.frames.length ? `drawing: ${Math.round((100 * this.frames.at(-1).step) / this.episode.length)} %` : "drawing ...";
+        if (bytes.length < 900000) await new Promise((done) => setTimeout(done, DRAW_POLL_MS));
+      }
+      if (asked !== this.asked) return;
+      this.caption.textContent = this.note ?? "";
+    } catch (error) {
+      if (asked === this.asked && error.name !== "AbortError") this.noPicture(`No pictures: ${error.message}`);
+    } finally { if (asked === this.asked) this.waiting = false; }
+  }
+
+  noPicture(text) { this.caption.textContent = text; this.waiting = false; }
+
+  // The code of a run's own module runs only if whoever looks wants that.
+  untrusted(asked, module) {
+    this.noPicture(`Pictures need the module ${module}, whose code would run on this machine.`);
+    this.allow.textContent = `Trust ${module} and draw`;
+    this.allow.hidden = false;
+    this.allow.onclick = () => { this.allow.hidden = true; this.draw(asked, module); };
+  }
+
+  // Takes the whole records of some bytes; returns what is left.
+  cut(bytes) {
+    const view = new DataView(bytes.buffer);
+    let start = 0;
+    while (start + FRAME_HEAD <= bytes.length) {
+      const step = view.getUint32(start, true), end = start + FRAME_HEAD + view.getUint32(start + 4, true);
+      if (end > bytes.length) break;
+      const data = bytes.subarray(start + FRAME_HEAD, end);
+      if (step === NOTE_STEP) this.note = new TextDecoder().decode(data); else this.frames.push({ step, blob: new Blob([data], { type: "image/jpeg" }) });
+      start = end;
+    }
+    this.paint();
+    return bytes.slice(start);
+  }
+
+  // Shows the newest picture at the cursor, one at a time.
+  async paint() {
+    if (this.painting || !this.frames?.length) return;
+    let low = 0, high = this.frames.length;
+    while (low < high) { const middle = (low + high) >> 1; if (this.frames[middle].step <= this.at) low = middle + 1; else high = middle; }
+    const frame = this.frames[Math.max(0, low - 1)];
+    if (frame === this.painted) return;
+    this.painting = true;
+    try {
+      const bitmap = await createImageBitmap(frame.blob);
+      if (this.dead || !this.frames.includes(frame)) { bitmap.close(); return; }
+      if (this.picture.width !== bitmap.width || this.picture.height !== bitmap.height) { this.picture.width = bitmap.width; this.picture.height = bitmap.height; }
+      this.picture.getContext("2d").drawImage(bitmap, 0, 0);
+      bitmap.close();
+      this.picture.style.display = "";
+      this.picture.setAttribute("aria-label", `the agent after ${frame.step} env steps`);
+      this.painted = frame;
+      if (NS.player) { NS.player.shown_step = frame.step; NS.player.pictures = (NS.player.pictures ?? 0) + 1; if (NS.player.pictures === 2) NS.player.moving_ms = performance.now() - this.opened; }
+    } catch { /* a damaged picture: the next one may be whole */ this.painted = frame; } finally { this.painting = false; }
+    if (!this.dead && this.frames.length && this.playing) this.paint();
+  }
+
+  recolour() { for (const { chart, found } of this.strips) if (found) chart.touch(); }
+
+  leave() { this.play(false); this.asked += 1; this.abort?.abort(); this.abort = null; }
+
+  dispose() { this.dead = true; this.leave(); for (const { chart } of this.strips) chart.dispose(); this.box.remove(); }
+}

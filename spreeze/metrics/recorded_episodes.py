@@ -1,0 +1,365 @@
+"""Episodes that evaluations leave in a run directory: numbers of each env step, pictures, and sentences on both.
+
+``episodes/ID.npz`` holds the best, the median and the worst episode of one evaluation, ``episodes/ID-KIND.frames`` the
+pictures of one, by the first of its kinds. An ID is the evaluation's place: wall time [ms], env steps, updates and
+group. A file may come from anywhere: what is read is bounded, and nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import re
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spreeze.errors import RunError, refuse_newer
+from spreeze.formatting import number
+from spreeze.run_directory import finite_number
+
+FOLDER = "episodes"
+FORMAT = 1
+KINDS = ("best", "median", "worst")
+FRAMES, UNFINISHED = ".frames", ".drawing"
+"""Ends of the names of pictures, and of those that are being drawn."""
+MOST_FRAME_BYTES = 64_000_000
+"""Length of one episode's pictures."""
+_MOST_BYTES = 128_000_000
+_NAME = re.compile(r"e(\d{1,13})-(\d{1,16})-(\d{1,16})-(\d{1,4})")
+_FRAME = struct.Struct("<II")
+NOTE = 2**32 - 1
+"""In place of a frame's env step: its bytes are a sentence on the pictures."""
+_AT_BOUND = 0.01
+"""An action is at its bound within this share of the range."""
+_OFTEN, _NEARLY_ALWAYS = 0.2, 0.9
+_OUTLIER = 4.0  # deviations from the mean of the steps' rewards
+
+
+class EvaluationKey(NamedTuple):
+    """Place of an evaluation in its run: that of the weights when they were published."""
+
+    wall_s: float
+    env_steps: int
+    updates: int
+    group: int = 0
+
+    @property
+    def id(self) -> str:
+        return f"e{round(1e3 * self.wall_s)}-{self.env_steps}-{self.updates}-{self.group}"
+
+    @classmethod
+    def parse(cls, text: str) -> EvaluationKey:
+        """The key with this ID.
+
+        Raises:
+            RunError: it is none, so no part of a path either.
+        """
+        found = _NAME.fullmatch(text)
+        if found is None:
+            raise RunError(f"'{text[:40]}' names no recorded evaluation; expected the form e1000-200-100-0")
+        wall_ms, env_steps, updates, group = map(int, found.groups())
+        return cls(wall_ms / 1e3, env_steps, updates, group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedEpisode:
+    """One episode of T env steps."""
+
+    seed: int
+    episode_return: float
+    terminated: bool
+    success: bool | None
+    reward: np.ndarray
+    """float64 [T]"""
+    action: np.ndarray
+    """float32 [T, A], as the environment took them."""
+    obs: np.ndarray
+    """float32 [T + 1, O]: after the reset and each env step; the first columns of a wide one, none of an image."""
+    info: np.ndarray
+    """float32 [T, K], NaN where a step did not tell."""
+    value: np.ndarray
+    """float32 [T], the critic's value of the state that each action was chosen in; empty where unknown."""
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def length(self) -> int:
+        return len(self.reward)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Episodes that are kept of one evaluation."""
+
+    key: EvaluationKey
+    facts: Mapping[str, Any]
+    """``return_mean``, ``return_std``, ``played``, ``env_id``, ``fps``, ``limit``, and ``names`` and bounds of actions,
+    observations and numbers of ``info``."""
+    episodes: tuple[RecordedEpisode, ...]
+
+    def of_kind(self, kind: str) -> RecordedEpisode:
+        """The best, median or worst episode.
+
+        Raises:
+            RunError: there is none.
+        """
+        for episode in self.episodes:
+            if kind in episode.kinds:
+                return episode
+        raise RunError(f"evaluation {self.key.id} has no {kind[:20]} episode; there are {', '.join(KINDS)}")
+
+
+_COLUMNS = ("reward", "action", "obs", "info", "value")
+
+
+def packed(recording: Recording) -> bytes:
+    """The bytes of a recording's file."""
+    arrays: dict[str, np.ndarray] = {}
+    episodes = []
+    for place, each in enumerate(recording.episodes):
+        arrays |= {f"{place}.{name}": getattr(each, name) for name in _COLUMNS}
+        episodes.append(
+            {
+                "seed": each.seed,
+                "return": each.episode_return,
+                "terminated": each.terminated,
+                "success": each.success,
+                "kinds": each.kinds,
+            }
+        )
+    facts = json.dumps({**recording.facts, "format": FORMAT, "episodes": episodes})
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, facts=np.frombuffer(facts.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def read_recording(run_dir: Path, key: EvaluationKey) -> Recording:
+    """The recording of an evaluation.
+
+    Raises:
+        RunError: there is none, or it is damaged, too large, or of a newer version.
+    """
+    path = run_dir / FOLDER / f"{key.id}.npz"
+    try:
+        with _opened(path) as file:
+            with zipfile.ZipFile(file) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > _MOST_BYTES:
+                raise RunError(f"{path} unpacks to {size} bytes, more than {_MOST_BYTES}: it is no recording")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                facts = json.loads(arrays["facts"].tobytes())
+                refuse_newer(facts.get("format"), FORMAT, path, RunError)
+                told = facts.pop("episodes")[: len(KINDS)]
+                episodes = tuple(_episode(place, one, arrays) for place, one in enumerate(told))
+    except FileNotFoundError:
+        raise RunError(f"{key.id} is not kept: evaluation.keep_episodes bounds how many evaluations are") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError) as error:
+        raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    return Recording(key=key, facts=facts, episodes=episodes)
+
+
+def _opened(path: Path) -> Any:
+    """A file below a run directory; links lead elsewhere and are refused."""
+    if path.parent.is_symlink():
+        raise RunError(f"{path.parent} is a symbolic link")
+    return open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb")
+
+
+def _episode(place: int, told: Mapping[str, Any], arrays: Any) -> RecordedEpisode:
+    columns = {name: np.asarray(arrays[f"{place}.{name}"]) for name in _COLUMNS}
+    steps = len(columns["reward"])
+    for name, array in columns.items():
+        dims, rows = (1 if name in ("reward", "value") else 2), steps + (name == "obs")
+        if array.dtype.kind != "f" or array.ndim != dims or len(array) not in (rows, 0 if name == "value" else rows):
+            raise ValueError(f"{name} has shape {array.shape} and type {array.dtype} in an episode of {steps} steps")
+    return RecordedEpisode(
+        seed=int(told["seed"]),
+        episode_return=float(told["return"]),
+        terminated=bool(told["terminated"]),
+        success=None if told["success"] is None else bool(told["success"]),
+        kinds=tuple(kind for kind in KINDS if kind in told["kinds"]),
+        **columns,
+    )
+
+
+def kept_evaluations(run_dir: Path) -> list[EvaluationKey]:
+    """The evaluations with recorded episodes, in the order of their time."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(run_dir / FOLDER):
+            stem, end = os.path.splitext(entry.name)
+            if end == ".npz" and _NAME.fullmatch(stem):
+                found.append(EvaluationKey.parse(stem))
+    return sorted(found)
+
+
+def prune(run_dir: Path, most: int, most_bytes: float) -> None:
+    """Deletes what is too much: first the oldest pictures, then the evaluations that have the closest neighbours.
+
+    The first and the newest evaluation stay, so what is left covers the whole run.
+    """
+    keys, folder = kept_evaluations(run_dir), run_dir / FOLDER
+    pictures = sorted((_age_and_size(path), path) for path in folder.glob(f"e*{FRAMES}"))
+    sizes = {key: _age_and_size(folder / f"{key.id}.npz")[1] for key in keys}
+    total = sum(sizes.values()) + sum(size for (_, size), _ in pictures)
+    for (_, size), path in pictures:
+        if total <= most_bytes:
+            break
+        path.unlink(missing_ok=True)
+        total -= size
+    while len(keys) > 2 and (len(keys) > most or total > most_bytes):
+        gaps = [after.wall_s - before.wall_s for before, after in zip(keys, keys[2:], strict=False)]
+        key = keys.pop(1 + gaps.index(min(gaps)))
+        total -= sizes[key]
+        for path in [folder / f"{key.id}.npz", *folder.glob(f"{key.id}-*")]:
+            path.unlink(missing_ok=True)
+
+
+def _age_and_size(path: Path) -> tuple[float, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0.0, 0
+    return status.st_mtime, status.st_size
+
+
+# --- pictures ---
+
+
+def frame_record(step: int, data: bytes) -> bytes:
+    """One picture, JPEG after ``step`` env steps, as a file of pictures has it; with ``NOTE`` a sentence."""
+    return _FRAME.pack(step, len(data)) + data
+
+
+def frame_records(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """(env steps, JPEG) of the whole records in ``data``."""
+    start = 0
+    while start + _FRAME.size <= len(data):
+        step, length = _FRAME.unpack_from(data, start)
+        start += _FRAME.size
+        if start + length > len(data):
+            return
+        yield step, data[start : start + length]
+        start += length
+
+
+def frames_path(run_dir: Path, key: EvaluationKey, kind: str) -> Path:
+    """Where the pictures of an episode are, or will be.
+
+    Raises:
+        RunError: an unknown kind.
+    """
+    if kind not in KINDS:
+        raise RunError(f"'{kind[:20]}' is no kind of episode; there are {', '.join(KINDS)}")
+    return run_dir / FOLDER / f"{key.id}-{kind}{FRAMES}"
+
+
+def read_frames(path: Path, offset: int, most: int) -> tuple[bytes, bool]:
+    """At most ``most`` bytes of an episode's pictures from ``offset``, and whether these are the last ones."""
+    for place, final in ((path, True), (path.with_suffix(UNFINISHED), False), (path, True)):
+        with contextlib.suppress(OSError), _opened(place) as file:
+            file.seek(offset)
+            data = file.read(most)
+            return data, final and offset + len(data) >= os.fstat(file.fileno()).st_size
+    return b"", False
+
+
+# --- what an episode shows ---
+
+
+class Mark(NamedTuple):
+    """A sentence on an episode, and the env step that it is about."""
+
+    text: str
+    step: int | None = None
+
+
+def discounted_returns(reward: np.ndarray, gamma: float) -> np.ndarray:
+    """The discounted sum [T] of the rewards from each env step on: G_t = r_t + gamma G_(t+1)."""
+    found, total = np.empty(len(reward)), 0.0
+    for step in range(len(reward) - 1, -1, -1):
+        total = float(reward[step]) + gamma * total
+        found[step] = total
+    return found
+
+
+_FALLS = ("Walker", "Hopper", "Humanoid", "Ant")
+"""Beginnings of tasks that end an episode when the robot falls."""
+
+
+def marks_of(episode: RecordedEpisode, facts: Mapping[str, Any], gamma: float | None) -> list[Mark]:
+    """Sentences on how an episode ended, its actions at their bounds, its rewards and its critic."""
+    marks = [_ending(episode, facts)]
+    if episode.success is not None:
+        marks.append(Mark("a success, as the environment says" if episode.success else "no success"))
+    marks += _action_marks(episode, facts)
+    marks += _reward_marks(episode, facts)
+    if gamma is not None and len(episode.value):
+        came = discounted_returns(episode.reward, gamma)[0]
+        value = float(episode.value[0])
+        much = "about right"
+        if abs(value - came) > max(0.1 * abs(came), 1e-3):
+            much = f"{'over' if value > came else 'under'}estimated by {number(abs(value - came))}"
+        marks.append(Mark(f"value at the start {number(value)}, discounted return that came {number(came)}: {much}", 1))
+    return marks
+
+
+def _ending(episode: RecordedEpisode, facts: Mapping[str, Any]) -> Mark:
+    limit = finite_number(facts.get("limit"))
+    steps = f"{episode.length:,}"
+    if episode.terminated:
+        verb = "fell" if str(facts.get("env_id", "")).startswith(_FALLS) else "terminated"
+        most = f" of at most {limit:,.0f}" if limit else ""
+        return Mark(f"{verb} at step {steps}{most}", episode.length)
+    return Mark(f"ran to the time limit of {steps} steps", episode.length)
+
+
+def _action_marks(episode: RecordedEpisode, facts: Mapping[str, Any]) -> Iterator[Mark]:
+    names, bounds, counts = _texts(facts, "actions"), facts.get("bounds"), facts.get("options")
+    for column, name in enumerate(names[: episode.action.shape[1]]):
+        values = episode.action[:, column]
+        if isinstance(counts, list) and column < len(counts) and counts[column]:
+            options, often = np.unique(values, return_counts=True)
+            share = often.max() / max(1, len(values))
+            if share >= _NEARLY_ALWAYS:
+                yield Mark(f"{name} chose {options[often.argmax()]:g} {share:.0%} of the time".replace("%", " %"))
+        elif isinstance(bounds, list) and column < len(bounds):
+            low, high = (float(bound) for bound in bounds[column])
+            room = _AT_BOUND * (high - low)
+            at_bound = (values <= low + room) | (values >= high - room)
+            share = at_bound.mean() if len(values) else 0.0
+            if math.isfinite(room) and share >= _OFTEN:
+                step = int(at_bound.argmax()) + 1
+                yield Mark(f"{name} at its bound {share:.0%} of the time".replace("%", " %"), step)
+
+
+def _reward_marks(episode: RecordedEpisode, facts: Mapping[str, Any]) -> Iterator[Mark]:
+    reward = episode.reward
+    if len(reward) > 2:
+        worst = int(reward.argmin())
+        if reward[worst] < reward.mean() - _OUTLIER * reward.std():
+            yield Mark(f"least reward {number(float(reward[worst]))} at step {worst + 1:,}", worst + 1)
+    names = enumerate(_texts(facts, "info")[: episode.info.shape[1]])
+    sums = [(name, float(np.nansum(episode.info[:, place]))) for place, name in names if is_term(name)]
+    if sums:
+        sums.sort(key=lambda term: -abs(term[1]))
+        yield Mark("sum of each term: " + ", ".join(f"{name} {number(total)}" for name, total in sums[:6]))
+
+
+def is_term(name: str) -> bool:
+    """True if a number of ``info`` is called a part of the reward."""
+    return any(word in name.lower() for word in ("reward", "rew_", "cost", "penalty", "bonus"))
+
+
+def _texts(facts: Mapping[str, Any], name: str) -> Sequence[str]:
+    found = facts.get(name)
+    return [str(text)[:80] for text in found] if isinstance(found, list) else []

@@ -1,0 +1,269 @@
+"""The recorder of an evaluation's episodes: what the page's player shows of the best, the median and the worst one.
+
+It only listens: the evaluation plays the same steps with it or without. Pictures are drawn when somebody looks
+(``episode_redraw``), from the seed and the actions, so training pays nothing for them. Where a repeated episode would
+be another one, which the first recorded evaluation tries, they are drawn while it is played, for a share of the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spreeze.config.schema import EvaluationConfig
+from spreeze.envs.task import Task, open_task
+from spreeze.machine.processes import close_in_time
+from spreeze.metrics.recorded_episodes import (
+    FOLDER,
+    KINDS,
+    EvaluationKey,
+    RecordedEpisode,
+    Recording,
+    frame_record,
+    frames_path,
+    packed,
+    prune,
+)
+from spreeze.run_directory import group_folder
+from spreeze.transport.files import remove_unfinished, replace_bytes
+from spreeze.transport.weights import Weights
+from spreeze.types import EnvSpec
+from spreeze.workers.context import open_values
+from spreeze.workers.episodes.episode_redraw import clip_stride, jpeg, replay
+from spreeze.workers.episodes.lockstep import EnvStep, Episode, new_task
+from spreeze.workers.episodes.step_values import step_values
+
+MOST_OBS = 64
+"""Columns of an observation that are stored."""
+_MOST_INFO, _MOST_NAME = 16, 60
+_MOST_HELD_BYTES = 64_000_000
+"""Numbers of one evaluation in memory; episodes beyond are not recorded."""
+_DRAWING_SHARE = 0.2
+"""Share of an evaluation's time for pictures where they cannot be drawn later."""
+_TRIED_STEPS, _TRIED_S = 200, 2.0
+_LARGEST = 1e30
+_KINDS = (bool, int, float, np.bool_, np.integer, np.floating)
+
+
+class _Tape:
+    """One episode while it is played."""
+
+    def __init__(self) -> None:
+        self.obs: list[np.ndarray] = []
+        self.actions: list[np.ndarray] = []
+        self.rewards: list[float] = []
+        self.infos: list[dict[str, float]] = []
+        self.frames: list[bytes] = []
+
+
+class EpisodeRecorder:
+    """Keeps three episodes of each evaluation of a run, for at most ``evaluation.keep_episodes`` evaluations."""
+
+    def __init__(self, run_dir: Path, spec: EnvSpec, config: EvaluationConfig, *, room: int | None = None) -> None:
+        self._run_dir, self._spec, self._config = run_dir, spec, config
+        self._tried = room is not None
+        self._tapes: dict[int, _Tape] = {}
+        self._held_bytes, self._fps = 0, 30.0
+        self._values: tuple[Weights, Weights] | None = None
+        """Values of the current evaluation, and the weights that they were published with."""
+        self._begun_s = self._drawing_s = 0.0
+        self.repeats: bool | None = None
+        """True if the same seed and actions give the same rewards again; None: not tried, or it cannot be."""
+        self.draws = False
+        """True if pictures are drawn while episodes are played, in environments made for that."""
+        self.note = ""
+        """Why the latest evaluation has no pictures; empty: it has, or they can be drawn later."""
+        if config.keep_episodes:
+            (run_dir / FOLDER).mkdir(parents=True, exist_ok=True)
+            remove_unfinished(run_dir / FOLDER)
+
+    @property
+    def wanted(self) -> bool:
+        return self._config.keep_episodes > 0
+
+    def begin(self, weights: Weights, group: int = 0) -> None:
+        """Forgets the episodes of an earlier evaluation; the next one plays these weights of a group."""
+        found = open_values(group_folder(self._run_dir, group)).read_latest()
+        self._values = None if found is None or found.order < weights.order else (found, weights)
+        self._tapes.clear()
+        self._held_bytes, self._drawing_s, self._begun_s, self.note = 0, 0.0, time.monotonic(), ""
+
+    def on_step(self, place: int, task: Task, step: EnvStep) -> None:
+        """Takes an env step of the episode at ``place`` of the evaluation's seeds."""
+        if step.action is None:
+            self._fps = task.render_fps
+            self._tapes[place] = _Tape()
+        tape = self._tapes.get(place)
+        if tape is None or self._held_bytes > _MOST_HELD_BYTES:
+            self._tapes.pop(place, None)
+            return
+        numbers = _numbers(step.obs, self._spec)
+        tape.obs.append(numbers)
+        self._held_bytes += numbers.nbytes + 100
+        if step.action is not None:
+            tape.actions.append(step.action.copy())
+            tape.rewards.append(step.reward)
+            tape.infos.append(_info_numbers(task.info))
+        if self.draws and (len(tape.rewards) % clip_stride(self._fps) == 0):
+            self._draw(tape, task)
+
+    def _draw(self, tape: _Tape, task: Task) -> None:
+        begun_s = time.monotonic()
+        if self._drawing_s > _DRAWING_SHARE * (begun_s - self._begun_s) + 0.5:
+            self.note = f"no pictures: drawing takes more than {_DRAWING_SHARE:.0%} of the evaluation"
+            return
+        tape.frames.append(frame_record(len(tape.rewards), jpeg(task.render())))
+        self._held_bytes += len(tape.frames[-1])
+        self._drawing_s += time.monotonic() - begun_s
+
+    def keep(
+        self, episodes: Sequence[Episode], seeds: Sequence[int], record: Mapping[str, Any], *, tries: bool = True
+    ) -> bool:
+        """Writes the best, the median and the worst of an evaluation's episodes, and deletes what is too much.
+
+        ``tries``: it may try, once, whether an episode repeats.
+
+        Returns:
+            True if the environments have to be made anew, so that the next episodes are drawn while they are played.
+
+        Raises:
+            OSError: disk full, or no permission.
+        """
+        played = {episode.seed: episode for episode in episodes}
+        found = [(played[seeds[place]], tape) for place, tape in self._tapes.items() if seeds[place] in played]
+        self._tapes = {}
+        found = [(episode, tape) for episode, tape in found if len(tape.rewards) == episode.length]
+        if not found:
+            return False
+        drew = self.draws
+        found.sort(key=lambda pair: pair[0].episode_return)
+        chosen: dict[int, list[str]] = {}
+        for kind, place in zip(KINDS, (len(found) - 1, (len(found) - 1) // 2, 0), strict=True):
+            chosen.setdefault(place, []).append(kind)
+        names = sorted({name for place in chosen for info in found[place][1].infos for name in info})[:_MOST_INFO]
+        key = EvaluationKey(record["wall_s"], record["env_steps"], record["updates"], record["group"])
+        kept = [self._recorded(*found[place], kinds, names) for place, kinds in chosen.items()]
+        if tries and not self._tried:
+            self._tried = True
+            with contextlib.suppress(Exception):  # there can be no second environment
+                self._try(min(kept, key=lambda episode: episode.length))
+        drawn = any(tape.frames for _, tape in found)
+        recording = Recording(key=key, facts=self._facts(record, names, drawn=drawn), episodes=tuple(kept))
+        replace_bytes(self._run_dir / FOLDER / f"{key.id}.npz", packed(recording))
+        for place, kinds in chosen.items():
+            if frames := found[place][1].frames:
+                replace_bytes(frames_path(self._run_dir, key, kinds[0]), b"".join(frames))
+        prune(self._run_dir, self._config.keep_episodes, 1e6 * self._config.keep_episodes_mb)
+        return self.draws and not drew
+
+    def _recorded(self, episode: Episode, tape: _Tape, kinds: Sequence[str], names: Sequence[str]) -> RecordedEpisode:
+        steps, obs = len(tape.rewards), np.stack(tape.obs)
+        actions = np.stack(tape.actions).astype(np.float32).reshape(steps, -1)
+        info = np.array([[row.get(name, np.nan) for name in names] for row in tape.infos], np.float32)
+        return RecordedEpisode(
+            seed=episode.seed,
+            episode_return=episode.episode_return,
+            terminated=episode.terminated,
+            success=episode.success,
+            reward=np.array(tape.rewards, np.float64),
+            action=actions,
+            obs=obs[:, :MOST_OBS].astype(np.float32),
+            info=info.reshape(steps, len(names)),
+            value=self._values_of(obs[:-1], actions),
+            kinds=tuple(kinds),
+        )
+
+    def _values_of(self, obs: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Values of an episode's states; empty where there are none."""
+        if self._values is not None and self._spec.frames is None:
+            with contextlib.suppress(Exception):  # networks of another form
+                return step_values(*self._values, obs, actions, self._spec)
+        return np.zeros(0, np.float32)
+
+    def _facts(self, record: Mapping[str, Any], names: Sequence[str], *, drawn: bool) -> dict[str, Any]:
+        spec, actions = self._spec, range(self._spec.action_dim)
+        numbers = 0 if spec.box is None else spec.box.dim
+        options = [0] * numbers + list(() if spec.choices is None else spec.choices.nvec)
+        return {
+            "env_id": spec.env_id,
+            "fps": self._fps,
+            "limit": spec.max_episode_steps,
+            "version": record["version"],
+            "return_mean": record["return_mean"],
+            "return_std": record["return_std"],
+            "played": record["episodes"],
+            "actions": [f"action {column}" for column in actions],
+            "options": options,
+            "bounds": [] if spec.box is None else np.stack(spec.box.float32_bounds(), 1).astype(float).tolist(),
+            "obs": _obs_names(spec)[:MOST_OBS],
+            "info": list(names),
+            "repeats": self.repeats,
+            "drawn": drawn,
+            "note": self.note,
+        }
+
+    def _try(self, episode: RecordedEpisode) -> None:
+        """Plays the beginning of an episode again, to know whether it repeats."""
+        task, end_s = new_task(partial(open_task, self._spec, whole_games=True)), time.monotonic() + _TRIED_S
+        try:
+            self.repeats = True
+            for same, step in replay(task, episode):
+                if not same or step >= _TRIED_STEPS or time.monotonic() > end_s:
+                    self.repeats = same
+                    break
+        finally:
+            close_in_time(task.close)
+        self.draws = not self.repeats
+
+    def make_task(self) -> Task:
+        """An environment for evaluations: one that draws where pictures have to be made while it is played."""
+        if self.draws:
+            try:
+                return open_task(self._spec, "rgb_array", whole_games=True)
+            except Exception:
+                self.draws = False
+        return open_task(self._spec, whole_games=True)
+
+
+def _numbers(obs: np.ndarray, spec: EnvSpec) -> np.ndarray:
+    """The numbers of an observation [O]; of one with images those beside them."""
+    if spec.frames is None:
+        return obs.reshape(-1)
+    count = spec.vector_dim - spec.mask_dim
+    if not spec.obs_layout or not count:
+        return np.zeros(0, np.float32)
+    flat = np.ascontiguousarray(obs.reshape(-1)[-4 * spec.vector_dim :])
+    return flat.view(np.float32)[:count]
+
+
+def _obs_names(spec: EnvSpec) -> list[str]:
+    """A name for each number of an observation, by its part where it has several."""
+    names = [f"observation {column}" for column in range(spec.vector_dim)]
+    for line in spec.obs_layout if spec.frames is None else ():
+        place, _, text = line.partition(" ")
+        start, _, stop = place.partition(":")
+        if start.isdigit() and stop.isdigit():
+            part = text.split(" ")[0][:_MOST_NAME]
+            count = int(stop) - int(start)
+            names[int(start) : int(stop)] = [part if count == 1 else f"{part} {index}" for index in range(count)]
+    return names
+
+
+def _info_numbers(info: Any) -> dict[str, float]:
+    """The numbers of a step's ``info``, those of a dictionary within it too."""
+    if not info or not isinstance(info, dict):
+        return {}
+    found: dict[str, float] = {}
+    for key, value in info.items():
+        nested = isinstance(value, dict)
+        parts = [(f"{key}/{inner}", part) for inner, part in value.items()] if nested else [(key, value)]
+        for name, number in parts:
+            if isinstance(number, _KINDS):
+                found[str(name)[:_MOST_NAME]] = float(min(max(number, -_LARGEST), _LARGEST))
+    return found

@@ -1,0 +1,179 @@
+"""Pictures of a recorded episode, drawn again from its seed and its actions, for the page that asks.
+
+``python -m spreeze.workers.episodes.episode_redraw RUN ID KIND`` writes them as they are made, so that a player can
+show the first ones while the last are drawn. Rewards and observations are compared with the recorded ones at each env
+step: where an episode does not repeat, the pictures end, and a sentence says so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from spreeze.config.recorded_spec import spec_from
+from spreeze.envs.task import Task, open_task
+from spreeze.errors import SpreezeError, described
+from spreeze.machine.output import stdout_to_stderr
+from spreeze.machine.processes import LOW_PRIORITY, close_in_time, leave, lower_priority
+from spreeze.metrics.recorded_episodes import (
+    MOST_FRAME_BYTES,
+    NOTE,
+    UNFINISHED,
+    EvaluationKey,
+    RecordedEpisode,
+    frame_record,
+    frames_path,
+    prune,
+    read_recording,
+)
+from spreeze.run_directory import finite_number, read_config, read_json
+from spreeze.workers.episodes.lockstep import new_task
+
+_SIDE = 400
+"""Pixels of a picture's longer side."""
+_QUALITY = 75
+_MOST_FRAMES = 600
+"""Pictures of one episode; a longer one has one for more env steps."""
+_LONGEST_S = 300.0
+_TOLERANCE = 1e-6
+"""Relative difference up to which a number counts as the recorded one."""
+
+
+def clip_stride(render_fps: float, frames_per_s: float = 20.0) -> int:
+    """Env steps between two pictures, so that about ``frames_per_s`` play in real time."""
+    return max(1, round(render_fps / frames_per_s))
+
+
+def jpeg(picture: np.ndarray) -> bytes:
+    """A picture uint8 [H, W, 3] as JPEG, at most 400 pixels wide and high."""
+    from PIL import Image  # an evaluator that draws nothing does without
+
+    image = Image.fromarray(picture)
+    image.thumbnail((_SIDE, _SIDE))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=_QUALITY)
+    return buffer.getvalue()
+
+
+def replay(task: Task, episode: RecordedEpisode) -> Iterator[tuple[bool, int]]:
+    """Plays a recorded episode again; yields after the reset and each env step.
+
+    Yields:
+        True if reward, observation and end are those that were recorded, and the number of env steps so far.
+    """
+    yield _same(task.reset(seed=episode.seed), episode.obs[0]), 0
+    for step in range(episode.length):
+        obs, reward, terminated, truncated = task.step(episode.action[step])
+        same = _same(obs, episode.obs[step + 1]) and bool(np.isclose(reward, episode.reward[step], _TOLERANCE, 1e-9))
+        last = step + 1 == episode.length
+        yield same and terminated == (last and episode.terminated), step + 1
+        if (terminated or truncated) and not last:
+            return
+
+
+def _same(obs: np.ndarray, recorded: np.ndarray) -> bool:
+    """True if an observation has the recorded numbers; images are not compared, their rewards are."""
+    if obs.dtype == np.uint8:
+        return True
+    return np.allclose(obs.reshape(-1)[: len(recorded)], recorded, _TOLERANCE, 1e-6)
+
+
+def draw(run_dir: Path, key: EvaluationKey, kind: str) -> str:
+    """Draws the pictures of an episode, unless another process does; returns why they end early, or nothing.
+
+    Raises:
+        RunError: no such episode.
+        EnvironmentError_: the environment cannot be made, or does not draw.
+        OSError: the run directory cannot be written to.
+    """
+    episode = read_recording(run_dir, key).of_kind(kind)
+    path = frames_path(run_dir, key, episode.kinds[0])
+    unfinished = path.with_suffix(UNFINISHED)
+    if _is_locked(unfinished):
+        return ""
+    unfinished.unlink(missing_ok=True)  # of a process that was killed
+    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb", 0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        note = ""
+        try:
+            spec = spec_from(read_json(run_dir / "env.json"))
+            task = new_task(partial(open_task, spec, "rgb_array", whole_games=True))
+            try:
+                stride = max(clip_stride(task.render_fps), -(-episode.length // _MOST_FRAMES))
+                for data in _pictures(task, episode, stride):
+                    file.write(data)
+            finally:
+                close_in_time(task.close)
+        except _Ended as end:
+            note = str(end)
+        except Exception as error:  # of the environment's code
+            note = f"no pictures: {described(error)}"
+        if note:
+            file.write(frame_record(NOTE, note.encode()[:500]))
+        os.replace(unfinished, path)
+    config = read_config(run_dir).get("evaluation", {})
+    most = finite_number(config.get("keep_episodes")), finite_number(config.get("keep_episodes_mb"))
+    prune(run_dir, int(most[0] or 10_000), 1e6 * (most[1] or 1e6))
+    return note
+
+
+def _is_locked(path: Path) -> bool:
+    """True if a process is drawing into that file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+
+
+class _Ended(Exception):
+    """Why the pictures end before the episode does."""
+
+
+def _pictures(task: Task, episode: RecordedEpisode, stride: int) -> Iterator[bytes]:
+    begun_s, size = time.monotonic(), 0
+    for same, step in replay(task, episode):
+        if not same:
+            raise _Ended(
+                f"the pictures end at step {step:,}: with the same seed and actions the environment did not do there "
+                "what it had done"
+            )
+        if step % stride and step != episode.length:
+            continue
+        data = frame_record(step, jpeg(task.render()))
+        size += len(data)
+        if size > MOST_FRAME_BYTES or time.monotonic() - begun_s > _LONGEST_S:
+            most = f"{MOST_FRAME_BYTES // 10**6} MB or {_LONGEST_S:.0f} s"
+            raise _Ended(f"the pictures end at step {step:,}: they take more than {most}")
+        yield data
+
+
+def main(argv: list[str]) -> int:
+    """Arguments are a run directory, an evaluation's ID and the kind of episode."""
+    run_dir, text, kind = argv
+    lower_priority(LOW_PRIORITY)
+    try:
+        with stdout_to_stderr():
+            draw(Path(run_dir), EvaluationKey.parse(text), kind)
+    except (SpreezeError, OSError) as error:
+        sys.stderr.write(f"{described(error)}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

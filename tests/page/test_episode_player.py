@@ -1,0 +1,150 @@
+"""The episode player: its answers, who may have pictures drawn, and a click on a curve in a real browser."""
+
+import dataclasses
+import json
+import sys
+
+import dashboard_browser as web
+import numpy as np
+import pytest
+
+pytest.importorskip("streamlit")
+from starlette.requests import Request
+from test_pages import make_run
+
+from spreeze.config.schema import EvaluationConfig
+from spreeze.dashboard import episode_api
+from spreeze.envs.task import make_task
+from spreeze.metrics.recorded_episodes import frame_records, frames_path, kept_evaluations
+from spreeze.run_directory import write_json
+from spreeze.transport.weights import Weights
+from spreeze.workers.episodes.episode_recorder import EpisodeRecorder
+from spreeze.workers.episodes.episode_redraw import draw
+from spreeze.workers.episodes.lockstep import run_episodes, score
+
+
+def recorded_run(runs, name="r1", module=None):
+    """A run directory whose second evaluation, at 20 s, has recorded episodes of a still policy in Pendulum."""
+    path, task = make_run(runs, name), make_task("Pendulum-v1")
+    spec = task.spec
+    task.close()
+    write_json(path / "env.json", dataclasses.asdict(spec))
+    lines = ["[sac]", "gamma = 0.9", "[evaluation]", "keep_episodes = 60", "[env]", 'id = "Pendulum-v1"']
+    with open(path / "config.toml", "a", encoding="utf-8") as file:
+        file.write("\n".join([*lines, *([f'import_module = "{module}"'] if module else [])]) + "\n")
+    recorder, seeds = EpisodeRecorder(path, spec, EvaluationConfig()), [1, 2, 3]
+    recorder.begin(Weights({}, {}, 1, 1))
+    still = lambda obs, state=(): (np.ones((len(obs), 1), np.float32), state)  # noqa: E731
+    episodes = run_episodes(recorder.make_task, still, seeds, recorder.on_step)
+    record = {"wall_s": 20.0, "env_steps": 2000, "updates": 200, "group": 0, "version": 200}
+    recorder.keep(episodes, seeds, record | score(episodes)._asdict())
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPREEZE_RUNS_DIR", str(tmp_path_factory.getbasetemp() / "player"))
+        yield recorded_run(tmp_path_factory.getbasetemp() / "player")
+
+
+def ask(route, **query):
+    text = "&".join(f"{name}={value}" for name, value in query.items())
+    reply = route(Request({"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": text.encode()}))
+    return reply if reply.media_type != "application/json" else json.loads(reply.body)
+
+
+EVALUATIONS, EPISODE, FRAMES, DRAW = (route.endpoint for route in episode_api.routes(""))
+
+
+def test_the_numbers_of_an_episode_come_in_strips_with_sentences(run):
+    listed = ask(EVALUATIONS, run="r1")
+    assert [listed[name] for name in ("t", "s", "u", "group", "why")] == [[20.0], [2000], [200], [0], ""]
+    found = ask(EPISODE, run="r1", evaluation=listed["id"][0], kind="worst")
+    assert (found["length"], found["drawable"], found["drawn"], found["frames"]) == (200, True, False, "worst")
+    returns = [each["return"] for each in found["kinds"]]
+    assert returns == sorted(returns, reverse=True)
+    strips = {strip["title"]: strip for strip in found["strips"]}
+    assert list(strips) == ["Reward", "Value and return", "Action", "Observation"]
+    reward, came = strips["Reward"]["lines"][0]["y"], strips["Value and return"]["lines"][0]["y"]
+    assert came[-2] == pytest.approx(reward[-2] + 0.9 * reward[-1], rel=1e-4)
+    assert [len(line["y"]) for line in strips["Observation"]["lines"]] == [201] * 3
+    texts = [mark["text"] for mark in found["marks"]]
+    assert texts[:2] == ["ran to the time limit of 200 steps", "action 0 at its bound 100 % of the time"]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"run": "../r1"}, "name"),
+        ({"evaluation": "../../run"}, "names no recorded evaluation"),
+        ({"evaluation": "e1-2-3-4"}, "is not kept"),
+        ({"kind": "../best"}, "no kind of episode"),
+    ],
+)
+def test_no_request_reads_another_file_than_a_recording(run, query, words):
+    known = {"run": "r1", "evaluation": kept_evaluations(run)[0].id, "kind": "best"}
+    for route in (EPISODE, DRAW):
+        assert words in ask(route, **{**known, **query})["error"]
+    if "evaluation" not in query or "/" in query["evaluation"]:
+        assert ask(FRAMES, **{**known, **query}).status_code == 404
+
+
+def test_pictures_are_drawn_by_a_post_alone_and_never_by_a_foreign_run_s_module(run, tmp_path, monkeypatch):
+    assert [route.methods for route in episode_api.routes("")][-1] == {"POST"}
+    monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path))
+    path = recorded_run(tmp_path, module="hostile")
+    started = []
+    monkeypatch.setattr(episode_api.subprocess, "Popen", lambda command, **_: started.append(command))
+    query = {"run": "r1", "evaluation": kept_evaluations(path)[0].id, "kind": "best"}
+    assert ask(DRAW, **query) == {"state": "untrusted", "module": "hostile"}
+    assert ask(DRAW, **query, trust="other")["state"] == "untrusted"
+    assert started == []
+    monkeypatch.setattr(episode_api, "_drawing", {})
+    assert ask(DRAW, **query, trust="hostile") == {"state": "drawing"}
+    assert [command[:3] for command in started] == [[sys.executable, "-m", "spreeze.workers.episodes.episode_redraw"]]
+
+
+def test_pictures_come_in_bounded_pieces(run, monkeypatch):
+    monkeypatch.setattr(episode_api, "_MOST_FRAME_BYTES", 5000)
+    key = kept_evaluations(run)[0]
+    assert draw(run, key, "median") == ""
+    whole, got, done = frames_path(run, key, "median").read_bytes(), b"", False
+    while not done:
+        reply = ask(FRAMES, run="r1", evaluation=key.id, kind="median", **{"from": len(got)})
+        assert 0 < len(reply.body) <= 5000
+        got, done = got + reply.body, reply.headers["X-Done"] == "1"
+    assert got == whole
+    assert [step for step, _ in frame_records(got)] == list(range(0, 201, 2))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))
+def test_a_click_on_a_curve_shows_the_moving_episode(run, tmp_path):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    player = "return window.__spreeze.player"
+    with web.server(run.parent, tmp_path / "server.log") as (address, _), web.browser() as driver:
+        web.enter(driver, address, run.parent)
+        driver.get(f"{address}/?run=r1")
+        drawn = "return document.querySelector('[data-chart=return]')?.__chart?.draws > 0"
+        web.wait(lambda: driver.execute_script(drawn))
+        curve = driver.find_element("css selector", "[data-chart=return] canvas")
+        ActionChains(driver).move_to_element(curve).click().perform()
+        caption = "return document.querySelector('.sz-player')?.innerText"
+        moving = lambda: (driver.execute_script(player) or {}).get("pictures", 0) > 3  # noqa: E731
+        web.wait(moving, lambda: driver.execute_script(caption))
+        shown = driver.execute_script(player)
+        assert (shown["id"], shown["kind"]) == (kept_evaluations(run)[0].id, "worst")
+        step = "return document.querySelector('.sz-player .sz-player-left > .sz-strong').textContent"
+        focus = driver.find_element("css selector", ".sz-player input[type=range]")
+        focus.send_keys(Keys.HOME)
+        focus.send_keys(Keys.ARROW_RIGHT)
+        assert driver.execute_script(step) == "step 1 of 200", "an arrow key pauses and goes one step"
+        reading = "return document.querySelector('.sz-player-strip .sz-keys .sz-strong').textContent"
+        web.wait(lambda: driver.execute_script(reading) not in ("", "-"))
+        press = "[...document.querySelectorAll('.sz-player button')].find(b => b.innerText.startsWith('best')).click()"
+        driver.execute_script(press)
+        web.wait(lambda: driver.execute_script(player)["kind"] == "best")
+        assert driver.execute_script("return window.__spreeze.errors") == []

@@ -1,0 +1,165 @@
+"""Recorded episodes as files and as sentences, by hand-made arrays."""
+
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from spreeze.errors import RunError
+from spreeze.metrics import recorded_episodes
+from spreeze.metrics.recorded_episodes import (
+    FOLDER,
+    EvaluationKey,
+    RecordedEpisode,
+    Recording,
+    discounted_returns,
+    frame_record,
+    frame_records,
+    frames_path,
+    marks_of,
+    packed,
+    read_frames,
+    read_recording,
+)
+
+KEY = EvaluationKey(12.345, 2000, 100, 1)
+
+
+def episode(**changes):
+    fields = {
+        "seed": 7, "episode_return": 3.0, "terminated": True, "success": None, "reward": np.array([1.0, 1.0, 1.0]),
+        "action": np.zeros((3, 1), np.float32), "obs": np.zeros((4, 2), np.float32),
+        "info": np.zeros((3, 0), np.float32), "value": np.zeros(0, np.float32), "kinds": ("best",),
+    }  # fmt: skip
+    return RecordedEpisode(**{**fields, **changes})
+
+
+def stored(run_dir, data, key=KEY):
+    (run_dir / FOLDER).mkdir(exist_ok=True)
+    (run_dir / FOLDER / f"{key.id}.npz").write_bytes(data)
+
+
+def test_a_recording_comes_back_as_it_was(tmp_path):
+    one = episode(success=True, value=np.ones(3, np.float32), kinds=("best", "median"))
+    stored(tmp_path, packed(Recording(key=KEY, facts={"fps": 30.0}, episodes=(one, episode(kinds=("worst",))))))
+    found = read_recording(tmp_path, EvaluationKey.parse(KEY.id))
+    assert found.key == KEY
+    assert found.facts["fps"] == 30.0
+    best = found.of_kind("median")
+    assert (best.seed, best.success, best.kinds) == (7, True, ("best", "median"))
+    for name in ("reward", "action", "obs", "info", "value"):
+        np.testing.assert_array_equal(getattr(best, name), getattr(one, name))
+        assert getattr(best, name).dtype == getattr(one, name).dtype
+
+
+@pytest.mark.parametrize(
+    "text", ["", "e1-2-3", "../e1-2-3-4", "e1-2-3-4/..", "e1-2-3-4\n", "e1-2-3-4.npz", "e-1-2-3-4", "e" + "9" * 30]
+)
+def test_only_an_evaluation_s_own_form_of_name_is_read(text):
+    with pytest.raises(RunError, match="names no recorded evaluation"):
+        EvaluationKey.parse(text)
+
+
+def zipped(**entries):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries.items():
+            archive.writestr(f"{name}.npy", data)
+    return buffer.getvalue()
+
+
+def array_bytes(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=True)
+    return buffer.getvalue()
+
+
+def test_files_that_are_damaged_too_large_or_run_code_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorded_episodes, "_MOST_BYTES", 10_000)
+    whole = packed(Recording(key=KEY, facts={}, episodes=(episode(),)))
+    facts = array_bytes(np.frombuffer(json.dumps({"episodes": [{}]}).encode(), np.uint8))
+    for data, words in (
+        (b"no archive", "is damaged"),
+        (whole[:-40], "is damaged"),
+        (zipped(facts=facts), "is damaged: KeyError"),
+        (zipped(facts=array_bytes(np.array([print], object))), "is damaged: ValueError"),
+        (zipped(facts=facts, **{"0.reward": b"0" * 20_000}), "unpacks to"),
+        (packed(Recording(key=KEY, facts={}, episodes=(episode(obs=np.zeros((9, 2))),))), "shape"),
+    ):
+        stored(tmp_path, data)
+        with pytest.raises(RunError, match=words):
+            read_recording(tmp_path, KEY)
+    with pytest.raises(RunError, match="is not kept"):
+        read_recording(tmp_path, KEY._replace(group=2))
+
+
+def test_links_that_lead_out_of_a_run_are_not_followed(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    other.mkdir()
+    stored(other, packed(Recording(key=KEY, facts={}, episodes=(episode(),))))
+    (run / FOLDER).symlink_to(other / FOLDER)
+    with pytest.raises(RunError, match="symbolic link"):
+        read_recording(run, KEY)
+    (run / FOLDER).unlink()
+    (run / FOLDER).mkdir()
+    (run / FOLDER / f"{KEY.id}.npz").symlink_to(other / FOLDER / f"{KEY.id}.npz")
+    with pytest.raises(RunError, match="damaged"):
+        read_recording(run, KEY)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    frames_path(run, KEY, "best").symlink_to(secret)
+    assert read_frames(frames_path(run, KEY, "best"), 0, 100) == (b"", False)
+
+
+def test_pictures_are_read_in_pieces_while_they_are_drawn(tmp_path):
+    path = frames_path(tmp_path, KEY, "worst")
+    path.parent.mkdir()
+    data = frame_record(0, b"first") + frame_record(3, b"second")
+    unfinished = path.with_suffix(recorded_episodes.UNFINISHED)
+    unfinished.write_bytes(data[:-2])
+    got, done = read_frames(path, 0, 1000)
+    assert (list(frame_records(got)), done) == ([(0, b"first")], False)
+    unfinished.rename(path)
+    path.write_bytes(data)
+    assert read_frames(path, 13, 5) == (data[13:18], False)
+    assert read_frames(path, 13, 1000) == (data[13:], True)
+    assert list(frame_records(data[13:])) == [(3, b"second")]
+
+
+def test_discounted_returns_by_hand():
+    assert discounted_returns(np.array([1.0, 2.0, 4.0]), 0.5).tolist() == [3.0, 4.0, 4.0]
+
+
+def texts(one, **facts):
+    known = {"env_id": "X-v0", "limit": 10, "actions": ["action 0"], "options": [0], "bounds": [[-1.0, 1.0]]}
+    return [(mark.text, mark.step) for mark in marks_of(one, {**known, **facts}, 0.5)]
+
+
+def test_how_an_episode_ended_is_said_in_words():
+    assert texts(episode())[0] == ("terminated at step 3 of at most 10", 3)
+    assert texts(episode(), env_id="Walker2DBulletEnv-v0")[0] == ("fell at step 3 of at most 10", 3)
+    assert texts(episode(terminated=False))[0] == ("ran to the time limit of 3 steps", 3)
+    assert ("no success", None) in texts(episode(success=False))
+
+
+def test_actions_at_their_bounds_and_choices_that_never_change_are_said():
+    action = np.array([[0.0], [0.995], [-1.0]], np.float32)
+    assert ("action 0 at its bound 67 % of the time", 2) in texts(episode(action=action))
+    assert len(texts(episode(action=action / 2))) == 1
+    choice = np.array([[1.0], [1.0], [1.0]], np.float32)
+    assert ("action 0 chose 1 100 % of the time", None) in texts(episode(action=choice), options=[2], bounds=[])
+
+
+def test_rewards_far_out_terms_and_the_critic_s_error_are_said():
+    reward = np.ones(40)
+    reward[29] = -50.0
+    info = np.stack([np.full(40, -0.5), np.full(40, 2.0)], 1).astype(np.float32)
+    value = np.full(40, 5.0, np.float32)
+    long = episode(reward=reward, action=np.zeros((40, 1)), obs=np.zeros((41, 1)), info=info, value=value)
+    found = dict(texts(long, info=["cost", "speed"]))
+    assert found["least reward -50 at step 30"] == 30
+    assert "sum of each term: cost -20.0" in found or "sum of each term: cost -20" in found
+    assert found["value at the start 5, discounted return that came 2.00: overestimated by 3.00"] == 1
