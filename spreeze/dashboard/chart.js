@@ -3,6 +3,23 @@
 const MARGIN = { left: 52, right: 10, top: 8, bottom: 34 };
 const FONT_PX = 11;
 
+const make = (parent, tag, cls, text) => {
+  const node = document.createElement(tag);
+  if (cls) node.className = cls;
+  if (text !== undefined) node.textContent = text;
+  parent.appendChild(node);
+  return node;
+};
+
+// Colours and font of the theme that a node is in. The first colour of lines is the theme's own: dark blue cannot be seen
+// on a dark page.
+function lookOf(host, first) {
+  const style = getComputedStyle(host);
+  const read = (name, other) => style.getPropertyValue(name).trim() || other;
+  const primary = read("--st-primary-color", first);
+  return { text: read("--st-text-color", "#333"), line: read("--st-border-color", "#ddd"), font: read("--st-font", "sans-serif"), paint: (colour) => (colour === first ? primary : colour) };
+}
+
 // About `count` tick positions, 1, 2 or 5 times a power of ten apart.
 function ticksOf(low, high, count) {
   const raw = (high - low) / Math.max(1, count);
@@ -52,6 +69,8 @@ function smoothed(ys, keep) {
 }
 
 const OUTLIERS = 0.02;  // share of the values on each side that may lie outside of a robust range
+const NEAR_PX = 5;  // a mark so near to the pointer is told
+const MARKS = { error: "#D55E00", warning: "#E69F00", best: "#009E73" };
 const BOX_PX = 25;  // height of a drag from which it also zooms the vertical axis
 
 // A horizontal axis that charts share: where they are read, and the range that they show.
@@ -63,7 +82,7 @@ class Axis {
 
 class Chart {
   // div: where to draw. options: {height, bottom, xTitle, yRange, colours: () => {text, line, font, paint},
-  // view: () => {smooth, log, robust}, marks: () => [x of vertical lines], axis: shared with other charts,
+  // view: () => {smooth, log, robust}, marks: () => [{x, level, text}] of what happened, axis: shared with other charts,
   // onPick: (x) of a click, onRead: (rows, x) in place of a box with the values}.
   constructor(div, options) {
     this.div = div; this.options = options; this.traces = []; this.zoomY = null; this.visible = false;
@@ -164,7 +183,7 @@ class Chart {
     this.axes(pen, look, atX, atY);
     pen.save();
     pen.beginPath(); pen.rect(left, top - 2, right - left, bottom - top + 4); pen.clip();
-    this.sessions(pen, look, atX);
+    this.marks(pen, look, atX);
     for (const trace of this.traces) if (trace.low) this.band(pen, trace, atX, atY);
     const keep = this.options.view?.().smooth ?? 0;
     for (const trace of this.traces) {
@@ -202,12 +221,19 @@ class Chart {
     pen.globalAlpha = 1;
   }
 
-  // Where a session of the run began.
-  sessions(pen, look, atX) {
+  // What happened: a triangle at the axis, and a dotted line where it matters.
+  marks(pen, look, atX) {
     const { top, bottom, x0, x1 } = this.area;
-    pen.strokeStyle = look.text; pen.globalAlpha = 0.45; pen.lineWidth = 1; pen.setLineDash([2, 3]); pen.beginPath();
-    for (const mark of this.options.marks?.() ?? []) if (mark > x0 && mark < x1) { const x = Math.round(atX(mark)) + 0.5; pen.moveTo(x, top); pen.lineTo(x, bottom); }
-    pen.stroke(); pen.setLineDash([]); pen.globalAlpha = 1;
+    pen.lineWidth = 1; pen.setLineDash([2, 3]);
+    this.marked = (this.options.marks?.() ?? []).filter((mark) => mark.x >= x0 && mark.x <= x1);
+    for (const { x: at, level } of this.marked) {
+      const x = Math.round(atX(at)) + 0.5;
+      pen.strokeStyle = pen.fillStyle = MARKS[level] ?? look.text;
+      pen.globalAlpha = level === "info" ? 0.35 : 0.7; pen.beginPath();
+      if (level !== "info") { pen.moveTo(x, top); pen.lineTo(x, bottom); pen.stroke(); }
+      pen.beginPath(); pen.moveTo(x - 4, bottom + 1); pen.lineTo(x + 4, bottom + 1); pen.lineTo(x, bottom - 6); pen.fill();
+    }
+    pen.setLineDash([]); pen.globalAlpha = 1;
   }
 
   // Where the interval is unknown the band has no width.
@@ -260,6 +286,7 @@ class Chart {
       lines.push(`${trace.name}: ${shortText(trace.y[i])}${between}`);
       if (trace.y[i] !== null) { pen.fillStyle = look.paint(trace.colour); pen.beginPath(); pen.arc(atX(trace.x[i]), atY(trace.y[i]), 3.2, 0, 6.3); pen.fill(); }
     }
+    if (this.under) for (const mark of this.marked ?? []) if (mark.text && Math.abs(atX(mark.x) - atX(wanted)) < NEAR_PX) lines.push(mark.text.replace(/(.{60}[^ ]*) /g, "$1\n   "));
     const text = lines.join("\n");
     if (this.options.onRead) return;
     if (this.box.textContent !== text) this.box.textContent = text;
@@ -284,6 +311,7 @@ class Chart {
   pointermove(event) {
     if (!this.area) return;
     const at = this.place(event);
+    this.under = true;
     if (!this.options.onRead || this.drag) this.axis.read(at < this.area.left || at > this.area.right ? null : this.back(at));
     if (this.drag) {
       this.drag.to = this.inside(at); this.drag.toY = this.height(event);
@@ -306,6 +334,6 @@ class Chart {
   }
 
   pointercancel() { this.drag = null; this.touch(); }
-  pointerleave() { if (!this.drag && !this.options.onRead) this.axis.read(null); }
+  pointerleave() { this.under = false; if (!this.drag && !this.options.onRead) this.axis.read(null); }
   dblclick() { this.zoom = this.zoomY = null; this.touch(); }
 }

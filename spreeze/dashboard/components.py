@@ -53,6 +53,13 @@ def show_live(path: Path, page_key: str) -> None:
     )
 
 
+def show_episodes(path: Path) -> None:
+    """Mounts the button that opens the recorded episodes of a run."""
+    name = SAMPLE_NAME if path == SAMPLE else path.name
+    data = {"base": prefix(), "run": name, "colours": live_api.COLOURS}
+    _component("watch", "live.css", "chart.js", "player.js", "watch.js")(key=f"watch-{name}", data=data)
+
+
 def _no_picture(path: Path, *, serial: bool) -> str:
     """Text in place of the agent's picture while there is none."""
     if serial:

@@ -6,14 +6,6 @@ const MAX_POINTS = 1000;
 const PICTURE_MS = 100;
 const PHASES = { step: "#0072B2", update: "#E69F00", wait: "rgba(128, 128, 128, 0.35)", publish: "#009E73", checkpoint: "#CC79A7", evaluate: "#56B4E9", render: "#D55E00", other: "#999999" };
 
-const make = (parent, tag, cls, text) => {
-  const node = document.createElement(tag);
-  if (cls) node.className = cls;
-  if (text !== undefined) node.textContent = text;
-  parent.appendChild(node);
-  return node;
-};
-
 // Minimum and maximum of a thinned series; a series that was never thinned has no band.
 const bandOf = (kept) => (kept.banded ? { low: kept.low, high: kept.high } : {});
 
@@ -187,7 +179,7 @@ class LivePage {
       height: card.spec.key === "return" ? 330 : 170, xTitle: () => this.axisTitle(card),
       yRange: card.spec.unit === "%" ? [0, 100] : null, colours: () => this.look, view: () => this.view,
       axis: this.time, onPick: card === this.returnCard ? (x) => this.openEpisode(x) : undefined,
-      marks: () => (card === this.returnCard && this.axis !== "t" ? [] : (this.marks ?? []).map((t) => t / this.unit.by)),
+      marks: () => (card === this.returnCard && this.axis !== "t" ? [] : (this.marks ?? []).map(([t, level, text]) => ({ x: t / this.unit.by, level, text }))),
     });
     card.box.style.display = "";
     const group = card.box.closest(".sz-group");  // shown with its first chart
@@ -197,7 +189,7 @@ class LivePage {
 
   // ---- life -----------------------------------------------------------------------------------
   start() {
-    this.look = this.colours();
+    this.look = lookOf(this.host, this.data.colours[0]);
     this.chartOf(this.returnCard);
     this.sights = new IntersectionObserver((entries) => {
       this.pictureSeen = entries.at(-1).isIntersecting;
@@ -281,7 +273,7 @@ class LivePage {
     if (this.note.textContent !== news.note) this.note.textContent = news.note;
     this.note.classList.toggle("sz-problem", news.problem);
     this.dot.className = `sz-dot sz-state-${news.state}`;
-    this.marks = news.marks;
+    if (news.marks && JSON.stringify(news.marks) !== JSON.stringify(this.marks)) { this.marks = news.marks; this.time?.touch(); }
     if (!this.live) for (const { now } of this.charts.values()) if (now?.textContent) now.textContent = "";
     this.bars(news.shares);
     this.coreStrip(news.cores);
@@ -576,19 +568,11 @@ class LivePage {
   }
 
   // ---- looks ----------------------------------------------------------------------------------
-  colours() {
-    const style = getComputedStyle(this.host);
-    const read = (name, other) => style.getPropertyValue(name).trim() || other;
-    // The first colour is the theme's own: dark blue cannot be seen on a dark page.
-    const first = this.data.colours[0], primary = read("--st-primary-color", first);
-    return { text: read("--st-text-color", "#333"), line: read("--st-border-color", "#ddd"), font: read("--st-font", "sans-serif"), paint: (colour) => (colour === first ? primary : colour) };
-  }
-
   recolour(data) {
     const other = data.page !== this.data.page;
     this.data = { ...this.data, period_ms: data.period_ms, page: data.page };
     if (this.dead) return;
-    this.look = this.colours();
+    this.look = lookOf(this.host, this.data.colours[0]);
     for (const card of this.charts.values()) card.chart?.touch();
     this.player?.recolour();
     if (other) this.wake();

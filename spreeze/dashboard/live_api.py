@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,20 @@ from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.comparison import read_summary
 from spreeze.metrics.info_means import INFO, MOST_NUMBERS
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
-from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
+from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
 from spreeze.run_directory import LIVE_STATES, TIMELINE, finite_number, read_config, read_run, session_starts, state_of
 
 MAX_BUCKETS = 350
 """Buckets of a first answer; each has mean, minimum and maximum."""
 _TAIL_ROWS = 600
-_LOG_LINES = 8
+_LOG_LINES, _EVENTS, _MARKS = 8, 12, 60
+"""Lines of the log, events in the list, and events that are marked in charts."""
 STALE_S = 3.0
 _NORMAL = 1.959963984540054  # 97.5 % quantile of the normal distribution
 _FALLEN = 0.25  # part of the best return whose loss is told
-_NEW_S = 5.0  # age of a timeline that is sent again, until every page has it
+_NEW_S = 5.0  # age of a timeline or of marks that are sent again, until every page has them
+_MARK_TEXT = 160  # characters of a mark's sentence
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito (2008): distinguishable with any colour vision."""
@@ -213,7 +215,7 @@ def live_response(
         count, last = reader.last_evaluation()
         best = reader.best_evaluation()
         evaluations = _evaluations(reader, evals_seen, count)
-        events = reader.events(12)
+        events = reader.events(_MARKS)
     fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
     if state not in LIVE_STATES:
         fresh.update(_whole_run(path))
@@ -249,12 +251,24 @@ def live_response(
         "live": state in LIVE_STATES,
         **_note(shown, state, latest, last, best, ended=run.get("exit_reason")),
         "timeline": _new_timeline(path, since),
-        "marks": session_starts(run)[1:],
+        "marks": _marks(run, events, best, since),
         "processes": _processes(fresh),
         "hosts": _hosts(fresh),
         "learners": _learners(fresh, latest, table),
-        "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
+        "events": [[duration(event.t), event.level, event.source, event.text] for event in events[-_EVENTS:]],
     }
+
+
+def _marks(
+    run: Mapping[str, Any], events: Sequence[Event], best: EvaluationRow | None, since: float
+) -> list[list[Any]] | None:
+    """[time, level, sentence] of what every chart marks: resumes, events, the best evaluation; None without news."""
+    found = [[t, "session", f"session {count} begins"] for count, t in enumerate(session_starts(run)[1:], 2)]
+    found += [[event.t, event.level, f"{event.source}: {event.text}"[:_MARK_TEXT]] for event in events]
+    if best is not None:
+        found.append([best.t, "best", f"best evaluation: {number(best.return_mean)}"])
+    newest = max((mark[0] for mark in found), default=0.0)
+    return sorted(found) if since <= 0.0 or newest > since - _NEW_S else None
 
 
 def _new_timeline(path: Path, since: float) -> dict[str, Any] | None:

@@ -137,7 +137,7 @@ class EpisodePlayer {
     for (const extra of this.strips.splice(found.strips.length)) { extra.chart.dispose(); extra.box.remove(); }
     this.go(0);
     this.play(true);
-    NS.player = { id: this.id, kind: found.kind, numbers_ms: performance.now() - this.opened };
+    window.__episode = { id: this.id, kind: found.kind, numbers_ms: performance.now() - this.opened };
   }
 
   // A chart of some of a strip's lines; the values at the cursor stand beside their names.
@@ -150,7 +150,7 @@ class EpisodePlayer {
       strip.menu = make(strip.head, "select", "sz-select");
       const div = make(box, "div", "sz-plot");
       strip.chart = new Chart(div, {
-        height: STRIP_PX, bottom: 18, xTitle: () => "", yRange: null, colours: this.look, axis: this.axis, marks: () => this.episode?.marks.filter((mark) => mark.step > 0).map((mark) => mark.step) ?? [],
+        height: STRIP_PX, bottom: 18, xTitle: () => "", yRange: null, colours: this.look, axis: this.axis, marks: () => this.episode?.marks.filter((mark) => mark.step > 0).map((mark) => ({ x: mark.step, level: "info" })) ?? [],
         onPick: (x) => { this.play(false); this.go(Math.round(x)); }, onRead: (rows) => this.read(strip, rows),
       });
       strip.menu.onchange = () => { strip.from = Number(strip.menu.value); this.lines(strip); };
@@ -299,7 +299,7 @@ class EpisodePlayer {
       this.picture.style.display = "";
       this.picture.setAttribute("aria-label", `the agent after ${frame.step} env steps`);
       this.painted = frame;
-      if (NS.player) { NS.player.shown_step = frame.step; NS.player.pictures = (NS.player.pictures ?? 0) + 1; if (NS.player.pictures === 2) NS.player.moving_ms = performance.now() - this.opened; }
+      if (window.__episode) { window.__episode.shown_step = frame.step; window.__episode.pictures = (window.__episode.pictures ?? 0) + 1; if (window.__episode.pictures === 2) window.__episode.moving_ms = performance.now() - this.opened; }
     } catch { /* a damaged picture: the next one may be whole */ this.painted = frame; } finally { this.painting = false; }
     if (!this.dead && this.frames.length && this.playing) this.paint();
   }

@@ -204,6 +204,7 @@ def watch() -> None:
     st.subheader(f"Clips of {row(path).name}", anchor=False)
     if path != SAMPLE:  # its networks are not included
         components.show_command("play", control.command_line("spreeze", "play", as_cli_argument(path)))
+    components.show_episodes(path)
     found = clips(path)
     if not found:
         st.info(

@@ -124,7 +124,7 @@ def test_a_click_on_a_curve_shows_the_moving_episode(run, tmp_path):
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
-    player = "return window.__spreeze.player"
+    player = "return window.__episode"
     with web.server(run.parent, tmp_path / "server.log") as (address, _), web.browser() as driver:
         web.enter(driver, address, run.parent)
         driver.get(f"{address}/?run=r1")

@@ -402,6 +402,43 @@ def test_charts_leave_out_outliers_take_logarithms_zoom_upwards_and_smooth():
     assert found["smooth"] == pytest.approx([1.0, 7 / 3, None, 19 / 7], nan_ok=True)
 
 
+_LINKED = """
+const pen = new Proxy({}, { get: () => () => {}, set: () => true });
+const node = () => ({ style: {}, appendChild: (child) => child, addEventListener() {}, getContext: () => pen,
+                      getBoundingClientRect: () => ({ left: 0, top: 0 }), setPointerCapture() {},
+                      clientWidth: 462, clientHeight: 200, set textContent(text) { this.said = text; } });
+globalThis.document = { createElement: node };
+globalThis.ResizeObserver = globalThis.IntersectionObserver = class { observe() {} };
+const look = { text: "", line: "", font: "", paint: (colour) => colour }, time = new Axis(), picked = [];
+const marks = () => [{ x: 5, level: "error", text: "learner: ended by SIGKILL" }];
+const [a, b] = ["a", "b"].map((name) => {
+  const options = { height: 200, xTitle: () => "s", colours: () => look, axis: time, marks,
+                    onPick: (x) => picked.push(x) };
+  const chart = new Chart(node(), options);
+  chart.traces = [{ name, colour: "", x: [...Array(11).keys()], y: [...Array(11).keys()] }];
+  chart.draw();
+  return chart;
+});
+const at = (x) => ({ button: 0, pointerId: 1, clientX: 52 + 40 * x, clientY: 50 });
+a.pointermove(at(5)); a.draw(); b.draw();
+const told = [a.box.said, b.box.said];
+a.pointerdown(at(5)); a.pointerup(); a.pointerdown(at(2)); a.pointermove(at(8)); a.pointerup();
+const zooms = [a.zoom, b.zoom]; b.dblclick();
+a.pointerleave(); b.draw();
+console.log(JSON.stringify({ told, picked, zooms, after: [a.zoom, time.at, b.box.style.display] }));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_charts_of_one_axis_are_read_and_zoomed_together_and_tell_what_happened():
+    script = (Path(live_api.__file__).parent / "chart.js").read_text() + "globalThis.window = {};\n" + _LINKED
+    found = json.loads(subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S,
+                                      check=True).stdout)  # fmt: skip
+    assert found["told"] == ["5 s\na: 5\nlearner: ended by SIGKILL", "5 s\nb: 5"]
+    assert (found["picked"], found["zooms"]) == ([5], [[2, 8], [2, 8]])
+    assert found["after"] == [None, None, "none"]
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [({"samplers_active": 0.125}, "throttled to 12 %"), ({"samplers_active": 1.0}, "1 of 1"), ({}, "1 of 1")],
@@ -431,8 +468,17 @@ def test_the_answer_marks_sessions_lists_processes_and_tells_a_problem_from_news
     writer = MetricsWriter(run / "metrics.db")
     writer.write(50.0, 5000, {"process_cpu_use/learner": 0.91, "process_memory_bytes/learner": 2.0**30})
     writer.close()
+    writer = MetricsWriter(run / "metrics.db")
+    writer.event(44.0, "warning", "supervisor", "learner ended by SIGKILL")
+    writer.evaluation(EvaluationRow(45.0, 100, 10, 1, 10, 4, 7.0, 1.0, 20.0))
+    writer.close()
     answer = live_api.live_response(run, 0.0, 0, "")
-    assert answer["marks"] == [40.5]
+    assert answer["marks"] == [
+        [40.5, "session", "session 2 begins"],
+        [44.0, "warning", "supervisor: learner ended by SIGKILL"],
+        [45.0, "best", "best evaluation: 7"],
+    ]
+    assert live_api.live_response(run, answer["next"] + 9.0, 1, answer["epoch"])["marks"] is None
     assert answer["processes"] == [["learner", 0.91, "1.0 GiB"]]
     assert answer["problem"]
     (run / "run.json").write_text(json.dumps(state | {"state": "finished"}))
