@@ -263,7 +263,9 @@ def _marks(
     run: Mapping[str, Any], events: Sequence[Event], best: EvaluationRow | None, since: float
 ) -> list[list[Any]] | None:
     """[time, level, sentence] of what every chart marks: resumes, events, the best evaluation; None without news."""
-    found = [[t, "session", f"session {count} begins"] for count, t in enumerate(session_starts(run)[1:], 2)]
+    found: list[list[Any]] = [
+        [t, "session", f"session {count} begins"] for count, t in enumerate(session_starts(run)[1:], 2)
+    ]
     found += [[event.t, event.level, f"{event.source}: {event.text}"[:_MARK_TEXT]] for event in events]
     if best is not None:
         found.append([best.t, "best", f"best evaluation: {number(best.return_mean)}"])
