@@ -130,8 +130,14 @@ def test_a_click_on_a_curve_shows_the_moving_episode(run, tmp_path):
         driver.get(f"{address}/?run=r1")
         drawn = "return document.querySelector('[data-chart=return]')?.__chart?.draws > 0"
         web.wait(lambda: driver.execute_script(drawn))
-        curve = driver.find_element("css selector", "[data-chart=return] canvas")
-        ActionChains(driver).move_to_element(curve).click().perform()
+
+        def opened():  # again and again: what is above may have changed its height meanwhile
+            curve = driver.find_element("css selector", "[data-chart=return] canvas")
+            driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", curve)
+            ActionChains(driver).move_to_element(curve).click().perform()
+            return driver.execute_script("return document.querySelector('.sz-player')?.open")
+
+        web.wait(opened)
         caption = "return document.querySelector('.sz-player')?.innerText"
         moving = lambda: (driver.execute_script(player) or {}).get("pictures", 0) > 3  # noqa: E731
         web.wait(moving, lambda: driver.execute_script(caption))
