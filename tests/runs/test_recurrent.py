@@ -87,7 +87,7 @@ def test_a_run_is_evaluated_played_by_a_program_of_ones_own_and_exported(referen
 def test_each_other_mode_learns_with_memory(tmp_path, mode, algo, more):
     tiny = ("--samplers", "2", "--envs-per-sampler", "2", "--sync-interval", "16", "--no-evaluator", "--no-visualizer",
             "--set", f"{algo}.hidden_sizes=[8,8]")  # fmt: skip
-    args = (*SYNTHETIC, "--mode", mode, "--algo", algo, *memory("gru", algo), *more, "--env-steps", "3000")
+    args = (*SYNTHETIC, "--mode", mode, "--algo", algo, *memory("gru", algo), *more, "--env-steps", "1500")
     run, code, document = train(tmp_path, *args, tiny=tiny)
     assert code == 0, run.stderr[-3000:]
     assert document["updates"] > 10
@@ -107,11 +107,11 @@ def replayed(algo, kind, *more):
 
 
 def test_sequences_of_replay_count_as_their_env_steps_and_repeat_bit_for_bit(tmp_path):
-    args = (*replayed("sac", "lstm", "--set", "env.normalize_obs=true"), "--mode", "serial", "--env-steps", "600")
+    args = (*replayed("sac", "lstm", "--set", "env.normalize_obs=true"), "--mode", "serial", "--env-steps", "400")
     first, code, document = train(tmp_path, *args, name="first", tiny=())
     assert code == 0, first.stderr[-3000:]
-    assert document["env_steps"] == pytest.approx(600, abs=2)
-    assert document["updates"] == pytest.approx(600 - 128, abs=32)  # one an env step, as soon as a sequence is full
+    assert document["env_steps"] == pytest.approx(400, abs=2)
+    assert document["updates"] == pytest.approx(400 - 128, abs=32)  # one an env step, as soon as a sequence is full
     assert document["samples_per_insert"] == pytest.approx(32.0, rel=0.1)
     _, _, again = train(tmp_path, *args, name="again", tiny=())
     assert again["parameters_sha256"] == document["parameters_sha256"]

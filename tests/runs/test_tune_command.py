@@ -11,8 +11,8 @@ import pytest
 from harness import PATIENCE_S, REPO, poll
 
 from spreeze.cli import tune
+from spreeze.workers.roles import ROLES, role_of
 
-pytestmark = pytest.mark.cold
 PINNED = (
     "--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "32",
     "--learner-threads", "1", "--samples-per-insert", "0:1000", "--replay-capacity", "20000",
@@ -41,19 +41,25 @@ def _family(process):
     return []
 
 
-def _command(process):
-    with contextlib.suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""
+def _is_learner(process):
+    return role_of(process.name()) is ROLES["learner"]
 
 
-def _at_work(process, word, folder):
+def _is_probe(process):
+    return "spreeze.tuner.update_probe" in process.cmdline()
+
+
+def _at_work(process, is_one, folder):
+    """The family of the tuner, once there is such a one."""
+
     def look():
         assert process.poll() is None, (folder / "out.txt").read_text()
         family = _family(process)
-        return family if any(word in _command(one) for one in family) else None
+        with contextlib.suppress(psutil.Error):
+            return family if any(map(is_one, family)) else None
+        return None
 
-    return poll(look, what=word)
+    return poll(look, what=is_one.__name__)
 
 
 def test_a_run_cannot_be_tuned_for(capsys):
@@ -61,7 +67,7 @@ def test_a_run_cannot_be_tuned_for(capsys):
     assert "name it with --env" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("stage", ["spreeze.tuner.update_probe", '"role": "learner"'])
+@pytest.mark.parametrize("stage", [pytest.param(_is_probe, marks=pytest.mark.cold), _is_learner])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_a_tuner_that_is_ended_leaves_no_process_and_keeps_no_answer(tmp_path, stage, number):
     with _tuner(tmp_path) as process:

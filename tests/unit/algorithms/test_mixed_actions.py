@@ -278,25 +278,23 @@ PPO = (*COMMAND, "--env", "tests/Parts-v0", "--algo", "ppo", "--sync-interval", 
 
 def test_a_masked_run_with_memory_repeats_bit_by_bit_goes_on_and_is_exported_and_played(tmp_path):
     arguments = (*PPO, "--set", "ppo.recurrent=lstm", "--set", "ppo.recurrent_size=8", "--env-arg", "masked=True")
-    whole, code, document = train(tmp_path, *arguments, "--env-steps", "4096", name="whole", tiny=())
+    whole, code, document = train(tmp_path, *arguments, "--env-steps", "2048", name="whole", tiny=())
     assert code == 0, whole.stderr[-3000:]
-    assert (document["mode"], document["env_steps"], document["env_errors"]) == ("hts", 4096, 0)
-    run, code, _ = train(tmp_path, *arguments, "--env-steps", "2048", "--inference-workers", "1", tiny=())
+    assert (document["mode"], document["env_steps"], document["env_errors"]) == ("hts", 2048, 0)
+    run, code, _ = train(tmp_path, *arguments, "--env-steps", "1024", "--inference-workers", "1", tiny=())
     assert code == 0, run.stderr[-3000:]
-    again, code, other = train(tmp_path, "--resume", run.path, "--import", "parts_env", "--env-steps", "4096", tiny=())
+    again, code, other = train(tmp_path, "--resume", run.path, "--import", "parts_env", "--env-steps", "2048", tiny=())
     assert code == 0, again.stderr[-3000:]
     assert other["parameters_sha256"] == document["parameters_sha256"]
     folder = str(Path(parts_env.__file__).parent)
-    for format_, suffix in (("numpy", "npz"), ("onnx", "onnx")):
-        done = verb("export", run.path, "--format", format_, "--out", tmp_path / f"policy.{suffix}")
-        assert done.returncode == 0, done.stderr
-        assert "numbers of actions differ by at most" in done.stdout
-        program = tmp_path / f"policy_{format_}_example.py"
-        played = subprocess.run(
-            [sys.executable, program], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-            env=os.environ | {"PYTHONPATH": folder},
-        )  # fmt: skip
-        assert played.stdout.count(": return ") == 3, played.stderr
+    done = verb("export", run.path, "--format", "numpy", "--out", tmp_path / "policy.npz")
+    assert done.returncode == 0, done.stderr
+    assert "numbers of actions differ by at most" in done.stdout
+    played = subprocess.run(
+        [sys.executable, tmp_path / "policy_numpy_example.py"], capture_output=True, text=True, timeout=PATIENCE_S,
+        check=False, env=os.environ | {"PYTHONPATH": folder},
+    )  # fmt: skip
+    assert played.stdout.count(": return ") == 3, played.stderr
     policy = spreeze.load_policy(run.path, import_module="parts_env")
     env = make_task("tests/Parts-v0", "parts_env", args=("masked=True",)).env
     obs, info = env.reset(seed=1)

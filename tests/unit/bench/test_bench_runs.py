@@ -32,6 +32,7 @@ def _metrics(document):
     return {row["metric"]: row for row in document["rows"]}
 
 
+@pytest.mark.warm
 def test_sampling_bench_reports_the_share_of_the_bare_loop():
     document = _bench("sampling", "--env", "Pendulum-v1", "--repeats", "2", "--seconds", "0.3")
     rows = _metrics(document)
@@ -43,6 +44,7 @@ def test_sampling_bench_reports_the_share_of_the_bare_loop():
     assert rows["sampler_env_steps_per_s"]["value"] > 0
 
 
+@pytest.mark.warm
 def test_an_engine_is_compared_with_its_own_loop():
     rows = _metrics(
         _bench(
@@ -53,6 +55,7 @@ def test_an_engine_is_compared_with_its_own_loop():
     assert rows["bare_env_steps_per_s"]["envs_per_sampler"] == 64
 
 
+@pytest.mark.warm
 def test_learner_bench_reports_updates():
     rows = _metrics(_bench("learner", "--batch-size", "64", "--repeats", "1"))
     assert rows["updates_per_s"]["value"] > 0.0
