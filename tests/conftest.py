@@ -18,7 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 # Its own deadline of 0.2 s an example would judge the machine.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_EXAMPLES = 400 if "SPREEZE_LONG_TESTS" in os.environ else 40
+settings.register_profile(
+    "any machine", deadline=None, max_examples=_EXAMPLES, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 _PATIENCE_S = 60.0
 """For what is just about to end, on any machine."""

@@ -364,7 +364,7 @@ def test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline(tmp_path, m
             logging=SimpleNamespace(sinks=()), data_flow=SimpleNamespace(balanced=False),
             callback=SimpleNamespace(classes=()), env=SimpleNamespace(import_module=None),
         ),
-        batch_size=1, learners=1, policies=1,
+        batch_size=1, learners=1, policies=1, ending=None, target_return=0.0,
         earlier=SimpleNamespace(sessions=0, best_return=None, wall_s=0.0),
     )  # fmt: skip
     made = recorder.Recorder(plan, SimpleNamespace(path=tmp_path), SimpleNamespace(note=lambda text: None))

@@ -9,6 +9,7 @@ import pty
 import subprocess
 import sys
 import termios
+import threading
 
 import pytest
 from harness import FAULT, PATIENCE_S, REPO, TINY, poll
@@ -85,6 +86,8 @@ def test_the_end_waits_for_no_reader_who_reads_nothing(monkeypatch):
             say("x" * 10 * PIPE_BYTES, keep=True)
         assert os.readlink(f"/proc/self/fd/{stream.fileno()}") == os.devnull, "what is printed later blocks nobody"
         assert reader.read(100) == 100 * b"x"
+        reader.close()  # only now the thread that writes ends: it silences a descriptor, whose number others get later
+        poll(lambda: all(one.name != "output" for one in threading.enumerate()), what="the end of the thread")
 
 
 def test_a_terminal_with_stopped_output_is_behind_and_shows_the_rest_when_it_goes_on():

@@ -86,6 +86,7 @@ class Stream:
         return np.array(self.rows)
 
 
+@pytest.mark.warm
 def test_a_gateway_gives_each_row_of_its_samplers_once_while_they_are_killed(job):
     with gateway(job) as there:
         stream = Stream(there, job.layout)
@@ -106,6 +107,7 @@ def test_a_gateway_gives_each_row_of_its_samplers_once_while_they_are_killed(job
     assert all(handle.process is None for handle in handles.values())
 
 
+@pytest.mark.warm
 def test_a_host_gives_the_rows_with_other_goals_and_counts_only_the_env_steps():
     spec = make_task("BitFlip-v0", "goal_tasks").spec
     job = HostJob(spec=spec, layout=RowLayout.of(spec, 1), n_step=1, gamma=0.99, nan_policy="drop", seed=3,
@@ -118,6 +120,7 @@ def test_a_host_gives_the_rows_with_other_goals_and_counts_only_the_env_steps():
     assert 2 * steps - 2 * episodes <= len(stream.rows) <= 2 * steps
 
 
+@pytest.mark.warm
 def test_samplers_of_a_host_do_not_go_on_further_than_the_driver_allows(job):
     with gateway(job) as there:
         stream = Stream(there, job.layout)
@@ -165,6 +168,7 @@ def test_a_host_takes_what_its_own_tuner_says_and_goes_by_its_cores_where_that_f
         assert sum("not tuned here" in event for event in samplers.facts()["events"]) == told
 
 
+@pytest.mark.warm
 def test_samplers_that_nobody_asks_for_rows_end_and_begin_again_when_somebody_does(job, monkeypatch):
     monkeypatch.setattr("spreeze.runtime.cluster.host._FORSAKEN_S", 0.5)
     with gateway(job) as there:

@@ -232,7 +232,6 @@ MACHINES = st.builds(
 LOADS = st.lists(st.tuples(st.integers(1, 40), st.floats(0.0, 8.0)), max_size=40)
 
 
-@settings(max_examples=150, deadline=None)
 @given(MACHINES, st.floats(0.5, 8.0))
 def test_yields_within_5_s_and_takes_all_back_within_15_s(machine, foreign):
     samplers = float(machine.governor.active)
@@ -248,14 +247,12 @@ def test_yields_within_5_s_and_takes_all_back_within_15_s(machine, foreign):
     assert machine.governor.active == samplers
 
 
-@settings(max_examples=150, deadline=None)
 @given(MACHINES, st.floats(0.0, 32.0))
 def test_under_a_constant_load_at_most_two_changes_in_ten_minutes(machine, foreign):
     machine.run(30, 0.0)
     assert len(machine.run(600, min(foreign, machine.cores))) <= 2
 
 
-@settings(max_examples=100, deadline=None)
 @given(MACHINES, st.sampled_from([0.0, 0.25]), LOADS)
 def test_under_any_load_never_more_changes_than_stated_and_never_out_of_range(machine, leave_free, loads):
     machine.governor = Governor(int(machine.governor.active), leave_free)
@@ -335,7 +332,6 @@ class TwoRuns:
         return self.rng.uniform(-self.noise, self.noise)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.integers(4, 32),
     st.integers(1, 16),
