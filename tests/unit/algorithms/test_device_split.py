@@ -37,6 +37,7 @@ def seen_by_actor(batch):
 
 @pytest.mark.parametrize(("name", "dtype", "tolerance"), [
     *((name, torch.float64, 1e-6) for name in NAMES), ("sac", torch.float32, 1e-4),
+    *(pytest.param(name, torch.float32, 1e-4, marks=pytest.mark.slow) for name in ("td3", "ddpg")),
 ])  # fmt: skip
 def test_a_thousand_updates_of_the_split_are_those_of_one_device(name, dtype, tolerance):
     one, split = made(name, "cpu", dtype), made(name, "cpu+cpu", dtype)

@@ -30,6 +30,7 @@ def trained(name, dtype, pair):
 
 @pytest.mark.parametrize(("name", "dtype", "tolerance"), [
     *((name, torch.float64, 1e-6) for name in ("sac", "td3", "ddpg")), ("sac", torch.float32, 1e-4),
+    *(pytest.param(name, torch.float32, 1e-4, marks=pytest.mark.slow) for name in ("td3", "ddpg")),
 ])  # fmt: skip
 def test_a_thousand_updates_in_two_lanes_are_those_of_one_core(name, dtype, tolerance):
     with TwoThreads() as pair:
