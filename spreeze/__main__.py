@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from typing import NoReturn
@@ -25,6 +26,7 @@ VERBS: dict[str, str] = {
     "report": "one HTML file of a run, or of several compared",
     "doctor": "what this machine has and what is missing",
     "bench": "measure Spreeze on this machine",
+    "completion": "the script by which a shell completes verbs, flags, environments and runs",
 }
 
 
@@ -35,8 +37,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _main(argv: list[str] | None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
+    if "SPREEZE_COMPLETE" in os.environ and len(arguments) < 2:
+        say("\n".join(verb for verb in VERBS if verb.startswith("".join(arguments))))
+        return 0
     if not arguments or arguments[0] in ("-h", "--help"):
-        lines = [f"  {verb:9s} {text}" for verb, text in VERBS.items()]
+        lines = [f"  {verb:10s} {text}" for verb, text in VERBS.items()]
         text = "\n".join(["usage: spreeze <verb> [flags]", "", *lines, "", "spreeze <verb> --help tells more"])
         text += f"; documentation: {SHIPPED / 'assets' / 'docs'}"
         say(text)

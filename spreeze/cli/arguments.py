@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError, U
 from spreeze.machine.output import emit, print_error, say
 
 CHECKPOINTS = ("best", "latest")
+ASKED_TO_COMPLETE = "SPREEZE_COMPLETE"
+"""Environment variable with which a command line is completed, not obeyed (``completion``)."""
 
 
 _GROUPS = {
@@ -54,6 +57,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         given = list(sys.argv[1:] if args is None else args)
+        if ASKED_TO_COMPLETE in os.environ:
+            from spreeze.cli.completion import complete
+
+            complete(self, given)
         # Of the class: a subparser, which may find the error, sees only its part of the command line.
         Parser._as_json = "--json" in given
         if self.trains:

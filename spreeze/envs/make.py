@@ -211,13 +211,18 @@ def _register(name: str, registry: Any) -> None:
         importlib.import_module(_FAST_MODULE).register()
 
 
+def known_ids() -> tuple[str, ...]:
+    """Ids of all environments that are registered, and Bullet's."""
+    import gymnasium
+
+    return (*gymnasium.registry, *BULLET_IDS)
+
+
 def newest_version(env_id: str) -> str | None:
     """The newest version of an environment that is named without one; None where it is not known, or has one."""
     if not re.fullmatch(r"[A-Za-z]\w*", env_id):
         return None
-    import gymnasium
-
-    known = [name for name in (*gymnasium.registry, *BULLET_IDS) if re.fullmatch(rf"{env_id}-v\d+", name)]
+    known = [name for name in known_ids() if re.fullmatch(rf"{env_id}-v\d+", name)]
     return max(known, key=lambda name: int(name.rpartition("-v")[2]), default=None)
 
 

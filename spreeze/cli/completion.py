@@ -1,0 +1,123 @@
+"""``spreeze completion SHELL``: the script that lets a shell complete verbs, flags, environments, settings and runs.
+
+The script asks the program itself: with ``SPREEZE_COMPLETE`` set, a command line is not obeyed, and what its last word
+may become is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from spreeze.cli.arguments import ASKED_TO_COMPLETE, Parser
+from spreeze.config.algorithms import ALGORITHMS
+from spreeze.config.modes import modes
+from spreeze.config.profiles import NO_PROFILE, profile_names
+from spreeze.config.schema import SECTIONS
+from spreeze.envs.make import known_ids
+from spreeze.machine.output import say
+from spreeze.run_directory import list_runs
+
+_BASH = """_spreeze() {
+    local IFS=$'\\n'
+    COMPREPLY=($(%s=1 spreeze "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace
+}
+complete -o default -F _spreeze spreeze"""
+_SCRIPTS = {
+    "bash": _BASH,
+    "zsh": "autoload -U +X bashcompinit && bashcompinit\n" + _BASH.replace(" && compopt -o nospace", " && true"),
+    "fish": "complete -c spreeze -a '(env %s=1 spreeze (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'",
+}
+_INSTALL = {
+    "bash": 'eval "$(spreeze completion bash)"   # in ~/.bashrc',
+    "zsh": 'eval "$(spreeze completion zsh)"   # in ~/.zshrc, below compinit',
+    "fish": "spreeze completion fish > ~/.config/fish/completions/spreeze.fish",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    lines = "; ".join(_INSTALL.values())
+    parser = Parser(
+        prog="python -m spreeze completion", description="Print the script of a shell's completion.", epilog=lines
+    )
+    parser.add_argument("shell", choices=tuple(_SCRIPTS), help="the shell")
+    shell = parser.parse_args(argv).shell
+    say(f"# {_INSTALL[shell]}\n{_SCRIPTS[shell] % ASKED_TO_COMPLETE}")
+    return 0
+
+
+def complete(parser: argparse.ArgumentParser, words: Sequence[str]) -> NoReturn:
+    """Prints what the last of a command line's words may become, one a line, and ends the program."""
+    sys.stdout.write("".join(f"{text}\n" for text in candidates(parser, words)))
+    sys.stdout.flush()
+    sys.exit(0)
+
+
+def candidates(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """Words that the last one may become; none where that is for the shell to say, as for a file."""
+    *before, prefix = words or [""]
+    runs_dir = next((after for word, after in itertools.pairwise(before) if word == "--runs-dir"), "runs")
+    place = 0
+    for at, word in enumerate(before):
+        if (named := _verbs_of(parser).get(word)) is not None:
+            parser, place = named, at + 1
+    flag = before[-1] if len(before) > place else ""
+    action = parser._option_string_actions.get(flag)
+    if action is not None and action.nargs != 0:
+        found = _values(action, flag, Path(runs_dir))
+    elif prefix.startswith("-"):
+        found = parser._option_string_actions
+    else:
+        found = _positional(parser, before[place:], Path(runs_dir))
+    return sorted(text for text in {str(text) for text in found} if text.startswith(prefix))
+
+
+def _verbs_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    found = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return next((action.choices for action in found), {})
+
+
+def _values(action: argparse.Action, flag: str, runs_dir: Path) -> Iterable[str]:
+    known: dict[str, Callable[[], Iterable[str]]] = {
+        "--env": known_ids,
+        "--algo": lambda: ALGORITHMS,
+        "--mode": modes,
+        "--profile": lambda: (*profile_names(), NO_PROFILE),
+        "--set": _settings,
+        "--resume": lambda: (*_runs(runs_dir), *_sweeps(runs_dir)),
+        "--like": lambda: _runs(runs_dir),
+    }
+    return action.choices or known.get(flag, tuple)()
+
+
+def _positional(parser: argparse.ArgumentParser, before: Sequence[str], runs_dir: Path) -> Iterable[str]:
+    if verbs := _verbs_of(parser):
+        return verbs
+    if getattr(parser, "trains", False):
+        return () if before else known_ids()  # ``train CartPole-v1``
+    for action in parser._get_positional_actions():
+        if action.choices:
+            return action.choices
+        if action.metavar == "RUN" or action.dest in ("run", "runs"):
+            return _runs(runs_dir)
+    return ()
+
+
+def _settings() -> Iterable[str]:
+    return (f"{section}.{name}=" for section, part in SECTIONS.items() for name in part.__dataclass_fields__)
+
+
+def _runs(runs_dir: Path) -> Iterable[str]:
+    from spreeze.cli.evaluate import pretrained_policies
+
+    names = [path.name for path in list_runs(runs_dir)]
+    return (*names, *(["latest"] if names else []), *pretrained_policies())
+
+
+def _sweeps(runs_dir: Path) -> Iterable[str]:
+    return (path.name.removesuffix(".sweep.json") for path in runs_dir.glob("*.sweep.json"))
