@@ -297,12 +297,14 @@ class FirstNursery:
         self.wanted = True
         self.latest: int | None = None  # id of the latest process that was started warm
         self._nursery: Nursery | None = None
+        self._beginning = threading.Lock()  # threads start processes, too
 
     def start(self, told: dict, fds: list[int]) -> int | None:
         if not self.wanted:
             return None
-        if self.process is None or self.process.poll() is not None:
-            self._begin()
+        with self._beginning:
+            if self.process is None or self.process.poll() is not None:
+                self._begin()
         started = self._nursery.start(told, fds)
         self.latest = started or self.latest
         return started
