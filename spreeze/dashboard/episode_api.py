@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import subprocess
@@ -41,7 +42,10 @@ _DRAWERS = 2
 """Processes that draw at a time; a further one ends the oldest."""
 _COLUMNS = 8
 """Lines of one strip."""
+_COMMAND = (sys.executable, "-m", "spreeze.workers.episodes.episode_redraw")
 _drawing: dict[Path, subprocess.Popen[bytes]] = {}
+_spare: list[subprocess.Popen[bytes]] = []
+"""A process that has loaded what drawing needs, started when somebody points at a curve; at most one."""
 _lock = threading.Lock()
 
 
@@ -51,6 +55,7 @@ def routes(base: str) -> list[Route]:
         Route(f"{base}/api/episode", _answering(episode)),
         Route(f"{base}/api/episode/frames", frames),
         Route(f"{base}/api/episode/draw", _answering(draw), methods=["POST"]),
+        Route(f"{base}/api/episode/warm", _answering(warm), methods=["POST"]),
     ]
 
 
@@ -207,16 +212,41 @@ def draw(request: Request) -> dict[str, Any]:
     module = control.imported_by(path)
     if module is not None and not is_alive(path) and request.query_params.get("trust") != module:
         return {"state": "untrusted", "module": clean(module)}
-    command = [sys.executable, "-m", "spreeze.workers.episodes.episode_redraw", str(path), key.id, kind]
+    arguments = [str(path), key.id, kind]
     with _lock:
         for known in [known for known, process in _drawing.items() if process.poll() is not None]:
             del _drawing[known]
         if place not in _drawing:
             while len(_drawing) >= _DRAWERS:
                 _end(_drawing.pop(next(iter(_drawing))))
-            quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-            _drawing[place] = subprocess.Popen(command, env=control.environment(), start_new_session=True, **quiet)
+            _drawing[place] = _started(arguments)
     return {"state": "drawing"}
+
+
+def warm(request: Request) -> dict[str, Any]:
+    """Starts the process that will draw, which loads its packages meanwhile; it runs no code of any run yet."""
+    with _lock:
+        if not _spare or _spare[0].poll() is not None:
+            _spare[:] = [_process([])]
+    return {"state": "warm"}
+
+
+def _started(arguments: list[str]) -> subprocess.Popen[bytes]:
+    """A process that draws: the one that was started ahead, if it still waits."""
+    process = _spare.pop() if _spare else None
+    if process is not None and process.poll() is None and process.stdin is not None:
+        with contextlib.suppress(OSError), process.stdin as pipe:
+            pipe.write(json.dumps(arguments).encode() + b"\n")
+            pipe.flush()
+            return process
+    return _process(arguments)
+
+
+def _process(arguments: list[str]) -> subprocess.Popen[bytes]:
+    quiet: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+    where = subprocess.DEVNULL if arguments else subprocess.PIPE
+    command = [*_COMMAND, *arguments]
+    return subprocess.Popen(command, stdin=where, env=control.environment(), start_new_session=True, **quiet)
 
 
 def end_drawing() -> None:
@@ -224,8 +254,12 @@ def end_drawing() -> None:
     with _lock:
         while _drawing:
             _end(_drawing.popitem()[1])
+        while _spare:
+            _end(_spare.pop())
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()  # what it has drawn is drawn anew
     process.wait()
+    if process.stdin is not None:
+        process.stdin.close()

@@ -191,6 +191,7 @@ class LivePage {
   start() {
     this.look = lookOf(this.host, this.data.colours[0]);
     this.chartOf(this.returnCard);
+    this.returnCard.div.addEventListener("pointerenter", () => this.warmUp(), { signal: this.abort.signal });
     this.sights = new IntersectionObserver((entries) => {
       this.pictureSeen = entries.at(-1).isIntersecting;
       if (this.pictureSeen) this.wakePicture();
@@ -366,6 +367,13 @@ class LivePage {
     if (reference && all.length) traces.push({ name: reference.label, colour: "#8A8F98", width: 1.3, dash: [6, 4], whole: true, x: [Math.min(...all), Math.max(...all)], y: [reference.value, reference.value] });
     this.chartOf(this.returnCard).show(traces);
     this.legend(this.returnCard, traces.toReversed());
+  }
+
+  // Whoever points at the curve may click: loading what draws an episode takes seconds.
+  warmUp() {
+    if (performance.now() < (this.warmUntil ?? 0)) return;
+    this.warmUntil = performance.now() + 60000;
+    fetch(`${this.data.base}/api/episode/warm`, { method: "POST", signal: this.abort.signal }).catch(() => {});
   }
 
   // What the agent did at a point of the return curve.

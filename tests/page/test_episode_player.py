@@ -54,7 +54,7 @@ def ask(route, **query):
     return reply if reply.media_type != "application/json" else json.loads(reply.body)
 
 
-EVALUATIONS, EPISODE, FRAMES, DRAW = (route.endpoint for route in episode_api.routes(""))
+EVALUATIONS, EPISODE, FRAMES, DRAW, WARM = (route.endpoint for route in episode_api.routes(""))
 
 
 def test_the_numbers_of_an_episode_come_in_strips_with_sentences(run):
@@ -91,7 +91,7 @@ def test_no_request_reads_another_file_than_a_recording(run, query, words):
 
 
 def test_pictures_are_drawn_by_a_post_alone_and_never_by_a_foreign_run_s_module(run, tmp_path, monkeypatch):
-    assert [route.methods for route in episode_api.routes("")][-1] == {"POST"}
+    assert [route.methods for route in episode_api.routes("")][-2:] == [{"POST"}, {"POST"}]
     monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path))
     path = recorded_run(tmp_path, module="hostile")
     started = []
@@ -103,6 +103,19 @@ def test_pictures_are_drawn_by_a_post_alone_and_never_by_a_foreign_run_s_module(
     monkeypatch.setattr(episode_api, "_drawing", {})
     assert ask(DRAW, **query, trust="hostile") == {"state": "drawing"}
     assert [command[:3] for command in started] == [[sys.executable, "-m", "spreeze.workers.episodes.episode_redraw"]]
+
+
+def test_a_process_started_ahead_draws_what_it_is_told_later(run):
+    key = kept_evaluations(run)[0]
+    assert ask(WARM) == ask(WARM) == {"state": "warm"}
+    (process,) = episode_api._spare
+    try:
+        assert ask(DRAW, run="r1", evaluation=key.id, kind="best") == {"state": "drawing"}
+        assert list(episode_api._drawing.values()) == [process]
+        assert process.wait(web.PATIENCE_S) == 0
+    finally:
+        episode_api.end_drawing()
+    assert len(list(frame_records(frames_path(run, key, "best").read_bytes()))) == 101
 
 
 def test_pictures_come_in_bounded_pieces(run, monkeypatch):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
+import select
 import sys
 import time
 from collections.abc import Iterator
@@ -43,6 +45,8 @@ _QUALITY = 75
 _MOST_FRAMES = 600
 """Pictures of one episode; a longer one has one for more env steps."""
 _LONGEST_S = 300.0
+_LONGEST_WAIT_S = 120.0
+"""Time for which a process that was started ahead waits."""
 _TOLERANCE = 1e-6
 """Relative difference up to which a number counts as the recorded one."""
 
@@ -162,10 +166,22 @@ def _pictures(task: Task, episode: RecordedEpisode, stride: int) -> Iterator[byt
         yield data
 
 
+def _told() -> list[str]:
+    """The arguments as a JSON line on standard input, by then with the packages loaded; empty if none comes."""
+    import gymnasium  # noqa: F401
+    from PIL import Image  # noqa: F401
+
+    ready, _, _ = select.select([sys.stdin], [], [], _LONGEST_WAIT_S)
+    line = sys.stdin.readline() if ready else ""
+    return [str(part) for part in json.loads(line)] if line else []
+
+
 def main(argv: list[str]) -> int:
-    """Arguments are a run directory, an evaluation's ID and the kind of episode."""
-    run_dir, text, kind = argv
+    """Arguments are a run directory, an evaluation's ID and the kind of episode; without any it waits for them."""
     lower_priority(LOW_PRIORITY)
+    if not (argv := argv or _told()):
+        return 0
+    run_dir, text, kind = argv
     try:
         with stdout_to_stderr():
             draw(Path(run_dir), EvaluationKey.parse(text), kind)
