@@ -1,0 +1,98 @@
+"""Commands and programs of the docs: each command is understood as printed, each program names what there is."""
+
+import ast
+import importlib
+import re
+import shlex
+
+import pytest
+from test_docs import PAGES
+
+from spreeze.__main__ import VERBS
+from spreeze.cli.arguments import Parser, build_parser
+from spreeze.cli.search_space import is_fixed, space
+from spreeze.cli.train import layers_of
+from spreeze.config.layers import resolve
+from spreeze.config.schema import SECTIONS
+from spreeze.machine.hardware import read_machine
+
+
+def _blocks(language):
+    for page, text in PAGES.items():
+        for block in re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            yield page, block
+
+
+def _commands():
+    """Page and words of each command of Spreeze in a shell block, from its verb on."""
+    for page, block in _blocks("bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in line.split("&&"):
+                words = shlex.split(part, comments=True)
+                if words[:3] == ["python", "-m", "spreeze"]:
+                    yield page, words[3:]
+                elif words[:3] == ["python", "-m", "spreeze.train"]:
+                    yield page, ["train", *words[3:]]
+                elif words[:1] == ["spreeze"]:
+                    yield page, words[1:]
+
+
+COMMANDS = list(_commands())
+PROGRAMS = list(_blocks("python"))
+
+
+class Understood(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[" ".join(words)[:60] for _, words in COMMANDS])
+def test_a_printed_command_is_understood(page, words, monkeypatch):
+    def parse_args(self, *args):
+        raise Understood(original(self, *args))
+
+    original = Parser.parse_args
+    monkeypatch.setattr(Parser, "parse_args", parse_args)
+    verb, *rest = words
+    assert verb in VERBS, page
+    module = importlib.import_module("spreeze.bench.__main__" if verb == "bench" else f"spreeze.cli.{verb}")
+    with pytest.raises(Understood) as found:
+        module.main(rest)
+    args = found.value.args[0]
+    if verb == "train" and not args.resume:
+        resolve(layers_of(args, None, read_machine())[0])
+    if verb == "sweep" and args.search:
+        monkeypatch.undo()
+        fixed = [word for text in args.set if is_fixed(text) for word in ("--set", text)]
+        config = resolve(layers_of(_train_args(args, fixed), None, read_machine())[0]).config
+        axes, _ = space(args.set, config)
+        assert len(axes) + len(fixed) // 2 == len(args.set)
+
+
+def _train_args(args, flags):
+    return build_parser().parse_args(["--env", args.env, "--algo", args.algo, *flags])
+
+
+@pytest.mark.parametrize(
+    ("page", "text"), PROGRAMS, ids=[f"{page}-{number}" for number, (page, _) in enumerate(PROGRAMS)]
+)
+def test_a_printed_program_is_python_and_imports_what_there_is(page, text):
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "spreeze":
+            module = importlib.import_module(node.module)
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == [], page
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "spreeze":
+            assert hasattr(importlib.import_module("spreeze"), node.attr), page
+
+
+@pytest.mark.parametrize(
+    "page", ["assets/docs/stable-baselines3.md", "assets/docs/usage.md", "assets/docs/extending.md"]
+)
+def test_a_printed_setting_exists(page):
+    for section, name in re.findall(r"`([a-z_]\w*)\.([a-z]\w+)(?:=[^`]*)?`", PAGES[page]):
+        if section in SECTIONS and name not in ("json", "safetensors", "toml"):
+            assert name in SECTIONS[section].__dataclass_fields__, f"{section}.{name}"
+
+
+def test_both_are_found():
+    assert len(COMMANDS) > 10
+    assert len(PROGRAMS) >= 5
