@@ -23,6 +23,7 @@ from spreeze.workers.torch_devices import malloc_trim, resolve_device
 
 _POLL_S = 0.0005
 _POST_S = 0.25
+_VALUES_S = 5.0  # least time between two publications of values
 FIRST_CHECKPOINT_S = 5.0
 """Time from the first update to the first checkpoint, unless the interval is shorter [s]."""
 _LAST_PUBLICATION_S = 5.0  # longest wait for the disk to take the last weights of a run
@@ -123,6 +124,7 @@ class Learner:
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
+        self._valued_s = -_VALUES_S
         self._unwritten = 0  # checkpoints in a row
         self._checkpoints_asked = context.checkpoints_asked
 
@@ -209,7 +211,9 @@ class Learner:
         self._context.heartbeat(Phase.PUBLISH)
         arrays, meta = self._trainer.policy_snapshot()
         self._offered_updates = self._trainer.updates
-        values = self._trainer.value_snapshot() if self._job.publishes_values else None
+        values, now = None, perf_counter()
+        if self._job.publishes_values and now - self._valued_s >= _VALUES_S:
+            values, self._valued_s = self._trainer.value_snapshot(), now
         self._publisher.offer(arrays, meta | self._now(), self._epoch, self._offered_updates, values)
         if self._job.publish_updates is not None:  # each is to be evaluated
             self._publisher.flush(_LAST_PUBLICATION_S)

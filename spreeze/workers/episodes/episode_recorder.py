@@ -90,7 +90,7 @@ class EpisodeRecorder:
     def begin(self, weights: Weights, group: int = 0) -> None:
         """Forgets the episodes of an earlier evaluation; the next one plays these weights of a group."""
         found = open_values(group_folder(self._run_dir, group)).read_latest()
-        self._values = None if found is None or found.order < weights.order else (found, weights)
+        self._values = None if found is None or found.epoch < weights.epoch else (found, weights)
         self._tapes.clear()
         self._held_bytes, self._drawing_s, self._begun_s, self.note = 0, 0.0, time.monotonic(), ""
 

@@ -168,8 +168,9 @@ def _pictures(task: Task, episode: RecordedEpisode, stride: int) -> Iterator[byt
 
 def _told() -> list[str]:
     """The arguments as a JSON line on standard input, by then with the packages loaded; empty if none comes."""
-    import gymnasium  # noqa: F401
     from PIL import Image  # noqa: F401
+
+    from spreeze.envs import single_env  # noqa: F401
 
     ready, _, _ = select.select([sys.stdin], [], [], _LONGEST_WAIT_S)
     line = sys.stdin.readline() if ready else ""
