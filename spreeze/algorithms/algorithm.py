@@ -26,6 +26,9 @@ class Algorithm(ABC):
     updates: int
     """Updates so far, including rejected ones; a caller that replays recorded updates counts them here."""
 
+    lr_share = 1.0
+    """Factor of the learning rates, beside their schedule."""
+
     def __init__(self, generator: torch.Generator, meta: dict[str, Any]) -> None:
         self.updates = 0
         self._generator = generator

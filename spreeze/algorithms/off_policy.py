@@ -220,12 +220,12 @@ class OffPolicyAlgorithm(Algorithm):
         self.anneal(0.0)
 
     def anneal(self, progress: float) -> None:
-        """Sets the learning rates by the schedule, if any, for a progress of 0 to 1."""
-        if self._schedule == "constant":
+        """Sets the learning rates by ``lr_share`` and the schedule, if any, for a progress of 0 to 1."""
+        if self._schedule == "constant" and self.lr_share == 1.0:
             return
-        left = 1.0 - progress if self._schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        shapes = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
         for adam in self._adams:
-            adam.scale_lr(self._lr_end + (1.0 - self._lr_end) * left)
+            adam.scale_lr((self._lr_end + (1.0 - self._lr_end) * shapes[self._schedule]) * self.lr_share)
 
     @property
     def target_share(self) -> float:

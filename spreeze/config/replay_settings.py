@@ -41,6 +41,11 @@ class ReplayConfig(Section):
         command_line_only=True,
     )
     offline: bool = setting(False, "learn from --demonstrations alone: no samplers are started", flag="--offline")
+    go_back: bool = setting(
+        True,
+        "mode spreeze with one learner: once the return has fallen below half of what was gained and stays there, go "
+        "back to the checkpoint nearest to the best policy, with half the learning rates",
+    )
     her: str = setting(
         "off",
         "hindsight experience replay for goal tasks (arXiv 1707.01495): also store each transition with goals that "

@@ -100,6 +100,13 @@ class RunPlan:
         return ending_of(self.config, self.spec.env_id) if self.joins is None else None
 
     @property
+    def goes_back(self) -> bool:
+        """True if the learner goes back to its best checkpoint once the return has fallen."""
+        flow, alone = self.config.data_flow, self.learners == 1 and self.joins is None and not self.spans_hosts
+        from_replay = self.config.on_policy is None and not (flow.serial or flow.averages_parameters)
+        return from_replay and alone and self.config.evaluation.enabled and self.config.replay.go_back
+
+    @property
     def target_return(self) -> float | None:
         """The return that ends the run, or that it reports: the user's, else a published one."""
         ending, asked = self.ending, self.config.stop.target_return

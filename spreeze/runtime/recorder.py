@@ -113,8 +113,8 @@ class Recorder:
         self._age_at_start_s = process_age_s()
         self._next_state_s = 0.0
         self._evaluated: tuple[int, Any, Any] = (0, None, None)
-        self._curve = _earlier_curve(run_dir.path, plan.policies) if plan.earlier.sessions else []
-        self._evaluations_before = len(self._curve)
+        self.curve = _earlier_curve(run_dir.path, plan.policies) if plan.earlier.sessions else []
+        self._evaluations_before = len(self.curve)
         self._inserted_before: int | None = None  # Rows of a saved replay.
         self._target_reached = False
         self._ending = plan.ending
@@ -135,7 +135,7 @@ class Recorder:
         self._unevaluated, self._told_unevaluated = False, 0
         best = plan.earlier.best_return
         self.outcome = Outcome(
-            eval_best=max((row.return_mean for row in self._curve), default=None) if best is None else best
+            eval_best=max((row.return_mean for row in self.curve), default=None) if best is None else best
         )
         self._count_curve()
         self._gpu_trouble: str | None = None
@@ -145,9 +145,9 @@ class Recorder:
         self.callbacks = CallbackLinks(self.event, self._callback_value)
         self.callbacks.start(plan, run_dir)
         self._tell_trouble()
-        if self._curve and not self._store_has_curve():
-            self._store.evaluation(*self._curve)
-            self.event("info", f"metrics: {len(self._curve)} evaluations of earlier sessions were read from eval.csv")
+        if self.curve and not self._store_has_curve():
+            self._store.evaluation(*self.curve)
+            self.event("info", f"metrics: {len(self.curve)} evaluations of earlier sessions were read from eval.csv")
 
     def goes_on_from(self, env_steps: int) -> None:
         """The env steps of earlier sessions that count, where a part of them is collected again."""
@@ -321,7 +321,7 @@ class Recorder:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             fields = {name: record[name] for name in EvaluationRow._fields if name != "t"}
             row = EvaluationRow(t=float(record["wall_s"]), **fields)
-            self._curve.append(row)
+            self.curve.append(row)
             self._store.evaluation(row)
             self._loggers.evaluation(row)
             scores = {"eval_return": value, "eval_length": float(row.length_mean)}
@@ -360,16 +360,16 @@ class Recorder:
             mean = final_metric(curve, policies)
             return len(curve) >= policies and mean is not None and mean >= target
 
-        if outcome.time_to_target_held_s is None and held(self._curve[self._evaluations_before :], HELD):
+        if outcome.time_to_target_held_s is None and held(self.curve[self._evaluations_before :], HELD):
             outcome.time_to_target_held_s = self._age_at_start_s + self.session_s
-        latest = self._curve[-stop.target_evaluations :]
+        latest = self.curve[-stop.target_evaluations :]
         enough = outcome.time_to_target_s is not None or sum(row.episodes for row in latest) >= CONFIRMING_EPISODES
         self._target_reached = self._target_reached or (
-            stop.target_evaluations > 1 and enough and held(self._curve, stop.target_evaluations)
+            stop.target_evaluations > 1 and enough and held(self.curve, stop.target_evaluations)
         )
 
     def _count_curve(self) -> None:
-        outcome, curve = self.outcome, self._curve
+        outcome, curve = self.outcome, self.curve
         outcome.eval_final, outcome.eval_worst = final_metric(curve), worst_of_last(curve)
         outcome.eval_final_evaluations = min(len(curve), POLICIES)
 
@@ -495,7 +495,7 @@ class Recorder:
         if stop.seconds and trained_s >= stop.seconds:
             return "seconds"
         if self._ending is not None:
-            return self._ending.reason(self._curve[self._evaluations_before :], trained_s)
+            return self._ending.reason(self.curve[self._evaluations_before :], trained_s)
         if reading is None:
             return None
         if self._plan.config.on_policy is not None:

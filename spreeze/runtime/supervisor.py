@@ -28,6 +28,7 @@ from spreeze.machine.processes import (
     mark,
     signals_blocked,
 )
+from spreeze.metrics.falls import MOST_RETURNS, FallWatch
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import Assemble, Assembly, assembled, evaluator_job
 from spreeze.runtime.callbacks.links import EnvironmentArguments
@@ -133,6 +134,7 @@ class _Supervisor:
         self._timeline = Timeline(
             run.status, {name: spec.row for name, spec in run.specs.items()}, run_dir.path, lambda: recorder.wall_s
         )
+        self._falls = FallWatch(plan.config.learner.checkpoint_interval_s)
         self._next_sample_s = 0.0
         self.stopping_s = 0.0  # how long stopping the workers took
 
@@ -193,6 +195,8 @@ class _Supervisor:
         if self._run_dir.take_request("timeline") is not None or first:
             self._timeline.begin()
         self._env_args.look()
+        if header[words.ENV_ARGS] != self._env_args.version:
+            self._falls.begin_again(self._recorder.curve)
         header[words.ENV_ARGS] = self._env_args.version
         header[words.EPISODES_TOLD] = int(self._recorder.callbacks.wants_episodes)
         text = self._run_dir.take_request("leave-free")
@@ -274,6 +278,7 @@ class _Supervisor:
                 self._workers.note_error(source, str(message.get("error", ""))[:1000])
             elif kind == "evaluation":
                 self._recorder.evaluation(message)
+                self._watch_falls()
             elif kind == "metrics" and (handle := self._workers.handles.get(source)) is not None:
                 self._recorder.reported[handle.spec.address.group] |= message["values"]
             elif kind == "episode":
@@ -285,6 +290,16 @@ class _Supervisor:
             elif kind == "finished" and (handle := self._workers.handles.get(source)) is not None:
                 self._finished[handle.spec.address] = str(message.get("reason") or "updates")
                 outcome.learned(handle.spec.address.group, message)
+
+    def _watch_falls(self) -> None:
+        """Says that the return has fallen, and has the learner go back to its best checkpoint where it can."""
+        curve, header = self._recorder.curve, self._run.status.header
+        if (text := self._falls.fallen(curve)) is None:
+            return
+        self._recorder.event("warning", text)
+        if self._run.plan.goes_back and header[words.FALLS] < MOST_RETURNS:
+            header[words.FALLS] += 1
+            self._falls.went_back(curve)
 
     def _sample(self) -> None:
         self._recorder.first_error = self._workers.first_error

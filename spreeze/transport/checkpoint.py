@@ -65,8 +65,9 @@ class CheckpointStore:
         updates: int,
         ring: ReplayRing | None = None,
         keep: int = 3,
+        best: int | None = None,
     ) -> Path:
-        """Saves a checkpoint, then deletes all but the ``keep`` newest.
+        """Saves a checkpoint, then deletes all but the ``keep`` newest and the one that is nearest to update ``best``.
 
         ``state`` is a JSON object, ``epoch`` counts the learner's starts in this run, and ``ring`` is stored as well.
         A ResourceError if less than twice the needed space is free on the disk. After an OSError older checkpoints are
@@ -91,7 +92,7 @@ class CheckpointStore:
             shutil.rmtree(temp, ignore_errors=True)
             raise
         files.sync_directory(self.directory)
-        self._prune(keep)
+        self._prune(keep, best)
         return path
 
     def _write(
@@ -142,8 +143,15 @@ class CheckpointStore:
         matches = sorted((match for name in names if (match := _NAME.match(name))), key=_order)
         return [self.directory / match[0] for match in matches]
 
-    def _prune(self, keep: int) -> None:
+    def nearest(self, updates: int) -> Path | None:
+        """The checkpoint whose number of updates is nearest, not verified; None without one."""
+        return min(self.paths(), key=lambda path: abs(int(path.name.split("-")[2]) - updates), default=None)
+
+    def _prune(self, keep: int, best: int | None) -> None:
+        kept = None if best is None else self.nearest(best)
         for path in self.paths()[: -max(1, keep)]:
+            if path == kept:
+                continue
             # Renamed first: a half-deleted directory must not look like a damaged checkpoint.
             doomed = self.directory / files.temp_name()
             with contextlib.suppress(OSError):

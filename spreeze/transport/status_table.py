@@ -14,14 +14,16 @@ from spreeze.transport.shared_memory import Block, allocate, attach
 
 _MAGIC = 0x53505245455A4542
 MOST_GROUPS = 16  # a group is a learner with its own samplers
-_GROUP_WORDS = _CONTROL_WORDS = 16
+_GROUP_WORDS, _CONTROL_WORDS = 24, 16
 MOST_EVENTS = 1007
 _HEADER_WORDS, _LINE_WORDS = MOST_GROUPS * _GROUP_WORDS, 8
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
 EVALUATIONS_ASKED, CHECKPOINTS_ASKED, PAUSED_MS, RECORDING, SLOTS, EPISODES_TOLD, ENV_ARGS = 9, 10, 11, 12, 13, 14, 15
+FALLS = 16
 """Words of the header. ``SLOTS`` is the number of slots in a row; ``EPISODES_TOLD`` is 1 where samplers report each
-episode, ``ENV_ARGS`` counts changes of the environments' arguments; ``WEIGHTS_HINT`` to ``SAMPLERS`` belong to a group
+episode, ``ENV_ARGS`` counts changes of the environments' arguments, ``FALLS`` falls of the return after which
+the learner goes back to its best checkpoint; ``WEIGHTS_HINT`` to ``SAMPLERS`` belong to a group
 (see ``StatusTable.group``).
 
 The supervisor writes them; only the hint is written by the group's learner. Of the group's ``SAMPLERS`` samplers,

@@ -145,6 +145,14 @@ class BestPolicy:
         )
 
 
+def best_updates(run_dir: Path) -> int | None:
+    """Updates of the best policy of a run so far; None where there is none."""
+    try:
+        return int(json.loads((run_dir / "checkpoints" / "best.json").read_bytes())["updates"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _stored(folder: Path, name: str) -> tuple[Candidate | None, bool]:
     """Candidate that this or an earlier session kept under that name, and whether it was confirmed."""
     try:

@@ -118,6 +118,11 @@ class WorkerContext:
         return int(self.status.header[words.CHECKPOINTS_ASKED])
 
     @property
+    def falls(self) -> int:
+        """Number of falls of the return after which the learner goes back to its best checkpoint."""
+        return int(self.status.header[words.FALLS])
+
+    @property
     def paused_s(self) -> float:
         """Time that this session was paused so far [s]."""
         return int(self.status.header[words.PAUSED_MS]) / 1000

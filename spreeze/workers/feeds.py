@@ -135,7 +135,7 @@ class ReplayFeed(RestoredFeed):
         self._epoch = 0
         self._limiter = job.limiter
         self._anneals = config.lr_schedule != "constant" or config.priority_exponent > 0.0
-        self.saved_ring = ring if job.save_replay else None
+        self.saved_ring, self.goes_back = ring if job.save_replay else None, job.goes_back
         self._replay = ring
         self._cloned: int | None = getattr(config, "bc_updates", 0)
         """Updates before samplers begin; None: they never do."""
@@ -157,6 +157,12 @@ class ReplayFeed(RestoredFeed):
         self._epoch = epoch
         if self.trainer.updates:
             self._broadcast()
+
+    def go_back(self, checkpoint: Checkpoint) -> str:
+        self.trainer.go_back(checkpoint.tensors, checkpoint.state)
+        self._skipped = SkippedUpdates(self.trainer)
+        self._broadcast()
+        return f"learning rates are {self.trainer.algorithm.lr_share:g} of the settings"
 
     def _broadcast(self) -> None:
         """Hands its samplers the newest weights, where they do not read the published ones."""

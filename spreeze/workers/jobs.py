@@ -68,6 +68,8 @@ class LearnerJob(AnyLearnerJob):
 
     limiter: RateLimiter
     save_replay: bool
+    goes_back: bool
+    """True if it goes back to its best checkpoint once the return has fallen."""
     replay: RingHandle
     sampler_rows: tuple[int, ...]
     """Rows of the status table of all samplers of the run, other hosts' too: their env steps go into checkpoints."""

@@ -10,12 +10,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from spreeze.errors import ResourceError, WeightsError
+from spreeze.errors import CheckpointError, ResourceError, WeightsError
 from spreeze.metrics.table import TABLE, Phase
-from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
+from spreeze.transport.checkpoint import Checkpoint, CheckpointStore, load
 from spreeze.transport.protocols import Arrays, ParameterPublisher
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.shared_memory import WAIT_S
+from spreeze.workers.best_policy import best_updates
 from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, open_values, open_weights
 from spreeze.workers.episodes.value_snapshot import Snapshot
 from spreeze.workers.jobs import AnyLearnerJob
@@ -61,6 +62,8 @@ class Feed:
     """True if it ends the run at the number of env steps requested; if not, the supervisor does."""
     publishes = True
     """False if another learner publishes the weights that are evaluated."""
+    goes_back = False
+    """True if it can go back to a checkpoint, once the return has fallen."""
     broadcast_s = 0.0
     """Time that handing weights to samplers took, where they do not read the published ones."""
 
@@ -75,6 +78,10 @@ class Feed:
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         """Continues from the newest checkpoint; ``epoch`` rises with each start of the learner."""
+        raise NotImplementedError
+
+    def go_back(self, checkpoint: Checkpoint) -> str:
+        """Learns on from a checkpoint of this run, at half the learning rates; says what these are now."""
         raise NotImplementedError
 
     def advance(self) -> bool:
@@ -126,7 +133,7 @@ class Learner:
         self._published_s = self._saved_s = self._posted_s = 0.0
         self._valued_s = -_VALUES_S
         self._unwritten = 0  # checkpoints in a row
-        self._checkpoints_asked = context.checkpoints_asked
+        self._checkpoints_asked, self._falls = context.checkpoints_asked, context.falls
 
     def _now(self) -> dict[str, Any]:
         """Env steps and wall time of the run, without pauses."""
@@ -192,11 +199,36 @@ class Learner:
             if self._is_new:
                 self._publish()
             self._published_s = now
+        if self._context.falls > self._falls:
+            self._falls = self._context.falls
+            self._go_back()
         asked = self._context.checkpoints_asked > self._checkpoints_asked
         if asked or now - self._saved_s >= self._job.learner.checkpoint_interval_s:
             self._checkpoints_asked = self._context.checkpoints_asked
             if self._checkpoint() and asked:
                 self._context.event("info", f"checkpoint written on request at update {self._trainer.updates}")
+
+    def _go_back(self) -> None:
+        """Learns on from the checkpoint nearest to the best policy."""
+        context, best = self._context, best_updates(Path(self._job.run_dir))
+        path = None if best is None else self._checkpoints.nearest(best)
+        if not self._feed.goes_back or path is None:
+            context.event("warning", "there is no checkpoint of the best policy, so the learner goes on as it is")
+            return
+        context.heartbeat(Phase.CHECKPOINT)
+        try:
+            found = load(path)
+        except CheckpointError as error:
+            context.event("warning", f"the learner goes on as it is: {error}")
+            return
+        rates = self._feed.go_back(found)
+        context.event(
+            "warning",
+            f"went back at update {self._trainer.updates} to the checkpoint of update {found.updates}, nearest to the "
+            f"best policy ({best}); {rates}; replay is kept (replay.go_back=false: never)",
+        )
+        self._publish()
+        self._checkpoint()  # a learner that dies now starts from here
 
     def _is_publication_due(self, now: float) -> bool:
         every, before = self._job.publish_updates, self._offered_updates
@@ -246,7 +278,9 @@ class Learner:
         tensors, state = self._trainer.state()
         state |= {"algo": self._job.algo, "env_id": self._job.spec.env_id} | self._now()
         updates = int(state["updates"])
-        self._checkpoints.save(tensors, state, epoch=self._epoch, updates=updates, ring=self._feed.saved_ring)
+        ring = self._feed.saved_ring  # a further copy of replay would take gigabytes
+        best = best_updates(Path(self._job.run_dir)) if self._feed.goes_back and ring is None else None
+        self._checkpoints.save(tensors, state, epoch=self._epoch, updates=updates, ring=ring, best=best)
         self._saved_updates = updates
 
     def _post(self) -> None:

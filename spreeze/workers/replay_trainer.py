@@ -143,7 +143,7 @@ class ReplayTrainer:
         self._copied = {place: torch.cuda.Event(blocking=True) for place in gpus}  # type: ignore[no-untyped-call]
         self.normalizer = Normalizer(spec.vector_dim, spec.mask_dim) if normalize_obs else None
         self.updates = 0
-        self._progress = 0
+        self._progress = self._times_back = 0
         if learner.gpu_replay and self._device.type == "cuda":
             self._open_gpu_replay()
         self.rows_redrawn = 0
@@ -525,6 +525,7 @@ class ReplayTrainer:
             "rows_redrawn": self.rows_redrawn,
             "updates_skipped": self.algorithm.updates_skipped(),
             "return_scale": self.return_scale,
+            **({"times_back": self._times_back} if self._times_back else {}),
             # The algorithm's own, in the units of the task.
             **{
                 name: value * self.return_scale ** _UNIT_POWERS.get(name, 0)
@@ -574,6 +575,7 @@ class ReplayTrainer:
             "normalizer": self.normalizer.state() if self.normalizer else None,
             "returns": self.returns.state() if self.returns else None,
             "session": self._session,
+            "times_back": self._times_back,
             "largest_error": self._prioritised.largest_error if self._prioritised else None,
             "counted": {"rows": self._rows_counted, "returns": self._returns_counted.tolist()},
         }
@@ -615,7 +617,24 @@ class ReplayTrainer:
             self._returns_counted = np.array(state["counted"]["returns"])
         if self._prioritised is not None:
             self._prioritised.begin_again(float(state.get("largest_error") or 1.0))
+        self._set_times_back(int(state.get("times_back", 0)))
         self._renew_device_normalizer()
+
+    def go_back(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
+        """Learns on from what ``state`` returned, at half the learning rates; the number of updates stays."""
+        counts = {"updates": self.updates, _AVERAGE: self.updates, "times_back": self._times_back + 1}
+        algorithm = state["algorithm"] | {"updates": self.updates}
+        self.load_state(tensors, state | counts | {"algorithm": algorithm, "draw_rng": self._rng.bit_generator.state})
+
+    def _set_times_back(self, times: int) -> None:
+        """Halves the learning rates so many times."""
+        self._times_back, share = times, 0.5**times
+        if share == self.algorithm.lr_share:
+            return
+        self.algorithm.lr_share = share
+        self.algorithm.anneal(self._progress / 1000.0)
+        if self._launches is not None:
+            self._launches.set_batch_size(self.batch_size)  # a recorded graph may hold the rate as a constant
 
 
 class DeviceNormalizer:

@@ -229,3 +229,13 @@ def test_replay_is_saved_and_loaded_into_another_number_of_shards(store):
     assert set(out[:, layout.reward]) == {float(v) for v in [*range(50), *range(100, 150)]}
     ring.close()
     assert CheckpointStore(store.directory.parent / "none").load_latest() is None
+
+
+def test_the_one_nearest_to_the_best_policy_is_kept_beside_the_newest(store):
+    for updates in (10, 20, 30, 40, 50, 60):
+        save(store, updates, keep=2, best=22)
+    assert [int(path.name[-2:]) for path in store.paths()] == [20, 50, 60]
+    assert store.nearest(44).name.endswith("50")
+    save(store, 70, keep=2, best=59)  # a later policy is the best one
+    assert [int(path.name[-2:]) for path in store.paths()] == [60, 70]
+    assert CheckpointStore(store.directory / "none").nearest(1) is None
