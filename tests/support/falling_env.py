@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 
-GOOD = range(8, 50)
+GOOD = range(20, 70)
 """Numbers of the good episodes."""
 
 
