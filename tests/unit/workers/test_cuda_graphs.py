@@ -314,6 +314,20 @@ def test_a_learner_with_a_mirror_counts_its_updates_and_tells_lag_and_age(device
         assert learning.notes == []
 
 
+def test_a_learner_that_goes_back_records_its_graph_again_with_half_the_learning_rate():
+    with filled() as ring:
+        learning = learning_of(ring, updates_per_launch=4)
+        learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
+        for _ in range(5):
+            learning.update()
+        kept = learning.state()
+        learning.go_back(*kept)
+        adam, before = learning.algorithm.actor.adam, learning.updates
+        assert adam._scaled_lr.item() == pytest.approx(0.5 * adam.lr)
+        assert [learning.update() for _ in range(5)] == [1, 1, 1, 4, 4], "the recorded one holds the old rate"
+        assert learning.updates == learning.algorithm.updates == before + 11
+
+
 @pytest.mark.parametrize(("options", "shared"), [
     ({"updates_per_launch": 1}, True), ({}, False), ({"updates_per_launch": 1, "device": "cpu+cpu"}, False),
 ])  # fmt: skip
