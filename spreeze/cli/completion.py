@@ -19,7 +19,7 @@ from spreeze.config.modes import modes
 from spreeze.config.profiles import NO_PROFILE, profile_names
 from spreeze.config.schema import SECTIONS
 from spreeze.envs.make import known_ids
-from spreeze.machine.output import say
+from spreeze.machine.output import say, write
 from spreeze.run_directory import list_runs
 
 _BASH = """_spreeze() {
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def complete(parser: argparse.ArgumentParser, words: Sequence[str]) -> NoReturn:
     """Prints what the last of a command line's words may become, one a line, and ends the program."""
-    sys.stdout.write("".join(f"{text}\n" for text in candidates(parser, words)))
+    write(sys.stdout, "".join(f"{text}\n" for text in candidates(parser, words)), keep=True)
     sys.stdout.flush()
     sys.exit(0)
 

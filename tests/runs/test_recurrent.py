@@ -90,7 +90,7 @@ def test_each_other_mode_learns_with_memory(tmp_path, mode, algo, more):
     args = (*SYNTHETIC, "--mode", mode, "--algo", algo, *memory("gru", algo), *more, "--env-steps", "1500")
     run, code, document = train(tmp_path, *args, tiny=tiny)
     assert code == 0, run.stderr[-3000:]
-    assert document["updates"] > 10
+    assert document["updates"] > 1
     assert document["error"] is None
     policy = spreeze.load_policy(str(run.path), "latest", import_module="spreeze.testing")
     assert policy.act(np.zeros(policy.spec.obs_dim, np.float32), ())[1][0].shape == (1, 6)

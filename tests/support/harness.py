@@ -63,6 +63,9 @@ def descendants():
     return [one for one in psutil.Process().children(recursive=True) if nursery is None or one.pid != nursery.pid]
 
 
+_ENDS = ("--seconds", "--env-steps", "--updates", "--target-return", "stop.", "--help")
+
+
 class Run:
     """One training process, with its output in files beside its runs directory."""
 
@@ -90,6 +93,8 @@ class Run:
             command += FAULT[2:]
         if not {"--resume", "--name"} & set(args):
             command += ["--name", name]
+        if program == ("-m", "spreeze.train") and not any(word.startswith(_ENDS) for word in args):
+            command += ["--seconds", "0"]  # it goes on until the test ends it, whatever it has learned
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SPREEZE_")}
         environment |= {f"SPREEZE_FAULT_{key.upper()}": str(value) for key, value in (faults or {}).items()}
         environment |= {f"SPREEZE_TEST_{check.upper()}": "1" for check in checks}

@@ -29,7 +29,7 @@ def runs(tmp_path):
 @pytest.mark.parametrize(("words", "found"), [
     (["--target"], ["--target-return"]),
     (["--algo", "im"], ["impact", "impala"]),
-    (["--env", "Pendulum"], ["Pendulum-v1"]),
+    (["--env", "Pendulum-"], ["Pendulum-v1"]),
     (["CartPole-"], ["CartPole-v0", "CartPole-v1"]),
     (["--seed", "1", "--profile", "pend"], ["pendulum"]),
     (["--set", "sac.gam"], ["sac.gamma="]),
