@@ -459,13 +459,13 @@ _FIELDS: dict[str, Callable[[object], Any]] = {
     **dict.fromkeys(
         ("format", "env_steps", "updates", "episodes", "sessions", "checkpoint_left_bytes", "seed", "pid"), whole_number
     ),
-    **dict.fromkeys(("wall_s", "heartbeat", "create_time", "tuning_began", "started_s"), _seconds),
+    **dict.fromkeys(("wall_s", "heartbeat", "create_time", "tuning_began", "started_s", "eta_s"), _seconds),
     **dict.fromkeys(("eval_best", "eval_final"), finite_number),
     **dict.fromkeys(
         ("state", "env_id", "algo", "mode", "mode_before", "started", "nonce", "machine", "exit_reason"), _text
     ),
     **dict.fromkeys(("session_starts", "samples_per_insert_band"), _numbers),
-    "leave_free": lambda value: finite_number(value, 1.0, 0.0),
+    **dict.fromkeys(("leave_free", "progress"), lambda value: finite_number(value, 1.0, 0.0)),
     **dict.fromkeys(("wiring", "versions", "sinks"), lambda value: value if isinstance(value, dict) else None),
     "command": lambda value: value if isinstance(value, list) else None,
 }

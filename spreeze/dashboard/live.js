@@ -123,6 +123,13 @@ class LivePage {
     make(box, "span", "sz-caption", "drag to zoom, double-click to reset; click on the return to see the episode");
   }
 
+  // The browser's tab tells the newest return of a live run, so that it is seen from another one.
+  tabTitle(value) {
+    this.titled ??= document.title.split(" \u00b7 ").at(-1);
+    const title = this.live && value !== "-" ? `${value} \u00b7 ${this.titled}` : this.titled;
+    if (document.title !== title) document.title = title;
+  }
+
   remember(id, node) { this.text.set(id, [...(this.text.get(id) ?? []), node]); }
 
   pipeline(box) {
@@ -205,6 +212,7 @@ class LivePage {
     if (this.dead) return;
     this.dead = true;
     clearTimeout(this.timers.tick); clearTimeout(this.timers.picture);
+    if (document.title.endsWith(` \u00b7 ${this.titled}`)) document.title = this.titled;
     this.abort.abort();
     this.sights?.disconnect();
     for (const card of this.charts.values()) card.chart?.dispose();
@@ -271,6 +279,7 @@ class LivePage {
     this.since = news.next; this.seen = news.evals_next; this.scores = news.scores;
     for (const card of changed) if (card === this.returnCard) this.showReturn(); else this.showSeries(card);
     for (const [id, value] of Object.entries(news.text)) for (const node of this.text.get(id) ?? []) if (node.textContent !== value) node.textContent = value;
+    this.tabTitle(news.text.eval_return);
     if (this.note.textContent !== news.note) this.note.textContent = news.note;
     this.note.classList.toggle("sz-problem", news.problem);
     this.dot.className = `sz-dot sz-state-${news.state}`;

@@ -117,10 +117,12 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("cpu_use", "Processor", "", ""),
     ("memory_used_bytes", "Memory", "", ""),
     ("restarts", "Restarts", "", ""),
+    ("progress", "Progress", "", "Share of the stop condition that comes first, and the time until then [h:min:s]."),
+    ("since_best", "Since best", "", "Training time since the highest evaluation [h:min:s]."),
     ("heartbeat", "Heartbeat [min:s]", "", "Time since the run last wrote its state, which it does every two seconds."),
 )
 """(metric, or a name of ``texts``; label; unit; help text, empty for a metric's own)."""
-_LARGE = {"eval_return": ("interval", "best"), "state": ("wall", "heartbeat", "restarts")}
+_LARGE = {"eval_return": ("interval", "best", "since_best"), "state": ("wall", "progress", "heartbeat", "restarts")}
 """Tiles that are large -> the numbers that stand below them."""
 
 
@@ -239,7 +241,7 @@ def live_response(
         "whole": whole,
         "scores": scored,
         "evals_next": count,
-        "text": texts(shown, fresh, run, last, path, table),
+        "text": texts(shown, fresh, run, last, path, table) | {"since_best": _since_best(best, shown.wall_s)},
         "evals": evaluations,
         "shares": {
             role: [[part, round(share, 4)] for part, share in split.items() if share >= 0.0]
@@ -305,6 +307,7 @@ def texts(
         },
         "state": shown.state,
         "wall": duration(shown.wall_s),
+        "progress": _progress(run, shown.state),
         "eval_return": DASH if last is None else number(last.return_mean),
         "interval": DASH if interval is None else f"\u00b1 {number(interval)}",
         "best": number(shown.eval_best),
@@ -313,6 +316,18 @@ def texts(
         "picture": _age(drawn_s),
         "heartbeat": _age(run.get("heartbeat")) if shown.state in LIVE_STATES else DASH,
     }
+
+
+def _since_best(best: EvaluationRow | None, wall_s: float | None) -> str:
+    return DASH if best is None or wall_s is None else duration(max(0.0, wall_s - best.t))
+
+
+def _progress(run: Mapping[str, Any], state: str) -> str:
+    """How much of a live run is done and how long the rest will take, as far as it has said so."""
+    share, eta_s = run.get("progress"), run.get("eta_s")
+    if share is None or state not in LIVE_STATES:
+        return DASH
+    return percent(share) + ("" if eta_s is None else f", {duration(eta_s)} left")
 
 
 def _samplers(shown: Snapshot) -> str:

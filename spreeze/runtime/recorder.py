@@ -439,6 +439,8 @@ class Recorder:
                 eval_final=self.outcome.eval_final,
                 episodes=metrics["episodes"],
                 unevaluated=self._unevaluated,
+                progress=snapshot.progress,
+                eta_s=snapshot.eta_s,
             )
 
     def evaluates(self, does: bool) -> None:

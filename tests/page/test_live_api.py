@@ -124,7 +124,7 @@ page.store = new Map(); page.unit = { by: 1 }; page.axis = "t"; page.data = { co
 page.charts = new Map(); page.text = new Map(); page.epoch = "e"; page.dot = {};
 page.evals = { t: [], s: [], u: [], y: [], lo: [], hi: [] }; page.legend = () => {};
 page.note = { classList: { toggle() {} } }; page.logTail = () => {};
-for (const name of ["bars", "coreStrip", "gpuRows", "tableRows", "processRows", "eventList"])
+for (const name of ["bars", "coreStrip", "gpuRows", "tableRows", "processRows", "eventList", "tabTitle"])
   page[name] = () => {};
 page.chartOf = () => ({ show: (traces) => drawn.push(traces.slice(0, 2).map((trace) => [trace.colour, trace.x])) });
 const news = { epoch: "e", evals: page.evals, text: {}, hosts: [], log: [], next: 9 };
@@ -528,6 +528,22 @@ def test_a_paused_run_shows_its_counts_and_no_rate_or_use_of_before(run):
     text = answer["text"]
     assert (text["env_steps"], text["env_steps_per_s"], text["cpu_use"]) == ("5,000", "-", "-")
     assert answer["note"].startswith("Paused: ")
+
+
+def test_a_live_run_says_how_much_is_done_and_how_long_ago_its_best_evaluation_was(run):
+    state = json.loads((run / "run.json").read_text())
+    state |= {"state": "running", "wall_s": 100.0, "progress": 0.41, "eta_s": 125.0, "heartbeat": time.time()}
+    (run / "run.json").write_text(json.dumps(state))
+    writer = MetricsWriter(run / "metrics.db")
+    for t, value in ((10.0, 1.0), (40.0, 9.0), (90.0, 5.0)):
+        writer.evaluation(EvaluationRow(t, 1, 1, 1, 0, 10, value, 1.0, 9.0))
+    writer.close()
+    with open(run / "run.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = live_api.live_response(run, 0.0, 0, "")["text"]
+    assert (text["progress"], text["since_best"]) == ("41 %, 2:05 left", "1:00")
+    (run / "run.json").write_text(json.dumps(state | {"state": "finished"}))
+    assert live_api.live_response(run, 0.0, 0, "")["text"]["progress"] == "-"
 
 
 def test_every_series_of_the_charts_is_in_the_table_of_metrics():
