@@ -72,6 +72,7 @@ def test_a_knob_of_one_file_is_varied_measured_chosen_with_a_reason_shown_kept_e
 
     def measured():
         """A tuning that other tests left quiet enough to be one."""
+        (tmp_path / "mine.toml").unlink(missing_ok=True)
         run = tune_command(
             "--mode", "made-up", "--fresh", "--out", tmp_path / "record.json", "--export", tmp_path / "mine.toml"
         )

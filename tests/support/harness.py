@@ -93,7 +93,7 @@ class Run:
             command += FAULT[2:]
         if not {"--resume", "--name"} & set(args):
             command += ["--name", name]
-        if program == ("-m", "spreeze.train") and not any(word.startswith(_ENDS) for word in args):
+        if program == ("-m", "spreeze.train") and not any(str(word).startswith(_ENDS) for word in args):
             command += ["--seconds", "0"]  # it goes on until the test ends it, whatever it has learned
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SPREEZE_")}
         environment |= {f"SPREEZE_FAULT_{key.upper()}": str(value) for key, value in (faults or {}).items()}
