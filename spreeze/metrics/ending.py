@@ -15,6 +15,7 @@ import numpy as np
 
 from spreeze.config.schema import Config
 from spreeze.metrics.comparison import POLICIES, running_mean
+from spreeze.metrics.falls import FIRST, level_of
 from spreeze.metrics.published import ZOO, Published, published
 from spreeze.metrics.store import EvaluationRow
 
@@ -22,8 +23,6 @@ _LEAST_S = 600.0
 """Training time below which no plateau counts."""
 _FEWEST = 30
 """Evaluations in the last third of the time below which no plateau counts."""
-_FIRST = 5
-"""Evaluations that tell where a run began."""
 _GAIN = 0.02
 """Share of what was gained so far by which the best mean has to rise in the last third."""
 _FALLEN = 0.5
@@ -38,19 +37,18 @@ def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
     since = curve[-1].t - (curve[-1].t - curve[0].t) / 3.0
     begun = next(place for place, record in enumerate(curve) if record.t >= since)
     latest = curve[begun:]
-    if len(latest) < _FEWEST or begun < max(_FIRST, POLICIES):
+    if len(latest) < _FEWEST or begun < max(FIRST, POLICIES):
         return False
-    returns = np.array([record.return_mean for record in latest])
-    first = np.array([record.return_mean for record in curve[:_FIRST]])
-    spread = math.sqrt(returns.var(ddof=1) / len(returns) + first.var(ddof=1) / len(first))
-    if returns.mean() - first.mean() <= 2.0 * spread:
+    first, last = level_of(curve[:FIRST]), level_of(latest)
+    if last.mean - first.mean <= 2.0 * math.hypot(first.error, last.error):
         return False
-    if lowest_slope(np.array([record.t for record in latest]), returns) > 0.0:
+    times, returns = (np.array([getattr(record, name) for record in latest]) for name in ("t", "return_mean"))
+    if lowest_slope(times, returns) > 0.0:
         return False
     means = running_mean(curve, POLICIES)
     before, now = max(means[POLICIES - 1 : begun], default=-math.inf), max(means[begun:])
-    gained = max(before, now) - float(first.mean())
-    return now - before <= _GAIN * gained and float(returns.mean()) - float(first.mean()) >= _FALLEN * gained
+    gained = max(before, now) - first.mean
+    return now - before <= _GAIN * gained and last.mean - first.mean >= _FALLEN * gained
 
 
 def lowest_slope(x: np.ndarray, y: np.ndarray) -> float:
@@ -70,7 +68,7 @@ class Ending:
     target: Published | None
     budget_s: float
     _judged: int = field(default=0, init=False)
-    """Evaluations of the session that were looked at."""
+    """Evaluations that were looked at."""
 
     @property
     def sentence(self) -> str:
@@ -81,14 +79,14 @@ class Ending:
             f"(--seconds 0: trains until Ctrl-C)"
         )
 
-    def reason(self, curve: Sequence[EvaluationRow], session_s: float) -> str | None:
-        """``budget`` or ``plateau``, or None; ``curve`` holds the evaluations of this session."""
+    def reason(self, curve: Sequence[EvaluationRow], session_s: float, *, first: int = 0) -> str | None:
+        """``budget`` or ``plateau``, or None; ``curve`` holds the evaluations, those of this session from ``first``."""
         if session_s >= self.budget_s:
             return "budget"
         if len(curve) == self._judged:
             return None
         self._judged = len(curve)
-        return "plateau" if has_stopped_rising(curve) else None
+        return "plateau" if has_stopped_rising(curve[first:]) else None
 
 
 def ending_of(config: Config, env_id: str) -> Ending | None:

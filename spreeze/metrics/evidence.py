@@ -7,7 +7,7 @@ algorithms are compared over few seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,13 +45,12 @@ def bootstrap_interval(
     """
     data = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
-    centres = np.empty(resamples)
-    chunk = max(1, _CHUNK_VALUES // data.size)
-    for start in range(0, resamples, chunk):
-        count = min(chunk, resamples - start)
+
+    def centres(count: int) -> np.ndarray:
         drawn = data[rng.integers(0, data.size, (count, data.size))]
-        centres[start : start + count] = iqm(drawn.T) if robust else drawn.mean(axis=1)
-    return _quantiles(centres, level)
+        return iqm(drawn.T) if robust else np.asarray(drawn.mean(axis=1))
+
+    return _interval(centres, data.size, level, resamples)
 
 
 def improvement(
@@ -74,14 +73,13 @@ def improvement(
     a, b = np.asarray(mine, np.float64), np.asarray(others, np.float64)
     wins = (a[:, None] > b) + 0.5 * (a[:, None] == b)
     rng = np.random.default_rng(seed)
-    shares = np.empty(resamples)
-    chunk = max(1, _CHUNK_VALUES // wins.size)
-    for start in range(0, resamples, chunk):
-        count = min(chunk, resamples - start)
+
+    def shares(count: int) -> np.ndarray:
         rows = rng.integers(0, a.size, (count, a.size))
         columns = rows if paired else rng.integers(0, b.size, (count, b.size))
-        shares[start : start + count] = wins[rows[:, :, None], columns[:, None, :]].mean(axis=(1, 2))
-    return float(wins.mean()), *_quantiles(shares, level)
+        return np.asarray(wins[rows[:, :, None], columns[:, None, :]].mean(axis=(1, 2)))
+
+    return float(wins.mean()), *_interval(shares, wins.size, level, resamples)
 
 
 def seeds_needed(mine: Sequence[float], others: Sequence[float], *, paired: bool = False) -> int | None:
@@ -127,7 +125,10 @@ def main_effects(runs: Sequence[tuple[dict[str, str], float]]) -> list[Effect]:
     return sorted(found, key=lambda effect: -effect.share)
 
 
-def _quantiles(centres: np.ndarray, level: float) -> tuple[float, float]:
+def _interval(resampled: Callable[[int], np.ndarray], values: int, level: float, resamples: int) -> tuple[float, float]:
+    """Quantiles of a statistic of resamples; ``resampled`` gives it of so many, each of ``values`` numbers."""
+    chunk = max(1, _CHUNK_VALUES // values)
+    found = [resampled(min(chunk, resamples - start)) for start in range(0, resamples, chunk)]
     tail = (1.0 - level) / 2.0
-    low, high = np.quantile(centres, [tail, 1.0 - tail])
+    low, high = np.quantile(np.concatenate(found), [tail, 1.0 - tail])
     return float(low), float(high)

@@ -15,7 +15,7 @@ import numpy as np
 from spreeze.metrics.comparison import POLICIES
 from spreeze.metrics.store import EvaluationRow
 
-_FIRST = 5
+FIRST = 5
 """Evaluations that tell where a run began."""
 _STAYS = 10
 """Levels in a row that are a fall."""
@@ -27,7 +27,9 @@ MOST_RETURNS = 5
 """Times that a session goes back to its best checkpoint: learning rates are then a 32nd of the settings."""
 
 
-class _Level(NamedTuple):
+class Level(NamedTuple):
+    """Mean return of some evaluations."""
+
     mean: float
     error: float
     """Standard error of the mean."""
@@ -44,7 +46,7 @@ class FallWatch:
 
     def _begin(self, first: int) -> None:
         self._begun = self._seen = self._judged = first
-        self._top: _Level | None = None
+        self._top: Level | None = None
         self._low_since: int | None = None
         self._said = False
 
@@ -61,13 +63,13 @@ class FallWatch:
 
         ``curve`` is that of the last call and what came since.
         """
-        if len(curve) - self._begun < _FIRST + POLICIES:
+        if len(curve) - self._begun < FIRST + POLICIES:
             return None
-        first = _level(curve[self._begun : self._begun + _FIRST])
-        self._seen = max(self._seen, self._begun + _FIRST + POLICIES - 1)
+        first = level_of(curve[self._begun : self._begun + FIRST])
+        self._seen = max(self._seen, self._begun + FIRST + POLICIES - 1)
         while self._seen < len(curve):
             self._seen += 1
-            level = _level(curve[self._seen - POLICIES : self._seen])
+            level = level_of(curve[self._seen - POLICIES : self._seen])
             if self._top is None or level.mean > self._top.mean:
                 self._top = level
             if level.mean >= first.mean + _KEPT * (self._top.mean - first.mean):
@@ -84,12 +86,12 @@ class FallWatch:
             return None
         self._said = True
         return (
-            f"the return has fallen: {_level(curve[-POLICIES:]).mean:.1f} is its mean over {POLICIES} evaluations, "
+            f"the return has fallen: {level_of(curve[-POLICIES:]).mean:.1f} is its mean over {POLICIES} evaluations, "
             f"below half of what was gained from {first.mean:.1f} to {top.mean:.1f} at {top.t:.0f} s"
         )
 
 
-def _level(rows: Sequence[EvaluationRow]) -> _Level:
-    """Mean return of some evaluations."""
+def level_of(rows: Sequence[EvaluationRow]) -> Level:
+    """The level of at least two evaluations; its time is that of the last."""
     returns = np.array([row.return_mean for row in rows])
-    return _Level(float(returns.mean()), float(returns.std(ddof=1)) / math.sqrt(len(rows)), rows[-1].t)
+    return Level(float(returns.mean()), float(returns.std(ddof=1)) / math.sqrt(len(rows)), rows[-1].t)

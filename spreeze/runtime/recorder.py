@@ -497,7 +497,7 @@ class Recorder:
         if stop.seconds and trained_s >= stop.seconds:
             return "seconds"
         if self._ending is not None:
-            return self._ending.reason(self.curve[self._evaluations_before :], trained_s)
+            return self._ending.reason(self.curve, trained_s, first=self._evaluations_before)
         if reading is None:
             return None
         if self._plan.config.on_policy is not None:
