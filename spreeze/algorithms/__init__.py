@@ -21,8 +21,9 @@ appo           impact, on_policy, losses
 impala         impact, on_policy, losses
 =============  ===========================
 
-SAC and TD3 support distributional critics (``distributional``) with the same interface. DQN has dueling streams and
-distributions (``value_heads``), and noise in its weights (``noisy_networks``).
+SAC and TD3 support distributional critics (``distributional``) with the same interface, SAC also critics with batch
+normalisation in place of target networks (``batch_norm``). DQN has dueling streams and distributions, and noise in its
+weights (``value_heads``).
 
 *Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``.
 Parameters are flat vectors, both critics are one stacked network, unused gradients are not computed, and Adam and the

@@ -1,7 +1,7 @@
 """Deep Q-learning (Mnih et al. 2015), and by settings its extensions up to Rainbow (Hessel et al. 2018, 1710.02298).
 
 These are double estimation and n-step returns, both on, dueling streams, distributions of the return (``value_heads``),
-noisy networks (``noisy_networks``) and prioritised replay (``transport.prioritised_replay``).
+noisy networks (``value_heads``) and prioritised replay (``transport.prioritised_replay``).
 
 Departures from the paper: Adam instead of RMSProp, squared error under a bound of the gradient's norm, and optionally a
 soft target update. The clipped error of the paper, made for rewards that are signs, is Huber's loss with ``huber`` = 1:

@@ -43,9 +43,8 @@ from spreeze.algorithms.fused_mlp import (
     policy_snapshot,
     row_chunks,
 )
-from spreeze.algorithms.noisy_networks import NoisyNetworks, perceptron_of
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.algorithms.value_heads import DuelingHead, ReturnHead
+from spreeze.algorithms.value_heads import DuelingHead, NoisyNetworks, ReturnHead, perceptron_of
 from spreeze.config.algorithm_settings import ActorCriticConfig, AlgorithmConfig
 from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, torch
@@ -215,7 +214,7 @@ class OffPolicyAlgorithm(Algorithm):
         """Sets up the optimizers from shared settings, before the first update."""
         for networks in (self.critics, self.actor, self.encoder):
             if networks is not None:
-                networks.adam.weight_decay = config.weight_decay
+                networks.adam.weight_decay, networks.adam.beta1 = config.weight_decay, config.adam_beta1
         self._schedule, self._lr_end = config.lr_schedule, config.lr_end
         self.anneal(0.0)
 
@@ -294,6 +293,7 @@ class OffPolicyAlgorithm(Algorithm):
 
 F = TypeVar("F", bound=FlatNetworks)
 N = TypeVar("N", bound=Parameters | ConvParameters)
+T = TypeVar("T")
 
 
 class TrainedNetworks(Generic[F]):
@@ -371,7 +371,7 @@ class _Buffers:
     """Buffers that depend on the batch size."""
 
     def __init__(self, critics: Critics, rows: int, obs_dim: int, parallel: Parallel | None) -> None:
-        networks = (critics.online, critics.target, critics.gradient)
+        networks = (critics.plain, critics.target, critics.gradient)
         like, stack, inputs = critics.online.flat, critics.online.stack, critics.online.sizes[0]
         self.rows, self.obs_dim = rows, obs_dim
         outputs = critics.online.sizes[-1]
@@ -434,6 +434,14 @@ class Critics(CriticNetworks[Parameters]):
         super().__init__(lambda: new_parameters(sizes, stack, device, layers=layers), config.critic_lr, generator)
         self._obs_dim = obs_dim
 
+    @property
+    def plain(self) -> Parameters:
+        """The critics as perceptrons whose rows do not depend on one another."""
+        return self.online
+
+    def join(self, obs_action: Tensor) -> None:
+        """Tells critics that normalise over rows of the [B, O + A] of the next ``step``, before ``next_value``."""
+
     def _sized(self, rows: int) -> _Buffers:
         if self._buffers is None or self._buffers.rows != rows:
             self._buffers = _Buffers(self, rows, self._obs_dim, self.parallel)
@@ -441,7 +449,7 @@ class Critics(CriticNetworks[Parameters]):
         buffers: _Buffers = self._buffers
         return buffers
 
-    def _each(self, work: Callable[[list[Chunk]], object], shares: list[list[Chunk]]) -> None:
+    def _each(self, work: Callable[[list[T]], object], shares: list[list[T]]) -> None:
         """Runs ``work`` for each share, two at a time if parallel."""
         if self.parallel is None or len(shares) == 1:
             for chunks in shares:
@@ -543,7 +551,7 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
     """Networks Q(s, .) [K], optionally with dueling streams; subclasses evaluate and differentiate them.
 
     With a ``head`` they give Z outputs for each action, with ``noise`` above 0 their weights are drawn
-    (``noisy_networks``).
+    (``NoisyNetworks``).
     """
 
     def __init__(

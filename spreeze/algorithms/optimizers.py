@@ -101,6 +101,8 @@ class FlatAdam(_Guarded):
         self._bad = self._taken[1]
         self.weight_decay = 0.0
         """Decoupled: a step also takes ``lr weight_decay`` of the parameters (AdamW, arXiv 1711.05101)."""
+        self.beta1 = _BETA_1
+        """Share of the gradient's mean that a step keeps."""
         self._scaled_lr: Tensor | None = None
         self._one = parameters.new_ones((), dtype=torch.float32)
         self._on_cpu = parameters.device.type == "cpu"
@@ -151,7 +153,7 @@ class FlatAdam(_Guarded):
             [],
             self._steps_of_parts,
             lr=self.lr if self._scaled_lr is None else self._scaled_lr,
-            beta1=_BETA_1,
+            beta1=self.beta1,
             beta2=_BETA_2,
             weight_decay=self.weight_decay,
             eps=self._eps,

@@ -17,6 +17,7 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Encoder, finite
+from spreeze.algorithms.batch_norm import create_batch_norm_critics
 from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
@@ -44,6 +45,7 @@ from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.config.algorithm_settings import DistributionalConfig, RecurrentReplayConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
+from spreeze.errors import ConfigError
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec, FrameSpec, TransitionBatch
@@ -54,6 +56,12 @@ class SACConfig(RecurrentReplayConfig, DistributionalConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); discrete: arXiv 1910.07207; hybrid: 1912.11077."""
 
     alpha_lr: float = setting(1e-3, "learning rate of the entropy coefficient (Adam)", low=0.0, high=1.0)
+    critic_batch_norm: bool = setting(
+        False,
+        "batch normalisation in the critics, which then have no target networks (CrossQ, arXiv 1902.05605); for "
+        "continuous actions and vectors",
+        fixed=True,
+    )
     policy_delay: int = setting(1, "critic steps per step of actor and entropy coefficient", low=1, high=100)
     initial_alpha: float = setting(
         0.01,
@@ -80,9 +88,18 @@ class SACConfig(RecurrentReplayConfig, DistributionalConfig):
         high=1.0,
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        others = {"critic_layer_norm": False, "activation": "relu", "network": "", "recurrent": "none"}
+        wrong = [f"{name} = {getattr(self, name)}" for name, only in others.items() if getattr(self, name) != only]
+        if self.critic_batch_norm and wrong:
+            raise ConfigError(f"critic_batch_norm = true: it is not built for {wrong[0]}; remove one of them")
+
     def check_task(self, spec: EnvSpec) -> None:
         super().check_task(spec)
         self.check_memory(spec, self.network)
+        if self.critic_batch_norm and (spec.choices is not None or spec.frames is not None):
+            raise ConfigError("critic_batch_norm = true: it is for continuous actions and vectors alone; remove it")
 
 
 class _Base(NamedTuple):
@@ -262,7 +279,8 @@ class SAC(_SoftActorCritic):
         frames: FrameSpec | None = None,
     ) -> None:
         base = _Base.create(obs_dim, 2 * action_dim, config, seed, device, network, frames)
-        critics = create_critics(config, base.inputs, action_dim, 2, base.init, base.place.critics, base.critic_layers)
+        make = create_batch_norm_critics if config.critic_batch_norm else create_critics
+        critics = make(config, base.inputs, action_dim, 2, base.init, base.place.critics, base.critic_layers)
         meta = base.meta | {"policy": "squashed_gaussian", "action_dim": action_dim}
         super().__init__(base, critics, config, seed, meta, overlap=overlap)
         self._begin(action_dim)
@@ -292,6 +310,7 @@ class SAC(_SoftActorCritic):
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount (min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 5 to 7)."""
         assert next_log_prob is not None
+        self.critics.join(batch.obs_action)
         value = self.critics.next_value(batch.of_targets, next_action)
         value.addcmul_(next_log_prob, self._devices.to_critics(self.alpha), value=-1.0)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)

@@ -27,6 +27,7 @@ class AlgorithmConfig(Section):
     tau: float = setting(0.02, "Polyak coefficient: share of online weights in each target update", low=0.0, high=1.0)
     n_step: int = setting(1, "n of n-step returns", unit="env steps", low=1, high=64)
     weight_decay: float = setting(0.0, "decoupled weight decay (AdamW, arXiv 1711.05101)", low=0.0, high=10.0)
+    adam_beta1: float = setting(0.9, "share of its mean gradient that a step of Adam keeps", low=0.0, high=0.999999)
     lr_schedule: str = setting(
         "constant",
         "linear or cosine: decay all learning rates to lr_end times their value at the first stop condition; "

@@ -14,7 +14,7 @@ Layers = list[tuple[np.ndarray, np.ndarray]]
 class NoisyLayers:
     """The noise of a perceptron's layers; each row of each step has its own.
 
-    With the factorised noise of ``algorithms.noisy_networks`` that of a row's products is
+    With the factorised noise of ``algorithms.value_heads`` that of a row's products is
     ``((x f(e_in)) deviations) f(e_out)``: one more matmul a layer, and no weights are drawn.
     """
 

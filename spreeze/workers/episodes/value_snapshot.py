@@ -40,8 +40,8 @@ def value_snapshot(algorithm: Algorithm, scale: float) -> Snapshot | None:
     own: Arrays = {}
     if isinstance(critics, CategoricalCritics):
         own["atoms"] = critics.grid[:, 0].cpu().numpy().astype(np.float32)
-    read = policy_snapshot(critics.online)
-    return lambda: read() | own, _meta(critics.online, "actions", scale)
+    read = policy_snapshot(critics.plain)
+    return lambda: read() | own, _meta(critics.plain, "actions", scale)
 
 
 def _meta(network: Parameters, kind: str, scale: float) -> dict[str, Any]:

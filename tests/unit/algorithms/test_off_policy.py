@@ -248,8 +248,8 @@ def test_weight_decay_is_that_of_torch_adamw_with_the_step_size_of_then(share):
     parameters, gradient = torch.linspace(-1, 1, 9), torch.zeros(9)
     twin = parameters.clone().requires_grad_()
     adam = FlatAdam(parameters, gradient, 1e-2)
-    adam.weight_decay = 0.3
-    reference = torch.optim.AdamW([twin], lr=1e-2 * (share or 1.0), weight_decay=0.3)
+    adam.weight_decay, adam.beta1 = 0.3, 0.5
+    reference = torch.optim.AdamW([twin], lr=1e-2 * (share or 1.0), betas=(0.5, 0.999), weight_decay=0.3)
     if share is not None:
         adam.scale_lr(1.0)
         adam.scale_lr(share)

@@ -11,8 +11,7 @@ from rollouts import FRAMES
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import new_parameters
 from spreeze.algorithms.losses import projected
-from spreeze.algorithms.noisy_networks import NoisyNetworks
-from spreeze.algorithms.value_heads import CategoricalReturns, QuantileReturns
+from spreeze.algorithms.value_heads import CategoricalReturns, NoisyNetworks, QuantileReturns
 from spreeze.config.schema import SECTIONS
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.policy import Policy

@@ -31,7 +31,7 @@ def found(algorithm, spec, action, **more):
 @pytest.mark.parametrize(
     "changes",
     [{}, {"critic_layer_norm": True, "activation": "silu"}, {"critics": "quantile", "quantiles": 5},
-     {"critics": "categorical", "atoms": 11}],
+     {"critics": "categorical", "atoms": 11}, {"critic_batch_norm": True}],
 )  # fmt: skip
 def test_q_of_the_first_critic_in_the_unit_of_the_rewards(changes):
     algorithm, spec = made("sac", **changes), spec_of(Box((-2.0,) * ACT, (4.0,) * ACT))

@@ -1,0 +1,190 @@
+"""Critics with batch normalisation and without target networks (CrossQ; Bhatt et al. 2024, arXiv 1902.05605).
+
+A hidden layer is ``act(norm(x W) + b)``, where ``norm`` takes mean and deviation of each unit over the rows. Rows of
+replay and rows of what follows them (``next_obs`` with the policy's actions) go through the critics as one batch of
+2 B rows, so both are normalised alike, and the target's values come from the same pass as the values that they teach.
+There is no gain, since the next layer's weights can absorb it. The actor follows the critics with the running mean and
+variance, which are then part of weights and biases: ``plain`` is an ordinary perceptron.
+
+Departures from the authors' code: no normalisation of the critics' input, which ``env.normalize_obs`` brings to unit
+variance, plain batch normalisation in place of renormalisation, whose warm-up of 100,000 updates is a whole run here,
+and none in the actor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from spreeze.algorithms.distributional import CategoricalCritics, QuantileCritics
+from spreeze.algorithms.fused_mlp import Parameters
+from spreeze.algorithms.off_policy import Chunk, Critics
+from spreeze.config.algorithm_settings import DistributionalConfig
+from spreeze.inference.lazy_torch import Tensor, torch
+
+_EPS = 1e-3
+"""Added to variances, as in the authors' code."""
+_MOMENTUM = 0.99
+"""Share of the running statistics that an update keeps, as in the authors' code."""
+
+
+class _JointPass:
+    """Forward and backward pass of some of the critics over 2 B rows, those of replay first."""
+
+    def __init__(self, critics: _BatchNormalised, own: slice, rows: int) -> None:
+        networks = critics.online, critics.gradient
+        whole = own.stop - own.start == critics.online.stack
+        self.online, self.gradient = networks if whole else (each.one(own.start) for each in networks)
+        self.own, self.rows, (_, *sizes, outputs) = own, rows, critics.online.sizes
+        self._means, self._variances = ([part[own] for part in some] for some in (critics.means, critics.variances))
+        like, stack = critics.online.flat, own.stop - own.start
+        self._normal, self._hidden, self._grads = (
+            [like.new_zeros(stack, 2 * rows, size) for size in sizes] for _ in range(3)
+        )
+        shared = {size: like.new_zeros(stack, 2 * rows, size) for size in sizes}
+        self._scratch = [shared[size] for size in sizes]
+        self._scales = [like.new_zeros(stack, 1, size) for size in sizes]
+        self.out = like.new_zeros(stack, outputs, 2 * rows)
+
+    def forward(self, x: Tensor) -> None:
+        """Outputs ``out`` [s, K, 2 B] at inputs x [2 B, I]; moves the running statistics."""
+        online, below = self.online, x.expand(len(self.out), -1, -1)
+        for index, (weight, bias) in enumerate(zip(online.weights, online.biases, strict=True)):
+            normal = torch.bmm(below, weight, out=self._normal[index])
+            mean = normal.mean(1, keepdim=True)
+            normal.sub_(mean)
+            variance = torch.mul(normal, normal, out=self._scratch[index]).mean(1, keepdim=True)
+            self._means[index].lerp_(mean, 1.0 - _MOMENTUM)
+            self._variances[index].lerp_(variance, 1.0 - _MOMENTUM)
+            normal.mul_(torch.add(variance, _EPS, out=self._scales[index]).rsqrt_())
+            if normal.device.type == "cpu":
+                below = torch._add_relu(normal, bias, out=self._hidden[index])  # one pass over memory
+            else:
+                below = torch.add(normal, bias, out=self._hidden[index]).relu_()
+        torch.baddbmm(online.head_bias, online.head_weight, below.transpose(1, 2), out=self.out)
+
+    def backward(self, grad_out: Tensor, x: Tensor) -> None:
+        """Fills the gradient from that of the outputs at rows of replay, grad_out [s, K, B].
+
+        With n = scale (s - mean s) over all rows: ds = scale (dn - mean dn - n mean(n dn)). So the rows of what follows
+        have a gradient too, although their outputs have none.
+        """
+        online, gradient, rows, share = self.online, self.gradient, self.rows, 0.5 / self.rows
+        torch.bmm(grad_out, self._hidden[-1][:, :rows], out=gradient.head_weight)
+        torch.sum(grad_out, 2, keepdim=True, out=gradient.head_bias)
+        torch.bmm(grad_out.transpose(1, 2), online.head_weight, out=self._grads[-1][:, :rows])
+        self._grads[-1][:, rows:].zero_()
+        for index in range(len(self._grads) - 1, -1, -1):
+            grad, normal, hidden = self._grads[index], self._normal[index], self._hidden[index]
+            torch.ops.aten.threshold_backward.grad_input(grad, hidden, 0.0, grad_input=grad)
+            bias = torch.sum(grad, 1, keepdim=True, out=gradient.biases[index])
+            along = torch.mul(grad, normal, out=self._scratch[index]).sum(1, keepdim=True).mul_(share)
+            grad.sub_(bias * share).addcmul_(normal, along, value=-1.0).mul_(self._scales[index])
+            below = self._hidden[index - 1] if index else x.expand(len(grad), -1, -1)
+            torch.bmm(below.transpose(1, 2), grad, out=gradient.weights[index])
+            if index:
+                torch.bmm(grad, online.weights_t[index], out=self._grads[index - 1])
+
+
+class _BatchNormalised(Critics):
+    """The passes in place of those of ``Critics``; stands before a kind of critics."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.target = self.online
+        like, stack, sizes = self.online.flat, self.online.stack, self.online.sizes[1:-1]
+        for bias in self.online.biases:
+            bias.zero_()
+        count = stack * sum(sizes)
+        self.statistics = torch.cat((like.new_zeros(count), like.new_ones(count)))
+        """Running means and variances of all layers."""
+        parts = torch.split(self.statistics, [stack * size for size in (*sizes, *sizes)])
+        views = [part.view(stack, 1, -1) for part in parts]
+        self.means, self.variances = views[: len(sizes)], views[len(sizes) :]
+        self._folded = self.online.over(torch.zeros_like(like))
+        self._obs_action: Tensor | None = None
+        self._joint: list[list[_JointPass]] = []
+        self._x = like.new_zeros(0)
+        """[2 B, I], inputs of the joint pass."""
+
+    @property
+    def plain(self) -> Parameters:
+        """The critics as perceptrons without normalisation, by the running statistics of now."""
+        folded = self._folded
+        folded.flat.copy_(self.online.flat)
+        for weight, bias, mean, variance in zip(folded.weights, folded.biases, self.means, self.variances, strict=True):
+            scale = torch.rsqrt(variance + _EPS)
+            weight.mul_(scale)
+            bias.addcmul_(mean, scale, value=-1.0)
+        return folded
+
+    def update_target(self, tau: float) -> None:
+        """There are no target networks."""
+
+    def join(self, obs_action: Tensor) -> None:
+        self._obs_action = obs_action
+
+    def _evaluate(self, next_obs: Tensor, next_action: Tensor) -> Any:
+        """Fills the buffers' outputs with those at what follows; those at rows of replay wait for ``_take_step``."""
+        assert self._obs_action is not None
+        buffers, rows = self._sized(len(next_obs)), len(next_obs)
+        if not self._joint:
+            self._joint = [[_JointPass(self, chunks[0].own, rows)] for chunks in buffers.groups]
+            self._x = self._obs_action.new_zeros(2 * rows, self._obs_action.shape[1])
+        self._x[:rows].copy_(self._obs_action)
+        buffers.fill(next_obs, next_action)
+        self._x[rows:].copy_(buffers.x)
+
+        def evaluate(passes: list[_JointPass]) -> None:
+            for joint in passes:
+                joint.forward(self._x)
+                buffers.out[joint.own].copy_(joint.out[:, :, rows:])
+
+        self._each(evaluate, self._joint)
+        return buffers
+
+    def _take_step(self, obs_action: Tensor, mean_goal: Tensor, fill: Callable[[Chunk], None]) -> None:
+        buffers, rows = self._sized(len(obs_action)), len(obs_action)
+        self.td_error, self.goal = buffers.td_error, mean_goal
+        for (joint,), chunks in zip(self._joint, buffers.groups, strict=True):
+            buffers.out[joint.own].copy_(joint.out[:, :, :rows])
+            for chunk in chunks:
+                fill(chunk)
+
+        def differentiate(passes: list[_JointPass]) -> None:
+            for joint in passes:
+                joint.backward(buffers.grad_out[joint.own], self._x)
+
+        self._each(differentiate, self._joint)
+        self.adam.step()
+
+    def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
+        assert self.plain is self._folded  # up to date with the networks: the buffers hold views of it
+        return super().action_gradient(obs, action, least=least)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return super().tensors() | {"statistics": self.statistics}
+
+    def drop_buffers(self) -> None:
+        super().drop_buffers()
+        self._joint = []
+
+
+class _Twins(_BatchNormalised):
+    """Values, with the minimum of both critics."""
+
+
+class _Quantiles(_BatchNormalised, QuantileCritics):
+    """Quantiles of the return."""
+
+
+class _Categories(_BatchNormalised, CategoricalCritics):
+    """Probabilities of returns on a grid."""
+
+
+_KINDS: dict[str, type[_BatchNormalised]] = {"twin": _Twins, "quantile": _Quantiles, "categorical": _Categories}
+
+
+def create_batch_norm_critics(config: DistributionalConfig, *place: Any) -> Critics:
+    """``create_critics`` with batch normalisation."""
+    return _KINDS[config.critics](config, *place)
