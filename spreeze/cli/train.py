@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
+import io
 import json
 import os
 import shutil
@@ -77,9 +79,10 @@ from spreeze.runtime.recorder import summary
 from spreeze.transport.files import replace_bytes
 from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.shared_memory import check_room
+from spreeze.tuner.in_run import InRunTuner, can_tune_in_run, first_setting
 from spreeze.tuner.knobs import knobs_of
-from spreeze.tuner.problem import TrialResult
-from spreeze.tuner.run import TunerCallbacks, check_tunable, tuned_layer
+from spreeze.tuner.problem import CAPACITY, ENVS, SAMPLERS, Setting, TrialResult
+from spreeze.tuner.run import TunerCallbacks, Tuning, check_tunable, layer_of
 from spreeze.types import RowLayout
 
 _MOST_HOSTS, _LIKELY_HOSTS, _MOST_HOST_SHARDS = 32, 3, 64
@@ -156,16 +159,15 @@ def _train(args: argparse.Namespace) -> int:
                     "resume it only once at a time",
                     as_json=args.json,
                 )
-            record = None
+            result = _TuningResult()
             if auto:
-                run_dir.write_state(state="tuning", tuning_began=time.time())
                 interrupts.stop_file = run_dir.path / "control" / "stop"
-                tuned, record = _tuned(args, settings, probe, machine, interrupts, run_dir, head_start.close)
-                plan = _plan(
-                    resolve([*base[:-1], tuned, base[-1]]), probe, machine, earlier, record["reasons"], tune_hosts=True
+                listener = _tuner_callbacks(args, settings, run_dir, head_start.close)
+                tuning = Tuning(settings, probe, machine, interrupts, listener)
+                plan = result.tuned_plan(
+                    args, tuning, run_dir, functools.partial(_tuned_plan, base, probe, machine, earlier)
                 )
-                _check_machine(plan, machine)
-            return _run(args, plan, run_dir, machine, record, interrupts, head_start)
+            return _run(args, plan, run_dir, machine, result, interrupts, head_start)
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt)  # while it was tuned
             run_dir.write_state(
@@ -211,16 +213,76 @@ def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tupl
     return config, check
 
 
-def _tuned(
-    args: argparse.Namespace,
-    settings: Settings,
+def _tuned_plan(
+    base: list[Layer],
     probe: Probe,
     machine: Machine,
-    interrupts: Interrupts,
-    run_dir: RunDir,
-    before: Callable[[], None],
-) -> tuple[Layer, dict[str, Any]]:
-    """Tunes; rows go to ``tune-progress.jsonl`` as they are measured. ``before`` is called before the first trial."""
+    earlier: EarlierSessions,
+    tuned: Layer,
+    reasons: dict[str, str] | None,
+) -> RunPlan:
+    """The plan with what the tuner chose below the user's settings."""
+    plan = _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, earlier, reasons, tune_hosts=True)
+    _check_machine(plan, machine)
+    return plan
+
+
+class _TuningResult:
+    """The tuner's record, and the plan that follows from it: there from the start, or during the run."""
+
+    record: dict[str, Any] | None = None
+    plan: RunPlan | None = None
+    """The plan with the settings that were chosen during the run."""
+    on_plan: Callable[[RunPlan, dict[str, Any]], None]
+    """Hears of these."""
+
+    def tuned_plan(
+        self,
+        args: argparse.Namespace,
+        tuning: Tuning,
+        run_dir: RunDir,
+        planned: Callable[[Layer, dict[str, str] | None], RunPlan],
+    ) -> RunPlan:
+        """The plan with the tuner's choice, or one of a run in which it will choose."""
+        problem = tuning.problem()
+        self.record = None if args.fresh else tuning.known()
+        if self.record is None and can_tune_in_run(problem, tuning.settings.config):
+            first, most = first_setting(problem)
+            known = Setting({name: first[name] for name in (CAPACITY, ENVS) if first[name] != problem.configured[name]})
+            plan = planned(known.layer(), None)
+            if not plan.alone:
+                return self._to_tune(plan, first, most, tuning, planned)
+        if self.record is None:
+            run_dir.write_state(state="tuning", tuning_began=time.time())
+            self.record = tuning.measured(spent_s=process_age_s(), fresh=args.fresh)
+            show_tuning(self.record, sys.stderr if args.json else sys.stdout, reasons=False)
+        return planned(layer_of(self.record), self.record["reasons"])
+
+    def _to_tune(
+        self,
+        plan: RunPlan,
+        first: Setting,
+        most: int,
+        tuning: Tuning,
+        planned: Callable[[Layer, dict[str, str] | None], RunPlan],
+    ) -> RunPlan:
+        """The plan with a tuner that chooses while the run trains, among up to ``most`` samplers."""
+
+        def chosen(record: dict[str, Any]) -> None:
+            self.record, self.plan = record, planned(layer_of(record), record["reasons"])
+            self.on_plan(self.plan, record)
+
+        tuner = InRunTuner(tuning, first.replace(SAMPLERS, plan.samplers), chosen)
+        with contextlib.suppress(ConfigError):  # replay is too small for more samplers
+            started = max(most, plan.samplers)
+            return dataclasses.replace(plan, samplers=started, first_samplers=plan.samplers, tuner=tuner)
+        return dataclasses.replace(plan, tuner=tuner)
+
+
+def _tuner_callbacks(
+    args: argparse.Namespace, settings: Settings, run_dir: RunDir, before: Callable[[], None]
+) -> TunerCallbacks:
+    """Rows go to ``tune-progress.jsonl`` as they are measured. ``before`` is called before the first trial."""
 
     def note(row: TrialResult) -> None:
         with contextlib.suppress(OSError), open(run_dir.path / PROGRESS, "a", encoding="utf-8") as file:
@@ -229,18 +291,7 @@ def _tuned(
     labels = {"labels": {knob.name: knob.column for knob in knobs_of(settings.config)}}
     with contextlib.suppress(OSError):
         (run_dir.path / PROGRESS).write_text(json.dumps(labels) + "\n", encoding="utf-8")
-    layer, record = tuned_layer(
-        settings,
-        probe,
-        machine,
-        interrupts,
-        TunerCallbacks(say=lambda text: say(text, as_json=args.json), on_row=note, before=before),
-        fresh=args.fresh,
-        spent_s=process_age_s(),
-    )
-    if not record.get("reused"):
-        show_tuning(record, sys.stderr if args.json else sys.stdout, reasons=False)
-    return layer, record
+    return TunerCallbacks(say=lambda text: say(text, as_json=args.json), on_row=note, before=before)
 
 
 def _fixed(config: Config) -> list[str]:
@@ -504,7 +555,7 @@ def _run(
     plan: RunPlan,
     run_dir: RunDir,
     machine: Machine,
-    tune_record: dict[str, Any] | None,
+    tuning: _TuningResult,
     interrupts: Interrupts,
     launcher: Launcher,
 ) -> int:
@@ -515,13 +566,20 @@ def _run(
     checkpoints_before = _checkpoint_times(run_dir.path)
     try:
         # A resumed run may have another batch, other hosts.
-        write_settings(run_dir.path, plan.requested_settings or plan.settings)
-        if tune_record is not None:
-            write_json(run_dir.path / "tune.json", tune_record)
+        _write_plan(plan, run_dir, tuning.record)
     except OSError as error:
         raise _unwritten(run_dir, error) from None
-    run_dir.write_state(samples_per_insert_band=plan.config.replay.samples_per_insert_band)
     view = open_view(json_mode=args.json)
+
+    def tuned(plan: RunPlan, record: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the run goes on; a resume measures again
+            _write_plan(plan, run_dir, record)
+        table = io.StringIO()
+        show_tuning(record, table, reasons=True)
+        for line in table.getvalue().splitlines():
+            view.note(line)
+
+    tuning.on_plan = tuned
     interrupts.on_stop = view.leave
     if (caller := os.environ.get(ENDS_WITH)) == str(os.getppid()):
         interrupts.on_tick.append(_pause_with(int(caller), run_dir))
@@ -534,11 +592,9 @@ def _run(
             for key, reason in plan.reasons.items():
                 view.note(f"{key}: {reason}")
             outcome = run_mode(plan, run_dir, view, interrupts, launcher)
-        document = summary(plan, outcome, run_dir.path, machine)
-        if tune_record is not None:
-            document["tuning"] = {
-                name: tune_record.get(name) for name in ("measured_at", "reused", "provisional", "notes")
-            }
+        document = summary(tuning.plan or plan, outcome, run_dir.path, machine)
+        if (record := tuning.record) is not None:
+            document["tuning"] = {name: record.get(name) for name in ("measured_at", "reused", "provisional", "notes")}
         try:
             write_json(run_dir.path / "summary.json", document)
         except OSError as error:
@@ -559,6 +615,14 @@ def _run(
     if outcome.error:
         print_error(outcome.error)
     return 1 if outcome.error else 0
+
+
+def _write_plan(plan: RunPlan, run_dir: RunDir, record: dict[str, Any] | None) -> None:
+    """Writes the settings of a plan, and the tuner's record of them."""
+    write_settings(run_dir.path, plan.requested_settings or plan.settings)
+    if record is not None:
+        write_json(run_dir.path / "tune.json", record)
+    run_dir.write_state(samples_per_insert_band=plan.config.replay.samples_per_insert_band)
 
 
 def _pause_with(caller: int, run_dir: RunDir) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from spreeze.run_directory import process_age_s, write_json
 from spreeze.runtime.environment_limits import untunable_env
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.transport.files import replace_bytes
-from spreeze.tuner.run import TunerCallbacks, tuned_layer
+from spreeze.tuner.run import TunerCallbacks, Tuning, tuned_layer
 
 
 def tune_parser() -> Parser:
@@ -69,16 +69,9 @@ def _tune(args: argparse.Namespace) -> int:
             say(why, as_json=args.json)
         for note in effect_notes(settings, tuned=True):
             say(note, as_json=args.json)
-        tuned, record = tuned_layer(
-            settings,
-            probe,
-            machine,
-            interrupts,
-            TunerCallbacks(say=lambda text: say(text, as_json=args.json)),
-            fresh=args.fresh,
-            spent_s=process_age_s(),
-            samplers_only=args.no_learner,
-        )
+        listener = TunerCallbacks(say=lambda text: say(text, as_json=args.json))
+        tuning = Tuning(settings, probe, machine, interrupts, listener, samplers_only=args.no_learner)
+        tuned, record = tuned_layer(tuning, fresh=args.fresh, spent_s=process_age_s())
     show_tuning(record, sys.stderr if args.json else sys.stdout, reasons=True)
     if export is not None:
         text = profile_text(resolve([*layers[:-1], tuned, layers[-1]]), record, machine.one_line())

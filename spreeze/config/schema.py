@@ -423,6 +423,15 @@ class TuningConfig(Section):
         read=_replay,
         tuner=True,
     )
+    budget_s: float = setting(60.0, "longest time that the tuner measures", unit="s", low=5.0, high=600.0, tuner=True)
+    while_training: bool = setting(
+        True,
+        "measure on the running workers while they train; false: measure before the run, which then waits up to a "
+        "minute, as it does where workers cannot change these settings",
+        flag="--tune-first",
+        read=_replay,
+        tuner=True,
+    )
     govern: bool = setting(True, "pause samplers as leave_free and give_way ask", flag="--no-governor", read=_governed)
     leave_free: float = setting(
         0.0, "share of cores to leave free for other programs", low=0.0, high=0.9, flag="--leave-free", read=_processes

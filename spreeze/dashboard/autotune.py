@@ -61,7 +61,10 @@ def page() -> None:
     st.subheader(f"Autotune of {row(path).name}", anchor=False)
     tuning = read(path)
     if not tuning.rows and not tuning.choice:
-        st.info("This run was not tuned (no --auto). Its settings are below.")
+        if isinstance(read_run(path).get("tuning_began"), int | float):
+            st.info("The tuner measures on the running workers. Its rows appear here.")
+        else:
+            st.info("This run was not tuned (no --auto, or too short). Its settings are below.")
         _settings(path)
         return
     _choices(tuning)

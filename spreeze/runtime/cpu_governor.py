@@ -30,6 +30,7 @@ time.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections import deque
@@ -256,8 +257,13 @@ class GovernorLoop:
         """Starts with all samplers active; each change is an event (level, text)."""
         tuning = plan.config.tuning
         groups = plan.learners if plan.config.data_flow.balanced else 0
-        self._governor = Governor(plan.samplers, tuning.leave_free, gives_way=tuning.give_way, balanced_groups=groups)
-        self._maximum, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
+        self._governor_of = functools.partial(Governor, gives_way=tuning.give_way, balanced_groups=groups)
+        self._maximum = plan.first_samplers or plan.samplers
+        self._governor = self._governor_of(self._maximum, tuning.leave_free)
+        self._started, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
+        self._held = False
+        self._takes_turns = plan.first_samplers is None
+        """False while only the first samplers were started."""
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
         self._reader = ContentionReader(role_of) if reader is None else reader
         self._before: tuple[float, list[int], list[float], float] | None = None
@@ -279,7 +285,7 @@ class GovernorLoop:
             facts = None if load is None else self._facts(load, reading, now_s, learners)
             self._external_cpu_cores = None if load is None else load.external_cpu_cores
             self._before = (now_s, learners, waits_s, sampler_waits_s)
-            before, change = number(self._governor.active), self._governor.feed(facts)
+            before, change = number(self._governor.active), None if self._held else self._governor.feed(facts)
             if change is not None:
                 self._post(change.active)
                 self._on_event(
@@ -290,6 +296,16 @@ class GovernorLoop:
         self._pass_turn(now_s, reading.inserted)
         return {"samplers_active": self._governor.active, "external_cpu_cores": self._external_cpu_cores}
 
+    def hold(self) -> None:
+        """Leaves the samplers to the tuner, until ``allow``."""
+        self._held = True
+
+    def allow(self, samplers: int) -> None:
+        """Governs so many samplers from now on, fewer than were started where the tuner chose fewer."""
+        self._held, self._takes_turns, self._maximum = False, True, samplers
+        self._governor = self._governor_of(samplers, self._governor.leave_free)
+        self._post(self._governor.active)
+
     def leave_free(self, share: float) -> None:
         """Keeps that share of the usable cores free for other programs from now on."""
         self._governor.leave_free = share
@@ -299,7 +315,7 @@ class GovernorLoop:
         (began_s, before), active = self._turn_began, self._governor.active
         if inserted - before >= self._turn_rows * max(1.0, active) or now_s - began_s >= _LONGEST_TURN_S:
             self._turn_began = now_s, inserted
-            for group, samplers in enumerate(self._samplers) if active < self._maximum else ():
+            for group, samplers in enumerate(self._samplers) if self._takes_turns and active < self._started else ():
                 header = self._status.group(group)
                 header[words.FIRST_SAMPLER] = (int(header[words.FIRST_SAMPLER]) + 1) % samplers
 
@@ -331,7 +347,7 @@ class GovernorLoop:
     def _post(self, active: float) -> None:
         """Stores each group's share of the active samplers; between the stores at most one sampler is missing."""
         for group, samplers in enumerate(self._samplers):
-            header, own = self._status.group(group), max(active * samplers / self._maximum, STEP)
+            header, own = self._status.group(group), max(active * samplers / self._started, STEP)
             header[words.SLOWED_SHARE] = 0
             header[words.ACTIVE_SAMPLERS] = int(own)
             header[words.SLOWED_SHARE] = round(1000 * (own - int(own)))

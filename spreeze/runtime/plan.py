@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -48,6 +49,22 @@ def split_evenly(samplers: int, learners: int) -> list[int]:
     return [samplers // learners + (group < samplers % learners) for group in range(learners)]
 
 
+class RunTuner(Protocol):
+    """A tuner that measures on the workers of a run while they train."""
+
+    def begin(self, run: Any, pids: Callable[[], Mapping[str, int]]) -> None:
+        """Begins to measure, on an ``Assembly`` whose workers have these process ids."""
+
+    def notes(self) -> list[str]:
+        """Lines since the last call, for the user."""
+
+    def chosen_samplers(self) -> int | None:
+        """Samplers that the choice has, once, as soon as it is in force; None before and after."""
+
+    def end(self) -> None:
+        """Ends the measurements; what is in force stays."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """The input of a mode."""
@@ -55,6 +72,8 @@ class RunPlan:
     settings: Settings
     spec: EnvSpec
     samplers: int  # sampler processes of all learners together
+    first_samplers: int | None = None  # of these, at work until the tuner has chosen; None: all
+    tuner: RunTuner | None = None  # chooses settings while the run trains; None: all are chosen
     free_core: bool  # whether evaluator and visualizer have a core besides those of samplers and learner
     reasons: dict[str, str] = field(default_factory=dict)  # setting -> why it was chosen automatically
     earlier: EarlierSessions = EarlierSessions()
@@ -93,6 +112,11 @@ class RunPlan:
             self._check_rollout()
         else:
             self._check_replay()
+
+    @property
+    def working_samplers(self) -> int:
+        """Samplers that are at work when the run begins."""
+        return 0 if self.config.replay.offline else self.first_samplers or self.samplers
 
     @property
     def ending(self) -> Ending | None:

@@ -124,6 +124,7 @@ class Recorder:
         self._info = InfoMeans()
         self._callback_values: dict[str, float] = {}
         self._samplers_alive = 0
+        self.samplers_wanted = plan.working_samplers
         self._hung_up = self._saving_said = False
         self._next_saving_s = math.inf
         self.started_s = time.monotonic()
@@ -392,7 +393,9 @@ class Recorder:
             t_s = max(t_s, self.reading.t_s)
         reading = dataclasses.replace(reading, t_s=t_s)
         self._tell_sleep()
-        self.reading, self._samplers_alive = reading, samplers_alive
+        self.reading = reading
+        # A sampler that the tuner did not choose rests, and is not missed.
+        self._samplers_alive = min(samplers_alive, self.samplers_wanted)
         if self._plan.start_s > _SLOW_START_S and not reading.env_steps:
             self._starting_s = self.session_s
         if self._inserted_before is None:
@@ -474,7 +477,7 @@ class Recorder:
             plan.config.data_flow,
             state=state,
             table=self._table,
-            samplers_wanted=0 if plan.config.replay.offline else plan.samplers,
+            samplers_wanted=self.samplers_wanted,
             samplers_alive=self._samplers_alive,
             learner_device=outcome.device,
             memory_total_bytes=self._memory_total_bytes,

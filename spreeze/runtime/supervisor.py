@@ -56,6 +56,7 @@ from spreeze.workers.roles import ROLES, Address
 _LOOK_S = 0.05
 _FINAL_EVALUATION_S = 6.0
 _EXIT_S = 12.0  # longest time from the stop request to the end of the final evaluation; 3 more are for closing
+_TUNER_AFTER_S = 5.0  # from the first update to the tuner, so that a short run is over before it begins
 _VISUALIZER_AFTER_S = 4.0  # from the first update to the visualizer's start, whose imports would delay the first ones
 
 
@@ -134,22 +135,27 @@ class _Supervisor:
         self._timeline = Timeline(
             run.status, {name: spec.row for name, spec in run.specs.items()}, run_dir.path, lambda: recorder.wall_s
         )
+        self._tunes = False
         self._falls = FallWatch(plan.config.learner.checkpoint_interval_s)
         self._next_sample_s = 0.0
         self.stopping_s = 0.0  # how long stopping the workers took
 
     def start(self) -> None:
-        """Starts all workers but the visualizer."""
+        """Starts all workers but the visualizer and the samplers that only the tuner may want."""
         self._run_dir.write_state(leave_free=None if self._governing is None else self._leave_free)
         for name, spec in self._run.specs.items():
             try:
-                if name != "visualizer":
+                if name != "visualizer" and not self._waits_for_tuner(spec):
                     self._workers.add(spec)
             except OSError as error:
                 raise ResourceError(
                     f"{name} could not be started: {error}; use fewer {spec.role.name}s, or raise the limit of "
                     "processes and open files (ulimit -u, ulimit -n)"
                 ) from None
+
+    def _waits_for_tuner(self, spec: WorkerSpec) -> bool:
+        first = self._run.plan.first_samplers
+        return first is not None and spec.role.steps and spec.address.index >= first
 
     def run(self) -> None:
         """Watches until a stop condition, an interrupt, or a failure that no restart can repair."""
@@ -168,6 +174,7 @@ class _Supervisor:
                     self._next_sample_s = time.monotonic() + SAMPLE_S
                     self._sample()
                     self._start_visualizer()
+                    self._tune()
                 reason = self._stop_reason()
                 if reason is not None:
                     outcome.stopped_by = reason
@@ -233,8 +240,35 @@ class _Supervisor:
             except OSError as error:  # never a reason to end the run
                 self._recorder.event("warning", f"the visualizer could not be started: {error}")
 
+    def _tune(self) -> None:
+        """Lets the tuner begin once learning has, and shows what it says; then governs the samplers of its choice."""
+        tuner, began_s = self._run.plan.tuner, self._recorder.rates.learning_began_s
+        if tuner is None:
+            return
+        if not self._tunes and began_s is not None and time.monotonic() - began_s > _TUNER_AFTER_S:
+            self._tunes = True
+            try:
+                for spec in self._run.specs.values():
+                    if self._waits_for_tuner(spec):
+                        self._workers.add(spec)
+            except OSError as error:  # never a reason to end the run
+                self._recorder.event("warning", f"not tuned: a sampler could not be started: {error}")
+                return
+            if self._governing is not None:
+                self._governing.hold()
+            self._run_dir.write_state(tuning_began=time.time())
+            tuner.begin(self._run, self._workers.pids)
+        for text in tuner.notes() if self._tunes else ():
+            self._recorder.event("info", text)
+        if self._tunes and (samplers := tuner.chosen_samplers()) is not None:
+            self._recorder.samplers_wanted = samplers
+            if self._governing is not None:
+                self._governing.allow(samplers)
+
     def stop(self) -> None:
         """Ends the workers and takes the last sample. All workers have ended when this returns."""
+        if self._run.plan.tuner is not None:
+            self._run.plan.tuner.end()
         self._recorder.rates.end()
         start_s = time.monotonic()
         self._run_dir.write_state(state="stopping")

@@ -7,8 +7,10 @@ no. Hence a dead peer cannot block the other side.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Self
 
 from spreeze.errors import ConfigError
 
@@ -51,6 +53,10 @@ class RateLimiter:
                 f"batch of {self.batch_size} and writes of {self.rows_per_write} rows would deadlock: "
                 "both must be at least 1"
             )
+
+    def within(self, minimum: float, maximum: float) -> Self:
+        """Returns this limiter with other bounds."""
+        return dataclasses.replace(self, minimum=minimum, maximum=maximum)
 
     def may_insert(self, inserted: int, baseline: int, sampled: int, rows: int) -> bool:
         """True if a sampler may write ``rows`` more rows now, at most ``rows_per_write``; see ``ReplayCounts``."""

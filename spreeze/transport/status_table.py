@@ -6,6 +6,8 @@ Every worker has its own row (int64 control words, float64 slots). A row has one
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from spreeze.errors import TransportError
@@ -20,10 +22,11 @@ _HEADER_WORDS, _LINE_WORDS = MOST_GROUPS * _GROUP_WORDS, 8
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
 EVALUATIONS_ASKED, CHECKPOINTS_ASKED, PAUSED_MS, RECORDING, SLOTS, EPISODES_TOLD, ENV_ARGS = 9, 10, 11, 12, 13, 14, 15
-FALLS = 16
+FALLS, RETUNED, BATCH_SIZE, LEARNER_THREADS, LEAST_PER_INSERT, MOST_PER_INSERT = 16, 17, 18, 19, 20, 21
 """Words of the header. ``SLOTS`` is the number of slots in a row; ``EPISODES_TOLD`` is 1 where samplers report each
 episode, ``ENV_ARGS`` counts changes of the environments' arguments, ``FALLS`` falls of the return after which
-the learner goes back to its best checkpoint; ``WEIGHTS_HINT`` to ``SAMPLERS`` belong to a group
+the learner goes back to its best checkpoint; ``RETUNED`` counts changes of the four words after it, which the tuner
+puts in force (``RetunedSettings``); ``WEIGHTS_HINT`` to ``SAMPLERS`` belong to a group
 (see ``StatusTable.group``).
 
 The supervisor writes them; only the hint is written by the group's learner. Of the group's ``SAMPLERS`` samplers,
@@ -34,6 +37,16 @@ HEARTBEAT, PHASE, PID = 0, 1, 2
 """Control words of a row, written by its worker."""
 PHASE_BITS = 4
 """Low bits of an event, which hold the phase; the others hold the monotonic time [ns]."""
+
+
+class RetunedSettings(NamedTuple):
+    """Settings that the tuner changes while a run trains."""
+
+    batch_size: int
+    learner_threads: int
+    samples_per_insert_min: float
+    """Bounds of the rate limiter, per inserted row."""
+    samples_per_insert_max: float
 
 
 def _row_words(slots: int) -> int:
@@ -78,6 +91,19 @@ class StatusTable:
     def group(self, group: int) -> np.ndarray:
         """The header's int64 words of a group; those of group 0 come first."""
         return self.header[group * _GROUP_WORDS : (group + 1) * _GROUP_WORDS]
+
+    def retune(self, settings: RetunedSettings) -> None:
+        """Puts settings in force: workers read them as soon as they see that ``RETUNED`` has changed."""
+        least, most = settings.samples_per_insert_min, settings.samples_per_insert_max
+        self.header[BATCH_SIZE : MOST_PER_INSERT + 1] = (
+            settings.batch_size, settings.learner_threads, round(1e6 * least), round(1e6 * most)
+        )  # fmt: skip
+        self.header[RETUNED] += 1
+
+    def retuned_settings(self) -> RetunedSettings:
+        """The settings in force, once ``RETUNED`` is above 0."""
+        batch_size, threads, least, most = self.header[BATCH_SIZE : MOST_PER_INSERT + 1].tolist()
+        return RetunedSettings(batch_size, threads, least / 1e6, most / 1e6)
 
     def control(self, row: int) -> np.ndarray:
         """int64 control words of a row."""

@@ -51,10 +51,12 @@ programs used 15 % of the cores, on battery, or if measurements were doubtful. I
 and measured again once other programs use half as much, on mains, or otherwise at the next two starts and then once a
 day.
 
-*Measuring.* Each candidate runs in new child processes with a deadline and a memory limit; a crash, a hang or lack of
-memory is a result. Waiting candidates are suspended. Tuning takes at most 60 s on a quiet machine. Results are cached
-by machine (processor, usable cores, quota, memory, GPUs, driver, power supply), environment, algorithm, networks,
-knobs, objective, pinned settings and package versions, and are valid while an env step takes between half and twice as
-long as before. A damaged cache is reported and replaced. Only one tuner measures at a time, others wait for up to 75 s;
-those with another ``TMPDIR`` do not see each other. A resumed run keeps settings that its stored data depend on.
+*Measuring.* In mode spreeze with one learner on a processor, ``train --auto`` measures on the workers of the run while
+they train (``in_run``). Elsewhere, and in ``spreeze tune``, each candidate runs in new child processes with a deadline
+and a memory limit; a crash, a hang or lack of memory is a result. Waiting candidates are suspended. Tuning takes at
+most 60 s on a quiet machine. Results are cached by machine (processor, usable cores, quota, memory, GPUs, driver, power
+supply), environment, algorithm, networks, knobs, objective, pinned settings and package versions, and are valid while
+an env step takes between half and twice as long as before. A damaged cache is reported and replaced. Only one tuner
+measures at a time, others wait for up to 75 s; those with another ``TMPDIR`` do not see each other. A resumed run keeps
+settings that its stored data depend on.
 """

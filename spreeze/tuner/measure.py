@@ -17,15 +17,13 @@ from typing import Any, Self
 from spreeze.errors import ConfigError
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.processes import PROBE, kill_and_wait, signals_blocked
-from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import child_environment
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
 from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, SAMPLERS, OnResult, Setting, TrialResult
-from spreeze.tuner.trials import HOST, REPLAY, ROLLOUTS, ROWS, ROWS_BYTES, Trial
+from spreeze.tuner.trials import HOST, REPLAY, ROLLOUTS, ROWS, ROWS_BYTES, Stopping, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
-_EDGE_S = 0.1  # Time to align a window with updates, about.
 _GROUP_START_S = 5.0  # Time to start a group, about.
 _SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
 """Bounds of the time that starting a group may take: as much as is left."""
@@ -58,7 +56,7 @@ class Measurer:
         memory_cap_bytes: int,
         group_bytes: int,
         ends_s: float,
-        interrupts: Interrupts,
+        interrupts: Stopping,
         samplers_only: bool = False,
     ) -> None:
         """Starts nothing yet; all must be done at ``ends_s``; ``samplers_only`` measures without a learner.
@@ -131,9 +129,7 @@ class Measurer:
                 start_s = min(_LONGEST_START_S, max(_SHORTEST_START_S, self.seconds_left()))
                 trial.attempt(functools.partial(trial.begin, start_s))
             pace = self._kind.pace
-            each_s = (end - AWAKE()) / (pace.repeats * max(1, sum(len(one.candidates) for one in trials)))
-            settle_s = min(pace.settle_s[1], max(pace.settle_s[0], 0.25 * (each_s - _EDGE_S)))
-            window_s = min(pace.window_s[1], max(pace.window_s[0], each_s - _EDGE_S - settle_s))
+            settle_s, window_s = pace.divided(end - AWAKE(), sum(len(one.candidates) for one in trials))
             for number in range(pace.repeats):
                 for trial in trials[:: 1 if number % 2 == 0 else -1]:
                     trial.attempt(functools.partial(trial.take_turn, number, settle_s, window_s))
@@ -230,7 +226,7 @@ class UpdateHelper:
     A helper that dies is started again for the next turn.
     """
 
-    def __init__(self, plan: RunPlan, memory_cap_bytes: int, interrupts: Interrupts) -> None:
+    def __init__(self, plan: RunPlan, memory_cap_bytes: int, interrupts: Stopping) -> None:
         config = plan.config
         rows = max(1000, min(ROWS, config.replay.capacity, ROWS_BYTES // plan.layout.row_bytes))
         self._job = UpdateProbeJob(

@@ -30,7 +30,6 @@ from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import ExternalLoad
 from spreeze.run_directory import versions, write_json
-from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.knobs import MOST_LEARNERS, host_knobs, knob_names, knobs_of, ordered
 from spreeze.tuner.measure import Measurer
@@ -54,9 +53,8 @@ from spreeze.tuner.problem import (
     result_line,
 )
 from spreeze.tuner.search import Search, tune
+from spreeze.tuner.trials import Stopping
 
-BUDGET_S = 60.0
-"""Time limit of a tuning, including the start of this process [s]."""
 _CLOSING_S = 1.5  # Time to end the last processes and to write the result.
 _SAMPLER_BYTES, _ENV_BYTES, _LEARNER_BYTES = 120_000_000, 30_000_000, 500_000_000
 """Memory of a sampler with its first environment, of each further one (measured on Bullet tasks), of the learner."""
@@ -64,6 +62,7 @@ _ENGINE_ENV_BYTES = 2_000_000
 """Memory of each further environment of an engine: EnvPool's robots take less than a megabyte each."""
 _CAP_SHARE = 0.8  # A candidate may take this share of the memory that is free.
 _NOT_SPEED = ("reward_threshold", "obs_shape")  # Facts about an environment on which no speed depends.
+_NOT_MEASURED = ("budget_s", "while_training")  # Settings of the tuner that say how it measures, not what is best.
 _BUSY_CORES = 0.1  # Load of other programs that is worth a word.
 _BUSY_SHARE, _QUIETER = 0.15, 0.5
 """Other programs that keep this share of the cores busy make a result provisional; it is measured again once they keep
@@ -86,143 +85,170 @@ class TunerCallbacks:
     """Called once, before anything is measured; not where the answer is known."""
 
 
-def tuned_layer(
-    settings: Settings,
-    probe: Probe,
-    machine: Machine,
-    interrupts: Interrupts,
-    listener: TunerCallbacks,
-    *,
-    fresh: bool,
-    spent_s: float = 0.0,
-    samplers_only: bool = False,
-) -> tuple[Layer, dict[str, Any]]:
-    """The tuner's choice as a settings layer, and its record for ``tune.json``.
+class Tuning:
+    """A task to be tuned on this machine, with the results of earlier tunings."""
 
-    ``samplers_only`` chooses for a host whose learner is elsewhere: samplers and environments.
+    def __init__(
+        self,
+        settings: Settings,
+        probe: Probe,
+        machine: Machine,
+        interrupts: Stopping,
+        listener: TunerCallbacks,
+        *,
+        samplers_only: bool = False,
+    ) -> None:
+        """Measures nothing but the environment's step, if ``probe`` has no time for it.
 
-    Values of ``settings`` whose source is the user, or that their profile keeps, are pins. The environment's step is
-    timed if ``probe`` has no time for it. ``fresh`` measures even if the answer is known. ``spent_s``, the age of this
-    process, is part of the budget.
+        Values of ``settings`` whose source is the user, or that their profile keeps, are pins. ``samplers_only``
+        chooses for a host whose learner is elsewhere: samplers and environments.
 
-    Raises:
-        SpreezeError: nothing could be measured, nothing is to choose, or a pinned value that cannot work.
-        KeyboardInterrupt: the user asked to stop.
-    """
-    check_tunable(settings.config)
-    if probe.step_us_median is None:
-        probe = probe_of(settings.config, steps=TIMED_STEPS, interrupted=lambda: interrupts.stop_requested)
-    facts = _facts(settings, probe, machine, samplers_only=samplers_only)
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    path = cache_dir() / f"tune-{key}.json"
-    tries = 1
+        Raises:
+            ConfigError: there is nothing to choose.
+        """
+        check_tunable(settings.config)
+        if probe.step_us_median is None:
+            probe = probe_of(settings.config, steps=TIMED_STEPS, interrupted=lambda: interrupts.stop_requested)
+        self.settings, self.probe, self.machine, self.samplers_only = settings, probe, machine, samplers_only
+        self.interrupts, self.listener = interrupts, listener
+        facts = _facts(settings, probe, machine, samplers_only=samplers_only)
+        self._key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        self._path = cache_dir() / f"tune-{self._key}.json"
+        self._tries = 1
+        self._free_bytes = memory_limits().usable_bytes
 
-    def known() -> dict[str, Any] | None:
-        nonlocal tries
-        record = None if fresh else _load(path, key, settings, listener.say)
+    def problem(self) -> TuningProblem:
+        """The choices to make, with the memory that was free at first; a ConfigError about a knob that is none."""
+        found = (self.settings, self.probe, self.machine, self._free_bytes)
+        return problem_of(*found, samplers_only=self.samplers_only)
+
+    def known(self) -> dict[str, Any] | None:
+        """The record of an earlier tuning that still holds."""
+        say = self.listener.say
+        record = _load(self._path, self._key, self.settings, say)
         if record is None:
             return None
-        if why := _outdated(record, probe, machine, interrupts):
-            listener.say(f"tuned before on this machine ({record['measured_at']}), measuring again because {why}")
-            tries = (record["tries"] or 1) + 1 if record["provisional"] else 1
+        if why := _outdated(record, self.probe, self.machine, self.interrupts):
+            say(f"tuned before on this machine ({record['measured_at']}), measuring again because {why}")
+            self._tries = (record["tries"] or 1) + 1 if record["provisional"] else 1
             return None
-        listener.say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
+        say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
         for text in (*record["limits"], *record["notes"]):  # free memory and load may be others now
-            listener.say(f"  {clean(text)}")
+            say(f"  {clean(text)}")
+        return {**record, "reused": True}
+
+    def measured(self, *, spent_s: float, fresh: bool) -> dict[str, Any]:
+        """Measures in processes of its own, and stores the record; ``spent_s`` of the budget are over.
+
+        Another tuner that measures at the moment is waited for; what it finds counts, unless ``fresh``.
+        """
+        seen_s = _changed_s(self._path)
+        self.listener.before()
+        with only_tuner(self.listener.say, self.interrupts) as beside:
+            if not fresh and _changed_s(self._path) != seen_s and (record := self.known()) is not None:
+                return record
+            start, problem, config = AWAKE(), self.problem(), self.settings.config
+            self.listener.say(
+                f"tuning for {self.probe.spec.env_id} on this machine ({config.tuning.budget_s:.0f} s at most):"
+            )
+            cores = self.machine.cores.usable
+            samplers = config.run.learners if config.on_policy is None else problem.configured.get(ROLLOUT_SAMPLERS, 1)
+            measurer = Measurer(
+                RunPlan(settings=self.settings, spec=self.probe.spec, samplers=samplers, free_core=False, to_tune=True),
+                usable_cores=cores,
+                memory_cap_bytes=int(_CAP_SHARE * self._free_bytes),
+                ends_s=start + config.tuning.budget_s - spent_s - _CLOSING_S,
+                group_bytes=_LEARNER_BYTES + int(cores * (_SAMPLER_BYTES + _ENV_BYTES)),
+                interrupts=self.interrupts,
+                samplers_only=self.samplers_only,
+            )
+            return self.search(problem, measurer, beside, spent_s=spent_s)
+
+    def search(
+        self, problem: TuningProblem, measurer: Measurer, beside: str | None, *, spent_s: float = 0.0
+    ) -> dict[str, Any]:
+        """Searches by what ``measurer`` measures; stores and returns the record. ``beside`` is a note to add to it."""
+        start, say = AWAKE(), self.listener.say
+        load, cores = ExternalLoad(self.machine.cores.ids), self.machine.cores.usable
+        measurer.step_us = self.probe.step_us_median
+
+        def others() -> float | None:
+            # Of cores with a quota, what others do there need take nothing from us.
+            return load.cores() if cores >= len(self.machine.cores.ids) else None
+
+        def heard(result: TrialResult) -> None:
+            say(result_line(problem, result))
+            self.listener.on_row(result)
+
+        try:
+            with measurer:
+                search = tune(problem, measurer, heard, busy=lambda: _is_busy(others(), self.machine))
+        except OSError as error:  # the system has no process, descriptor or disk left
+            search = Search(problem, measurer, heard)
+            search.fall_back(f"nothing could be measured: {error}")
+            search.conclude()
+        seconds = AWAKE() - start + spent_s
+        say(f"  measured in {seconds:.0f} s")
+        record = self._record(search, others(), seconds)
+        record["notes"] += [beside] if beside is not None else []
+        with contextlib.suppress(OSError):  # the next tuning measures again
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._path, record)
         return record
 
-    seen_s, record = _changed_s(path), known()
-    if record is not None:
-        return layer_of(record), {**record, "reused": True}
-    listener.before()
-    with only_tuner(listener.say, interrupts) as beside:
-        if _changed_s(path) != seen_s and (record := known()) is not None:  # by the tuner that this one had to wait for
-            return layer_of(record), {**record, "reused": True}
-        record = _measured(settings, probe, machine, interrupts, listener, spent_s, samplers_only=samplers_only)
-        record |= {"key": key, "tries": tries}
-    record["notes"] += [beside] if beside is not None else []
-    with contextlib.suppress(OSError):  # the next tuning measures again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, record)
+    def _record(self, search: Search, other_cores: float | None, seconds: float) -> dict[str, Any]:
+        config, machine, probe = self.settings.config, self.machine, self.probe
+        found, provisional = search.as_json(), _doubts(search, other_cores, machine)
+        notes = [*found["notes"], *provisional.values()]
+        if other_cores is not None and other_cores >= _BUSY_CORES and LOAD not in provisional:
+            notes.append(f"{_load_text(other_cores, machine)}: --fresh measures again once they are gone")
+        if provisional:
+            when = "later" if ROWS in provisional else "on mains"
+            when = "on a quieter machine" if LOAD in provisional else when
+            notes.append(
+                f"provisional: used now, measured again by itself at a start {when}; --fresh measures again now"
+            )
+        # What was not measured keeps the source that it has, profile or default.
+        chosen = found["choice"]
+        if search.fell_back:
+            chosen = {name: value for name, value in chosen.items() if value != _configured(config, name, machine)}
+        return {
+            **found,
+            "notes": notes,
+            "provisional": provisional,
+            "fell_back": search.fell_back,
+            "settings": chosen,
+            "measured_at": time.strftime("%Y-%m-%d %H:%M"),
+            "measured_s": time.time(),
+            "seconds": seconds,
+            "machine": machine.to_json(),
+            "machine_id": machine.identity(),
+            "env": probe.spec.env_id,
+            "algo": config.run.algo,
+            "env_step_us_median": probe.step_us_median,
+            "env_step_cv": probe.step_cv,
+            "other_programs_cores": other_cores,
+            "targets": dataclasses.asdict(config.tuning),
+            "versions": versions(),
+            "packages": probe.packages,
+            "key": self._key,
+            "tries": self._tries,
+        }
+
+
+def tuned_layer(tuning: Tuning, *, fresh: bool, spent_s: float = 0.0) -> tuple[Layer, dict[str, Any]]:
+    """The tuner's choice as a settings layer, and its record for ``tune.json``.
+
+    ``fresh`` measures even if the answer is known. ``spent_s``, the age of this process, is part of the budget.
+
+    Raises:
+        SpreezeError: nothing could be measured, or a pinned value that cannot work.
+        KeyboardInterrupt: the user asked to stop.
+    """
+    record = None if fresh else tuning.known()
+    if record is None:
+        record = tuning.measured(spent_s=spent_s, fresh=fresh)
     return layer_of(record), record
-
-
-def _measured(
-    settings: Settings,
-    probe: Probe,
-    machine: Machine,
-    interrupts: Interrupts,
-    listener: TunerCallbacks,
-    spent_s: float,
-    *,
-    samplers_only: bool,
-) -> dict[str, Any]:
-    start, spec, config = AWAKE(), probe.spec, settings.config
-    listener.say(f"tuning for {spec.env_id} on this machine (under a minute):")
-    load, free_bytes = ExternalLoad(machine.cores.ids), memory_limits().usable_bytes
-    cores = machine.cores.usable
-    problem = problem_of(settings, probe, machine, free_bytes, samplers_only=samplers_only)
-    samplers = config.run.learners if config.on_policy is None else problem.configured.get(ROLLOUT_SAMPLERS, 1)
-    measurer = Measurer(
-        RunPlan(settings=settings, spec=spec, samplers=samplers, free_core=False, to_tune=True),
-        usable_cores=cores,
-        memory_cap_bytes=int(_CAP_SHARE * free_bytes),
-        ends_s=start + BUDGET_S - spent_s - _CLOSING_S,
-        group_bytes=_LEARNER_BYTES + int(cores * (_SAMPLER_BYTES + _ENV_BYTES)),
-        interrupts=interrupts,
-        samplers_only=samplers_only,
-    )
-    measurer.step_us = probe.step_us_median
-
-    def others() -> float | None:
-        # Of cores with a quota, what others do there need take nothing from us.
-        return load.cores() if cores >= len(machine.cores.ids) else None
-
-    def heard(result: TrialResult) -> None:
-        listener.say(result_line(problem, result))
-        listener.on_row(result)
-
-    try:
-        with measurer:
-            search = tune(problem, measurer, heard, busy=lambda: _is_busy(others(), machine))
-    except OSError as error:  # the system has no process, descriptor or disk left
-        search = Search(problem, measurer, heard)
-        search.fall_back(f"nothing could be measured: {error}")
-        search.conclude()
-    other_cores, seconds = others(), AWAKE() - start + spent_s
-    listener.say(f"  measured in {seconds:.0f} s")
-    found, provisional = search.as_json(), _doubts(search, other_cores, machine)
-    notes = [*found["notes"], *provisional.values()]
-    if other_cores is not None and other_cores >= _BUSY_CORES and LOAD not in provisional:
-        notes.append(f"{_load_text(other_cores, machine)}: --fresh measures again once they are gone")
-    if provisional:
-        when = "later" if ROWS in provisional else "on mains"
-        when = "on a quieter machine" if LOAD in provisional else when
-        notes.append(f"provisional: used now, measured again by itself at a start {when}; --fresh measures again now")
-    # What was not measured keeps the source that it has, profile or default.
-    chosen = found["choice"]
-    if search.fell_back:
-        chosen = {name: value for name, value in chosen.items() if value != _configured(config, name, machine)}
-    return {
-        **found,
-        "notes": notes,
-        "provisional": provisional,
-        "fell_back": search.fell_back,
-        "settings": chosen,
-        "measured_at": time.strftime("%Y-%m-%d %H:%M"),
-        "measured_s": time.time(),
-        "seconds": seconds,
-        "machine": machine.to_json(),
-        "machine_id": machine.identity(),
-        "env": spec.env_id,
-        "algo": config.run.algo,
-        "env_step_us_median": probe.step_us_median,
-        "env_step_cv": probe.step_cv,
-        "other_programs_cores": other_cores,
-        "targets": dataclasses.asdict(config.tuning),
-        "versions": versions(),
-        "packages": probe.packages,
-    }
 
 
 # --- how far a result holds ---
@@ -252,7 +278,7 @@ def _doubts(search: Search, other_cores: float | None, machine: Machine) -> dict
     return found
 
 
-def _outdated(record: dict[str, Any], probe: Probe, machine: Machine, interrupts: Interrupts) -> str | None:
+def _outdated(record: dict[str, Any], probe: Probe, machine: Machine, interrupts: Stopping) -> str | None:
     """Why a result of the same key has to be measured again; None while it holds, or as long as nothing is better."""
     then, now = record["env_step_us_median"], probe.step_us_median
     if (then is None) != (now is None) or (now and then and not 1.0 / _SAME_STEP < now / then < _SAME_STEP):
@@ -391,7 +417,7 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
         "physical_cores": problem.physical_cores,  # of two usable ones perhaps one, by whatever pins this process
         "env": {name: value for name, value in dataclasses.asdict(probe.spec).items() if name not in _NOT_SPEED},
         "normalize_obs": config.env.normalize_obs,
-        "tuning": dataclasses.asdict(config.tuning),
+        "tuning": {name: one for name, one in dataclasses.asdict(config.tuning).items() if name not in _NOT_MEASURED},
         "algo": config.run.algo,
         "correction": config.rollout.correction,
         "formula": formula(problem),
@@ -520,7 +546,7 @@ def lock_path() -> Path:
 
 
 @contextlib.contextmanager
-def only_tuner(say: Callable[[str], None], interrupts: Interrupts) -> Iterator[str | None]:
+def only_tuner(say: Callable[[str], None], interrupts: Stopping) -> Iterator[str | None]:
     """Holds the lock of this machine's tuners: two would measure each other. Gives a note where it is not to be had.
 
     The kernel frees it when its holder ends, however it ends. No lock is a reason not to measure: one that somebody
@@ -560,7 +586,7 @@ def _open_lock(say: Callable[[str], None]) -> int | None:
     return None
 
 
-def _wait_for_lock(fd: int, say: Callable[[str], None], interrupts: Interrupts) -> str | None:
+def _wait_for_lock(fd: int, say: Callable[[str], None], interrupts: Stopping) -> str | None:
     """Waits until the lock is free or no longer worth waiting for; then returns a note on who has it."""
     deadline, said = time.monotonic() + _LOCK_WAIT_S, False
     while True:

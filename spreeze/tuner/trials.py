@@ -7,8 +7,8 @@ import dataclasses
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import psutil
 
@@ -20,8 +20,7 @@ from spreeze.machine.processes import OrphanWatch
 from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.modes import assemble
 from spreeze.run_directory import scratch_folder
-from spreeze.runtime.assembly import assembled
-from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.assembly import Assembly, assembled
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.process_supervisor import ProcessSupervisor
@@ -54,6 +53,9 @@ class TrialFailed(Exception):
         self.starved = starved
 
 
+_EDGE_S = 0.1  # Time to align a window with updates, about.
+
+
 class Pace(NamedTuple):
     """Measurement windows of a kind of trial: many short ones, since the speed of a shared machine varies."""
 
@@ -61,6 +63,12 @@ class Pace(NamedTuple):
     settle_s: tuple[float, float]
     """Least and most time that is let pass before a window, and that the window takes."""
     window_s: tuple[float, float]
+
+    def divided(self, seconds: float, candidates: int) -> tuple[float, float]:
+        """(time to let pass, length of the window) with which so many candidates are done within ``seconds``."""
+        each_s = seconds / (self.repeats * max(1, candidates))
+        settle_s = min(self.settle_s[1], max(self.settle_s[0], 0.25 * (each_s - _EDGE_S)))
+        return settle_s, min(self.window_s[1], max(self.window_s[0], each_s - _EDGE_S - settle_s))
 
 
 ROWS, ROWS_BYTES = 100_000, 128_000_000
@@ -90,7 +98,90 @@ class TrialKind(NamedTuple):
     """There is a learner; else only samplers, which nothing holds back."""
 
 
-class Trial(contextlib.ExitStack):
+class Stopping(Protocol):
+    """Says whether measurements have to stop: the user's ``Interrupts``, or a run that is over."""
+
+    @property
+    def stop_requested(self) -> bool: ...
+
+
+class Windows:
+    """Measures candidates on workers that run, a window each."""
+
+    run: Assembly
+    edge_s: float
+    """A window starts and ends with an update or a swap if one comes within this time."""
+
+    def __init__(self, usable_cores: float, interrupts: Stopping) -> None:
+        self._cores, self._interrupts = usable_cores, interrupts
+
+    def _prepare(self, setting: Setting) -> None:
+        """Sets the running workers to a candidate's setting."""
+        raise NotImplementedError
+
+    def _look(self, seconds: float) -> None:
+        """Waits, then sees to the workers and the user's wish to stop; raises as ``measure`` does."""
+        raise NotImplementedError
+
+    def _pids(self) -> Iterable[int]:
+        """Processes of the workers."""
+        raise NotImplementedError
+
+    def _disturbances(self) -> object:
+        """Changes with all that makes a window useless: the process was suspended (Ctrl-Z, sleep)."""
+        return AWAKE.slept_s
+
+    def _mark(self) -> float:
+        """A number that changes with each update."""
+        return self.run.counters()[1]
+
+    def measure(self, candidate: TrialResult, settle_s: float, window_s: float) -> None:
+        """Measures one window of a candidate after ``settle_s``; again if it was disturbed.
+
+        Raises:
+            TrialFailed: a worker keeps failing, or too much memory is taken.
+            KeyboardInterrupt: the user asked to stop.
+        """
+        disturbed = True
+        while disturbed:
+            before = self._disturbances()
+            self._prepare(candidate.setting)
+            self._pass_time(settle_s)
+            first_s, first = self._edge()
+            cpu_s = self._cpu_s()
+            self._pass_time(window_s)
+            last_s, last = self._edge()
+            disturbed = self._disturbances() != before
+        took_s = last_s - first_s
+        candidate.env_steps_per_s += ((last[0] - first[0]) / took_s,)
+        candidate.updates_per_s += ((last[1] - first[1]) / took_s,)
+        candidate.cpu_share += (max(0.0, self._cpu_s() - cpu_s) / (took_s * self._cores),)
+
+    def _edge(self) -> tuple[float, tuple[float, float]]:
+        """Time and counters at the next update or swap, or after a short while without one."""
+        before, end = self._mark(), AWAKE() + self.edge_s
+        while self._mark() == before and AWAKE() < end:
+            time.sleep(0.001)
+            if self._interrupts.stop_requested:
+                raise KeyboardInterrupt
+        return AWAKE(), self.run.counters()
+
+    def _pass_time(self, seconds: float) -> None:
+        """Lets time pass, with an eye on the workers."""
+        end = AWAKE() + seconds
+        while (left := end - AWAKE()) > 0:
+            self._look(min(left, _LOOK_S))
+
+    def _cpu_s(self) -> float:
+        total = 0.0
+        for pid in self._pids():
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(pid).cpu_times()
+                total += times.user + times.system
+        return total
+
+
+class Trial(contextlib.ExitStack, Windows):
     """The workers of a mode on settings that share them. Nothing is left once the stack is closed."""
 
     _looked_s = _swap_s = 0.0
@@ -105,13 +196,14 @@ class Trial(contextlib.ExitStack):
         *,
         usable_cores: float,
         memory_cap_bytes: int,
-        interrupts: Interrupts,
+        interrupts: Stopping,
         step_us: float | None = None,
     ) -> None:
         """``finish`` is given each candidate once it has all of its windows, or has failed."""
-        super().__init__()
+        contextlib.ExitStack.__init__(self)
+        Windows.__init__(self, usable_cores, interrupts)
         self.candidates, self._finish, self._kind, self._plan = candidates, finish, kind, plan
-        self._cores, self._cap_bytes, self._interrupts = usable_cores, memory_cap_bytes, interrupts
+        self._cap_bytes = memory_cap_bytes
         self._setting = max((one.setting for one in candidates), key=lambda one: one.get(SAMPLERS, 0))
         turn_s = self._setting.get(ENVS, 0) * (step_us or 0.0) / 1e6
         self.least_window_s = min(_TURNS_IN_WINDOW * turn_s, _LONGEST_WINDOW_S)
@@ -224,43 +316,6 @@ class Trial(contextlib.ExitStack):
                 self.finish(candidate)
         self._workers.signal_all(signal.SIGSTOP)
 
-    def measure(self, candidate: TrialResult, settle_s: float, window_s: float) -> None:
-        """Measures one window of a candidate after ``settle_s``; again if it was suspended (Ctrl-Z, sleep).
-
-        Raises:
-            TrialFailed: a worker keeps failing, or too much memory is taken.
-            KeyboardInterrupt: the user asked to stop.
-        """
-        disturbed = True
-        while disturbed:
-            slept_s = AWAKE.slept_s
-            self._prepare(candidate.setting)
-            self._pass_time(settle_s)
-            first_s, first = self._edge()
-            cpu_s = self._cpu_s()
-            self._pass_time(window_s)
-            last_s, last = self._edge()
-            disturbed = AWAKE.slept_s > slept_s
-        took_s = last_s - first_s
-        candidate.env_steps_per_s += ((last[0] - first[0]) / took_s,)
-        candidate.updates_per_s += ((last[1] - first[1]) / took_s,)
-        candidate.cpu_share += (max(0.0, self._cpu_s() - cpu_s) / (took_s * self._cores),)
-
-    def _edge(self) -> tuple[float, tuple[float, float]]:
-        """Time and counters at the next update or swap, or after a short while without one."""
-        before, end = self._mark(), AWAKE() + self.edge_s
-        while self._mark() == before and AWAKE() < end:
-            time.sleep(0.001)
-            if self._interrupts.stop_requested:
-                raise KeyboardInterrupt
-        return AWAKE(), self.run.counters()
-
-    def _pass_time(self, seconds: float) -> None:
-        """Lets time pass, with an eye on the workers."""
-        end = AWAKE() + seconds
-        while (left := end - AWAKE()) > 0:
-            self._look(min(left, _LOOK_S))
-
     def _look(self, seconds: float) -> None:
         """Waits, then sees to workers, memory and the user's wish to stop; raises as ``measure`` does."""
         self._workers.wait(seconds)
@@ -276,7 +331,7 @@ class Trial(contextlib.ExitStack):
             raise self._failed(self._why())
         if time.monotonic() - self._looked_s >= _MEMORY_EVERY_S:
             self._looked_s = time.monotonic()
-            taken = sum(private_memory_bytes(one.pid) or 0 for one in self._processes(whole=True))
+            taken = sum(private_memory_bytes(one.pid) or 0 for one in self._processes())
             taken += sum(data.size_bytes for data in self.run.data)
             for candidate in self.candidates:
                 candidate.memory_bytes = max(taken, candidate.memory_bytes or 0)
@@ -295,21 +350,16 @@ class Trial(contextlib.ExitStack):
         """The first error that a worker reported."""
         return ": ".join(self._workers.first_error) if self._workers.first_error else "no worker reported an error"
 
-    def _processes(self, *, whole: bool) -> Iterator[psutil.Process]:
-        """The workers that live; as a ``whole``, with all that they started."""
-        for pid in self._workers.pids().values():
+    def _pids(self) -> Iterable[int]:
+        return self._workers.pids().values()
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        """The workers that live, with all that they started."""
+        for pid in self._pids():
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
                 yield process
-                yield from process.children(recursive=True) if whole else ()
-
-    def _cpu_s(self) -> float:
-        total = 0.0
-        for process in self._processes(whole=False):
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                total += times.user + times.system
-        return total
+                yield from process.children(recursive=True)
 
 
 def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:

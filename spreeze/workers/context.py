@@ -123,6 +123,11 @@ class WorkerContext:
         return int(self.status.header[words.FALLS])
 
     @property
+    def retuned(self) -> int:
+        """Number of times that the tuner has changed settings of this run (``StatusTable.retuned_settings``)."""
+        return int(self.status.header[words.RETUNED])
+
+    @property
     def paused_s(self) -> float:
         """Time that this session was paused so far [s]."""
         return int(self.status.header[words.PAUSED_MS]) / 1000

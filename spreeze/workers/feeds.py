@@ -18,7 +18,7 @@ from spreeze.algorithms.algorithm import Algorithm
 from spreeze.algorithms.fused_mlp import TwoThreads
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.config.algorithm_settings import AlgorithmConfig
-from spreeze.config.schema import StopConfig
+from spreeze.config.schema import LearnerConfig, StopConfig
 from spreeze.errors import WorkerError
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport import status_table as words
@@ -46,11 +46,8 @@ _RETURNS = [SLOTS["sampler"].index(name) for name in ("returns", "returns_sum", 
 
 def learn_from_replay(context: WorkerContext, job: LearnerJob) -> Iterator[None]:
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
-    with (
-        contextlib.closing(job.replay.attach()) as ring,
-        open_device(job.learner, job.spec, job.settings.hidden_sizes, job.learner.batch_size) as (_, parallel),
-    ):
-        yield from Learner(context, job, ReplayFeed(context, job, ring, parallel)).turns()
+    with contextlib.closing(job.replay.attach()) as ring, contextlib.ExitStack() as device:
+        yield from Learner(context, job, ReplayFeed(context, job, ring, device)).turns()
 
 
 def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> Iterator[None]:
@@ -114,9 +111,12 @@ class ReplayFeed(RestoredFeed):
     _job: LearnerJob
     trainer: ReplayTrainer
 
-    def __init__(self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, parallel: TwoThreads | None) -> None:
+    def __init__(self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, device: contextlib.ExitStack) -> None:
+        """``device`` keeps the learner's device open."""
         config: AlgorithmConfig = job.settings
         super().__init__(context, job)
+        self._device, self._learner, self._retuned = device, job.learner, 0
+        parallel = self._open_device(job.learner)
         self.trainer = ReplayTrainer(
             job.spec,
             job.algo,
@@ -187,6 +187,8 @@ class ReplayFeed(RestoredFeed):
 
     def advance(self) -> bool:
         ring = self._replay
+        if self._context.retuned != self._retuned:
+            self._retune()
         inserted = ring.total_committed()
         if self._clones:
             return self._clone(inserted)
@@ -207,6 +209,25 @@ class ReplayFeed(RestoredFeed):
         if self._peers is not None and (note := self._peers.advance(self.trainer.updates)):
             self._report(note)
         return True
+
+    def _open_device(self, learner: LearnerConfig) -> TwoThreads | None:
+        """Readies this process for such updates, and returns the second thread that they may use."""
+        self._device.close()
+        opened = open_device(learner, self._job.spec, self._job.settings.hidden_sizes, learner.batch_size)
+        return self._device.enter_context(opened)[1]
+
+    def _retune(self) -> None:
+        """Puts the settings in force that the tuner has changed."""
+        self._retuned = self._context.retuned
+        found = self._context.status.retuned_settings()
+        learner = dataclasses.replace(self._learner, batch_size=found.batch_size, threads=found.learner_threads)
+        if learner != self._learner:
+            self._learner = learner
+            self.trainer.set_parallel(None)
+            self.trainer.set_parallel(self._open_device(learner))
+            self.trainer.set_batch_size(learner.batch_size)
+        limiter = self._limiter.within(found.samples_per_insert_min, found.samples_per_insert_max)
+        self._limiter = dataclasses.replace(limiter, batch_size=self.trainer.batch_rows)
 
     @property
     def _clones(self) -> bool:

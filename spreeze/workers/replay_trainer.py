@@ -106,9 +106,8 @@ class ReplayTrainer:
             num_actions=None if spec.choices is None else max(spec.choices.nvec),
             **options,
         )
-        # A network of one's own is one module, which two threads cannot run with parameters of their own.
-        if parallel is not None and not config.network:
-            self.algorithm.set_parallel(parallel)
+        self._is_own_network = bool(config.network)
+        self.set_parallel(parallel)
         self._has_branches = not (learner.compile or devices.split or config.network)
         """True if a graph has branches of ``share``."""
         self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
@@ -151,6 +150,12 @@ class ReplayTrainer:
         self._refreshed_s = -1.0
         if learner.compile:
             self._fuse()
+
+    def set_parallel(self, parallel: Parallel | None) -> None:
+        """Splits updates over two threads, or over one, from now on."""
+        # A network of one's own is one module, which two threads cannot run with parameters of their own.
+        if not self._is_own_network:
+            self.algorithm.set_parallel(parallel)
 
     def anneal(self, progress: float) -> None:
         """Sets learning rates and importance weights for this share of the run, in whole thousandths: repeatable."""

@@ -82,6 +82,7 @@ class SamplerLoop:
         rng: np.random.Generator,
     ) -> None:
         self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng
+        self._limiter, self._retuned = job.limiter, 0
         self._random = HeldActions(job.spec, rng)
         self._is_told = job.policies is None
         """True where a hint says that there are new weights."""
@@ -122,8 +123,12 @@ class SamplerLoop:
         return actions
 
     def _may_insert(self) -> bool:
+        if self._context.retuned != self._retuned:
+            self._retuned = self._context.retuned
+            found = self._context.status.retuned_settings()
+            self._limiter = self._limiter.within(found.samples_per_insert_min, found.samples_per_insert_max)
         self._counts = counts = self._sink.counts()
-        return self._job.limiter.may_insert(*counts, self._sampling.num_envs * self._sampling.rows_per_step)
+        return self._limiter.may_insert(*counts, self._sampling.num_envs * self._sampling.rows_per_step)
 
     def _refresh_policy(self) -> None:
         hint = self._context.weights_hint

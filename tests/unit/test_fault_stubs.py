@@ -26,7 +26,7 @@ from spreeze.transport import shared_memory
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingHandle, RingSpec, ShardWriter
-from spreeze.transport.status_table import StatusTable
+from spreeze.transport.status_table import RetunedSettings, StatusTable
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers import replay_trainer
@@ -171,6 +171,16 @@ def test_f14_a_huge_reward_is_stored_and_bounded_where_it_is_learned(learner, sc
     assert one.context.named(one.context.slots)["updates_skipped"] == 0
     stored = CheckpointStore(Path(one.job.run_dir) / "checkpoints").load_latest()
     assert all(np.isfinite(array).all() for array in stored.tensors.values() if array.dtype.kind == "f")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_learner_that_comes_back_while_the_run_is_tuned_goes_on_with_what_is_in_force(learner, threads):
+    started = learner()
+    started.status.retune(RetunedSettings(64, threads, 0.0, 1e9))
+    started.run()
+    posted = started.status.named_slots(1, "learner")
+    assert (posted["batch_size"], posted["updates"]) == (64, 60)
+    assert started.ring.sampled == 64 * 60
 
 
 def test_f16_many_skipped_updates_in_a_row_end_the_learner_which_then_goes_back_to_its_checkpoint(learner):
@@ -364,7 +374,7 @@ def test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline(tmp_path, m
             logging=SimpleNamespace(sinks=()), data_flow=SimpleNamespace(balanced=False),
             callback=SimpleNamespace(classes=()), env=SimpleNamespace(import_module=None),
         ),
-        batch_size=1, learners=1, policies=1, ending=None, target_return=0.0,
+        batch_size=1, learners=1, policies=1, ending=None, target_return=0.0, working_samplers=1,
         earlier=SimpleNamespace(sessions=0, best_return=None, wall_s=0.0),
     )  # fmt: skip
     made = recorder.Recorder(plan, SimpleNamespace(path=tmp_path), SimpleNamespace(note=lambda text: None))

@@ -573,3 +573,39 @@ def test_a_run_gives_way_to_a_busy_process_and_takes_back_when_it_ends(tmp_path,
     assert any(text.startswith("governor: 2 -> ") for text in events)
     assert any("-> 2 of 2 samplers active" in text for text in events)
     assert reader.latest()["samplers_active"].value == 2.0
+
+
+def test_a_sampler_follows_the_bounds_that_the_tuner_puts_in_force(one_sampler):
+    one_sampler.ring.begin_learning()
+    assert one_sampler.turns(0.1)[0] > 0
+    one_sampler.status.retune(words.RetunedSettings(32, 1, 1e6, 1e6))
+    assert one_sampler.turns(0.1)[0] <= one_sampler.plan.config.sampling.envs_per_sampler
+    one_sampler.status.retune(words.RetunedSettings(32, 1, 0.0, 512.0))
+    assert one_sampler.turns(0.1)[0] > 0
+
+
+def test_settings_in_force_are_read_as_they_were_written(status):
+    assert status.header[words.RETUNED] == 0
+    settings = words.RetunedSettings(256, 2, 0.25, 1e9)
+    status.retune(settings)
+    assert (status.retuned_settings(), status.header[words.RETUNED]) == (settings, 1)
+
+
+def test_only_the_first_samplers_work_until_the_tuner_allows_its_choice(status):
+    told, now = Told(), [0.0]
+    begun = dataclasses.replace(plan(), samplers=2, first_samplers=1)
+    governing = GovernorLoop(begun, status, lambda level, text: None, reader=told, clock=lambda: now[0])
+
+    def seconds(count):
+        for _ in range(2 * count):
+            now[0] += 0.5
+            numbers = governing.update(reading(), {"learner": 7})
+        return numbers["samplers_active"]
+
+    assert (seconds(20), shares(status, 2)) == (1.0, [1.0, 0.0]), "no turns with one that was not started"
+    governing.hold()
+    told.external_cpu_cores = 2.0
+    assert (seconds(20), shares(status, 2)) == (1.0, [1.0, 0.0]), "the tuner has them"
+    told.external_cpu_cores = 0.0
+    governing.allow(2)
+    assert (seconds(1), shares(status, 2)) == (2.0, [1.0, 1.0])

@@ -38,7 +38,14 @@ def made(tmp_path, monkeypatch):
     )
     earlier = EarlierSessions()
     plan = SimpleNamespace(
-        config=config, batch_size=1, learners=1, policies=1, earlier=earlier, ending=None, target_return=5.0
+        config=config,
+        batch_size=1,
+        learners=1,
+        policies=1,
+        earlier=earlier,
+        ending=None,
+        target_return=5.0,
+        working_samplers=1,
     )
     notes = []
     found = recorder.Recorder(
@@ -203,6 +210,7 @@ def session(path, notes, *, sessions, policies=1):
         earlier=EarlierSessions(sessions=sessions),
         ending=None,
         target_return=None,
+        working_samplers=1,
     )
     return recorder.Recorder(
         plan, SimpleNamespace(path=path, requested=lambda name: False), SimpleNamespace(note=notes.append)

@@ -207,7 +207,8 @@ def tuned(monkeypatch, tmp_path):
     def tune(fresh=False, **parts):
         rows = []
         listener = run.TunerCallbacks(say=lambda text: None, on_row=rows.append)
-        return *run.tuned_layer(settings_of(**parts), PROBE, machine, Interrupts(), listener, fresh=fresh), rows
+        tuning = run.Tuning(settings_of(**parts), PROBE, machine, Interrupts(), listener)
+        return *run.tuned_layer(tuning, fresh=fresh), rows
 
     return tune
 

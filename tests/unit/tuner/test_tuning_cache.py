@@ -110,7 +110,7 @@ class Bench:
         listener = run.TunerCallbacks(
             say=self.said.append, on_row=self.rows.append, before=lambda: self.before.append(len(self.rows))
         )
-        return run.tuned_layer(settings, probe, self.machine, Interrupts(), listener, fresh=fresh)
+        return run.tuned_layer(run.Tuning(settings, probe, self.machine, Interrupts(), listener), fresh=fresh)
 
     def records(self):
         return sorted(self.cache.glob("tune-*.json"))

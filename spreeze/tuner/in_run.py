@@ -1,0 +1,269 @@
+"""The tuner on the workers of a run while they train: nothing waits for it, and what is learned meanwhile stays.
+
+The run begins with what it would have without the tuner. Then the same search as before a run puts its candidates in
+force in turn, for a fraction of a second each, and in the end its choice. Samplers that the choice does not need rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from spreeze.config.schema import Config
+from spreeze.errors import SpreezeError
+from spreeze.machine.awake import AWAKE
+from spreeze.runtime.assembly import Assembly
+from spreeze.transport import status_table as words
+from spreeze.transport.status_table import RetunedSettings
+from spreeze.tuner.knobs import as_configured, find_memory_plan, most_samplers
+from spreeze.tuner.measure import Measurer
+from spreeze.tuner.problem import (
+    BATCH,
+    CAPACITY,
+    DEVICE,
+    ENVS,
+    JOINT,
+    PRECISION,
+    RATIO,
+    RATIO_MAX,
+    SAMPLERS,
+    THREADS,
+    OnResult,
+    Setting,
+    TrialResult,
+    TuningProblem,
+)
+from spreeze.tuner.run import Tuning, only_tuner
+from spreeze.tuner.trials import REPLAY, Stopping, TrialFailed, Windows
+
+_CHANGEABLE = {BATCH, THREADS, SAMPLERS, RATIO, RATIO_MAX}
+_DECIDED_BEFORE = {DEVICE, PRECISION, ENVS, CAPACITY}
+"""Knobs that the workers change while they run, and those whose value follows from facts."""
+_NO_LIMIT = 1e9
+"""Samples per insert up to which the learner of a candidate never waits."""
+_UPDATES_S, _FIRST_STEPS_S = 10.0, 25.0
+"""Longest time to a candidate's second update, and to the first env step of every sampler."""
+_LOOK_S, _PAUSE_S = 0.002, 0.2
+
+
+def can_tune_in_run(problem: TuningProblem, config: Config) -> bool:
+    """True if the workers of a run can change all that is to be chosen: one learner on a processor, its samplers."""
+    flow, pin = config.data_flow, problem.pin(DEVICE)
+    return (
+        config.tuning.while_training
+        and config.tuning.govern
+        and config.on_policy is None
+        and problem.configured.keys() <= _CHANGEABLE | _DECIDED_BEFORE
+        and not (flow.serial or flow.balanced or flow.averages_parameters or config.mode.module)
+        and config.run.learners == 1
+        and config.cluster.address is None
+        and not config.replay.offline
+        and {device.name for device in problem.devices if pin in (None, device.name)} == {"cpu"}
+    )
+
+
+def first_setting(problem: TuningProblem) -> tuple[Setting, int]:
+    """The setting with which the run begins, and the most samplers that may be chosen.
+
+    Raises:
+        ConfigError: memory has no room for what is pinned.
+    """
+    problem = dataclasses.replace(problem, room=find_memory_plan(problem))
+    assert problem.room is not None
+    first = as_configured(problem).replace(ENVS, problem.room.envs_per_sampler.value)
+    return first, problem.pin(SAMPLERS) or max(first[SAMPLERS], most_samplers(problem, 1))
+
+
+class _RunWindows(Windows):
+    """Windows on the workers of a run, which train in them."""
+
+    def __init__(
+        self,
+        run: Assembly,
+        pids: Callable[[], Mapping[str, int]],
+        base: Setting,
+        usable_cores: float,
+        interrupts: Stopping,
+    ) -> None:
+        """``base`` has a value for what a candidate does not say."""
+        super().__init__(usable_cores, interrupts)
+        self.run, self.edge_s, self._worker_pids, self.base = run, REPLAY.edge_s, pids, base
+        self._pause_file = run.run_dir / "control" / "pause"
+        self._rows_per_step = run.plan.config.replay.rows_per_step
+        self._learner = next(spec.row for spec in run.specs.values() if spec.role.learns)
+        self._learner_pid = self._pid()
+
+    def _pid(self) -> int:
+        return int(self.run.status.control(self._learner)[words.PID])
+
+    def put(self, setting: Setting, most: float = _NO_LIMIT) -> None:
+        """Puts a setting in force, with that upper bound of samples per insert; all samplers rest where it names none.
+
+        With samplers the rate limiter counts anew: what they inserted before earns no updates.
+        """
+        whole, group, rows = Setting({**self.base, **setting}), self.run.status.group(0), self._rows_per_step
+        group[words.SLOWED_SHARE] = 0
+        group[words.ACTIVE_SAMPLERS] = setting.get(SAMPLERS, 0)
+        self.run.status.retune(RetunedSettings(whole[BATCH], whole[THREADS], whole[RATIO] / rows, most / rows))
+        for data in self.run.data if SAMPLERS in setting else ():
+            data.forget()
+
+    def _prepare(self, setting: Setting) -> None:
+        """Puts a candidate in force and waits for its second update: the first one allocates."""
+        self._learner_pid = self._pid()
+        self.put(setting)
+        first, end = self._mark(), AWAKE() + _UPDATES_S
+        while self._mark() < first + 2:
+            self._look(_LOOK_S)
+            if AWAKE() > end:
+                self.put(self.base)
+                raise TrialFailed(f"no second update within {_UPDATES_S:.0f} s", starved=True)
+
+    def _look(self, seconds: float) -> None:
+        self._sleep(seconds)
+        while self._pause_file.exists():
+            self._sleep(_PAUSE_S)
+        if self._pid() != self._learner_pid:
+            self.put(self.base)  # before the new learner reads what its predecessor died of
+            raise TrialFailed("the learner was restarted", starved=True)
+
+    def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+        if self._interrupts.stop_requested:
+            raise KeyboardInterrupt
+
+    def _pids(self) -> Iterable[int]:
+        while True:
+            with contextlib.suppress(RuntimeError):  # a worker was just restarted
+                return list(self._worker_pids().values())
+
+    def _disturbances(self) -> object:
+        return super()._disturbances(), int(self.run.status.header[words.PAUSED_MS])
+
+    def wait_for_samplers(self) -> None:
+        """Waits for the first env step of every sampler, as long as they may take to start."""
+        self.put(self.base.replace(SAMPLERS, self.run.plan.samplers))
+        samplers, end = [spec for spec in self.run.specs.values() if spec.role.steps], AWAKE() + _FIRST_STEPS_S
+        while AWAKE() < end and any(self.run.slots(spec)["env_steps"] <= 0 for spec in samplers):
+            self._look(0.1)
+
+
+class RunMeasurer(Measurer):
+    """Measures candidates in turn on the workers of a run."""
+
+    def __init__(self, windows: _RunWindows, ends_s: float, usable_cores: float, interrupts: Stopping) -> None:
+        plan = windows.run.plan
+        super().__init__(
+            plan, usable_cores=usable_cores, memory_cap_bytes=1, group_bytes=1, ends_s=ends_s, interrupts=interrupts
+        )
+        self._helper, self._windows = None, windows
+
+    def joint(self, settings: Sequence[Setting], *, within_s: float, on_result: OnResult) -> list[TrialResult]:
+        """All candidates once a round, forward and backward in turn, so that drift meets all alike."""
+        found = [TrialResult(stage=JOINT, setting=setting) for setting in dict.fromkeys(settings)]
+        settle_s, window_s = REPLAY.pace.divided(within_s, len(found))
+        for number in range(REPLAY.pace.repeats):
+            for candidate in found[:: 1 if number % 2 == 0 else -1]:
+                self._measure(candidate, settle_s, window_s)
+            if self.seconds_left() < 0.0:
+                break
+        for candidate in found:
+            on_result(candidate)
+        return found
+
+    def _take_turn(self, candidate: TrialResult, repeat_s: float) -> None:
+        self._measure(candidate, 0.0, repeat_s)
+        candidate.env_steps_per_s, candidate.cpu_share = (), ()
+
+    def _measure(self, candidate: TrialResult, settle_s: float, window_s: float) -> None:
+        if candidate.failure is None:
+            try:
+                self._windows.measure(candidate, settle_s, window_s)
+            except TrialFailed as failed:
+                candidate.fail(str(failed), starved=failed.starved)
+
+
+class _Ended:
+    """The wish to stop, of the user or because the run is over."""
+
+    def __init__(self, interrupts: Stopping) -> None:
+        self._interrupts, self.run_ended = interrupts, threading.Event()
+
+    @property
+    def stop_requested(self) -> bool:
+        return self.run_ended.is_set() or self._interrupts.stop_requested
+
+
+class InRunTuner:
+    """Tunes a run in a thread of its supervisor (``runtime.plan.RunTuner``)."""
+
+    def __init__(self, tuning: Tuning, first: Setting, on_record: Callable[[dict[str, Any]], None]) -> None:
+        """``first`` is in force when the run begins; ``on_record`` hears, in the supervisor's thread, of the result."""
+        self._tuning, self._first, self._on_record = tuning, first, on_record
+        tuning.listener = dataclasses.replace(tuning.listener, say=lambda text: None)
+        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[tuple[dict[str, Any] | None, int]] = queue.SimpleQueue()
+        self._ended = _Ended(tuning.interrupts)
+        self._thread: threading.Thread | None = None
+
+    def begin(self, run: Assembly, pids: Callable[[], Mapping[str, int]]) -> None:
+        """Begins to measure, on a run whose workers have these process ids."""
+        self._notes.put("the tuner measures on the running workers; what they learn meanwhile stays")
+        self._thread = threading.Thread(target=self._run, args=(run, pids), name="tuner", daemon=True)
+        self._thread.start()
+
+    def notes(self) -> list[str]:
+        """Lines since the last call, for the user."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._notes.get_nowait())
+        return found
+
+    def chosen_samplers(self) -> int | None:
+        """Samplers to govern, once the measurements are over and the choice is in force."""
+        try:
+            record, samplers = self._found.get_nowait()
+        except queue.Empty:
+            return None
+        if record is not None:
+            self._on_record(record)
+        return samplers
+
+    def end(self) -> None:
+        """Ends the measurements; what is in force stays."""
+        self._ended.run_ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, run: Assembly, pids: Callable[[], Mapping[str, int]]) -> None:
+        tuning, first, record = self._tuning, self._first, None
+        cores, start = tuning.machine.cores.usable, AWAKE()
+        windows = _RunWindows(run, pids, first, cores, self._ended)
+        try:
+            with only_tuner(self._notes.put, self._ended) as beside:
+                windows.wait_for_samplers()
+                problem = tuning.problem()
+                known = {name: first[name] for name in (ENVS, CAPACITY) if name in first}
+                configured = Setting({**problem.configured, **known})
+                # The watchers run, and are measured with the rest.
+                problem = dataclasses.replace(problem, configured=configured, watcher_cores=0.0)
+                ends_s = AWAKE() + problem.targets.budget_s
+                record = tuning.search(problem, RunMeasurer(windows, ends_s, cores, self._ended), beside)
+        except (KeyboardInterrupt, TrialFailed) as stopped:
+            self._notes.put(f"not tuned: {stopped or 'stopped'}")
+        except SpreezeError as error:
+            self._notes.put(f"not tuned: {error}")
+        chosen = Setting(first if record is None else {**first, **record["choice"]})
+        windows.put(chosen, most=chosen[RATIO_MAX])
+        if record is not None:
+            moved = [name for name in chosen if name in _CHANGEABLE and chosen[name] != first[name]]
+            changes = [f"{name} {first[name]} -> {chosen[name]}" for name in moved]
+            what = ", ".join(changes) or "what the run began with is the choice"
+            self._notes.put(f"tuned in {AWAKE() - start:.0f} s: {what}")
+        self._found.put((record, chosen[SAMPLERS]))
