@@ -22,8 +22,8 @@ def nothing_known(tmp_path, monkeypatch):
 
 
 def _rows(run):
-    lines = (run.path / "tune-progress.jsonl").read_text().splitlines() if run.path.is_dir() else []
-    return [line for line in lines if '"stage"' in line]
+    progress = run.path / "tune-progress.jsonl"
+    return progress.is_file() and '"stage"' in progress.read_text()
 
 
 def _batch_size(run):
