@@ -228,7 +228,8 @@ class _SoftActorCritic(OffPolicyAlgorithm):
 
     @property
     def target_share(self) -> float:
-        return self._config.tau  # at each update, whenever the actor moves
+        """Of each update, whenever the actor moves; the whole where there are no target networks."""
+        return 1.0 if self._config.critic_batch_norm else self._config.tau
 
     def update_targets(self) -> None:
         self._update_critics_target()

@@ -97,6 +97,7 @@ def test_a_run_that_is_resumed_goes_on_as_it_would_have(changes):
         for batch in batches(3):
             algorithm.update(batch)
     assert first.updates_skipped() == 0
+    assert first.target_share == 1.0
     for name, array in first.state_arrays().items():
         np.testing.assert_array_equal(second.state_arrays()[name], array, err_msg=name)
 
