@@ -18,10 +18,11 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from spreeze.cli.algorithm_choice import AlgorithmChoice, ComparedAlgorithm, candidates_for, continued
 from spreeze.cli.arguments import build_parser, guarded, user_values
 from spreeze.cli.resume import check_environment, earlier_sessions, settings_of, write_settings
 from spreeze.cli.terminal import open_view, show_tuning
@@ -47,11 +48,12 @@ from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean, percent, size
+from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import Machine, check_precision, memory_limits, named_devices, read_machine
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import ENDS_WITH, is_stopped
 from spreeze.metrics.published import published
-from spreeze.metrics.tuning_record import PROGRESS
+from spreeze.metrics.tuning_record import ALGORITHMS, PROGRESS
 from spreeze.modes import run_mode
 from spreeze.run_directory import (
     RunDir,
@@ -60,6 +62,7 @@ from spreeze.run_directory import (
     process_age_s,
     process_identity,
     read_config,
+    read_json,
     read_run,
     refuse_links,
     send_request,
@@ -75,7 +78,7 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, Prewarm
 from spreeze.runtime.loggers import check_sinks
 from spreeze.runtime.plan import EarlierSessions, RunPlan
-from spreeze.runtime.recorder import summary
+from spreeze.runtime.recorder import Outcome, summary
 from spreeze.transport.files import replace_bytes
 from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.shared_memory import check_room
@@ -91,12 +94,19 @@ _MOST_HOSTS, _LIKELY_HOSTS, _MOST_HOST_SHARDS = 32, 3, 64
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 0 trained, 1 failed, 2 rejected."""
-    args = build_parser().parse_args(argv)
+    command = sys.argv[1:] if argv is None else argv
+    args = build_parser().parse_args(command)
+
+    def train() -> int:
+        found = _train(args, command)
+        return found if isinstance(found, int) else int(_train(found, command))
+
     with background_output():
-        return guarded(lambda: _train(args), as_json=args.json)
+        return guarded(train, as_json=args.json)
 
 
-def _train(args: argparse.Namespace) -> int:
+def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.Namespace:
+    """Returns the exit code, or another command line to be obeyed in place of this one."""
     with Interrupts() as interrupts, contextlib.ExitStack() as stack:
         resumed = find_run(args.resume, Path(getattr(args, "--runs-dir") or "runs")) if args.resume else None
         if resumed is not None:
@@ -123,7 +133,10 @@ def _train(args: argparse.Namespace) -> int:
         )
         if resumed is not None:
             check_environment(resumed, probe.spec)
-        settings, why = with_algorithm(base, settings, probe.spec)
+        compared = _compare(args, command, base, settings, probe, machine, interrupts, head_start)
+        if compared is not None:
+            return compared
+        settings, why = with_algorithm(base, resolve(base), probe.spec)
         auto = args.auto
         if auto and (untunable := untunable_env(probe)) is not None:
             auto = False
@@ -137,28 +150,12 @@ def _train(args: argparse.Namespace) -> int:
         _check_machine(plan, machine)
         if auto:
             check_tunable(plan.config)
-        run = plan.config.run
-        run_dir = (
-            RunDir.open(resumed, head_start.nonce)
-            if resumed
-            else RunDir.create(
-                Path(run.runs_dir),
-                run.name or new_name(plan.spec.env_id, run.algo, run.seed),
-                head_start.nonce,
-                numbered=run.name is None,
-            )
-        )
+        run_dir = _open_run_dir(args, plan, resumed, head_start)
         interrupts.last_words = lambda reason: run_dir.write_state(
             state="stopped" if interrupts.urgent else "failed", exit_reason=interrupts.cause or reason
         )
         try:
             _describe(plan, run_dir, machine)
-            if not run_dir.guarded:
-                say(
-                    f"{run.runs_dir}: this file system has no locks, so nothing protects {run_dir.path.name}, so "
-                    "resume it only once at a time",
-                    as_json=args.json,
-                )
             result = _TuningResult()
             if auto:
                 interrupts.stop_file = run_dir.path / "control" / "stop"
@@ -179,9 +176,63 @@ def _train(args: argparse.Namespace) -> int:
             run_dir.close()
 
 
+def _open_run_dir(args: argparse.Namespace, plan: RunPlan, resumed: Path | None, launcher: Prewarm) -> RunDir:
+    """The directory of a new run, or of the one that goes on."""
+    run = plan.config.run
+    if resumed is not None:
+        run_dir = RunDir.open(resumed, launcher.nonce)
+    else:
+        name = run.name or new_name(plan.spec.env_id, run.algo, run.seed)
+        run_dir = RunDir.create(Path(run.runs_dir), name, launcher.nonce, numbered=run.name is None)
+    if not run_dir.guarded:
+        say(
+            f"{run.runs_dir}: this file system has no locks, so nothing protects {run_dir.path.name}, so "
+            "resume it only once at a time",
+            as_json=args.json,
+        )
+    return run_dir
+
+
+def _compare(
+    args: argparse.Namespace,
+    command: Sequence[str],
+    base: list[Layer],
+    settings: Settings,
+    probe: Probe,
+    machine: Machine,
+    interrupts: Interrupts,
+    head_start: Prewarm,
+) -> int | argparse.Namespace | None:
+    """Compares algorithms where there is a choice; then the command line of the best one, or the exit code.
+
+    None where there is no choice, or where it is known: then ``base`` has it.
+    """
+    names = candidates_for(args, settings, probe.spec)
+    if not names:
+        return None
+    tell = functools.partial(say, as_json=args.json)
+    choice = AlgorithmChoice(command, args, settings, probe.spec, machine, tell)
+    if (known := choice.known(names)) is not None:
+        base.insert(0, Layer("comparison of algorithms", {"run": {"algo": known}}))
+        return None
+    head_start.close()
+    began_s = AWAKE()
+    chosen = choice.best(names, interrupts)
+    return _goes_on(continued(args, chosen, AWAKE() - began_s), chosen)
+
+
+def _goes_on(args: argparse.Namespace, chosen: ComparedAlgorithm) -> int | argparse.Namespace:
+    """The command line of the best candidate; the exit code where it has reached its target already."""
+    if read_run(chosen.run).get("exit_reason") != "target_return":
+        return args
+    if args.json:
+        emit(read_json(chosen.run / "summary.json"))
+    return 0
+
+
 def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> list[str]:
     """Flags without effect, and how the environment is made and observed."""
-    found = effect_notes(settings, tuned=args.auto)
+    found = effect_notes(settings, tuned=args.auto or hasattr(args, "compared"))
     found += ["no effect without --auto: --fresh"] if args.fresh and not args.auto else []
     part = settings.config.env
     engine = bullet_engine(part.id, plain=part.plain, args=part.args)
@@ -254,7 +305,8 @@ class _TuningResult:
                 return self._to_tune(plan, first, most, tuning, planned)
         if self.record is None:
             run_dir.write_state(state="tuning", tuning_began=time.time())
-            self.record = tuning.measured(spent_s=process_age_s(), fresh=args.fresh)
+            spent_s = 0.0 if args.resume else process_age_s()  # which may hold a comparison of algorithms
+            self.record = tuning.measured(spent_s=spent_s, fresh=args.fresh)
             show_tuning(self.record, sys.stderr if args.json else sys.stdout, reasons=False)
         return planned(layer_of(self.record), self.record["reasons"])
 
@@ -592,9 +644,7 @@ def _run(
             for key, reason in plan.reasons.items():
                 view.note(f"{key}: {reason}")
             outcome = run_mode(plan, run_dir, view, interrupts, launcher)
-        document = summary(tuning.plan or plan, outcome, run_dir.path, machine)
-        if (record := tuning.record) is not None:
-            document["tuning"] = {name: record.get(name) for name in ("measured_at", "reused", "provisional", "notes")}
+        document = _document(tuning, plan, outcome, run_dir, machine)
         try:
             write_json(run_dir.path / "summary.json", document)
         except OSError as error:
@@ -615,6 +665,18 @@ def _run(
     if outcome.error:
         print_error(outcome.error)
     return 1 if outcome.error else 0
+
+
+def _document(
+    tuning: _TuningResult, plan: RunPlan, outcome: Outcome, run_dir: RunDir, machine: Machine
+) -> dict[str, Any]:
+    """The summary of a run, with what was tuned and compared for it."""
+    document = summary(tuning.plan or plan, outcome, run_dir.path, machine)
+    if (record := tuning.record) is not None:
+        document["tuning"] = {name: record.get(name) for name in ("measured_at", "reused", "provisional", "notes")}
+    if compared := read_json(run_dir.path / ALGORITHMS):
+        document["algorithms"] = compared.get("candidates")
+    return document
 
 
 def _write_plan(plan: RunPlan, run_dir: RunDir, record: dict[str, Any] | None) -> None:

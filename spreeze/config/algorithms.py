@@ -149,10 +149,10 @@ def may_be_recurrent(name: str, spec: EnvSpec) -> bool:
     return hasattr(row.config, "recurrent") and spec.frames is None and (on_policy or not spec.action_mask)
 
 
-def default_algorithm(spec: EnvSpec, mode: Mode) -> Reasoned:
-    """The algorithm that is taken when none is named."""
+def default_algorithm(spec: EnvSpec, mode: Mode | None) -> Reasoned:
+    """The algorithm that is taken when none is named; the mode follows from it unless there is one already."""
     name, *others = fitting_algorithms(spec, mode) or (None,)
-    if name is None:
+    if name is None and mode is not None:
         check_algorithm(fitting_algorithms(spec)[0], spec, mode)
     too = f" ({_listed(others, 'fit')} too)" if others else ""
     return Reasoned(name, f"algorithm {name}: the default for {task_text(spec)}{too}")

@@ -207,7 +207,7 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     """
     reason = None
     if "run.algo" not in settings.sources:
-        algo, reason = default_algorithm(spec, settings.config.mode)
+        algo, reason = default_algorithm(spec, settings.config.mode if "run.mode" in settings.sources else None)
         layers.insert(0, Layer("action space", {"run": {"algo": algo}}))
         settings = resolve(layers)
     elif source := next((layer.source for layer in layers if _chosen(layer, layers)), None):
@@ -254,7 +254,8 @@ def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
     """
     config, given = settings.config, {key for key, source in settings.sources.items() if source == USER}
     unread = without_effect(settings)
-    untuned = [] if tuned else [FLAG_OF[key] for key in marked("tuner") if key in given and FLAG_OF[key] not in unread]
+    of_tuner = [FLAG_OF.get(key, key) for key in marked("tuner") if key in given]
+    untuned = [] if tuned else [name for name in of_tuner if name not in unread]
     of_cluster = {"cluster.samplers", "cluster.learners"} & given if config.cluster.address is None else set()
     alone = [FLAG_OF.get(key, key) for key in sorted(of_cluster)]
     beside = f"with --algo {config.run.algo} in --mode {config.run.mode}"

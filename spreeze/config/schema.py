@@ -424,6 +424,14 @@ class TuningConfig(Section):
         tuner=True,
     )
     budget_s: float = setting(60.0, "longest time that the tuner measures", unit="s", low=5.0, high=600.0, tuner=True)
+    algorithm_share: float = setting(
+        0.1,
+        "share of the run's time, and at most 5 min, in which each of the algorithms learns that are compared on a "
+        "task without a profile; 0: the default algorithm",
+        low=0.0,
+        high=0.5,
+        tuner=True,
+    )
     while_training: bool = setting(
         True,
         "measure on the running workers while they train; false: measure before the run, which then waits up to a "

@@ -16,8 +16,17 @@ from spreeze.dashboard.live_api import COLOURS
 from spreeze.dashboard.run_data import row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number
-from spreeze.metrics.tuning_record import BATCH, SAMPLERS, THREADS, MeasuredRow, TuningView, paper_batch, read
-from spreeze.run_directory import read_config, read_run
+from spreeze.metrics.tuning_record import (
+    ALGORITHMS,
+    BATCH,
+    SAMPLERS,
+    THREADS,
+    MeasuredRow,
+    TuningView,
+    paper_batch,
+    read,
+)
+from spreeze.run_directory import read_config, read_json, read_run
 from spreeze.tuner.knobs import tunable_settings
 
 if TYPE_CHECKING:
@@ -59,6 +68,7 @@ def page() -> None:
         return
     path = navigation.need_run()
     st.subheader(f"Autotune of {row(path).name}", anchor=False)
+    _algorithms(path)
     tuning = read(path)
     if not tuning.rows and not tuning.choice:
         if isinstance(read_run(path).get("tuning_began"), int | float):
@@ -72,6 +82,25 @@ def page() -> None:
     _reasons(tuning)
     _pins(path, tuning)
     _settings(path)
+
+
+def _algorithms(path: Path) -> None:
+    """The algorithms that were compared on the task, where none was named."""
+    record = read_json(path / ALGORITHMS)
+    candidates = [one for one in record.get("candidates") or () if isinstance(one, dict)]
+    if not candidates:
+        return
+    st.markdown(
+        f"**Algorithm {components.plain(record.get('algo'))}**: the best of those that learned this task in turn"
+    )
+    heads = {"algo": "algorithm", "run": "run", "seconds": "trained for [s]", "return_mean": "return",
+             "return_error": "standard error", "failure": "failure"}  # fmt: skip
+    rows = [tuple(_cell(one.get(name)) for name in heads) for one in candidates]
+    st.markdown(components.table(tuple(heads.values()), rows))
+
+
+def _cell(value: Any) -> str:
+    return number(value) if isinstance(value, int | float) else clean(value or DASH, 80)
 
 
 @st.fragment(run_every=1.0)
@@ -136,8 +165,7 @@ def _choices(tuning: TuningView) -> None:
 
 
 def _value(tuning: TuningView, key: str) -> str:
-    value = tuning.choice.get(key)
-    return number(value) if isinstance(value, int | float) else clean(value or DASH, 40)
+    return _cell(tuning.choice.get(key))
 
 
 def _reasons(tuning: TuningView) -> None:

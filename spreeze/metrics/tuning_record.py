@@ -16,6 +16,8 @@ from spreeze.run_directory import read_json, tail_text
 
 PROGRESS = "tune-progress.jsonl"
 """Rows of a running tuner; ``tune.json`` has them all at the end."""
+ALGORITHMS = "algorithms.json"
+"""Algorithms that were compared on the task, in the run of the best one."""
 BATCH, THREADS, SAMPLERS = "learner.batch_size", "learner.threads", "sampling.samplers"
 _MOST = 1e18  # larger numbers are not plausible and count as unknown
 _NEEDED = {"learner": (BATCH, THREADS), "joint": (SAMPLERS,), "rollout": ()}

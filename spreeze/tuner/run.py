@@ -62,7 +62,11 @@ _ENGINE_ENV_BYTES = 2_000_000
 """Memory of each further environment of an engine: EnvPool's robots take less than a megabyte each."""
 _CAP_SHARE = 0.8  # A candidate may take this share of the memory that is free.
 _NOT_SPEED = ("reward_threshold", "obs_shape")  # Facts about an environment on which no speed depends.
-_NOT_MEASURED = ("budget_s", "while_training")  # Settings of the tuner that say how it measures, not what is best.
+_NOT_MEASURED = (
+    "budget_s",
+    "algorithm_share",
+    "while_training",
+)  # Settings of the tuner that say how it measures, not what is best.
 _BUSY_CORES = 0.1  # Load of other programs that is worth a word.
 _BUSY_SHARE, _QUIETER = 0.15, 0.5
 """Other programs that keep this share of the cores busy make a result provisional; it is measured again once they keep

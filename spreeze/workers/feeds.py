@@ -226,6 +226,7 @@ class ReplayFeed(RestoredFeed):
             self.trainer.set_parallel(None)
             self.trainer.set_parallel(self._open_device(learner))
             self.trainer.set_batch_size(learner.batch_size)
+        self._pace.begin_again()
         limiter = self._limiter.within(found.samples_per_insert_min, found.samples_per_insert_max)
         self._limiter = dataclasses.replace(limiter, batch_size=self.trainer.batch_rows)
 
@@ -453,6 +454,10 @@ class TargetPace:
         self._share, self._settles = share, 1.0 - gamma**n_step
         self._began: tuple[float, int] | None = None
         self._done = False
+
+    def begin_again(self) -> None:
+        """Measures anew: updates take another time from now on."""
+        self._began = None
 
     def note(self, now_s: float, updates: int) -> str | None:
         """Advice where they are too slow, given once; ``now_s`` is time of the run without pauses [s]."""

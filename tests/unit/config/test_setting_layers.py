@@ -99,6 +99,8 @@ def test_what_only_the_tuner_or_a_cluster_reads_is_named_with_the_flag_that_is_m
     assert effect_notes(settings, tuned=True)[1] == "no effect without --cluster: --host-samplers"
     on_policy = resolve([Layer("user", {"run": {"algo": "ppo", "mode": "hts"}, "tuning": {"objective": "updates"}})])
     assert effect_notes(on_policy, tuned=False) == ["no effect with --algo ppo in --mode hts: --objective"]
+    by_set = resolve([Layer("user", {"run": {"mode": "spreeze"}, "tuning": {"budget_s": 5.0}})])
+    assert effect_notes(by_set, tuned=False) == ["no effect without --auto: tuning.budget_s"]
 
 
 def test_a_value_set_twice_is_blamed_on_the_layer_that_set_it_last():

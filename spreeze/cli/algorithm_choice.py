@@ -1,0 +1,247 @@
+"""The algorithm of a task that nobody tuned: candidates learn it in turn, and the best goes on with what it learned.
+
+Each candidate is a run of its own, which is continued at each round; one that is clearly worse gets no further round.
+A result is kept for the same machine and task, as the tuner's results are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spreeze.config.algorithms import ON_POLICY, fitting_algorithms
+from spreeze.config.layers import USER, Settings
+from spreeze.errors import RunError, SpreezeError
+from spreeze.formatting import clean, number
+from spreeze.machine.hardware import Machine
+from spreeze.machine.processes import kill_and_wait
+from spreeze.metrics.comparison import POLICIES, read_curve
+from spreeze.metrics.falls import Level, level_of
+from spreeze.metrics.tuning_record import ALGORITHMS
+from spreeze.run_directory import existing_parent, names_from, new_name, read_json, versions, write_json
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.transport.shared_memory import readable
+from spreeze.tuner.run import cache_dir
+from spreeze.types import EnvSpec
+
+_ROUNDS_S = (60.0, 120.0, 240.0)
+"""Training time of each candidate at the end of a round."""
+_MOST_S, _LEAST_S = 300.0, 20.0
+"""Most and least time that a candidate may take."""
+_CLEARLY = 2.0
+"""Standard errors around two levels that do not overlap where one candidate is clearly worse."""
+_CLOSING_S, _LOOK_S = 60.0, 0.2
+
+
+@dataclass
+class ComparedAlgorithm:
+    """An algorithm that is compared, with its run."""
+
+    algo: str
+    run: Path
+    seconds: float = 0.0
+    """Training time so far."""
+    level: Level | None = None
+    """The mean of its latest evaluations; None while there are too few."""
+    failure: str | None = None
+
+    def clearly_below(self, best: Level) -> bool:
+        level = self.level
+        return level is not None and level.mean + _CLEARLY * level.error < best.mean - _CLEARLY * best.error
+
+    @property
+    def text(self) -> str:
+        if self.failure is not None:
+            return f"{self.algo} failed ({self.failure})"
+        if self.level is None:
+            return f"{self.algo} was not evaluated in {self.seconds:.0f} s"
+        return (
+            f"{self.algo} {number(self.level.mean)} +- {number(_CLEARLY * self.level.error)} after {self.seconds:.0f} s"
+        )
+
+
+def candidates_for(args: argparse.Namespace, settings: Settings, spec: EnvSpec) -> list[str]:
+    """The algorithms to compare for a new run; none where one was named or there is no time to compare."""
+    stop, sources = settings.config.stop, settings.sources
+    counted = stop.updates is not None or stop.env_steps is not None
+    if not args.auto or args.resume or counted or "run.algo" in sources or sources.get("run.mode") == USER:
+        return []
+    if not settings.config.evaluation.enabled or settings.config.cluster.address or rounds_of(settings) == ():
+        return []
+    usual, *others = fitting_algorithms(spec)
+    found = [usual, *(name for name in others if name == next(iter(ON_POLICY)))]
+    return found if len(found) > 1 else []
+
+
+def rounds_of(settings: Settings) -> tuple[float, ...]:
+    """Training times of each candidate at which candidates are compared; empty where the run is too short."""
+    stop, share = settings.config.stop, settings.config.tuning.algorithm_share
+    whole_s = stop.seconds or (stop.budget_s if stop.by_itself else math.inf)
+    most_s = min(share * whole_s, _MOST_S) if share else 0.0
+    if most_s < _LEAST_S and (not share or settings.sources.get("tuning.algorithm_share") != USER):
+        return ()
+    return tuple(end_s for end_s in _ROUNDS_S if end_s <= most_s) or (most_s,)
+
+
+class AlgorithmChoice:
+    """Compares algorithms on a task by runs of the command that was typed."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        args: argparse.Namespace,
+        settings: Settings,
+        spec: EnvSpec,
+        machine: Machine,
+        say: Callable[[str], None],
+    ) -> None:
+        self._command, self._args, self._settings, self._say = list(command), args, settings, say
+        self._rounds = rounds_of(settings)
+        run = settings.config.run
+        self._folder, self._stem = (
+            Path(run.runs_dir),
+            run.name or new_name(spec.env_id, "", run.seed).replace("__", "_"),
+        )
+        facts = {"machine": machine.identity(), "env": dataclasses.asdict(spec), "versions": versions()}
+        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        self._path = cache_dir() / f"algorithm-{key}.json"
+
+    def known(self, names: Sequence[str]) -> str | None:
+        """The algorithm that was best when these were compared before; None where they were not."""
+        record = {} if self._args.fresh else read_json(self._path)
+        algo = record.get("algo")
+        if algo not in names or record.get("compared") != list(names):
+            return None
+        self._say(f"algorithm {algo}: {clean(record.get('reason'), 400)} (compared before; --fresh compares again)")
+        return str(algo)
+
+    def best(self, names: Sequence[str], interrupts: Interrupts) -> ComparedAlgorithm:
+        """Lets the candidates learn in turn, and returns the best.
+
+        Raises:
+            RunError: all of them failed.
+            KeyboardInterrupt: the user asked to stop.
+        """
+        times = ", ".join(f"{end_s:.0f}" for end_s in self._rounds)
+        self._say(
+            f"algorithms {' and '.join(names)} learn the task in turn and are compared after {times} s each; the best "
+            f"goes on with what it has learned (--algo NAME: without this)"
+        )
+        everyone = [ComparedAlgorithm(name, self._free_folder(f"{self._stem}-{name}")) for name in names]
+        left = list(everyone)
+        for end_s in self._rounds:
+            for one in left:
+                self._learn(one, end_s, interrupts)
+            left = [one for one in left if one.failure is None]
+            if not left:
+                raise RunError(f"no algorithm could learn the task: {'; '.join(one.text for one in everyone)}")
+            best = max((one.level for one in left if one.level is not None), default=None)
+            left = [one for one in left if best is None or not one.clearly_below(best)]
+            self._say(f"algorithms: {', '.join(one.text for one in everyone)}")
+            if len(left) == 1:
+                break
+        chosen = max(left, key=lambda one: -math.inf if one.level is None else one.level.mean)
+        self._keep(chosen, everyone, names)
+        return chosen
+
+    def _keep(self, chosen: ComparedAlgorithm, everyone: Sequence[ComparedAlgorithm], names: Sequence[str]) -> None:
+        others = ", ".join(one.text for one in everyone if one is not chosen)
+        record = {
+            "algo": chosen.algo,
+            "reason": f"{chosen.text}; {others}",
+            "compared": list(names),
+            "candidates": [
+                {
+                    "algo": one.algo,
+                    "run": one.run.name,
+                    "seconds": one.seconds,
+                    "return_mean": None if one.level is None else one.level.mean,
+                    "return_error": None if one.level is None else one.level.error,
+                    "failure": one.failure,
+                }
+                for one in everyone
+            ],
+            "measured_at": time.strftime("%Y-%m-%d %H:%M"),
+        }
+        self._say(f"algorithm {chosen.algo}: {record['reason']}")
+        with contextlib.suppress(OSError):
+            write_json(chosen.run / ALGORITHMS, record)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._path, record)
+
+    def _free_folder(self, name: str) -> Path:
+        existing_parent(self._folder)
+        return next(self._folder / one for one in names_from(name) if not (self._folder / one).exists())
+
+    def _learn(self, one: ComparedAlgorithm, end_s: float, interrupts: Interrupts) -> None:
+        """Lets a candidate learn until it has had so much training time."""
+        seconds = ["--seconds", f"{end_s - one.seconds:g}"]
+        if one.seconds:
+            module = self._settings.config.env.import_module
+            task = ["--resume", str(one.run), *(["--import", module] if module else [])]
+        else:
+            task = [*self._command, "--algo", one.algo, "--runs-dir", str(self._folder), "--name", one.run.name]
+        task = [word for word in task if word != "--json"]
+        self._say(f"algorithms: {one.algo} learns for {end_s - one.seconds:.0f} s")
+        code, last = self._followed([*task, *seconds], one.algo, interrupts)
+        one.seconds = end_s
+        if code != 0:
+            one.failure = last or f"exit code {code}"
+            return
+        with contextlib.suppress(SpreezeError, OSError):
+            curve = read_curve(one.run)
+            if curve is not None and len(curve.evaluations) >= 2:
+                one.level = level_of(curve.evaluations[-POLICIES:])
+
+    def _followed(self, arguments: Sequence[str], algo: str, interrupts: Interrupts) -> tuple[int, str]:
+        """Runs ``spreeze.train`` and passes its lines on; its exit code and last line."""
+        command = [sys.executable, "-m", "spreeze.train", *arguments]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        assert process.stdout is not None
+        pending, last, asked_s = b"", "", 0.0
+        try:
+            while True:
+                if interrupts.stop_requested and not asked_s:
+                    process.send_signal(signal.SIGINT)
+                    asked_s = time.monotonic()
+                if asked_s and time.monotonic() - asked_s > _CLOSING_S:
+                    break
+                if not readable([process.stdout.fileno()], _LOOK_S):
+                    continue
+                data = os.read(process.stdout.fileno(), 65536)
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    last = clean(line.decode(errors="replace"), 400)
+                    self._say(f"{algo} | {last}")
+                if not data:
+                    break
+        finally:
+            code = process.wait() if process.poll() is not None or not asked_s else kill_and_wait(process)
+            process.stdout.close()
+        if interrupts.stop_requested:
+            raise KeyboardInterrupt
+        return code or 0, last
+
+
+def continued(args: argparse.Namespace, chosen: ComparedAlgorithm, spent_s: float) -> argparse.Namespace:
+    """The command line with which the best candidate goes on, ``spent_s`` after the comparison began."""
+    left = {"resume": str(chosen.run), "profile": None, "fresh": False, "--name": None, "--algo": None}
+    left["compared"] = True
+    left["auto"] = not (chosen.run / "tune.json").is_file()  # else its settings are the tuner's choice
+    if seconds := getattr(args, "--seconds"):
+        left["--seconds"] = max(seconds - spent_s, 1.0)
+    return argparse.Namespace(**{**vars(args), **left})

@@ -1,0 +1,129 @@
+"""The choice of an algorithm on a task without a profile: when it is made, and who wins."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from spreeze.cli import algorithm_choice, train
+from spreeze.cli.algorithm_choice import AlgorithmChoice, ComparedAlgorithm, candidates_for, continued, rounds_of
+from spreeze.cli.arguments import build_parser
+from spreeze.cli.train import layers_of
+from spreeze.config.layers import resolve
+from spreeze.errors import RunError
+from spreeze.machine.hardware import read_machine
+from spreeze.metrics.falls import Level
+from spreeze.types import Box, Choices, EnvSpec
+
+
+def spec_of(**actions):
+    return EnvSpec(env_id="Task-v0", import_module=None, obs_dim=3, max_episode_steps=None, reward_threshold=None,
+                   **actions)  # fmt: skip
+
+
+BOX, CHOICES = spec_of(action=Box((-1.0,), (1.0,))), spec_of(action=Choices((3,), (0,)))
+SEVERAL = spec_of(action=Choices((3, 2), (0, 0)))
+
+
+def command(*words):
+    args = build_parser().parse_args(["--auto", "--env", "Task-v0", *words])
+    return args, resolve(layers_of(args, None, read_machine())[0])
+
+
+@pytest.mark.parametrize(("spec", "words", "names"), [
+    (BOX, (), ["sac", "ppo"]),
+    (CHOICES, (), ["dqn", "ppo"]),
+    (CHOICES, ("--seconds", "600"), ["dqn", "ppo"]),
+    (SEVERAL, (), []),
+    (BOX, ("--algo", "sac"), []),
+    (BOX, ("--mode", "spreeze"), []),
+    (BOX, ("--seconds", "60"), []),
+    (BOX, ("--updates", "1000"), []),
+    (BOX, ("--no-evaluator",), []),
+    (BOX, ("--set", "tuning.algorithm_share=0"), []),
+])  # fmt: skip
+def test_algorithms_are_compared_where_none_is_named_and_there_is_time(spec, words, names):
+    assert candidates_for(*command(*words), spec) == names
+
+
+@pytest.mark.parametrize(("words", "rounds"), [
+    ((), (60.0, 120.0)), (("--seconds", "0"), (60.0, 120.0, 240.0)), (("--seconds", "400"), (40.0,)),
+    (("--seconds", "100"), ()), (("--seconds", "3600"), (60.0, 120.0, 240.0)),
+])  # fmt: skip
+def test_each_may_take_a_tenth_of_the_run_at_most_five_minutes(words, rounds):
+    assert rounds_of(command(*words)[1]) == rounds
+
+
+class Runs:
+    """Runs of candidates whose levels after each round are written down."""
+
+    def __init__(self, monkeypatch, tmp_path, levels):
+        self.levels, self.commands, self.said = levels, [], []
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setattr(AlgorithmChoice, "_followed", self._followed)
+        monkeypatch.setattr(algorithm_choice, "read_curve", lambda run: SimpleNamespace(evaluations=[run, run]))
+        monkeypatch.setattr(algorithm_choice, "level_of", lambda rows: self._level)
+        self.runs_dir = tmp_path / "runs"
+
+    def _followed(self, arguments, algo, interrupts):
+        self.commands.append((algo, list(arguments)))
+        found = self.levels[algo].pop(0)
+        if isinstance(found, str):
+            return 1, found
+        self._level = Level(*found, 0.0)
+        (self.runs_dir / f"r-{algo}").mkdir(parents=True, exist_ok=True)
+        return 0, ""
+
+    def choice(self, *words):
+        args, settings = command("--runs-dir", str(self.runs_dir), "--name", "r", *words)
+        typed = ["--auto", "--env", "Task-v0", "--json", *words]
+        return AlgorithmChoice(typed, args, settings, BOX, read_machine(), self.said.append)
+
+
+def test_one_that_is_clearly_worse_gets_no_further_round_and_the_winner_is_known_next_time(monkeypatch, tmp_path):
+    runs = Runs(monkeypatch, tmp_path, {"sac": [(10.0, 2.0)], "ppo": [(50.0, 3.0)]})
+    assert runs.choice().known(["sac", "ppo"]) is None
+    best = runs.choice().best(["sac", "ppo"], None)
+    assert (best.algo, best.run.name, best.seconds) == ("ppo", "r-ppo", 60.0)
+    assert [algo for algo, _ in runs.commands] == ["sac", "ppo"]
+    assert runs.commands[0][1][-8:] == ["--algo", "sac", "--runs-dir", str(runs.runs_dir), "--name", "r-sac",
+                                        "--seconds", "60"]  # fmt: skip
+    assert "--json" not in runs.commands[0][1]
+    record = json.loads((runs.runs_dir / "r-ppo" / "algorithms.json").read_text())
+    assert [(one["algo"], one["return_mean"]) for one in record["candidates"]] == [("sac", 10.0), ("ppo", 50.0)]
+    assert runs.choice().known(["sac", "ppo"]) == "ppo"
+    assert runs.choice("--fresh").known(["sac", "ppo"]) is None
+    assert runs.choice().known(["sac"]) is None
+
+
+def test_near_candidates_go_on_in_turn_until_the_last_round_decides(monkeypatch, tmp_path):
+    runs = Runs(monkeypatch, tmp_path, {"sac": [(10.0, 5.0), (40.0, 5.0)], "ppo": [(12.0, 5.0), (30.0, 5.0)]})
+    best = runs.choice().best(["sac", "ppo"], None)
+    assert (best.algo, best.seconds, best.level.mean) == ("sac", 120.0, 40.0)
+    assert [words[:2] for _, words in runs.commands[2:]] == [
+        ["--resume", str(runs.runs_dir / "r-sac")], ["--resume", str(runs.runs_dir / "r-ppo")]
+    ]  # fmt: skip
+
+
+def test_one_that_fails_is_left_out_and_if_all_fail_their_errors_are_told(monkeypatch, tmp_path):
+    runs = Runs(monkeypatch, tmp_path, {"sac": ["no memory"], "ppo": [(1.0, 1.0)]})
+    assert runs.choice().best(["sac", "ppo"], None).algo == "ppo"
+    runs.levels = {"sac": ["no memory"], "ppo": ["no module"]}
+    with pytest.raises(RunError, match=r"sac failed \(no memory\); ppo failed \(no module\)"):
+        runs.choice().best(["sac", "ppo"], None)
+
+
+def test_the_winner_goes_on_with_the_time_that_is_left_and_with_its_own_settings(tmp_path):
+    args, _ = command("--seconds", "600", "--profile", "none", "--name", "r")
+    chosen = ComparedAlgorithm("ppo", tmp_path)
+    found = continued(args, chosen, 130.0)
+    assert (found.resume, found.profile, getattr(found, "--seconds")) == (str(tmp_path), None, 470.0)
+    assert (getattr(found, "--name"), getattr(found, "--algo"), found.auto) == (None, None, True)
+    (tmp_path / "tune.json").write_text("{}")
+    assert not continued(args, chosen, 0.0).auto, "what it has is the tuner's choice"
+
+
+def test_a_task_that_only_rollouts_fit_gets_their_algorithm_and_its_mode_without_a_word():
+    _, check = train.checked(["--env", "tests/Choices-v0", "--import", "choices_env"])
+    _, settings, _ = check(None)
+    assert (settings.config.run.algo, settings.config.run.mode) == ("ppo", "hts")
