@@ -228,7 +228,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
 
     @property
     def target_share(self) -> float:
-        """Share of the weights that an update mixes into the targets; all of them where there are no target networks."""
+        """Share of the weights that an update mixes into the targets; all where there are no target networks."""
         return 1.0 if self._config.critic_batch_norm else self._config.tau
 
     def update_targets(self) -> None:
