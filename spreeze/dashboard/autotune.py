@@ -26,7 +26,7 @@ from spreeze.metrics.tuning_record import (
     paper_batch,
     read,
 )
-from spreeze.run_directory import read_config, read_json, read_run
+from spreeze.run_directory import LIVE_STATES, read_config, read_json, read_run, state_of
 from spreeze.tuner.knobs import tunable_settings
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ def page() -> None:
     _algorithms(path)
     tuning = read(path)
     if not tuning.rows and not tuning.choice:
-        if isinstance(read_run(path).get("tuning_began"), int | float):
+        if state_of(path) in LIVE_STATES and read_run(path).get("tuning_began") is not None:
             st.info("The tuner measures on the running workers. Its rows appear here.")
         else:
-            st.info("This run was not tuned (no --auto, or too short). Its settings are below.")
+            st.info("This run was not tuned: no --auto, or it ended before. Its settings are below.")
         _settings(path)
         return
     _choices(tuning)
