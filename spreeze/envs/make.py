@@ -315,10 +315,21 @@ def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -
     """
     modes = (env.metadata or {}).get("render_modes")
     if render_mode != "rgb_array" or modes is None or "rgb_array" in modes:
+        _follow_robot(env)
         return env
     env.close()
     how = f"renders only as {', '.join(map(str, modes))}, which needs a display" if modes else "does not render"
     raise EnvironmentError_(f"{name} {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
+
+
+def _follow_robot(env: gymnasium.Env[Any, Any]) -> None:
+    """Points MuJoCo's pictures at the robot: Gymnasium 1.4 takes a camera that stands still for some robots."""
+    renderer: Any = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer is None or renderer.camera_id != -1 or "trackbodyid" in (renderer.default_cam_config or {}):
+        return
+    cameras = [renderer.model.camera(number).name for number in range(renderer.model.ncam)]
+    if "track" in cameras:
+        renderer.camera_id = cameras.index("track")
 
 
 def _render_offscreen() -> None:

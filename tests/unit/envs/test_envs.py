@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -578,3 +579,13 @@ def test_a_probe_tells_environments_that_wait_from_those_that_compute(cost, shar
     args = ("mean_s=0.002", f"cost={cost}")
     low, high = shares
     assert low <= probe_env("spreeze/Synthetic-v0", args=args, steps=50).step_cpu_share <= high
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
+@pytest.mark.parametrize(("name", "camera"), [("HalfCheetah-v5", "track"), ("Ant-v5", "track"), ("Walker2d-v5", None)])
+def test_pictures_of_a_robot_that_runs_away_follow_it(name, camera):
+    with contextlib.closing(make_env(name, render_mode="rgb_array")) as env:
+        renderer = env.unwrapped.mujoco_renderer
+        found = None if renderer.camera_id < 0 else renderer.model.camera(renderer.camera_id).name
+        assert found == camera
+        assert camera or "trackbodyid" in renderer.default_cam_config, "its own camera follows it"
