@@ -28,6 +28,7 @@ from spreeze.metrics.tuning_record import (
 )
 from spreeze.run_directory import LIVE_STATES, read_config, read_json, read_run, state_of
 from spreeze.tuner.knobs import tunable_settings
+from spreeze.tuner.model import FORMULAS, joint_score
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -54,7 +55,6 @@ _MAIN = (
     "rollout.sync_interval",
 )
 _CHOSEN = {"symbol": "circle-open", "color": "#D55E00", "line": {"width": 3}}
-_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 
 
 # --- the page ---
@@ -218,16 +218,25 @@ def _pins(path: Path, tuning: TuningView) -> None:
 
 
 def _measured(tuning: TuningView) -> None:
-    if tuning.updates or tuning.joint:
+    together = tuning.joint or tuning.rollouts
+    if tuning.updates or together:
         left, right = st.columns(2)
         if tuning.updates:
             with left:
                 st.markdown("**Batch size vs. update frames/s** (updates/s times batch size)")
                 st.plotly_chart(batch_figure(tuning), config=CONFIG, key="tune_batch")
-        if tuning.joint:
+        if together:
             with right:
-                st.markdown("**Samplers vs. env steps/s**, with the learner running")
-                st.plotly_chart(sampler_figure(tuning), config=CONFIG, key="tune_samplers")
+                st.markdown("**Score of the settings that were measured in a run**, with the spread of their repeats")
+                objective = str(tuning.record.get("objective"))
+                if tuning.joint and objective in FORMULAS:
+                    asked = st.segmented_control("Objective", list(FORMULAS), default=objective, key="tune_objective")
+                    objective = asked or objective
+                    st.caption(components.plain(FORMULAS[objective]))
+                st.plotly_chart(score_figure(tuning, together, objective), config=CONFIG, key="tune_score")
+                st.caption(
+                    "Batch size and samples/insert change what is learned: they move only for more than the spread."
+                )
     for title, rows in tuning.stages:
         st.markdown(f"**{title}**")
         st.dataframe(tuning.table(rows), hide_index=True, column_config=_HELP)
@@ -260,41 +269,43 @@ def batch_figure(tuning: TuningView) -> go.Figure:
     return _with_room_for_legend(chart)
 
 
-def sampler_figure(tuning: TuningView) -> go.Figure:
-    """Env steps/s on the left axis and updates/s on the right one; settings tried with one number are points."""
-    chart = _figure("samplers [processes]", "env steps/s")
-    kinds: dict[tuple[Any, ...], list[MeasuredRow]] = {}
-    for one in sorted((r for r in tuning.joint if r.env_steps_per_s is not None), key=lambda r: r.setting[SAMPLERS]):
-        kinds.setdefault(tuple(v for key, v in one.setting.items() if key != SAMPLERS), []).append(one)
-    curves = [rows for rows in kinds.values() if len(rows) > 1] or list(kinds.values())[:1]
-    for i, rows in enumerate(curves):
-        label = _kind(rows[0]) if len(kinds) > 1 else ""
-        for name, axis, colour, dash, y in (
-            ("env steps/s", "y", COLOURS[0], "solid", [r.env_steps_per_s for r in rows]),
-            ("updates/s (right)", "y2", COLOURS[1], "dot", [r.updates_per_s for r in rows]),
-        ):
-            chart.add_scatter(
-                x=[r.setting[SAMPLERS] for r in rows],
-                y=y,
-                mode="lines+markers",
-                name=name + label,
-                yaxis=axis,
-                line={"color": colour, "dash": dash},
-                showlegend=i == 0 or axis == "y",
-                marker={"size": 9, "symbol": _SYMBOLS[i % len(_SYMBOLS)]},
-            )
-    if single := [rows[0] for rows in kinds.values() if rows not in curves]:
-        name, texts = "env steps/s, other settings (see the table)", [_kind(r).removeprefix(", ") for r in single]
-        more = {"opacity": 0.6, "text": texts, "hoverinfo": "text+y"}
-        marker = {"size": 8, "color": COLOURS[2]}
-        _add_points(chart, single, SAMPLERS, [r.env_steps_per_s for r in single], name, marker, **more)
-    chosen = [r for r in tuning.joint if r.is_choice(tuning.choice)]
-    _add_points(chart, chosen, SAMPLERS, [r.env_steps_per_s for r in chosen], "chosen", _CHOSEN | {"size": 18})
-    right = {"overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False}
-    chart.update_layout(yaxis2=right | {"title": "updates/s", "tickmode": "auto", "nticks": 5})
-    counts = {r.setting[SAMPLERS] for r in tuning.joint}
-    chart.update_xaxes(dtick=1 if max(counts) < 10 else None, range=[min(counts) - 0.5, max(counts) + 0.5])
-    return _with_room_for_legend(chart)
+def score_figure(tuning: TuningView, rows: list[MeasuredRow], objective: str) -> go.Figure:
+    """Measured settings by their score, the best one on top; the chosen one in another colour."""
+    newest = {tuple(sorted(row.setting.items())): row for row in rows if row.env_steps_per_s is not None}
+    found = sorted(((_score(row, objective), row) for row in newest.values()), key=lambda one: one[0])
+    varied = [key for key in tuning.labels if len({row.setting.get(key) for _, row in found}) > 1]
+    texts = [", ".join(_part(tuning, row, key) for key in varied) or "as configured" for _, row in found]
+    chart = _figure("score", "")
+    chart.add_bar(
+        x=[score for score, _ in found],
+        y=list(range(len(found))),
+        orientation="h",
+        marker_color=[_CHOSEN["color"] if row.is_choice(tuning.choice) else COLOURS[0] for _, row in found],
+        error_x={"type": "data", "array": [0.5 * score * (row.spread or 0.0) for score, row in found]},
+        customdata=[[number(row.env_steps_per_s), number(row.updates_per_s)] for _, row in found],
+        hovertemplate="score %{x:.3s}, %{customdata[0]} env steps/s, %{customdata[1]} updates/s<extra></extra>",
+    )
+    ticks = [
+        f"<b>{text}</b>" if row.is_choice(tuning.choice) else text for text, (_, row) in zip(texts, found, strict=True)
+    ]
+    chart.update_yaxes(tickvals=list(range(len(found))), ticktext=ticks, automargin=True)
+    return chart.update_layout(height=90 + 28 * len(found), showlegend=False)
+
+
+def _score(row: MeasuredRow, objective: str) -> float:
+    """Score of a measured setting; of an objective that no formula has, as the tuner gave it."""
+    batch, updates, env_steps = row.setting.get(BATCH), row.updates_per_s, row.env_steps_per_s
+    if objective not in FORMULAS or not isinstance(batch, int) or updates is None or env_steps is None:
+        return row.score or env_steps or 0.0
+    return joint_score(objective, batch, updates, env_steps)
+
+
+def _part(tuning: TuningView, row: MeasuredRow, key: str) -> str:
+    """A setting of a row in words, such as ``2 samplers``."""
+    value = row.setting.get(key)
+    label = clean(tuning.labels.get(key) or key.partition(".")[2], 40).replace("_", " ")
+    number_text = f"{value:g}" if isinstance(value, float) else clean(value, 40)
+    return f"{number_text} {label.removesuffix('s') if value == 1 else label}"
 
 
 def _add_points(
@@ -309,12 +320,6 @@ def _add_points(
     """Draws a point for each row, if there are any: a setting across, a figure up."""
     if rows:
         chart.add_scatter(x=[r.setting[key] for r in rows], y=y, mode="markers", name=name, marker=marker, **more)
-
-
-def _kind(row: MeasuredRow) -> str:
-    """Settings other than the number of samplers that distinguish a curve, for its legend."""
-    words = (("batch", BATCH, ""), ("at least", "replay.samples_per_insert_min", " samples/insert"))
-    return "".join(f", {word} {row.setting[key]:g}{unit}" for word, key, unit in words if key in row.setting)
 
 
 def _figure(x: str, y: str) -> go.Figure:

@@ -591,6 +591,7 @@ def test_what_is_pinned_on_the_autotune_page_is_what_the_next_start_uses(world):
 
 
 TUNED = {
+    "labels": {"sampling.samplers": "samplers", "replay.samples_per_insert_min": "samples/insert"},
     "objective": "return",
     "formula": "U * B",
     "measured_at": "2026-11-21 12:00",
@@ -651,6 +652,19 @@ def test_the_autotune_page_shows_rows_the_choice_and_its_reasons(world):
     assert "best" in told
     assert "![x]" not in told
     assert "far beyond what was measured" in page.caption[0].value
+
+
+def test_settings_are_drawn_by_their_score_and_by_that_of_another_objective():
+    from spreeze.dashboard import autotune
+    from spreeze.metrics.tuning_record import of_record
+
+    tuning = of_record(TUNED)
+    bars = autotune.score_figure(tuning, tuning.joint, "return").data[0]
+    ticks = autotune.score_figure(tuning, tuning.joint, "return").layout.yaxis.ticktext
+    assert list(bars.x) == pytest.approx([u * 256 / 352 * u / (u + u / 2) for u in (10.0, 20.0)])
+    assert ticks == ("1 sampler", "<b>2 samplers</b>")
+    assert bars.marker.color == ("#0072B2", "#D55E00")
+    assert list(autotune.score_figure(tuning, tuning.joint, "sampling").data[0].x) == [10.0, 20.0]
 
 
 def test_a_provisional_result_says_so_before_all_else_and_one_without_rows_is_shown_with_its_reason(world):
