@@ -110,13 +110,16 @@ class _BatchNormalised(Critics):
     @property
     def plain(self) -> Parameters:
         """The critics as perceptrons without normalisation, by the running statistics of now."""
+        self._fold()
+        return self._folded
+
+    def _fold(self) -> None:
         folded = self._folded
         folded.flat.copy_(self.online.flat)
         for weight, bias, mean, variance in zip(folded.weights, folded.biases, self.means, self.variances, strict=True):
             scale = torch.rsqrt(variance + _EPS)
             weight.mul_(scale)
             bias.addcmul_(mean, scale, value=-1.0)
-        return folded
 
     def update_target(self, tau: float) -> None:
         """There are no target networks."""
@@ -159,7 +162,7 @@ class _BatchNormalised(Critics):
         self.adam.step()
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
-        assert self.plain is self._folded  # up to date with the networks: the buffers hold views of it
+        self._fold()  # the buffers hold views of it
         return super().action_gradient(obs, action, least=least)
 
     def tensors(self) -> dict[str, Tensor]:
